@@ -1,0 +1,157 @@
+"""What the operator tells about a job. Logic reads conditions and attempts; `phase` and `display` are for people."""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import AwareDatetime, Field
+
+from finetune_api.model import StatusModel
+
+
+class Phase(StrEnum):
+    """One word for a person reading a list; never read by logic."""
+
+    QUEUED = "Queued"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class Fault(StrEnum):
+    """Who has to act; restart budgets are kept by fault."""
+
+    USER = "user"
+    RESOURCE = "resource"
+    INFRASTRUCTURE = "infrastructure"
+    PREEMPTION = "preemption"
+    TRANSIENT = "transient"
+    UNKNOWN = "unknown"
+
+
+class AttemptState(StrEnum):
+    """Where one attempt is in its life."""
+
+    STARTING = "Starting"
+    RUNNING = "Running"
+    STOPPING = "Stopping"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+
+
+class Condition(StatusModel):
+    """A condition as metav1.Condition has it."""
+
+    type: str = Field(description="Running, Complete, Failed, Suspended, Finished, Reconciling or Stalled.")
+    status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
+    observed_generation: int = Field(default=0, description="metadata.generation that the condition is about.")
+    last_transition_time: AwareDatetime = Field(description="When the status last changed.")
+    reason: str = Field(description="A stable CamelCase word.")
+    message: str = Field(default="", description="What a person should know, in one line.")
+
+
+class Evidence(StatusModel):
+    """What one node left behind."""
+
+    node_rank: int = Field(description="Node rank.")
+    pod_name: str = Field(default="", description="Its pod.")
+    k8s_node: str = Field(default="", description="The Kubernetes node it ran on.")
+    reason: str = Field(default="", description="What Kubernetes or the supervisor calls it.")
+    exit_code: int | None = Field(default=None, description="Exit code of the container.")
+    rank: int | None = Field(default=None, description="The rank that failed first on this node.")
+    signal: int | None = Field(default=None, description="The signal that ended that rank.")
+    message: str = Field(default="", description="The error, in its own words.")
+    finished_at: AwareDatetime | None = Field(default=None, description="When it happened.")
+
+
+class AttemptRecord(StatusModel):
+    """One attempt: what happened, whose fault it was and what was done."""
+
+    attempt: int = Field(description="Number, from 0; part of the names of its pods.")
+    state: AttemptState = Field(description="Starting, Running, Stopping, Succeeded, Failed or Stopped.")
+    created: bool = Field(default=False, description="All its objects were made: a missing pod is now a lost one.")
+    not_before: AwareDatetime | None = Field(default=None, description="Its pods are not made earlier than this.")
+    start_time: AwareDatetime | None = Field(default=None, description="When it was decided.")
+    running_time: AwareDatetime | None = Field(default=None, description="When all its nodes ran.")
+    end_time: AwareDatetime | None = Field(default=None, description="When its end was decided.")
+    first_step: int | None = Field(default=None, description="The step it resumed from.")
+    last_step: int | None = Field(default=None, description="The last step it reported.")
+    reason: str = Field(default="", description="Why it ended.")
+    fault: Fault | None = Field(default=None, description="Who has to act.")
+    action: str = Field(default="", description="What the operator did: Restart, Fail, Suspend or Complete.")
+    node_rank: int | None = Field(default=None, description="The node that caused the end.")
+    rank: int | None = Field(default=None, description="The rank that caused the end.")
+    k8s_node: str = Field(default="", description="The Kubernetes node that caused the end.")
+    message: str = Field(default="", description="The end in one line.")
+    evidence: tuple[Evidence, ...] = Field(default=(), description="What the nodes left behind.")
+
+
+class Progress(StatusModel):
+    """How far training is, as rank 0 last reported."""
+
+    step: int = Field(default=0, description="Optimizer steps done.")
+    total_steps: int | None = Field(default=None, description="Optimizer steps in all.")
+    epoch: float | None = Field(default=None, description="Passes over the rows.")
+    loss: float | None = Field(default=None, description="Training loss of the last report.")
+    eval_loss: float | None = Field(default=None, description="Last evaluation loss.")
+    learning_rate: float | None = Field(default=None, description="Learning rate of the last step.")
+    grad_norm: float | None = Field(default=None, description="Gradient norm of the last step.")
+    tokens_per_second: float | None = Field(default=None, description="Tokens of all ranks per second.")
+    eta_seconds: int | None = Field(default=None, description="Seconds to the last step at the present pace.")
+    last_checkpoint: str | None = Field(default=None, description="Name of the newest whole checkpoint.")
+    update_time: AwareDatetime | None = Field(default=None, description="When this was reported.")
+
+
+class BatchStatus(StatusModel):
+    """The batch as it is trained."""
+
+    per_device_train_batch_size: int = Field(description="Samples per rank and forward pass.")
+    gradient_accumulation_steps: int = Field(description="Forward passes per optimizer step.")
+    world_size: int = Field(description="Ranks.")
+    effective: int = Field(description="The product: samples per optimizer step.")
+
+
+class NodeStatus(StatusModel):
+    """One node of the present attempt."""
+
+    node_rank: int = Field(description="Node rank.")
+    pod_name: str = Field(description="Its pod.")
+    k8s_node: str = Field(default="", description="The Kubernetes node it runs on.")
+    phase: str = Field(default="", description="Phase of the pod, or what it waits for.")
+
+
+class Display(StatusModel):
+    """The columns of `kubectl get`, ready to print."""
+
+    nodes: str = Field(default="", description="Running and wanted nodes.")
+    progress: str = Field(default="", description="Percent and steps.")
+    loss: str = Field(default="", description="Training loss.")
+    tokens_per_second: str = Field(default="", description="Throughput.")
+    eta: str = Field(default="", description="Time left.")
+
+
+class JobStatus(StatusModel):
+    """What is, as the operator last saw it."""
+
+    observed_generation: int = Field(default=0, description="metadata.generation this status is about.")
+    phase: Phase | None = Field(default=None, description="One word for people.")
+    conditions: tuple[Condition, ...] = Field(
+        default=(),
+        description="Running, Suspended, Complete, Failed, Finished, Reconciling, Stalled.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    attempt: int | None = Field(default=None, description="The present attempt.")
+    attempts: tuple[AttemptRecord, ...] = Field(default=(), description="The last 20 attempts, oldest first.")
+    restarts: int = Field(default=0, description="Restarts after failures so far.")
+    start_time: AwareDatetime | None = Field(default=None, description="When the first attempt was decided.")
+    completion_time: AwareDatetime | None = Field(default=None, description="When the job became Complete or Failed.")
+    suspended_seconds: int = Field(default=0, description="Time spent suspended; deadlines do not count it.")
+    suspend_time: AwareDatetime | None = Field(default=None, description="Since when the job is suspended.")
+    progress: Progress | None = Field(default=None, description="How far training is.")
+    batch: BatchStatus | None = Field(default=None, description="The batch as it is trained.")
+    nodes: tuple[NodeStatus, ...] = Field(default=(), description="The nodes of the present attempt.")
+    output: str | None = Field(default=None, description="Claim and folder of checkpoints and result.")
+    display: Display | None = Field(default=None, description="The columns of kubectl get.")

@@ -1,0 +1,325 @@
+"""FineTuneJob v1alpha1: the only definition of what a user may write. CRD, reference and JSON schema come from here."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, model_validator
+
+from finetune_api.batch import BatchError, resolve_batch
+from finetune_api.kubernetes_types import (
+    EnvVar,
+    LocalObjectReference,
+    ObjectName,
+    PersistentVolumeClaimSource,
+    PodTemplate,
+    RelativePath,
+    ResourceRequirements,
+    Volume,
+)
+from finetune_api.model import Model, StatusModel, validations
+from finetune_api.status import JobStatus
+
+GROUP = "finetune.dev"
+VERSION = "v1alpha1"
+KIND = "FineTuneJob"
+PLURAL = "finetunejobs"
+MAX_JOB_NAME = 52  # <job>-<attempt, 5 digits>-<node rank, 3 digits> fits the 63 characters of a DNS label
+MAX_NODES = 1000
+METHODS = ("sft",)
+RESERVED_ENV = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NNODES",
+    "NODE_RANK",
+    "NPROC_PER_NODE",
+)
+
+NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+
+
+class ModelSource(Model):
+    """The model to start from."""
+
+    name: NonEmpty = Field(description="A Hub id such as Qwen/Qwen2.5-7B-Instruct, or a path on a mounted volume.")
+    torch_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        default="auto", description="Data type of the weights; auto takes what the checkpoint's config says."
+    )
+
+
+class DatasetSource(Model):
+    """One set of rows."""
+
+    name: NonEmpty = Field(
+        description="A .jsonl, .json, .csv or .parquet file, or a folder of them, on a mounted volume."
+    )
+
+
+class Dataset(Model):
+    """The rows to train on: chat messages, or columns that stand for them."""
+
+    train: tuple[DatasetSource, ...] = Field(min_length=1, max_length=64, description="Training rows, read in order.")
+    eval: tuple[DatasetSource, ...] = Field(default=(), max_length=64, description="Rows for the evaluation loss.")
+    max_length: int | None = Field(
+        default=None, ge=1, le=10_000_000, description="Longest sample in tokens; longer ones are dropped and counted."
+    )
+    num_workers: int | None = Field(
+        default=None, ge=0, le=64, description="Loader processes per rank (default: cores / ranks - 1, 1 to 8)."
+    )
+
+
+class Sft(Model):
+    """Supervised fine-tuning: cross entropy on the assistant's turns."""
+
+
+class Lora(Model):
+    """Low-rank adapters (arXiv 2106.09685) instead of training every weight."""
+
+    r: int = Field(default=8, ge=1, le=4096, description="Rank of the update matrices.")
+    lora_alpha: int = Field(
+        default=32, ge=1, le=65536, description="Scaling: the update is multiplied by loraAlpha / r."
+    )
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout probability on the adapter's input.")
+    target_modules: tuple[NonEmpty, ...] = Field(
+        default=("all-linear",), min_length=1, max_length=64, description="Module name suffixes, or all-linear."
+    )
+
+
+class Training(Model):
+    """How the optimizer steps. Names are those of transformers.TrainingArguments."""
+
+    per_device_train_batch_size: int | None = Field(
+        default=None, ge=1, le=65536, description="Samples per rank and forward pass (default 1)."
+    )
+    gradient_accumulation_steps: int | None = Field(
+        default=None, ge=1, le=65536, description="Forward passes per optimizer step (default 1, or derived)."
+    )
+    global_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=16_777_216,
+        description="Effective batch: perDeviceTrainBatchSize x gradientAccumulationSteps x ranks. "
+        "Given, it must hold exactly; what is missing of the other two is derived.",
+    )
+    per_device_eval_batch_size: int | None = Field(
+        default=None, ge=1, le=65536, description="Samples per rank in evaluation (default: as in training)."
+    )
+    average_tokens_across_devices: bool = Field(
+        default=True, description="Weigh every token of the effective batch equally, whatever rank it is on."
+    )
+    learning_rate: float | None = Field(
+        default=None, gt=0, le=10, description="Peak learning rate (default 1e-4 with lora, 1e-5 without)."
+    )
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial"] = Field(
+        default="cosine", description="Shape of the learning rate over the steps."
+    )
+    warmup_steps: int = Field(default=0, ge=0, description="Steps of linear warm-up from zero.")
+    weight_decay: float = Field(default=0.0, ge=0, le=1, description="AdamW weight decay.")
+    max_grad_norm: float = Field(default=1.0, ge=0, description="Gradient clipping by norm; 0 switches it off.")
+    num_train_epochs: float | None = Field(
+        default=None, gt=0, le=100_000, description="Passes over the rows (default 3)."
+    )
+    max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps, instead of numTrainEpochs.")
+    gradient_checkpointing: bool = Field(default=False, description="Recompute activations to save memory.")
+    seed: int = Field(default=42, ge=0, le=4_294_967_295, description="Seed of weights, dropout and data order.")
+    logging_steps: int = Field(default=1, ge=1, description="Steps between two reports of the loss.")
+    save_steps: int = Field(default=100, ge=1, description="Steps between two checkpoints.")
+    save_total_limit: int = Field(default=2, ge=1, le=1000, description="Checkpoints kept, pruned after a good save.")
+    eval_steps: int | None = Field(
+        default=None, ge=1, description="Steps between evaluations (default: at the end only); needs dataset.eval."
+    )
+    ddp_timeout: int = Field(
+        default=1800, ge=10, le=604_800, description="Seconds until a collective that hangs fails on every rank."
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra=validations(
+            (
+                "!(has(self.numTrainEpochs) && has(self.maxSteps))",
+                "numTrainEpochs and maxSteps exclude each other; set one of them",
+            )
+        )
+    )
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.num_train_epochs is not None and self.max_steps is not None:
+            raise ValueError("numTrainEpochs and maxSteps exclude each other; set one of them")
+        return self
+
+
+class Nccl(Model):
+    """NCCL settings of every rank; each becomes the variable of the same name."""
+
+    debug: Literal["VERSION", "WARN", "INFO", "TRACE"] | None = Field(default=None, description="NCCL_DEBUG.")
+    ib_disable: bool | None = Field(default=None, description="NCCL_IB_DISABLE: no InfiniBand or RoCE.")
+    p2p_disable: bool | None = Field(default=None, description="NCCL_P2P_DISABLE: no direct GPU to GPU copies.")
+    shm_disable: bool | None = Field(default=None, description="NCCL_SHM_DISABLE: no shared memory between ranks.")
+    ib_hca: Annotated[str, StringConstraints(max_length=1024)] | None = Field(
+        default=None, description="NCCL_IB_HCA: which InfiniBand adapters to use."
+    )
+    ib_gid_index: int | None = Field(default=None, ge=0, le=255, description="NCCL_IB_GID_INDEX, for RoCE.")
+
+
+class Network(Model):
+    """How the ranks find and reach each other."""
+
+    master_port: int = Field(default=29500, ge=1024, le=65535, description="Port of the rendezvous on node rank 0.")
+    interface: Annotated[str, StringConstraints(pattern=r"^[=^]?[A-Za-z0-9_.,-]+$", max_length=256)] | None = Field(
+        default=None, description="Network interface for gloo and NCCL (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)."
+    )
+    nccl: Nccl = Field(default=Nccl(), description="NCCL settings.")
+
+
+class Output(Model):
+    """Where checkpoints and the result are written: <subPath>/{checkpoints,result,logs}."""
+
+    persistent_volume_claim: PersistentVolumeClaimSource = Field(
+        description="The claim; for more than one node it must be ReadWriteMany."
+    )
+    sub_path: RelativePath | None = Field(
+        default=None, description="Folder of this job inside the claim (default: <namespace>/<name>)."
+    )
+    overwrite: bool = Field(default=False, description="Replace what another job left in that folder.")
+
+
+class RestartPolicy(Model):
+    """How often and how patiently a failed attempt is tried again."""
+
+    max_restarts: int = Field(
+        default=3,
+        ge=0,
+        le=1000,
+        description="Restarts after transient or unexplained failures without progress between.",
+    )
+    max_infrastructure_restarts: int = Field(
+        default=10, ge=0, le=1000, description="Restarts after lost or preempted nodes without progress between."
+    )
+    backoff_seconds: int = Field(
+        default=10, ge=0, le=3600, description="Delay of the second restart, doubled each time; the first is immediate."
+    )
+    max_backoff_seconds: int = Field(default=300, ge=0, le=86_400, description="Longest delay.")
+
+
+class FineTuneJobSpec(Model):
+    """What to fine-tune, on how many nodes, and where the result goes."""
+
+    model: ModelSource = Field(description="The model to start from.")
+    dataset: Dataset = Field(description="The rows to train on.")
+    sft: Sft | None = Field(default=None, description="Supervised fine-tuning.")
+    lora: Lora | None = Field(default=None, description="Train LoRA adapters; absent: full fine-tuning.")
+    training: Training = Field(default=Training(), description="Batch, schedule, checkpoints, seeds.")
+    num_nodes: int = Field(default=1, ge=1, le=MAX_NODES, description="Training nodes, each one pod.")
+    nproc_per_node: int | None = Field(
+        default=None,
+        ge=1,
+        le=64,
+        description="Processes (ranks) per node (default: one per GPU in resources.limits, or 1).",
+    )
+    resources: ResourceRequirements = Field(default=ResourceRequirements(), description="Resources of each node.")
+    image: NonEmpty | None = Field(default=None, description="Trainer image (default: the operator's release).")
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        default=None, description="When the image is pulled."
+    )
+    image_pull_secrets: tuple[LocalObjectReference, ...] = Field(
+        default=(), max_length=16, description="Secrets for pulling the image."
+    )
+    env: tuple[EnvVar, ...] = Field(default=(), max_length=128, description="Extra environment of every rank.")
+    volumes: tuple[Volume, ...] = Field(default=(), max_length=32, description="Volumes with models and datasets.")
+    output: Output = Field(description="Where checkpoints and the result are written.")
+    network: Network = Field(default=Network(), description="Ports, interfaces and NCCL settings.")
+    restart_policy: RestartPolicy = Field(default=RestartPolicy(), description="Limits and delays of restarts.")
+    suspend: bool = Field(default=False, description="Save a checkpoint, release every pod and wait; false resumes.")
+    active_deadline_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        description="Seconds after the first start, suspended time not counted, until the job fails.",
+    )
+    ttl_seconds_after_finished: int | None = Field(
+        default=None,
+        ge=0,
+        description="Seconds after its end until the job and its pods are deleted; the output stays.",
+    )
+    pod_template: PodTemplate = Field(default=PodTemplate(), description="Placement, identity and labels of the pods.")
+
+    @property
+    def ranks_per_node(self) -> int:
+        """`nprocPerNode`, or one process per GPU of the limits, or 1."""
+        if self.nproc_per_node is not None:
+            return self.nproc_per_node
+        gpus = [int(n) for name, n in self.resources.limits.items() if name.endswith("/gpu") and str(n).isdigit()]
+        return max(1, sum(gpus))
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole job."""
+        return self.num_nodes * self.ranks_per_node
+
+    @model_validator(mode="after")
+    def _one_method(self) -> Self:
+        chosen = [method for method in METHODS if getattr(self, method) is not None]
+        if len(chosen) != 1:
+            raise ValueError(f"exactly one training method must be set, such as sft: {{}}; found {len(chosen)}")
+        return self
+
+    @model_validator(mode="after")
+    def _batch_holds(self) -> Self:
+        try:
+            resolve_batch(
+                per_device=self.training.per_device_train_batch_size,
+                accumulation=self.training.gradient_accumulation_steps,
+                effective=self.training.global_batch_size,
+                world_size=self.world_size,
+            )
+        except BatchError as error:
+            raise ValueError(f"training: {error}") from error
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_unique_and_ours_are_kept(self) -> Self:
+        names = [volume.name for volume in self.volumes]
+        paths = [volume.mount_path.rstrip("/") for volume in self.volumes]
+        for kind, found in (("name", names), ("mountPath", paths)):
+            for value in found:
+                if found.count(value) > 1:
+                    raise ValueError(f"volumes: {kind} {value} is used twice; give each volume its own")
+        for name in ("output", "config", "shm", "run", "tmp"):
+            if name in names:
+                raise ValueError(f"volumes: the name {name} is the operator's own; choose another")
+        for path in paths:
+            if path in ("", "/output", "/dev/shm", "/tmp", "/etc/finetune", "/run/finetune", "/dev"):  # noqa: S108
+                raise ValueError(f"volumes: mountPath {path or '/'} is the operator's own; choose another")
+        for variable in self.env:
+            if variable.name in RESERVED_ENV or variable.name.startswith(("PET_", "TORCHELASTIC_", "FINETUNE_")):
+                raise ValueError(f"env: {variable.name} is set by the operator and cannot be given")
+        if self.training.eval_steps is not None and not self.dataset.eval:
+            raise ValueError("training.evalSteps is set but dataset.eval is empty; add rows to evaluate on")
+        return self
+
+
+class ObjectMeta(StatusModel):
+    """The metadata of a job that the operator reads."""
+
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    creation_timestamp: AwareDatetime | None = None
+    deletion_timestamp: AwareDatetime | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class FineTuneJob(StatusModel):
+    """One job: what the user wants (spec) and what is (status)."""
+
+    metadata: ObjectMeta
+    spec: FineTuneJobSpec
+    status: JobStatus = JobStatus()
+
+    @classmethod
+    def parse(cls, body: dict[str, Any]) -> Self:
+        """From an API object or a YAML document; raises pydantic.ValidationError."""
+        return cls.model_validate(body)
