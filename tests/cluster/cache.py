@@ -1,0 +1,53 @@
+"""The one folder outside the tree: Go caches, built binaries, images, and what running clusters write."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Cache:
+    root: Path
+
+    @classmethod
+    def from_environment(cls) -> Cache:
+        configured = os.environ.get("FINETUNE_CACHE")
+        root = Path(configured) if configured else Path.home() / ".cache" / "finetune-operator"
+        return cls(root.expanduser().resolve())
+
+    def binaries(self, component: str, version: str) -> Path:
+        return self.root / "bin" / f"{component}-{version}"
+
+    @property
+    def images(self) -> Path:
+        return self.root / "images"
+
+    def cluster(self, name: str) -> Path:
+        return self.root / "cluster" / name
+
+    @property
+    def go_environment(self) -> dict[str, str]:
+        """`-modcacherw` because Go makes its module cache read-only, and then nobody can remove the folder."""
+        return {
+            "GOMODCACHE": str(self.root / "go" / "mod"),
+            "GOCACHE": str(self.root / "go" / "build"),
+            "GOFLAGS": "-modcacherw -buildvcs=false",
+            "GOTOOLCHAIN": "local",
+            "CGO_ENABLED": "0",
+        }
+
+    @contextmanager
+    def locked(self, purpose: str) -> Iterator[None]:
+        """Hold a lock file so that two builds, or two `up`, wait for each other."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / f"{purpose}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)

@@ -1,0 +1,54 @@
+"""Bringing an image into every node's containerd."""
+
+from __future__ import annotations
+
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cluster.cache import Cache
+from cluster.commands import ClusterError, run
+from cluster.layout import Layout, NodeLayout
+from cluster.nodes import ctr
+from cluster.oci import stream_missing, write_single_layer_image
+from cluster.render import PAUSE_IMAGE
+from cluster.versions import Versions
+
+
+def load_into_nodes(cache: Cache, versions: Versions, layout: Layout, image: Path) -> None:
+    """All nodes at once; of an image that a node has in part, only the new layers are sent and unpacked."""
+    if not image.exists():
+        raise ClusterError(f"image archive {image} does not exist")
+    with ThreadPoolExecutor(max_workers=len(layout.nodes)) as pool:
+        imports = [pool.submit(load_into_node, ctr(cache, versions, node), node, image) for node in layout.nodes]
+        for done in imports:
+            done.result()
+
+
+def load_into_node(command: tuple[str, ...], node: NodeLayout, image: Path) -> None:
+    present = frozenset(run(*command, "content", "list", "--quiet").split())
+    importing = subprocess.Popen(
+        (*command, "images", "import", "--local", "-"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    assert importing.stdin is not None
+    assert importing.stderr is not None
+    try:
+        with importing.stdin:
+            stream_missing(image, importing.stdin, present=present)
+    except BrokenPipeError:
+        pass  # the reader has ended, and says why below
+    said = importing.stderr.read().decode(errors="replace")
+    if importing.wait() != 0:
+        raise ClusterError(f"{node.name} cannot import {image}: {said.strip()[-1000:]}")
+
+
+def pause_archive(cache: Cache) -> Path:
+    """The image of the container that holds a pod's namespaces: one small program, built with the others."""
+    archive = cache.images / "pause-1.tar"
+    if not archive.exists():
+        program = (cache.binaries("pause", "1") / "pause").read_bytes()
+        write_single_layer_image(archive, name=PAUSE_IMAGE, files={"pause": program}, entrypoint=("/pause",))
+    return archive

@@ -1,0 +1,159 @@
+"""Where everything of one cluster is: folders, addresses, names of devices. Pure: nothing here touches the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+NAME = re.compile(r"[a-z][a-z0-9]{0,7}")
+MAX_NODES = 20
+MAX_ROOT_LENGTH = 60
+API_SERVER_PORT = 26443
+ETCD_PORT = 22379
+ETCD_PEER_PORT = 22380
+DNS_READY_PORT = 28181
+
+
+@dataclass(frozen=True)
+class NodeLayout:
+    name: str
+    root: Path
+    device_prefix: str
+    number: int
+    network: IPv4Network
+
+    @property
+    def network_namespace(self) -> str:
+        return f"{self.device_prefix}-n{self.number}"
+
+    @property
+    def network_namespace_path(self) -> Path:
+        return Path("/run/netns") / self.network_namespace
+
+    @property
+    def cgroup(self) -> str:
+        return f"{self.device_prefix}-n{self.number}"
+
+    @property
+    def host_link(self) -> str:
+        return f"{self.device_prefix}-{self.number}"
+
+    @property
+    def address(self) -> IPv4Address:
+        return self.network[10 + self.number]
+
+    @property
+    def pod_network(self) -> IPv4Network:
+        return tuple(self.network.subnets(new_prefix=24))[64 + self.number]
+
+    @property
+    def containerd_root(self) -> Path:
+        """Outlives `down`, so that images need not be imported again."""
+        return self.root / "containerd"
+
+    @property
+    def containerd_state(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def containerd_socket(self) -> Path:
+        return self.root / "containerd.sock"
+
+
+@dataclass(frozen=True)
+class Layout:
+    name: str
+    root: Path
+    node_count: int
+    network: IPv4Network
+
+    @property
+    def device_prefix(self) -> str:
+        """Of every bridge, link, network namespace and cgroup of this cluster; devices have 15 characters at most."""
+        return f"ftc-{self.name}"
+
+    @property
+    def bridge(self) -> str:
+        return self.device_prefix
+
+    @property
+    def host_address(self) -> IPv4Address:
+        return self.network[1]
+
+    @property
+    def node_network(self) -> IPv4Network:
+        return next(self.network.subnets(new_prefix=24))
+
+    @property
+    def pods_network(self) -> IPv4Network:
+        """Without the nodes' own addresses: kube-proxy must see a call of the host to a Service as one from outside."""
+        return tuple(self.network.subnets(new_prefix=18))[1]
+
+    @property
+    def services_network(self) -> IPv4Network:
+        return tuple(self.network.subnets(new_prefix=17))[1]
+
+    @property
+    def api_server(self) -> str:
+        return f"https://{self.host_address}:{API_SERVER_PORT}"
+
+    @property
+    def nodes(self) -> tuple[NodeLayout, ...]:
+        return tuple(
+            NodeLayout(
+                name=f"node{number}",
+                root=self.root / f"node{number}",
+                device_prefix=self.device_prefix,
+                number=number,
+                network=self.network,
+            )
+            for number in range(1, self.node_count + 1)
+        )
+
+    @property
+    def pki(self) -> Path:
+        return self.root / "pki"
+
+    @property
+    def shared(self) -> Path:
+        return self.root / "shared"
+
+    @property
+    def daemons(self) -> Path:
+        return self.root / "daemons"
+
+    @property
+    def corefile(self) -> Path:
+        return self.root / "Corefile"
+
+    def kubeconfig(self, user: str) -> Path:
+        return self.root / f"{user}.kubeconfig"
+
+
+def check_name(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise ValueError(f"cluster name {name!r}: at most 8 of a-z and 0-9, a letter first (device names hold it)")
+    return name
+
+
+def check_root(root: Path) -> Path:
+    if len(str(root)) > MAX_ROOT_LENGTH:
+        raise ValueError(
+            f"{root} is longer than {MAX_ROOT_LENGTH} characters: sockets below it would pass the limit of 108; "
+            "set FINETUNE_CACHE to a shorter path"
+        )
+    return root
+
+
+def choose_network(name: str, taken: Collection[IPv4Network]) -> IPv4Network:
+    """A /16 that no route of the host overlaps; the search starts at a place that depends on the cluster's name."""
+    candidates = [IPv4Network(f"10.{octet}.0.0/16") for octet in range(80, 240)]
+    first = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(candidates)
+    for candidate in candidates[first:] + candidates[:first]:
+        if not any(candidate.overlaps(network) for network in taken):
+            return candidate
+    raise ValueError("no free network between 10.80.0.0/16 and 10.239.0.0/16: the host has routes for all of them")

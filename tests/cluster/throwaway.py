@@ -1,0 +1,202 @@
+"""The throwaway cluster as a whole: up, down, images, shared directories."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster import nodes, programs
+from cluster.api import Kubectl, wait_for_api_server
+from cluster.cache import Cache
+from cluster.cgroups import cgroups_with_prefix
+from cluster.commands import ClusterError, stage
+from cluster.gobuild import build_all
+from cluster.image_loading import load_into_nodes, pause_archive
+from cluster.layout import MAX_NODES, Layout, check_name, choose_network
+from cluster.network import ensure_network, host_routes, network_links, network_namespaces, remove_network
+from cluster.packages import RUNTIME, ensure_packages
+from cluster.pki import ensure_certificates, users
+from cluster.preflight import require_able_machine, require_free_ports
+from cluster.processes import Daemon
+from cluster.render import render_corefile, render_files
+from cluster.state import ClusterState, read_state, require_state, write_state
+from cluster.versions import PINNED, Versions
+
+NEEDED = ("kubernetes", "etcd", "coredns", "pause", "containerd")
+
+
+@dataclass(frozen=True)
+class ThrowawayCluster:
+    name: str
+    cache: Cache
+
+    @classmethod
+    def named(cls, name: str = "dev") -> ThrowawayCluster:
+        try:
+            return cls(name=check_name(name), cache=Cache.from_environment())
+        except ValueError as wrong:
+            raise ClusterError(str(wrong)) from wrong
+
+    @property
+    def root(self) -> Path:
+        return self.cache.cluster(self.name)
+
+    @property
+    def state(self) -> ClusterState:
+        return require_state(self.root)
+
+    @property
+    def layout(self) -> Layout:
+        return self.state.layout(self.root)
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.layout.kubeconfig("admin")
+
+    @property
+    def kubectl(self) -> Kubectl:
+        program = self.cache.binaries("kubernetes", self.state.versions.kubernetes) / "kubectl"
+        return Kubectl(program=program, kubeconfig=self.kubeconfig)
+
+    def up(self, *, node_count: int = 2, versions: Versions = PINNED, dns_cache: bool = False) -> None:
+        """Start what does not run; a cluster of which nothing runs any more (a reboot) is begun anew."""
+        if not 1 <= node_count <= MAX_NODES:
+            raise ClusterError(f"{node_count} nodes: between 1 and {MAX_NODES} are possible")
+        require_able_machine(self.cache, self.root)
+        ensure_packages(RUNTIME)
+        build_all(self.cache, versions, only=NEEDED)
+        with self.cache.locked("cluster"), stage(f"cluster {self.name} up with {node_count} nodes"):
+            state = self.prepare_state(node_count=node_count, versions=versions, dns_cache=dns_cache)
+            self.start(state)
+
+    def prepare_state(self, *, node_count: int, versions: Versions, dns_cache: bool) -> ClusterState:
+        before = read_state(self.root)
+        if before is not None and self.running():
+            if (before.node_count, before.versions) != (node_count, versions):
+                raise ClusterError(
+                    f"cluster {self.name} is up with {before.node_count} nodes of Kubernetes "
+                    f"{before.versions.kubernetes}, asked for {node_count} of {versions.kubernetes}; run `down` first"
+                )
+            return before
+        if before is not None:
+            self.remove(before, keep_images=True)
+        state = ClusterState(
+            name=self.name,
+            node_count=node_count,
+            network=str(choose_network(self.name, host_routes())),
+            versions=versions,
+            dns_cache=dns_cache,
+        )
+        write_state(self.root, state)
+        return state
+
+    def start(self, state: ClusterState) -> None:
+        layout = state.layout(self.root)
+        fresh = not self.running()
+        ensure_network(layout)
+        if fresh:
+            require_free_ports(layout)
+        ensure_certificates(layout)
+        for path, text in render_files(layout).items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        layout.corefile.write_text(render_corefile(layout, cached=state.dns_cache))
+        layout.shared.mkdir(exist_ok=True)
+        etcd, api_server, *others = programs.control_plane(layout, self.cache, state.versions)
+        etcd.start()
+        api_server.start()
+        node_daemons = []
+        for node in layout.nodes:
+            nodes.prepare_node(node)
+            containerd, *rest = programs.node_programs(layout, node, self.cache, state.versions)
+            containerd.start()
+            node_daemons += rest
+        self.wait_until_api_server_is_ready()
+        for daemon in (*others, *node_daemons):
+            daemon.start()
+        load_into_nodes(self.cache, state.versions, layout, pause_archive(self.cache))
+        self.wait_until_ready()
+
+    def daemons(self) -> tuple[Daemon, ...]:
+        state, layout = self.state, self.layout
+        return (
+            *programs.control_plane(layout, self.cache, state.versions),
+            *(d for node in layout.nodes for d in programs.node_programs(layout, node, self.cache, state.versions)),
+        )
+
+    def daemon(self, name: str) -> Daemon:
+        known = {daemon.name: daemon for daemon in self.daemons()}
+        if name not in known:
+            raise ClusterError(f"cluster {self.name} has no program {name}; it has {', '.join(known)}")
+        return known[name]
+
+    def running(self) -> tuple[str, ...]:
+        return tuple(daemon.name for daemon in self.daemons() if daemon.pid() is not None)
+
+    def wait_until_api_server_is_ready(self) -> None:
+        layout = self.layout
+        admin = next(user for user in users(layout) if user.name == "admin")
+        try:
+            wait_for_api_server(layout.api_server, authority=layout.pki / "ca.crt", token=admin.token)
+        except ClusterError:
+            for daemon in self.daemons()[:2]:
+                daemon.require_running()
+            raise
+
+    def wait_until_ready(self, *, timeout_seconds: int = 90) -> None:
+        wanted = {node.name for node in self.layout.nodes}
+        deadline = time.monotonic() + timeout_seconds
+        while not wanted <= self.kubectl.ready_nodes():
+            for daemon in self.daemons():
+                daemon.require_running()
+            if time.monotonic() > deadline:
+                missing = ", ".join(sorted(wanted - self.kubectl.ready_nodes()))
+                raise ClusterError(f"{missing} not Ready within {timeout_seconds} s; logs are in {self.layout.daemons}")
+            time.sleep(0.2)
+
+    def load_image(self, archive: Path) -> None:
+        with stage(f"load {archive.name} into {self.state.node_count} nodes"):
+            load_into_nodes(self.cache, self.state.versions, self.layout, archive)
+
+    def down(self, *, purge: bool = False) -> None:
+        """End it and leave no process, namespace, mount or cgroup; images in the nodes stay unless purged."""
+        with self.cache.locked("cluster"), stage(f"cluster {self.name} down"):
+            state = read_state(self.root)
+            if state is not None:
+                self.remove(state, keep_images=not purge)
+            elif self.root.exists() and purge:
+                self.remove(ClusterState(self.name, MAX_NODES, "10.80.0.0/16", PINNED), keep_images=False)
+
+    def remove(self, state: ClusterState, *, keep_images: bool) -> None:
+        layout = state.layout(self.root)
+        control_plane = programs.control_plane(layout, self.cache, state.versions)
+        per_node = [programs.node_programs(layout, node, self.cache, state.versions) for node in layout.nodes]
+        for _containerd, *rest in per_node:
+            for daemon in rest:
+                daemon.stop(patience_seconds=2)
+        nodes.end_containers(layout)
+        for node, (containerd, *_rest) in zip(layout.nodes, per_node, strict=True):
+            if containerd.pid() is not None:
+                nodes.forget_containers(self.cache, state.versions, node)
+            containerd.stop()
+        nodes.remove_shim_sockets(layout)
+        nodes.end_leftover_processes(layout)
+        for daemon in reversed(control_plane):
+            daemon.stop(patience_seconds=2)
+        nodes.unmount_below(layout.root)
+        remove_network(layout)
+        nodes.remove_node_cgroups(layout)
+        nodes.remove_traces(layout)
+        nodes.remove_files(layout, keep_images=keep_images)
+
+    def leftovers(self) -> tuple[str, ...]:
+        """What a `down` should have removed and did not, in words; empty when it was clean."""
+        layout = Layout(self.name, self.root, MAX_NODES, choose_network(self.name, ()))
+        return (
+            *(f"network namespace {name}" for name in network_namespaces(layout)),
+            *(f"network link {name}" for name in network_links(layout)),
+            *(f"mount {path}" for path in nodes.mounts_below(self.root)),
+            *(f"cgroup {name}" for name in cgroups_with_prefix(layout.device_prefix)),
+            *(f"process {line}" for line in nodes.processes_naming(self.root)),
+        )

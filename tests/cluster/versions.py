@@ -1,0 +1,72 @@
+"""The one place that pins what the throwaway cluster is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OLDEST_KUBERNETES_MINOR = 32
+STREAMING_SPLIT_MINOR = 36
+
+STAGING_MODULES = (
+    "api",
+    "apiextensions-apiserver",
+    "apimachinery",
+    "apiserver",
+    "cli-runtime",
+    "client-go",
+    "cloud-provider",
+    "cluster-bootstrap",
+    "code-generator",
+    "component-base",
+    "component-helpers",
+    "controller-manager",
+    "cri-api",
+    "cri-client",
+    "csi-translation-lib",
+    "dynamic-resource-allocation",
+    "endpointslice",
+    "externaljwt",
+    "kms",
+    "kube-aggregator",
+    "kube-controller-manager",
+    "kube-proxy",
+    "kube-scheduler",
+    "kubectl",
+    "kubelet",
+    "metrics",
+    "mount-utils",
+    "pod-security-admission",
+    "sample-apiserver",
+    "sample-cli-plugin",
+    "sample-controller",
+)
+
+
+@dataclass(frozen=True)
+class Versions:
+    kubernetes: str = "1.36.3"
+    etcd: str = "3.6.8"
+    coredns: str = "1.14.7"
+    containerd: str = "2.2.7"
+    kwok: str = "0.8.0"
+    helm: str = "4.2.4"
+
+
+PINNED = Versions()
+
+
+def kubernetes_minor(version: str) -> int:
+    """36 for "1.36.3"; a ValueError names what is no Kubernetes version or too old to build by this recipe."""
+    parts = version.split(".")
+    if len(parts) != 3 or parts[0] != "1" or not all(part.isdigit() for part in parts):
+        raise ValueError(f"kubernetes version {version!r}: expected three numbers like {PINNED.kubernetes}")
+    minor = int(parts[1])
+    if minor < OLDEST_KUBERNETES_MINOR:
+        raise ValueError(f"kubernetes version {version}: older than 1.{OLDEST_KUBERNETES_MINOR} is not supported")
+    return minor
+
+
+def staging_modules(version: str) -> tuple[str, ...]:
+    """The modules that live inside Kubernetes' own repository and each need a replace line."""
+    split = ("cri-streaming", "streaming") if kubernetes_minor(version) >= STREAMING_SPLIT_MINOR else ()
+    return tuple(sorted((*STAGING_MODULES, *split)))
