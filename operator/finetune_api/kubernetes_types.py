@@ -6,6 +6,8 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model
 
 from finetune_api.model import Model, validations
 
+RESERVED_PREFIX = "finetune.dev"
+
 
 def _refuse_dot_dot(path: str) -> str:
     if ".." in path.split("/"):
@@ -133,6 +135,6 @@ class PodTemplate(Model):
     def _reserved_prefix(self) -> "PodTemplate":
         for field, keys in (("labels", self.labels), ("annotations", self.annotations)):
             for key in keys:
-                if key.split("/")[0].endswith("finetune.dev"):
+                if key.split("/")[0].endswith(RESERVED_PREFIX):
                     raise ValueError(f"podTemplate.{field}: {key} is reserved for the operator; choose another prefix")
         return self

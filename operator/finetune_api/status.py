@@ -54,16 +54,22 @@ class Condition(StatusModel):
 
 
 class Evidence(StatusModel):
-    """What one node left behind."""
+    """What one node left behind; enough to judge it after its pod is gone."""
 
     node_rank: int = Field(description="Node rank.")
     pod_name: str = Field(default="", description="Its pod.")
     k8s_node: str = Field(default="", description="The Kubernetes node it ran on.")
-    reason: str = Field(default="", description="What Kubernetes or the supervisor calls it.")
+    ended: bool = Field(default=False, description="Its container ended, or the pod is gone.")
+    reason: str = Field(default="", description="What Kubernetes says of the container or pod, such as OOMKilled.")
+    disruption: str = Field(default="", description="Reason of the pod's DisruptionTarget condition.")
+    deleted: bool = Field(default=False, description="Somebody else deleted the pod while the attempt was to go on.")
+    outcome: str = Field(default="", description="What the supervisor said last: succeeded, stopped, failed, running.")
+    error_type: str = Field(default="", description="Class of the error that the first failing rank raised.")
     exit_code: int | None = Field(default=None, description="Exit code of the container.")
     rank: int | None = Field(default=None, description="The rank that failed first on this node.")
     signal: int | None = Field(default=None, description="The signal that ended that rank.")
     message: str = Field(default="", description="The error, in its own words.")
+    last_step: int | None = Field(default=None, description="The last step this node reported.")
     finished_at: AwareDatetime | None = Field(default=None, description="When it happened.")
 
 
@@ -87,6 +93,14 @@ class AttemptRecord(StatusModel):
     k8s_node: str = Field(default="", description="The Kubernetes node that caused the end.")
     message: str = Field(default="", description="The end in one line.")
     evidence: tuple[Evidence, ...] = Field(default=(), description="What the nodes left behind.")
+
+
+class RestartCounts(StatusModel):
+    """Restarts since the job last got further than ever before; limits are kept against these."""
+
+    counted: int = Field(default=0, description="After transient, resource and unexplained failures.")
+    infrastructure: int = Field(default=0, description="After lost, evicted and preempted nodes.")
+    best_step: int = Field(default=0, description="The furthest step any attempt reported.")
 
 
 class Progress(StatusModel):
@@ -146,10 +160,15 @@ class JobStatus(StatusModel):
     attempt: int | None = Field(default=None, description="The present attempt.")
     attempts: tuple[AttemptRecord, ...] = Field(default=(), description="The last 20 attempts, oldest first.")
     restarts: int = Field(default=0, description="Restarts after failures so far.")
+    without_progress: RestartCounts = Field(
+        default=RestartCounts(), description="Restarts since the job last got further than ever before."
+    )
     start_time: AwareDatetime | None = Field(default=None, description="When the first attempt was decided.")
     completion_time: AwareDatetime | None = Field(default=None, description="When the job became Complete or Failed.")
     suspended_seconds: int = Field(default=0, description="Time spent suspended; deadlines do not count it.")
     suspend_time: AwareDatetime | None = Field(default=None, description="Since when the job is suspended.")
+    waiting: str = Field(default="", description="Why pods do not start, in one line.")
+    waiting_since: AwareDatetime | None = Field(default=None, description="Since when they wait for that.")
     progress: Progress | None = Field(default=None, description="How far training is.")
     batch: BatchStatus | None = Field(default=None, description="The batch as it is trained.")
     nodes: tuple[NodeStatus, ...] = Field(default=(), description="The nodes of the present attempt.")

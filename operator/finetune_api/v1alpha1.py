@@ -35,6 +35,9 @@ RESERVED_ENV = (
     "NODE_RANK",
     "NPROC_PER_NODE",
 )
+RESERVED_ENV_PREFIXES = ("PET_", "TORCHELASTIC_", "FINETUNE_")
+RESERVED_VOLUMES = ("output", "config", "shm", "run", "tmp")
+RESERVED_PATHS = ("/", "/output", "/dev", "/dev/shm", "/tmp", "/etc/finetune", "/run/finetune")  # noqa: S108
 
 NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
@@ -279,19 +282,19 @@ class FineTuneJobSpec(Model):
     @model_validator(mode="after")
     def _names_are_unique_and_ours_are_kept(self) -> Self:
         names = [volume.name for volume in self.volumes]
-        paths = [volume.mount_path.rstrip("/") for volume in self.volumes]
+        paths = [volume.mount_path.rstrip("/") or "/" for volume in self.volumes]
         for kind, found in (("name", names), ("mountPath", paths)):
             for value in found:
                 if found.count(value) > 1:
                     raise ValueError(f"volumes: {kind} {value} is used twice; give each volume its own")
-        for name in ("output", "config", "shm", "run", "tmp"):
+        for name in RESERVED_VOLUMES:
             if name in names:
                 raise ValueError(f"volumes: the name {name} is the operator's own; choose another")
         for path in paths:
-            if path in ("", "/output", "/dev/shm", "/tmp", "/etc/finetune", "/run/finetune", "/dev"):  # noqa: S108
-                raise ValueError(f"volumes: mountPath {path or '/'} is the operator's own; choose another")
+            if path in RESERVED_PATHS:
+                raise ValueError(f"volumes: mountPath {path} is the operator's own; choose another")
         for variable in self.env:
-            if variable.name in RESERVED_ENV or variable.name.startswith(("PET_", "TORCHELASTIC_", "FINETUNE_")):
+            if variable.name in RESERVED_ENV or variable.name.startswith(RESERVED_ENV_PREFIXES):
                 raise ValueError(f"env: {variable.name} is set by the operator and cannot be given")
         if self.training.eval_steps is not None and not self.dataset.eval:
             raise ValueError("training.evalSteps is set but dataset.eval is empty; add rows to evaluate on")
@@ -308,8 +311,8 @@ class ObjectMeta(StatusModel):
     resource_version: str = ""
     creation_timestamp: AwareDatetime | None = None
     deletion_timestamp: AwareDatetime | None = None
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
+    labels: dict[str, str] = Field(default={})
+    annotations: dict[str, str] = Field(default={})
 
 
 class FineTuneJob(StatusModel):

@@ -1,0 +1,168 @@
+"""What the API server checks beyond types: the CEL rules of the CRD, each with the words its user reads."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from finetune_api.kubernetes_types import RESERVED_PREFIX
+from finetune_api.v1alpha1 import (
+    MAX_JOB_NAME,
+    METHODS,
+    RESERVED_ENV,
+    RESERVED_ENV_PREFIXES,
+    RESERVED_PATHS,
+    RESERVED_VOLUMES,
+    FineTuneJobSpec,
+)
+
+MUTABLE = ("suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "restartPolicy")
+MUTABLE_WHILE_SUSPENDED = ("resources", "image", "imagePullPolicy", "imagePullSecrets", "podTemplate", "network")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One CEL rule. `detail` is CEL too: it makes a message with the numbers seen, where that helps."""
+
+    rule: str
+    message: str
+    detail: str | None = None
+    field_path: str | None = None
+
+    def as_schema(self) -> dict[str, Any]:
+        """As x-kubernetes-validations has it."""
+        keys = {
+            "rule": self.rule,
+            "message": self.message,
+            "messageExpression": self.detail,
+            "fieldPath": self.field_path,
+        }
+        return {key: value for key, value in keys.items() if value is not None}
+
+
+def name_rules() -> tuple[Rule, ...]:
+    """Rules on the whole object: names of Service and pods are derived from the job's."""
+    return (
+        Rule(
+            f"self.metadata.name.size() <= {MAX_JOB_NAME}",
+            f"metadata.name must have at most {MAX_JOB_NAME} characters, so that the names of its pods fit 63",
+            f"'metadata.name must have at most {MAX_JOB_NAME} characters, so that the names of its pods fit 63;"
+            " this one has %d'.format([self.metadata.name.size()])",
+        ),
+        Rule(
+            "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            "metadata.name must start with a lower case letter and hold only a-z, 0-9 and '-', with no '-' at its end"
+            " (DNS-1035), because a Service is named after it",
+        ),
+    )
+
+
+def spec_rules() -> tuple[Rule, ...]:
+    """Rules on the spec; the pydantic models hold the same where no API server looks first."""
+    return (_one_method(), _batch_holds(), *_reserved(), _eval_steps(), *_immutable(), *_immutable_while_running())
+
+
+def _one_method() -> Rule:
+    chosen = ", ".join(f"has(self.{method})" for method in METHODS)
+    example = " or ".join(f"{method}: {{}}" for method in METHODS)
+    return Rule(f"[{chosen}].exists_one(x, x)", f"exactly one training method must be set, such as {example}")
+
+
+_PER_DEVICE = "self.training.?perDeviceTrainBatchSize.orValue(1)"
+_ACCUMULATION = "self.training.?gradientAccumulationSteps.orValue(1)"
+_LIMITS = "self.?resources.?limits.orValue({})"
+_GPUS = f"{_LIMITS}[?'nvidia.com/gpu'].orValue(0)"
+_RANKS = f"self.?numNodes.orValue(1) * self.?nprocPerNode.orValue(type({_GPUS}) == int ? {_GPUS} : 1)"
+_UNIT = f"{_PER_DEVICE} * {_ACCUMULATION} * {_RANKS}"
+
+
+def _batch_holds() -> Rule:
+    both = "has(self.training.perDeviceTrainBatchSize) && has(self.training.gradientAccumulationSteps)"
+    effective = "self.training.globalBatchSize"
+    return Rule(
+        f"!has(self.training) || !has({effective}) || ({both} ? {effective} == {_UNIT} : {effective} % ({_UNIT}) == 0)",
+        "globalBatchSize must be perDeviceTrainBatchSize x gradientAccumulationSteps x ranks, or a multiple of what is"
+        " given of them",
+        "'globalBatchSize is %d, but perDeviceTrainBatchSize x gradientAccumulationSteps x ranks = %d x %d x %d = %d;"
+        " make it that, or leave one of the first two out and make it a multiple'"
+        f".format([{effective}, {_PER_DEVICE}, {_ACCUMULATION}, {_RANKS}, {_UNIT}])",
+        field_path=".training",
+    )
+
+
+def _reserved() -> tuple[Rule, ...]:
+    ours = " || ".join(f"e.name.startsWith('{prefix}')" for prefix in RESERVED_ENV_PREFIXES)
+    taken = f"e.name in {list(RESERVED_ENV)} || {ours}"
+    return (
+        Rule(
+            f"!has(self.env) || !self.env.exists(e, {taken})",
+            "env: the variables of the rendezvous are set by the operator and cannot be given",
+            f"'env: %s is set by the operator and cannot be given'.format([self.env.filter(e, {taken})[0].name])",
+            field_path=".env",
+        ),
+        Rule(
+            f"!has(self.volumes) || !self.volumes.exists(v, v.name in {list(RESERVED_VOLUMES)})",
+            f"volumes: the names {', '.join(RESERVED_VOLUMES)} are the operator's own; choose another",
+            field_path=".volumes",
+        ),
+        Rule(
+            f"!has(self.volumes) || !self.volumes.exists(v, v.mountPath in {_with_slash(RESERVED_PATHS)})",
+            f"volumes: the mount paths {', '.join(RESERVED_PATHS)} are the operator's own; choose another",
+            field_path=".volumes",
+        ),
+        Rule(
+            "!has(self.volumes) || self.volumes.all(v, self.volumes.exists_one(w, w.mountPath == v.mountPath))",
+            "volumes: a mountPath is used twice; give each volume its own",
+            field_path=".volumes",
+        ),
+        *(_reserved_keys(field) for field in ("labels", "annotations")),
+    )
+
+
+def _with_slash(paths: tuple[str, ...]) -> list[str]:
+    return [*paths, *(path + "/" for path in paths if path != "/")]
+
+
+def _reserved_keys(field: str) -> Rule:
+    return Rule(
+        f"!has(self.podTemplate) || !has(self.podTemplate.{field})"
+        f" || !self.podTemplate.{field}.exists(k, k.startsWith('{RESERVED_PREFIX}/'))",
+        f"podTemplate.{field}: the prefix {RESERVED_PREFIX}/ is reserved for the operator; choose another",
+        field_path=".podTemplate",
+    )
+
+
+def _eval_steps() -> Rule:
+    return Rule(
+        "!has(self.training) || !has(self.training.evalSteps) || "
+        "(has(self.dataset.eval) && self.dataset.eval.size() > 0)",
+        "training.evalSteps is set but dataset.eval is empty; add rows to evaluate on",
+        field_path=".training",
+    )
+
+
+def _immutable() -> tuple[Rule, ...]:
+    fields = (field.alias or name for name, field in FineTuneJobSpec.model_fields.items())
+    return tuple(
+        Rule(
+            _unchanged(field),
+            f"spec.{field} is immutable; delete the job and create it anew, or create another one beside it",
+            field_path=f".{field}",
+        )
+        for field in fields
+        if field not in (*MUTABLE, *MUTABLE_WHILE_SUSPENDED)
+    )
+
+
+def _immutable_while_running() -> tuple[Rule, ...]:
+    return tuple(
+        Rule(
+            f"(has(oldSelf.suspend) && oldSelf.suspend) || ({_unchanged(field)})",
+            f"spec.{field} can be changed only while the job is suspended; set spec.suspend to true first",
+            field_path=f".{field}",
+        )
+        for field in MUTABLE_WHILE_SUSPENDED
+    )
+
+
+def _unchanged(field: str) -> str:
+    """`self.?x == oldSelf.?x` says the same, but the API server estimates its cost as unbounded."""
+    return f"has(self.{field}) ? has(oldSelf.{field}) && self.{field} == oldSelf.{field} : !has(oldSelf.{field})"
