@@ -26,7 +26,7 @@ def render_files() -> dict[Path, str]:
 class _PlainDumper(yaml.SafeDumper):
     """Writes what is the same twice out twice: anchors are hard on readers of a diff."""
 
-    def ignore_aliases(self, data: object) -> bool:
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 (PyYAML's signature)
         return True
 
 

@@ -1,5 +1,6 @@
 """The parts of the Kubernetes pod API that a job may use, no wider than what the operator passes on."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
@@ -15,6 +16,12 @@ def _refuse_dot_dot(path: str) -> str:
     return path
 
 
+def _refuse_non_quantity(value: str | int) -> str | int:
+    if not re.fullmatch(r"(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?", str(value)):
+        raise ValueError(f"{value}: must be a quantity such as 4, 500m or 64Gi")
+    return value
+
+
 DnsLabel = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
@@ -25,7 +32,21 @@ RelativePath = Annotated[
     AfterValidator(_refuse_dot_dot),
     Field(json_schema_extra=validations(("!self.split('/').exists(p, p == '..')", "must not contain '..'"))),
 ]
-Quantity = Annotated[str | int, Field(json_schema_extra={"x-kubernetes-int-or-string": True})]
+Quantity = Annotated[
+    str | int,
+    AfterValidator(_refuse_non_quantity),
+    Field(
+        json_schema_extra={
+            "x-kubernetes-int-or-string": True,
+            **validations(
+                (
+                    "type(self) == int ? self >= 0 : isQuantity(self) && !self.startsWith('-')",
+                    "must be a quantity such as 4, 500m or 64Gi",
+                )
+            ),
+        }
+    ),
+]
 RawObject = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 Labels = Annotated[dict[str, Annotated[str, StringConstraints(max_length=4096)]], Field(max_length=64)]
 
@@ -33,8 +54,8 @@ Labels = Annotated[dict[str, Annotated[str, StringConstraints(max_length=4096)]]
 class ResourceRequirements(Model):
     """Compute resources of one node's trainer container, as in a pod."""
 
-    limits: dict[str, Quantity] = Field(default={}, max_length=16, description="Upper bounds, such as nvidia.com/gpu.")
-    requests: dict[str, Quantity] = Field(default={}, max_length=16, description="What the scheduler reserves.")
+    limits: dict[str, Quantity] = Field(default={}, max_length=12, description="Upper bounds, such as nvidia.com/gpu.")
+    requests: dict[str, Quantity] = Field(default={}, max_length=12, description="What the scheduler reserves.")
 
 
 class EnvVar(Model):
@@ -80,7 +101,8 @@ class Volume(Model):
             (
                 "[has(self.persistentVolumeClaim), has(self.configMap), has(self.secret), has(self.emptyDir), "
                 "has(self.nfs), has(self.hostPath)].exists_one(x, x)",
-                "exactly one volume source must be set: persistentVolumeClaim, configMap, secret, emptyDir, nfs, hostPath",
+                "exactly one volume source must be set: "
+                "persistentVolumeClaim, configMap, secret, emptyDir, nfs, hostPath",
             )
         )
     )

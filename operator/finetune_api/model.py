@@ -26,3 +26,8 @@ class StatusModel(Model):
 def validations(*rules: tuple[str, str]) -> dict[str, Any]:
     """JSON schema extra: CEL rules that the API server checks, each with the message its user reads."""
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
+
+
+def list_map(key: str) -> dict[str, Any]:
+    """JSON schema extra: server-side apply merges the list's items by `key`, which must be unique."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}

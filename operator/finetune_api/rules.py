@@ -68,22 +68,30 @@ def _one_method() -> Rule:
 
 _PER_DEVICE = "self.training.?perDeviceTrainBatchSize.orValue(1)"
 _ACCUMULATION = "self.training.?gradientAccumulationSteps.orValue(1)"
-_LIMITS = "self.?resources.?limits.orValue({})"
-_GPUS = f"{_LIMITS}[?'nvidia.com/gpu'].orValue(0)"
-_RANKS = f"self.?numNodes.orValue(1) * self.?nprocPerNode.orValue(type({_GPUS}) == int ? {_GPUS} : 1)"
-_UNIT = f"{_PER_DEVICE} * {_ACCUMULATION} * {_RANKS}"
+_GPUS = "self.?resources.?limits[?'nvidia.com/gpu'].orValue(0)"
+_RANKS = f"self.?numNodes.orValue(1) * self.?nprocPerNode.orValue({_GPUS} > 0 ? {_GPUS} : 1)"
+_BOTH = "has(self.training.perDeviceTrainBatchSize) && has(self.training.gradientAccumulationSteps)"
 
 
 def _batch_holds() -> Rule:
-    both = "has(self.training.perDeviceTrainBatchSize) && has(self.training.gradientAccumulationSteps)"
+    """Left to the operator where ranks are GPUs of another vendor or counted by a string.
+
+    Summing those costs more than the API server allows a rule.
+    """
     effective = "self.training.globalBatchSize"
+    given = f"has(self.training) && has({effective})"
+    countable = (
+        "(has(self.nprocPerNode) || !has(self.resources) || !has(self.resources.limits)"
+        " || self.resources.limits.all(k, !k.endsWith('/gpu') || (k == 'nvidia.com/gpu' && type(self.resources.limits[k]) == int)))"
+    )
     return Rule(
-        f"!has(self.training) || !has({effective}) || ({both} ? {effective} == {_UNIT} : {effective} % ({_UNIT}) == 0)",
+        f"!({given} && {countable}) || [{_PER_DEVICE} * {_ACCUMULATION} * {_RANKS}]"
+        f".all(unit, {_BOTH} ? {effective} == unit : {effective} % unit == 0)",
         "globalBatchSize must be perDeviceTrainBatchSize x gradientAccumulationSteps x ranks, or a multiple of what is"
         " given of them",
-        "'globalBatchSize is %d, but perDeviceTrainBatchSize x gradientAccumulationSteps x ranks = %d x %d x %d = %d;"
-        " make it that, or leave one of the first two out and make it a multiple'"
-        f".format([{effective}, {_PER_DEVICE}, {_ACCUMULATION}, {_RANKS}, {_UNIT}])",
+        "'globalBatchSize is %d, but perDeviceTrainBatchSize x gradientAccumulationSteps x ranks is %d x %d x %d;"
+        " make it their product, or leave one of the first two out and make it a multiple'"
+        f".format([{effective}, {_PER_DEVICE}, {_ACCUMULATION}, {_RANKS}])",
         field_path=".training",
     )
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import AwareDatetime, Field
 
-from finetune_api.model import StatusModel
+from finetune_api.model import StatusModel, list_map
 
 
 class Phase(StrEnum):
@@ -155,7 +155,7 @@ class JobStatus(StatusModel):
     conditions: tuple[Condition, ...] = Field(
         default=(),
         description="Running, Suspended, Complete, Failed, Finished, Reconciling, Stalled.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        json_schema_extra=list_map("type"),
     )
     attempt: int | None = Field(default=None, description="The present attempt.")
     attempts: tuple[AttemptRecord, ...] = Field(default=(), description="The last 20 attempts, oldest first.")

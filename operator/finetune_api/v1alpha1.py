@@ -8,14 +8,13 @@ from finetune_api.batch import BatchError, resolve_batch
 from finetune_api.kubernetes_types import (
     EnvVar,
     LocalObjectReference,
-    ObjectName,
     PersistentVolumeClaimSource,
     PodTemplate,
     RelativePath,
     ResourceRequirements,
     Volume,
 )
-from finetune_api.model import Model, StatusModel, validations
+from finetune_api.model import Model, StatusModel, list_map, validations
 from finetune_api.status import JobStatus
 
 GROUP = "finetune.dev"
@@ -226,10 +225,14 @@ class FineTuneJobSpec(Model):
         default=None, description="When the image is pulled."
     )
     image_pull_secrets: tuple[LocalObjectReference, ...] = Field(
-        default=(), max_length=16, description="Secrets for pulling the image."
+        default=(), max_length=16, description="Secrets for pulling the image.", json_schema_extra=list_map("name")
     )
-    env: tuple[EnvVar, ...] = Field(default=(), max_length=128, description="Extra environment of every rank.")
-    volumes: tuple[Volume, ...] = Field(default=(), max_length=32, description="Volumes with models and datasets.")
+    env: tuple[EnvVar, ...] = Field(
+        default=(), max_length=128, description="Extra environment of every rank.", json_schema_extra=list_map("name")
+    )
+    volumes: tuple[Volume, ...] = Field(
+        default=(), max_length=32, description="Volumes with models and datasets.", json_schema_extra=list_map("name")
+    )
     output: Output = Field(description="Where checkpoints and the result are written.")
     network: Network = Field(default=Network(), description="Ports, interfaces and NCCL settings.")
     restart_policy: RestartPolicy = Field(default=RestartPolicy(), description="Limits and delays of restarts.")
@@ -280,22 +283,29 @@ class FineTuneJobSpec(Model):
         return self
 
     @model_validator(mode="after")
-    def _names_are_unique_and_ours_are_kept(self) -> Self:
+    def _volumes_are_apart(self) -> Self:
         names = [volume.name for volume in self.volumes]
         paths = [volume.mount_path.rstrip("/") or "/" for volume in self.volumes]
-        for kind, found in (("name", names), ("mountPath", paths)):
+        for kind, found, reserved in (("name", names, RESERVED_VOLUMES), ("mountPath", paths, RESERVED_PATHS)):
             for value in found:
                 if found.count(value) > 1:
                     raise ValueError(f"volumes: {kind} {value} is used twice; give each volume its own")
-        for name in RESERVED_VOLUMES:
-            if name in names:
-                raise ValueError(f"volumes: the name {name} is the operator's own; choose another")
-        for path in paths:
-            if path in RESERVED_PATHS:
-                raise ValueError(f"volumes: mountPath {path} is the operator's own; choose another")
-        for variable in self.env:
-            if variable.name in RESERVED_ENV or variable.name.startswith(RESERVED_ENV_PREFIXES):
-                raise ValueError(f"env: {variable.name} is set by the operator and cannot be given")
+                if value in reserved:
+                    raise ValueError(f"volumes: {kind} {value} is the operator's own; choose another")
+        return self
+
+    @model_validator(mode="after")
+    def _env_is_not_ours(self) -> Self:
+        names = [variable.name for variable in self.env]
+        for name in names:
+            if name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES):
+                raise ValueError(f"env: {name} is set by the operator and cannot be given")
+            if names.count(name) > 1:
+                raise ValueError(f"env: {name} is given twice; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
+    def _evaluation_has_rows(self) -> Self:
         if self.training.eval_steps is not None and not self.dataset.eval:
             raise ValueError("training.evalSteps is set but dataset.eval is empty; add rows to evaluate on")
         return self
