@@ -82,7 +82,8 @@ def _batch_holds() -> Rule:
     given = f"has(self.training) && has({effective})"
     countable = (
         "(has(self.nprocPerNode) || !has(self.resources) || !has(self.resources.limits)"
-        " || self.resources.limits.all(k, !k.endsWith('/gpu') || (k == 'nvidia.com/gpu' && type(self.resources.limits[k]) == int)))"
+        " || self.resources.limits.all(k, !k.endsWith('/gpu')"
+        " || (k == 'nvidia.com/gpu' && type(self.resources.limits[k]) == int)))"
     )
     return Rule(
         f"!({given} && {countable}) || [{_PER_DEVICE} * {_ACCUMULATION} * {_RANKS}]"
