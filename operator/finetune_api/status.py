@@ -137,6 +137,14 @@ class NodeStatus(StatusModel):
     phase: str = Field(default="", description="Phase of the pod, or what it waits for.")
 
 
+class WaitStatus(StatusModel):
+    """What keeps pods from starting."""
+
+    reason: str = Field(description="A stable CamelCase word.")
+    message: str = Field(default="", description="What is missing, in one line.")
+    since: AwareDatetime = Field(description="Since when.")
+
+
 class Display(StatusModel):
     """The columns of `kubectl get`, ready to print."""
 
@@ -167,8 +175,7 @@ class JobStatus(StatusModel):
     completion_time: AwareDatetime | None = Field(default=None, description="When the job became Complete or Failed.")
     suspended_seconds: int = Field(default=0, description="Time spent suspended; deadlines do not count it.")
     suspend_time: AwareDatetime | None = Field(default=None, description="Since when the job is suspended.")
-    waiting: str = Field(default="", description="Why pods do not start, in one line.")
-    waiting_since: AwareDatetime | None = Field(default=None, description="Since when they wait for that.")
+    waiting: WaitStatus | None = Field(default=None, description="What the pods wait for before they can start.")
     progress: Progress | None = Field(default=None, description="How far training is.")
     batch: BatchStatus | None = Field(default=None, description="The batch as it is trained.")
     nodes: tuple[NodeStatus, ...] = Field(default=(), description="The nodes of the present attempt.")

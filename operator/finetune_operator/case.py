@@ -1,0 +1,118 @@
+"""What decide works with: the case (one job at one moment) and the decision, and how a decision is put into words."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from finetune_api.status import AttemptRecord, JobStatus
+from finetune_api.v1alpha1 import FineTuneJob
+from finetune_operator.actions import Action, DeletePod
+from finetune_operator.conditions import Told, tell
+from finetune_operator.evidence import steps
+from finetune_operator.observe import NodeObservation, Observation
+from finetune_operator.plan import Settings
+from finetune_operator.waiting import Wait, waiting_for
+
+PULL_PATIENCE = timedelta(minutes=10)
+KEPT_ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to write, then what to do, then when to look again. `unsure`: only a fresh LIST may confirm it."""
+
+    status: JobStatus
+    actions: tuple[Action, ...] = ()
+    requeue_after: timedelta | None = None
+    unsure: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job at one moment: the arguments of decide under one name."""
+
+    job: FineTuneJob
+    seen: Observation
+    now: datetime
+    settings: Settings
+
+    @property
+    def status(self) -> JobStatus:
+        return self.job.status
+
+    @property
+    def record(self) -> AttemptRecord:
+        return self.status.attempts[-1]
+
+    @property
+    def nodes(self) -> tuple[NodeObservation, ...]:
+        """The present attempt's nodes, alive or remembered."""
+        return self.seen.of_attempt(self.record.attempt)
+
+    @property
+    def wait(self) -> Wait | None:
+        """Why pods do not start, if any attempt was begun."""
+        return waiting_for(self.job, self.seen, self.nodes) if self.status.attempts else None
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the job has been active for too long; time spent suspended does not count."""
+        limit, started = self.job.spec.active_deadline_seconds, self.status.start_time
+        if limit is None or started is None:
+            return None
+        return started + timedelta(seconds=limit + self.status.suspended_seconds)
+
+    @property
+    def steps(self) -> dict[str, int | None]:
+        """First and last step of the present attempt."""
+        return steps(self.record, self.nodes, self.seen.progress.step if self.seen.progress else None)
+
+    def running_pods(self) -> list[NodeObservation]:
+        """Pods of any attempt of which a process may still run."""
+        return [node for node in self.seen.live() if node.may_run(self.now)]
+
+    def deletions(self, nodes: list[NodeObservation], grace_seconds: int) -> tuple[Action, ...]:
+        """Stop these pods within this time; one that was given longer is hurried."""
+        limit = self.now + timedelta(seconds=2 * grace_seconds)
+        return tuple(
+            DeletePod(node.pod_name, node.uid, grace_seconds)
+            for node in nodes
+            if node.deletion_deadline is None or node.deletion_deadline > limit
+        )
+
+
+def with_record(status: JobStatus, record: AttemptRecord) -> JobStatus:
+    """The status with the present attempt's record replaced."""
+    return status.model_copy(update={"attempts": (*status.attempts[:-1], record)})
+
+
+def with_next(status: JobStatus, record: AttemptRecord) -> JobStatus:
+    """The status with a new attempt begun; only the last 20 are kept."""
+    return status.model_copy(
+        update={"attempt": record.attempt, "attempts": (*status.attempts, record)[-KEPT_ATTEMPTS:]}
+    )
+
+
+def write(
+    case: Case, status: JobStatus, *, actions: tuple[Action, ...] = (), look_again: timedelta | None = None
+) -> Decision:
+    """The decision, with everything that is told to people filled in and the next time limit as alarm."""
+    told = tell(case.job.model_copy(update={"status": status}), Told(case.seen, case.wait, case.now))
+    return Decision(told, actions, requeue_after=_alarm(case, told, look_again))
+
+
+def confirmed(case: Case, decision: Decision) -> Decision:
+    """A decision that rests on absence, which a cache cannot prove."""
+    return replace(decision, unsure=not case.seen.fresh)
+
+
+def _alarm(case: Case, status: JobStatus, look_again: timedelta | None) -> timedelta | None:
+    """The earliest moment at which time alone changes the decision."""
+    times = [look_again] if look_again is not None else []
+    if case.deadline is not None and status.completion_time is None and not case.job.spec.suspend:
+        times.append(case.deadline - case.now)
+    if status.waiting is not None and case.wait is not None and case.wait.image:
+        patience = timedelta() if case.wait.hopeless else PULL_PATIENCE
+        times.append(status.waiting.since + patience - case.now)
+    if status.completion_time is not None and case.job.spec.ttl_seconds_after_finished is not None:
+        times.append(timedelta(seconds=case.job.spec.ttl_seconds_after_finished))
+    return max(min(times), timedelta(milliseconds=10)) if times else None

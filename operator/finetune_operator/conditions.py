@@ -1,0 +1,234 @@
+"""What a status tells people and tools: conditions, phase, columns. Stated anew each time, never accumulated."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from finetune_api.status import (
+    AttemptState,
+    BatchStatus,
+    Condition,
+    Display,
+    JobStatus,
+    NodeStatus,
+    Phase,
+    Progress,
+    WaitStatus,
+)
+from finetune_api.v1alpha1 import FineTuneJob
+from finetune_operator.observe import Life, NodeObservation, Observation
+from finetune_operator.plan import batch_of
+from finetune_operator.waiting import Wait
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the telling is made of besides the status itself."""
+
+    seen: Observation
+    wait: Wait | None
+    now: datetime
+
+
+def tell(job: FineTuneJob, told: Told) -> JobStatus:
+    """The job's status with everything that is derived for its readers filled in."""
+    status = job.status
+    nodes = told.seen.of_attempt(status.attempt) if status.attempt is not None else ()
+    progress = _progress(status, nodes, told.seen.progress)
+    batch = batch_of(job.spec)
+    status = status.model_copy(
+        update={
+            "observed_generation": job.metadata.generation,
+            "waiting": _waiting(status, told) if status.completion_time is None else None,
+            "progress": progress,
+            "batch": BatchStatus(
+                per_device_train_batch_size=batch.per_device,
+                gradient_accumulation_steps=batch.accumulation,
+                world_size=batch.world_size,
+                effective=batch.effective,
+            ),
+            "output": f"{job.spec.output.persistent_volume_claim.claim_name}:"
+            f"{job.spec.output.sub_path or f'{job.metadata.namespace}/{job.metadata.name}'}",
+            "nodes": tuple(_node(node) for node in nodes),
+        }
+    )
+    phase = _phase(job, status, nodes)
+    wanted = _conditions(job, status, told.now)
+    return status.model_copy(
+        update={
+            "phase": phase,
+            "conditions": keep_transition_times(wanted, job.status.conditions),
+            "display": _display(job, nodes, progress, phase),
+        }
+    )
+
+
+def keep_transition_times(wanted: Iterable[Condition], before: Iterable[Condition]) -> tuple[Condition, ...]:
+    """The wanted conditions; one whose status did not change keeps its transition time."""
+    since = {(c.type, c.status): c.last_transition_time for c in before}
+    return tuple(
+        c.model_copy(update={"last_transition_time": since.get((c.type, c.status), c.last_transition_time)})
+        for c in wanted
+    )
+
+
+def finished(status: JobStatus) -> bool:
+    """Complete or Failed for good."""
+    return status.completion_time is not None
+
+
+def suspended(job: FineTuneJob, status: JobStatus) -> bool:
+    """Asked for, and no pod is left."""
+    return (
+        job.spec.suspend
+        and not finished(status)
+        and (not status.attempts or status.attempts[-1].state is AttemptState.STOPPED)
+    )
+
+
+def _conditions(job: FineTuneJob, status: JobStatus, now: datetime) -> list[Condition]:
+    """Running and Suspended always; the others only while true, as kstatus and `kubectl wait` expect."""
+    generation = job.metadata.generation
+
+    def condition(kind: str, holds: bool, reason: str, message: str = "") -> Condition:
+        return Condition(
+            type=kind,
+            status="True" if holds else "False",
+            observed_generation=generation,
+            last_transition_time=now,
+            reason=reason,
+            message=message,
+        )
+
+    reason, message = _situation(job, status)
+    running = bool(status.attempts) and status.attempts[-1].state is AttemptState.RUNNING and not finished(status)
+    is_suspended = suspended(job, status)
+    told = [
+        condition("Running", running, reason, message),
+        condition(
+            "Suspended",
+            is_suspended,
+            "Suspended" if is_suspended else ("Suspending" if job.spec.suspend and not finished(status) else "Active"),
+            message if is_suspended else "",
+        ),
+    ]
+    if finished(status):
+        end = "Complete" if _complete(status) else "Failed"
+        told += [condition(end, True, reason, message), condition("Finished", True, reason, message)]
+        if end == "Failed":
+            told.append(condition("Stalled", True, reason, message))
+    elif not running and not is_suspended:
+        told.append(condition("Reconciling", True, reason, message))
+    return told
+
+
+def _complete(status: JobStatus) -> bool:
+    return bool(status.attempts) and status.attempts[-1].state is AttemptState.SUCCEEDED
+
+
+def _situation(job: FineTuneJob, status: JobStatus) -> tuple[str, str]:
+    """Reason and one line on where the job stands."""
+    if not status.attempts:
+        return ("Suspended", "not started; set spec.suspend to false to start") if job.spec.suspend else ("Queued", "")
+    record = status.attempts[-1]
+    before = status.attempts[-2] if len(status.attempts) > 1 else None
+    match record.state:
+        case AttemptState.SUCCEEDED | AttemptState.FAILED:
+            return record.reason, record.message
+        case AttemptState.STOPPED:
+            checkpoint = status.progress.last_checkpoint if status.progress else None
+            saved = f"; it resumes from {checkpoint}" if checkpoint else "; no checkpoint was written yet"
+            return "Suspended", f"every pod is released{saved}"
+        case AttemptState.STOPPING:
+            return "Stopping", f"attempt {record.attempt} is stopping: {record.reason}"
+        case AttemptState.RUNNING:
+            return "Running", f"attempt {record.attempt} runs on {job.spec.num_nodes} nodes"
+        case AttemptState.STARTING:
+            if status.waiting is not None:
+                return status.waiting.reason, status.waiting.message
+            if before is not None and before.state is AttemptState.FAILED:
+                delayed = f" after {record.not_before:%H:%M:%S}" if record.not_before else ""
+                return "Restarting", f"attempt {record.attempt} starts{delayed}; {before.message}"
+            return "Starting", f"attempt {record.attempt} is starting"
+
+
+def _phase(job: FineTuneJob, status: JobStatus, nodes: tuple[NodeObservation, ...]) -> Phase:
+    if finished(status):
+        return Phase.COMPLETE if _complete(status) else Phase.FAILED
+    if suspended(job, status):
+        return Phase.SUSPENDED
+    if not status.attempts:
+        return Phase.QUEUED
+    record = status.attempts[-1]
+    if record.state is AttemptState.RUNNING:
+        return Phase.RUNNING
+    if record.state is AttemptState.STOPPING:
+        return Phase.SUSPENDED if job.spec.suspend else Phase.RESTARTING
+    if status.restarts and len(status.attempts) > 1 and status.attempts[-2].state is AttemptState.FAILED:
+        return Phase.RESTARTING
+    return Phase.STARTING if any(node.scheduled for node in nodes) else Phase.QUEUED
+
+
+def _waiting(status: JobStatus, told: Told) -> WaitStatus | None:
+    """Since when it is waited for the same; image errors alternate in wording, so their first text stays."""
+    wait, before = told.wait, status.waiting
+    if wait is None or not status.attempts or status.attempts[-1].state is not AttemptState.STARTING:
+        return None
+    if before is not None and before.reason == wait.reason:
+        return before if wait.image else before.model_copy(update={"message": wait.message})
+    return WaitStatus(reason=wait.reason, message=wait.message, since=told.now)
+
+
+def _progress(status: JobStatus, nodes: tuple[NodeObservation, ...], polled: Progress | None) -> Progress | None:
+    """The newest of what was polled, what rank 0 said last, and what is known."""
+    said = [n.termination.progress for n in nodes if n.node_rank == 0 and n.termination and n.termination.progress]
+    reports = [report for report in (*said, polled) if report is not None]
+    if not reports:
+        return status.progress
+    newest = max(reports, key=lambda report: (report.step, report.update_time is not None))
+    before = status.progress
+    if before is not None and newest.update_time and before.update_time and newest.update_time < before.update_time:
+        return before
+    if newest.last_checkpoint is None and before is not None:
+        newest = newest.model_copy(update={"last_checkpoint": before.last_checkpoint})
+    return newest
+
+
+def _node(node: NodeObservation) -> NodeStatus:
+    phase = node.waiting.reason if node.waiting and node.life is Life.PENDING else node.life.value
+    if node.deleting and not node.ended:
+        phase = "Terminating"
+    return NodeStatus(node_rank=node.node_rank, pod_name=node.pod_name, k8s_node=node.k8s_node, phase=phase)
+
+
+def _display(job: FineTuneJob, nodes: tuple[NodeObservation, ...], progress: Progress | None, phase: Phase) -> Display:
+    running = sum(node.life is Life.RUNNING and not node.deleting for node in nodes)
+    columns = {"nodes": f"{running}/{job.spec.num_nodes}"}
+    if progress is not None:
+        if progress.total_steps:
+            percent = 100 * progress.step // progress.total_steps
+            columns["progress"] = f"{percent}% {progress.step}/{progress.total_steps}"
+        if progress.loss is not None:
+            columns["loss"] = f"{progress.loss:.3f}"
+        if phase is Phase.RUNNING and progress.tokens_per_second is not None:
+            columns["tokens_per_second"] = short_number(progress.tokens_per_second)
+        if phase is Phase.RUNNING and progress.eta_seconds is not None:
+            columns["eta"] = short_duration(progress.eta_seconds)
+    return Display(**columns)
+
+
+def short_number(number: float) -> str:
+    """18432 -> 18.4k."""
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{suffix}"
+    return f"{number:.0f}"
+
+
+def short_duration(seconds: int) -> str:
+    """1320 -> 22m, as kubectl writes ages."""
+    if seconds < 120:
+        return f"{seconds}s"
+    if seconds < 7200:
+        return f"{seconds // 60}m"
+    return f"{seconds // 3600}h{seconds % 3600 // 60}m" if seconds < 172_800 else f"{seconds // 86400}d"

@@ -1,0 +1,187 @@
+"""decide: job, what is seen of its children and the time -> the status to write and what to do. Pure and total.
+
+An attempt goes Starting -> Running -> Stopping -> Failed, Stopped or Succeeded. One pass makes one step; what it writes
+is all that the next pass needs, so that a crash between any two API calls repeats nothing and loses nothing.
+"""
+
+from datetime import datetime, timedelta
+
+from finetune_api.status import AttemptRecord, AttemptState
+from finetune_api.v1alpha1 import FineTuneJob
+from finetune_operator import names
+from finetune_operator.actions import Action, Create, DeleteConfigMap, DeleteJob, Emit
+from finetune_operator.case import PULL_PATIENCE, Case, Decision, confirmed, with_next, with_record, write
+from finetune_operator.ending import ABORT_GRACE_SECONDS, StopReason, begin_to_stop, complete, end_attempt, stop
+from finetune_operator.manifests import build_children
+from finetune_operator.observe import Life, NodeObservation, Observation
+from finetune_operator.plan import Settings, plan_run
+from finetune_operator.waiting import refused_for_good
+
+LOOK_AGAIN = timedelta(seconds=5)
+REFUSAL_PATIENCE = timedelta(seconds=15)
+
+
+def decide(job: FineTuneJob, seen: Observation, now: datetime, settings: Settings) -> Decision:
+    """The next step of a job. Equal input gives equal output; deciding again after acting changes nothing."""
+    case = Case(job, seen, now, settings)
+    if job.metadata.deletion_timestamp is not None:
+        return Decision(job.status)
+    if job.status.completion_time is not None:
+        return _after_the_end(case)
+    if not job.status.attempts:
+        return _suspend_before_start(case) if job.spec.suspend else _start(case)
+    match case.record.state:
+        case AttemptState.STARTING | AttemptState.RUNNING:
+            return _carry_on(case)
+        case AttemptState.STOPPING:
+            return stop(case)
+        case AttemptState.STOPPED:
+            return _stay_suspended(case) if job.spec.suspend else _resume(case)
+        case AttemptState.SUCCEEDED | AttemptState.FAILED:
+            raise AssertionError("an attempt that ended is followed by another or by the job's end in the same write")
+
+
+def _start(case: Case) -> Decision:
+    record = AttemptRecord(attempt=0, state=AttemptState.STARTING, start_time=case.now)
+    return write(case, with_next(case.status.model_copy(update={"start_time": case.now, "suspend_time": None}), record))
+
+
+def _suspend_before_start(case: Case) -> Decision:
+    return write(case, case.status.model_copy(update={"suspend_time": case.status.suspend_time or case.now}))
+
+
+def _carry_on(case: Case) -> Decision:
+    """Starting or Running: look for an end first, then for what is still to be made."""
+    for look in (_asked_to_stop, _refusal, _success, _failure, _still_to_be_made, _stalled_start):
+        decision = look(case)
+        if decision is not None:
+            return decision
+    return _running_or_waiting(case)
+
+
+def _asked_to_stop(case: Case) -> Decision | None:
+    if case.job.spec.suspend:
+        return begin_to_stop(case, StopReason.SUSPENDED)
+    if case.deadline is not None and case.now >= case.deadline:
+        return begin_to_stop(case, StopReason.DEADLINE)
+    return None
+
+
+def _refusal(case: Case) -> Decision | None:
+    """The API server will never take what the spec asks for, or a foreign object has the name."""
+    verdict = refused_for_good(case.job, case.seen)
+    return end_attempt(case, verdict, case.record) if verdict else None
+
+
+def _success(case: Case) -> Decision | None:
+    nodes = case.nodes
+    if len(nodes) < case.job.spec.num_nodes or not all(node.succeeded for node in nodes):
+        return None
+    return complete(case, case.record)
+
+
+def _failure(case: Case) -> Decision | None:
+    """A node ended badly, is being deleted by somebody else, or is missing although it was made."""
+    bad = [node for node in case.nodes if not node.succeeded]
+    if any(node.life in (Life.FAILED, Life.SUCCEEDED) for node in bad):
+        return begin_to_stop(case, StopReason.NODE_FAILED)
+    if any(node.deleting and node.life is not Life.GONE for node in bad):
+        return begin_to_stop(case, StopReason.NODE_DELETED)
+    missing = len(case.nodes) < case.job.spec.num_nodes or any(node.life is Life.GONE for node in bad)
+    if case.record.created and missing:
+        return confirmed(case, begin_to_stop(case, StopReason.NODE_FAILED))
+    return None
+
+
+def _still_to_be_made(case: Case) -> Decision | None:
+    """Create what is missing, once no older attempt can run and the time of a delayed restart has come."""
+    record = case.record
+    if record.created:
+        return None
+    older = _older(case)
+    blockers = [node for node in older if node.may_run(case.now)]
+    if blockers:
+        return write(case, case.status, actions=case.deletions(blockers, ABORT_GRACE_SECONDS), look_again=LOOK_AGAIN)
+    if record.not_before and case.now < record.not_before:
+        return write(case, case.status, look_again=record.not_before - case.now)
+    existing = {node.pod_name for node in case.nodes if node.life is not Life.GONE}
+    if len(existing) == case.job.spec.num_nodes and case.seen.service_exists:
+        return None
+    children = build_children(plan_run(case.job, attempt=record.attempt, settings=case.settings))
+    actions: tuple[Action, ...] = tuple(Create(m) for m in children if m["metadata"]["name"] not in existing)
+    if record.attempt > 0:
+        previous = names.config_map_name(case.job.metadata.name, record.attempt - 1)
+        actions = (*actions, DeleteConfigMap(previous), *case.deletions(older, ABORT_GRACE_SECONDS))
+    patience = REFUSAL_PATIENCE if case.seen.refusals else None
+    # a cache may not show a pod of an older attempt, nor one that the last pass made
+    return confirmed(case, write(case, case.status, actions=actions, look_again=patience))
+
+
+def _stalled_start(case: Case) -> Decision | None:
+    """An image that cannot be had for ten minutes will not come."""
+    wait, told = case.wait, case.status.waiting
+    if wait is None or not wait.image or told is None or told.reason != wait.reason:
+        return None
+    if not wait.hopeless and case.now < told.since + PULL_PATIENCE:
+        return None
+    return begin_to_stop(case, StopReason.IMAGE, message=told.message)
+
+
+def _running_or_waiting(case: Case) -> Decision:
+    record = case.record
+    live = [node for node in case.nodes if node.life is not Life.GONE]
+    created = record.created or (len(live) == case.job.spec.num_nodes and case.seen.service_exists)
+    runs = created and all(node.life is Life.RUNNING or node.succeeded for node in case.nodes)
+    started = record.state is AttemptState.RUNNING or runs
+    update = {
+        "created": created,
+        "state": AttemptState.RUNNING if started else AttemptState.STARTING,
+        "running_time": record.running_time or (case.now if started else None),
+    }
+    record = record.model_copy(update={**update, **case.steps})
+    actions = (*_start_events(case, record), *case.deletions(_older(case), ABORT_GRACE_SECONDS))
+    return write(case, with_record(case.status, record), actions=actions)
+
+
+def _start_events(case: Case, record: AttemptRecord) -> tuple[Action, ...]:
+    """What is worth an event on the way to Running: that it runs, and what it waits for, once each."""
+    if record.state is AttemptState.RUNNING:
+        if case.record.state is AttemptState.RUNNING:
+            return ()
+        message = f"attempt {record.attempt} runs on {case.job.spec.num_nodes} nodes"
+        return (Emit("Normal", "Running", message, f"running-{record.attempt}"),)
+    wait, told = case.wait, case.status.waiting
+    if wait is not None and (told is None or told.reason != wait.reason):
+        return (Emit("Warning", wait.reason, wait.message, f"waiting-{record.attempt}-{wait.reason}"),)
+    return ()
+
+
+def _older(case: Case) -> list[NodeObservation]:
+    return [node for node in case.seen.live() if node.attempt != case.record.attempt]
+
+
+def _stay_suspended(case: Case) -> Decision:
+    """A pod that turns up late is removed."""
+    return write(case, case.status, actions=case.deletions(case.running_pods(), ABORT_GRACE_SECONDS))
+
+
+def _resume(case: Case) -> Decision:
+    attempt = case.record.attempt + 1
+    new = AttemptRecord(attempt=attempt, state=AttemptState.STARTING, start_time=case.now)
+    paused = (case.now - case.status.suspend_time).total_seconds() if case.status.suspend_time else 0
+    status = with_next(case.status, new).model_copy(
+        update={"suspended_seconds": case.status.suspended_seconds + round(paused), "suspend_time": None}
+    )
+    return write(case, status, actions=(Emit("Normal", "Resumed", f"attempt {attempt} starts", f"resumed-{attempt}"),))
+
+
+def _after_the_end(case: Case) -> Decision:
+    """Complete or Failed for good: the status stays, whatever still runs is stopped, and TTL removes the job."""
+    actions: tuple[Action, ...] = case.deletions(case.running_pods(), ABORT_GRACE_SECONDS)
+    ttl, ended = case.job.spec.ttl_seconds_after_finished, case.status.completion_time
+    if ttl is None or ended is None:
+        return Decision(case.status, actions)
+    left = ended + timedelta(seconds=ttl) - case.now
+    if left > timedelta():
+        return Decision(case.status, actions, requeue_after=left)
+    return Decision(case.status, (*actions, DeleteJob(case.job.metadata.uid)))

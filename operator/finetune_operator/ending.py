@@ -1,0 +1,131 @@
+"""The end of an attempt: stop what still runs, judge all the evidence at once, then one write says what follows."""
+
+from datetime import timedelta
+from enum import StrEnum
+
+from finetune_api.status import AttemptRecord, AttemptState, JobStatus
+from finetune_api.termination import Outcome
+from finetune_operator.actions import Emit
+from finetune_operator.case import Case, Decision, confirmed, with_next, with_record, write
+from finetune_operator.evidence import first_evidence, more_evidence
+from finetune_operator.failure import Verdict, judge
+from finetune_operator.manifests import GRACE_SECONDS
+from finetune_operator.plan import plan_run
+from finetune_operator.restarts import plan_restart
+
+ABORT_GRACE_SECONDS = 10  # of the siblings of a failed node: their ranks are blocked and have nothing to save
+LOOK_AGAIN = timedelta(seconds=5)
+
+
+class StopReason(StrEnum):
+    """Why an attempt is stopping; the verdict replaces it, unless it is the verdict already."""
+
+    SUSPENDED = "Suspended"
+    DEADLINE = "DeadlineExceeded"
+    IMAGE = "ImagePullFailed"
+    NODE_FAILED = "NodeFailed"
+    NODE_DELETED = "NodeDeleted"
+
+
+SAVING = (StopReason.SUSPENDED, StopReason.DEADLINE, StopReason.NODE_DELETED)
+
+
+def begin_to_stop(case: Case, reason: StopReason, *, message: str = "") -> Decision:
+    """Write that the attempt is stopping, with what is known so far; the next pass stops the pods."""
+    evidence = first_evidence(case.record, case.nodes, case.job.spec.num_nodes)
+    update = {"state": AttemptState.STOPPING, "reason": reason.value, "message": message, "evidence": evidence}
+    return write(case, with_record(case.status, case.record.model_copy(update={**update, **case.steps})))
+
+
+def stop(case: Case) -> Decision:
+    """Stop what still runs, of whatever attempt; when nothing can run any more, judge."""
+    record = case.record.model_copy(update={"evidence": more_evidence(case.record.evidence, case.nodes), **case.steps})
+    running = case.running_pods()
+    if not running:
+        return confirmed(case, _judge(case, record))
+    failed = any(evidence.outcome == Outcome.FAILED for evidence in record.evidence)
+    grace_seconds = GRACE_SECONDS if record.reason in SAVING and not failed else ABORT_GRACE_SECONDS
+    actions = case.deletions(running, grace_seconds)
+    return write(case, with_record(case.status, record), actions=actions, look_again=LOOK_AGAIN)
+
+
+def _judge(case: Case, record: AttemptRecord) -> Decision:
+    nodes = case.nodes
+    if len(nodes) == case.job.spec.num_nodes and all(node.succeeded for node in nodes):
+        return complete(case, record)  # success wins over whatever began the stop
+    match StopReason(record.reason):
+        case StopReason.SUSPENDED:
+            return _suspended(case, record)
+        case StopReason.DEADLINE:
+            limit = case.job.spec.active_deadline_seconds
+            return fail(case, case.status, record, f"active for longer than activeDeadlineSeconds ({limit} s)")
+        case StopReason.IMAGE:
+            return fail(case, case.status, record, record.message)
+        case StopReason.NODE_FAILED | StopReason.NODE_DELETED:
+            verdict = judge(record.evidence)
+            assert verdict is not None, "an attempt that is no success has a node that did not succeed"
+            return end_attempt(case, verdict, record)
+
+
+def end_attempt(case: Case, verdict: Verdict, record: AttemptRecord) -> Decision:
+    """The verdict on the old attempt and the number of the next one, in one write."""
+    job, cause = case.job, verdict.evidence
+    limits = (job.metadata.uid, job.spec.restart_policy)
+    restart = plan_restart(verdict, record, case.status.attempts[:-1], case.status.without_progress, limits)
+    update = {
+        "reason": verdict.reason,
+        "fault": verdict.fault,
+        "message": verdict.message,
+        "node_rank": cause.node_rank if cause else None,
+        "rank": cause.rank if cause else None,
+        "k8s_node": cause.k8s_node if cause else "",
+    }
+    record = record.model_copy(update=update)
+    status = case.status.model_copy(update={"without_progress": restart.counts})
+    if not restart.again:
+        return fail(case, status, record, restart.message)
+    old = record.model_copy(update={"state": AttemptState.FAILED, "end_time": case.now, "action": "Restart"})
+    attempt = record.attempt + 1
+    new = AttemptRecord(
+        attempt=attempt,
+        state=AttemptState.STARTING,
+        start_time=case.now,
+        not_before=case.now + restart.delay if restart.delay else None,
+    )
+    status = with_next(with_record(status, old), new).model_copy(update={"restarts": status.restarts + 1})
+    after = f" in {restart.delay.total_seconds():.0f} s" if restart.delay else ""
+    event = Emit("Warning", verdict.reason, f"{verdict.message}; attempt {attempt} starts{after}", f"restart-{attempt}")
+    return write(case, status, actions=(event,))
+
+
+def complete(case: Case, record: AttemptRecord) -> Decision:
+    """Every node succeeded and the result is published."""
+    run = plan_run(case.job, attempt=record.attempt, settings=case.settings)
+    claim = case.job.spec.output.persistent_volume_claim.claim_name
+    message = f"the result is in {claim}:{run.output_folder}/result"
+    update = {
+        "state": AttemptState.SUCCEEDED,
+        "end_time": case.now,
+        "reason": "Completed",
+        "action": "Complete",
+        "message": message,
+        "evidence": (),
+    }
+    record = record.model_copy(update={**update, **case.steps})
+    status = with_record(case.status, record).model_copy(update={"completion_time": case.now})
+    return write(case, status, actions=(Emit("Normal", "Completed", message, "end"),))
+
+
+def fail(case: Case, status: JobStatus, record: AttemptRecord, message: str) -> Decision:
+    """The end without a result."""
+    update = {"state": AttemptState.FAILED, "end_time": case.now, "action": "Fail", "message": message}
+    record = record.model_copy(update=update)
+    status = with_record(status, record).model_copy(update={"completion_time": case.now})
+    return write(case, status, actions=(Emit("Warning", record.reason, message, "end"),))
+
+
+def _suspended(case: Case, record: AttemptRecord) -> Decision:
+    record = record.model_copy(update={"state": AttemptState.STOPPED, "end_time": case.now, "action": "Suspend"})
+    status = with_record(case.status, record).model_copy(update={"suspend_time": case.now})
+    event = Emit("Normal", "Suspended", "every pod is released", f"suspended-{record.attempt}")
+    return write(case, status, actions=(event,))

@@ -1,0 +1,48 @@
+"""Gathering evidence: what the nodes of an attempt left behind, kept in the status because pods vanish."""
+
+from finetune_api.status import AttemptRecord, Evidence
+from finetune_api.termination import Outcome
+from finetune_operator.observe import Life, NodeObservation
+
+LAST_WORDS = (Outcome.FAILED, Outcome.SUCCEEDED)
+
+
+def first_evidence(record: AttemptRecord, nodes: tuple[NodeObservation, ...], num_nodes: int) -> tuple[Evidence, ...]:
+    """At the moment an attempt starts to stop: until now it was to go on, so who deletes a pod is somebody else."""
+    seen = {node.node_rank: node for node in nodes}
+    return tuple(_first(seen.get(rank), rank, record) for rank in range(num_nodes))
+
+
+def _first(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Evidence:
+    if node is None:
+        return Evidence(node_rank=rank, ended=True, deleted=record.created)
+    taken_away = node.deleting or node.life is Life.GONE
+    return node.evidence.model_copy(update={"deleted": taken_away and node.evidence.outcome not in LAST_WORDS})
+
+
+def more_evidence(known: tuple[Evidence, ...], nodes: tuple[NodeObservation, ...]) -> tuple[Evidence, ...]:
+    """While it stops: what is known is only added to, whatever the caches still show."""
+    seen = {node.node_rank: node for node in nodes}
+    return tuple(_merge(before, seen.get(before.node_rank)) for before in known)
+
+
+def _merge(before: Evidence, node: NodeObservation | None) -> Evidence:
+    if node is None or (before.ended and not before.deleted):
+        return before
+    now = node.evidence
+    if before.exit_code is not None and now.exit_code is None:
+        return before
+    kept = {"deleted": before.deleted, "disruption": now.disruption or before.disruption}
+    if not before.deleted and (node.deleting or node.life is Life.GONE) and now.outcome not in LAST_WORDS:
+        # we stopped it: however it ended, it is not the cause
+        kept |= {"outcome": Outcome.STOPPED.value, "disruption": before.disruption}
+    return now.model_copy(update=kept)
+
+
+def steps(record: AttemptRecord, nodes: tuple[NodeObservation, ...], polled: int | None) -> dict[str, int | None]:
+    """The first and last step of the attempt, as far as anybody has told."""
+    firsts = [n.termination.first_step for n in nodes if n.termination and n.termination.first_step is not None]
+    lasts = [n.evidence.last_step for n in nodes]
+    told = [step for step in (*lasts, polled, record.last_step) if step is not None]
+    first = record.first_step if record.first_step is not None else min(firsts, default=None)
+    return {"first_step": first, "last_step": max(told, default=None)}

@@ -1,0 +1,339 @@
+"""Whose fault: an ordered tuple of rules over what the nodes left behind; the first that matches a node speaks for it.
+
+The cause of an attempt's end is one node: those that only suffered from another's death are set aside first, then the
+earliest decides.
+"""
+
+import signal as signals
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from finetune_api.status import Evidence, Fault
+from finetune_api.termination import Outcome
+
+
+class FailureAction(StrEnum):
+    """What follows from a verdict, as long as the restart budget lasts."""
+
+    RESTART = "Restart"
+    FAIL = "Fail"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why an attempt ended, whose fault it was and what to do."""
+
+    reason: str
+    fault: Fault
+    action: FailureAction
+    message: str
+    victim: bool = False
+    evidence: Evidence | None = None
+
+
+Rule = Callable[[Evidence], Verdict | None]
+
+# Errors that the trainer itself names: the spec, the rows or the storage must change before a restart can do better.
+USER_ERRORS = frozenset({"InvalidSpec", "DatasetError", "ModelNotFound", "OutputError", "TemplateError"})
+# What a rank raises when another one died: connection errors of gloo and NCCL, and timeouts of collectives.
+VICTIM_ERRORS = frozenset(
+    {"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "SignalException"}
+)
+VICTIM_TEXTS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "socket timeout",
+    "watchdog caught collective operation timeout",
+    "timed out waiting",
+    "nccl communicator was aborted",
+    "remote process exited",
+)
+PREEMPTIONS = {
+    "PreemptionByScheduler": "preempted by a pod of higher priority",
+    "EvictionByEvictionAPI": "drained from its Kubernetes node",
+    "TerminationByKubelet": "ended by its kubelet",
+    "DeletionByTaintManager": "its Kubernetes node was lost",
+    "DeletionByPodGC": "its Kubernetes node is gone",
+}
+LOST = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
+
+
+def where(evidence: Evidence) -> str:
+    """`node 1 (gpu-7)`, or `node 1 (gpu-7) rank 5`."""
+    node = f"node {evidence.node_rank}" + (f" ({evidence.k8s_node})" if evidence.k8s_node else "")
+    return f"{node} rank {evidence.rank}" if evidence.rank is not None else node
+
+
+def first_line(text: str) -> str:
+    """The line of an error that says most: the last one that is not empty."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
+
+
+def disrupted(evidence: Evidence) -> Verdict | None:
+    """The cluster took the pod away: not the job's fault, and not counted against it."""
+    if evidence.disruption not in PREEMPTIONS:
+        return None
+    lost = evidence.disruption in LOST
+    return Verdict(
+        reason="NodeLost" if lost else "Preempted",
+        fault=Fault.INFRASTRUCTURE if lost else Fault.PREEMPTION,
+        action=FailureAction.RESTART,
+        message=f"{where(evidence)}: {PREEMPTIONS[evidence.disruption]}",
+    )
+
+
+def evicted(evidence: Evidence) -> Verdict | None:
+    """Evicted without a disruption: the pod passed its own storage limits, and would again."""
+    if evidence.reason != "Evicted":
+        return None
+    return Verdict(
+        reason="Evicted",
+        fault=Fault.RESOURCE,
+        action=FailureAction.FAIL,
+        message=f"{where(evidence)}: {first_line(evidence.message)}; raise ephemeral-storage in resources.limits",
+    )
+
+
+def host_out_of_memory(evidence: Evidence) -> Verdict | None:
+    """The kernel killed a process of the container: a restart would run out again, whatever the exit code was."""
+    if evidence.reason != "OOMKilled" or evidence.outcome == Outcome.SUCCEEDED:
+        return None
+    return Verdict(
+        reason="HostOutOfMemory",
+        fault=Fault.RESOURCE,
+        action=FailureAction.FAIL,
+        message=f"{where(evidence)} ran out of host memory; raise resources.limits.memory or lower dataset.numWorkers",
+    )
+
+
+def not_admitted(evidence: Evidence) -> Verdict | None:
+    """The kubelet had no room after all: another placement will do."""
+    if not evidence.reason.startswith("OutOf") and evidence.reason not in ("NodeAffinity", "UnexpectedAdmissionError"):
+        return None
+    return Verdict(
+        reason="NodeRefusedPod",
+        fault=Fault.INFRASTRUCTURE,
+        action=FailureAction.RESTART,
+        message=f"{where(evidence)}: the kubelet refused the pod: {evidence.reason}",
+    )
+
+
+def cannot_start(evidence: Evidence) -> Verdict | None:
+    """The image has no such entrypoint."""
+    if evidence.reason not in ("StartError", "ContainerCannotRun"):
+        return None
+    return Verdict(
+        reason="StartError",
+        fault=Fault.USER,
+        action=FailureAction.FAIL,
+        message=f"{where(evidence)}: the container could not start: {first_line(evidence.message)}; check spec.image",
+    )
+
+
+def user_error(evidence: Evidence) -> Verdict | None:
+    """The trainer named what is wrong with the spec, the rows or the storage."""
+    if evidence.error_type not in USER_ERRORS:
+        return None
+    return Verdict(
+        reason=evidence.error_type,
+        fault=Fault.USER,
+        action=FailureAction.FAIL,
+        message=f"{where(evidence)}: {first_line(evidence.message)}",
+    )
+
+
+def cuda_out_of_memory(evidence: Evidence) -> Verdict | None:
+    """The GPU's memory ran out: the same batch would run out again."""
+    if evidence.error_type != "OutOfMemoryError" and "CUDA out of memory" not in evidence.message:
+        return None
+    return Verdict(
+        reason="CudaOutOfMemory",
+        fault=Fault.RESOURCE,
+        action=FailureAction.FAIL,
+        message=f"{where(evidence)} ran out of GPU memory at step {evidence.last_step or 0}; lower "
+        "training.perDeviceTrainBatchSize and raise gradientAccumulationSteps alike, or set gradientCheckpointing",
+    )
+
+
+def diverged(evidence: Evidence) -> Verdict | None:
+    """The loss is no number any more; the same steps would lead there again."""
+    if evidence.error_type != "NonFiniteLoss":
+        return None
+    return Verdict(
+        reason="NonFiniteLoss",
+        fault=Fault.USER,
+        action=FailureAction.FAIL,
+        message=f"{where(evidence)}: {first_line(evidence.message)}",
+    )
+
+
+def no_name(evidence: Evidence) -> Verdict | None:
+    """The name of rank 0 did not appear in DNS, or nobody answered there."""
+    if evidence.error_type not in ("DnsTimeout", "RendezvousTimeoutError", "RendezvousConnectionError"):
+        return None
+    return Verdict(
+        reason="RendezvousTimeout",
+        fault=Fault.TRANSIENT,
+        action=FailureAction.RESTART,
+        message=f"{where(evidence)}: {first_line(evidence.message)}",
+        victim=True,
+    )
+
+
+def victim(evidence: Evidence) -> Verdict | None:
+    """Its peers went away; it only says so."""
+    text = evidence.message.lower()
+    if evidence.error_type not in VICTIM_ERRORS and not any(phrase in text for phrase in VICTIM_TEXTS):
+        return None
+    return Verdict(
+        reason="PeerLost",
+        fault=Fault.TRANSIENT,
+        action=FailureAction.RESTART,
+        message=f"{where(evidence)} lost its peers: {first_line(evidence.message)}",
+        victim=True,
+    )
+
+
+def killed(evidence: Evidence) -> Verdict | None:
+    """A rank was ended by a signal that nobody here sent."""
+    if evidence.signal is None or evidence.outcome == Outcome.STOPPED:
+        return None
+    try:
+        name = signals.Signals(evidence.signal).name
+    except ValueError:
+        name = f"signal {evidence.signal}"
+    crashed = name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
+    return Verdict(
+        reason="RankCrashed" if crashed else "RankKilled",
+        fault=Fault.UNKNOWN if crashed else Fault.TRANSIENT,
+        action=FailureAction.RESTART,
+        message=f"{where(evidence)} was ended by {name}",
+    )
+
+
+def deleted(evidence: Evidence) -> Verdict | None:
+    """Somebody deleted the pod, or it vanished with its node."""
+    if not evidence.deleted:
+        return None
+    return Verdict(
+        reason="PodDeleted",
+        fault=Fault.INFRASTRUCTURE,
+        action=FailureAction.RESTART,
+        message=f"{where(evidence)}: pod {evidence.pod_name} was deleted",
+    )
+
+
+def stopped(evidence: Evidence) -> Verdict | None:
+    """It was asked to stop and did; somebody else is the cause."""
+    if evidence.outcome != Outcome.STOPPED and evidence.ended:
+        return None
+    return Verdict(
+        reason="Stopped",
+        fault=Fault.INFRASTRUCTURE,
+        action=FailureAction.RESTART,
+        message=f"{where(evidence)} was stopped",
+        victim=True,
+    )
+
+
+def raised(evidence: Evidence) -> Verdict | None:
+    """A rank raised an exception that nobody foresaw: the code or the rows, and again the same next time."""
+    if evidence.outcome != Outcome.FAILED or not evidence.error_type:
+        return None
+    return Verdict(
+        reason="UserCodeError",
+        fault=Fault.USER,
+        action=FailureAction.FAIL,
+        message=f"{where(evidence)}: {evidence.error_type}: {first_line(evidence.message)}",
+    )
+
+
+def container_killed(evidence: Evidence) -> Verdict | None:
+    """The whole container was ended from outside: its supervisor had no time for last words."""
+    if evidence.exit_code not in (137, 143):
+        return None
+    return Verdict(
+        reason="ContainerKilled",
+        fault=Fault.TRANSIENT,
+        action=FailureAction.RESTART,
+        message=f"{where(evidence)}: the container was killed (exit {evidence.exit_code})",
+    )
+
+
+def no_result(evidence: Evidence) -> Verdict | None:
+    """Exit 0 without the success marker is no success."""
+    if evidence.exit_code != 0 or evidence.outcome == Outcome.SUCCEEDED:
+        return None
+    return Verdict(
+        reason="NoResult",
+        fault=Fault.UNKNOWN,
+        action=FailureAction.RESTART,
+        message=f"{where(evidence)} ended with exit 0 but left no result",
+    )
+
+
+def unexplained(evidence: Evidence) -> Verdict | None:
+    """Nothing else speaks."""
+    said = first_line(evidence.message) or evidence.reason or "no message"
+    return Verdict(
+        reason="Unexplained",
+        fault=Fault.UNKNOWN,
+        action=FailureAction.RESTART,
+        message=f"{where(evidence)} failed with exit {evidence.exit_code}: {said}",
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    disrupted,
+    evicted,
+    host_out_of_memory,
+    not_admitted,
+    cannot_start,
+    user_error,
+    cuda_out_of_memory,
+    diverged,
+    no_name,
+    victim,
+    killed,
+    deleted,
+    stopped,
+    raised,
+    container_killed,
+    no_result,
+    unexplained,
+)
+
+_LATER = datetime.max.replace(tzinfo=UTC)
+
+
+def judge(nodes: Iterable[Evidence]) -> Verdict | None:
+    """The verdict on an attempt: the earliest cause among those who are no victims; None if nobody failed."""
+    verdicts = [judge_node(node) for node in nodes if not _well(node)]
+    if not verdicts:
+        return None
+    return min(verdicts, key=_precedence)
+
+
+def judge_node(evidence: Evidence) -> Verdict:
+    """The first rule that matches; `unexplained` matches all."""
+    for rule in RULES:
+        verdict = rule(evidence)
+        if verdict is not None:
+            return Verdict(verdict.reason, verdict.fault, verdict.action, verdict.message, verdict.victim, evidence)
+    raise AssertionError("unexplained matches everything")
+
+
+def _well(evidence: Evidence) -> bool:
+    return evidence.outcome == Outcome.SUCCEEDED and evidence.exit_code == 0
+
+
+def _precedence(verdict: Verdict) -> tuple[bool, bool, datetime, int]:
+    evidence = verdict.evidence
+    assert evidence is not None
+    bystander = verdict.reason == "Stopped"
+    return verdict.victim, bystander, evidence.finished_at or _LATER, evidence.node_rank

@@ -1,0 +1,47 @@
+"""A job whose spec cannot be read: what the models refuse although the API server took it."""
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from finetune_api.status import Condition, JobStatus, Phase
+from finetune_operator.case import Decision
+from finetune_operator.conditions import keep_transition_times
+
+CONDITIONS = (("Running", "False"), ("Failed", "True"), ("Finished", "True"), ("Stalled", "True"))
+
+
+def decide_invalid(job: dict[str, Any], error: ValidationError, now: datetime) -> Decision | None:
+    """Failed with what is wrong, field by field; None if that has been said or the job is going away."""
+    status = JobStatus.model_validate(job.get("status") or {})
+    if status.completion_time is not None or job["metadata"].get("deletionTimestamp"):
+        return None
+    message, generation = explain(error), job["metadata"].get("generation", 0)
+    conditions = tuple(
+        Condition(
+            type=kind,
+            status="True" if value == "True" else "False",
+            observed_generation=generation,
+            last_transition_time=now,
+            reason="InvalidSpec",
+            message=message,
+        )
+        for kind, value in CONDITIONS
+    )
+    update = {
+        "observed_generation": generation,
+        "phase": Phase.FAILED,
+        "completion_time": now,
+        "conditions": keep_transition_times(conditions, status.conditions),
+    }
+    return Decision(status.model_copy(update=update))
+
+
+def explain(error: ValidationError) -> str:
+    """`spec.numNodes: ...; spec.model: ...`: where, and what is wrong there."""
+    lines = []
+    for problem in error.errors(include_url=False, include_context=False, include_input=False):
+        where = ".".join(str(part) for part in problem["loc"])
+        lines.append(f"{where}: {problem['msg'].removeprefix('Value error, ')}")
+    return "; ".join(lines)

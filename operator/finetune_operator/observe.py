@@ -1,0 +1,225 @@
+"""Raw pods -> Observation: what can be seen of a job's children, in words that decide and failure use."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from finetune_api.status import Evidence, Progress
+from finetune_api.termination import Outcome, Termination, parse_termination
+from finetune_operator import names
+
+Raw = dict[str, Any]
+
+MESSAGE_CHARACTERS = 600  # of one node's evidence in status: a few lines, not a log
+FENCED_AFTER_SECONDS = 30  # past its deletion deadline, on a node that the taint manager gave up
+
+
+class Life(StrEnum):
+    """Where a pod is in its life."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"  # exit 0, whatever was said
+    FAILED = "Failed"
+    GONE = "Gone"
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Why a pod does not start."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class NodeObservation:
+    """One pod, alive or remembered."""
+
+    attempt: int
+    node_rank: int
+    pod_name: str
+    uid: str
+    life: Life
+    deleting: bool
+    deletion_deadline: datetime | None
+    scheduled: bool
+    waiting: Waiting | None
+    evidence: Evidence
+    termination: Termination | None
+
+    @property
+    def k8s_node(self) -> str:
+        return self.evidence.k8s_node
+
+    @property
+    def ended(self) -> bool:
+        """No process of it runs any more."""
+        return self.life in (Life.SUCCEEDED, Life.FAILED, Life.GONE)
+
+    @property
+    def succeeded(self) -> bool:
+        """It ended well and says that the result was published: exit 0 alone proves nothing."""
+        return self.evidence.exit_code == 0 and self.evidence.outcome == Outcome.SUCCEEDED
+
+    def may_run(self, now: datetime) -> bool:
+        """Whether a process of it may still run: not ended, and not given up together with its lost k8s node."""
+        if self.ended:
+            return False
+        if not (self.deletion_deadline and self.evidence.disruption == "DeletionByTaintManager"):
+            return True
+        return (now - self.deletion_deadline).total_seconds() < FENCED_AFTER_SECONDS
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A create that the API server refused, or a name that somebody else's object has."""
+
+    kind: str
+    name: str
+    status: int
+    message: str
+    taken: bool = False
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A PersistentVolumeClaim that the job mounts."""
+
+    name: str
+    access_modes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What is seen of a job's children. `fresh`: the pods come from a quorum LIST made for this decision."""
+
+    nodes: tuple[NodeObservation, ...] = ()
+    service_exists: bool = False
+    progress: Progress | None = None
+    claims: tuple[Claim, ...] | None = None
+    refusals: tuple[Refusal, ...] = ()
+    fresh: bool = False
+
+    def of_attempt(self, attempt: int) -> tuple[NodeObservation, ...]:
+        """One observation per node rank; a live pod wins over a remembered one."""
+        ranked: dict[int, NodeObservation] = {}
+        for node in self.nodes:
+            known = ranked.get(node.node_rank)
+            if node.attempt == attempt and (known is None or known.life is Life.GONE):
+                ranked[node.node_rank] = node
+        return tuple(ranked[rank] for rank in sorted(ranked))
+
+    def live(self) -> tuple[NodeObservation, ...]:
+        """The pods that exist, of whatever attempt."""
+        return tuple(node for node in self.nodes if node.life is not Life.GONE)
+
+
+def observe_pods(pods: Iterable[Raw], gone: Iterable[Raw]) -> tuple[NodeObservation, ...]:
+    """Live pods and tombstones; a pod that is in both is alive."""
+    live = [observe_pod(pod, gone=False) for pod in pods]
+    known = {node.uid for node in live if node}
+    remembered = [observe_pod(pod, gone=True) for pod in gone if pod["metadata"].get("uid") not in known]
+    return tuple(node for node in (*live, *remembered) if node)
+
+
+def observe_pod(pod: Raw, *, gone: bool) -> NodeObservation | None:
+    """One pod; None if its labels are not those of a node, which only a foreign hand can have made."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    labels = metadata.get("labels") or {}
+    try:
+        attempt, node_rank = int(labels[names.ATTEMPT]), int(labels[names.NODE_RANK])
+    except (KeyError, ValueError):
+        return None
+    container = _container_status(status)
+    terminated = (container.get("state") or {}).get("terminated")
+    message = (terminated or {}).get("message")
+    termination = parse_termination(message)
+    deleted = metadata.get("deletionTimestamp")
+    return NodeObservation(
+        attempt=attempt,
+        node_rank=node_rank,
+        pod_name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        life=_life(status, container, gone=gone),
+        deleting=deleted is not None,
+        deletion_deadline=parse_time(deleted),
+        scheduled=bool((pod.get("spec") or {}).get("nodeName")),
+        waiting=_waiting(status, container),
+        evidence=_evidence(pod, terminated or {}, termination, node_rank=node_rank, gone=gone),
+        termination=termination,
+    )
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """An API timestamp, or None for nothing."""
+    return datetime.fromisoformat(text) if text else None
+
+
+def _container_status(status: Raw) -> Raw:
+    statuses = status.get("containerStatuses") or []
+    return next((c for c in statuses if c.get("name") == names.CONTAINER), {})
+
+
+def _life(status: Raw, container: Raw, *, gone: bool) -> Life:
+    """From the container's state, which is a second ahead of the pod's phase."""
+    if gone:
+        return Life.GONE
+    state = container.get("state") or {}
+    if "terminated" in state:
+        return Life.SUCCEEDED if state["terminated"].get("exitCode") == 0 else Life.FAILED
+    phase = status.get("phase", "Pending")
+    if phase == "Succeeded" or phase == "Failed":
+        return Life(phase)
+    return Life.RUNNING if "running" in state else Life.PENDING
+
+
+def _waiting(status: Raw, container: Raw) -> Waiting | None:
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    if waiting.get("reason") and waiting["reason"] not in ("ContainerCreating", "PodInitializing"):
+        return Waiting(waiting["reason"], waiting.get("message", ""))
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return Waiting(condition.get("reason", "Unschedulable"), condition.get("message", ""))
+    return None
+
+
+def _evidence(pod: Raw, terminated: Raw, said: Termination | None, *, node_rank: int, gone: bool) -> Evidence:
+    status = pod.get("status") or {}
+    disruption: Raw = next(
+        (c for c in status.get("conditions") or [] if c["type"] == "DisruptionTarget" and c["status"] == "True"), {}
+    )
+    return Evidence(
+        node_rank=node_rank,
+        pod_name=pod["metadata"]["name"],
+        k8s_node=(pod.get("spec") or {}).get("nodeName", ""),
+        ended=gone or bool(terminated) or status.get("phase") in ("Succeeded", "Failed"),
+        # the pod's own reason (Evicted, DeadlineExceeded) explains more than the container's Error
+        reason=status.get("reason") or terminated.get("reason", ""),
+        disruption=disruption.get("reason", ""),
+        outcome=said.outcome if said else "",
+        error_type=said.error_type if said else "",
+        exit_code=terminated.get("exitCode"),
+        rank=said.rank if said else None,
+        signal=said.signal if said else terminated.get("signal"),
+        message=_message(status, disruption, terminated, said),
+        last_step=said.progress.step if said and said.progress else None,
+        finished_at=_finished_at(terminated, said),
+    )
+
+
+def _message(status: Raw, disruption: Raw, terminated: Raw, said: Termination | None) -> str:
+    """The most telling text there is; of a log only its end."""
+    if said:
+        return said.message[:MESSAGE_CHARACTERS]
+    text: str = status.get("message") or disruption.get("message") or terminated.get("message") or ""
+    return text.strip()[-MESSAGE_CHARACTERS:]
+
+
+def _finished_at(terminated: Raw, said: Termination | None) -> datetime | None:
+    """The supervisor's own clock if it spoke: Kubernetes gives whole seconds, too coarse to find the first failure."""
+    if said and said.final and said.time is not None:
+        return datetime.fromtimestamp(said.time, UTC)
+    return parse_time(terminated.get("finishedAt"))

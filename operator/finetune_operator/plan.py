@@ -1,0 +1,96 @@
+"""plan_run: what one attempt of a job looks like, before any Kubernetes object is spelled out."""
+
+from dataclasses import dataclass
+
+from finetune_api.batch import Batch, resolve_batch
+from finetune_api.v1alpha1 import FineTuneJob, FineTuneJobSpec
+from finetune_operator import names
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the installation decides for all jobs."""
+
+    trainer_image: str
+    cluster_domain: str = "cluster.local"
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One torchrun node, which is one pod."""
+
+    node_rank: int
+    pod_name: str
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One attempt; every derived number is a property, so that nobody computes it twice."""
+
+    namespace: str
+    job_name: str
+    job_uid: str
+    attempt: int
+    image: str
+    cluster_domain: str
+    spec: FineTuneJobSpec
+    nodes: tuple[NodePlan, ...]
+
+    @property
+    def nproc_per_node(self) -> int:
+        return self.spec.ranks_per_node
+
+    @property
+    def world_size(self) -> int:
+        return len(self.nodes) * self.nproc_per_node
+
+    @property
+    def service_name(self) -> str:
+        return names.service_name(self.job_name)
+
+    @property
+    def config_map_name(self) -> str:
+        return names.config_map_name(self.job_name, self.attempt)
+
+    @property
+    def master_addr(self) -> str:
+        """FQDN of node rank 0, which that pod resolves from its own /etc/hosts before DNS knows it."""
+        return f"{self.nodes[0].pod_name}.{self.service_name}.{self.namespace}.svc.{self.cluster_domain}"
+
+    @property
+    def output_folder(self) -> str:
+        """Folder of the job inside the output claim."""
+        return self.spec.output.sub_path or f"{self.namespace}/{self.job_name}"
+
+    @property
+    def batch(self) -> Batch:
+        return batch_of(self.spec)
+
+
+def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
+    """Plan attempt number `attempt` of a job. Same arguments, same plan."""
+    name = job.metadata.name
+    nodes = (
+        NodePlan(node_rank=rank, pod_name=names.pod_name(name, attempt, rank)) for rank in range(job.spec.num_nodes)
+    )
+    return RunPlan(
+        namespace=job.metadata.namespace,
+        job_name=name,
+        job_uid=job.metadata.uid,
+        attempt=attempt,
+        image=job.spec.image or settings.trainer_image,
+        cluster_domain=settings.cluster_domain,
+        spec=job.spec,
+        nodes=tuple(nodes),
+    )
+
+
+def batch_of(spec: FineTuneJobSpec) -> Batch:
+    """The batch a job trains with; the spec has been validated, so it exists."""
+    training = spec.training
+    return resolve_batch(
+        per_device=training.per_device_train_batch_size,
+        accumulation=training.gradient_accumulation_steps,
+        effective=training.global_batch_size,
+        world_size=spec.world_size,
+    )

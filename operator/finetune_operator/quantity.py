@@ -1,0 +1,30 @@
+"""Kubernetes resource quantities as numbers."""
+
+import math
+
+_FACTORS = {
+    **{suffix: 1024.0**power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)},
+    **{suffix: 1000.0**power for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), start=1)},
+    "m": 0.001,
+    "u": 1e-6,
+    "n": 1e-9,
+}
+
+
+def parse_quantity(quantity: str | int | float) -> float:
+    """`500m` -> 0.5, `2Gi` -> 2147483648.0; raises ValueError on what Kubernetes would refuse."""
+    text = str(quantity).strip()
+    for suffix in sorted(_FACTORS, key=len, reverse=True):
+        if text.endswith(suffix):
+            return _number(text.removesuffix(suffix), quantity) * _FACTORS[suffix]
+    return _number(text, quantity)
+
+
+def _number(text: str, quantity: str | int | float) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or number < 0:
+        raise ValueError(f"{quantity!r} is not a quantity; write a number with a suffix such as 500m, 4 or 16Gi")
+    return number

@@ -1,0 +1,175 @@
+"""The short shell around decide: observe, decide, write the status, then act."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from pydantic import ValidationError
+
+from finetune_api.status import JobStatus, Progress
+from finetune_api.v1alpha1 import FineTuneJob
+from finetune_operator import names
+from finetune_operator.actions import Action, Create, DeleteConfigMap, DeleteJob, DeletePod, Emit
+from finetune_operator.cluster import Cluster, NameTaken, ObjectRef, Refused
+from finetune_operator.decide import decide
+from finetune_operator.invalid import decide_invalid
+from finetune_operator.observe import Claim, Observation, Refusal, observe_pods
+from finetune_operator.plan import Settings
+from finetune_operator.waiting import claim_names
+
+Raw = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the watches know of a job's children; `gone` are the last objects seen of pods that were deleted."""
+
+    pods: tuple[Raw, ...] = ()
+    gone: tuple[Raw, ...] = ()
+    services: tuple[Raw, ...] = ()
+    progress: Progress | None = None
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a pass leaves: the newest job, when to look again, and what the API server refused."""
+
+    job: Raw
+    requeue_after: timedelta | None = None
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over one job."""
+
+    cluster: Cluster
+    settings: Settings
+    now: Callable[[], datetime]
+
+
+async def reconcile(run: Pass, job: Raw, seen: Seen) -> Outcome:
+    """One step of one job. Raises ClusterError; nothing is lost or half-made if it does."""
+    try:
+        parsed = FineTuneJob.parse(job)
+    except ValidationError as error:
+        return await _refuse(run, job, error)
+    observation = _observe(parsed, seen)
+    decision = decide(parsed, observation, run.now(), run.settings)
+    if decision.unsure:
+        observation = await _look_closely(run, parsed, observation, seen)
+        decision = decide(parsed, observation, run.now(), run.settings)
+    changed = decision.status != parsed.status
+    if changed:
+        job = await run.cluster.write_status(job, render_status(decision.status))
+    refusals = await _perform(run, parsed, decision.actions)
+    # after a write, the next step needs no event: what it decides from is already here
+    again = timedelta() if changed or refusals != seen.refusals else decision.requeue_after
+    return Outcome(job, again, refusals)
+
+
+def render_status(status: JobStatus) -> Raw:
+    """As the API server stores it: camelCase, without what is empty."""
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+
+
+def _observe(job: FineTuneJob, seen: Seen) -> Observation:
+    record = job.status.attempts[-1] if job.status.attempts else None
+    progress = seen.progress
+    if progress and record and record.start_time and progress.update_time and progress.update_time < record.start_time:
+        progress = None  # an older attempt's
+    uid = job.metadata.uid
+    return Observation(
+        nodes=observe_pods(seen.pods, seen.gone),
+        service_exists=any(_controller(service) == uid for service in seen.services),
+        progress=progress,
+        refusals=seen.refusals,
+    )
+
+
+async def _look_closely(run: Pass, job: FineTuneJob, observation: Observation, seen: Seen) -> Observation:
+    """The same with what no cache can prove: which pods are there now, and what the claims allow."""
+    namespace = job.metadata.namespace
+    wanted = claim_names(job)
+    claims = asyncio.gather(*(run.cluster.get_claim(namespace, name) for name in wanted))
+    fresh, modes = await asyncio.gather(run.cluster.list_pods(namespace, job.metadata.uid), claims)
+    found = tuple(
+        Claim(name, tuple(claim.get("spec", {}).get("accessModes") or ()))
+        for name, claim in zip(wanted, modes, strict=True)
+        if claim is not None
+    )
+    nodes = observe_pods(fresh, (*seen.pods, *seen.gone))
+    return replace(observation, nodes=nodes, claims=found, fresh=True)
+
+
+def _controller(child: Raw) -> str | None:
+    owners = child["metadata"].get("ownerReferences") or []
+    return next((owner["uid"] for owner in owners if owner.get("controller")), None)
+
+
+async def _perform(run: Pass, job: FineTuneJob, actions: tuple[Action, ...]) -> tuple[Refusal, ...]:
+    """All at once; the order is decide's business, by passes. Every action is tried before an error is raised."""
+    results = await asyncio.gather(*(_act(run, job, action) for action in actions), return_exceptions=True)
+    refusals = []
+    for result in results:
+        if isinstance(result, NameTaken):
+            refusals.append(Refusal(result.kind, result.name, 409, str(result), taken=True))
+        elif isinstance(result, Refused):
+            refusals.append(Refusal(result.kind, result.name, result.status, result.message))
+        elif isinstance(result, BaseException):
+            raise result
+    return tuple(refusals)
+
+
+async def _act(run: Pass, job: FineTuneJob, action: Action) -> None:
+    namespace = job.metadata.namespace
+    match action:
+        case Create(manifest):
+            await run.cluster.create(manifest)
+        case DeletePod(name, uid, grace_seconds):
+            await run.cluster.delete(ObjectRef("Pod", namespace, name, uid), grace_seconds=grace_seconds)
+        case DeleteConfigMap(name):
+            await run.cluster.delete(ObjectRef("ConfigMap", namespace, name, ""))
+        case DeleteJob(uid):
+            await run.cluster.delete(ObjectRef(names.FINETUNEJOB_KIND, namespace, job.metadata.name, uid))
+        case Emit():
+            await run.cluster.emit_event(build_event(job, action, run.now()))
+
+
+def build_event(job: FineTuneJob, emit: Emit, now: datetime) -> Raw:
+    """An Event about the job, named after what it tells, so that the API server refuses a repetition."""
+    digest = hashlib.sha256(f"{job.metadata.uid}/{emit.key}".encode()).hexdigest()[:16]
+    stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{job.metadata.name}.{digest}", "namespace": job.metadata.namespace},
+        "involvedObject": {
+            "apiVersion": names.API_VERSION,
+            "kind": names.FINETUNEJOB_KIND,
+            "name": job.metadata.name,
+            "namespace": job.metadata.namespace,
+            "uid": job.metadata.uid,
+        },
+        "type": emit.type,
+        "reason": emit.reason,
+        "message": emit.message[:1024],
+        "source": {"component": names.MANAGER},
+        "reportingComponent": names.MANAGER,
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": 1,
+    }
+
+
+async def _refuse(run: Pass, job: Raw, error: ValidationError) -> Outcome:
+    """A spec that cannot be read: Failed, once, in words."""
+    decision = decide_invalid(job, error, run.now())
+    if decision is None:
+        return Outcome(job)
+    job = await run.cluster.write_status(job, render_status(decision.status))
+    return Outcome(job)
