@@ -1,0 +1,70 @@
+# Everything from a machine with Python 3.11 or newer; clusters and Helm are built with Go. `make help` lists the targets.
+PYTHON ?= python3
+FINETUNE_CACHE ?= $(HOME)/.cache/finetune-operator
+BUILDER ?= $(or $(shell command -v docker),$(shell command -v buildah))
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+# Named after what is installed in it, so that a changed requirement makes a new one, and a changed linter setting does not.
+KEY := $(shell (echo $(PYTHON); cat constraints.txt tools/environment.py; sed '/^\[project.scripts\]/,$$d' pyproject.toml) | cksum | tr ' ' -)
+VENV := $(FINETUNE_CACHE)/venvs/$(KEY)
+RUN := $(VENV)/bin/python
+
+export FINETUNE_CACHE
+export PYTHONPATH := operator:trainer:tests
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-13s %s\n' "$$name" "$$text"; done
+
+$(VENV)/complete:
+	@$(PYTHON) tools/environment.py $(VENV)
+
+.PHONY: setup
+setup: $(VENV)/complete ## install what development needs into the cache
+	@touch $<
+
+.PHONY: generate
+generate: setup ## write what is made from the models: CRD, reference, schema, install.yaml
+	@$(RUN) tools/generate.py
+
+.PHONY: check
+check: setup ## format, lint, types, imports, generated files, chart and manifests
+	@$(RUN) tools/check.py
+
+.PHONY: test test-unit test-property test-local test-e2e
+test: setup ## every test, fast ones first; the cluster's tests start a throwaway cluster
+	@$(RUN) tools/test.py unit property local e2e
+test-unit: setup ## tests without processes and clusters
+	@$(RUN) tools/test.py unit property
+test-local: setup ## tests that train with local processes
+	@$(RUN) tools/test.py local
+test-e2e: setup ## tests on a real cluster
+	@$(RUN) tools/test.py e2e
+
+.PHONY: demo
+demo: setup ## from nothing to a job Complete on two nodes of a throwaway cluster
+	@$(RUN) tests/demo.py
+
+.PHONY: bench
+bench: setup ## reconcile latency and throughput on a real API server
+	@$(RUN) -m benchmarks
+
+.PHONY: cluster-up cluster-down
+cluster-up: setup ## start the throwaway cluster and print its KUBECONFIG
+	@$(RUN) -m cluster up
+cluster-down: setup ## remove the throwaway cluster; binaries and images stay cached
+	@$(RUN) -m cluster down
+
+.PHONY: images
+images: ## build the operator's and the trainer's image with docker or buildah
+	$(if $(BUILDER),,$(error docker or buildah is needed to build images))
+	$(BUILDER) build --target operator --tag ghcr.io/finetune-operator/operator:v$(VERSION) $(BUILD_ARGS) .
+	$(BUILDER) build --target trainer --tag ghcr.io/finetune-operator/trainer:v$(VERSION) $(BUILD_ARGS) .
+
+.PHONY: lock
+lock: ## renew constraints.txt with the newest versions that pyproject.toml allows
+	@$(PYTHON) tools/lock.py
+
+.PHONY: clean-cache
+clean-cache: ## remove the cache: environments, built programs, images
+	@test ! -d $(FINETUNE_CACHE)/cluster || test -z "$$(ls $(FINETUNE_CACHE)/cluster)" || $(MAKE) cluster-down
+	rm -rf $(FINETUNE_CACHE)
