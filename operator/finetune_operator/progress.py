@@ -1,0 +1,130 @@
+"""Asks the running jobs how far they are. No answer means nothing: a busy pod is not a failed one."""
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import aiohttp
+from pydantic import ValidationError
+
+from finetune_api.status import Progress
+from finetune_operator import names
+from finetune_operator.apiserver import Raw
+from finetune_operator.children import Children, JobKey
+from finetune_operator.jobs import Jobs
+
+logger = logging.getLogger(__name__)
+
+INTERVAL = 10.0
+AT_ONCE = 64
+TIMEOUT = aiohttp.ClientTimeout(total=2)
+LARGEST_ANSWER = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Question:
+    """Whom to ask about which job."""
+
+    key: JobKey
+    address: str
+
+
+class ProgressPoller:
+    """Keeps the newest progress of every job and tells which jobs advanced."""
+
+    def __init__(
+        self, jobs: Jobs, children: Children, *, on_progress: Callable[[JobKey], None], port: int = names.STATUS_PORT
+    ) -> None:
+        self._jobs = jobs
+        self._children = children
+        self._on_progress = on_progress
+        self._port = port
+        self._newest: dict[JobKey, Progress] = {}
+
+    def newest(self, key: JobKey) -> Progress | None:
+        """The last answer of any of the job's attempts."""
+        return self._newest.get(key)
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone."""
+        self._newest.pop(key, None)
+
+    async def run(self, *, interval: float = INTERVAL) -> None:
+        """Ask everybody, again and again."""
+        connector = aiohttp.TCPConnector(limit=AT_ONCE, force_close=True)
+        async with aiohttp.ClientSession(connector=connector, timeout=TIMEOUT) as session:
+            while True:
+                await self.ask_all(session)
+                await asyncio.sleep(interval)
+
+    async def ask_all(self, session: aiohttp.ClientSession) -> None:
+        """One round."""
+        turns = asyncio.Semaphore(AT_ONCE)  # before the timeout starts, unlike the connector's limit
+
+        async def ask_one(question: Question) -> None:
+            async with turns:
+                progress = await ask(session, question.address)
+            if progress is not None and question.key in self._jobs:
+                self._take(question.key, progress)
+
+        await asyncio.gather(*(ask_one(question) for question in self._questions()))
+
+    def _questions(self) -> list[Question]:
+        found = ((key, find_address(self._children.pods(key), self._jobs.attempt(key))) for key in self._jobs)
+        return [Question(key, f"http://{host}:{self._port}/status") for key, host in found if host]
+
+    def _take(self, key: JobKey, progress: Progress) -> None:
+        before = self._newest.get(key)
+        self._newest[key] = progress
+        if before is None or _without_time(before) != _without_time(progress):
+            self._on_progress(key)
+
+
+async def ask(session: aiohttp.ClientSession, address: str) -> Progress | None:
+    """What one pod answers, or None; it is the user's code that answers, so nothing it says can hurt."""
+    try:
+        async with session.get(address, allow_redirects=False) as response:
+            if response.status != 200:
+                return None
+            content = await response.content.readexactly(LARGEST_ANSWER)
+    except asyncio.IncompleteReadError as ended:
+        content = ended.partial
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        logger.debug("%s: %s", address, error)
+        return None
+    return parse_status(content, now=datetime.now(UTC))
+
+
+def parse_status(content: bytes, *, now: datetime) -> Progress | None:
+    """The progress in a supervisor's /status, stamped with `now` if it has no time of its own."""
+    try:
+        said = json.loads(content)
+        progress = Progress.model_validate(said.get("progress")) if isinstance(said, dict) else None
+    except (ValueError, ValidationError, RecursionError):
+        return None
+    if progress is None:
+        return None
+    finite = {
+        name: None
+        for name, value in progress
+        if isinstance(value, float) and not math.isfinite(value)  # JSON has no NaN: the API server would refuse it
+    }
+    return progress.model_copy(update={**finite, "update_time": progress.update_time or now})
+
+
+def find_address(pods: tuple[Raw, ...], attempt: int | None) -> str | None:
+    """Where node rank 0 of the present attempt answers, if it runs."""
+    for pod in pods:
+        labels, status = pod["metadata"].get("labels", {}), pod.get("status", {})
+        mine = labels.get(names.NODE_RANK) == "0" and labels.get(names.ATTEMPT) == str(attempt)
+        if mine and status.get("phase") == "Running" and (address := status.get("podIP")):
+            return f"[{address}]" if ":" in address else str(address)
+    return None
+
+
+def _without_time(progress: Progress) -> Progress:
+    return progress.model_copy(update={"update_time": None})
