@@ -85,10 +85,10 @@ def _object_schema() -> Schema:
             "kind": {"type": "string", "description": f"{KIND}."},
             "metadata": {"type": "object"},
             "spec": {
-                **build_structural_schema(FineTuneJobSpec),
+                **build_structural_schema(FineTuneJobSpec, tell_defaults=True),
                 "x-kubernetes-validations": _as_schemas(spec_rules()),
             },
-            "status": build_structural_schema(JobStatus),
+            "status": build_structural_schema(JobStatus, tell_defaults=False),
         },
     }
 

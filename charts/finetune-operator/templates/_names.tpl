@@ -1,0 +1,53 @@
+{{- define "finetune.image" -}}
+{{- .Values.image | default (printf "ghcr.io/finetune-operator/operator:v%s" .Chart.AppVersion) -}}
+{{- end -}}
+
+{{- define "finetune.trainerImage" -}}
+{{- .Values.trainerImage | default (printf "ghcr.io/finetune-operator/trainer:v%s" .Chart.AppVersion) -}}
+{{- end -}}
+
+{{- /* Names are those of the release, so that two releases with different watchNamespaces live side by side. */ -}}
+{{- define "finetune.name" -}}
+{{- if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "finetune.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "finetune.labels" -}}
+{{ include "finetune.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "finetune.rules" -}}
+- apiGroups: [finetune.dev]
+  resources: [finetunejobs]
+  verbs: [get, list, watch, delete]
+- apiGroups: [finetune.dev]
+  resources: [finetunejobs/status]
+  verbs: [update, patch]
+# Asked for only where the admission plugin OwnerReferencesPermissionEnforcement is on, as on OpenShift.
+- apiGroups: [finetune.dev]
+  resources: [finetunejobs/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods, services]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, create, delete]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end -}}

@@ -1,0 +1,114 @@
+"""The reference page, made from the models and the rules; nothing here does I/O."""
+
+from collections.abc import Iterable, Iterator
+
+from finetune_api.rules import MUTABLE, MUTABLE_WHILE_SUSPENDED, Rule, name_rules, spec_rules
+from finetune_api.schema import Schema, inline_schema, text_of_default
+from finetune_api.status import JobStatus, Phase
+from finetune_api.v1alpha1 import GROUP, KIND, VERSION, FineTuneJobSpec
+
+CONDITIONS = {
+    "Running": "True while every node of the attempt runs.",
+    "Suspended": "True when `spec.suspend` is set and no pod is left.",
+    "Complete": "True at the end of a job whose result is whole; its marker was seen.",
+    "Failed": "True at the end of a job that is not tried again.",
+    "Finished": "True at either end.",
+    "Reconciling": "True until the pods run, as kstatus, Helm and Flux expect.",
+    "Stalled": "True with `Failed`, as kstatus expects.",
+}
+IMMUTABLE_WORDS = ("is immutable", "can be changed only")
+
+
+def render_reference() -> str:
+    """Markdown: fields of spec and status, rules between fields, conditions and phases."""
+    return "\n".join(
+        (
+            f"# {KIND} reference",
+            "",
+            f"`apiVersion: {GROUP}/{VERSION}`, `kind: {KIND}`. The same text is in `kubectl explain ftj.spec`; "
+            "[finetunejob.schema.json](finetunejob.schema.json) lets editors check a job file.",
+            "",
+            "## Spec",
+            "",
+            *_field_table(inline_schema(FineTuneJobSpec), defaults=True),
+            "",
+            "### What may change",
+            "",
+            f"{_code(MUTABLE)} at any time, and {_code(MUTABLE_WHILE_SUSPENDED)} while the job is suspended. Everything"
+            " else is fixed when the job is created.",
+            "",
+            "### Rules between fields",
+            "",
+            *_rule_list((*name_rules(), *spec_rules())),
+            "",
+            "## Status",
+            "",
+            *_field_table(inline_schema(JobStatus), defaults=False),
+            "",
+            "### Conditions",
+            "",
+            *(f"- `{name}`: {text}" for name, text in CONDITIONS.items()),
+            "",
+            f"`phase` is one word for people, never for programs: {', '.join(Phase)}.",
+            "",
+        )
+    )
+
+
+def _field_table(schema: Schema, *, defaults: bool) -> Iterator[str]:
+    columns = ("field", "type", "default", "what it is") if defaults else ("field", "type", "what it is")
+    yield _row(columns)
+    yield _row("---" for _ in columns)
+    for path, field, required in _fields(schema):
+        default = "required" if required else _literal(text_of_default(field))
+        description = field.get("description", "").replace("<", "&lt;")
+        yield _row((f"`{path}`", _type(field), *((default,) if defaults else ()), description))
+
+
+def _fields(schema: Schema, prefix: str = "") -> Iterator[tuple[str, Schema, bool]]:
+    """Depth first, with the path as a user would say it."""
+    for name, field in schema.get("properties", {}).items():
+        path = prefix + name
+        yield path, field, name in schema.get("required", ())
+        yield from _fields(field, f"{path}.")
+        yield from _fields(field.get("items", {}), f"{path}[].")
+
+
+def _type(field: Schema) -> str:
+    if "enum" in field:
+        return " \\| ".join(str(value) for value in field["enum"])
+    if "x-kubernetes-int-or-string" in field:
+        return "quantity"
+    if field["type"] == "array":
+        return f"list of {_type(field['items'])}"
+    if isinstance(field.get("additionalProperties"), dict):
+        return f"map of {_type(field['additionalProperties'])}"
+    return str(field.get("format") or field["type"]) + _bounds(field)
+
+
+def _bounds(field: Schema) -> str:
+    """`(0, 1]` as mathematicians write it; one-sided bounds in words of ASCII."""
+    lowest, above = field.get("minimum"), field.get("exclusiveMinimum")
+    highest, below = field.get("maximum"), field.get("exclusiveMaximum")
+    lower = f"> {above}" if above is not None else f">= {lowest}" if lowest is not None else ""
+    upper = f"< {below}" if below is not None else f"<= {highest}" if highest is not None else ""
+    bounds = ", ".join(bound for bound in (lower, upper) if bound)
+    return f" {bounds}" if bounds else ""
+
+
+def _rule_list(rules: Iterable[Rule]) -> Iterator[str]:
+    for rule in rules:
+        if not any(words in rule.message for words in IMMUTABLE_WORDS):
+            yield f"- {rule.message}."
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _literal(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

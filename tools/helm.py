@@ -1,0 +1,30 @@
+"""Which Helm to use: the pinned one, built where Go is installed; else the machine's; else none."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from cluster.cache import Cache
+from cluster.gobuild import build_all
+from cluster.versions import PINNED
+
+CHART = Path(__file__).resolve().parent.parent / "charts" / "finetune-operator"
+NAMESPACE = "finetune-system"
+
+
+def find_helm() -> Path | None:
+    """Builds it the first time, which takes minutes; None where that cannot be done and none is installed."""
+    pinned = Cache.from_environment().binaries("helm", PINNED.helm) / "helm"
+    if not pinned.exists() and shutil.which("go"):
+        build_all(Cache.from_environment(), PINNED, only=("helm",))
+    if pinned.exists():
+        return pinned
+    installed = shutil.which("helm")
+    return Path(installed) if installed else None
+
+
+def render_chart(helm: Path, *settings: str) -> str:
+    """What `helm install` would send; `settings` are those of `--set-json`."""
+    options = [option for setting in settings for option in ("--set-json", setting)]
+    command = [helm, "template", "finetune-operator", CHART, "--namespace", NAMESPACE, *options]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
