@@ -1,0 +1,128 @@
+"""Jobs, failures and the waiting for what follows from them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks.rig import NAMESPACE, Rig
+from finetune_operator import names
+
+Raw = dict[str, Any]
+JOBS = f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.FINETUNEJOB[2]}"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+PATIENCE_SECONDS = 180
+MERGE_PATCH = "application/merge-patch+json"
+
+KILLED = {
+    "final": True,
+    "outcome": "failed",
+    "rank": 0,
+    "errorType": "RankKilled",
+    "signal": 9,
+    "message": "rank 0 was killed",
+}
+
+
+class Load:
+    """Puts work on a rig and takes the time."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.clock = rig.clock
+
+    async def start_to_created(self, name: str, *, nodes: int) -> float:
+        """Seconds from POST to the last pod seen."""
+        began = await self.post(name, nodes=nodes)
+        pods = pod_names([name], attempt=0, nodes=nodes)
+        await self.until(lambda: all(pod in self.clock.created for pod in pods), f"pods of {name} created")
+        return max(self.clock.created[pod] for pod in pods) - began
+
+    async def all_running(self, jobs: Iterable[str], *, attempt: int, nodes: int) -> dict[str, float]:
+        """When the last pod of each job ran."""
+        jobs = list(jobs)
+        pods = pod_names(jobs, attempt=attempt, nodes=nodes)
+        await self.until(lambda: all(pod in self.clock.running for pod in pods), f"attempt {attempt} running")
+        return {
+            job: max(self.clock.running[pod] for pod in pod_names([job], attempt=attempt, nodes=nodes)) for job in jobs
+        }
+
+    async def restart(self, name: str, *, nodes: int) -> float:
+        """Seconds from the end of one node to all pods of the next attempt running."""
+        began = await self.fail(name)
+        return (await self.all_running([name], attempt=1, nodes=nodes))[name] - began
+
+    async def start_many(self, jobs: list[str], *, nodes: int) -> list[float]:
+        """For each job, seconds from its POST to all its pods running; all are posted at once."""
+        began = dict(zip(jobs, await asyncio.gather(*(self.post(job, nodes=nodes) for job in jobs)), strict=True))
+        running = await self.all_running(jobs, attempt=0, nodes=nodes)
+        return [running[job] - began[job] for job in jobs]
+
+    async def restart_many(self, jobs: list[str], *, nodes: int) -> list[float]:
+        """The same from the end of one node of each job, all at once."""
+        began = dict(zip(jobs, await asyncio.gather(*(self.fail(job) for job in jobs)), strict=True))
+        running = await self.all_running(jobs, attempt=1, nodes=nodes)
+        return [running[job] - began[job] for job in jobs]
+
+    async def post(self, name: str, *, nodes: int) -> float:
+        began = time.monotonic()
+        await self.rig.api.call("POST", JOBS, body=job_body(name, nodes))
+        return began
+
+    async def fail(self, name: str) -> float:
+        """One node's trainer ends as if a rank had been killed."""
+        pod = f"{name}-0-0"
+        body = self.clock.pods[pod]
+        terminated = {"exitCode": 1, "reason": "Error", "message": json.dumps({**KILLED, "time": time.time()})}
+        statuses = body["status"].get("containerStatuses") or [{}]
+        status = {
+            "image": "none", "imageID": "", "ready": False, "restartCount": 0,
+            **statuses[0],
+            "name": names.CONTAINER, "ready": False, "started": False, "state": {"terminated": terminated},
+        }
+        began = time.monotonic()
+        await self.rig.api.call(
+            "PUT",
+            f"{PODS}/{pod}/status",
+            body={**body, "status": {**body["status"], "phase": "Failed", "containerStatuses": [status]}},
+        )
+        return began
+
+    async def delete(self, jobs: Iterable[str]) -> None:
+        await asyncio.gather(*(self.rig.api.call("DELETE", f"{JOBS}/{job}") for job in jobs))
+
+    async def until(self, holds: Any, what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not holds():
+            self.clock.changed.clear()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"not within {PATIENCE_SECONDS} s: {what}")
+            try:
+                await asyncio.wait_for(self.clock.changed.wait(), timeout=min(left, 1.0))
+            except TimeoutError:
+                continue
+
+
+def pod_names(jobs: Iterable[str], *, attempt: int, nodes: int) -> list[str]:
+    return [names.pod_name(job, attempt, rank) for job in jobs for rank in range(nodes)]
+
+
+def job_body(name: str, nodes: int) -> Raw:
+    """A job whose pods go to kwok's nodes."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.FINETUNEJOB_KIND,
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "model": {"name": "/output/model"},
+            "dataset": {"train": [{"name": "/output/train.jsonl"}]},
+            "sft": {},
+            "numNodes": nodes,
+            "output": {"persistentVolumeClaim": {"claimName": "models"}},
+            "podTemplate": {"nodeSelector": {"type": "kwok"}, "tolerations": [{"operator": "Exists"}]},
+        },
+    }

@@ -1,0 +1,195 @@
+"""A cluster of its own with kwok nodes, the operator as a process, and a watch that takes the time of every pod."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cluster.kwok import start_kwok
+
+from cluster.throwaway import ThrowawayCluster
+from finetune_operator import names
+from finetune_operator.apiserver import ApiServer
+from finetune_operator.credentials import find_access, open_session
+
+NAMESPACE = "bench"
+METRICS_PORT = 28080
+REPOSITORY = Path(__file__).parents[2]
+FAKE_NODES = 40
+
+Raw = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the operator's process used so far."""
+
+    cpu_seconds: float
+    memory_mib: float
+    requests: float
+
+
+class PodClock:
+    """When each pod was first seen, and first seen running, on this process's monotonic clock."""
+
+    def __init__(self) -> None:
+        self.created: dict[str, float] = {}
+        self.running: dict[str, float] = {}
+        self.pods: dict[str, Raw] = {}
+        self.changed = asyncio.Event()
+
+    async def follow(self, api: ApiServer) -> None:
+        """Until cancelled."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        version = (await api.call("GET", path, params={"limit": "1"}))["metadata"]["resourceVersion"]
+        async for event in api.watch(path, selector=names.JOB_UID, version=version):
+            if event["type"] in ("ADDED", "MODIFIED"):
+                self.note(event["object"])
+            self.changed.set()
+
+    def note(self, pod: Raw) -> None:
+        name = pod["metadata"]["name"]
+        self.pods[name] = pod
+        self.created.setdefault(name, time.monotonic())
+        if pod.get("status", {}).get("phase") == "Running":
+            self.running.setdefault(name, time.monotonic())
+
+
+class Rig:
+    """What the load is put on."""
+
+    def __init__(self, api: ApiServer, operator: subprocess.Popen[bytes], clock: PodClock) -> None:
+        self.api = api
+        self.operator = operator
+        self.clock = clock
+
+    def usage(self) -> Usage:
+        """From /proc and from the operator's own metrics."""
+        fields = Path(f"/proc/{self.operator.pid}/stat").read_text().rpartition(")")[2].split()
+        cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        status = Path(f"/proc/{self.operator.pid}/status").read_text()
+        memory = int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) / 1024  # type: ignore[index]
+        return Usage(cpu, memory, count_requests())
+
+
+def count_requests() -> float:
+    """All API requests of the operator so far, watches included."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=5) as response:
+        text = response.read().decode()
+    return sum(float(n) for n in re.findall(r"^finetune_\w*api_requests_total\{.*\} (\S+)$", text, re.MULTILINE))
+
+
+@asynccontextmanager
+async def bench_rig(*, keep: bool) -> AsyncIterator[Rig]:
+    """Cluster up, kwok nodes, CRD, claims, operator; all ended afterwards."""
+    cluster = ThrowawayCluster.named("bench")
+    cluster.up(node_count=1)
+    try:
+        start_kwok(cluster, FAKE_NODES)
+        cluster.kubectl("apply", "--server-side", "-f", str(REPOSITORY / "manifests" / "crd" / "finetunejobs.yaml"))
+        cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.finetune.dev", "--timeout=30s")
+        cluster.kubectl.apply(*claims())
+        async with connected(cluster.kubeconfig) as api:
+            with operator_process(cluster.kubeconfig) as operator:
+                clock = PodClock()
+                following = asyncio.create_task(clock.follow(api))
+                await ready()
+                yield Rig(api, operator, clock)
+                following.cancel()
+                with suppress(asyncio.CancelledError):
+                    await following
+    finally:
+        if not keep:
+            cluster.down(purge=True)
+
+
+@asynccontextmanager
+async def connected(kubeconfig: Path) -> AsyncIterator[ApiServer]:
+    access = find_access(kubeconfig=str(kubeconfig))
+    async with open_session(access) as calls, open_session(access) as streams:
+        yield ApiServer(access.server, calls=calls, streams=streams)
+
+
+def operator_process(kubeconfig: Path) -> subprocess.Popen[bytes]:
+    """The operator as in development: one process, no election."""
+    log = tempfile.NamedTemporaryFile(prefix="bench-operator-", suffix=".log", delete=False)  # noqa: SIM115
+    print(f"operator log: {log.name}", file=sys.stderr)
+    flags = [
+        "--kubeconfig",
+        str(kubeconfig),
+        "--namespace",
+        NAMESPACE,
+        "--no-leader-election",
+        "--log-level",
+        "warning",
+    ]
+    command = [sys.executable, "-m", "finetune_operator", *flags, "--trainer-image", "localhost/none:v0"]
+    process = subprocess.Popen([*command, "--metrics-port", str(METRICS_PORT)], stdout=log, stderr=log)
+    return Stopping(process)  # type: ignore[return-value]
+
+
+class Stopping:
+    """A process that is ended when its block ends."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+
+    def __enter__(self) -> subprocess.Popen[bytes]:
+        return self.process
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.wait(timeout=15)
+
+
+async def ready() -> None:
+    for _ in range(200):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/readyz", timeout=1) as response:
+                if response.status == 200:
+                    return
+        except OSError:
+            await asyncio.sleep(0.1)
+    raise TimeoutError("the operator was not ready within 20 s")
+
+
+def claims() -> tuple[Raw, ...]:
+    """The namespace, and one bound claim that every job writes to."""
+    return tuple(
+        yaml.safe_load_all(f"""
+apiVersion: v1
+kind: Namespace
+metadata: {{name: {NAMESPACE}}}
+---
+apiVersion: v1
+kind: PersistentVolume
+metadata: {{name: {NAMESPACE}-models}}
+spec:
+  capacity: {{storage: 1Gi}}
+  accessModes: [ReadWriteMany]
+  storageClassName: ""
+  claimRef: {{namespace: {NAMESPACE}, name: models}}
+  hostPath: {{path: /nonexistent}}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: models, namespace: {NAMESPACE}}}
+spec:
+  accessModes: [ReadWriteMany]
+  storageClassName: ""
+  volumeName: {NAMESPACE}-models
+  resources: {{requests: {{storage: 1Gi}}}}
+""")
+    )

@@ -1,0 +1,51 @@
+"""One cluster with the operator for the whole run; each test has its own job, and leaves nothing behind."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.stack import Stack, example_job
+
+from cluster.provider import choose_provider
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    choice = choose_provider(os.environ)
+    if choice.provider is None:
+        pytest.skip(f"no cluster: {choice.why}")
+    stack = Stack(choice.provider)
+    stack.prepare()
+    yield stack
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A job name made from the test's own."""
+    words = request.node.name.removeprefix("test_").split("[")[0].replace("_", "-")
+    return str(words)[:40].strip("-")
+
+
+@pytest.fixture
+def start(stack: Stack, name: str) -> Iterator[Callable[..., str]]:
+    """Apply the CPU example with fields of its spec replaced; afterwards the job and all its children are gone."""
+    started: list[str] = []
+
+    def apply(**fields: Any) -> str:
+        stack.apply(example_job(name, **fields))
+        started.append(name)
+        return name
+
+    yield apply
+    for job in started:
+        stack.delete(job)
+        left = stack.kubectl("get", "pods,services,configmaps", "-l", f"finetune.dev/job-name={job}", "-o", "name")
+        assert _gone_soon(stack, job), f"left behind: {left}"
+
+
+def _gone_soon(stack: Stack, job: str) -> bool:
+    """Garbage collection takes a moment."""
+    for kind in ("pods", "services", "configmaps"):
+        stack.kubectl("wait", "--for=delete", kind, "-l", f"finetune.dev/job-name={job}", "--timeout=60s")
+    return True

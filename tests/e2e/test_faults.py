@@ -1,0 +1,81 @@
+"""Whatever dies, the ranks restart together from the last checkpoint and the job ends Complete."""
+
+from collections.abc import Callable
+
+import pytest
+from support.stack import OPERATOR_NAMESPACE, Stack, condition
+from support.training import last_checkpoint, training, wait_for_checkpoint
+
+pytestmark = pytest.mark.cluster
+Start = Callable[..., str]
+
+
+def kill_rank(stack: Stack, job: str) -> None:
+    stack.provider.chaos.kill_rank(stack.namespace, f"{job}-0-1", rank=3)
+
+
+def kill_container(stack: Stack, job: str) -> None:
+    stack.provider.chaos.kill_container(stack.namespace, f"{job}-0-1")
+
+
+def delete_pod(stack: Stack, job: str) -> None:
+    stack.kubectl("delete", "pod", f"{job}-0-1", "--wait=false")
+
+
+FAULTS = {
+    "rank SIGKILLed": (kill_rank, "RankKilled"),
+    "container killed": (kill_container, "ContainerKilled"),
+    "pod deleted": (delete_pod, "PodDeleted"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_coherent_restart_resumes_from_the_last_checkpoint(stack: Stack, start: Start, fault: str) -> None:
+    strike, reason = FAULTS[fault]
+    job = start(training=training(max_steps=400, save_steps=50))
+    wait_for_checkpoint(stack, job)
+    saved = last_checkpoint(stack, job)
+
+    strike(stack, job)
+    finished = stack.wait_finished(job)
+
+    assert condition(finished, "Complete"), finished["status"]
+    first, second = finished["status"]["attempts"]
+    assert first["reason"] == reason, first
+    assert first["nodeRank"] == 1
+    assert second["firstStep"] >= saved > 0
+    assert finished["status"]["restarts"] == 1
+    assert finished["status"]["progress"]["step"] == 400
+    assert {pod["metadata"]["labels"]["finetune.dev/attempt"] for pod in stack.pods(job)} == {"1"}
+
+
+PHASES: dict[str, Callable[[Stack, str], object]] = {
+    "before the pods exist": lambda stack, job: None,
+    "while starting": lambda stack, job: stack.wait(
+        job, lambda j: len(j.get("status", {}).get("nodes", [])) > 0, what="started"
+    ),
+    "while running": lambda stack, job: wait_for_checkpoint(stack, job),
+    "while restarting": lambda stack, job: (wait_for_checkpoint(stack, job), kill_container(stack, job)),
+    "while suspending": lambda stack, job: (
+        wait_for_checkpoint(stack, job),
+        stack.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":true}}'),
+    ),
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_killing_the_operator_changes_nothing(stack: Stack, start: Start, phase: str) -> None:
+    job = start(training=training(max_steps=200, save_steps=40))
+    PHASES[phase](stack, job)
+
+    operators = stack.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "name").split()
+    assert operators
+    stack.kubectl("delete", "-n", OPERATOR_NAMESPACE, "--grace-period=0", "--force", *operators)
+
+    if phase == "while suspending":
+        stack.wait(job, lambda j: condition(j, "Suspended"), what="Suspended")
+        stack.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":false}}')
+    finished = stack.wait_finished(job)
+    assert condition(finished, "Complete"), finished["status"]
+    assert finished["status"].get("restarts", 0) == (1 if phase == "while restarting" else 0)
+    assert finished["status"]["progress"]["step"] == 200

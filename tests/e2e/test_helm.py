@@ -1,0 +1,27 @@
+"""Install, upgrade and uninstall by Helm: jobs survive all three."""
+
+from collections.abc import Callable
+
+import pytest
+from support.stack import CHART, OPERATOR_NAMESPACE, Stack, condition, helm_values
+from support.training import training, wait_for_checkpoint
+
+pytestmark = pytest.mark.cluster
+
+
+def test_jobs_survive_upgrade_and_uninstall_of_the_chart(stack: Stack, start: Callable[..., str]) -> None:
+    job = start(training=training(max_steps=200, save_steps=50))
+    wait_for_checkpoint(stack, job)
+
+    where = ("--namespace", OPERATOR_NAMESPACE)
+    stack.helm("uninstall", "finetune-operator", *where, "--wait")
+    assert stack.job(job)["spec"]["numNodes"] == 2
+    assert len(stack.pods(job)) == 2, "pods go on without the operator"
+
+    stack.helm("install", "finetune-operator", str(CHART), *where, "--wait", "--timeout", "120s", *helm_values())
+    stack.helm("upgrade", "finetune-operator", str(CHART), *where, "--wait", "--set", "replicas=1", *helm_values())
+    finished = stack.wait_finished(job)
+    assert condition(finished, "Complete")
+    assert finished["status"].get("restarts", 0) == 0
+
+    stack.install_operator()

@@ -1,0 +1,75 @@
+"""Suspend, resume, deadline, TTL and deletion on real pods."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from support.stack import Stack, condition
+from support.training import training, wait_for_checkpoint
+
+pytestmark = pytest.mark.cluster
+Start = Callable[..., str]
+
+
+def test_suspend_saves_and_releases_every_pod_and_resume_goes_on_from_there(stack: Stack, start: Start) -> None:
+    job = start(training=training(max_steps=400, save_steps=50))
+    wait_for_checkpoint(stack, job)
+
+    stack.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    suspended = stack.wait(job, lambda j: condition(j, "Suspended"), what="Suspended")
+
+    assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.pods(job))
+    saved = suspended["status"]["progress"]["lastCheckpoint"]
+    stopped_at = suspended["status"]["attempts"][-1]["lastStep"]
+    assert int(saved.removeprefix("step-")) == stopped_at < 400
+
+    stack.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":false}}')
+    finished = stack.wait_finished(job)
+    assert condition(finished, "Complete")
+    assert finished["status"]["attempts"][-1]["firstStep"] == stopped_at
+    assert finished["status"].get("restarts", 0) == 0
+
+
+def test_a_job_that_is_born_suspended_starts_when_it_is_released(stack: Stack, start: Start) -> None:
+    job = start(suspend=True, training=training(max_steps=4))
+    stack.wait(job, lambda j: condition(j, "Suspended"), what="Suspended", timeout_seconds=20)
+    assert stack.pods(job) == []
+
+    # what may change while suspended
+    stack.kubectl(
+        "patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":false,"network":{"masterPort":29600}}}'
+    )
+    assert condition(stack.wait_finished(job), "Complete")
+
+
+def test_the_deadline_fails_the_job_and_stops_its_pods(stack: Stack, start: Start) -> None:
+    job = start(activeDeadlineSeconds=20, training=training(max_steps=100_000))
+    finished = stack.wait_finished(job, timeout_seconds=120)
+
+    assert condition(finished, "Failed")
+    failed = next(c for c in finished["status"]["conditions"] if c["type"] == "Failed")
+    assert failed["reason"] == "DeadlineExceeded"
+    assert "activeDeadlineSeconds (20 s)" in failed["message"]
+    assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.pods(job))
+
+
+def test_a_finished_job_is_removed_after_its_ttl_and_the_output_stays(stack: Stack, start: Start) -> None:
+    job = start(ttlSecondsAfterFinished=3, training=training(max_steps=4))
+    stack.kubectl("wait", "--for=condition=Complete", f"ftj/{job}", "--timeout=180s")
+    stack.kubectl("wait", "--for=delete", f"ftj/{job}", "--timeout=30s")
+    stack.kubectl("wait", "--for=delete", "pods", "-l", f"finetune.dev/job-name={job}", "--timeout=60s")
+    assert (stack.output(job) / "result" / "SUCCESS").exists()
+
+
+@pytest.mark.parametrize("propagation", ["background", "foreground"])
+def test_deleting_a_running_job_leaves_nothing_behind(stack: Stack, start: Start, propagation: str) -> None:
+    job = start(training=training(max_steps=100_000))
+    stack.wait(job, lambda j: condition(j, "Running"), what="Running")
+
+    stack.kubectl("delete", "ftj", job, f"--cascade={propagation}", "--wait=true", "--timeout=150s")
+
+    deadline = time.monotonic() + 150
+    kinds = "pods,services,configmaps"
+    while left := stack.kubectl("get", kinds, "-l", f"finetune.dev/job-name={job}", "-o", "name"):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.5)

@@ -1,0 +1,34 @@
+"""The loss curve of a job, read from its output folder and drawn with characters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+WIDTH, HEIGHT = 60, 8
+
+
+def read_losses(output: Path) -> dict[int, float]:
+    """Loss by step, as the trainer left it beside the result."""
+    state = json.loads((output / "result" / "trainer_state.json").read_text())
+    return {entry["step"]: entry["loss"] for entry in state["log_history"] if "loss" in entry}
+
+
+def loss_curve(losses: dict[int, float]) -> str:
+    """A small chart, highest loss on top."""
+    steps = sorted(losses)
+    columns = (
+        [losses[steps[i * len(steps) // WIDTH]] for i in range(WIDTH)]
+        if len(steps) > WIDTH
+        else [losses[s] for s in steps]
+    )
+    low, high = min(columns), max(columns)
+    span = (high - low) or 1.0
+    levels = [round((value - low) / span * (HEIGHT - 1)) for value in columns]
+    lines = []
+    for row in range(HEIGHT - 1, -1, -1):
+        label = low + span * row / (HEIGHT - 1)
+        lines.append(f"{label:8.3f} │" + "".join("•" if level == row else " " for level in levels))
+    lines.append(" " * 9 + "└" + "─" * len(columns))
+    lines.append(" " * 10 + f"step {steps[0]}" + f"step {steps[-1]}".rjust(len(columns) - len(f"step {steps[0]}")))
+    return "\n".join(lines)

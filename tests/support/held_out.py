@@ -1,0 +1,39 @@
+"""Loss of a base model and of base plus adapter on the assistant turns of some rows: python held_out.py MODEL ADAPTER ROWS."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+def main(model_folder: str, adapter_folder: str, rows_file: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    rows = [json.loads(line)["messages"] for line in Path(rows_file).read_text().splitlines()[:32]]
+    base = AutoModelForCausalLM.from_pretrained(model_folder)
+    losses = {"base": mean_loss(base, tokenizer, rows)}
+    losses["adapted"] = mean_loss(PeftModel.from_pretrained(base, adapter_folder), tokenizer, rows)
+    print(json.dumps(losses))
+
+
+def mean_loss(model: torch.nn.Module, tokenizer: AutoTokenizer, rows: list[list[dict[str, str]]]) -> float:
+    """Mean over tokens of what follows the prompt."""
+    total, count = 0.0, 0
+    for messages in rows:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)  # type: ignore[attr-defined]
+        prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)  # type: ignore[attr-defined]
+        ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])  # type: ignore[operator]
+        skip = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])  # type: ignore[operator]
+        labels = ids.clone()
+        labels[:, :skip] = -100
+        tokens = int((labels[:, 1:] != -100).sum())
+        with torch.no_grad():
+            total += float(model(input_ids=ids, labels=labels).loss) * tokens
+        count += tokens
+    return total / count
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
