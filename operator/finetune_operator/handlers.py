@@ -16,7 +16,7 @@ from finetune_operator import names
 from finetune_operator.controller import Controller
 from finetune_operator.jobs import job_key
 
-WATCH_SECONDS = 300.0
+WATCH_SECONDS = 300  # a whole number: the API server refuses "300.0"
 LONGEST_PAUSE = 15.0
 
 

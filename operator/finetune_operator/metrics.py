@@ -3,7 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping
 
 import aiohttp
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -15,6 +22,7 @@ class Metrics:
     """One registry, so that tests and several operators in one process do not share numbers."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # they double every series
         self.registry = CollectorRegistry()
         registry = self.registry
         ProcessCollector(registry=registry)

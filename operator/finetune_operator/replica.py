@@ -85,14 +85,14 @@ async def _run_until(stop: asyncio.Event, replica: "Replica") -> None:
     running = asyncio.create_task(replica.run(stop))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-    if running.done():
-        running.result()
-        return
     logger.info("stopping")
     await replica.leave()
+    failed = running.done()
     running.cancel()
     await asyncio.wait((running,))
     await replica.end_kopf()
+    if failed:
+        running.result()
 
 
 class Replica:
