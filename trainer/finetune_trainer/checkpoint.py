@@ -1,0 +1,128 @@
+"""Checkpoints: published whole, listed newest first, never resumed from when a file is missing or short."""
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from finetune_trainer.errors import CheckpointCorrupt
+from finetune_trainer.files import remove, write_json
+from finetune_trainer.output import Output
+
+_MANIFEST = "manifest.json"
+_PREFIX = "step-"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The checkpoint to resume from, and why newer ones were passed over."""
+
+    path: Path | None
+    passed_over: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints of one job."""
+
+    output: Output
+    keep: int
+
+    def save(self, step: int, world_size: int, write: Callable[[Path], None]) -> str:
+        """`write` fills a folder; it is published with a manifest, and then the oldest are pruned. Gives its name."""
+        name = f"{_PREFIX}{step:08d}"
+
+        def write_all(folder: Path) -> None:
+            write(folder)
+            _write_manifest(folder, {"step": step, "worldSize": world_size, **self._identity(), "time": time.time()})
+
+        self.output.publish(self.output.checkpoints / name, write_all)
+        self._prune()
+        return name
+
+    def newest(self) -> Found:
+        """The newest whole checkpoint of this job. Raises CheckpointCorrupt if there are some and none is whole."""
+        passed_over = []
+        for folder in self._newest_first():
+            problem = self._problem(folder)
+            if problem is None:
+                return Found(folder, tuple(passed_over))
+            passed_over.append(f"{folder.name}: {problem}")
+        if passed_over:
+            raise CheckpointCorrupt(
+                f"no checkpoint in {self.output.checkpoints} is whole ({'; '.join(passed_over)}); restore one, or delete"
+                " them to start from the beginning"
+            )
+        return Found(None)
+
+    def _identity(self) -> dict[str, object]:
+        identity = self.output.identity
+        return {"uid": identity.uid, "fingerprint": identity.fingerprint, "attempt": identity.attempt}
+
+    def _newest_first(self) -> Iterator[Path]:
+        yield from sorted(self.output.checkpoints.glob(f"{_PREFIX}*"), reverse=True)
+
+    def _problem(self, folder: Path) -> str | None:
+        """Why it cannot be resumed from, or None."""
+        try:
+            manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+            files = dict(manifest["files"])
+            owner = manifest["uid"], manifest["fingerprint"]
+        except FileNotFoundError:
+            return f"{_MANIFEST} is missing"
+        except (ValueError, KeyError, TypeError):
+            return f"{_MANIFEST} is damaged"
+        if owner != (self.output.identity.uid, self.output.identity.fingerprint):
+            return "it belongs to another job"
+        for name, size in files.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size} bytes of {size}"
+        return None
+
+    def _prune(self) -> None:
+        """The manifest goes first: a half-deleted checkpoint must not pass for a whole one."""
+        for folder in list(self._newest_first())[self.keep :]:
+            (folder / _MANIFEST).unlink(missing_ok=True)
+            remove(folder)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix(_PREFIX))
+
+
+def _write_manifest(folder: Path, described: dict[str, object]) -> None:
+    files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
+    write_json(folder / _MANIFEST, {**described, "files": files})
+
+
+def random_state() -> dict[str, Any]:
+    """Of every generator that training draws from, in types that torch.load reads without running code."""
+    name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    return {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def random_state_file(folder: Path, rank: int) -> Path:
+    return folder / f"random-{rank:05d}.pt"

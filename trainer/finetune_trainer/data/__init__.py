@@ -1,0 +1,1 @@
+"""From files to batches: rows, examples, tokens with loss masks, the order of samples."""

@@ -1,0 +1,178 @@
+"""What a row means: a conversation, or a prompt with its completion. Five spellings are understood."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from finetune_trainer.data.rows import Row, describe
+from finetune_trainer.errors import DatasetError
+
+
+class Role(StrEnum):
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True)
+class Turn:
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Turns to be rendered with the chat template; the assistant's are learned."""
+
+    place: str
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Plain text, no template: the completion is learned."""
+
+    place: str
+    prompt: str
+    completion: str
+
+
+Example = Conversation | Completion
+
+_SHAREGPT_ROLES = {
+    "system": Role.SYSTEM,
+    "human": Role.USER,
+    "user": Role.USER,
+    "gpt": Role.ASSISTANT,
+    "assistant": Role.ASSISTANT,
+}
+
+
+def parse_example(row: Row) -> Example:
+    """By the columns it has; raises DatasetError naming the place, the column, what was expected and what was found."""
+    for columns, parse in _SPELLINGS:
+        if all(column in row.columns for column in columns):
+            return parse(row)
+    wanted = "; ".join(" + ".join(columns) for columns, _ in _SPELLINGS)
+    raise DatasetError(f"{row.place}: expected columns {wanted}; found {', '.join(map(str, row.columns)) or 'none'}")
+
+
+def _messages(row: Row) -> Conversation:
+    turns = []
+    for index, message in enumerate(_list(row, "messages")):
+        where = f"{row.place}, column messages[{index}]"
+        found = _object(where, message)
+        role = found.get("role")
+        if role not in tuple(Role):
+            raise DatasetError(f"{where}.role: expected system, user or assistant, found {describe(role)}")
+        turns.append(Turn(Role(str(role)), _content(f"{where}.content", found.get("content"))))
+    return _conversation(row, turns)
+
+
+def _conversations(row: Row) -> Conversation:
+    turns = _system(row)
+    for index, message in enumerate(_list(row, "conversations")):
+        where = f"{row.place}, column conversations[{index}]"
+        found = _object(where, message)
+        role = _SHAREGPT_ROLES.get(str(found.get("from")))
+        if role is None:
+            raise DatasetError(f"{where}.from: expected human, gpt or system, found {describe(found.get('from'))}")
+        turns.append(Turn(role, _text(f"{where}.value", found.get("value"))))
+    return _conversation(row, turns)
+
+
+def _alpaca(row: Row) -> Conversation:
+    instruction = _column(row, "instruction")
+    extra = _column(row, "input") if row.columns.get("input") else ""
+    question = f"{instruction}\n{extra}" if extra else instruction
+    answer = _column(row, "output")
+    return _conversation(row, [*_system(row), Turn(Role.USER, question), Turn(Role.ASSISTANT, answer)])
+
+
+def _query_response(row: Row) -> Conversation:
+    turns = _system(row)
+    history = _list(row, "history") if row.columns.get("history") else []
+    for index, pair in enumerate(history):
+        where = f"{row.place}, column history[{index}]"
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise DatasetError(f"{where}: expected a list of query and response, found {describe(pair)}")
+        turns += [Turn(Role.USER, _text(where, pair[0])), Turn(Role.ASSISTANT, _text(where, pair[1]))]
+    turns += [Turn(Role.USER, _column(row, "query")), Turn(Role.ASSISTANT, _column(row, "response"))]
+    return _conversation(row, turns)
+
+
+def _prompt_completion(row: Row) -> Completion:
+    completion = _column(row, "completion")
+    if not completion:
+        raise DatasetError(f"{row.place}, column completion: expected text to learn, found none")
+    return Completion(row.place, _column(row, "prompt"), completion)
+
+
+_SPELLINGS: tuple[tuple[tuple[str, ...], Callable[[Row], Example]], ...] = (
+    (("messages",), _messages),
+    (("conversations",), _conversations),
+    (("instruction", "output"), _alpaca),
+    (("prompt", "completion"), _prompt_completion),
+    (("query", "response"), _query_response),
+)
+
+
+def _conversation(row: Row, turns: list[Turn]) -> Conversation:
+    for index, turn in enumerate(turns):
+        if turn.role is Role.ASSISTANT and not turn.content.strip():
+            raise DatasetError(f"{row.place}: turn {index} is the assistant's and empty; expected text to learn")
+    if not any(turn.role is Role.ASSISTANT for turn in turns):
+        raise DatasetError(f"{row.place}: expected at least one turn of the assistant, found none; nothing to learn")
+    return Conversation(row.place, tuple(turns))
+
+
+def _system(row: Row) -> list[Turn]:
+    if not row.columns.get("system"):
+        return []
+    return [Turn(Role.SYSTEM, _column(row, "system"))]
+
+
+def _column(row: Row, name: str) -> str:
+    return _text(f"{row.place}, column {name}", row.columns[name])
+
+
+def _list(row: Row, name: str) -> list[object]:
+    """A list, or in a CSV file the JSON text of one."""
+    value = row.columns[name]
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise DatasetError(
+                f"{row.place}, column {name}: expected a list of turns, found text that is no JSON"
+                f" (at character {error.pos + 1}: {error.msg})"
+            ) from error
+    if not isinstance(value, list) or not value:
+        raise DatasetError(f"{row.place}, column {name}: expected a list of turns, found {describe(value)}")
+    return value
+
+
+def _object(where: str, value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise DatasetError(f"{where}: expected an object, found {describe(value)}")
+    return value
+
+
+def _text(where: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise DatasetError(f"{where}: expected text, found {describe(value)}")
+    return value
+
+
+def _content(where: str, value: object) -> str:
+    """Text, or OpenAI's list of parts as long as all of them are text."""
+    if not isinstance(value, list):
+        return _text(where, value)
+    texts = []
+    for index, part in enumerate(value):
+        found = _object(f"{where}[{index}]", part)
+        if found.get("type") != "text":
+            raise DatasetError(f"{where}[{index}].type: expected text, found {describe(found.get('type'))}")
+        texts.append(_text(f"{where}[{index}].text", found.get("text")))
+    return "".join(texts)

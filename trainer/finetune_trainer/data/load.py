@@ -1,0 +1,79 @@
+"""The datasets of a job, read, rendered and tokenised."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from finetune_api.v1alpha1 import Dataset, DatasetSource
+from finetune_trainer.data.examples import parse_example
+from finetune_trainer.data.render import Renderer, Sample
+from finetune_trainer.data.rows import find_files, read_rows
+from finetune_trainer.data.tokens import TokenDataset, cache_key, obtain_tokens
+from finetune_trainer.errors import DatasetError
+
+
+@dataclass(frozen=True)
+class Data:
+    """What to train on and, maybe, what to evaluate on."""
+
+    train: TokenDataset
+    eval: TokenDataset | None
+    max_length: int | None
+
+
+@dataclass(frozen=True)
+class Tokenizing:
+    """With what, how long, where the result is kept and who writes it."""
+
+    tokenizer: PreTrainedTokenizerBase
+    model_name: str
+    max_length: int | None
+    cache: Path
+    writes: bool
+    alive: Callable[[], None]
+
+
+def load_data(dataset: Dataset, how: Tokenizing) -> Data:
+    train = _load(dataset.train, how, field="spec.dataset.train")
+    evaluated = _load(dataset.eval, how, field="spec.dataset.eval") if dataset.eval else None
+    return Data(train=train, eval=evaluated, max_length=how.max_length)
+
+
+def _load(sources: Sequence[DatasetSource], how: Tokenizing, *, field: str) -> TokenDataset:
+    files = [
+        file
+        for index, source in enumerate(sources)
+        for file in find_files(source.name, field=f"{field}[{index}].name")
+    ]
+    described = how.tokenizer.backend_tokenizer.to_str() + str(how.tokenizer.chat_template)
+    key = cache_key(files, tokenizer=described, max_length=how.max_length)
+    data = obtain_tokens(
+        how.cache / "tokens" / key,
+        lambda: _render_all(files, Renderer(how.tokenizer, model_name=how.model_name)),
+        max_length=how.max_length,
+        writes=how.writes,
+        alive=how.alive,
+    )
+    if len(data) == 0:
+        raise DatasetError(f"{field}: no sample is left to train on; {_why_empty(data, how.max_length)}")
+    return data
+
+
+def _render_all(files: Sequence[Path], renderer: Renderer) -> Iterator[Sample]:
+    for file in files:
+        for row in read_rows(file):
+            yield renderer.render(parse_example(row))
+
+
+def _why_empty(data: TokenDataset, max_length: int | None) -> str:
+    counted = data.counted
+    if counted.rows == 0:
+        return "the files hold no rows"
+    if counted.nothing_to_learn == counted.rows:
+        return f"none of the {counted.rows} rows has a token to learn"
+    return (
+        f"all {counted.rows} rows are longer than {max_length} tokens (spec.dataset.maxLength):"
+        f" {', '.join(counted.too_long)}"
+    )

@@ -1,0 +1,155 @@
+"""From an example to tokens and the mask of those to learn: the assistant's words and its end of turn, nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from finetune_trainer.data.examples import Completion, Conversation, Example, Role, Turn
+from finetune_trainer.errors import ChatTemplateError
+
+_GENERATION_MARK = "{% generation"
+_ANCHOR = "⟦assistant {}⟧"  # stands for the assistant's words while the template's own text is found
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One training sample: token ids, and for each whether it is learned."""
+
+    place: str
+    tokens: Sequence[int]
+    targets: Sequence[bool]
+
+
+class Renderer:
+    """Renders examples with one tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, model_name: str) -> None:
+        if not tokenizer.is_fast:
+            raise ChatTemplateError(
+                f'model "{model_name}": its tokenizer ({type(tokenizer).__name__}) cannot map tokens to text, which the'
+                " loss mask needs; add a tokenizer.json to the model"
+            )
+        self._tokenizer = tokenizer
+        self._model_name = model_name
+        added = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
+        self._ends_of_turn = tuple(sorted(added, key=len, reverse=True))
+
+    def render(self, example: Example) -> Sample:
+        if isinstance(example, Completion):
+            return self._render_completion(example)
+        template = self._tokenizer.chat_template
+        if not template:
+            raise ChatTemplateError(
+                f'{example.place} is a conversation, but the tokenizer of model "{self._model_name}" has no chat'
+                " template; train the instruct variant of the model, add chat_template.jinja to it, or give rows with"
+                " prompt and completion"
+            )
+        if _GENERATION_MARK in str(template).replace("{%-", "{%"):
+            return self._render_marked(example)
+        text = self._apply(example, example.turns)
+        spans = self._anchored_spans(example, text)
+        if spans is None:
+            spans = self._prefix_spans(example, text)
+        return self._tokenize(example.place, text, spans)
+
+    def _render_completion(self, example: Completion) -> Sample:
+        sample = self._tokenize(
+            example.place,
+            example.prompt + example.completion,
+            ((len(example.prompt), len(example.prompt) + len(example.completion)),),
+            add_special_tokens=True,
+        )
+        end = self._tokenizer.eos_token_id
+        tokens, targets = list(sample.tokens), list(sample.targets)
+        if end is not None and tokens and tokens[-1] == end:  # some tokenizers end a text themselves
+            targets[-1] = True
+        elif end is not None:
+            tokens, targets = [*tokens, end], [*targets, True]
+        return Sample(example.place, tokens, targets)
+
+    def _render_marked(self, example: Conversation) -> Sample:
+        """The template itself says what the assistant generates."""
+        rendered = self._apply(
+            example, example.turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        return Sample(
+            example.place, rendered["input_ids"], _nothing_before([bool(mark) for mark in rendered["assistant_masks"]])
+        )
+
+    def _anchored_spans(self, example: Conversation, text: str) -> tuple[Span, ...] | None:
+        """Render with anchors in place of the assistant's words: what lies between them is the template's own text.
+
+        None if the words put back do not give the real text: the template rewrites them.
+        """
+        anchors = [
+            _ANCHOR.format(index) if turn.role is Role.ASSISTANT else None for index, turn in enumerate(example.turns)
+        ]
+        turns = [
+            Turn(turn.role, anchor) if anchor else turn for turn, anchor in zip(example.turns, anchors, strict=True)
+        ]
+        frame = self._apply(example, turns)
+        for words in (lambda content: content, str.strip):
+            rebuilt, spans, rest = "", [], frame
+            for turn, anchor in zip(example.turns, anchors, strict=True):
+                if anchor is None:
+                    continue
+                before, found, rest = rest.partition(anchor)
+                if not found:
+                    return None
+                start = len(rebuilt) + len(before)
+                rebuilt += before + words(turn.content)
+                spans.append((start, len(rebuilt) + self._end_of_turn(rest)))
+            if rebuilt + rest == text:
+                return tuple(spans)
+        return None
+
+    def _end_of_turn(self, rest: str) -> int:
+        """Length of the end-of-turn token that follows the assistant's words, with the blanks before it; else 0."""
+        blanks = len(rest) - len(rest.lstrip())
+        for token in self._ends_of_turn:
+            if token and rest.startswith(token, blanks):
+                return blanks + len(token)
+        return 0
+
+    def _prefix_spans(self, example: Conversation, text: str) -> tuple[Span, ...]:
+        """From the end of the prompt to the end of the turn, for templates whose text only ever grows."""
+        spans = []
+        for index, turn in enumerate(example.turns):
+            if turn.role is not Role.ASSISTANT:
+                continue
+            prompt = self._apply(example, example.turns[:index], add_generation_prompt=True)
+            until = self._apply(example, example.turns[: index + 1]).rstrip()
+            if not until.startswith(prompt) or not text.startswith(until):
+                raise ChatTemplateError(
+                    f'{example.place}: the chat template of model "{self._model_name}" rewrites turn {index} (the'
+                    " assistant's) when later turns follow, so the words to learn cannot be told from the rest; split"
+                    " the conversation into rows that end with that turn, or mark the assistant's text in the template"
+                    " with {% generation %}"
+                )
+            spans.append((len(prompt), len(until)))
+        return tuple(spans)
+
+    def _apply(self, example: Conversation, turns: Sequence[Turn], **options: Any) -> Any:
+        messages = [{"role": turn.role.value, "content": turn.content} for turn in turns]
+        try:
+            return self._tokenizer.apply_chat_template(messages, **{"tokenize": False, **options})
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise ChatTemplateError(
+                f'{example.place}: the chat template of model "{self._model_name}" refuses this row: {error}'
+            ) from error
+
+    def _tokenize(self, place: str, text: str, spans: Sequence[Span], *, add_special_tokens: bool = False) -> Sample:
+        encoded = self._tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
+        offsets = encoded["offset_mapping"]
+        targets = [any(start <= left and right <= end for start, end in spans) and left < right for left, right in offsets]
+        return Sample(place, encoded["input_ids"], _nothing_before(targets))
+
+
+def _nothing_before(targets: list[bool]) -> list[bool]:
+    """The first token is never learned: nothing predicts it."""
+    return [False, *targets[1:]]

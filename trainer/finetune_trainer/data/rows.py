@@ -1,0 +1,132 @@
+"""Rows from .jsonl, .json, .csv and .parquet files or folders of them; every row knows where it stands."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from finetune_trainer.errors import DatasetError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row; `place` is how a message names it, such as `/data/train.jsonl line 17`."""
+
+    place: str
+    columns: dict[str, object]
+
+
+def find_files(source: str, *, field: str) -> tuple[Path, ...]:
+    """The file itself, or those of the folder in order of their names."""
+    path = Path(source)
+    if not path.exists():
+        raise DatasetError(
+            f'{field}: "{source}" does not exist; mount the volume that holds it (spec.volumes) or correct the path'
+        )
+    if path.is_file():
+        files = (path,)
+    else:
+        files = tuple(sorted(file for file in path.rglob("*") if file.suffix in READERS and file.is_file()))
+    if not files or files[0].suffix not in READERS:
+        raise DatasetError(f'{field}: "{source}" is no {_known()} file and no folder with such files')
+    return files
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    try:
+        yield from READERS[path.suffix](path)
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{path}: expected UTF-8 text, found byte {error.object[error.start]:#04x}") from error
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _read_jsonl(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            place = f"{path} line {number}"
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DatasetError(
+                    f"{place}, column {error.colno}: expected one JSON object, found a syntax error ({error.msg})"
+                ) from error
+            yield Row(place, _expect_object(place, value))
+
+
+def _read_json(path: Path) -> Iterator[Row]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise DatasetError(
+            f"{path} line {error.lineno}, column {error.colno}: expected a JSON array of objects,"
+            f" found a syntax error ({error.msg})"
+        ) from error
+    if not isinstance(rows, list):
+        raise DatasetError(
+            f"{path}: expected a JSON array of objects, found {describe(rows)}; one object per line is .jsonl"
+        )
+    for number, value in enumerate(rows, start=1):
+        place = f"{path} row {number}"
+        yield Row(place, _expect_object(place, value))
+
+
+def _read_csv(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            header = next(reader, None)
+            if header is None:
+                return
+            for cells in reader:
+                if not cells:
+                    continue
+                place = f"{path} line {reader.line_num}"
+                if len(cells) != len(header):
+                    raise DatasetError(f"{place}: expected {len(header)} cells as in the header, found {len(cells)}")
+                yield Row(place, dict(zip(header, cells, strict=True)))
+        except csv.Error as error:
+            raise DatasetError(f"{path} line {reader.line_num}: expected CSV, found a syntax error ({error})") from error
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    try:
+        number = 0
+        for batch in pq.ParquetFile(path).iter_batches(batch_size=1024):
+            for columns in batch.to_pylist():
+                number += 1
+                yield Row(f"{path} row {number}", columns)
+    except pa.ArrowException as error:
+        raise DatasetError(f"{path}: expected a Parquet file, found: {error}") from error
+
+
+READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}
+
+
+def describe(value: object) -> str:
+    """What was found, for a message: its kind and, if short, itself."""
+    kinds = {type(None): "nothing", bool: "a truth value", int: "a number", float: "a number", str: "text"}
+    kind = kinds.get(type(value)) or {dict: "an object", list: "a list"}.get(type(value), type(value).__name__)
+    shown = json.dumps(value, ensure_ascii=False, default=str)
+    return kind if value is None or len(shown) > 60 else f"{kind} ({shown})"
+
+
+def _expect_object(place: str, value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise DatasetError(f"{place}: expected a JSON object, found {describe(value)}")
+    return value
+
+
+def _known() -> str:
+    return ", ".join(READERS)

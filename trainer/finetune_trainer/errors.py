@@ -1,0 +1,49 @@
+"""Errors of the trainer. The class name is the reason that the operator reads, the text is for the person who can act."""
+
+
+class TrainerError(Exception):
+    """Says which object and field, what was seen and what to do."""
+
+
+class UserError(TrainerError):
+    """Only a change of the job, its data or its storage helps: never retried."""
+
+
+class InvalidSpec(UserError):
+    """The job asks for something that cannot be."""
+
+
+class DatasetError(UserError):
+    """Rows are missing or not what they should be."""
+
+
+class ChatTemplateError(UserError):
+    """The tokenizer's chat template is absent, refuses the rows, or hides where the assistant speaks."""
+
+
+class ModelNotFound(UserError):
+    """No model at that path or under that name."""
+
+
+class ModelError(UserError):
+    """There is a model, but not one that can be trained so."""
+
+
+class OutputError(UserError):
+    """The output belongs to another job or attempt, is not shared, is full or cannot be written."""
+
+
+class CheckpointCorrupt(UserError):
+    """Checkpoints are there, and none can be resumed from."""
+
+
+class WorldSizeMismatch(UserError):
+    """torchrun started another number of ranks than the operator promised."""
+
+
+class NonFiniteLoss(UserError):
+    """The loss became NaN or infinite: training on from the same point would end the same way."""
+
+
+class HubUnavailable(TrainerError):
+    """The Hub did not answer; later it may."""

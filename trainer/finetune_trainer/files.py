@@ -1,0 +1,74 @@
+"""Files that are either wholly there or not at all."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from finetune_trainer.errors import OutputError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def write_json(path: Path, value: object, *, beside: Path | None = None) -> None:
+    """Replaced in one rename. `beside` names the file that is renamed, where its name matters."""
+    staged = beside or path.with_name(f".tmp-{path.name}")
+    with staged.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    staged.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_tree(folder: Path) -> None:
+    """Every file and folder below is on the disk when this returns."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        else:
+            sync_folder(path)
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """The names in it; a file system that cannot sync folders (some network ones) is left alone."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Turn a full or closed disk into an OutputError; other faults of the disk may pass and stay what they are."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise OutputError(
+                f"{folder} is full ({error.strerror}); enlarge the volume of spec.output or lower"
+                " training.saveTotalLimit"
+            ) from error
+        if error.errno in _CLOSED:
+            raise OutputError(
+                f"{folder} cannot be written ({error.strerror}); let the trainer's user write there"
+                " (podTemplate.securityContext.fsGroup) or choose another claim"
+            ) from error
+        raise

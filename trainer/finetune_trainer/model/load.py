@@ -1,0 +1,129 @@
+"""The tokenizer and the model, from a path or the Hub, in the data type that suits how it is trained."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+
+from finetune_api.v1alpha1 import FineTuneJobSpec, ModelSource
+from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound
+from finetune_trainer.model.lora import add_adapters
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What can be known of a model before its weights are read."""
+
+    name: str
+    config: PretrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    dtype: torch.dtype  # of the result; training may keep its weights in more bits
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens that the model has positions for."""
+        found = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        return found if isinstance(found, int) else None
+
+
+def describe_model(source: ModelSource, device: torch.device) -> Pretrained:
+    """Raises ModelNotFound, ModelError or InvalidSpec, before anything large is read."""
+    if _is_path(source.name) and not (Path(source.name) / "config.json").is_file():
+        found = "has no config.json" if Path(source.name).is_dir() else "does not exist"
+        raise ModelNotFound(
+            f'spec.model.name: "{source.name}" {found}; mount the volume that holds the model (spec.volumes) or correct'
+            " the path"
+        )
+    config = _fetch(source.name, lambda: AutoConfig.from_pretrained(source.name))
+    tokenizer = _fetch(source.name, lambda: AutoTokenizer.from_pretrained(source.name))
+    return Pretrained(source.name, config, tokenizer, _choose_dtype(source, config, device))
+
+
+def load_model(spec: FineTuneJobSpec, pretrained: Pretrained) -> torch.nn.Module:
+    """The model to train. Full tuning keeps float32 weights: in 16 bits most updates would round to nothing."""
+    dtype = pretrained.dtype if spec.lora else torch.float32
+    model = _fetch(
+        pretrained.name,
+        lambda: AutoModelForCausalLM.from_pretrained(pretrained.name, config=pretrained.config, dtype=dtype),
+    )
+    if spec.lora:
+        return add_adapters(model, spec.lora, seed=spec.training.seed)
+    return model  # type: ignore[no-any-return]
+
+
+def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Any id will do: padding is masked."""
+    for candidate in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if candidate is not None:
+            return int(candidate)
+    return 0
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith(("/", ".")) or Path(name).exists()
+
+
+def _fetch(name: str, load: Callable[[], T]) -> T:
+    """Read from disk or the Hub, with the library's many errors told apart by who can act."""
+    try:
+        return load()
+    except (OSError, ValueError, KeyError) as error:
+        causes = tuple(_causes(error))
+        if any(isinstance(cause, GatedRepoError) for cause in causes):
+            raise ModelNotFound(
+                f'spec.model.name: access to "{name}" is gated; accept its terms on the Hub and give HF_TOKEN from a'
+                " Secret in spec.env"
+            ) from error
+        if any(isinstance(cause, RepositoryNotFoundError | EntryNotFoundError) for cause in causes):
+            raise ModelNotFound(
+                f'spec.model.name: "{name}" is no path and no model on the Hub that this job may read; correct the name,'
+                " or give HF_TOKEN from a Secret in spec.env if it is private"
+            ) from error
+        first_line = str(error).strip().split("\n", 1)[0]
+        if isinstance(error, OSError) and not _is_path(name):
+            raise HubUnavailable(f'the Hub could not give "{name}": {first_line}') from error
+        raise ModelError(f'model "{name}" cannot be loaded for text generation: {first_line}') from error
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    found = []
+    while error is not None:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _choose_dtype(source: ModelSource, config: PretrainedConfig, device: torch.device) -> torch.dtype:
+    dtype: torch.dtype | None
+    if source.torch_dtype == "auto":
+        dtype = getattr(config, "dtype", None) or torch.float32
+    else:
+        dtype = getattr(torch, source.torch_dtype)
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise InvalidSpec(f"spec.model.torchDtype: the model's own type {dtype} cannot be trained; set one of the others")
+    if dtype is torch.float16 and device.type == "cpu":
+        raise InvalidSpec(
+            f"spec.model.torchDtype: {_asked(source)} float16, which needs a GPU; set float32 or bfloat16 to train on CPU"
+        )
+    if dtype is torch.bfloat16 and device.type == "cuda" and not has_native_bf16():
+        name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+        raise InvalidSpec(
+            f"spec.model.torchDtype: {_asked(source)} bfloat16, which {name} (compute capability"
+            f" {capability[0]}.{capability[1]}) only emulates; set float16, or float32"
+        )
+    return dtype
+
+
+def has_native_bf16() -> bool:
+    """transformers asks with emulation allowed and lets slow GPUs pass."""
+    return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _asked(source: ModelSource) -> str:
+    return "auto found" if source.torch_dtype == "auto" else "asks for"

@@ -1,0 +1,102 @@
+"""The ranks of a job and what they do together. Their numbers come from torchrun's environment, read once."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from finetune_trainer.errors import TrainerError, WorldSizeMismatch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who this process is among the others."""
+
+    rank: int
+    local_rank: int
+    local_world_size: int
+    world_size: int
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str]) -> "Ranks":
+        return cls(
+            rank=int(env["RANK"]),
+            local_rank=int(env["LOCAL_RANK"]),
+            local_world_size=int(env["LOCAL_WORLD_SIZE"]),
+            world_size=int(env["WORLD_SIZE"]),
+        )
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def nodes(self) -> int:
+        return self.world_size // self.local_world_size
+
+
+def check_world_size(ranks: Ranks, *, promised: int) -> None:
+    """Fewer ranks would train with another effective batch and nobody would notice."""
+    if ranks.world_size != promised:
+        raise WorldSizeMismatch(
+            f"torchrun started {ranks.world_size} ranks, but the job plans {promised}"
+            " (numNodes x nprocPerNode); do not set torchrun's variables in the image or in spec.env"
+        )
+
+
+def choose_device(ranks: Ranks) -> torch.device:
+    """The rank's own GPU, made current before anything is built on one; CPU where there are none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(ranks.local_rank)
+    return torch.device("cuda", ranks.local_rank)
+
+
+def join_process_group(device: torch.device, *, timeout_seconds: int) -> None:
+    """Ours before accelerate's, which would leave gloo at its default timeout."""
+    if dist.is_initialized():
+        return
+    timeout = timedelta(seconds=timeout_seconds)
+    if device.type == "cuda":
+        dist.init_process_group("nccl", timeout=timeout, device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=timeout)
+
+
+def leave_process_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def on_rank_zero(action: Callable[[], T]) -> T:
+    """What `action` gives on rank 0, on every rank; its TrainerError too, so that nobody waits for one that gave up."""
+    box: list[T | TrainerError | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            box[0] = action()
+        except TrainerError as error:
+            box[0] = error
+    dist.broadcast_object_list(box)
+    if isinstance(box[0], TrainerError):
+        raise box[0]
+    return box[0]  # type: ignore[return-value]
+
+
+def gather_on_rank_zero(mine: T) -> list[T]:
+    """What every rank gave, by rank, on rank 0; nothing elsewhere."""
+    gathered: list[T | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(mine, gathered)
+    return gathered or []  # type: ignore[return-value]
+
+
+def sum_over_ranks(values: tuple[int, ...], device: torch.device) -> tuple[int, ...]:
+    """Element by element, in one collective."""
+    summed = torch.tensor(values, dtype=torch.int64, device=device)
+    dist.all_reduce(summed)
+    return tuple(int(value) for value in summed.tolist())
+

@@ -1,0 +1,81 @@
+"""Heartbeat files: what one rank is doing, replaced by rename so that no reader ever sees half of one."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+from .contract import to_camel
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far training is; the names are those of status.progress in the resource."""
+
+    step: int = 0
+    total_steps: int | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    eval_loss: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    tokens_per_second: float | None = None
+    eta_seconds: int | None = None
+    last_checkpoint: str | None = None
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """The last sign of life of one rank. A rank that hangs leaves an old `time`."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    time: float
+    phase: str
+    first_step: int | None = None
+    peak_memory_bytes: int | None = None
+    progress: Progress = field(default_factory=Progress)
+
+
+def write_heartbeat(folder: Path, heartbeat: Heartbeat) -> None:
+    path = folder / f"rank-{heartbeat.local_rank}.json"
+    beside = path.with_suffix(".tmp")
+    beside.write_text(json.dumps(asdict(heartbeat)), encoding="utf-8")
+    os.replace(beside, path)  # noqa: PTH105
+
+
+def read_heartbeats(folder: Path) -> tuple[Heartbeat, ...]:
+    """Those of all local ranks that have reported, by local rank; an unreadable file counts as none."""
+    beats = (_read(path) for path in folder.glob("rank-*.json"))
+    return tuple(sorted((beat for beat in beats if beat), key=lambda beat: beat.local_rank))
+
+
+def _read(path: Path) -> Heartbeat | None:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        known = {item.name for item in fields(Progress)}
+        progress = Progress(**{name: value for name, value in raw.pop("progress").items() if name in known})
+        return Heartbeat(**raw, progress=progress)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def progress_object(heartbeat: Heartbeat) -> dict[str, object]:
+    """status.progress as the resource spells it: absent values left out, no NaN (JSON has none)."""
+    values = {to_camel(name): _finite(value) for name, value in asdict(heartbeat.progress).items()}
+    values["updateTime"] = rfc3339(heartbeat.time)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def rfc3339(seconds: float) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

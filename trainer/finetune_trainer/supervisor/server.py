@@ -1,0 +1,132 @@
+"""/status (JSON) and /metrics (Prometheus) of one node, for the operator, people and scrapers."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from .contract import Node
+from .heartbeat import Heartbeat, progress_object
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the node can tell at this moment."""
+
+    phase: str
+    outcome: str
+    heartbeats: tuple[Heartbeat, ...]
+
+
+def render_status(node: Node, seen: Snapshot, *, now: float) -> dict[str, object]:
+    first = seen.heartbeats[0] if seen.heartbeats else None
+    return {
+        "version": 1,
+        "namespace": node.namespace,
+        "job": node.job,
+        "phase": seen.phase,
+        "outcome": seen.outcome,
+        "nodeRank": node.node_rank,
+        "attempt": node.attempt,
+        "worldSize": node.world_size,
+        "firstStep": first.first_step if first else None,
+        "progress": progress_object(first) if first else None,
+        "ranks": [
+            {
+                "rank": beat.rank,
+                "localRank": beat.local_rank,
+                "pid": beat.pid,
+                "phase": beat.phase,
+                "step": beat.progress.step,
+                "heartbeatAgeSeconds": round(max(0.0, now - beat.time), 3),
+                "peakMemoryBytes": beat.peak_memory_bytes,
+            }
+            for beat in seen.heartbeats
+        ],
+    }
+
+
+def render_metrics(node: Node, seen: Snapshot, *, now: float) -> str:
+    """Prometheus text. Progress is given by node rank 0 alone: the others know the same numbers."""
+    samples = list(_rank_samples(seen, now=now))
+    if node.node_rank == 0 and seen.heartbeats:
+        samples += _progress_samples(seen.heartbeats[0])
+    common = f'namespace="{node.namespace}",job="{node.job}",attempt="{node.attempt}",node_rank="{node.node_rank}"'
+    lines = []
+    described = set()
+    for name, help_text, labels, value in samples:
+        if name not in described:
+            described.add(name)
+            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} gauge"]
+        lines.append(f"{name}{{{common}{labels}}} {value}")
+    return "\n".join(lines) + "\n"
+
+
+_Sample = tuple[str, str, str, float]
+
+
+def _rank_samples(seen: Snapshot, *, now: float) -> Iterator[_Sample]:
+    for beat in seen.heartbeats:
+        labels = f',rank="{beat.rank}"'
+        age = max(0.0, now - beat.time)
+        yield "finetune_rank_heartbeat_age_seconds", "Seconds since the rank last showed progress.", labels, age
+    for beat in seen.heartbeats:
+        if beat.peak_memory_bytes is not None:
+            name, labels = "finetune_rank_peak_memory_bytes", f',rank="{beat.rank}"'
+            yield name, "Most memory the rank held: GPU, or resident set.", labels, beat.peak_memory_bytes
+
+
+def _progress_samples(beat: Heartbeat) -> Iterator[_Sample]:
+    progress = beat.progress
+    values = (
+        ("finetune_step", "Optimizer steps done.", progress.step),
+        ("finetune_total_steps", "Optimizer steps in all.", progress.total_steps),
+        ("finetune_epoch", "Passes over the rows.", progress.epoch),
+        ("finetune_loss", "Training loss of the last report.", progress.loss),
+        ("finetune_eval_loss", "Last evaluation loss.", progress.eval_loss),
+        ("finetune_learning_rate", "Learning rate of the last step.", progress.learning_rate),
+        ("finetune_grad_norm", "Gradient norm of the last step.", progress.grad_norm),
+        ("finetune_tokens_per_second", "Tokens of all ranks per second.", progress.tokens_per_second),
+        ("finetune_eta_seconds", "Seconds to the last step at the present pace.", progress.eta_seconds),
+    )
+    for name, help_text, value in values:
+        if value is not None:
+            yield name, help_text, "", value
+
+
+def serve(node: Node, snapshot: Callable[[], Snapshot]) -> ThreadingHTTPServer:
+    """Answer in the background, on all interfaces: the operator asks by pod IP. Raises OSError if the port is taken."""
+
+    class Handler(BaseHTTPRequestHandler):
+        server_version = "finetune"
+        timeout = 10.0
+
+        def do_GET(self) -> None:  # noqa: N802
+            if self.path == "/status":
+                body = json.dumps(render_status(node, snapshot(), now=time.time()))
+                self._answer(200, "application/json", body)
+            elif self.path == "/metrics":
+                body = render_metrics(node, snapshot(), now=time.time())
+                self._answer(200, "text/plain; version=0.0.4", body)
+            else:
+                self._answer(404, "text/plain", "there are /status and /metrics\n")
+
+        def _answer(self, code: int, content_type: str, body: str) -> None:
+            data = body.encode()
+            self.send_response(code)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """One line per scrape would bury the training log."""
+
+    server = ThreadingHTTPServer(("", node.status_port), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server

@@ -1,0 +1,234 @@
+"""The life of one node of one attempt: prepare, wait for the master, run torchrun, obey stop requests, tell the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from . import contract
+from .contract import Node
+from .dns import DnsTimeout, wait_for_master
+from .failures import RankFailure, first_failure
+from .heartbeat import progress_object, read_heartbeats
+from .processes import Child, Output, SignalInbox
+from .server import Snapshot, serve
+from .termination import Termination, write_termination
+
+OK, FAILED_MAY_RETRY, FAILED_FOR_GOOD, STOPPED_AS_ASKED = 0, 1, 2, 143
+_MESSAGE_EVERY_SECONDS = 3.0
+_KILL_AFTER_SECONDS = 3.0  # from torchrun's SIGTERM to its SIGKILL
+
+
+class Supervisor:
+    """Runs one node to its end; `run` gives the exit code of the container."""
+
+    def __init__(self, node: Node, *, command: Sequence[str]) -> None:
+        self._node = node
+        self._command = command
+        self._outcome = contract.STARTING
+        self._inbox = SignalInbox()
+        self._output = Output(node.output / "logs" / f"attempt-{node.attempt}" / f"node-{node.node_rank}.log")
+        self._stopping = _Stopping(grace_seconds=node.grace_seconds)
+
+    def run(self) -> int:
+        _clear_leftovers(self._node)
+        self._write(self._message())
+        self._serve()
+        try:
+            wait_for_master(self._node.master_addr, node_rank=self._node.node_rank, pause=self._pause)
+        except DnsTimeout as error:
+            return self._finish(self._failed("DnsTimeout", str(error)))
+        except _StoppedEarlyError:
+            return self._finish(self._stopped("stopped before training began"))
+        self._outcome = contract.RUNNING
+        child = Child(self._command, output=self._output)
+        code = self._attend(child)
+        child.wait_for_output(2.0)
+        return self._finish(self._judge(code))
+
+    def _attend(self, child: Child) -> int:
+        """Until torchrun has ended: pass on what it is asked, keep the termination message fresh."""
+        written = 0.0
+        while (code := child.reap()) is None:
+            now = time.monotonic()
+            if now - written >= _MESSAGE_EVERY_SECONDS:
+                written = now
+                self._write(self._message())
+            self._obey(child, now=now)
+            self._inbox.wait(0.5)
+        return code
+
+    def _obey(self, child: Child, *, now: float) -> None:
+        """The first signal asks for a checkpoint, if there is something to save; the second one ends at once."""
+        stopping = self._stopping
+        if self._inbox.stops and stopping.asked_at is None:
+            stopping.asked_at = now
+            if self._phase() in (contract.INIT, contract.LOAD, ""):
+                stopping.reason = "stopped before training began"
+                stopping.hurry = True
+            else:
+                self._output.say("asked to stop: the ranks save a checkpoint at the next step and end")
+                self._node.run.stop_request.touch()
+                self._write(self._message())
+        if self._inbox.stops > 1 and not stopping.hurry:
+            stopping.reason = "asked twice to stop; nothing was saved"
+            stopping.hurry = True
+        if stopping.is_late(now) and not stopping.hurry:
+            stopping.reason = (
+                f"the ranks did not finish saving within the grace period of {self._node.grace_seconds:.0f}s"
+                " (FINETUNE_GRACE_SECONDS)"
+            )
+            stopping.hurry = True
+        if stopping.hurry and stopping.terminated_at is None:
+            stopping.terminated_at = now
+            self._output.say(stopping.reason)
+            child.signal(signal.SIGTERM)
+        if stopping.terminated_at is not None and now > stopping.terminated_at + _KILL_AFTER_SECONDS:
+            child.signal(signal.SIGKILL)
+
+    def _judge(self, code: int) -> Termination:
+        phases = {beat.phase for beat in read_heartbeats(self._node.run.heartbeats)}
+        if code == 0 and phases == {contract.DONE}:
+            return replace(self._message(), final=True, outcome=contract.SUCCEEDED, time=time.time())
+        if code == 0 and phases == {contract.STOPPED}:
+            return self._stopped("stopped as asked; a checkpoint was saved")
+        if self._stopping.hurry:
+            return self._stopped(self._stopping.reason)
+        failure = first_failure(self._node.run)
+        if self._stopping.asked_at is not None and (failure is None or failure.victim):
+            return self._stopped("stopped, but other nodes ended before a checkpoint was saved")
+        if failure is not None:
+            return self._rank_failed(failure)
+        if code == 0:
+            return self._failed("RankExited", "the ranks ended without an error and without a result")
+        what = f"ended by signal {-code}" if code < 0 else f"exited with code {code}"
+        return self._failed("TorchrunFailed", f"torchrun {what}; the end of its output:\n{self._output.tail()[-1500:]}")
+
+    def _finish(self, message: Termination) -> int:
+        self._outcome = message.outcome
+        self._write(message)
+        if message.outcome == contract.SUCCEEDED:
+            return OK
+        who = f"rank {message.rank}: " if message.rank is not None else ""
+        what = f"{message.error_type}: " if message.error_type else ""
+        self._output.say(f"{message.outcome}: {who}{what}{message.message}")
+        if message.outcome == contract.STOPPED:
+            return STOPPED_AS_ASKED
+        return FAILED_FOR_GOOD if message.error_type in contract.USER_ERRORS else FAILED_MAY_RETRY
+
+    def _message(self) -> Termination:
+        """What can be said now, before the end is known."""
+        beats = read_heartbeats(self._node.run.heartbeats)
+        peaks = [beat.peak_memory_bytes for beat in beats if beat.peak_memory_bytes is not None]
+        return Termination(
+            node_rank=self._node.node_rank,
+            attempt=self._node.attempt,
+            outcome=self._outcome,
+            phase=beats[0].phase if beats else "",
+            first_step=beats[0].first_step if beats else None,
+            progress=progress_object(beats[0]) if beats else None,
+            peak_memory_bytes=max(peaks, default=None),
+        )
+
+    def _stopped(self, reason: str) -> Termination:
+        return replace(self._message(), final=True, outcome=contract.STOPPED, message=reason, time=time.time())
+
+    def _failed(self, error_type: str, message: str) -> Termination:
+        return replace(
+            self._message(),
+            final=True,
+            outcome=contract.FAILED,
+            error_type=error_type,
+            message=message,
+            time=time.time(),
+        )
+
+    def _rank_failed(self, failure: RankFailure) -> Termination:
+        return replace(
+            self._failed(failure.error_type, failure.message),
+            rank=self._node.global_rank(failure.local_rank),
+            local_rank=failure.local_rank,
+            stack=failure.stack[-3000:],
+            exit_code=failure.exit_code,
+            signal=failure.signal,
+            victim=failure.victim,
+            time=failure.time,
+        )
+
+    def _write(self, message: Termination) -> None:
+        try:
+            write_termination(self._node.termination_log, message)
+        except OSError as error:
+            self._output.say(f"the termination message cannot be written: {error}")
+
+    def _serve(self) -> None:
+        try:
+            serve(self._node, self._snapshot)
+        except OSError as error:  # the job is worth more than its gauges
+            self._output.say(f"port {self._node.status_port} cannot be served, so there is no /status: {error}")
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(self._phase(), self._outcome, read_heartbeats(self._node.run.heartbeats))
+
+    def _phase(self) -> str:
+        beats = read_heartbeats(self._node.run.heartbeats)
+        return beats[0].phase if beats else ""
+
+    def _pause(self, seconds: float) -> None:
+        """Between two questions to DNS; a stop request ends the wait."""
+        until = time.monotonic() + seconds
+        while not self._inbox.stops and (left := until - time.monotonic()) > 0:
+            self._inbox.wait(left)
+        if self._inbox.stops:
+            raise _StoppedEarlyError
+
+
+class _StoppedEarlyError(Exception):
+    """Asked to stop while waiting for the master."""
+
+
+class _Stopping:
+    """Where a stop request stands."""
+
+    def __init__(self, *, grace_seconds: float) -> None:
+        self._limit_seconds = grace_seconds - min(5.0, grace_seconds / 2)
+        self.asked_at: float | None = None
+        self.terminated_at: float | None = None
+        self.hurry = False  # end now, saved or not
+        self.reason = ""
+
+    def is_late(self, now: float) -> bool:
+        return self.asked_at is not None and now > self.asked_at + self._limit_seconds
+
+
+def torchrun_command(node: Node, *, module: str = "finetune_trainer.train") -> tuple[str, ...]:
+    """Through finetune_trainer.launch, which is torchrun that also writes down the exit codes it saw."""
+    options = (
+        f"--nnodes={node.nodes}",
+        f"--node-rank={node.node_rank}",
+        f"--nproc-per-node={node.ranks_per_node}",
+        f"--master-addr={node.master_addr}",
+        f"--master-port={node.master_port}",
+        "--max-restarts=0",  # restarts are the operator's: all nodes together
+        f"--log-dir={node.run.torchrun}",
+    )
+    return (sys.executable, "-m", "finetune_trainer.launch", *options, "-m", module)
+
+
+def _clear_leftovers(node: Node) -> None:
+    """What an earlier life of this container left: our files, and shared memory, which counts against the pod's limit."""
+    for folder in (node.run.heartbeats, node.run.torchrun):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    for file in (node.run.exits, node.run.stop_request):
+        file.unlink(missing_ok=True)
+    if os.getpid() == 1:  # not on somebody's laptop
+        for entry in Path("/dev/shm").iterdir():  # noqa: S108
+            if entry.is_file():
+                entry.unlink(missing_ok=True)

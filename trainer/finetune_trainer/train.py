@@ -1,0 +1,170 @@
+"""What torchrun runs on every rank: spec -> data -> model -> trainer -> result, read from top to bottom."""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import transformers
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from finetune_api.v1alpha1 import FineTuneJobSpec
+from finetune_trainer.banner import describe_data, describe_run, describe_weights
+from finetune_trainer.callbacks import RefuseNonFiniteLoss, StopWhenAsked, TellProgress
+from finetune_trainer.checkpoint import Checkpoints, Found, step_of
+from finetune_trainer.data.load import Tokenizing, load_data
+from finetune_trainer.methods.sft import Parts, SftTrainer, save_weights
+from finetune_trainer.model.load import Pretrained, describe_model, load_model
+from finetune_trainer.output import Identity, Output
+from finetune_trainer.place import Place
+from finetune_trainer.ranks import (
+    check_world_size,
+    choose_device,
+    join_process_group,
+    leave_process_group,
+    on_rank_zero,
+)
+from finetune_trainer.reporting import Reporter
+from finetune_trainer.settings import (
+    Hardware,
+    fingerprint,
+    loader_processes,
+    plan_batch,
+    plan_eval_batch,
+    plan_schedule,
+    read_spec,
+    training_arguments,
+)
+from finetune_trainer.supervisor import contract
+from finetune_trainer.supervisor.processes import die_with_parent
+
+BUILDERS: dict[str, Callable[[Parts], SftTrainer]] = {"sft": SftTrainer}  # a test compares the keys with METHODS
+
+
+@record
+def main() -> None:
+    die_with_parent()
+    place = Place.from_environment(os.environ)
+    reporter = Reporter(place.run.heartbeats, rank=place.ranks.rank, local_rank=place.ranks.local_rank)
+    transformers.utils.logging.disable_progress_bar()
+    end = run(read_spec(place.config), place, reporter)
+    leave_process_group()
+    reporter.enter(end)
+
+
+def run(spec: FineTuneJobSpec, place: Place, reporter: Reporter) -> str:
+    """Train, or go on training, up to the published result. Gives the phase it ended in: done or stopped."""
+    check_world_size(place.ranks, promised=place.promised_world_size)
+    batch = plan_batch(spec, world_size=place.ranks.world_size)
+    output = Output(
+        place.output, Identity(place.uid, place.namespace, place.job, place.attempt, fingerprint(spec, batch))
+    )
+    if output.is_finished():
+        tell(place, [f"{output.result} is complete; nothing is left to do"])
+        return contract.DONE
+    output.check_owner(overwrite=spec.output.overwrite)
+
+    reporter.enter(contract.LOAD)
+    device = choose_device(place.ranks)
+    pretrained = describe_model(spec.model, device)
+    hardware = Hardware(device, pretrained.dtype)
+    data = load_data(spec.dataset, tokenizing(spec, pretrained, place, reporter))
+    tell(place, describe_data(data))
+    model = load_model(spec, pretrained)
+
+    join_process_group(device, timeout_seconds=spec.training.ddp_timeout)
+    output.check_shared(on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))
+    checkpoints = Checkpoints(output, keep=spec.training.save_total_limit)
+    schedule = plan_schedule(spec, batch, samples=len(data.train))
+    trainer = build_trainer(
+        spec,
+        Parts(
+            model=model,
+            tokenizer=pretrained.tokenizer,
+            data=data,
+            batch=batch,
+            eval_batch=plan_eval_batch(spec, batch),
+            args=training_arguments(
+                spec,
+                batch,
+                schedule,
+                hardware,
+                folder=output.checkpoints,
+                workers=loader_processes(spec, place.ranks),
+            ),
+            ranks=place.ranks,
+            checkpoints=checkpoints,
+            reporter=reporter,
+            stop_requested=place.run.stop_request.exists,
+        ),
+    )
+    tell(place, [*describe_run(spec, place, batch, schedule, hardware), describe_weights(model)])
+    if not train(trainer, on_rank_zero(checkpoints.newest), total_steps=schedule.total_steps):
+        return contract.STOPPED
+    publish_result(trainer, output, pretrained)
+    return contract.DONE
+
+
+def build_trainer(spec: FineTuneJobSpec, parts: Parts) -> SftTrainer:
+    method = next(name for name in BUILDERS if getattr(spec, name) is not None)  # the spec has exactly one
+    trainer = BUILDERS[method](parts)
+    trainer.add_callback(RefuseNonFiniteLoss(trainer))
+    trainer.add_callback(StopWhenAsked(trainer))
+    trainer.add_callback(TellProgress(trainer, parts.reporter, prints=parts.ranks.is_first))
+    return trainer
+
+
+def train(trainer: SftTrainer, found: Found, *, total_steps: int) -> bool:
+    """From the checkpoint found, or from the start, to the last step. False if the ranks were asked to stop before."""
+    parts = trainer.parts
+    first_step = step_of(found.path) if found.path else 0
+    parts.reporter.start_at(first_step, of=total_steps, checkpoint=found.path.name if found.path else None)
+    if parts.ranks.is_first:
+        for problem in found.passed_over:
+            print(f"checkpoint passed over: {problem}", flush=True)
+        if found.path:
+            print(f"resuming from {found.path}", flush=True)
+    if found.path and first_step >= total_steps:  # transformers would train one step more
+        trainer.load_checkpoint(found.path)
+        return True
+    # From here on the ranks draw dropout from generators of their own.
+    transformers.set_seed((trainer.args.seed + parts.ranks.rank) % 2**32)
+    trainer.train(resume_from_checkpoint=str(found.path) if found.path else None)
+    return not (trainer.stop_agreed and trainer.state.global_step < total_steps)
+
+
+def publish_result(trainer: SftTrainer, output: Output, pretrained: Pretrained) -> None:
+    """The adapter or the whole model, its tokenizer and the log of losses; then the marker."""
+    trainer.parts.reporter.enter(contract.SAVE)
+
+    def write(folder: Path) -> None:
+        save_weights(trainer.model, folder, dtype=pretrained.dtype)
+        pretrained.tokenizer.save_pretrained(folder)
+        trainer.state.save_to_json(str(folder / "trainer_state.json"))
+
+    def publish() -> None:
+        output.publish(output.result, write)
+        output.mark_success()
+        print(f"result: {output.result}", flush=True)
+
+    on_rank_zero(publish)
+
+
+def tokenizing(spec: FineTuneJobSpec, pretrained: Pretrained, place: Place, reporter: Reporter) -> Tokenizing:
+    return Tokenizing(
+        tokenizer=pretrained.tokenizer,
+        model_name=pretrained.name,
+        max_length=spec.dataset.max_length or pretrained.max_length,
+        cache=place.cache,
+        writes=place.ranks.local_rank == 0,
+        alive=reporter.alive,
+    )
+
+
+def tell(place: Place, lines: Iterable[str]) -> None:
+    if place.ranks.is_first:
+        for line in lines:
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
