@@ -44,8 +44,8 @@ def make_environment(folder: Path) -> None:
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", UV], check=True)
-    options = ["--quiet", "--system-certs", "--python", python, "--cache-dir", folder.parent.parent / "uv"]
-    options += ["--constraint", ROOT / "constraints.txt"]
+    options: list[str | Path] = ["--quiet", "--system-certs", "--python", python]
+    options += ["--cache-dir", folder.parent.parent / "uv", "--constraint", ROOT / "constraints.txt"]
     options += ["--find-links", WHEELS] if WHEELS.is_dir() else []
     subprocess.run(
         [folder / "bin" / "uv", "pip", "install", *options, *requirements(ROOT / "pyproject.toml")],

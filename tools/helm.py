@@ -26,5 +26,5 @@ def find_helm() -> Path | None:
 def render_chart(helm: Path, *settings: str) -> str:
     """What `helm install` would send; `settings` are those of `--set-json`."""
     options = [option for setting in settings for option in ("--set-json", setting)]
-    command = [helm, "template", "finetune-operator", CHART, "--namespace", NAMESPACE, *options]
+    command: list[str | Path] = [helm, "template", "finetune-operator", CHART, "--namespace", NAMESPACE, *options]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -1,5 +1,5 @@
 {{- define "finetune.image" -}}
-{{- .Values.image | default (printf "ghcr.io/finetune-operator/operator:v%s" .Chart.AppVersion) -}}
+{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default (printf "v%s" .Chart.AppVersion)) -}}
 {{- end -}}
 
 {{- define "finetune.trainerImage" -}}
