@@ -73,8 +73,9 @@ async def reconcile(run: Pass, job: Raw, seen: Seen) -> Outcome:
 
 
 def render_status(status: JobStatus) -> Raw:
-    """As the API server stores it: camelCase, without what is empty."""
-    return status.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+    """As the API server stores it: camelCase, without what is empty; the column RESTARTS wants its zero."""
+    told: Raw = status.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+    return {**told, "restarts": status.restarts}
 
 
 def _observe(job: FineTuneJob, seen: Seen) -> Observation:

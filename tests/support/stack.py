@@ -134,13 +134,10 @@ def run(command: list[str], *, stdin: str | None = None) -> str:
 
 def helm_values() -> tuple[str, ...]:
     """Images of this checkout, which no registry has."""
-    operator = image_name("operator")
-    repository, _, tag = operator.rpartition(":")
     values = {
-        "image.repository": repository,
-        "image.tag": tag,
-        "image.pullPolicy": "Never",
+        "image": image_name("operator"),
         "trainerImage": image_name("trainer"),
+        "imagePullPolicy": "Never",
     }
     return tuple(word for key, value in values.items() for word in ("--set-string", f"{key}={value}"))
 
