@@ -95,7 +95,9 @@ class LeaderElection:
         return True
 
     def _remaining(self) -> float:
-        return REQUEST_SECONDS if self._renewed_at is None else self._renewed_at + RENEW_DEADLINE - self._clock()
+        if self._renewed_at is None or not self.leading:
+            return REQUEST_SECONDS
+        return self._renewed_at + RENEW_DEADLINE - self._clock()
 
     def _holder(self) -> str:
         return "" if self._seen is None else self._seen["spec"].get("holderIdentity") or ""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from finetune_operator import apiserver
 from finetune_operator import informer as informer_module
 from finetune_operator.informer import Informer
 from support.api_client import connected
@@ -69,6 +70,7 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(informer_module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(apiserver, "PAUSES", (0.01, 0.01))
 
 
 async def test_the_first_list_is_told_as_additions_before_synced() -> None:
