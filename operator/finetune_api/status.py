@@ -65,6 +65,7 @@ class Evidence(StatusModel):
     deleted: bool = Field(default=False, description="Somebody else deleted the pod while the attempt was to go on.")
     outcome: str = Field(default="", description="What the supervisor said last: succeeded, stopped, failed, running.")
     error_type: str = Field(default="", description="Class of the error that the first failing rank raised.")
+    victim: bool = Field(default=False, description="That rank only suffered from the death of another.")
     exit_code: int | None = Field(default=None, description="Exit code of the container.")
     rank: int | None = Field(default=None, description="The rank that failed first on this node.")
     signal: int | None = Field(default=None, description="The signal that ended that rank.")

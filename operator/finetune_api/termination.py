@@ -9,6 +9,21 @@ from finetune_api.status import Progress
 
 MAX_BYTES = 4096  # the kubelet keeps the last 4096 bytes, so a longer message loses its head
 
+# Errors that the trainer names: the spec, the rows or the storage must change before a restart can do better.
+USER_ERRORS = frozenset(
+    {
+        "ChatTemplateError",
+        "CheckpointCorrupt",
+        "DatasetError",
+        "InvalidSpec",
+        "ModelError",
+        "ModelNotFound",
+        "NonFiniteLoss",
+        "OutputError",
+        "WorldSizeMismatch",
+    }
+)
+
 
 class Outcome(StrEnum):
     """How far the node came; anything but the last three means that the supervisor itself was killed."""
@@ -34,6 +49,7 @@ class Termination(StatusModel):
     error_type: str = ""  # class name of the exception, or RankKilled, DnsTimeout, StartTimeout
     message: str = ""
     stack: str = ""  # tail of the traceback
+    victim: bool = False  # the rank only suffered from the death of another
     exit_code: int | None = None  # of the rank
     signal: int | None = None  # that ended the rank
     time: float | None = None  # seconds since the epoch, sub-second, of the failure

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from finetune_api.status import Evidence, Fault
-from finetune_api.termination import Outcome
+from finetune_api.termination import USER_ERRORS, Outcome
 
 
 class FailureAction(StrEnum):
@@ -35,8 +35,6 @@ class Verdict:
 
 Rule = Callable[[Evidence], Verdict | None]
 
-# Errors that the trainer itself names: the spec, the rows or the storage must change before a restart can do better.
-USER_ERRORS = frozenset({"InvalidSpec", "DatasetError", "ModelNotFound", "OutputError", "TemplateError"})
 # What a rank raises when another one died: connection errors of gloo and NCCL, and timeouts of collectives.
 VICTIM_ERRORS = frozenset(
     {"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "SignalException"}
@@ -160,18 +158,6 @@ def cuda_out_of_memory(evidence: Evidence) -> Verdict | None:
     )
 
 
-def diverged(evidence: Evidence) -> Verdict | None:
-    """The loss is no number any more; the same steps would lead there again."""
-    if evidence.error_type != "NonFiniteLoss":
-        return None
-    return Verdict(
-        reason="NonFiniteLoss",
-        fault=Fault.USER,
-        action=FailureAction.FAIL,
-        message=f"{where(evidence)}: {first_line(evidence.message)}",
-    )
-
-
 def no_name(evidence: Evidence) -> Verdict | None:
     """The name of rank 0 did not appear in DNS, or nobody answered there."""
     if evidence.error_type not in ("DnsTimeout", "RendezvousTimeoutError", "RendezvousConnectionError"):
@@ -188,7 +174,8 @@ def no_name(evidence: Evidence) -> Verdict | None:
 def victim(evidence: Evidence) -> Verdict | None:
     """Its peers went away; it only says so."""
     text = evidence.message.lower()
-    if evidence.error_type not in VICTIM_ERRORS and not any(phrase in text for phrase in VICTIM_TEXTS):
+    said = evidence.victim or evidence.error_type in VICTIM_ERRORS
+    if not said and not any(phrase in text for phrase in VICTIM_TEXTS):
         return None
     return Verdict(
         reason="PeerLost",
@@ -296,7 +283,6 @@ RULES: tuple[Rule, ...] = (
     cannot_start,
     user_error,
     cuda_out_of_memory,
-    diverged,
     no_name,
     victim,
     killed,

@@ -201,6 +201,7 @@ def _evidence(pod: Raw, terminated: Raw, said: Termination | None, *, node_rank:
         disruption=disruption.get("reason", ""),
         outcome=said.outcome if said else "",
         error_type=said.error_type if said else "",
+        victim=said.victim if said else False,
         exit_code=terminated.get("exitCode"),
         rank=said.rank if said else None,
         signal=said.signal if said else terminated.get("signal"),

@@ -84,7 +84,7 @@ class Stack:
             self.apply(*self.provider.shared_claim(self.namespace, claim))
         data = self.folder("datasets")
         if not (data / "eval.jsonl").exists():
-            tiny.make(data)
+            tiny.build(data)
             run(["chmod", "-R", "a+rX", str(data)])
 
     def folder(self, claim: str) -> Path:
