@@ -9,7 +9,7 @@ VENV := $(FINETUNE_CACHE)/venvs/$(KEY)
 RUN := $(VENV)/bin/python
 
 export FINETUNE_CACHE
-export PYTHONPATH := operator:trainer:tests
+export PYTHONPATH := operator:trainer:tests:tools
 
 .PHONY: help
 help: ## this list
@@ -61,8 +61,8 @@ images: ## build the operator's and the trainer's image with docker or buildah
 	$(BUILDER) build --target trainer --tag ghcr.io/finetune-operator/trainer:v$(VERSION) $(BUILD_ARGS) .
 
 .PHONY: lock
-lock: ## renew constraints.txt with the newest versions that pyproject.toml allows
-	@$(PYTHON) tools/lock.py
+lock: ## renew constraints.txt from pyproject.toml; UPGRADE=--upgrade takes the newest versions
+	@$(PYTHON) tools/lock.py $(UPGRADE)
 
 .PHONY: clean-cache
 clean-cache: ## remove the cache: environments, built programs, images

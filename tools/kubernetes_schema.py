@@ -1,0 +1,74 @@
+"""Kubernetes' own OpenAPI, as its source has it, made strict: a field that the API does not know is an error."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft4Validator
+
+from cluster.cache import Cache
+from cluster.commands import run
+from cluster.versions import PINNED
+
+Schema = dict[str, Any]
+
+_NUMBER_OR_STRING = {"type": ["string", "integer", "number"]}
+
+
+@dataclass(frozen=True)
+class KubernetesSchema:
+    """Definitions by name, and the names of kinds."""
+
+    definitions: Schema
+    kinds: dict[tuple[str, str], str]
+
+    def problems(self, document: Schema) -> Iterator[str]:
+        """What the API server would refuse or drop, each with its place in the document."""
+        version, kind = document.get("apiVersion", ""), document.get("kind", "")
+        if (version, kind) not in self.kinds:
+            yield f"{version} {kind}: no such kind in Kubernetes {PINNED.kubernetes}"
+            return
+        schema = {"$ref": f"#/definitions/{self.kinds[version, kind]}", "definitions": self.definitions}
+        name = document.get("metadata", {}).get("name")
+        for error in Draft4Validator(schema).iter_errors(document):
+            yield f"{kind} {name}: {'.'.join(str(part) for part in error.path)}: {error.message[:300]}"
+
+
+def load_kubernetes_schema() -> KubernetesSchema | None:
+    """From the Go module that the throwaway cluster is built of; None where there is no Go to fetch it."""
+    cache = Cache.from_environment()
+    module = Path(cache.go_environment["GOMODCACHE"]) / f"k8s.io/kubernetes@v{PINNED.kubernetes}"
+    if not module.exists():
+        if shutil.which("go") is None:
+            return None
+        cache.root.mkdir(parents=True, exist_ok=True)
+        command = ("go", "mod", "download", f"k8s.io/kubernetes@v{PINNED.kubernetes}")
+        run(*command, cwd=cache.root, environment=cache.go_environment)
+    return parse_openapi(json.loads((module / "api" / "openapi-spec" / "swagger.json").read_text()))
+
+
+def parse_openapi(document: Schema) -> KubernetesSchema:
+    """Objects with named fields take no others; where the API reads numbers and strings alike, so does this."""
+    definitions = {name: _strict(name, schema) for name, schema in document["definitions"].items()}
+    kinds = {
+        (f"{of['group']}/{of['version']}".lstrip("/"), of["kind"]): name
+        for name, schema in document["definitions"].items()
+        for of in schema.get("x-kubernetes-group-version-kind", ())
+    }
+    return KubernetesSchema(definitions, kinds)
+
+
+def _strict(name: str, schema: Schema) -> Schema:
+    if schema.get("format") == "int-or-string" or name.endswith(".resource.Quantity"):
+        return _NUMBER_OR_STRING
+    strict = dict(schema)
+    if "properties" in schema:
+        strict["properties"] = {field: _strict("", child) for field, child in schema["properties"].items()}
+        strict["additionalProperties"] = False
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            strict[key] = _strict("", schema[key])
+    return strict

@@ -1,0 +1,46 @@
+"""Renew constraints.txt: exact versions of everything that pyproject.toml asks for, for every platform.
+
+Standard library only, as `environment.py` is.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+from environment import ROOT, UV, requirements, uv_environment
+
+BUILD = ("hatchling", "editables")  # the images and editable installs build the project
+HEADER = "# Exact versions of everything the project installs; `make lock` renews it.\n"
+
+
+def main() -> int:
+    """Resolve without the wheels beside the checkout, whose local versions nobody else has."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions instead of keeping what fits")
+    upgrade = ("--upgrade",) if parser.parse_args().upgrade else ()
+    constraints = ROOT / "constraints.txt"
+    with tempfile.TemporaryDirectory() as scratch:
+        python = Path(scratch) / "venv" / "bin" / "python"
+        venv.create(python.parent.parent, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", UV], check=True)
+        resolved = Path(scratch) / "constraints.txt"
+        resolved.write_text(constraints.read_text())  # what stands there is kept where it still fits
+        options = ["--system-certs", "--universal", "--python-version", "3.11", "--no-header", "--no-annotate"]
+        subprocess.run(
+            [python.parent / "uv", "pip", "compile", "--quiet", *options, *upgrade, "--output-file", resolved, "-"],
+            input="\n".join((*requirements(ROOT / "pyproject.toml"), *BUILD)),
+            text=True,
+            check=True,
+            env=uv_environment(os.environ),
+        )
+        constraints.write_text(HEADER + resolved.read_text())
+    print(f"constraints.txt: {len(constraints.read_text().splitlines()) - 1} packages")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

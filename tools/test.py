@@ -1,0 +1,94 @@
+"""Run test suites one after the other, the fast ones first, and say at the end what ran, what did not, and why."""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORTS = ROOT / "build" / "reports"
+SUITES = ("unit", "property", "local", "e2e")
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """What pytest did with one suite."""
+
+    name: str
+    ok: bool
+    seconds: float
+    counts: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def line(self) -> str:
+        """One line as pytest would close with."""
+        kinds = ("passed", "failed", "error", "skipped", "xfailed")
+        told = ", ".join(f"{self.counts[kind]} {kind}" for kind in kinds if self.counts[kind]) or "no tests"
+        return f"{self.name:<9} {'ok' if self.ok else 'FAILED':<6} {told} in {self.seconds:.1f} s"
+
+
+def main() -> int:
+    """Exit code 1 if a suite failed or is empty; later suites run all the same."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suites", nargs="+", choices=SUITES)
+    suites: list[str] = parser.parse_args().suites
+    results = [run_suite(suite) for suite in suites]
+    summary = "\n".join(summary_lines(results))
+    print(f"\n{summary}", flush=True)
+    (REPORTS / "summary.txt").write_text(summary + "\n")
+    return 0 if all(result.ok for result in results) else 1
+
+
+def run_suite(suite: str) -> SuiteResult:
+    """Pytest's own output goes through; its report is read afterwards."""
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    report = REPORTS / f"{suite}.xml"
+    report.unlink(missing_ok=True)
+    print(f"== {suite} tests", flush=True)
+    started = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-q", f"tests/{suite}", f"--junitxml={report}"]
+    ended = subprocess.run(command, cwd=ROOT, check=False)
+    seconds = time.monotonic() - started
+    if not report.exists():
+        return SuiteResult(suite, ok=False, seconds=seconds)
+    counts, skipped = read_report(report.read_text())
+    return SuiteResult(suite, ended.returncode == 0, seconds, counts, skipped)
+
+
+def read_report(text: str) -> tuple[Counter[str], Counter[str]]:
+    """Tests by outcome, and skipped tests by reason, from a JUnit report."""
+    counts: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
+    for case in ElementTree.fromstring(text).iter("testcase"):  # noqa: S314 (our own file)
+        outcome = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
+        if outcome is None:
+            counts["passed"] += 1
+        elif outcome.tag == "skipped" and outcome.get("type") == "pytest.xfail":
+            counts["xfailed"] += 1
+        elif outcome.tag == "skipped":
+            counts["skipped"] += 1
+            skipped[outcome.get("message", "")] += 1
+        else:
+            counts["failed" if outcome.tag == "failure" else "error"] += 1
+    return counts, skipped
+
+
+def summary_lines(results: list[SuiteResult]) -> Iterator[str]:
+    """The closing lines: per suite, every reason for a skip, and the sum."""
+    yield from (result.line for result in results)
+    for result in results:
+        for reason, tests in result.skipped.most_common():
+            yield f"SKIPPED  {tests} of {result.name}: {reason}"
+    total = sum((result.counts for result in results), Counter())
+    told = ", ".join(f"{tests} {kind}" for kind, tests in total.items())
+    yield f"{'ok' if all(r.ok for r in results) else 'FAILED'}: {told} in {sum(r.seconds for r in results):.0f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
