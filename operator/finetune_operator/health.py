@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import aiohttp
 from aiohttp import web
@@ -94,8 +94,8 @@ class LoopLag:
             self._metrics.loop_lag.set(self.worst_seconds)
 
 
-async def serve(health: Health, metrics: Metrics, *, port: int) -> web.AppRunner:
-    """Answer /healthz, /readyz and /metrics until the runner is cleaned up."""
+async def serve(health: Health, metrics: Metrics, *, port: int, host: str | None = None) -> web.AppRunner:
+    """Answer /healthz, /readyz and /metrics, on all interfaces by default, until the runner is cleaned up."""
 
     async def report(request: web.Request) -> web.Response:
         problems = health.problems(readiness=request.path == "/readyz")
@@ -108,10 +108,5 @@ async def serve(health: Health, metrics: Metrics, *, port: int) -> web.AppRunner
     app.add_routes([web.get("/healthz", report), web.get("/readyz", report), web.get("/metrics", expose)])
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
-    await web.TCPSite(runner, port=port).start()
+    await web.TCPSite(runner, host, port).start()
     return runner
-
-
-def ports(runner: web.AppRunner) -> Iterable[int]:
-    """Ports it listens on; of interest where port 0 was asked for."""
-    return [address[1] for address in runner.addresses]

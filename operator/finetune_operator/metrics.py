@@ -22,7 +22,7 @@ class Metrics:
     """One registry, so that tests and several operators in one process do not share numbers."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # they double every series
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they double every series
         self.registry = CollectorRegistry()
         registry = self.registry
         ProcessCollector(registry=registry)
