@@ -24,7 +24,7 @@ def run(
     """Standard output of a program that must succeed; `environment` is added to ours."""
     result = attempt(*argv, cwd=cwd, environment=environment, stdin=stdin)
     if result.returncode != 0:
-        said = (result.stderr.strip() or result.stdout.strip() or "no output")[-2000:]
+        said = "\n".join(text.strip()[-1500:] for text in (result.stdout, result.stderr) if text.strip()) or "no output"
         shown = " ".join(str(word) for word in argv)[:200]
         raise ClusterError(f"`{shown}` ended with {result.returncode}: {said}")
     return result.stdout

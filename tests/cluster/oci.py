@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -12,6 +13,7 @@ from typing import IO
 
 NAME_ANNOTATION = "io.containerd.image.name"
 BLOBS = "blobs/sha256/"
+CHUNK_BYTES = 1 << 20
 
 
 def write_single_layer_image(
@@ -38,7 +40,7 @@ def write_single_layer_image(
     listed = descriptor(manifest, "application/vnd.oci.image.manifest.v1+json") | {
         "annotations": {NAME_ANNOTATION: name}
     }
-    blobs = {BLOBS + digest(blob).removeprefix("sha256:"): blob for blob in (layer, config, manifest)}
+    blobs = {BLOBS + digest(part).removeprefix("sha256:"): part for part in (layer, config, manifest)}
     index = json_bytes({"schemaVersion": 2, "manifests": [listed]})
     archive.parent.mkdir(parents=True, exist_ok=True)
     archive.write_bytes(tar_bytes({"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": index, **blobs}))
@@ -87,3 +89,41 @@ def wanted_members(source: tarfile.TarFile, present: Collection[str]) -> Iterato
 def is_present(name: str, present: Collection[str]) -> bool:
     path = name.removeprefix("./")
     return path.startswith(BLOBS) and f"sha256:{path.removeprefix(BLOBS)}" in present
+
+
+def keep_newest_image_uncompressed(layout: Path) -> None:
+    """Drop images that a later one replaced, and unpack gzip layers under the digest of their content.
+
+    Nodes then need not unpack them, each for itself; and by that digest the next push finds that it can skip them
+    (buildah always compresses into a layout, and does not know again what it compressed).
+    """
+    index = json.loads((layout / "index.json").read_text())
+    listed = index["manifests"][-1]
+    manifest = json.loads(blob(layout, listed["digest"]).read_bytes())
+    manifest["layers"] = [uncompressed(layout, layer) for layer in manifest["layers"]]
+    written = json_bytes(manifest)
+    blob(layout, digest(written)).write_bytes(written)
+    newest = listed | {"digest": digest(written), "size": len(written)}
+    (layout / "index.json").write_bytes(json_bytes(index | {"manifests": [newest]}))
+    kept = {blob(layout, part["digest"]) for part in (newest, manifest["config"], *manifest["layers"])}
+    for path in (layout / BLOBS).iterdir():
+        if path not in kept:
+            path.unlink()
+
+
+def uncompressed(layout: Path, layer: dict[str, object]) -> dict[str, object]:
+    media_type = str(layer["mediaType"])
+    if not media_type.endswith("+gzip"):
+        return layer
+    hashed, size, unfinished = hashlib.sha256(), 0, layout / "layer.unfinished"
+    with gzip.open(blob(layout, str(layer["digest"]))) as source, unfinished.open("wb") as target:
+        while chunk := source.read(CHUNK_BYTES):
+            hashed.update(chunk)
+            size += target.write(chunk)
+    content_digest = f"sha256:{hashed.hexdigest()}"
+    unfinished.rename(blob(layout, content_digest))
+    return {"mediaType": media_type.removesuffix("+gzip"), "digest": content_digest, "size": size}
+
+
+def blob(layout: Path, named: str) -> Path:
+    return layout / BLOBS / named.removeprefix("sha256:")

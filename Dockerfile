@@ -1,0 +1,65 @@
+# Two images from one file:
+#   docker build --target operator --tag finetune-operator .
+#   docker build --target trainer --tag finetune-trainer .
+# A base by digest:  --build-arg BASE_IMAGE=docker.io/library/python@sha256:...
+# torch for CPUs:    --build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm
+
+# What to install, apart from pyproject.toml itself: a change of a linter's settings then renews no layer below.
+FROM ${BASE_IMAGE} AS requirements
+WORKDIR /requirements
+COPY pyproject.toml constraints.txt ./
+RUN python3 -c 'import sys, tomllib; project = tomllib.load(sys.stdin.buffer)["project"]; \
+    [print(line, file=open(f"{extra}.txt", "a")) for extra in ("operator", "trainer") \
+     for line in project["dependencies"] + project["optional-dependencies"][extra]]' < pyproject.toml
+
+# The user of both images, and where their Python is.
+FROM ${BASE_IMAGE} AS base
+RUN echo 'finetune:x:1000:1000::/home/finetune:/bin/sh' >> /etc/passwd && echo 'finetune:x:1000:' >> /etc/group \
+ && mkdir -p /home/finetune && chown 1000:1000 /home/finetune
+ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin HOME=/home/finetune PYTHONUNBUFFERED=1
+WORKDIR /home/finetune
+
+# Both secrets may be absent: settings of pip (an index, a proxy) and certificates that they name.
+# Compiled apart from pip because it uses one core only; some packages hold templates that cannot compile.
+FROM base AS operator-dependencies
+ARG PIP_EXTRA_INDEX_URL=
+COPY --from=requirements /requirements/operator.txt /requirements/constraints.txt /opt/requirements/
+RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=certificates \
+    python3 -m venv /opt/venv && export PIP_CONFIG_FILE=/run/secrets/pip.conf PIP_NO_CACHE_DIR=1 \
+ && pip install --no-compile -c /opt/requirements/constraints.txt -r /opt/requirements/operator.txt \
+ && pip uninstall --yes pip setuptools && (python -m compileall -qq -j 0 /opt/venv || true)
+
+FROM base AS trainer-dependencies
+ARG PIP_EXTRA_INDEX_URL=
+COPY --from=requirements /requirements/trainer.txt /requirements/constraints.txt /opt/requirements/
+RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=certificates \
+    python3 -m venv /opt/venv && export PIP_CONFIG_FILE=/run/secrets/pip.conf PIP_NO_CACHE_DIR=1 \
+ && pip install --no-compile -c /opt/requirements/constraints.txt -r /opt/requirements/trainer.txt \
+ && pip uninstall --yes pip setuptools && (python -m compileall -qq -j 0 /opt/venv || true)
+
+# The project's own code is a small layer on top, so that a change of it builds and loads in seconds.
+FROM base AS build-backend
+COPY --from=requirements /requirements/constraints.txt /opt/requirements/
+RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=certificates \
+    python3 -m venv /opt/venv \
+ && PIP_CONFIG_FILE=/run/secrets/pip.conf pip install -c /opt/requirements/constraints.txt hatchling
+
+FROM build-backend AS code
+WORKDIR /source
+COPY pyproject.toml ./
+COPY operator operator
+COPY trainer trainer
+RUN touch README.md && pip install --no-deps --no-build-isolation --target /code . && rm -rf /code/bin \
+ && mkdir /operator /trainer && cp -r /code/*.dist-info /code/finetune_api /code/finetune_operator /operator \
+ && cp -r /code/*.dist-info /code/finetune_api /code/finetune_trainer /trainer
+
+FROM operator-dependencies AS operator
+COPY --from=code /operator /opt/venv/lib/python3.11/site-packages
+USER 1000:1000
+ENTRYPOINT ["python", "-m", "finetune_operator"]
+
+FROM trainer-dependencies AS trainer
+COPY --from=code /trainer /opt/venv/lib/python3.11/site-packages
+USER 1000:1000
+ENTRYPOINT ["python", "-m", "finetune_trainer.supervisor"]
