@@ -40,8 +40,26 @@ def decide_invalid(job: dict[str, Any], error: ValidationError, now: datetime) -
 
 def explain(error: ValidationError) -> str:
     """`spec.numNodes: ...; spec.model: ...`: where, and what is wrong there."""
-    lines = []
-    for problem in error.errors(include_url=False, include_context=False, include_input=False):
-        where = ".".join(str(part) for part in problem["loc"])
-        lines.append(f"{where}: {problem['msg'].removeprefix('Value error, ')}")
-    return "; ".join(lines)
+    return "; ".join(explain_each(error))
+
+
+def explain_each(error: ValidationError) -> tuple[str, ...]:
+    """One line per problem."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    return tuple(f"{_where(problem['loc'])}: {_what(problem['type'], problem['msg'])}" for problem in problems)
+
+
+def _where(location: tuple[int | str, ...]) -> str:
+    """`spec.dataset.train[0].name`, as kubectl writes it."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+
+
+def _what(kind: str, message: str) -> str:
+    """In the words of the API server where pydantic's are those of Python."""
+    match kind:
+        case "missing":
+            return "is required"
+        case "extra_forbidden":
+            return "unknown field"
+        case _:
+            return message.removeprefix("Value error, ")

@@ -1,0 +1,35 @@
+"""The commands of `finetune`; kubectl runs the same program as `kubectl finetune`."""
+
+import sys
+
+import typer
+
+from finetune_cli.bad_input import BAD_INPUT, BadInput
+from finetune_cli.logs import logs
+from finetune_cli.plan import plan
+from finetune_cli.run import run
+from finetune_cli.status import status
+from finetune_cli.validate import validate
+
+app = typer.Typer(
+    help="Fine-tune language models on many GPUs and many machines, or on this one.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (run, plan, validate, status, logs):
+    app.command()(command)
+
+
+def main() -> None:
+    """One line per problem and exit code 2 for what the user must change."""
+    try:
+        app()
+    except BadInput as error:
+        for problem in error.problems:
+            print(problem, file=sys.stderr)
+        sys.exit(BAD_INPUT)
+
+
+if __name__ == "__main__":
+    main()

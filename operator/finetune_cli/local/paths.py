@@ -1,0 +1,96 @@
+"""Where the paths of a job lie on this machine: volumes become the folders that the user names."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from finetune_api.kubernetes_types import Volume
+from finetune_api.v1alpha1 import FineTuneJobSpec
+from finetune_cli.bad_input import BadInput
+from finetune_cli.jobfile import JobFile
+
+Raw = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A folder of the pod and what stands in for it here."""
+
+    mount_path: str
+    here: Path
+
+
+def to_local(path: str, mounts: Iterable[Mount]) -> str | None:
+    """The path on this machine, by the deepest mount that it lies under; None if it lies under none."""
+    given = PurePosixPath(path)
+    above = [mount for mount in mounts if given.is_relative_to(mount.mount_path)]
+    if not above:
+        return None
+    mount = max(above, key=lambda mount: len(PurePosixPath(mount.mount_path).parts))
+    return str(mount.here / given.relative_to(mount.mount_path))
+
+
+def parse_volumes(options: Sequence[str], spec: FineTuneJobSpec) -> tuple[Mount, ...]:
+    """`--volume NAME=DIR`: DIR is what the trainer would see at the volume's mountPath."""
+    known = {volume.name: volume.mount_path for volume in spec.volumes}
+    mounts, problems = [], []
+    for option in options:
+        name, _, folder = option.partition("=")
+        if not folder:
+            problems.append(f"--volume {option}: expected NAME=DIR, such as data=./data")
+        elif name not in known:
+            problems.append(f"--volume {name}: the job has no such volume; it has {', '.join(known) or 'none'}")
+        elif not Path(folder).is_dir():
+            problems.append(f"--volume {name}: {folder} is no folder")
+        else:
+            mounts.append(Mount(known[name], Path(folder).resolve()))
+    if problems:
+        raise BadInput(*problems)
+    return tuple(mounts)
+
+
+def localise(file: JobFile, mounts: Sequence[Mount]) -> Raw:
+    """The job's body with the paths of model and datasets as they are on this machine. Raises BadInput."""
+    here = _Here(file, mounts)
+    spec = file.body["spec"]
+    model = {**spec["model"], "name": here.find_model(spec["model"]["name"])}
+    dataset = {**spec["dataset"]}
+    for part in ("train", "eval"):
+        if part in dataset:
+            dataset[part] = [
+                {**row, "name": here.find(f"spec.dataset.{part}[{n}].name", row["name"])}
+                for n, row in enumerate(dataset[part])
+            ]
+    if here.problems:
+        raise BadInput(*(f"{file.path}: {problem}" for problem in here.problems))
+    return {**file.body, "spec": {**spec, "model": model, "dataset": dataset}}
+
+
+class _Here:
+    """Finds paths and collects what could not be found."""
+
+    def __init__(self, file: JobFile, mounts: Sequence[Mount]) -> None:
+        self._base = file.path.resolve().parent
+        self._volumes = file.job.spec.volumes
+        self._mounts = mounts
+        self.problems: list[str] = []
+
+    def find_model(self, name: str) -> str:
+        """A name that is no path here is a Hub id, which is the trainer's to find."""
+        if name.startswith(("/", "./", "../")) or (self._base / name).exists():
+            return self.find("spec.model.name", name)
+        return name
+
+    def find(self, field: str, path: str) -> str:
+        found = to_local(path, self._mounts) or str(self._base / path)
+        volume = self._volume_of(path)
+        if volume is not None and volume.mount_path not in {mount.mount_path for mount in self._mounts}:
+            self.problems.append(f"{field}: {path} is on volume {volume.name}; add --volume {volume.name}=DIR")
+        elif not Path(found).exists():
+            self.problems.append(f"{field}: {path}: no such file or folder" + (f" ({found})" if found != path else ""))
+        return found
+
+    def _volume_of(self, path: str) -> Volume | None:
+        above = [volume for volume in self._volumes if PurePosixPath(path).is_relative_to(volume.mount_path)]
+        return max(above, key=lambda volume: len(PurePosixPath(volume.mount_path).parts), default=None)

@@ -1,0 +1,44 @@
+"""`finetune logs`: what a node of the present attempt prints."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from finetune_api.v1alpha1 import FineTuneJob
+from finetune_cli.bad_input import BadInput
+from finetune_cli.cluster_access import ClusterAccess, ContextOption, KubeconfigOption, NamespaceOption
+from finetune_operator import names
+
+
+def logs(
+    name: Annotated[str, typer.Argument(help="The job.")],
+    node: Annotated[int, typer.Option(help="Node rank.", min=0)] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more.")] = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+) -> None:
+    """Print the log of one node of a job's present attempt.
+
+    Pods that are gone leave theirs in the output: <output>/logs/attempt-N/node-R.log.
+    """
+    access = ClusterAccess(namespace, context=context, kubeconfig=kubeconfig)
+    pod = find_pod(FineTuneJob.parse(access.get_job(name)), node)
+    try:
+        for chunk in access.log_lines(pod, follow=follow):
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+def find_pod(job: FineTuneJob, node_rank: int) -> str:
+    """The pod of a node of the present attempt. Raises BadInput."""
+    if job.status.attempt is None:
+        raise BadInput(
+            f"{job.metadata.name}: no attempt has begun ({job.status.phase or 'not seen by the operator yet'})"
+        )
+    if node_rank >= job.spec.num_nodes:
+        raise BadInput(f"--node {node_rank}: {job.metadata.name} has nodes 0 to {job.spec.num_nodes - 1}")
+    return names.pod_name(job.metadata.name, job.status.attempt, node_rank)
