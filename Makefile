@@ -32,13 +32,13 @@ check: setup ## format, lint, types, imports, generated files, chart and manifes
 
 .PHONY: test test-unit test-property test-local test-e2e
 test: setup ## every test, fast ones first; the cluster's tests start a throwaway cluster
-	@$(RUN) tools/test.py unit property local e2e
+	@$(RUN) tools/run_tests.py unit property local e2e
 test-unit: setup ## tests without processes and clusters
-	@$(RUN) tools/test.py unit property
+	@$(RUN) tools/run_tests.py unit property
 test-local: setup ## tests that train with local processes
-	@$(RUN) tools/test.py local
+	@$(RUN) tools/run_tests.py local
 test-e2e: setup ## tests on a real cluster
-	@$(RUN) tools/test.py e2e
+	@$(RUN) tools/run_tests.py e2e
 
 .PHONY: demo
 demo: setup ## from nothing to a job Complete on two nodes of a throwaway cluster

@@ -1,0 +1,92 @@
+"""Specs that must be refused, with what the API server and what the models say. One table for both."""
+
+from dataclasses import dataclass
+from typing import Any
+
+Raw = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BadJob:
+    """Fields laid over a valid spec (None removes one), and words that each of the two must say."""
+
+    fields: Raw
+    api_server: str
+    models: str
+
+
+def volume(name: str = "more", mount_path: str = "/more", **source: Raw) -> Raw:
+    return {"name": name, "mountPath": mount_path, **(source or {"emptyDir": {}})}
+
+
+BAD_JOBS: dict[str, BadJob] = {
+    "unknown field": BadJob({"trainign": {}}, "trainign", "Extra inputs are not permitted"),
+    "unknown field deep down": BadJob({"lora": {"rank": 8}}, "rank", "Extra inputs are not permitted"),
+    "wrong type": BadJob({"numNodes": "two"}, "numNodes", "valid integer"),
+    "zero nodes": BadJob({"numNodes": 0}, "greater than or equal to 1", "greater than or equal to 1"),
+    "no model": BadJob({"model": None}, "model", "model"),
+    "no method": BadJob({"sft": None}, "exactly one training method", "exactly one training method"),
+    "no rows": BadJob({"dataset": {"train": []}}, "at least 1 item", "at least 1 item"),
+    "an unknown scheduler": BadJob(
+        {"training": {"lrSchedulerType": "cosin"}}, 'supported values: "linear", "cosine"', "'linear', 'cosine'"
+    ),
+    "a rate of zero": BadJob({"training": {"learningRate": 0}}, "greater than 0", "greater than 0"),
+    "a batch that is not a multiple": BadJob(
+        {"training": {"globalBatchSize": 7}}, "globalBatchSize is 7", "globalBatchSize 7 is not a multiple"
+    ),
+    "a batch that contradicts itself": BadJob(
+        {"training": {"globalBatchSize": 8, "perDeviceTrainBatchSize": 3, "gradientAccumulationSteps": 2}},
+        "is 3 x 2 x 4",
+        "3 x 2 x 4 = 24",
+    ),
+    "a batch that GPUs contradict": BadJob(
+        {"nprocPerNode": None, "resources": {"limits": {"nvidia.com/gpu": 3}}, "training": {"globalBatchSize": 8}},
+        "is 1 x 1 x 6",
+        "ranks = 6",
+    ),
+    "epochs and steps": BadJob(
+        {"training": {"numTrainEpochs": 1, "maxSteps": 10}}, "exclude each other", "exclude each other"
+    ),
+    "evaluation without rows": BadJob(
+        {"training": {"evalSteps": 10}}, "dataset.eval is empty", "dataset.eval is empty"
+    ),
+    "memory in a unit that is none": BadJob(
+        {"resources": {"limits": {"memory": "4Gx"}}}, "must be a quantity", "must be a quantity"
+    ),
+    "less than no memory": BadJob(
+        {"resources": {"limits": {"memory": "-4Gi"}}}, "must be a quantity", "must be a quantity"
+    ),
+    "a variable of the rendezvous": BadJob(
+        {"env": [{"name": "RANK", "value": "0"}]}, "RANK is set by the operator", "RANK is set by the operator"
+    ),
+    "a variable of torchrun": BadJob(
+        {"env": [{"name": "PET_NNODES", "value": "1"}]}, "PET_NNODES is set by the", "PET_NNODES is set by the"
+    ),
+    "a variable twice": BadJob(
+        {"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, "uplicate", "A is given twice"
+    ),
+    "two volumes at one path": BadJob(
+        {"volumes": [volume("a"), volume("b")]}, "mountPath is used twice", "mountPath /more is used twice"
+    ),
+    "two volumes of one name": BadJob(
+        {"volumes": [volume("a", "/a"), volume("a", "/b")]}, "uplicate", "name a is used twice"
+    ),
+    "a volume of ours": BadJob({"volumes": [volume("output")]}, "operator's own", "operator's own"),
+    "a path of ours": BadJob({"volumes": [volume(mount_path="/dev/shm/")]}, "operator's own", "operator's own"),
+    "a volume without a source": BadJob(
+        {"volumes": [{"name": "a", "mountPath": "/a"}]}, "exactly one volume source", "exactly one source"
+    ),
+    "a volume with two sources": BadJob(
+        {"volumes": [volume(emptyDir={}, secret={"secretName": "s"})]},
+        "exactly one volume source",
+        "exactly one source",
+    ),
+    "a way out of the claim": BadJob(
+        {"output": {"persistentVolumeClaim": {"claimName": "models"}, "subPath": "a/../../b"}},
+        "must not contain '..'",
+        "must not contain '..'",
+    ),
+    "a label of ours": BadJob(
+        {"podTemplate": {"labels": {"finetune.dev/job-name": "other"}}}, "reserved for the operator", "is reserved"
+    ),
+}
