@@ -48,7 +48,7 @@ class Pod:
         return found
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.status_port}{path}", timeout=5) as answer:  # noqa: S310
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.status_port}{path}", timeout=5) as answer:
             return str(answer.read().decode())
 
     def wait(self) -> int:

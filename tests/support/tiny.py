@@ -56,8 +56,8 @@ def build(folder: Path, *, rows: int = 400, eval_rows: int = 40, seed: int = 0) 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
         topics.values(),
         trainers.BpeTrainer(
@@ -69,8 +69,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",  # noqa: S106
+        pad_token="<|endoftext|>",  # noqa: S106
         additional_special_tokens=["<|im_start|>"],
         chat_template=CHAT_TEMPLATE,
         model_max_length=_POSITIONS,
@@ -89,6 +89,7 @@ def build_model(vocabulary: int, *, seed: int = 0) -> Qwen2ForCausalLM:
         num_key_value_heads=2,
         max_position_embeddings=_POSITIONS,
         tie_word_embeddings=True,
+        initializer_range=0.1,  # adapters cannot scale frozen embeddings; with the usual 0.02 there is nothing to learn
         bos_token_id=None,
         eos_token_id=2,
         pad_token_id=0,

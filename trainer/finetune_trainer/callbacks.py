@@ -49,7 +49,9 @@ class TellProgress(TrainerCallback):  # type: ignore[misc]
         self._steps = 0
         self._tokens = 0
 
-    def on_train_begin(self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_: Any
+    ) -> None:
         self._began = time.monotonic()
         self._reporter.enter(contract.TRAIN)
 

@@ -48,7 +48,7 @@ class Checkpoints:
 
     def newest(self) -> Found:
         """The newest whole checkpoint of this job. Raises CheckpointCorrupt if there are some and none is whole."""
-        passed_over = []
+        passed_over: list[str] = []
         for folder in self._newest_first():
             problem = self._problem(folder)
             if problem is None:
@@ -56,8 +56,8 @@ class Checkpoints:
             passed_over.append(f"{folder.name}: {problem}")
         if passed_over:
             raise CheckpointCorrupt(
-                f"no checkpoint in {self.output.checkpoints} is whole ({'; '.join(passed_over)}); restore one, or delete"
-                " them to start from the beginning"
+                f"no checkpoint in {self.output.checkpoints} is whole ({'; '.join(passed_over)}); restore one, or"
+                " delete them to start from the beginning"
             )
         return Found(None)
 
@@ -106,7 +106,7 @@ def _write_manifest(folder: Path, described: dict[str, object]) -> None:
 
 def random_state() -> dict[str, Any]:
     """Of every generator that training draws from, in types that torch.load reads without running code."""
-    name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    name, keys, position, has_gauss, cached = np.random.get_state()
     return {
         "python": random.getstate(),
         "numpy": (name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached),
@@ -118,7 +118,7 @@ def random_state() -> dict[str, Any]:
 def restore_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

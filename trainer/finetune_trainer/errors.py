@@ -1,4 +1,4 @@
-"""Errors of the trainer. The class name is the reason that the operator reads, the text is for the person who can act."""
+"""Errors of the trainer. The class name is the reason the operator reads, the text is for the person who can act."""
 
 
 class TrainerError(Exception):

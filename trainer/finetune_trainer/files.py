@@ -26,9 +26,12 @@ def write_json(path: Path, value: object, *, beside: Path | None = None) -> None
 
 
 def sync_tree(folder: Path) -> None:
-    """Every file and folder below is on the disk when this returns."""
+    """Every file and folder below is on the disk when this returns, readable for whom the umask allows."""
+    mask = os.umask(0)
+    os.umask(mask)
     for path in sorted(folder.rglob("*")):
         if path.is_file():
+            path.chmod(0o666 & ~mask)  # safetensors makes its files private
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         else:

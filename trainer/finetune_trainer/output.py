@@ -5,7 +5,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from finetune_trainer.errors import OutputError
@@ -71,11 +71,11 @@ class Output:
                 f"{self.root} holds checkpoints of this job with another model, dataset, method or training setting;"
                 " give the changed job another output.subPath, or set output.overwrite to start over"
             )
-        occupied = [folder.name for folder in (self.checkpoints, self.result) if folder.is_dir() and any(folder.iterdir())]
-        if occupied and not overwrite:
+        occupied = any(folder.is_dir() and any(folder.iterdir()) for folder in (self.checkpoints, self.result))
+        if (occupied or holder is not None) and not overwrite:
             raise OutputError(
-                f"{self.root} holds {' and '.join(occupied)} of {_owner(holder)}; choose another output.subPath,"
-                " or set output.overwrite to replace them"
+                f"{self.root} holds the output of {_owner(holder)}; choose another output.subPath,"
+                " or set output.overwrite to replace it"
             )
 
     def claim(self, *, overwrite: bool) -> str:
@@ -85,11 +85,10 @@ class Output:
             self.root.mkdir(parents=True, exist_ok=True)
             holder = _read_object(self.job_file)
             token = secrets.token_hex(8)
-            ours = {**self.identity.__dict__, "token": token}
-            if holder is not None and not self._continues(holder) or holder is None:
+            if holder is None or not self._continues(holder):
                 remove(self.checkpoints)
                 remove(self.result)
-            write_json(self.job_file, ours)
+            write_json(self.job_file, {**asdict(self.identity), "token": token})
             self.checkpoints.mkdir(exist_ok=True)
             self._remove_staged()  # after the claim: what an older attempt stages from now on, it will not publish
         return token

@@ -99,4 +99,3 @@ def sum_over_ranks(values: tuple[int, ...], device: torch.device) -> tuple[int, 
     summed = torch.tensor(values, dtype=torch.int64, device=device)
     dist.all_reduce(summed)
     return tuple(int(value) for value in summed.tolist())
-

@@ -60,7 +60,7 @@ class Reporter:
 
 def peak_memory_bytes() -> int:
     """Most memory this rank has held: on its GPU, or in RAM where there is none."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,6 +1,7 @@
 """What torchrun runs on every rank: spec -> data -> model -> trainer -> result, read from top to bottom."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def main() -> None:
     place = Place.from_environment(os.environ)
     reporter = Reporter(place.run.heartbeats, rank=place.ranks.rank, local_rank=place.ranks.local_rank)
     transformers.utils.logging.disable_progress_bar()
+    warnings.simplefilter("ignore", FutureWarning)  # between libraries whose versions we pin
     end = run(read_spec(place.config), place, reporter)
     leave_process_group()
     reporter.enter(end)

@@ -43,9 +43,7 @@ def load_data(dataset: Dataset, how: Tokenizing) -> Data:
 
 def _load(sources: Sequence[DatasetSource], how: Tokenizing, *, field: str) -> TokenDataset:
     files = [
-        file
-        for index, source in enumerate(sources)
-        for file in find_files(source.name, field=f"{field}[{index}].name")
+        file for index, source in enumerate(sources) for file in find_files(source.name, field=f"{field}[{index}].name")
     ]
     described = how.tokenizer.backend_tokenizer.to_str() + str(how.tokenizer.chat_template)
     key = cache_key(files, tokenizer=described, max_length=how.max_length)

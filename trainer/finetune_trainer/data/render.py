@@ -146,7 +146,9 @@ class Renderer:
     def _tokenize(self, place: str, text: str, spans: Sequence[Span], *, add_special_tokens: bool = False) -> Sample:
         encoded = self._tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
         offsets = encoded["offset_mapping"]
-        targets = [any(start <= left and right <= end for start, end in spans) and left < right for left, right in offsets]
+        targets = [
+            any(start <= left and right <= end for start, end in spans) and left < right for left, right in offsets
+        ]
         return Sample(place, encoded["input_ids"], _nothing_before(targets))
 
 

@@ -27,11 +27,9 @@ def find_files(source: str, *, field: str) -> tuple[Path, ...]:
         raise DatasetError(
             f'{field}: "{source}" does not exist; mount the volume that holds it (spec.volumes) or correct the path'
         )
-    if path.is_file():
-        files = (path,)
-    else:
-        files = tuple(sorted(file for file in path.rglob("*") if file.suffix in READERS and file.is_file()))
-    if not files or files[0].suffix not in READERS:
+    inside = sorted(path.rglob("*")) if path.is_dir() else [path]
+    files = tuple(file for file in inside if file.suffix in READERS and file.is_file())
+    if not files:
         raise DatasetError(f'{field}: "{source}" is no {_known()} file and no folder with such files')
     return files
 
@@ -92,7 +90,9 @@ def _read_csv(path: Path) -> Iterator[Row]:
                     raise DatasetError(f"{place}: expected {len(header)} cells as in the header, found {len(cells)}")
                 yield Row(place, dict(zip(header, cells, strict=True)))
         except csv.Error as error:
-            raise DatasetError(f"{path} line {reader.line_num}: expected CSV, found a syntax error ({error})") from error
+            raise DatasetError(
+                f"{path} line {reader.line_num}: expected CSV, found a syntax error ({error})"
+            ) from error
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
@@ -114,10 +114,20 @@ READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
 }
 
 
+_KINDS: dict[type, str] = {
+    type(None): "nothing",
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "an object",
+}
+
+
 def describe(value: object) -> str:
     """What was found, for a message: its kind and, if short, itself."""
-    kinds = {type(None): "nothing", bool: "a truth value", int: "a number", float: "a number", str: "text"}
-    kind = kinds.get(type(value)) or {dict: "an object", list: "a list"}.get(type(value), type(value).__name__)
+    kind = _KINDS.get(type(value), type(value).__name__)
     shown = json.dumps(value, ensure_ascii=False, default=str)
     return kind if value is None or len(shown) > 60 else f"{kind} ({shown})"
 

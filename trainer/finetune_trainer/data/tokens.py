@@ -1,4 +1,4 @@
-"""Tokenised samples on disk, memory-mapped: one process per node writes them, every rank and later attempt reads them."""
+"""Tokenised samples on disk, memory-mapped: one process per node writes them, every rank reads them."""
 
 import hashlib
 import json

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from finetune_api.batch import Batch
@@ -47,6 +47,9 @@ class StepCounts:
 
 class SftTrainer(Trainer):  # type: ignore[misc]
     """transformers' loop with our order of samples, our loss, our evaluation and our checkpoints."""
+
+    state: TrainerState
+    control: TrainerControl
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts

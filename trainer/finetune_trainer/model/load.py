@@ -82,8 +82,8 @@ def _fetch(name: str, load: Callable[[], T]) -> T:
             ) from error
         if any(isinstance(cause, RepositoryNotFoundError | EntryNotFoundError) for cause in causes):
             raise ModelNotFound(
-                f'spec.model.name: "{name}" is no path and no model on the Hub that this job may read; correct the name,'
-                " or give HF_TOKEN from a Secret in spec.env if it is private"
+                f'spec.model.name: "{name}" is no path and no model on the Hub that this job may read; correct the'
+                " name, or give HF_TOKEN from a Secret in spec.env if it is private"
             ) from error
         first_line = str(error).strip().split("\n", 1)[0]
         if isinstance(error, OSError) and not _is_path(name):
@@ -106,10 +106,12 @@ def _choose_dtype(source: ModelSource, config: PretrainedConfig, device: torch.d
     else:
         dtype = getattr(torch, source.torch_dtype)
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise InvalidSpec(f"spec.model.torchDtype: the model's own type {dtype} cannot be trained; set one of the others")
+        raise InvalidSpec(
+            f"spec.model.torchDtype: the model's own type {dtype} cannot be trained; set one of the others"
+        )
     if dtype is torch.float16 and device.type == "cpu":
         raise InvalidSpec(
-            f"spec.model.torchDtype: {_asked(source)} float16, which needs a GPU; set float32 or bfloat16 to train on CPU"
+            f"spec.model.torchDtype: {_asked(source)} float16, which needs a GPU; on CPU set float32 or bfloat16"
         )
     if dtype is torch.bfloat16 and device.type == "cuda" and not has_native_bf16():
         name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
@@ -122,7 +124,7 @@ def _choose_dtype(source: ModelSource, config: PretrainedConfig, device: torch.d
 
 def has_native_bf16() -> bool:
     """transformers asks with emulation allowed and lets slow GPUs pass."""
-    return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def _asked(source: ModelSource) -> str:

@@ -1,4 +1,4 @@
-"""The names the operator, the supervisor and the ranks share: environment, files of the run folder, words for phases."""
+"""The names that operator, supervisor and ranks share: environment, files of the run folder, words for phases."""
 
 from __future__ import annotations
 
@@ -62,6 +62,11 @@ class RunFolder:
     def exits(self) -> Path:
         """Exit codes of failed ranks, which torchrun itself only prints."""
         return self.path / "exits.json"
+
+    @property
+    def agent_error(self) -> Path:
+        """What torchrun itself raised, in the format of a rank's error file."""
+        return self.path / "torchrun-error.json"
 
     @property
     def stop_request(self) -> Path:

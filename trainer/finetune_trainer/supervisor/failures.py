@@ -23,9 +23,9 @@ _VICTIM_TEXT = re.compile(
 
 @dataclass(frozen=True)
 class RankFailure:
-    """How one rank of this node failed."""
+    """How one rank of this node, or torchrun, failed."""
 
-    local_rank: int
+    local_rank: int | None  # None: torchrun itself
     error_type: str
     message: str
     time: float
@@ -56,10 +56,12 @@ def read_failures(run: RunFolder) -> tuple[RankFailure, ...]:
         local_rank: _raised(local_rank, path, exits.get(local_rank)) for local_rank, path in _error_files(run).items()
     }
     ended = {local_rank: _ended(local_rank, seen) for local_rank, seen in exits.items() if local_rank not in raised}
+    if not raised and not ended and run.agent_error.is_file():
+        return (_raised(None, run.agent_error, None),)
     return (*raised.values(), *ended.values())
 
 
-def _raised(local_rank: int, path: Path, seen: Exit | None) -> RankFailure:
+def _raised(local_rank: int | None, path: Path, seen: Exit | None) -> RankFailure:
     """From the file that @record wrote; its own time has whole seconds only, the file's has more."""
     error_type, message, stack = _parse_error_file(path)
     return RankFailure(

@@ -46,7 +46,7 @@ def write_heartbeat(folder: Path, heartbeat: Heartbeat) -> None:
     path = folder / f"rank-{heartbeat.local_rank}.json"
     beside = path.with_suffix(".tmp")
     beside.write_text(json.dumps(asdict(heartbeat)), encoding="utf-8")
-    os.replace(beside, path)  # noqa: PTH105
+    os.replace(beside, path)
 
 
 def read_heartbeats(folder: Path) -> tuple[Heartbeat, ...]:

@@ -75,7 +75,7 @@ class Child:
         return self._process.pid
 
     def reap(self) -> int | None:
-        """Collect every process that ended (as PID 1 we inherit orphans); the child's exit code once it is among them."""
+        """Collect every process that ended (PID 1 inherits orphans); the child's exit code once it is among them."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

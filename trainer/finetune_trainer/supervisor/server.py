@@ -105,7 +105,7 @@ def serve(node: Node, snapshot: Callable[[], Snapshot]) -> ThreadingHTTPServer:
         server_version = "finetune"
         timeout = 10.0
 
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             if self.path == "/status":
                 body = json.dumps(render_status(node, snapshot(), now=time.time()))
                 self._answer(200, "application/json", body)

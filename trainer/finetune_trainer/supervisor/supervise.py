@@ -152,7 +152,7 @@ class Supervisor:
     def _rank_failed(self, failure: RankFailure) -> Termination:
         return replace(
             self._failed(failure.error_type, failure.message),
-            rank=self._node.global_rank(failure.local_rank),
+            rank=None if failure.local_rank is None else self._node.global_rank(failure.local_rank),
             local_rank=failure.local_rank,
             stack=failure.stack[-3000:],
             exit_code=failure.exit_code,
@@ -222,11 +222,11 @@ def torchrun_command(node: Node, *, module: str = "finetune_trainer.train") -> t
 
 
 def _clear_leftovers(node: Node) -> None:
-    """What an earlier life of this container left: our files, and shared memory, which counts against the pod's limit."""
+    """What an earlier life of this container left: our files, and shared memory, which counts against the limit."""
     for folder in (node.run.heartbeats, node.run.torchrun):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    for file in (node.run.exits, node.run.stop_request):
+    for file in (node.run.exits, node.run.agent_error, node.run.stop_request):
         file.unlink(missing_ok=True)
     if os.getpid() == 1:  # not on somebody's laptop
         for entry in Path("/dev/shm").iterdir():  # noqa: S108
