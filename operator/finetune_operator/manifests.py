@@ -90,6 +90,7 @@ def build_pod(run: RunPlan, node: NodePlan) -> Manifest:
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "securityContext": template.security_context or RESTRICTED_POD,
             "tolerations": _tolerations(run),
+            "topologySpreadConstraints": [_spread(run)],
             **{key: value for key, value in placement.items() if value},
             "containers": [_container(run, node)],
             "volumes": _volumes(run),
@@ -110,6 +111,16 @@ def _metadata(run: RunPlan, name: str, *, attempt: bool = False) -> Manifest:
         "blockOwnerDeletion": True,
     }
     return {"name": name, "namespace": run.namespace, "labels": labels, "ownerReferences": [owner]}
+
+
+def _spread(run: RunPlan) -> Manifest:
+    """Nodes of one attempt on different machines where there is room: two on one share its memory and its fate."""
+    return {
+        "topologyKey": "kubernetes.io/hostname",
+        "maxSkew": 1,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {names.JOB_UID: run.job_uid, names.ATTEMPT: str(run.attempt)}},
+    }
 
 
 def _tolerations(run: RunPlan) -> list[Manifest]:
