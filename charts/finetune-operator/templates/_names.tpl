@@ -33,7 +33,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [get, list, watch, delete]
 - apiGroups: [finetune.dev]
   resources: [finetunejobs/status]
-  verbs: [update, patch]
+  verbs: [update]
 # Asked for only where the admission plugin OwnerReferencesPermissionEnforcement is on, as on OpenShift.
 - apiGroups: [finetune.dev]
   resources: [finetunejobs/finalizers]

@@ -45,7 +45,7 @@ def container() -> dict[str, Any]:
 def test_the_operator_can_do_these_things_and_nothing_else() -> None:
     assert granted(the("ClusterRole")) == {
         *(f"finetune.dev/finetunejobs:{verb}" for verb in ("get", "list", "watch", "delete")),
-        *(f"finetune.dev/finetunejobs/status:{verb}" for verb in ("update", "patch")),
+        "finetune.dev/finetunejobs/status:update",
         "finetune.dev/finetunejobs/finalizers:update",
         *(f"core/pods:{verb}" for verb in ("get", "list", "watch", "create", "delete")),
         *(f"core/services:{verb}" for verb in ("get", "list", "watch", "create", "delete")),
