@@ -29,7 +29,3 @@ def main() -> None:
         for problem in error.problems:
             print(problem, file=sys.stderr)
         sys.exit(BAD_INPUT)
-
-
-if __name__ == "__main__":
-    main()

@@ -119,7 +119,7 @@ def _lock(path: Path) -> int:
         holder = os.read(descriptor, 20).decode(errors="replace").strip()
         os.close(descriptor)
         raise BadInput(
-            f"{path.parent}: in use by `finetune run` (process {holder}), or by its nodes that still save"
+            f"{path.parent}: in use by process {holder} (finetune run), or by its nodes, which may still be saving"
         ) from error
     os.truncate(descriptor, 0)
     os.write(descriptor, f"{os.getpid()}\n".encode())

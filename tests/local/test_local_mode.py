@@ -1,0 +1,115 @@
+"""`finetune run`: real supervisors, torchrun and training, as processes of this machine."""
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.local_mode import LocalJob, finish, processes_of, wait_until, write_job
+from support.tiny import Tiny, build
+
+from finetune_api.status import AttemptState
+
+pytestmark = pytest.mark.slow
+
+LONG = {"maxSteps": 60, "saveSteps": 5, "learningRate": 1e-3, "globalBatchSize": 4}
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return build(tmp_path_factory.mktemp("tiny"), rows=64, eval_rows=8)
+
+
+def test_a_job_of_two_nodes_completes(tmp_path: Path, tiny: Tiny) -> None:
+    job = write_job(tmp_path, tiny)
+
+    code, said = job.run()
+
+    assert code == 0, said
+    assert "Complete: 6 steps" in said
+    assert "the result is in output/default/first/result" in said
+    assert (job.output / "result/adapter_model.safetensors").is_file()
+    assert (job.output / "logs/attempt-0/node-1.log").is_file()
+    assert job.status.batch is not None
+    assert (job.status.batch.world_size, job.status.batch.effective) == (2, 4)
+    assert processes_of(tmp_path) == []
+    code, said = job.run()
+    assert (code, "Complete already" in said) == (0, True), said
+    assert len(job.status.attempts) == 1
+
+
+def test_a_killed_rank_is_one_restart_of_all_nodes_from_the_last_checkpoint(tmp_path: Path, tiny: Tiny) -> None:
+    job = write_job(tmp_path, tiny, training=LONG)
+    process = job.start("--logs")
+
+    os.kill(job.wait_for_step(12, node_rank=1), signal.SIGKILL)
+    code, said = finish(process)
+
+    assert code == 0, said
+    killed, last = job.status.attempts
+    assert (killed.reason, killed.node_rank, killed.rank, job.status.restarts) == ("RankKilled", 1, 1, 1), said
+    assert last.state is AttemptState.SUCCEEDED
+    assert last.first_step is not None
+    assert last.first_step >= 10
+    assert last.first_step % 5 == 0
+    assert last.last_step == 60
+    assert "RankKilled: node 1 (localhost) rank 1 was ended by SIGKILL; attempt 1 starts" in said
+    assert "node-1 | " in said
+
+
+def test_ctrl_c_saves_and_the_same_command_continues(tmp_path: Path, tiny: Tiny) -> None:
+    job = write_job(tmp_path, tiny, training={**LONG, "saveSteps": 1000})
+    process = job.start()
+
+    job.wait_for_step(8, node_rank=0)
+    os.killpg(process.pid, signal.SIGINT)
+    code, said = finish(process)
+
+    assert code == 130, said
+    assert "Suspended: the same command again resumes from step-000000" in said
+    saved = job.status.progress
+    assert saved is not None
+    assert saved.step >= 8
+    assert saved.last_checkpoint == f"step-{saved.step:08d}"
+    assert processes_of(tmp_path) == []
+
+    code, said = job.run()
+
+    assert code == 0, said
+    assert [record.state for record in job.status.attempts] == [AttemptState.STOPPED, AttemptState.SUCCEEDED]
+    assert job.status.attempts[1].first_step == saved.step
+    assert job.status.restarts == 0
+
+
+def test_a_malformed_row_ends_the_job_at_once_and_can_be_mended(tmp_path: Path, tiny: Tiny) -> None:
+    data = shutil.copytree(tiny.train.parent, tmp_path / "data")
+    rows = (data / "train.jsonl").read_text().splitlines()
+    (data / "train.jsonl").write_text("\n".join([*rows[:2], '{"messages": [', *rows[3:]]))
+    job = write_job(tmp_path, Tiny(data / "model", data / "train.jsonl", data / "eval.jsonl"))
+
+    code, said = job.run()
+
+    assert code == 1, said
+    assert [record.reason for record in job.status.attempts] == ["DatasetError"]
+    verdicts = [line for line in said.splitlines() if line.startswith("Failed: ")]
+    assert len(verdicts) == 1
+    assert "train.jsonl" in verdicts[0]
+    assert "line 3" in verdicts[0]
+    assert job.status.restarts == 0
+
+
+def test_a_killed_command_takes_its_nodes_along_after_they_saved(tmp_path: Path, tiny: Tiny) -> None:
+    job = write_job(tmp_path, tiny, training={**LONG, "maxSteps": 2000, "saveSteps": 1000})
+    process = job.start()
+
+    job.wait_for_step(3, node_rank=0)
+    process.kill()
+    finish(process)
+    code, said = job.run()
+
+    assert code == 2, said
+    assert "in use by process" in said
+    wait_until(lambda: None if processes_of(tmp_path) else 1, "the nodes to end")
+    assert list((job.output / "checkpoints").glob("step-*"))
