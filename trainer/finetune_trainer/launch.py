@@ -1,4 +1,4 @@
-"""torchrun, as a module that leaves in files what torchrun only prints: the exit codes of failed ranks, its own error."""
+"""torchrun, as a module that keeps in files what torchrun only prints: exit codes of ranks, and its own error."""
 
 import json
 import os

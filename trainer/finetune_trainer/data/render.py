@@ -145,9 +145,10 @@ class Renderer:
 
     def _tokenize(self, place: str, text: str, spans: Sequence[Span], *, add_special_tokens: bool = False) -> Sample:
         encoded = self._tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
-        offsets = encoded["offset_mapping"]
+        reaches = [_reach(text, span) for span in spans]
         targets = [
-            any(start <= left and right <= end for start, end in spans) and left < right for left, right in offsets
+            any(_is_inside(token, span, reach) for span, reach in zip(spans, reaches, strict=True))
+            for token in encoded["offset_mapping"]
         ]
         return Sample(place, encoded["input_ids"], _nothing_before(targets))
 
@@ -155,3 +156,14 @@ class Renderer:
 def _nothing_before(targets: list[bool]) -> list[bool]:
     """The first token is never learned: nothing predicts it."""
     return [False, *targets[1:]]
+
+
+def _reach(text: str, span: Span) -> Span:
+    """The span with the blanks around it: a word may share its token with a blank of the template."""
+    start, end = span
+    return len(text[:start].rstrip()), len(text) - len(text[end:].lstrip())
+
+
+def _is_inside(token: Span, span: Span, reach: Span) -> bool:
+    """It holds something of the span, and nothing beyond but blanks."""
+    return token[1] > span[0] and token[0] < span[1] and token[0] >= reach[0] and token[1] <= reach[1]

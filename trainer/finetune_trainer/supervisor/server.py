@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -98,6 +99,23 @@ def _progress_samples(beat: Heartbeat) -> Iterator[_Sample]:
             yield name, help_text, "", value
 
 
+class _DualStackServer(ThreadingHTTPServer):
+    """On `::`, which takes IPv4 as well."""
+
+    address_family = socket.AF_INET6
+
+    def server_bind(self) -> None:
+        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+
+def _bind(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+    try:
+        return _DualStackServer(("::", port), handler)
+    except OSError:  # no IPv6 here; a port that is taken fails once more
+        return ThreadingHTTPServer(("", port), handler)
+
+
 def serve(node: Node, snapshot: Callable[[], Snapshot]) -> ThreadingHTTPServer:
     """Answer in the background, on all interfaces: the operator asks by pod IP. Raises OSError if the port is taken."""
 
@@ -126,7 +144,6 @@ def serve(node: Node, snapshot: Callable[[], Snapshot]) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             """One line per scrape would bury the training log."""
 
-    server = ThreadingHTTPServer(("", node.status_port), Handler)
-    server.daemon_threads = True
+    server = _bind(node.status_port, Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server

@@ -1,0 +1,92 @@
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from finetune_trainer.data.rows import find_files, read_rows
+from finetune_trainer.errors import DatasetError
+
+ROWS = [{"prompt": "one", "completion": "1"}, {"prompt": "two", "completion": "2"}]
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> Path:
+    if path.suffix == ".jsonl":
+        path.write_text("\n\n".join(json.dumps(row) for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".csv":
+        path.write_text("prompt,completion\n" + "".join(f"{row['prompt']},{row['completion']}\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"rows{suffix}", ROWS)
+
+    assert [row.columns for row in read_rows(path)] == ROWS
+
+
+@pytest.mark.parametrize(
+    ("suffix", "places"),
+    [(".jsonl", ["line 1", "line 3"]), (".json", ["row 1", "row 2"]), (".csv", ["line 2", "line 3"])],
+)
+def test_a_row_knows_its_place(tmp_path: Path, suffix: str, places: list[str]) -> None:
+    path = write(tmp_path / f"rows{suffix}", ROWS)
+
+    assert [row.place for row in read_rows(path)] == [f"{path} {place}" for place in places]
+
+
+def test_a_folder_is_read_in_order_of_names_and_other_files_are_left_alone(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.csv", "README.md"):
+        write(tmp_path / name, ROWS) if not name.endswith("md") else (tmp_path / name).write_text("hello")
+
+    assert [file.name for file in find_files(str(tmp_path), field="train")] == ["a.csv", "b.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("r.jsonl", '{"prompt": "a"}\n{"prompt": }\n', "r.jsonl line 2, column 12: expected one JSON object"),
+        ("r.jsonl", '{"prompt": "a"}\n[1]\n', "r.jsonl line 2: expected a JSON object, found a list ([1])"),
+        ("r.json", '{"rows": []}', "r.json: expected a JSON array of objects, found an object"),
+        ("r.json", "[\n{,}]", "r.json line 2, column 2: expected a JSON array of objects"),
+        ("r.csv", "a,b\n1,2\n3\n", "r.csv line 3: expected 2 cells as in the header, found 1"),
+        ("r.parquet", "not parquet", "r.parquet: expected a Parquet file"),
+    ],
+)
+def test_a_malformed_file_is_named_with_line_and_what_was_found(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+
+    with pytest.raises(DatasetError) as raised:
+        list(read_rows(path))
+
+    assert message in str(raised.value)
+
+
+def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"prompt": "\xff"}')
+
+    with pytest.raises(DatasetError, match="expected UTF-8 text, found byte 0xff"):
+        list(read_rows(path))
+
+
+@pytest.mark.parametrize(("make", "message"), [(None, "does not exist"), ("rows.txt", "no .jsonl, .json, .csv")])
+def test_a_missing_or_unknown_file_is_named_with_its_field(tmp_path: Path, make: str | None, message: str) -> None:
+    path = tmp_path / (make or "none.jsonl")
+    if make:
+        path.write_text("x")
+
+    with pytest.raises(DatasetError) as raised:
+        find_files(str(path), field="spec.dataset.train[0].name")
+
+    assert str(path) in str(raised.value)
+    assert message in str(raised.value)
+    assert "spec.dataset.train[0].name" in str(raised.value)
