@@ -44,20 +44,18 @@ class Kubectl:
 
 def wait_for_api_server(server: str, *, authority: Path, token: str, timeout_seconds: float = 60) -> None:
     """Ready means every start-up hook has run: the default roles exist."""
+    context = ssl.create_default_context(cafile=str(authority))
     deadline = time.monotonic() + timeout_seconds
-    while not answers(f"{server}/readyz", authority=authority, token=token):
+    while not is_healthy(f"{server}/readyz", token=token, context=context):
         if time.monotonic() > deadline:
             raise ClusterError(f"{server}/readyz did not answer ok within {timeout_seconds:.0f} s")
         time.sleep(POLL_SECONDS)
 
 
-def answers(url: str, *, authority: Path, token: str) -> bool:
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})  # noqa: S310  (always https)
-    # our own opener: a proxy configured for the machine does not know this address
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({}),
-        urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=str(authority))),
-    )
+def is_healthy(url: str, *, token: str = "", context: ssl.SSLContext | None = None) -> bool:
+    """Whether it answers 200; asked directly, since a proxy set for the machine does not know our addresses."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
         with opener.open(request, timeout=2) as response:
             return bool(response.status == 200)

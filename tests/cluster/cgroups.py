@@ -12,6 +12,7 @@ from cluster.layout import NodeLayout
 from cluster.processes import end_processes
 
 ROOT = Path("/sys/fs/cgroup")
+CPU_PERIOD_MICROSECONDS = 100_000
 NEEDED = ("cpu", "cpuset", "memory", "pids")
 
 
@@ -100,6 +101,15 @@ def remove_cgroup(cgroup: str) -> None:
         if time.monotonic() > deadline:
             raise ClusterError(f"cgroups cannot be removed: {', '.join(str(path) for path in left[:3])}")
         time.sleep(0.05)
+
+
+def set_cpu_limit(cgroup: str, *, cores: float | None, root: Path = ROOT) -> None:
+    """Share of every 100 ms that the group may run; None is no limit."""
+    quota = None if cores is None else int(cores * CPU_PERIOD_MICROSECONDS)
+    if is_unified(root):
+        (root / cgroup / "cpu.max").write_text(f"{'max' if quota is None else quota} {CPU_PERIOD_MICROSECONDS}")
+    else:
+        (root / "cpu" / cgroup / "cpu.cfs_quota_us").write_text(str(-1 if quota is None else quota))
 
 
 def cgroups_with_prefix(prefix: str) -> tuple[str, ...]:

@@ -21,6 +21,13 @@ KUBERNETES_PROGRAMS = (
     "kubelet",
     "kubectl",
 )
+KWOK_STAGES = (
+    "kustomize/stage/node/fast/node-initialize.yaml",
+    "kustomize/stage/node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
+    "kustomize/stage/pod/fast/pod-ready.yaml",
+    "kustomize/stage/pod/fast/pod-complete.yaml",
+    "kustomize/stage/pod/fast/pod-delete.yaml",
+)
 KUBERNETES_TAGS = "selinux,notest,grpcnotrace"
 
 
@@ -33,10 +40,20 @@ class Installed:
     packages: tuple[str, ...]
     tags: str = ""
     linker_flags: str = "-s -w"
+    documents: tuple[str, ...] = ()
+    """YAML files of the module that are needed too; they are joined as `documents.yaml`."""
+
+    @property
+    def module(self) -> str:
+        return self.packages[0].partition("/cmd/")[0]
 
     @property
     def programs(self) -> tuple[str, ...]:
-        return tuple(package.rsplit("/", 1)[-1] for package in self.packages)
+        """Files that say that it is built."""
+        return (
+            *(package.rsplit("/", 1)[-1] for package in self.packages),
+            *(("documents.yaml",) if self.documents else ()),
+        )
 
 
 @dataclass(frozen=True)
@@ -96,6 +113,7 @@ def components(versions: Versions) -> dict[str, Component]:
             version=versions.kwok,
             packages=("sigs.k8s.io/kwok/cmd/kwok",),
             linker_flags=f"-s -w -X sigs.k8s.io/kwok/pkg/consts.Version={versions.kwok}",
+            documents=KWOK_STAGES,
         ),
         Installed(
             component="helm",
@@ -165,6 +183,10 @@ def install(cache: Cache, component: Installed, target: Path) -> None:
         cwd=target,
         environment={**cache.go_environment, "GOBIN": str(target)},
     )
+    if component.documents:
+        source = cache.root / "go" / "mod" / f"{component.module}@v{component.version}"
+        texts = ((source / document).read_text() for document in component.documents)
+        (target / "documents.yaml").write_text("---\n".join(texts))
 
 
 def compile_own_main(cache: Cache, component: OwnMain, source: Path, target: Path) -> None:

@@ -66,6 +66,12 @@ class Daemon:
             return "(no log)"
 
 
+def stop_all(folder: Path) -> None:
+    """Whatever still runs by a pid file in the folder, also what a later version would not start any more."""
+    for pid_file in sorted(folder.glob("*.pid")):
+        Daemon(name=pid_file.stem, argv=(), folder=folder).stop(patience_seconds=2)
+
+
 def start_time(pid: int) -> int | None:
     """Clock ticks since boot at which a live process began; None when it is gone or a zombie."""
     with suppress(ChildProcessError):

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import nodes, programs
-from cluster.api import Kubectl, wait_for_api_server
+from cluster.api import Kubectl, is_healthy, wait_for_api_server
 from cluster.cache import Cache
 from cluster.cgroups import cgroups_with_prefix
 from cluster.commands import ClusterError, stage
 from cluster.gobuild import build_all
 from cluster.image_loading import load_into_nodes, pause_archive
-from cluster.layout import MAX_NODES, Layout, check_name, choose_network
+from cluster.layout import DNS_READY_PORT, MAX_NODES, Layout, check_name, choose_network
 from cluster.network import ensure_network, host_routes, network_links, network_namespaces, remove_network
 from cluster.packages import RUNTIME, ensure_packages
 from cluster.pki import ensure_certificates, users
 from cluster.preflight import require_able_machine, require_free_ports
-from cluster.processes import Daemon
+from cluster.processes import Daemon, stop_all
 from cluster.render import render_corefile, render_files
 from cluster.state import ClusterState, read_state, require_state, write_state
 from cluster.versions import PINNED, Versions
@@ -117,6 +117,7 @@ class ThrowawayCluster:
             daemon.start()
         load_into_nodes(self.cache, state.versions, layout, pause_archive(self.cache))
         self.wait_until_ready()
+        self.wait_until_dns_answers()
 
     def daemons(self) -> tuple[Daemon, ...]:
         state, layout = self.state, self.layout
@@ -143,6 +144,14 @@ class ThrowawayCluster:
             for daemon in self.daemons()[:2]:
                 daemon.require_running()
             raise
+
+    def wait_until_dns_answers(self, *, timeout_seconds: float = 20) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        while not is_healthy(f"http://{self.layout.host_address}:{DNS_READY_PORT}/ready"):
+            self.daemon("coredns").require_running()
+            if time.monotonic() > deadline:
+                raise ClusterError(f"CoreDNS is not ready; see {self.daemon('coredns').log}")
+            time.sleep(0.05)
 
     def wait_until_ready(self, *, timeout_seconds: int = 90) -> None:
         wanted = {node.name for node in self.layout.nodes}
@@ -184,6 +193,7 @@ class ThrowawayCluster:
         nodes.end_leftover_processes(layout)
         for daemon in reversed(control_plane):
             daemon.stop(patience_seconds=2)
+        stop_all(layout.daemons)
         nodes.unmount_below(layout.root)
         remove_network(layout)
         nodes.remove_node_cgroups(layout)
