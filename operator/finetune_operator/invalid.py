@@ -46,7 +46,13 @@ def explain(error: ValidationError) -> str:
 def explain_each(error: ValidationError) -> tuple[str, ...]:
     """One line per problem."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    return tuple(f"{_where(problem['loc'])}: {_what(problem['type'], problem['msg'])}" for problem in problems)
+    blamed = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
+    return tuple(
+        f"{_where(problem['loc'])}: {_what(problem['type'], problem['msg'])}"
+        for problem in problems
+        # pydantic does not count items that are wrong themselves
+        if not (problem["type"] == "too_short" and problem["loc"] in blamed)
+    )
 
 
 def _where(location: tuple[int | str, ...]) -> str:
@@ -61,5 +67,7 @@ def _what(kind: str, message: str) -> str:
             return "is required"
         case "extra_forbidden":
             return "unknown field"
+        case "too_short":
+            return message.replace("Tuple should", "List should").removesuffix(" after validation, not 0")
         case _:
             return message.removeprefix("Value error, ")

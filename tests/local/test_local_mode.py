@@ -3,14 +3,13 @@
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
-from support.local_mode import LocalJob, finish, processes_of, wait_until, write_job
-from support.tiny import Tiny, build
 
 from finetune_api.status import AttemptState
+from support.local_mode import finish, processes_of, wait_until, write_job
+from support.tiny import Tiny, build
 
 pytestmark = pytest.mark.slow
 
