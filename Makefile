@@ -33,8 +33,10 @@ check: setup ## format, lint, types, imports, generated files, chart and manifes
 .PHONY: test test-unit test-property test-local test-e2e
 test: setup ## every test, fast ones first; the cluster's tests start a throwaway cluster
 	@$(RUN) tools/run_tests.py unit property local e2e
-test-unit: setup ## tests without processes and clusters
-	@$(RUN) tools/run_tests.py unit property
+test-unit: setup ## tests of single parts
+	@$(RUN) tools/run_tests.py unit
+test-property: setup ## reconcile against a simulated API server, thousands of histories
+	@$(RUN) tools/run_tests.py property
 test-local: setup ## tests that train with local processes
 	@$(RUN) tools/run_tests.py local
 test-e2e: setup ## tests on a real cluster

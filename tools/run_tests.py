@@ -12,7 +12,12 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "reports"
-SUITES = ("unit", "property", "local", "e2e")
+SUITES = {  # how pytest runs each: a test that hangs must not hold up the rest
+    "unit": ("--timeout=120",),
+    "property": ("--timeout=1200", "--numprocesses=auto"),  # few tests of thousands of histories each
+    "local": ("--timeout=300",),
+    "e2e": ("--timeout=900",),
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def run_suite(suite: str) -> SuiteResult:
     report.unlink(missing_ok=True)
     print(f"== {suite} tests", flush=True)
     started = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-q", f"tests/{suite}", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "-q", *SUITES[suite], f"tests/{suite}", f"--junitxml={report}"]
     ended = subprocess.run(command, cwd=ROOT, check=False)
     seconds = time.monotonic() - started
     if not report.exists():
