@@ -134,10 +134,12 @@ def run(command: list[str], *, stdin: str | None = None) -> str:
 
 def helm_values() -> tuple[str, ...]:
     """Images of this checkout, which no registry has."""
+    repository, _, tag = image_name("operator").rpartition(":")
     values = {
-        "image": image_name("operator"),
+        "image.repository": repository,
+        "image.tag": tag,
+        "image.pullPolicy": "Never",
         "trainerImage": image_name("trainer"),
-        "imagePullPolicy": "Never",
     }
     return tuple(word for key, value in values.items() for word in ("--set-string", f"{key}={value}"))
 
