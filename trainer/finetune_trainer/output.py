@@ -10,6 +10,7 @@ from pathlib import Path
 
 from finetune_trainer.errors import OutputError
 from finetune_trainer.files import explained, remove, sync_tree, write_json
+from finetune_trainer.supervisor.marker import is_finished, success_file
 
 _SHARED_WITHIN_SECONDS = 30.0  # how long a network file system may hide a new file from another node
 
@@ -46,7 +47,7 @@ class Output:
 
     @property
     def success_file(self) -> Path:
-        return self.result / "SUCCESS"
+        return success_file(self.root)
 
     @property
     def staging_prefix(self) -> str:
@@ -55,8 +56,7 @@ class Output:
 
     def is_finished(self) -> bool:
         """This job has published its result."""
-        marker = _read_object(self.success_file)
-        return marker is not None and marker.get("uid") == self.identity.uid
+        return is_finished(self.root, uid=self.identity.uid)
 
     def check_owner(self, *, overwrite: bool) -> None:
         """Reads only, so every rank may ask before anything is built. Raises OutputError."""

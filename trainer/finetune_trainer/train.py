@@ -102,7 +102,7 @@ def run(spec: FineTuneJobSpec, place: Place, reporter: Reporter) -> str:
     tell(place, [*describe_run(spec, place, batch, schedule, hardware), describe_weights(model)])
     if not train(trainer, on_rank_zero(checkpoints.newest), total_steps=schedule.total_steps):
         return contract.STOPPED
-    publish_result(trainer, output, pretrained)
+    publish_result(spec, trainer, output, pretrained)
     return contract.DONE
 
 
@@ -134,12 +134,14 @@ def train(trainer: SftTrainer, found: Found, *, total_steps: int) -> bool:
     return not (trainer.stop_agreed and trainer.state.global_step < total_steps)
 
 
-def publish_result(trainer: SftTrainer, output: Output, pretrained: Pretrained) -> None:
+def publish_result(spec: FineTuneJobSpec, trainer: SftTrainer, output: Output, pretrained: Pretrained) -> None:
     """The adapter or the whole model, its tokenizer and the log of losses; then the marker."""
     trainer.parts.reporter.enter(contract.SAVE)
 
     def write(folder: Path) -> None:
-        save_weights(trainer.model, folder, dtype=pretrained.dtype)
+        if not spec.lora:
+            trainer.model.to(pretrained.dtype)  # trained in float32
+        save_weights(trainer.model, folder)
         pretrained.tokenizer.save_pretrained(folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
 

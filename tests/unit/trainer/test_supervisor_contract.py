@@ -11,6 +11,7 @@ MODULES = sorted(Path(supervisor.__file__).parent.glob("*.py"))
 ENVIRONMENT = {
     "FINETUNE_NAMESPACE": "default",
     "FINETUNE_JOB": "bert",
+    "FINETUNE_JOB_UID": "ours",
     "FINETUNE_ATTEMPT": "2",
     "FINETUNE_WORLD_SIZE": "8",
     "FINETUNE_OUTPUT": "/output/default/bert",

@@ -29,6 +29,7 @@ def node(folder: Path, *, node_rank: int = 0) -> Node:
     return Node(
         namespace="default",
         job="bert",
+        uid="ours",
         attempt=1,
         node_rank=node_rank,
         nodes=2,

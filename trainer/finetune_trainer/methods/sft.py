@@ -182,13 +182,9 @@ def summed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits[:, :-1][learned].float(), targets[learned], reduction="sum")
 
 
-def save_weights(model: Any, folder: Path, *, dtype: torch.dtype | None = None) -> None:
-    """In the format of transformers or peft. `dtype` casts full weights; adapters stay float32."""
+def save_weights(model: Any, folder: Path) -> None:
+    """In the format of transformers or peft."""
     if hasattr(model, "peft_config"):
         model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would ask the Hub
-        return
-    state = model.state_dict()
-    if dtype is not None:
-        state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
-        model.config.dtype = dtype
-    model.save_pretrained(folder, state_dict=state)
+    else:
+        model.save_pretrained(folder)

@@ -80,6 +80,7 @@ class Node:
 
     namespace: str
     job: str
+    uid: str
     attempt: int
     node_rank: int
     nodes: int
@@ -98,6 +99,7 @@ class Node:
         return cls(
             namespace=text(env, NAMESPACE),
             job=text(env, JOB),
+            uid=text(env, JOB_UID),
             attempt=number(env, ATTEMPT),
             node_rank=number(env, "NODE_RANK"),
             nodes=number(env, "NNODES"),

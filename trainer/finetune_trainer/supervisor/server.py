@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 
 from .contract import Node
 from .heartbeat import Heartbeat, progress_object
@@ -99,21 +100,25 @@ def _progress_samples(beat: Heartbeat) -> Iterator[_Sample]:
             yield name, help_text, "", value
 
 
-class _DualStackServer(ThreadingHTTPServer):
+class _Server(ThreadingHTTPServer):
+    def server_bind(self) -> None:
+        """Without the base class's question to DNS for our own name, which may take long in a new pod."""
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        TCPServer.server_bind(self)
+
+
+class _DualStackServer(_Server):
     """On `::`, which takes IPv4 as well."""
 
     address_family = socket.AF_INET6
-
-    def server_bind(self) -> None:
-        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
 
 
 def _bind(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
     try:
         return _DualStackServer(("::", port), handler)
     except OSError:  # no IPv6 here; a port that is taken fails once more
-        return ThreadingHTTPServer(("", port), handler)
+        return _Server(("", port), handler)
 
 
 def serve(node: Node, snapshot: Callable[[], Snapshot]) -> ThreadingHTTPServer:

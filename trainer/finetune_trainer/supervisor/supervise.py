@@ -16,6 +16,7 @@ from .contract import Node
 from .dns import DnsTimeout, wait_for_master
 from .failures import RankFailure, first_failure
 from .heartbeat import progress_object, read_heartbeats
+from .marker import is_finished
 from .processes import Child, Output, SignalInbox
 from .server import Snapshot, serve
 from .termination import Termination, write_termination
@@ -39,6 +40,9 @@ class Supervisor:
     def run(self) -> int:
         _clear_leftovers(self._node)
         self._write(self._message())
+        if is_finished(self._node.output, uid=self._node.uid):
+            self._output.say(f"{self._node.output} holds the result already; nothing is left to do")
+            return self._finish(self._succeeded())
         self._serve()
         try:
             wait_for_master(self._node.master_addr, node_rank=self._node.node_rank, pause=self._pause)
@@ -95,7 +99,7 @@ class Supervisor:
     def _judge(self, code: int) -> Termination:
         phases = {beat.phase for beat in read_heartbeats(self._node.run.heartbeats)}
         if code == 0 and phases == {contract.DONE}:
-            return replace(self._message(), final=True, outcome=contract.SUCCEEDED, time=time.time())
+            return self._succeeded()
         if code == 0 and phases == {contract.STOPPED}:
             return self._stopped("stopped as asked; a checkpoint was saved")
         if self._stopping.hurry:
@@ -135,6 +139,9 @@ class Supervisor:
             progress=progress_object(beats[0]) if beats else None,
             peak_memory_bytes=max(peaks, default=None),
         )
+
+    def _succeeded(self) -> Termination:
+        return replace(self._message(), final=True, outcome=contract.SUCCEEDED, time=time.time())
 
     def _stopped(self, reason: str) -> Termination:
         return replace(self._message(), final=True, outcome=contract.STOPPED, message=reason, time=time.time())

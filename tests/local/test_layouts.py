@@ -1,0 +1,193 @@
+"""What is learned depends on the effective batch, not on how ranks, micro-batches and accumulation share it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from support import tiny
+from support.pods import REPOSITORY, free_port
+
+pytestmark = pytest.mark.slow
+
+Results = dict[str, dict[str, Any]]
+STEPS = 6  # 60 rows in steps of 16: the fourth step of each epoch takes the 12 that are left
+FOUR_DIGITS = 1e-4
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
+    return tiny.build(tmp_path_factory.mktemp("tiny"), rows=60, eval_rows=13)
+
+
+def spec(
+    files: tiny.Tiny,
+    layout: tuple[int, int, int],
+    *,
+    model: Path | None = None,
+    torch_dtype: str = "auto",
+    **fields: Any,
+) -> dict[str, Any]:
+    """world x per device x accumulation, as in 2x1x8."""
+    _, per_device, accumulation = layout
+    training = {
+        "perDeviceTrainBatchSize": per_device,
+        "gradientAccumulationSteps": accumulation,
+        "learningRate": 0.01,
+        "maxSteps": STEPS,
+        "saveSteps": 1000,
+        **fields.pop("training", {}),
+    }
+    return {
+        "model": {"name": str(model or files.model), "torchDtype": torch_dtype},
+        "dataset": {"train": [{"name": str(files.train)}], "eval": [{"name": str(files.eval)}], "numWorkers": 0},
+        "sft": {},
+        "lora": {"r": 16},
+        "training": training,
+        "output": {"persistentVolumeClaim": {"claimName": "unused"}},
+        **fields,
+    }
+
+
+def launch(folder: Path, cells: dict[str, Any], *, ranks: int) -> Results:
+    """All cells in one torchrun."""
+    folder.mkdir()
+    (folder / "cells.json").write_text(json.dumps(cells))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", "tests")),
+        "OMP_NUM_THREADS": "1",
+        "FINETUNE_WORLD_SIZE": str(ranks),
+        "FINETUNE_CONFIG": "unused",
+        "FINETUNE_OUTPUT": "unused",
+        "FINETUNE_CACHE_DIR": str(folder / "cache"),
+        "FINETUNE_RUN_DIR": str(folder / "run"),
+        "FINETUNE_JOB_UID": "unused",
+        "FINETUNE_NAMESPACE": "default",
+        "FINETUNE_JOB": "unused",
+        "FINETUNE_ATTEMPT": "0",
+    }
+    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}")
+    script = (str(REPOSITORY / "tests/support/layouts.py"), str(folder / "cells.json"), str(folder / "results.json"))
+    done = subprocess.run((sys.executable, *torchrun, *script), env=environment, capture_output=True, timeout=240)
+    assert done.returncode == 0, done.stderr.decode()[-6000:]
+    results: Results = json.loads((folder / "results.json").read_text())
+    return results
+
+
+@pytest.fixture(scope="module")
+def broken_model(files: tiny.Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its loss is not a number."""
+    folder = tmp_path_factory.mktemp("broken")
+    for file in files.model.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] = float("inf")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two_ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("two") / "cells"
+
+
+@pytest.fixture(scope="module")
+def two_ranks(files: tiny.Tiny, broken_model: Path, two_ranks_folder: Path) -> Results:
+    per_rank_mean = {"averageTokensAcrossDevices": False}
+    cells = {
+        "2x1x8": spec(files, (2, 1, 8)),
+        "2x4x2": spec(files, (2, 4, 2)),
+        "2x8x1, mean per rank": spec(files, (2, 8, 1), training=per_rank_mean),
+        "2x4x2, full": spec(files, (2, 4, 2), lora=None, training={"learningRate": 0.001}),
+        "2x4x2, full, checkpointing": spec(
+            files, (2, 4, 2), lora=None, training={"learningRate": 0.001, "gradientCheckpointing": True}
+        ),
+        "2x4x2, full, bfloat16": spec(
+            files, (2, 4, 2), lora=None, torch_dtype="bfloat16", training={"learningRate": 0.001, "maxSteps": 2}
+        ),
+        "2x4x2, not finite": spec(files, (2, 4, 2), model=broken_model),
+    }
+    return launch(two_ranks_folder, cells, ranks=2)
+
+
+@pytest.fixture(scope="module")
+def one_rank(files: tiny.Tiny, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    per_rank_mean = {"averageTokensAcrossDevices": False}
+    cells = {
+        "1x16x1": spec(files, (1, 16, 1), training={"perDeviceEvalBatchSize": 5}),
+        "1x1x16": spec(files, (1, 1, 16)),
+        "1x16x1, mean per rank": spec(files, (1, 16, 1), training=per_rank_mean),
+        "1x16x1, full": spec(files, (1, 16, 1), lora=None, training={"learningRate": 0.001}),
+    }
+    return launch(tmp_path_factory.mktemp("one") / "cells", cells, ranks=1)
+
+
+@pytest.mark.parametrize("what", ["loss", "grad_norm", "eval_loss"])
+def test_every_layout_logs_the_same_numbers(two_ranks: Results, one_rank: Results, what: str) -> None:
+    layouts = [two_ranks["2x1x8"], two_ranks["2x4x2"], one_rank["1x16x1"], one_rank["1x1x16"]]
+
+    assert len(layouts[0][what]) == (1 if what == "eval_loss" else STEPS)
+    for layout in layouts[1:]:
+        assert layout[what] == pytest.approx(layouts[0][what], rel=FOUR_DIGITS)
+
+
+def test_full_tuning_is_as_exact(two_ranks: Results, one_rank: Results) -> None:
+    for what in ("loss", "grad_norm", "eval_loss"):
+        assert two_ranks["2x4x2, full"][what] == pytest.approx(one_rank["1x16x1, full"][what], rel=FOUR_DIGITS)
+
+
+@pytest.mark.parametrize("what", ["loss", "grad_norm"])
+def test_a_mean_per_rank_differs_between_layouts(two_ranks: Results, one_rank: Results, what: str) -> None:
+    """With averageTokensAcrossDevices off, short answers weigh more where they share a rank with short ones."""
+    spread, alone = two_ranks["2x8x1, mean per rank"][what], one_rank["1x16x1, mean per rank"][what]
+
+    assert max(abs(one / other - 1) for one, other in zip(spread, alone, strict=True)) > 10 * FOUR_DIGITS
+    assert alone == pytest.approx(one_rank["1x16x1"][what], rel=FOUR_DIGITS)  # one rank: nothing to average over
+
+
+def test_gradient_checkpointing_changes_memory_and_no_number(two_ranks: Results) -> None:
+    assert two_ranks["2x4x2, full, checkpointing"]["loss"] == pytest.approx(
+        two_ranks["2x4x2, full"]["loss"], rel=FOUR_DIGITS
+    )
+
+
+def test_a_full_result_loads_in_plain_transformers_in_the_type_that_was_asked_for(
+    two_ranks: Results, two_ranks_folder: Path, files: tiny.Tiny
+) -> None:
+    assert len(two_ranks["2x4x2, full, bfloat16"]["loss"]) == 2
+    trained = AutoModelForCausalLM.from_pretrained(two_ranks_folder / "2x4x2, full, bfloat16" / "result")
+    base = AutoModelForCausalLM.from_pretrained(files.model)
+
+    assert trained.dtype is torch.bfloat16
+    assert not torch.equal(trained.lm_head.weight, base.lm_head.weight.bfloat16())
+    assert trained.lm_head.weight is trained.model.embed_tokens.weight
+
+
+def test_an_adapter_loads_in_plain_peft_and_has_learned(
+    two_ranks: Results, two_ranks_folder: Path, files: tiny.Tiny
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(files.model)
+
+    adapted = PeftModel.from_pretrained(base, str(two_ranks_folder / "2x4x2" / "result"))
+
+    learned = {name: weight for name, weight in adapted.named_parameters() if "lora_B" in name}
+    assert len(learned) == 14  # seven linear layers in two blocks
+    assert all(weight.abs().sum() > 0 for weight in learned.values())
+    assert two_ranks["2x4x2"]["loss"][-1] < two_ranks["2x4x2"]["loss"][0] - 0.1
+
+
+def test_a_loss_that_is_no_number_ends_the_job_at_its_step_before_anything_is_saved(
+    two_ranks: Results, two_ranks_folder: Path
+) -> None:
+    assert two_ranks["2x4x2, not finite"]["error"] == "NonFiniteLoss"
+    assert "at step 1;" in two_ranks["2x4x2, not finite"]["message"]
+    assert list((two_ranks_folder / "2x4x2, not finite" / "checkpoints").iterdir()) == []

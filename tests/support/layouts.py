@@ -1,0 +1,51 @@
+"""Several small trainings in one launch of torchrun, for tests that compare them: `layouts.py CELLS.json RESULTS.json`.
+
+Importing torch and transformers costs ten times what such a training does.
+"""
+
+import json
+import os
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from finetune_api.v1alpha1 import FineTuneJobSpec
+from finetune_trainer.errors import TrainerError
+from finetune_trainer.place import Place
+from finetune_trainer.reporting import Reporter
+from finetune_trainer.supervisor.contract import RunFolder
+from finetune_trainer.train import run
+
+
+def train_cell(name: str, spec: dict[str, Any], folder: Path, place: Place) -> dict[str, Any]:
+    """The log of one training, or the error that ended it."""
+    place = replace(place, output=folder / name, uid=name, job=name, run=RunFolder(folder / "run"))
+    reporter = Reporter(place.run.heartbeats, rank=place.ranks.rank, local_rank=place.ranks.local_rank)
+    try:
+        run(FineTuneJobSpec.model_validate(spec), place, reporter)
+    except TrainerError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    log = json.loads((folder / name / "result" / "trainer_state.json").read_text())["log_history"]
+    return {
+        "loss": [entry["loss"] for entry in log if "loss" in entry],
+        "grad_norm": [entry["grad_norm"] for entry in log if "grad_norm" in entry],
+        "eval_loss": [entry["eval_loss"] for entry in log if "eval_loss" in entry],
+    }
+
+
+def main(cells_file: Path, results_file: Path) -> None:
+    transformers.utils.logging.disable_progress_bar()
+    warnings.simplefilter("ignore")
+    place = Place.from_environment(os.environ)
+    cells = json.loads(cells_file.read_text())
+    results = {name: train_cell(name, spec, results_file.parent, place) for name, spec in cells.items()}
+    if place.ranks.is_first:
+        results_file.write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
