@@ -47,14 +47,13 @@ def run_on_cluster(choice: Choice) -> int:
 
 def follow(stack: Stack) -> dict[str, object]:
     """Print the job's line whenever it changes, until the job is finished."""
-    before = ""
+    before: list[str] = []
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
-        lines = stack.kubectl("get", "ftj", JOB).splitlines()
-        row = lines[-1] if lines else ""
-        told = row.rsplit(maxsplit=1)[0] if row else ""  # without the age, which changes by itself
+        header, row = stack.kubectl("get", "ftj", JOB).splitlines()
+        told = row.split()[:-1]  # without the age, which changes by itself
         if told != before:
-            say(lines[0] if not before else "", row) if not before else say(row)
+            say(*([] if before else [header]), row)
             before = told
         job = stack.job(JOB)
         if condition(job, "Finished"):

@@ -79,9 +79,15 @@ class Load:
         terminated = {"exitCode": 1, "reason": "Error", "message": json.dumps({**KILLED, "time": time.time()})}
         statuses = body["status"].get("containerStatuses") or [{}]
         status = {
-            "image": "none", "imageID": "", "ready": False, "restartCount": 0,
+            "image": "none",
+            "imageID": "",
+            "ready": False,
+            "restartCount": 0,
             **statuses[0],
-            "name": names.CONTAINER, "ready": False, "started": False, "state": {"terminated": terminated},
+            "name": names.CONTAINER,
+            "ready": False,
+            "started": False,
+            "state": {"terminated": terminated},
         }
         began = time.monotonic()
         await self.rig.api.call(

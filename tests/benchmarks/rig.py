@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from cluster.kwok import start_kwok
 
+from cluster.kwok import start_kwok
 from cluster.throwaway import ThrowawayCluster
 from finetune_operator import names
 from finetune_operator.apiserver import ApiServer
@@ -118,7 +118,7 @@ async def bench_rig(*, keep: bool) -> AsyncIterator[Rig]:
 @asynccontextmanager
 async def connected(kubeconfig: Path) -> AsyncIterator[ApiServer]:
     access = find_access(kubeconfig=str(kubeconfig))
-    async with open_session(access) as calls, open_session(access) as streams:
+    async with open_session(access, connections=500) as calls, open_session(access, connections=500) as streams:
         yield ApiServer(access.server, calls=calls, streams=streams)
 
 

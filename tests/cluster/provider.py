@@ -111,13 +111,15 @@ def choose_provider(environment: Mapping[str, str]) -> Choice:
         raise ClusterError(f"CLUSTER={wanted}: expected one of {', '.join(ClusterKind)}")
     if wanted:
         return Choice(ClusterKind(wanted), f"CLUSTER={wanted}", make_provider(ClusterKind(wanted), environment))
+    if docker_runs():
+        return Choice(ClusterKind.KIND, "Docker runs here", make_provider(ClusterKind.KIND, {}))
     unable = reason_it_cannot_run() or (None if shutil.which("go") else "the throwaway cluster is built with Go")
     if unable is None:
         throwaway = ClusterKind.THROWAWAY
-        return Choice(throwaway, "root on Linux with Go: a real cluster can run here", make_provider(throwaway, {}))
-    if docker_runs():
-        return Choice(ClusterKind.KIND, f"Docker runs here; {unable}", make_provider(ClusterKind.KIND, {}))
-    return Choice(ClusterKind.NONE, f"{unable}; and Docker, for kind, does not run", None)
+        return Choice(
+            throwaway, "Docker, for kind, does not run, but this is root on Linux with Go", make_provider(throwaway, {})
+        )
+    return Choice(ClusterKind.NONE, f"Docker, for kind, does not run; {unable}", None)
 
 
 def make_provider(kind: ClusterKind, environment: Mapping[str, str]) -> Provider | None:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 import pytest
+
+from cluster.chaos import Chaos
 from support.stack import OPERATOR_NAMESPACE, Stack, condition
 from support.training import last_checkpoint, training, wait_for_checkpoint
 
@@ -10,15 +12,15 @@ pytestmark = pytest.mark.cluster
 Start = Callable[..., str]
 
 
-def kill_rank(stack: Stack, job: str) -> None:
-    stack.provider.chaos.kill_rank(stack.namespace, f"{job}-0-1", rank=3)
+def kill_rank(stack: Stack, chaos: Chaos, job: str) -> None:
+    chaos.kill_rank(stack.namespace, f"{job}-0-1", rank=3)
 
 
-def kill_container(stack: Stack, job: str) -> None:
-    stack.provider.chaos.kill_container(stack.namespace, f"{job}-0-1")
+def kill_container(stack: Stack, chaos: Chaos, job: str) -> None:
+    chaos.kill_container(stack.namespace, f"{job}-0-1")
 
 
-def delete_pod(stack: Stack, job: str) -> None:
+def delete_pod(stack: Stack, _: Chaos, job: str) -> None:
     stack.kubectl("delete", "pod", f"{job}-0-1", "--wait=false")
 
 
@@ -30,13 +32,15 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_coherent_restart_resumes_from_the_last_checkpoint(stack: Stack, start: Start, fault: str) -> None:
+def test_one_coherent_restart_resumes_from_the_last_checkpoint(
+    stack: Stack, chaos: Chaos, start: Start, fault: str
+) -> None:
     strike, reason = FAULTS[fault]
     job = start(training=training(max_steps=400, save_steps=50))
     wait_for_checkpoint(stack, job)
     saved = last_checkpoint(stack, job)
 
-    strike(stack, job)
+    strike(stack, chaos, job)
     finished = stack.wait_finished(job)
 
     assert condition(finished, "Complete"), finished["status"]
@@ -49,14 +53,14 @@ def test_one_coherent_restart_resumes_from_the_last_checkpoint(stack: Stack, sta
     assert {pod["metadata"]["labels"]["finetune.dev/attempt"] for pod in stack.pods(job)} == {"1"}
 
 
-PHASES: dict[str, Callable[[Stack, str], object]] = {
-    "before the pods exist": lambda stack, job: None,
-    "while starting": lambda stack, job: stack.wait(
+PHASES: dict[str, Callable[[Stack, Chaos, str], object]] = {
+    "before the pods exist": lambda stack, chaos, job: None,
+    "while starting": lambda stack, chaos, job: stack.wait(
         job, lambda j: len(j.get("status", {}).get("nodes", [])) > 0, what="started"
     ),
-    "while running": lambda stack, job: wait_for_checkpoint(stack, job),
-    "while restarting": lambda stack, job: (wait_for_checkpoint(stack, job), kill_container(stack, job)),
-    "while suspending": lambda stack, job: (
+    "while running": lambda stack, chaos, job: wait_for_checkpoint(stack, job),
+    "while restarting": lambda stack, chaos, job: (wait_for_checkpoint(stack, job), kill_container(stack, chaos, job)),
+    "while suspending": lambda stack, chaos, job: (
         wait_for_checkpoint(stack, job),
         stack.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":true}}'),
     ),
@@ -64,9 +68,9 @@ PHASES: dict[str, Callable[[Stack, str], object]] = {
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_killing_the_operator_changes_nothing(stack: Stack, start: Start, phase: str) -> None:
+def test_killing_the_operator_changes_nothing(stack: Stack, chaos: Chaos, start: Start, phase: str) -> None:
     job = start(training=training(max_steps=200, save_steps=40))
-    PHASES[phase](stack, job)
+    PHASES[phase](stack, chaos, job)
 
     operators = stack.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "name").split()
     assert operators

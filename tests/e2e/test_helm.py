@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+
 from support.stack import CHART, OPERATOR_NAMESPACE, Stack, condition, helm_values
 from support.training import training, wait_for_checkpoint
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+
 from support.stack import Stack, condition
 from support.training import training, wait_for_checkpoint
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from support.curve import read_losses
 from support.stack import Stack, condition, example_job
 from support.training import training
