@@ -106,9 +106,7 @@ def test_a_killed_command_takes_its_nodes_along_after_they_saved(tmp_path: Path,
     job.wait_for_step(3, node_rank=0)
     process.kill()
     finish(process)
-    code, said = job.run()
-
-    assert code == 2, said
-    assert "in use by process" in said
     wait_until(lambda: None if processes_of(tmp_path) else 1, "the nodes to end")
+
     assert list((job.output / "checkpoints").glob("step-*"))
+    assert "asked to stop" in (job.output / "logs/attempt-0/node-0.log").read_text()

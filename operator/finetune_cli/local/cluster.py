@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune_cli.local.environment import LOOPBACK, Place, find_ports, local_environment
+from finetune_cli.local.guard import Guard
 from finetune_cli.local.paths import Mount
 from finetune_cli.local.pod import LocalPod, Program
 from finetune_cli.local.record import Record
@@ -44,6 +45,7 @@ class LocalCluster:
         self._on_event = on_event
         self._pods: dict[str, LocalPod] = {}
         self._ports: dict[str, list[int]] = {}
+        self._guard = Guard()
         self._finished = False
 
     async def write_status(self, job: Raw, status: Raw) -> Raw:
@@ -114,6 +116,7 @@ class LocalCluster:
             if not pod.ended:
                 pod.kill()
         await asyncio.gather(*(pod.wait() for pod in pods))
+        self._guard.close()
 
     def attempt_folder(self, attempt: str) -> Path:
         """Files of one attempt: the spec as the trainer gets it, and a folder for each node."""
@@ -126,7 +129,7 @@ class LocalCluster:
             if controller(there.body).get("uid") != controller(manifest).get("uid"):
                 raise NameTaken(kind="Pod", name=name)
             return
-        pod = self._pods[name] = LocalPod(manifest, on_change=self._pod_changed)
+        pod = self._pods[name] = LocalPod(manifest, self._guard, on_change=self._pod_changed)
         self._children.pod_changed(None, pod.body)
         await pod.start(self._program(manifest))
 

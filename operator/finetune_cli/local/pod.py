@@ -1,10 +1,8 @@
 """A pod that is a process: started, stopped and shown as the API server would show it."""
 
 import asyncio
-import ctypes
 import os
 import signal
-import sys
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,14 +12,13 @@ from typing import Any
 
 from finetune_api.termination import MAX_BYTES
 from finetune_cli.local.environment import LOOPBACK
+from finetune_cli.local.guard import Guard
 from finetune_operator import names
 
 Raw = dict[str, Any]
 
 K8S_NODE = "localhost"
 LOG_TAIL_BYTES = 2048  # of a container that left no message, as FallbackToLogsOnError has it
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,8 @@ class Program:
 class LocalPod:
     """One node. `on_change` hears (before, after) as an informer would; after None, the object is gone."""
 
-    def __init__(self, manifest: Raw, *, on_change: Callable[[Raw | None, Raw | None], None]) -> None:
+    def __init__(self, manifest: Raw, guard: Guard, *, on_change: Callable[[Raw | None, Raw | None], None]) -> None:
+        self._guard = guard
         self._on_change = on_change
         now = _stamp(datetime.now(UTC))
         metadata = {**manifest["metadata"], "uid": str(uuid.uuid4()), "creationTimestamp": now}
@@ -69,8 +67,8 @@ class LocalPod:
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=(program.kept_open,),
-                preexec_fn=_save_and_stop_with_parent,
             )
+        self._guard.watch(self._process.pid)
         self._show({"phase": "Running", "podIP": LOOPBACK}, {"running": {"startedAt": self._started_at}})
         self._end = asyncio.create_task(self._wait(program))
 
@@ -101,6 +99,7 @@ class LocalPod:
     async def _wait(self, program: Program) -> None:
         assert self._process is not None
         code = await self._process.wait()
+        self._guard.forget(self._process.pid)
         self._signal(signal.SIGKILL)  # whoever is left of its process group
         if self._stop_timer is not None:
             self._stop_timer.cancel()
@@ -154,9 +153,3 @@ def _tail(path: Path, limit: int) -> str:
 
 def _stamp(time: datetime) -> str:
     return time.isoformat().replace("+00:00", "Z")
-
-
-def _save_and_stop_with_parent() -> None:
-    """Between fork and exec: if we are killed, the kernel sends SIGTERM, and the node saves what it has."""
-    if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
