@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +24,12 @@ from cluster.oci import keep_newest_image_uncompressed
 from cluster.packages import IMAGE_BUILDING, ensure_packages
 
 REPOSITORY = Path(__file__).parents[2]
-TARGETS = ("operator", "trainer")
-SOURCES = ("Dockerfile", ".dockerignore", "pyproject.toml", "constraints.txt", "operator", "trainer")
+BUILD_FILES = ("Dockerfile", ".dockerignore", "pyproject.toml", "constraints.txt")
+CODE = {
+    "operator": ("operator/finetune_api", "operator/finetune_operator"),
+    "trainer": ("operator/finetune_api", "trainer/finetune_trainer"),
+}
+TARGETS = tuple(CODE)
 BASE_NAME = "localhost/finetune-base"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "timeout", "default-timeout", "proxy", "retries")
@@ -42,25 +47,39 @@ class ImageBuilder:
     repository: Path = REPOSITORY
 
     def build(self, target: str) -> Path:
-        """The image as an OCI layout (a folder of blobs); a second call without a change takes no time."""
+        """The image, as something that can be loaded; a second call without a change takes no time."""
         with self.cache.locked("images"):
-            layout, key_file = self.cache.images / target, self.cache.images / f"{target}.key"
-            key = self.content_key()
-            if key_file.exists() and key_file.read_text() == key and layout.exists():
-                return layout
-            ensure_packages(IMAGE_BUILDING)
-            with stage(f"build image {target}"):
-                self.build_image(target, base=self.ensure_base())
-            with stage(f"write image {target}"):
-                self.write_layout(target, layout)
+            image, key_file = self.cache.images / target, self.cache.images / f"{target}.key"
+            key = self.content_key(target)
+            if key_file.exists() and key_file.read_text() == key and image.exists():
+                return image
+            self.cache.images.mkdir(parents=True, exist_ok=True)
+            if can_use_buildah():
+                self.build_layout(target, image)
+            else:
+                self.build_with_docker(target, image)
             key_file.write_text(key)
-            unmount_below(self.cache.images)
-            return layout
+            return image
 
-    def content_key(self) -> str:
-        """A hash of all that goes into the images, one for both: they share the code layer's source."""
+    def build_with_docker(self, target: str, archive: Path) -> None:
+        name = image_name(target)
+        with stage(f"build image {target} with Docker"):
+            run("docker", "build", "--target", target, "--tag", name, *docker_arguments(os.environ), self.repository)
+            run("docker", "save", "--output", archive, name)
+
+    def build_layout(self, target: str, layout: Path) -> None:
+        """An OCI layout: a folder of blobs."""
+        ensure_packages(IMAGE_BUILDING)
+        with stage(f"build image {target}"):
+            self.build_image(target, base=self.ensure_base())
+        with stage(f"write image {target}"):
+            self.write_layout(target, layout)
+        unmount_below(self.cache.images)
+
+    def content_key(self, target: str) -> str:
+        """A hash of all that goes into the image."""
         hashed = hashlib.sha256()
-        for path in source_files(self.repository):
+        for path in source_files(self.repository, target):
             content = path.read_bytes()
             hashed.update(f"{path.relative_to(self.repository)} {len(content)}\n".encode() + content)
         for folder in wheel_folders(self.repository):
@@ -124,12 +143,22 @@ class QuietFileServer(SimpleHTTPRequestHandler):
         """Say nothing: pip reports what it takes."""
 
 
-def source_files(repository: Path) -> Iterator[Path]:
-    for source in SOURCES:
-        path = repository / source
-        if path.is_file():
-            yield path
-        yield from sorted(f for f in path.rglob("*") if f.is_file() and "__pycache__" not in f.parts)
+def source_files(repository: Path, target: str) -> Iterator[Path]:
+    yield from (repository / name for name in BUILD_FILES)
+    for folder in CODE[target]:
+        files = (path for path in (repository / folder).rglob("*") if path.is_file())
+        yield from sorted(path for path in files if "__pycache__" not in path.parts)
+
+
+def can_use_buildah() -> bool:
+    """It needs root, and is installed when it is missing; Docker is for everybody else."""
+    return os.geteuid() == 0 and bool(shutil.which("buildah") or shutil.which("apt-get"))
+
+
+def docker_arguments(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Build arguments that the Dockerfile knows, where the environment sets them."""
+    names = [name for name in ("BASE_IMAGE", "PIP_EXTRA_INDEX_URL") if environment.get(name)]
+    return tuple(word for name in names for word in ("--build-arg", f"{name}={environment[name]}"))
 
 
 def wheel_folders(repository: Path) -> tuple[Path, ...]:

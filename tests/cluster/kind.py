@@ -52,8 +52,8 @@ class KindProvider:
         return
 
     def up(self) -> None:
-        if not shutil.which("kind"):
-            raise ClusterError("kind is not installed; see https://kind.sigs.k8s.io, or set CLUSTER=throwaway")
+        if reason := reason_kind_cannot_run():
+            raise ClusterError(f"{reason}; or set CLUSTER=throwaway")
         self.shared.mkdir(parents=True, exist_ok=True)
         if self.cluster in run("kind", "get", "clusters").split():
             run("kind", "export", "kubeconfig", "--name", self.cluster, "--kubeconfig", self.kubeconfig)
@@ -103,5 +103,7 @@ def render_kind_config(*, node_count: int, shared: Path) -> dict[str, Any]:
     }
 
 
-def docker_runs() -> bool:
-    return shutil.which("docker") is not None and attempt("docker", "info").returncode == 0
+def reason_kind_cannot_run() -> str | None:
+    if not shutil.which("docker") or attempt("docker", "info").returncode != 0:
+        return "Docker, for kind, does not run"
+    return None if shutil.which("kind") else "kind is not installed (https://kind.sigs.k8s.io)"

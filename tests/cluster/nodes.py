@@ -76,17 +76,22 @@ def remove_traces(layout: Layout) -> None:
     for link in LOG_LINKS.glob("*.log"):
         if link.is_symlink() and Path(link.readlink()).is_relative_to(layout.root):
             link.unlink(missing_ok=True)
-    for result in CNI_RESULTS.glob(f"{layout.device_prefix}-n*"):
+    for result in network_results(layout):
         result.unlink(missing_ok=True)
 
 
-def remove_shim_sockets(layout: Layout) -> None:
-    """Their names are hashes; each container's folder says which one is its own."""
+def network_results(layout: Layout) -> tuple[Path, ...]:
+    """What network plugins noted about pods of ours: the path of each pod's network namespace is in it."""
+    return tuple(path for path in CNI_RESULTS.glob("*") if f"{layout.root}/" in path.read_text(errors="replace"))
+
+
+def shim_sockets(layout: Layout) -> tuple[Path, ...]:
+    """Their names are hashes; while a container exists, its folder says which one is its own."""
+    found = []
     for bootstrap in layout.root.glob("node*/run/io.containerd.runtime.v2.task/k8s.io/*/bootstrap.json"):
         words = bootstrap.read_text(errors="replace").split('"')
-        for address in (word for word in words if word.startswith(f"unix://{SHIM_SOCKETS}/")):
-            with suppress(OSError):
-                Path(address.removeprefix("unix://")).unlink()
+        found += [word.removeprefix("unix://") for word in words if word.startswith(f"unix://{SHIM_SOCKETS}/")]
+    return tuple(Path(address) for address in found)
 
 
 def remove_node_cgroups(layout: Layout) -> None:

@@ -31,6 +31,7 @@ RUNTIME = (
 IMAGE_BUILDING = (
     Package("buildah", "buildah"),
     Package("mmdebstrap", "mmdebstrap"),
+    Package("debian-archive-keyring", "/usr/share/keyrings/debian-archive-keyring.gpg"),
     Package("ca-certificates", "/etc/ssl/certs/ca-certificates.crt"),
 )
 

@@ -14,7 +14,7 @@ from cluster.chaos import Chaos
 from cluster.commands import ClusterError
 from cluster.current import CurrentProvider
 from cluster.gobuild import build_all
-from cluster.kind import KindProvider, docker_runs
+from cluster.kind import KindProvider, reason_kind_cannot_run
 from cluster.preflight import reason_it_cannot_run
 from cluster.storage import Object, make_shared_folder, shared_claim_objects
 from cluster.throwaway import ThrowawayCluster
@@ -111,15 +111,18 @@ def choose_provider(environment: Mapping[str, str]) -> Choice:
         raise ClusterError(f"CLUSTER={wanted}: expected one of {', '.join(ClusterKind)}")
     if wanted:
         return Choice(ClusterKind(wanted), f"CLUSTER={wanted}", make_provider(ClusterKind(wanted), environment))
-    if docker_runs():
+    no_kind = reason_kind_cannot_run()
+    if no_kind is None:
         return Choice(ClusterKind.KIND, "Docker runs here", make_provider(ClusterKind.KIND, {}))
-    unable = reason_it_cannot_run() or (None if shutil.which("go") else "the throwaway cluster is built with Go")
-    if unable is None:
-        throwaway = ClusterKind.THROWAWAY
-        return Choice(
-            throwaway, "Docker, for kind, does not run, but this is root on Linux with Go", make_provider(throwaway, {})
-        )
-    return Choice(ClusterKind.NONE, f"Docker, for kind, does not run; {unable}", None)
+    no_throwaway = reason_it_cannot_run() or reason_there_is_no_go()
+    if no_throwaway is None:
+        provider = make_provider(ClusterKind.THROWAWAY, {})
+        return Choice(ClusterKind.THROWAWAY, f"{no_kind}, but this is root on Linux with Go", provider)
+    return Choice(ClusterKind.NONE, f"{no_kind}; {no_throwaway}", None)
+
+
+def reason_there_is_no_go() -> str | None:
+    return None if shutil.which("go") else "the throwaway cluster is built with Go, which is not installed"
 
 
 def make_provider(kind: ClusterKind, environment: Mapping[str, str]) -> Provider | None:

@@ -184,13 +184,15 @@ class ThrowawayCluster:
         for _containerd, *rest in per_node:
             for daemon in rest:
                 daemon.stop(patience_seconds=2)
+        sockets = nodes.shim_sockets(layout)
         nodes.end_containers(layout)
         for node, (containerd, *_rest) in zip(layout.nodes, per_node, strict=True):
             if containerd.pid() is not None:
                 nodes.forget_containers(self.cache, state.versions, node)
             containerd.stop()
-        nodes.remove_shim_sockets(layout)
         nodes.end_leftover_processes(layout)
+        for socket in sockets:
+            socket.unlink(missing_ok=True)
         for daemon in reversed(control_plane):
             daemon.stop(patience_seconds=2)
         stop_all(layout.daemons)
@@ -208,5 +210,6 @@ class ThrowawayCluster:
             *(f"network link {name}" for name in network_links(layout)),
             *(f"mount {path}" for path in nodes.mounts_below(self.root)),
             *(f"cgroup {name}" for name in cgroups_with_prefix(layout.device_prefix)),
+            *(f"network plugin's note {path}" for path in nodes.network_results(layout)),
             *(f"process {line}" for line in nodes.processes_naming(self.root)),
         )
