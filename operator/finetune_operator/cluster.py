@@ -119,7 +119,7 @@ class KubernetesCluster:
             "apiVersion": names.API_VERSION,
             "kind": names.FINETUNEJOB_KIND,
             "metadata": kept,
-            "spec": job["spec"],
+            "spec": job.get("spec", {}),
             "status": status,
         }
         path = object_path(names.FINETUNEJOB_KIND, kept["namespace"], kept["name"]) + "/status"

@@ -25,7 +25,7 @@ from finetune_operator.reconcile import Pass
 
 logger = logging.getLogger(__name__)
 
-CONNECTIONS = 100  # for calls; beyond this a faster client only makes the API server's queue longer
+CONNECTIONS = 32  # for calls; asyncio keeps 256 KiB per TLS connection, and more of them only wait in the API server
 LIST_JOBS_SECONDS = 600.0
 TRY_AGAIN_SECONDS = 5.0
 DRAIN_SECONDS = 10.0

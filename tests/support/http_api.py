@@ -140,6 +140,8 @@ class HttpApi:
                 assert request.transport is not None
                 request.transport.abort()
             return refuse(fault.status or 500, "Scripted", "a scripted fault", headers=fault.headers)
+        if not place.plural:
+            return web.json_response(discover(request.path))
         if params.get("watch"):
             return await self._watch(request, place)
         return self._answer(request.method, place, params, body)
@@ -188,6 +190,8 @@ class HttpApi:
         changed = (
             {**found, "status": body["status"]} if place.subresource == "status" else {**found, "spec": body["spec"]}
         )
+        if changed == found:
+            return web.json_response(found)  # as Kubernetes: no new version, no event
         return web.json_response(self._commit("MODIFIED", _key(place), changed))
 
     def _delete(self, place: Place, options: Raw) -> web.Response:
@@ -248,6 +252,29 @@ def parse_path(path: str) -> Place:
         namespace, rest = rest[1], rest[2:]
     plural, name, subresource, *_ = [*rest, None, None, None]
     return Place(plural or "", namespace, name, subresource)
+
+
+def discover(path: str) -> Raw:
+    """What kopf and the operator ask before they watch: which groups, versions and resources are served."""
+    verbs = ["create", "delete", "get", "list", "patch", "update", "watch"]
+
+    def resource(name: str, kind: str) -> Raw:
+        return {"name": name, "kind": kind, "singularName": kind.lower(), "namespaced": True, "verbs": verbs}
+
+    def group(name: str, version: str) -> Raw:
+        served = {"groupVersion": f"{name}/{version}", "version": version}
+        return {"name": name, "versions": [served], "preferredVersion": served}
+
+    answers: dict[str, Raw] = {
+        "/api": {"versions": ["v1"]},
+        "/api/v1": {"resources": [resource("namespaces", "Namespace"), resource("events", "Event")]},
+        "/apis": {"groups": [group("finetune.dev", "v1alpha1"), group("apiextensions.k8s.io", "v1")]},
+        "/apis/apiextensions.k8s.io/v1": {
+            "resources": [resource("customresourcedefinitions", "CustomResourceDefinition")]
+        },
+        "/apis/finetune.dev/v1alpha1": {"resources": [resource("finetunejobs", "FineTuneJob")]},
+    }
+    return answers[path.rstrip("/")]
 
 
 def refuse(status: int, reason: str, message: str, *, headers: dict[str, str] | None = None) -> web.Response:
