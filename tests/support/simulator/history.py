@@ -1,0 +1,144 @@
+"""One history: a job, the weather, what happens when, and what came of it."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from finetune_operator.controller import logger as controller_log
+from support.simulator.choices import Choices
+from support.simulator.incidents import Incident
+from support.simulator.monitors import Monitor
+from support.simulator.network import CALM, Weather
+from support.simulator.trainer import Workload
+from support.simulator.world import SPARE_MACHINES, ErrorLog, World
+from support.virtual_time import VirtualTimeLoop
+
+HORIZON_SECONDS = 3600.0
+SETTLING_SECONDS = 400.0  # longer than any grace period or tolerated absence
+MOST_COMMITS = 5000
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is decided beforehand; the rest is up to the choices on the way."""
+
+    workload: Workload = Workload(num_nodes=2)
+    fields: dict[str, Any] = field(default_factory=dict)
+    weather: Weather = CALM
+    incidents: tuple[tuple[float, Incident], ...] = ()
+    operators: int = 1
+    resume_at_end: bool = True
+    faults_end: float = 60.0
+
+
+@dataclass(frozen=True)
+class Story:
+    """How it went."""
+
+    violations: list[str]
+    trace: list[str]
+    phase: str
+    restarts: int
+    commits: int
+
+
+def play(scenario: Scenario, choices: Choices) -> Story:
+    """The whole history, in virtual time."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        with mock.patch("time.monotonic", runner.get_loop().time):
+            return runner.run(_play(scenario, choices))
+
+
+async def _play(scenario: Scenario, choices: Choices) -> Story:
+    world = World(choices, scenario.workload, weather=scenario.weather, **scenario.fields)
+    world.several_operators = scenario.operators > 1
+    monitor = Monitor(world, several_operators=world.several_operators)
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: monitor.report(f"a task failed: {context}"))
+    errors = ErrorLog(monitor.report)
+    controller_log.addHandler(errors)
+    try:
+        await _live(world, monitor, scenario)
+        monitor.check_output()
+    finally:
+        controller_log.removeHandler(errors)
+    return Story(
+        violations=monitor.violations,
+        trace=world.trace,
+        phase=world.status.get("phase", "Deleted"),
+        restarts=world.status.get("restarts", 0),
+        commits=len(world.server.history),
+    )
+
+
+async def _live(world: World, monitor: Monitor, scenario: Scenario) -> None:
+    loop = asyncio.get_running_loop()
+    for _ in range(scenario.operators):
+        world.start_operator()
+    for time, incident in scenario.incidents:
+        loop.call_later(time, _happen, world, incident)
+    await _advance(world, monitor, until=lambda: False, limit=scenario.faults_end)
+    world.calm_down()
+    _bring_back_enough(world, scenario)
+    if scenario.resume_at_end:
+        world.edit_spec(suspend=False)
+    ended = await _advance(world, monitor, until=world.finished, limit=HORIZON_SECONDS)
+    if not ended:
+        monitor.report(f"no end: {world.status.get('phase')} {world.status.get('conditions')}")
+        return
+    await _advance(world, monitor, until=lambda: False, limit=SETTLING_SECONDS)
+    await _check_rest(world, monitor)
+
+
+def _happen(world: World, incident: Incident) -> None:
+    world.note(f"incident: {incident.__name__}")
+    incident(world)
+
+
+def _bring_back_enough(world: World, scenario: Scenario) -> None:
+    """Some machines may stay away for ever, but a job that nobody can place would wait for ever."""
+    lost = [machine for machine in world.machines.machines if not machine.up.is_set()]
+    for machine in lost[SPARE_MACHINES:]:
+        world.machines.find(machine)
+
+
+async def _advance(world: World, monitor: Monitor, *, until: Any, limit: float) -> bool:
+    """Until something holds or is found wrong, or the limit is reached; says whether it holds."""
+    deadline = world.time + limit
+    while not monitor.violations and world.time < deadline:
+        if until():
+            return True
+        world.choices.check()
+        if len(world.server.history) > MOST_COMMITS:
+            monitor.report("no rest: too many writes")
+        await asyncio.sleep(1.0)
+    return bool(until())
+
+
+async def _check_rest(world: World, monitor: Monitor) -> None:
+    """After the end nothing runs, nothing is written, and of a deleted job nothing is left."""
+    if not world.finished():
+        monitor.report("an end that did not last")
+    for process in world.running_processes():
+        _, machine = world.machines.processes[process.pod_uid]
+        if machine.up.is_set():
+            monitor.report(f"a process of attempt {process.attempt} still runs on {machine.name}")
+    if world.job is None and (left := [key for key, _ in world.pods() if key.name.startswith("bert")]):
+        reachable = [key for key in left if _is_reachable(world, key.name)]
+        if reachable:
+            monitor.report(f"the job is gone, but these are left: {reachable}")
+    before = len(world.server.history)
+    await asyncio.sleep(SETTLING_SECONDS)
+    for change in world.server.history[before:]:
+        if change.actor.startswith("operator"):
+            monitor.report(f"written although nothing happens any more: {change.type} {change.kind} {change.body}")
+
+
+def _is_reachable(world: World, name: str) -> bool:
+    pod = next(pod for key, pod in world.pods() if key.name == name)
+    machine = world.machines.machine_of(pod)
+    return machine is None or machine.up.is_set()
+
+
+logging.getLogger("asyncio").setLevel(logging.CRITICAL)

@@ -1,0 +1,153 @@
+"""What must never be seen at the API server, nor in the output, whatever happens."""
+
+from collections.abc import Iterator
+
+from finetune_api.status import AttemptState, JobStatus
+from finetune_operator import names
+from finetune_operator.observe import observe_pod
+from support.simulator.apiserver import Change, Raw
+from support.simulator.world import World
+
+NEXT_STATES = {
+    AttemptState.STARTING: {"Starting", "Running", "Stopping", "Failed", "Succeeded"},
+    AttemptState.RUNNING: {"Running", "Stopping", "Failed", "Succeeded"},
+    AttemptState.STOPPING: {"Stopping", "Failed", "Stopped", "Succeeded"},
+    AttemptState.STOPPED: {"Stopped"},
+    AttemptState.SUCCEEDED: {"Succeeded"},
+    AttemptState.FAILED: {"Failed"},
+}
+
+
+class Monitor:
+    """Hears of every commit and collects what is wrong with it."""
+
+    def __init__(self, world: World, *, several_operators: bool) -> None:
+        self.violations: list[str] = []
+        self._world = world
+        self._several = several_operators
+        self._forced: set[str] = set()  # pods whose objects are gone although they ran
+        self._restarts_without_progress = 0
+        self._furthest = 0
+        world.server.listeners.append(self._hear)
+
+    def report(self, what: str) -> None:
+        """Something is wrong."""
+        self.violations.append(f"{self._world.time:8.3f} {what}")
+
+    def check_output(self) -> None:
+        """Who published what: an older attempt never after a newer one took the lock, and one result."""
+        folder = self._world.trainer.folder
+        attempts = [publication.attempt for publication in folder.publications]
+        if attempts != sorted(attempts):
+            self.report(f"an older attempt published after a newer one: {attempts}")
+        groups = {(publication.attempt, publication.group) for publication in folder.publications}
+        if len(groups) != len(set(attempts)):
+            self.report(f"two sets of pods published as the same attempt: {sorted(groups)}")
+        if [publication.what for publication in folder.publications].count("result") > 1:
+            self.report("two results were published")
+
+    def _hear(self, change: Change) -> None:
+        by_operator = change.actor.startswith("operator")
+        if change.kind == "Pod":
+            if change.after is None and change.actor in ("user", "garbage collector"):
+                self._forced.add(change.body["metadata"]["uid"])
+            if by_operator:
+                found = self._pod_made(change) if change.before is None else self._pod_deleted(change)
+                for what in found:
+                    self.report(what)
+        if change.kind == names.FINETUNEJOB_KIND and by_operator and change.before and change.after:
+            for what in self._status_written(change.before, change.after):
+                self.report(what)
+
+    def _status(self) -> JobStatus:
+        return JobStatus.model_validate(self._world.status)
+
+    def _pod_made(self, change: Change) -> Iterator[str]:
+        made = observe_pod(change.body, gone=False)
+        assert made is not None
+        if self._several or self._world.job is None:
+            return
+        status = self._status()
+        if status.attempt != made.attempt or status.completion_time is not None:
+            yield f"{made.pod_name} was made while the status says attempt {status.attempt}"
+        elif status.attempts[-1].state is not AttemptState.STARTING or status.attempts[-1].created:
+            yield f"{made.pod_name} was made although its attempt is {status.attempts[-1].state} and created"
+        for _, pod in self._world.pods():
+            other = observe_pod(pod, gone=False)
+            if other and other.attempt != made.attempt and other.may_run(self._world.now()):
+                yield f"{made.pod_name} was made while {other.pod_name} may run"
+        for process in self._world.running_processes():
+            _, machine = self._world.machines.processes[process.pod_uid]
+            excused = machine.losses or process.pod_uid in self._forced
+            if process.attempt != made.attempt and not excused:
+                yield f"{made.pod_name} was made while a process of attempt {process.attempt} runs on {machine.name}"
+
+    def _pod_deleted(self, change: Change) -> Iterator[str]:
+        pod = observe_pod(change.body, gone=False)
+        assert pod is not None
+        status = self._status()
+        if self._several or status.attempt is None or not self._world.job:
+            return
+        ended = status.completion_time is not None or status.attempts[-1].state in ("Stopping", "Stopped")
+        if not ended and pod.attempt == status.attempt:
+            yield f"{pod.pod_name} was deleted while the status says {status.attempts[-1].state}"
+
+    def _status_written(self, body: Raw, written: Raw) -> Iterator[str]:
+        before = JobStatus.model_validate(body.get("status") or {})
+        after = JobStatus.model_validate(written["status"])
+        if before.completion_time is not None:
+            if before != after:
+                yield "the status changed after the end"
+            return
+        yield from self._attempts(before, after)
+        yield from self._budgets(before, after, written["spec"]["restartPolicy"])
+        yield from self._claims(after)
+
+    def _attempts(self, before: JobStatus, after: JobStatus) -> Iterator[str]:
+        first = before.attempt if before.attempt is not None else -1
+        if after.attempt is None or after.attempt - first not in (0, 1):
+            if after.attempt is not None or before.attempt is not None:
+                yield f"the attempt went from {before.attempt} to {after.attempt}"
+            return
+        now = {record.attempt: record for record in after.attempts}
+        for record in before.attempts:
+            later = now.get(record.attempt)
+            if later is None:
+                continue
+            if later.state not in NEXT_STATES[record.state]:
+                yield f"attempt {record.attempt} went from {record.state} to {later.state}"
+            if record.attempt < first and later != record:
+                yield f"the record of attempt {record.attempt} changed after its end"
+        if after.attempt > first >= 0:
+            old = now[first]
+            if old.state not in (AttemptState.FAILED, AttemptState.STOPPED):
+                yield f"attempt {after.attempt} was begun while attempt {first} is {old.state}"
+            if after.restarts - before.restarts != (old.state is AttemptState.FAILED):
+                yield f"restarts went from {before.restarts} to {after.restarts} after attempt {first} {old.state}"
+
+    def _budgets(self, before: JobStatus, after: JobStatus, policy: Raw) -> Iterator[str]:
+        if after.restarts == before.restarts:
+            return
+        reached = after.attempts[-2].last_step or 0
+        if reached > self._furthest:
+            self._furthest, self._restarts_without_progress = reached, 0
+        self._restarts_without_progress += 1
+        counted, infrastructure = policy["maxRestarts"], policy["maxInfrastructureRestarts"]
+        counts = after.without_progress
+        if counts.counted > counted or counts.infrastructure > infrastructure:
+            yield f"restarts beyond the limits: {counts}"
+        if self._restarts_without_progress > counted + infrastructure:
+            yield f"{self._restarts_without_progress} restarts without progress"
+
+    def _claims(self, after: JobStatus) -> Iterator[str]:
+        holds = {condition.type for condition in after.conditions if condition.status == "True"}
+        if "Complete" in holds and not self._world.trainer.folder.result:
+            yield "Complete without a result"
+        if ("Complete" in holds) + ("Failed" in holds) != (after.completion_time is not None):
+            yield f"an end without its condition, or the other way round: {sorted(holds)}"
+        if "Suspended" not in holds or self._several:
+            return
+        for _, pod in self._world.pods():
+            node = observe_pod(pod, gone=False)
+            if node and node.may_run(self._world.now()):
+                yield f"Suspended while {node.pod_name} may run"

@@ -1,0 +1,69 @@
+"""Which histories there are, as hypothesis draws them: each has only some kinds of trouble, so that they go deep."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from support.simulator.history import Scenario
+from support.simulator.incidents import INCIDENTS
+from support.simulator.network import Weather
+from support.simulator.trainer import Workload
+
+MOST_INCIDENTS = 6
+
+times = st.sampled_from((3.0, 8.0, 0.02, 0.3, 1.0, 5.0, 12.0, 16.0, 20.0, 30.0, 45.0, 70.0, 110.0, 200.0))
+
+
+def rates(*percentages: float) -> st.SearchStrategy[float]:
+    """Mostly none at all."""
+    return st.sampled_from((0.0, 0.0, *percentages))
+
+
+weathers = st.builds(
+    Weather,
+    slow=rates(10.0, 50.0),
+    refused=rates(5.0, 20.0),
+    lost=rates(5.0, 20.0),
+    crash=rates(2.0, 10.0),
+    lag=rates(10.0, 50.0),
+    broken=rates(5.0, 20.0),
+    repeated=rates(10.0),
+)
+
+policies = st.fixed_dictionaries(
+    {
+        "maxRestarts": st.sampled_from((1, 0, 2)),
+        "maxInfrastructureRestarts": st.sampled_from((1, 0, 3)),
+        "backoffSeconds": st.sampled_from((1, 0, 10)),
+        "maxBackoffSeconds": st.just(20),
+    }
+)
+
+
+@st.composite
+def fields(draw: st.DrawFn) -> dict[str, Any]:
+    """What the spec says besides the workload."""
+    chosen: dict[str, Any] = {"restartPolicy": draw(policies)}
+    for name, values in (
+        ("activeDeadlineSeconds", (None, None, None, 5, 20, 60)),
+        ("ttlSecondsAfterFinished", (None, None, None, 0, 5, 60)),
+        ("suspend", (None, None, None, None, True)),
+    ):
+        value = draw(st.sampled_from(values))
+        if value is not None:
+            chosen[name] = value
+    return chosen
+
+
+def scenarios(*, operators: int = 1) -> st.SearchStrategy[Scenario]:
+    """Any history of so many operators."""
+    return st.builds(
+        Scenario,
+        workload=st.builds(Workload, num_nodes=st.sampled_from((2, 1, 3))),
+        fields=fields(),
+        weather=weathers,
+        incidents=st.lists(st.tuples(times, st.sampled_from(INCIDENTS)), max_size=MOST_INCIDENTS).map(tuple),
+        operators=st.just(operators),
+        resume_at_end=st.sampled_from((True, True, True, False)),
+        faults_end=st.sampled_from((60.0, 240.0)),
+    )

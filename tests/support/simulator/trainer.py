@@ -1,0 +1,234 @@
+"""Processes of the trainer, from the outside: when they train, how they end and what they leave behind."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from finetune_api.status import Progress
+from finetune_api.termination import Outcome, Termination
+from support.simulator.choices import Choices
+from support.simulator.output import Folder, LockLost, Publication
+
+EPOCH = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
+RENDEZVOUS_SECONDS = 120.0
+KILLED, STOPPED = 137, 143
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a job has to do."""
+
+    num_nodes: int
+    total_steps: int = 6
+    step_seconds: float = 2.0
+    save_steps: int = 2
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a container ended."""
+
+    code: int
+    said: Termination
+    reason: str = ""
+
+
+class Process:
+    """The trainer of one node."""
+
+    def __init__(self, *, attempt: int, node_rank: int, pod_uid: str) -> None:
+        self.attempt = attempt
+        self.node_rank = node_rank
+        self.pod_uid = pod_uid
+        self.stop_requests = 0
+        self.ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+
+    @property
+    def alive(self) -> bool:
+        """It runs, whoever knows."""
+        return not self.ended.done()
+
+
+class Group:
+    """The processes of one attempt that trained, or will train, together."""
+
+    def __init__(self, attempt: int, number: int) -> None:
+        self.attempt = attempt
+        self.number = number
+        self.members: dict[int, Process] = {}
+        self.state = "waiting"  # then training, then broken
+        self.first_step = 0
+        self.step = 0
+        self.task: asyncio.Task[None] | None = None
+
+
+class Trainer:
+    """All processes of one job, and its folder."""
+
+    def __init__(self, workload: Workload, choices: Choices) -> None:
+        self.folder = Folder()
+        self.processes: list[Process] = []
+        self._workload = workload
+        self._choices = choices
+        self._groups: defaultdict[int, list[Group]] = defaultdict(list)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, *, attempt: int, node_rank: int, pod_uid: str) -> Process:
+        """A container's start."""
+        process = Process(attempt=attempt, node_rank=node_rank, pod_uid=pod_uid)
+        self.processes.append(process)
+        self._spawn(self._begin(process))
+        return process
+
+    def kill(self, process: Process, *, reason: str = "Error", code: int = KILLED) -> None:
+        """From outside: no last words but those written now and then."""
+        self._end(process, Exit(code, self._words(process, Outcome.RUNNING, final=False), reason))
+
+    def fail(self, process: Process, *, error_type: str, message: str, signal: int | None = None) -> None:
+        """A rank raises, or is killed by a signal while its supervisor lives."""
+        said = self._words(process, Outcome.FAILED, error_type=error_type, message=message, signal=signal)
+        self._end(process, Exit(2 if signal is None else 1, said))
+
+    def exit_early(self, process: Process) -> None:
+        """Exit 0 without a word about success."""
+        self._end(process, Exit(0, self._words(process, Outcome.RUNNING, final=False)))
+
+    def terminate(self, process: Process, grace_seconds: float) -> None:
+        """SIGTERM, and SIGKILL once the grace is over."""
+        self._spawn(self._stop(process, grace_seconds))
+
+    async def _begin(self, process: Process) -> None:
+        if self.folder.result:
+            await asyncio.sleep(1.0)
+            self._succeed(process)
+            return
+        group = self._group_for(process)
+        if group is None:
+            await self._lonely(process, 20.0)
+            return
+        group.members[process.node_rank] = process
+        if len(group.members) == self._workload.num_nodes and all(p.alive for p in group.members.values()):
+            group.state = "training"
+            group.task = self._spawn(self._train(group))
+        else:
+            await self._lonely(process, RENDEZVOUS_SECONDS, group)
+
+    def _group_for(self, process: Process) -> Group | None:
+        """The attempt's group that still waits for this rank; who comes to a group that has begun waits in vain."""
+        groups = self._groups[process.attempt]
+        newest = groups[-1] if groups else None
+        if newest is None or not any(member.alive for member in newest.members.values()):
+            newest = Group(process.attempt, number=len(groups))
+            groups.append(newest)
+        there = newest.members.get(process.node_rank)
+        return newest if newest.state == "waiting" and (there is None or not there.alive) else None
+
+    async def _lonely(self, process: Process, seconds: float, group: Group | None = None) -> None:
+        await asyncio.wait((process.ended,), timeout=seconds)
+        if process.alive and (group is None or group.state == "waiting"):
+            self.fail(process, error_type="RendezvousTimeoutError", message="the other nodes did not come")
+
+    async def _train(self, group: Group) -> None:
+        members = list(group.members.values())
+        try:
+            self.folder.take_lock(group.attempt)
+            group.step = group.first_step = self.folder.step
+            while group.step < self._workload.total_steps:
+                await asyncio.sleep(self._workload.step_seconds)
+                group.step += 1
+                stop = any(process.stop_requests for process in members)
+                if stop or group.step % self._workload.save_steps == 0:
+                    self.folder.save(self._publication(group, f"step-{group.step:08d}"), step=group.step)
+                if stop:
+                    group.state = "broken"
+                    for process in members:
+                        self._end_stopped(process, "stopped as asked; a checkpoint was saved")
+                    return
+            self.folder.finish(self._publication(group, "result"))
+        except LockLost:
+            group.state = "broken"
+            for process in members:
+                self.fail(process, error_type="OutputError", message="a newer attempt has the lock of the output")
+            return
+        group.state = "broken"
+        for process in members:
+            await asyncio.sleep(self._choices.pick((0.0, 0.1, 1.5)))
+            self._succeed(process)
+
+    def _publication(self, group: Group, what: str) -> Publication:
+        return Publication(group.attempt, group.number, what, asyncio.get_running_loop().time())
+
+    async def _stop(self, process: Process, grace_seconds: float) -> None:
+        process.stop_requests += 1
+        group = self._group_of(process)
+        deaf = group is not None and group.state == "broken" and self._choices.chance(20)
+        if process.stop_requests > 1 or group is None or group.state == "waiting":
+            await asyncio.sleep(0.5)
+            if not deaf:
+                self._end_stopped(process, "stopped before training began")
+        elif group.state == "broken":
+            await asyncio.sleep(min(3.0, grace_seconds))
+            if not deaf:
+                self._end_stopped(process, "stopped, but other nodes ended before a checkpoint was saved")
+        await asyncio.wait((process.ended,), timeout=grace_seconds)
+        self.kill(process)
+
+    def _group_of(self, process: Process) -> Group | None:
+        return next((g for g in self._groups[process.attempt] if process in g.members.values()), None)
+
+    def _succeed(self, process: Process) -> None:
+        self._end(process, Exit(0, self._words(process, Outcome.SUCCEEDED), "Completed"))
+
+    def _end_stopped(self, process: Process, why: str) -> None:
+        self._end(process, Exit(STOPPED, self._words(process, Outcome.STOPPED, message=why)))
+
+    def _end(self, process: Process, how: Exit) -> None:
+        if not process.alive:
+            return
+        process.ended.set_result(how)
+        group = self._group_of(process)
+        if group is None or group.state != "training":
+            return
+        group.state = "broken"
+        if group.task is not None:
+            group.task.cancel()
+        for member in group.members.values():
+            if member.alive and not self._choices.chance(25):  # the rest hangs until it is stopped
+                self._spawn(self._lose_peer(member))
+
+    async def _lose_peer(self, process: Process) -> None:
+        await asyncio.sleep(self._choices.pick((0.05, 0.5, 3.0)))
+        if process.alive:
+            self.fail(process, error_type="DistBackendError", message="connection closed by peer")
+
+    def _words(self, process: Process, outcome: Outcome, *, final: bool = True, **more: Any) -> Termination:
+        group = self._group_of(process)
+        now = asyncio.get_running_loop().time()
+        progress = None
+        if group is not None and group.state != "waiting":
+            saved = f"step-{self.folder.step:08d}" if self.folder.step else None
+            progress = Progress(
+                step=group.step,
+                total_steps=self._workload.total_steps,
+                last_checkpoint=saved,
+                update_time=EPOCH + timedelta(seconds=now),
+            )
+        return Termination(
+            final=final,
+            outcome=outcome,
+            node_rank=process.node_rank,
+            attempt=process.attempt,
+            time=(EPOCH + timedelta(seconds=now)).timestamp() if final else None,
+            first_step=group.first_step if group and progress else None,
+            progress=progress,
+            **more,
+        )
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,205 @@
+"""One simulated cluster with one job and its operators, and the things that can happen to it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from finetune_operator import names
+from finetune_operator.apiserver import ApiError
+from support.builders import SETTINGS, spec
+from support.simulator.apiserver import TERMINAL, Change, Key, Raw, SimulatedApiServer
+from support.simulator.choices import Choices
+from support.simulator.machines import Machine, Machines
+from support.simulator.network import CALM, Link, Weather
+from support.simulator.process import OperatorProcess
+from support.simulator.trainer import EPOCH, Process, Trainer, Workload
+
+JOB = Key(names.FINETUNEJOB_KIND, "default", "bert")
+SPARE_MACHINES = 2
+MOST_LOOKS = 2000
+
+
+class World:
+    """Everything there is; `trace` is what happened, for people."""
+
+    def __init__(self, choices: Choices, workload: Workload, *, weather: Weather = CALM, **fields: Any) -> None:
+        self.choices = choices
+        self.weather = weather
+        self.trace: list[str] = []
+        self._looks, self._looked_at = 0, 0.0
+        self.server = SimulatedApiServer(self.now)
+        self.server.listeners.append(self._note_change)
+        self.trainer = Trainer(workload, choices)
+        count = workload.num_nodes + SPARE_MACHINES
+        self.machines = Machines(self.server, self.trainer, choices, count=count)
+        self.operators: list[OperatorProcess] = []
+        self.several_operators = False
+        claim = {"kind": "PersistentVolumeClaim", "metadata": {"namespace": "default"}}
+        for name in ("models", "datasets"):
+            metadata = {"namespace": "default", "name": name}
+            self.server.create(
+                {**claim, "metadata": metadata, "spec": {"accessModes": ["ReadWriteMany"]}}, actor="user"
+            )
+        manifest = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.FINETUNEJOB_KIND,
+            "metadata": {"name": JOB.name, "namespace": JOB.namespace},
+            "spec": spec(numNodes=workload.num_nodes, **fields),
+        }
+        self.job_uid: str = self.server.create(manifest, actor="user")["metadata"]["uid"]
+
+    def now(self) -> datetime:
+        """The clock on every wall; an operator looks at it once or twice in a pass."""
+        self._looks = self._looks + 1 if self.time == self._looked_at else 0
+        self._looked_at = self.time
+        if self._looks > MOST_LOOKS:
+            raise RuntimeError("passes without end, and no time goes by")
+        return EPOCH + timedelta(seconds=self.time)
+
+    @property
+    def time(self) -> float:
+        """Seconds since the beginning."""
+        return asyncio.get_running_loop().time()
+
+    @property
+    def job(self) -> Raw | None:
+        """The job as the API server has it."""
+        return self.server.get(JOB)
+
+    @property
+    def status(self) -> Raw:
+        """The job's status; empty if there is none."""
+        return (self.job or {}).get("status", {})
+
+    def pods(self) -> list[tuple[Key, Raw]]:
+        """The pods that exist, those on their way out too."""
+        return list(self.server.all("Pod"))
+
+    def running_processes(self) -> list[Process]:
+        """Trainers that run, whoever knows."""
+        return [process for process in self.trainer.processes if process.alive]
+
+    def start_operator(self) -> OperatorProcess:
+        """One more."""
+        name = f"operator-{len(self.operators)}"
+        operator: OperatorProcess
+
+        def die() -> None:
+            self.crash(operator)
+
+        link = Link(self.server, self.choices, actor=name, on_crash=die)
+        link.weather = self.weather
+        operator = OperatorProcess(link, SETTINGS, self.now)
+        self.operators.append(operator)
+        self.note(f"{name} starts")
+        return operator
+
+    def crash(self, operator: OperatorProcess) -> None:
+        """It dies, and another starts a little later. With one operator, nothing that it sent is still under way."""
+        if not operator.alive:
+            return
+        self.note(f"operator-{self.operators.index(operator)} dies")
+        operator.crash()
+        if not self.several_operators:
+            operator.link.drop_requests()
+        asyncio.get_running_loop().call_later(self.choices.pick((1.0, 15.0, 90.0)), self.start_operator)
+
+    def calm_down(self) -> None:
+        """Faults stop: what is under way arrives, machines come back or stay away, one operator is alive."""
+        self.note("faults stop")
+        self.weather = CALM
+        self.machines.room = self.machines.image = True
+        for operator in self.operators:
+            operator.link.weather = CALM
+            operator.link.cut = False
+
+    def edit_spec(self, **fields: Any) -> None:
+        """A user changes the spec."""
+        if self.job is not None:
+            metadata = self.job["metadata"]
+            metadata = {**metadata, "generation": metadata["generation"] + 1}
+            self.server.change(JOB, actor="user", metadata=metadata, spec={**self.job["spec"], **fields})
+
+    def touch(self) -> None:
+        """A user changes an annotation, so that the version that others hold is old."""
+        if self.job is not None:
+            annotations = {"touched": str(self.time)}
+            self.server.change(JOB, actor="user", metadata={**self.job["metadata"], "annotations": annotations})
+
+    def delete(self, key: Key, options: Raw) -> None:
+        """A user deletes something, if it is there."""
+        try:
+            self.server.delete(key, options, actor="user")
+        except ApiError as error:
+            assert error.status == 404, error
+
+    def pick_pod(self) -> tuple[Key, Raw] | None:
+        """Some pod."""
+        pods = self.pods()
+        return self.choices.pick(pods) if pods else None
+
+    def pick_process(self) -> Process | None:
+        """Some trainer that runs."""
+        running = self.running_processes()
+        return self.choices.pick(running) if running else None
+
+    def pick_machine(self) -> Machine:
+        """A machine with a pod, if there is one."""
+        used = [machine for _, pod in self.pods() if (machine := self.machines.machine_of(pod))]
+        return self.choices.pick(used or self.machines.machines)
+
+    def note(self, text: str) -> None:
+        """For the trace."""
+        self.trace.append(f"{self.time:8.3f} {text}")
+
+    def _note_change(self, change: Change) -> None:
+        body = change.body
+        text = f"{change.actor}: {change.type} {change.kind} {body['metadata']['name']}"
+        if change.kind == "Pod":
+            state = next(iter(body.get("status", {}).get("containerStatuses", ())), {}).get("state", {})
+            text += f" {body.get('status', {}).get('phase')} {'/'.join(state)} on {body['spec'].get('nodeName')}"
+            text += " leaving" if "deletionTimestamp" in body["metadata"] else ""
+        if change.kind == names.FINETUNEJOB_KIND:
+            status = body.get("status", {})
+            record = (status.get("attempts") or [{}])[-1]
+            text += (
+                f" suspend={body['spec'].get('suspend', False)} {status.get('phase')} attempt {status.get('attempt')}"
+            )
+            text += f" {record.get('state')} created={record.get('created', False)} {record.get('reason', '')}"
+        if change.kind == "Event":
+            text += f" {body['reason']}: {body['message']}"
+        self.note(text)
+
+    def finished(self) -> bool:
+        """Complete, Failed, suspended as asked, or deleted."""
+        job = self.job
+        if job is None:
+            return True
+        if job["metadata"].get("deletionTimestamp"):
+            return False
+        if "completionTime" in self.status:
+            return True
+        return bool(job["spec"].get("suspend")) and self.condition("Suspended") == "True"
+
+    def condition(self, kind: str) -> str | None:
+        """Status of a condition of the job."""
+        found = (c["status"] for c in self.status.get("conditions", ()) if c["type"] == kind)
+        return next(found, None)
+
+    def ended_pods_only(self) -> bool:
+        """No pod of it runs, as the API server knows."""
+        return all(pod["status"].get("phase") in TERMINAL for _, pod in self.pods())
+
+
+class ErrorLog(logging.Handler):
+    """Collects what the operator logs as a bug of its own."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        super().__init__(logging.ERROR)
+        self._report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One error."""
+        self._report(logging.Formatter().format(record))
