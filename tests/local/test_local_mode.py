@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from finetune_api.status import AttemptState
-from support.local_mode import finish, processes_of, wait_until, write_job
+from support.local_mode import finish, wait_until_nothing_runs, write_job
 from support.tiny import Tiny, build
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ def test_a_job_of_two_nodes_completes(tmp_path: Path, tiny: Tiny) -> None:
     assert (job.output / "logs/attempt-0/node-1.log").is_file()
     assert job.status.batch is not None
     assert (job.status.batch.world_size, job.status.batch.effective) == (2, 4)
-    assert processes_of(tmp_path) == []
+    wait_until_nothing_runs(tmp_path)
     code, said = job.run()
     assert (code, "Complete already" in said) == (0, True), said
     assert len(job.status.attempts) == 1
@@ -72,7 +72,7 @@ def test_ctrl_c_saves_and_the_same_command_continues(tmp_path: Path, tiny: Tiny)
     assert saved is not None
     assert saved.step >= 8
     assert saved.last_checkpoint == f"step-{saved.step:08d}"
-    assert processes_of(tmp_path) == []
+    wait_until_nothing_runs(tmp_path)
 
     code, said = job.run()
 
@@ -106,7 +106,7 @@ def test_a_killed_command_takes_its_nodes_along_after_they_saved(tmp_path: Path,
     job.wait_for_step(3, node_rank=0)
     process.kill()
     finish(process)
-    wait_until(lambda: None if processes_of(tmp_path) else 1, "the nodes to end")
+    wait_until_nothing_runs(tmp_path)
 
     assert list((job.output / "checkpoints").glob("step-*"))
     assert "asked to stop" in (job.output / "logs/attempt-0/node-0.log").read_text()

@@ -18,7 +18,7 @@ from support.tiny import Tiny
 
 Raw = dict[str, Any]
 
-PATIENCE_SECONDS = 90
+PATIENCE_SECONDS = 240  # importing torch on a busy machine takes long
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,11 @@ def wait_until(look: Callable[[], int | None], what: str) -> int:
             raise AssertionError(f"waited {PATIENCE_SECONDS} s for {what}")
         time.sleep(0.05)
     return found
+
+
+def wait_until_nothing_runs(folder: Path) -> None:
+    """Helpers of Python's multiprocessing end a moment after the rank they served."""
+    wait_until(lambda: None if processes_of(folder) else 0, f"the end of {processes_of(folder)}")
 
 
 def processes_of(folder: Path) -> list[int]:
