@@ -1,7 +1,7 @@
 # Everything from a machine with Python 3.11 or newer; clusters and Helm are built with Go. `make help` lists the targets.
 PYTHON ?= python3
 FINETUNE_CACHE ?= $(HOME)/.cache/finetune-operator
-BUILDER ?= $(or $(shell command -v docker),$(shell command -v buildah))
+BUILDER ?= $$(docker info >/dev/null 2>&1 && echo docker || echo buildah)
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Named after what is installed in it, so that a changed requirement makes a new one, and a changed linter setting does not.
 KEY := $(shell (echo $(PYTHON); cat constraints.txt tools/environment.py; sed '/^\[project.scripts\]/,$$d' pyproject.toml) | cksum | tr ' ' -)
@@ -57,8 +57,7 @@ cluster-down: setup ## remove the throwaway cluster; binaries and images stay ca
 	@$(RUN) -m cluster down
 
 .PHONY: images
-images: ## build the operator's and the trainer's image with docker or buildah
-	$(if $(BUILDER),,$(error docker or buildah is needed to build images))
+images: ## build both images with docker or buildah; BUILD_ARGS="--build-arg BASE_IMAGE=..." is passed on
 	$(BUILDER) build --target operator --tag ghcr.io/finetune-operator/operator:v$(VERSION) $(BUILD_ARGS) .
 	$(BUILDER) build --target trainer --tag ghcr.io/finetune-operator/trainer:v$(VERSION) $(BUILD_ARGS) .
 
