@@ -106,7 +106,7 @@ def confirmed(case: Case, decision: Decision) -> Decision:
 
 
 def _alarm(case: Case, status: JobStatus, look_again: timedelta | None) -> timedelta | None:
-    """The earliest moment at which time alone changes the decision."""
+    """The earliest moment to come at which time alone changes the decision."""
     times = [look_again] if look_again is not None else []
     if case.deadline is not None and status.completion_time is None and not case.job.spec.suspend:
         times.append(case.deadline - case.now)
@@ -115,4 +115,4 @@ def _alarm(case: Case, status: JobStatus, look_again: timedelta | None) -> timed
         times.append(status.waiting.since + patience - case.now)
     if status.completion_time is not None and case.job.spec.ttl_seconds_after_finished is not None:
         times.append(timedelta(seconds=case.job.spec.ttl_seconds_after_finished))
-    return max(min(times), timedelta(milliseconds=10)) if times else None
+    return min((time for time in times if time > timedelta()), default=None)
