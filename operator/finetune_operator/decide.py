@@ -87,8 +87,8 @@ def _failure(case: Case) -> Decision | None:
         return begin_to_stop(case, StopReason.NODE_FAILED)
     if any(node.deleting and node.life is not Life.GONE for node in bad):
         return begin_to_stop(case, StopReason.NODE_DELETED)
-    missing = len(case.nodes) < case.job.spec.num_nodes or any(node.life is Life.GONE for node in bad)
-    if case.record.created and missing:
+    missing = case.record.created and len(case.nodes) < case.job.spec.num_nodes
+    if missing or any(node.life is Life.GONE for node in bad):  # a name is never used twice
         return confirmed(case, begin_to_stop(case, StopReason.NODE_FAILED))
     return None
 
