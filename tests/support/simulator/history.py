@@ -77,7 +77,8 @@ async def _live(world: World, monitor: Monitor, scenario: Scenario) -> None:
     for _ in range(scenario.operators):
         world.start_operator()
     for time, incident in scenario.incidents:
-        loop.call_later(time, _happen, world, incident)
+        if time < scenario.faults_end:
+            loop.call_later(time, _happen, world, incident)
     await _advance(world, monitor, until=lambda: False, limit=scenario.faults_end)
     world.calm_down()
     _bring_back_enough(world, scenario)

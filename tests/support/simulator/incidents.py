@@ -13,8 +13,15 @@ Incident = Callable[[World], None]
 
 
 def later(world: World, act: Callable[[], None]) -> None:
-    """After some time."""
-    asyncio.get_running_loop().call_later(world.choices.pick(AWAY), act)
+    """After some time, or when the faults end."""
+
+    def once() -> None:
+        if act in world.to_mend:
+            world.to_mend.remove(act)
+            act()
+
+    world.to_mend.append(act)
+    asyncio.get_running_loop().call_later(world.choices.pick(AWAY), once)
 
 
 def pod_deleted(world: World) -> None:

@@ -37,12 +37,9 @@ class Monitor:
     def check_output(self) -> None:
         """Who published what: an older attempt never after a newer one took the lock, and one result."""
         folder = self._world.trainer.folder
-        attempts = [publication.attempt for publication in folder.publications]
-        if attempts != sorted(attempts):
-            self.report(f"an older attempt published after a newer one: {attempts}")
-        groups = {(publication.attempt, publication.group) for publication in folder.publications}
-        if len(groups) != len(set(attempts)):
-            self.report(f"two sets of pods published as the same attempt: {sorted(groups)}")
+        groups = [(publication.attempt, publication.group) for publication in folder.publications]
+        if groups != sorted(groups):
+            self.report(f"older pods published after newer ones (attempt, set of pods): {groups}")
         if [publication.what for publication in folder.publications].count("result") > 1:
             self.report("two results were published")
 
