@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -34,6 +35,7 @@ def run_on_cluster(choice: Choice) -> int:
     stack = Stack(choice.provider)
     stack.prepare()
     stack.delete(JOB)
+    shutil.rmtree(stack.output(JOB), ignore_errors=True)  # of an earlier demo, which was another job
     with stack.stage("job applied to Complete"):
         say("$ kubectl apply -f manifests/examples/cpu-two-nodes.yaml")
         stack.apply(example_job(JOB))

@@ -1,6 +1,7 @@
 """One cluster with the operator for the whole run; each test has its own job, and leaves nothing behind."""
 
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,9 +32,9 @@ def chaos(stack: Stack) -> Chaos:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """A job name made from the test's own."""
+    """A job name made from the test's own, and of no job before it: what that left in the output stays there."""
     words = request.node.name.removeprefix("test_").split("[")[0].replace("_", "-")
-    return str(words)[:40].strip("-")
+    return f"{words[:40].strip('-')}-{secrets.token_hex(3)}"
 
 
 @pytest.fixture

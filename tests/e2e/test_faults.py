@@ -36,7 +36,7 @@ def test_one_coherent_restart_resumes_from_the_last_checkpoint(
     stack: Stack, chaos: Chaos, start: Start, fault: str
 ) -> None:
     strike, reason = FAULTS[fault]
-    job = start(training=training(max_steps=400, save_steps=50))
+    job = start(training=training(max_steps=120, save_steps=20))
     wait_for_checkpoint(stack, job)
     saved = last_checkpoint(stack, job)
 
@@ -49,18 +49,18 @@ def test_one_coherent_restart_resumes_from_the_last_checkpoint(
     assert first["nodeRank"] == 1
     assert second["firstStep"] >= saved > 0
     assert finished["status"]["restarts"] == 1
-    assert finished["status"]["progress"]["step"] == 400
+    assert finished["status"]["progress"]["step"] == 120
     assert {pod["metadata"]["labels"]["finetune.dev/attempt"] for pod in stack.pods(job)} == {"1"}
 
 
 PHASES: dict[str, Callable[[Stack, Chaos, str], object]] = {
-    "before the pods exist": lambda stack, chaos, job: None,
-    "while starting": lambda stack, chaos, job: stack.wait(
+    "before the pods exist": lambda _stack, _chaos, _job: None,
+    "while starting": lambda stack, _chaos, job: stack.wait(
         job, lambda j: len(j.get("status", {}).get("nodes", [])) > 0, what="started"
     ),
-    "while running": lambda stack, chaos, job: wait_for_checkpoint(stack, job),
+    "while running": lambda stack, _chaos, job: wait_for_checkpoint(stack, job),
     "while restarting": lambda stack, chaos, job: (wait_for_checkpoint(stack, job), kill_container(stack, chaos, job)),
-    "while suspending": lambda stack, chaos, job: (
+    "while suspending": lambda stack, _chaos, job: (
         wait_for_checkpoint(stack, job),
         stack.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":true}}'),
     ),
@@ -69,7 +69,7 @@ PHASES: dict[str, Callable[[Stack, Chaos, str], object]] = {
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_killing_the_operator_changes_nothing(stack: Stack, chaos: Chaos, start: Start, phase: str) -> None:
-    job = start(training=training(max_steps=200, save_steps=40))
+    job = start(training=training(max_steps=80, save_steps=20))
     PHASES[phase](stack, chaos, job)
 
     operators = stack.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "name").split()
@@ -82,4 +82,4 @@ def test_killing_the_operator_changes_nothing(stack: Stack, chaos: Chaos, start:
     finished = stack.wait_finished(job)
     assert condition(finished, "Complete"), finished["status"]
     assert finished["status"].get("restarts", 0) == (1 if phase == "while restarting" else 0)
-    assert finished["status"]["progress"]["step"] == 200
+    assert finished["status"]["progress"]["step"] == 80

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.cluster
 
 
 def test_jobs_survive_upgrade_and_uninstall_of_the_chart(stack: Stack, start: Callable[..., str]) -> None:
-    job = start(training=training(max_steps=200, save_steps=50))
+    job = start(training=training(max_steps=120, save_steps=20))
     wait_for_checkpoint(stack, job)
 
     where = ("--namespace", OPERATOR_NAMESPACE)

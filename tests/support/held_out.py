@@ -1,4 +1,4 @@
-"""Loss of a base model and of base plus adapter on the assistant turns of some rows: python held_out.py MODEL ADAPTER ROWS."""
+"""Loss of a base model, and with an adapter, on what assistants say in some rows: held_out.py MODEL ADAPTER ROWS."""
 
 import json
 import sys
