@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.chaos import Chaos
-from cluster.provider import choose_provider
+from cluster.provider import ClusterKind, choose_provider
 from support.stack import Stack, example_job
 
 
@@ -20,6 +20,8 @@ def stack() -> Iterator[Stack]:
     stack = Stack(choice.provider)
     stack.prepare()
     yield stack
+    if choice.kind is not ClusterKind.CURRENT and os.environ.get("KEEP_CLUSTER") != "1":
+        choice.provider.down()
 
 
 @pytest.fixture
