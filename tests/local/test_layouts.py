@@ -33,6 +33,7 @@ def spec(
     layout: tuple[int, int, int],
     *,
     model: Path | None = None,
+    workers: int = 0,
     torch_dtype: str = "auto",
     **fields: Any,
 ) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def spec(
     }
     return {
         "model": {"name": str(model or files.model), "torchDtype": torch_dtype},
-        "dataset": {"train": [{"name": str(files.train)}], "eval": [{"name": str(files.eval)}], "numWorkers": 0},
+        "dataset": {"train": [{"name": str(files.train)}], "eval": [{"name": str(files.eval)}], "numWorkers": workers},
         "sft": {},
         "lora": {"r": 16},
         "training": training,
@@ -106,6 +107,8 @@ def two_ranks(files: tiny.Tiny, broken_model: Path, two_ranks_folder: Path) -> R
     cells = {
         "2x1x8": spec(files, (2, 1, 8)),
         "2x4x2": spec(files, (2, 4, 2)),
+        "2x4x2, loader processes": spec(files, (2, 4, 2), workers=1),
+        "2x4x2, bfloat16": spec(files, (2, 4, 2), torch_dtype="bfloat16", training={"maxSteps": 2}),
         "2x8x1, mean per rank": spec(files, (2, 8, 1), training=per_rank_mean),
         "2x4x2, full": spec(files, (2, 4, 2), lora=None, training={"learningRate": 0.001}),
         "2x4x2, full, checkpointing": spec(
@@ -124,6 +127,7 @@ def one_rank(files: tiny.Tiny, tmp_path_factory: pytest.TempPathFactory) -> Resu
     per_rank_mean = {"averageTokensAcrossDevices": False}
     cells = {
         "1x16x1": spec(files, (1, 16, 1), training={"perDeviceEvalBatchSize": 5}),
+        "1x16x1 (again)": spec(files, (1, 16, 1), training={"perDeviceEvalBatchSize": 5}),
         "1x1x16": spec(files, (1, 1, 16)),
         "1x16x1, mean per rank": spec(files, (1, 16, 1), training=per_rank_mean),
         "1x16x1, full": spec(files, (1, 16, 1), lora=None, training={"learningRate": 0.001}),
@@ -152,6 +156,19 @@ def test_a_mean_per_rank_differs_between_layouts(two_ranks: Results, one_rank: R
 
     assert max(abs(one / other - 1) for one, other in zip(spread, alone, strict=True)) > 10 * FOUR_DIGITS
     assert alone == pytest.approx(one_rank["1x16x1"][what], rel=FOUR_DIGITS)  # one rank: nothing to average over
+
+
+def test_loader_processes_change_no_number(two_ranks: Results) -> None:
+    assert two_ranks["2x4x2, loader processes"] == two_ranks["2x4x2"]
+
+
+def test_bfloat16_trains_alike_with_fewer_digits(two_ranks: Results) -> None:
+    assert two_ranks["2x4x2, bfloat16"]["loss"] == pytest.approx(two_ranks["2x4x2"]["loss"][:2], rel=0.01)
+    assert two_ranks["2x4x2, bfloat16"]["loss"] != pytest.approx(two_ranks["2x4x2"]["loss"][:2], rel=1e-6)
+
+
+def test_a_job_that_died_after_its_last_step_only_publishes(one_rank: Results) -> None:
+    assert one_rank["1x16x1 (again)"] == one_rank["1x16x1"]
 
 
 def test_gradient_checkpointing_changes_memory_and_no_number(two_ranks: Results) -> None:

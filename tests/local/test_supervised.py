@@ -20,6 +20,7 @@ from support.pods import Job, Pod, stop
 pytestmark = pytest.mark.slow
 
 STEPS = 24
+RANKS = 3
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
 
 
 def spec(files: tiny.Tiny, **fields: Any) -> dict[str, Any]:
-    """Dropout, so that every rank's random generator matters; six steps to an epoch, the last one short."""
+    """Dropout, so that every rank's random generator matters; six steps to an epoch, the last one short.
+
+    Three ranks, because the sum of two gradients is the same in either order, and the sum of three is not.
+    """
     return {
         "model": {"name": str(files.model)},
         "dataset": {"train": [{"name": str(files.train)}], "numWorkers": 0},
@@ -42,7 +46,7 @@ def spec(files: tiny.Tiny, **fields: Any) -> dict[str, Any]:
             "learningRate": 0.01,
         },
         "numNodes": 1,
-        "nprocPerNode": 2,
+        "nprocPerNode": RANKS,
         "output": {"persistentVolumeClaim": {"claimName": "unused"}},
         **fields,
     }
@@ -50,7 +54,7 @@ def spec(files: tiny.Tiny, **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def undisturbed(files: tiny.Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Pod]:
-    job = Job(tmp_path_factory.mktemp("undisturbed"), spec(files), nodes=1, ranks_per_node=2)
+    job = Job(tmp_path_factory.mktemp("undisturbed"), spec(files), ranks_per_node=RANKS)
     (pod,) = job.run()
     assert pod.process.returncode == 0, pod.log
     return job, pod
@@ -59,7 +63,12 @@ def undisturbed(files: tiny.Tiny, tmp_path_factory: pytest.TempPathFactory) -> t
 def state_of(job: Job) -> dict[str, str]:
     """Digests of weights, optimizer, schedule and random generators at the last step."""
     folder = job.output_folder / "checkpoints" / f"step-{STEPS:08d}"
-    names = ["adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "random-00000.pt", "random-00001.pt"]
+    names = [
+        "adapter_model.safetensors",
+        "optimizer.pt",
+        "scheduler.pt",
+        *(f"random-{rank:05d}.pt" for rank in range(RANKS)),
+    ]
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
 
 
@@ -85,10 +94,10 @@ def test_the_node_tells_its_success(undisturbed: tuple[Job, Pod]) -> None:
 def test_rank_zero_says_what_will_be_trained_and_every_step(undisturbed: tuple[Job, Pod]) -> None:
     _, pod = undisturbed
 
-    assert "effective batch: 3 x 3 x 2 = 18 (per device x accumulation x ranks)" in pod.log
+    assert "effective batch: 3 x 2 x 3 = 18 (per device x accumulation x ranks)" in pod.log
     assert f"steps: {STEPS} (6 per epoch of 100 samples, 4 epochs)" in pod.log
     assert "trainable parameters: 49,152 of 314,208" in pod.log
-    assert "devices: 2 x cpu on 1 node(s), gloo, float32" in pod.log
+    assert "devices: 3 x cpu on 1 node(s), gloo, float32" in pod.log
     assert len(re.findall(r"^step \d+/24  loss \d\.\d{4}  grad_norm ", pod.log, re.MULTILINE)) == STEPS
     assert "Warning" not in pod.log
 
@@ -122,7 +131,7 @@ def test_an_attempt_that_finds_the_result_ends_at_once(undisturbed: tuple[Job, P
 def test_killed_then_stopped_then_resumed_is_as_if_nothing_had_happened(
     files: tiny.Tiny, undisturbed: tuple[Job, Pod], tmp_path: Path
 ) -> None:
-    job = Job(tmp_path, spec(files))
+    job = Job(tmp_path, spec(files), ranks_per_node=RANKS)
 
     (killed,) = job.start()
     killed.wait_for_step(6)
@@ -156,9 +165,9 @@ def check_killed(pod: Pod) -> None:
 
 def check_status(pod: Pod) -> None:
     told = json.loads(pod.get("/status"))
-    assert (told["phase"], told["outcome"], told["worldSize"], told["attempt"]) == ("train", "running", 2, 1)
+    assert (told["phase"], told["outcome"], told["worldSize"], told["attempt"]) == ("train", "running", RANKS, 1)
     assert told["progress"]["step"] >= 9
-    assert [rank["rank"] for rank in told["ranks"]] == [0, 1]
+    assert [rank["rank"] for rank in told["ranks"]] == [0, 1, 2]
     assert 'finetune_total_steps{namespace="default",job="tiny",attempt="1",node_rank="0"} 24' in pod.get("/metrics")
     running = pod.termination
     assert running is not None

@@ -1,10 +1,12 @@
 """Several small trainings in one launch of torchrun, for tests that compare them: `layouts.py CELLS.json RESULTS.json`.
 
-Importing torch and transformers costs ten times what such a training does.
+Importing torch and transformers costs ten times what such a training does. A cell called `X (again)` runs X once more
+with its result removed.
 """
 
 import json
 import os
+import shutil
 import sys
 import warnings
 from dataclasses import replace
@@ -20,9 +22,14 @@ from finetune_trainer.reporting import Reporter
 from finetune_trainer.supervisor.contract import RunFolder
 from finetune_trainer.train import run
 
+AGAIN = " (again)"
+
 
 def train_cell(name: str, spec: dict[str, Any], folder: Path, place: Place) -> dict[str, Any]:
     """The log of one training, or the error that ended it."""
+    if name.endswith(AGAIN):
+        name = name.removesuffix(AGAIN)
+        shutil.rmtree(folder / name / "result")
     place = replace(place, output=folder / name, uid=name, job=name, run=RunFolder(folder / "run"))
     reporter = Reporter(place.run.heartbeats, rank=place.ranks.rank, local_rank=place.ranks.local_rank)
     try:

@@ -66,12 +66,11 @@ def explained(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _FULL:
             raise OutputError(
-                f"{folder} is full ({error.strerror}); enlarge the volume of spec.output or lower"
-                " training.saveTotalLimit"
+                f"{folder} is full ({error.strerror}); enlarge its volume or lower training.saveTotalLimit"
             ) from error
         if error.errno in _CLOSED:
             raise OutputError(
                 f"{folder} cannot be written ({error.strerror}); let the trainer's user write there"
-                " (podTemplate.securityContext.fsGroup) or choose another claim"
+                " or choose another claim"
             ) from error
         raise

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from finetune_trainer.errors import TrainerError, WorldSizeMismatch
+from finetune_trainer.errors import InvalidSpec, TrainerError, WorldSizeMismatch
 
 T = TypeVar("T")
 
@@ -53,6 +53,11 @@ def choose_device(ranks: Ranks) -> torch.device:
     """The rank's own GPU, made current before anything is built on one; CPU where there are none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
+    if ranks.local_world_size > torch.cuda.device_count():
+        raise InvalidSpec(
+            f"spec.nprocPerNode is {ranks.local_world_size}, but the node gives {torch.cuda.device_count()} GPUs to"
+            " this pod; each rank needs one: lower nprocPerNode or raise resources.limits"
+        )
     torch.cuda.set_device(ranks.local_rank)
     return torch.device("cuda", ranks.local_rank)
 

@@ -12,6 +12,7 @@ from finetune_trainer.data.render import Renderer, Sample
 from finetune_trainer.data.rows import find_files, read_rows
 from finetune_trainer.data.tokens import TokenDataset, cache_key, obtain_tokens
 from finetune_trainer.errors import DatasetError
+from finetune_trainer.files import explained
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,14 @@ def _load(sources: Sequence[DatasetSource], how: Tokenizing, *, field: str) -> T
     ]
     described = how.tokenizer.backend_tokenizer.to_str() + str(how.tokenizer.chat_template)
     key = cache_key(files, tokenizer=described, max_length=how.max_length)
-    data = obtain_tokens(
-        how.cache / "tokens" / key,
-        lambda: _render_all(files, Renderer(how.tokenizer, model_name=how.model_name)),
-        max_length=how.max_length,
-        writes=how.writes,
-        alive=how.alive,
-    )
+    with explained(how.cache):
+        data = obtain_tokens(
+            how.cache / "tokens" / key,
+            lambda: _render_all(files, Renderer(how.tokenizer, model_name=how.model_name)),
+            max_length=how.max_length,
+            writes=how.writes,
+            alive=how.alive,
+        )
     if len(data) == 0:
         raise DatasetError(f"{field}: no sample is left to train on; {_why_empty(data, how.max_length)}")
     return data

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +40,13 @@ class Supervisor:
         self._stopping = _Stopping(grace_seconds=node.grace_seconds)
 
     def run(self) -> int:
+        try:
+            return self._live()
+        except Exception as error:  # the outermost place: PID 1 must not go without last words
+            failed = self._failed(type(error).__name__, f"the supervisor itself failed: {error}")
+            return self._finish(replace(failed, stack=traceback.format_exc()))
+
+    def _live(self) -> int:
         _clear_leftovers(self._node)
         self._write(self._message())
         if is_finished(self._node.output, uid=self._node.uid):
@@ -141,7 +150,7 @@ class Supervisor:
         )
 
     def _succeeded(self) -> Termination:
-        return replace(self._message(), final=True, outcome=contract.SUCCEEDED, time=time.time())
+        return replace(self._message(), final=True, outcome=contract.SUCCEEDED, phase=contract.DONE, time=time.time())
 
     def _stopped(self, reason: str) -> Termination:
         return replace(self._message(), final=True, outcome=contract.STOPPED, message=reason, time=time.time())
@@ -237,5 +246,5 @@ def _clear_leftovers(node: Node) -> None:
         file.unlink(missing_ok=True)
     if os.getpid() == 1:  # not on somebody's laptop
         for entry in Path("/dev/shm").iterdir():  # noqa: S108
-            if entry.is_file():
-                entry.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a folder, or somebody else's
+                entry.unlink()
