@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -61,12 +62,10 @@ def delegate_controllers(folder: Path) -> None:
 
 
 def cgroup_folders(cgroup: str) -> Iterator[Path]:
-    """The node's cgroups in every hierarchy, children before parents."""
+    """The node's cgroups in every hierarchy, children before parents; some may vanish while we look."""
     for hierarchy in hierarchies():
-        top = hierarchy / cgroup
-        if top.is_dir():
-            yield from sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True)
-            yield top
+        for folder, _, _ in os.walk(hierarchy / cgroup, topdown=False):
+            yield Path(folder)
 
 
 def processes_below(cgroup: str) -> frozenset[int]:

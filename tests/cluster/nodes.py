@@ -82,7 +82,12 @@ def remove_traces(layout: Layout) -> None:
 
 def network_results(layout: Layout) -> tuple[Path, ...]:
     """What network plugins noted about pods of ours: the path of each pod's network namespace is in it."""
-    return tuple(path for path in CNI_RESULTS.glob("*") if f"{layout.root}/" in path.read_text(errors="replace"))
+    found = []
+    for path in CNI_RESULTS.glob("*"):
+        with suppress(FileNotFoundError):  # another cluster's pod ended meanwhile
+            if f"{layout.root}/" in path.read_text(errors="replace"):
+                found.append(path)
+    return tuple(found)
 
 
 def shim_sockets(layout: Layout) -> tuple[Path, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+
 from cluster.commands import attempt, run
-from cluster.layout import NodeLayout
+from cluster.layout import Layout, NodeLayout
 from cluster.network import in_node
 
 EVERYTHING = ""
@@ -31,6 +33,20 @@ def forget_drops(holder: NodeLayout, *, because_of: NodeLayout) -> None:
     attempt("nsenter", f"--net={holder.network_namespace_path}", *table)
     if holder == because_of:
         attempt(*table)
+
+
+def tables_on_host(layout: Layout) -> tuple[str, ...]:
+    """They outlive their device, and newer kernels attach them again to the next device of that name."""
+    if not shutil.which("nft"):
+        return ()
+    lines = (line.split() for line in attempt("nft", "list", "tables", "netdev").stdout.splitlines())
+    prefix = layout.device_prefix.replace("-", "_") + "_"
+    return tuple(words[2] for words in lines if words[2:] and words[2].startswith(prefix))
+
+
+def forget_drops_on_host(layout: Layout) -> None:
+    for table in tables_on_host(layout):
+        run("nft", "delete", "table", "netdev", table)
 
 
 def table_name(node: NodeLayout) -> str:

@@ -16,6 +16,7 @@ from cluster.image_loading import load_into_nodes, pause_archive
 from cluster.layout import DNS_READY_PORT, MAX_NODES, Layout, check_name, choose_network
 from cluster.network import ensure_network, host_routes, network_links, network_namespaces, remove_network
 from cluster.packages import RUNTIME, ensure_packages
+from cluster.partition import forget_drops_on_host, tables_on_host
 from cluster.pki import ensure_certificates, users
 from cluster.preflight import require_able_machine, require_free_ports
 from cluster.processes import Daemon, stop_all
@@ -197,6 +198,7 @@ class ThrowawayCluster:
             daemon.stop(patience_seconds=2)
         stop_all(layout.daemons)
         nodes.unmount_below(layout.root)
+        forget_drops_on_host(layout)
         remove_network(layout)
         nodes.remove_node_cgroups(layout)
         nodes.remove_traces(layout)
@@ -208,6 +210,7 @@ class ThrowawayCluster:
         return (
             *(f"network namespace {name}" for name in network_namespaces(layout)),
             *(f"network link {name}" for name in network_links(layout)),
+            *(f"packet filter {name}" for name in tables_on_host(layout)),
             *(f"mount {path}" for path in nodes.mounts_below(self.root)),
             *(f"cgroup {name}" for name in cgroups_with_prefix(layout.device_prefix)),
             *(f"network plugin's note {path}" for path in nodes.network_results(layout)),
