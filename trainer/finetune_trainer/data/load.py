@@ -71,9 +71,12 @@ def _why_empty(data: TokenDataset, max_length: int | None) -> str:
     counted = data.counted
     if counted.rows == 0:
         return "the files hold no rows"
-    if counted.nothing_to_learn == counted.rows:
-        return f"none of the {counted.rows} rows has a token to learn"
-    return (
-        f"all {counted.rows} rows are longer than {max_length} tokens (spec.dataset.maxLength):"
-        f" {', '.join(counted.too_long)}"
-    )
+    reasons = []
+    if counted.nothing_to_learn:
+        reasons.append(f"{counted.nothing_to_learn} have no token to learn")
+    if counted.too_long:
+        too_long = counted.dropped - counted.nothing_to_learn
+        reasons.append(
+            f"{too_long} are longer than {max_length} tokens (spec.dataset.maxLength): {', '.join(counted.too_long)}"
+        )
+    return f"of {counted.rows} rows {' and '.join(reasons)}"

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,8 +46,8 @@ class TokenDataset(Dataset[Features]):
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         self.counted = Counted(**{**meta, "too_long": tuple(meta["too_long"])})
         self._ends = np.load(folder / "ends.npy")
-        self._tokens = np.memmap(folder / "tokens.bin", dtype=np.int32, mode="r")
-        self._targets = np.memmap(folder / "targets.bin", dtype=np.bool_, mode="r")
+        self._tokens = _map(folder / "tokens.bin", np.int32)
+        self._targets = _map(folder / "targets.bin", np.bool_)
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -58,6 +59,11 @@ class TokenDataset(Dataset[Features]):
         tokens = torch.from_numpy(self._tokens[start:end].astype(np.int64))
         targets = torch.from_numpy(self._targets[start:end].copy())
         return {"input_ids": tokens, "labels": tokens.masked_fill(~targets, IGNORED)}
+
+
+def _map(path: Path, dtype: type[np.generic]) -> "np.ndarray[Any, Any]":
+    """An empty file cannot be mapped."""
+    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)
 
 
 def cache_key(files: Sequence[Path], *, tokenizer: str, max_length: int | None) -> str:
