@@ -36,6 +36,9 @@ IMAGE_BUILDING = (
 )
 
 
+PATIENT = ("-o", "DPkg::Lock::Timeout=300")  # somebody else may be installing something
+
+
 def ensure_packages(packages: tuple[Package, ...]) -> None:
     missing = tuple(package.name for package in packages if not package.is_installed())
     if not missing:
@@ -44,5 +47,5 @@ def ensure_packages(packages: tuple[Package, ...]) -> None:
         raise ClusterError(f"please install {', '.join(missing)}: there is no apt-get here to do it with")
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     with stage(f"install {', '.join(missing)}"):
-        run("apt-get", "update", "-qq", environment=quiet)
-        run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing, environment=quiet)
+        run("apt-get", *PATIENT, "update", "-qq", environment=quiet)
+        run("apt-get", *PATIENT, "install", "-y", "-qq", "--no-install-recommends", *missing, environment=quiet)

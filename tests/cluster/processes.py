@@ -50,10 +50,7 @@ class Daemon:
 
     def stop(self, *, patience_seconds: float = 5) -> None:
         """SIGTERM, then SIGKILL when patience ends."""
-        pid = self.pid()
-        if pid is not None:
-            end_processes([pid], patience_seconds=patience_seconds)
-        self.pid_file.unlink(missing_ok=True)
+        stop_together([self], patience_seconds=patience_seconds)
 
     def require_running(self) -> None:
         if self.pid() is None:
@@ -66,10 +63,18 @@ class Daemon:
             return "(no log)"
 
 
-def stop_all(folder: Path) -> None:
-    """Whatever still runs by a pid file in the folder, also what a later version would not start any more."""
-    for pid_file in sorted(folder.glob("*.pid")):
-        Daemon(name=pid_file.stem, argv=(), folder=folder).stop(patience_seconds=2)
+def stop_together(daemons: Iterable[Daemon], *, patience_seconds: float) -> None:
+    """At once, so that patience is had once and not for each."""
+    stopped = tuple(daemons)
+    pids = (daemon.pid() for daemon in stopped)
+    end_processes([pid for pid in pids if pid is not None], patience_seconds=patience_seconds)
+    for daemon in stopped:
+        daemon.pid_file.unlink(missing_ok=True)
+
+
+def daemons_in(folder: Path) -> tuple[Daemon, ...]:
+    """Whatever was started with a pid file in the folder, also what a later version would not start any more."""
+    return tuple(Daemon(name=path.stem, argv=(), folder=folder) for path in sorted(folder.glob("*.pid")))
 
 
 def start_time(pid: int) -> int | None:

@@ -110,11 +110,15 @@ def containerd(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
     path = f"PATH={folder}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return daemon(
         layout,
-        f"containerd-{node.name}",
+        containerd_name(node),
         *inside(node),
         *("env", path, str(folder / "containerd"), "--config", str(node.root / "containerd.toml")),
         *("--log-level", "warn"),
     )
+
+
+def containerd_name(node: NodeLayout) -> str:
+    return f"containerd-{node.name}"
 
 
 def kubelet(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:

@@ -19,7 +19,7 @@ from cluster.packages import RUNTIME, ensure_packages
 from cluster.partition import forget_drops_on_host, tables_on_host
 from cluster.pki import ensure_certificates, users
 from cluster.preflight import require_able_machine, require_free_ports
-from cluster.processes import Daemon, stop_all
+from cluster.processes import Daemon, daemons_in, stop_together
 from cluster.render import render_corefile, render_files
 from cluster.state import ClusterState, read_state, require_state, write_state
 from cluster.versions import PINNED, Versions
@@ -179,24 +179,20 @@ class ThrowawayCluster:
                 self.remove(ClusterState(self.name, MAX_NODES, "10.80.0.0/16", PINNED), keep_images=False)
 
     def remove(self, state: ClusterState, *, keep_images: bool) -> None:
+        """Kubelets first, or they would start again what is ended; containerd last, to forget its containers."""
         layout = state.layout(self.root)
-        control_plane = programs.control_plane(layout, self.cache, state.versions)
-        per_node = [programs.node_programs(layout, node, self.cache, state.versions) for node in layout.nodes]
-        for _containerd, *rest in per_node:
-            for daemon in rest:
-                daemon.stop(patience_seconds=2)
+        started = daemons_in(layout.daemons)
+        runtimes = {programs.containerd_name(node): node for node in layout.nodes}
         sockets = nodes.shim_sockets(layout)
+        stop_together((d for d in started if d.name not in runtimes), patience_seconds=2)
         nodes.end_containers(layout)
-        for node, (containerd, *_rest) in zip(layout.nodes, per_node, strict=True):
-            if containerd.pid() is not None:
-                nodes.forget_containers(self.cache, state.versions, node)
-            containerd.stop()
+        for daemon in started:
+            if daemon.name in runtimes and daemon.pid() is not None:
+                nodes.forget_containers(self.cache, state.versions, runtimes[daemon.name])
+        stop_together(started, patience_seconds=5)
         nodes.end_leftover_processes(layout)
         for socket in sockets:
             socket.unlink(missing_ok=True)
-        for daemon in reversed(control_plane):
-            daemon.stop(patience_seconds=2)
-        stop_all(layout.daemons)
         nodes.unmount_below(layout.root)
         forget_drops_on_host(layout)
         remove_network(layout)

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from cluster.processes import Daemon, start_time, stop_all
+from cluster.processes import Daemon, daemons_in, start_time, stop_together
 
 
 def sleeper(folder: Path, *, stubborn: bool = False) -> Daemon:
@@ -72,7 +72,7 @@ def test_a_killed_program_counts_as_ended_before_anybody_waits_for_it(tmp_path: 
 def test_everything_with_a_pid_file_can_be_stopped_by_its_folder(tmp_path: Path) -> None:
     pid = started(sleeper(tmp_path))
 
-    stop_all(tmp_path)
+    stop_together(daemons_in(tmp_path), patience_seconds=1)
 
     assert start_time(pid) is None
     assert not list(tmp_path.glob("*.pid"))
