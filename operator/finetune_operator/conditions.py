@@ -15,6 +15,7 @@ from finetune_api.status import (
     Progress,
     WaitStatus,
 )
+from finetune_api.termination import Outcome
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.observe import Life, NodeObservation, Observation
 from finetune_operator.plan import batch_of
@@ -49,7 +50,8 @@ def tell(job: FineTuneJob, told: Told) -> JobStatus:
             ),
             "output": f"{job.spec.output.persistent_volume_claim.claim_name}:"
             f"{job.spec.output.sub_path or f'{job.metadata.namespace}/{job.metadata.name}'}",
-            "nodes": tuple(_node(node) for node in nodes),
+            # of pods that are gone every replica remembers others, and they would correct each other without end
+            "nodes": tuple(_node(node) for node in nodes if node.life is not Life.GONE),
         }
     )
     phase = _phase(job, status, nodes)
@@ -70,6 +72,17 @@ def keep_transition_times(wanted: Iterable[Condition], before: Iterable[Conditio
         c.model_copy(update={"last_transition_time": since.get((c.type, c.status), c.last_transition_time)})
         for c in wanted
     )
+
+
+def essence(status: JobStatus) -> JobStatus:
+    """The status without what only readers miss when it comes a second late."""
+    update: dict[str, object] = {"nodes": (), "display": None, "progress": None}
+    if status.attempts:
+        last = status.attempts[-1]
+        ends = tuple(evidence for evidence in last.evidence if evidence.ended and evidence.outcome != Outcome.STOPPED)
+        record = last.model_copy(update={"evidence": ends, "last_step": None, "first_step": None})
+        update["attempts"] = (*status.attempts[:-1], record)
+    return status.model_copy(update=update)
 
 
 def finished(status: JobStatus) -> bool:
