@@ -36,6 +36,6 @@ def test_one_operator_keeps_every_promise(scenario: Scenario, data: st.DataObjec
 
 
 @searching
-@given(scenarios(operators=2), st.data())
-def test_two_operators_at_once_never_publish_twice_and_every_run_ends(scenario: Scenario, data: st.DataObject) -> None:
+@given(scenarios(takeovers=True), st.data())
+def test_operators_that_all_believe_they_lead_never_publish_twice(scenario: Scenario, data: st.DataObject) -> None:
     check(scenario, data)

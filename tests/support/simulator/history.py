@@ -27,8 +27,8 @@ class Scenario:
     workload: Workload = Workload(num_nodes=2)
     fields: dict[str, Any] = field(default_factory=dict)
     weather: Weather = CALM
-    incidents: tuple[tuple[float, Incident], ...] = ()
-    operators: int = 1
+    incidents: tuple[tuple[float, Incident], ...] = ()  # and when
+    takeovers: tuple[tuple[float, float], ...] = ()  # when another operator leads, and how long the old one goes on
     resume_at_end: bool = True
     faults_end: float = 60.0
 
@@ -53,7 +53,7 @@ def play(scenario: Scenario, choices: Choices) -> Story:
 
 async def _play(scenario: Scenario, choices: Choices) -> Story:
     world = World(choices, scenario.workload, weather=scenario.weather, **scenario.fields)
-    world.several_operators = scenario.operators > 1
+    world.several_operators = bool(scenario.takeovers)
     monitor = Monitor(world, several_operators=world.several_operators)
     asyncio.get_running_loop().set_exception_handler(lambda _, context: monitor.report(f"a task failed: {context}"))
     errors = ErrorLog(monitor.report)
@@ -74,8 +74,9 @@ async def _play(scenario: Scenario, choices: Choices) -> Story:
 
 async def _live(world: World, monitor: Monitor, scenario: Scenario) -> None:
     loop = asyncio.get_running_loop()
-    for _ in range(scenario.operators):
-        world.start_operator()
+    world.start_operator()
+    for time, overlap in scenario.takeovers:
+        loop.call_later(time, world.take_over, overlap)
     for time, incident in scenario.incidents:
         if time < scenario.faults_end:
             loop.call_later(time, _happen, world, incident)
@@ -125,21 +126,14 @@ async def _check_rest(world: World, monitor: Monitor) -> None:
         _, machine = world.machines.processes[process.pod_uid]
         if machine.up.is_set():
             monitor.report(f"a process of attempt {process.attempt} still runs on {machine.name}")
-    if world.job is None and (left := [key for key, _ in world.pods() if key.name.startswith("bert")]):
-        reachable = [key for key in left if _is_reachable(world, key.name)]
-        if reachable:
-            monitor.report(f"the job is gone, but these are left: {reachable}")
+    left = [key.name for key, pod in world.pods() if not world.is_lost(pod)]
+    if world.job is None and left:
+        monitor.report(f"the job is gone, but these are left: {left}")
     before = len(world.server.history)
     await asyncio.sleep(SETTLING_SECONDS)
     for change in world.server.history[before:]:
         if change.actor.startswith("operator"):
             monitor.report(f"written although nothing happens any more: {change.type} {change.kind} {change.body}")
-
-
-def _is_reachable(world: World, name: str) -> bool:
-    pod = next(pod for key, pod in world.pods() if key.name == name)
-    machine = world.machines.machine_of(pod)
-    return machine is None or machine.up.is_set()
 
 
 logging.getLogger("asyncio").setLevel(logging.CRITICAL)

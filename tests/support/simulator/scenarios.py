@@ -55,15 +55,16 @@ def fields(draw: st.DrawFn) -> dict[str, Any]:
     return chosen
 
 
-def scenarios(*, operators: int = 1) -> st.SearchStrategy[Scenario]:
-    """Any history of so many operators."""
+def scenarios(*, takeovers: bool = False) -> st.SearchStrategy[Scenario]:
+    """Any history, of one operator at a time or of several that each believe that they lead."""
+    overlaps = st.tuples(times, st.sampled_from((0.1, 0.01, 2.0, 15.0)))
     return st.builds(
         Scenario,
         workload=st.builds(Workload, num_nodes=st.sampled_from((2, 1, 3))),
         fields=fields(),
         weather=weathers,
         incidents=st.lists(st.tuples(times, st.sampled_from(INCIDENTS)), max_size=MOST_INCIDENTS).map(tuple),
-        operators=st.just(operators),
+        takeovers=st.lists(overlaps, min_size=1, max_size=3).map(tuple) if takeovers else st.just(()),
         resume_at_end=st.sampled_from((True, True, True, False)),
         faults_end=st.sampled_from((60.0, 240.0)),
     )

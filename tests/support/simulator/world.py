@@ -9,7 +9,7 @@ from typing import Any
 from finetune_operator import names
 from finetune_operator.apiserver import ApiError
 from support.builders import SETTINGS, spec
-from support.simulator.apiserver import TERMINAL, Change, Key, Raw, SimulatedApiServer
+from support.simulator.apiserver import Change, Key, Raw, SimulatedApiServer
 from support.simulator.choices import Choices
 from support.simulator.machines import Machine, Machines
 from support.simulator.network import CALM, Link, Weather
@@ -18,7 +18,7 @@ from support.simulator.trainer import EPOCH, Process, Trainer, Workload
 
 JOB = Key(names.FINETUNEJOB_KIND, "default", "bert")
 SPARE_MACHINES = 2
-MOST_LOOKS = 500
+MOST_LOOKS = 1000
 
 
 class World:
@@ -108,6 +108,13 @@ class World:
             operator.link.drop_requests()
         asyncio.get_running_loop().call_later(self.choices.pick((1.0, 15.0, 90.0)), self.start_operator)
 
+    def take_over(self, overlap: float) -> None:
+        """Another operator leads; those that led go on until they notice, and what they sent goes on after them."""
+        former = [operator for operator in self.operators if operator.alive]
+        self.start_operator()
+        for operator in former:
+            asyncio.get_running_loop().call_later(overlap, operator.crash)
+
     def calm_down(self) -> None:
         """Faults stop, and what was only broken for a while is mended."""
         self.note("faults stop")
@@ -181,7 +188,7 @@ class World:
         if job is None:
             return True
         if job["metadata"].get("deletionTimestamp"):
-            return False
+            return all(self.is_lost(pod) for _, pod in self.pods())  # which Kubernetes waits for, without end
         if "completionTime" in self.status:
             return True
         return bool(job["spec"].get("suspend")) and self.condition("Suspended") == "True"
@@ -191,9 +198,10 @@ class World:
         found = (c["status"] for c in self.status.get("conditions", ()) if c["type"] == kind)
         return next(found, None)
 
-    def ended_pods_only(self) -> bool:
-        """No pod of it runs, as the API server knows."""
-        return all(pod["status"].get("phase") in TERMINAL for _, pod in self.pods())
+    def is_lost(self, pod: Raw) -> bool:
+        """Its machine does not answer."""
+        machine = self.machines.machine_of(pod)
+        return machine is not None and not machine.up.is_set()
 
 
 class ErrorLog(logging.Handler):
