@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 from finetune_operator import names
 from finetune_operator.apiserver import ApiServer, Raw
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 SELECTOR = f"{names.MANAGED_BY}={names.MANAGER}"
 SWEEP_SECONDS = 60.0
+BURST_SECONDS = 0.02
 Namespaces = tuple[str, ...] | tuple[None]  # (None,) is the whole cluster
 
 
@@ -33,10 +35,11 @@ class Controller:
         self._metrics = metrics
         self._namespaces = namespaces
         self._refusals: dict[JobKey, tuple[Refusal, ...]] = {}
+        self._written: dict[JobKey, float] = {}  # when we last wrote the job's status, monotonic
         self._leading: Callable[[], bool] = lambda: False
         self.jobs = Jobs()
         self.queue: WorkQueue[JobKey] = WorkQueue(on_wait=metrics.queue_wait.observe)
-        self.children = Children(on_change=self.wake, present_attempt=self.jobs.attempt)
+        self.children = Children(on_change=self.stir, present_attempt=self.jobs.attempt)
         self.progress = ProgressPoller(self.jobs, self.children, on_progress=self.wake)
         self.informers = tuple(
             Informer(api, collection_path(kind, namespace), selector=SELECTOR, on_change=hear)
@@ -48,6 +51,11 @@ class Controller:
         """Queue a job; not on a standby, which queues them all when it takes over."""
         if key in self.jobs and self._leading():
             self.queue.add(key)
+
+    def stir(self, key: JobKey) -> None:
+        """Queue a job whose children change: they do so in bursts, and one pass sees a whole burst."""
+        if key in self.jobs and self._leading():
+            self.queue.add_after(key, BURST_SECONDS)
 
     def take(self, body: Raw) -> None:
         """Hear of a job as it is now."""
@@ -61,6 +69,7 @@ class Controller:
         self.children.forget(key)
         self.progress.forget(key)
         self._refusals.pop(key, None)
+        self._written.pop(key, None)
 
     async def list_jobs(self) -> None:
         """Compare with the API server; heals what kopf's watch missed, a deletion in a gap above all."""
@@ -102,6 +111,7 @@ class Controller:
     async def _pass(self, key: JobKey) -> None:
         job = self.jobs.get(key)
         if job is None:
+            self.queue.forget(key)
             return
         began = time.monotonic()
         result = "error"
@@ -126,9 +136,12 @@ class Controller:
         except NotFound:
             self.drop(key)
             return "gone"
+        if key not in self.jobs:  # deleted meanwhile: what comes back from the pass must not revive it
+            return "gone"
         self.queue.succeeded(key)
         self._count_restarts(job, outcome.job)
-        self.jobs.offer(outcome.job)
+        if self.jobs.offer(outcome.job):
+            self._written[key] = time.monotonic()
         self._refusals[key] = outcome.refusals
         if outcome.requeue_after is not None:
             self.queue.add_after(key, outcome.requeue_after.total_seconds())
@@ -141,6 +154,7 @@ class Controller:
             services=self.children.services(key),
             progress=self.progress.newest(key),
             refusals=self._refusals.get(key, ()),
+            since_write=timedelta(seconds=time.monotonic() - self._written[key]) if key in self._written else None,
         )
 
     def _count_restarts(self, before: Raw, after: Raw) -> None:

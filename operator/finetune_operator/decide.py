@@ -108,7 +108,10 @@ def _still_to_be_made(case: Case) -> Decision | None:
     if len(existing) == case.job.spec.num_nodes and case.seen.service_exists:
         return None
     children = build_children(plan_run(case.job, attempt=record.attempt, settings=case.settings))
-    actions: tuple[Action, ...] = tuple(Create(m) for m in children if m["metadata"]["name"] not in existing)
+    missing = (m for m in children if m["metadata"]["name"] not in existing)
+    actions: tuple[Action, ...] = tuple(
+        Create(m) for m in missing if m["kind"] != "Service" or not case.seen.service_exists
+    )
     if record.attempt > 0:
         previous = names.config_map_name(case.job.metadata.name, record.attempt - 1)
         actions = (*actions, DeleteConfigMap(previous), *case.deletions(older, ABORT_GRACE_SECONDS))

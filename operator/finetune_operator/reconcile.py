@@ -9,11 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from finetune_api.status import JobStatus, Progress
+from finetune_api.status import AttemptState, JobStatus, Progress
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator import names
 from finetune_operator.actions import Action, Create, DeleteConfigMap, DeleteJob, DeletePod, Emit
 from finetune_operator.cluster import Cluster, NameTaken, ObjectRef, Refused
+from finetune_operator.conditions import essence
 from finetune_operator.decide import decide
 from finetune_operator.invalid import decide_invalid
 from finetune_operator.observe import Claim, Observation, Refusal, observe_pods
@@ -21,6 +22,8 @@ from finetune_operator.plan import Settings
 from finetune_operator.waiting import claim_names
 
 Raw = dict[str, Any]
+
+BREATH = timedelta(seconds=1)
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Seen:
     services: tuple[Raw, ...] = ()
     progress: Progress | None = None
     refusals: tuple[Refusal, ...] = ()
+    since_write: timedelta | None = None  # since the status was last written by us
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,22 @@ async def reconcile(run: Pass, job: Raw, seen: Seen) -> Outcome:
         observation = await _look_closely(run, parsed, observation, seen)
         decision = decide(parsed, observation, run.now(), run.settings)
     changed = decision.status != parsed.status
+    if changed and (pause := _can_wait(parsed.status, decision.status, seen)):
+        refusals = await _perform(run, parsed, decision.actions)
+        return Outcome(job, min(pause, decision.requeue_after or pause), refusals)
     if changed:
         job = await run.cluster.write_status(job, render_status(decision.status))
     refusals = await _perform(run, parsed, decision.actions)
     # after a write, the next step needs no event: what it decides from is already here
     again = timedelta() if changed or refusals != seen.refusals else decision.requeue_after
     return Outcome(job, again, refusals)
+
+
+def _can_wait(before: JobStatus, after: JobStatus, seen: Seen) -> timedelta | None:
+    """How long a write may wait that only people would miss: pods change in bursts, and each write is a request."""
+    if seen.since_write is None or seen.since_write >= BREATH or essence(before) != essence(after):
+        return None
+    return BREATH - seen.since_write
 
 
 def render_status(status: JobStatus) -> Raw:
@@ -95,7 +109,7 @@ def _observe(job: FineTuneJob, seen: Seen) -> Observation:
 async def _look_closely(run: Pass, job: FineTuneJob, observation: Observation, seen: Seen) -> Observation:
     """The same with what no cache can prove: which pods are there now, and what the claims allow."""
     namespace = job.metadata.namespace
-    wanted = claim_names(job)
+    wanted = claim_names(job) if job.status.attempts[-1].state is AttemptState.STARTING else ()
     claims = asyncio.gather(*(run.cluster.get_claim(namespace, name) for name in wanted))
     fresh, modes = await asyncio.gather(run.cluster.list_pods(namespace, job.metadata.uid), claims)
     found = tuple(

@@ -49,7 +49,10 @@ async def measure(options: argparse.Namespace) -> Figures:
         after = rig.usage()
         figures["operator's CPU for both, s"] = [after.cpu_seconds - before.cpu_seconds]
         figures["operator's memory, MiB"] = [after.memory_mib]
-        figures["API requests per job, both"] = [(after.requests - before.requests) / len(names)]
+        requests = after.requests - before.requests
+        figures["API requests per job, both"] = [requests.total() / len(names)]
+        for title, count in requests.most_common():
+            figures[f"  {title}"] = [count / len(names)]
         return figures
 
 

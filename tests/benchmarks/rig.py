@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class Usage:
 
     cpu_seconds: float
     memory_mib: float
-    requests: float
+    requests: Counter[str]
 
 
 class PodClock:
@@ -84,11 +85,15 @@ class Rig:
         return Usage(cpu, memory, count_requests())
 
 
-def count_requests() -> float:
-    """All API requests of the operator so far, watches included."""
+def count_requests() -> Counter[str]:
+    """API requests of the operator so far, by verb and resource."""
     with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=5) as response:
         text = response.read().decode()
-    return sum(float(n) for n in re.findall(r"^finetune_\w*api_requests_total\{.*\} (\S+)$", text, re.MULTILINE))
+    counted: Counter[str] = Counter()
+    for labels, number in re.findall(r"^finetune_api_requests_total\{(.*)\} (\S+)$", text, re.MULTILINE):
+        said = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        counted[f"{said['verb']} {said['resource']} {said['code']}"] += int(float(number))
+    return counted
 
 
 @asynccontextmanager
