@@ -5,6 +5,7 @@ and stops the process if it fails in a way that trying again does not mend.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,8 @@ from finetune_operator.controller import Controller
 from finetune_operator.jobs import job_key
 
 WATCH_SECONDS = 300  # a whole number: the API server refuses "300.0"
-LONGEST_PAUSE = 15.0
+LONGEST_PAUSE = 5.0
+RELOGIN_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,13 @@ def build_settings() -> kopf.OperatorSettings:
 def build_registry(controller: Controller, host: Host) -> kopf.OperatorRegistry:
     """A login and the one handler."""
     registry = kopf.OperatorRegistry()
+    last_login = time.monotonic() - RELOGIN_SECONDS
 
     @kopf.on.login(registry=registry)
     async def log_in(**_: object) -> kopf.AiohttpSession:
+        nonlocal last_login
+        await asyncio.sleep(last_login + RELOGIN_SECONDS - time.monotonic())  # else every 401 asks again at once
+        last_login = time.monotonic()
         return kopf.AiohttpSession(server=host.server, aiohttp_session=host.open_session())
 
     @kopf.on.event(*names.FINETUNEJOB, registry=registry)

@@ -11,7 +11,7 @@ from finetune_operator.apiserver import ApiError, ApiServer, Raw
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE = 0.2
-LONGEST_PAUSE = 30.0
+LONGEST_PAUSE = 10.0
 SHORT_WATCH = 1.0  # seconds; a stream that ends sooner is no success, else an eager proxy makes this loop spin
 GONE = 410
 

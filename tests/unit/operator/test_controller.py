@@ -150,6 +150,24 @@ async def test_a_job_that_answers_not_found_is_dropped() -> None:
     assert pods(api) == []
 
 
+async def test_a_job_deleted_during_its_pass_stays_deleted() -> None:
+    api = HttpApi()
+    deleted = asyncio.Event()
+
+    def delete_while_reading_the_clock() -> datetime:
+        if not deleted.is_set():
+            deleted.set()
+            controller.drop(job_key(job))
+        return datetime.now(UTC)
+
+    async with controlling(api, now=delete_while_reading_the_clock) as (controller, _):
+        job = put_job(api, "a")
+        controller.take(job)
+        await until(lambda: bool(api.asked("PUT", "finetunejobs")))
+        await asyncio.sleep(0.3)
+        assert len(controller.jobs) == 0
+
+
 async def test_listing_finds_what_no_watch_told() -> None:
     api = HttpApi()
     gone = put_job(api, "gone")

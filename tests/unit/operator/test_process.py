@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 import yaml
 
+from finetune_operator.__main__ import build_options, parse_flags
 from support.builders import spec
 from support.http_api import Fault, HttpApi, serving
 
@@ -45,7 +46,7 @@ class Operator:
 
 
 @asynccontextmanager
-async def running(url: str, folder: Path, *flags: str) -> AsyncIterator[Operator]:
+async def running(url: str, folder: Path, *flags: str, user: Raw | None = None) -> AsyncIterator[Operator]:
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
     kubeconfig = folder / "kubeconfig"
@@ -57,7 +58,7 @@ async def running(url: str, folder: Path, *flags: str) -> AsyncIterator[Operator
                 "current-context": "test",
                 "contexts": [context],
                 "clusters": [{**named, "cluster": {"server": url}}],
-                "users": [{**named, "user": {}}],
+                "users": [{**named, "user": user or {}}],
             }
         )
     )
@@ -78,7 +79,7 @@ async def running(url: str, folder: Path, *flags: str) -> AsyncIterator[Operator
         await reading
 
 
-async def until(condition: Callable[[], bool], *, seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], *, seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -126,7 +127,7 @@ async def test_sigterm_ends_the_process_and_frees_the_lease(tmp_path: Path) -> N
     async with serving(api) as url, running(url, tmp_path) as operator:
         await until(lambda: operator.said("leading"))
         operator.process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(operator.process.wait(), 5) == 0
+        assert await asyncio.wait_for(operator.process.wait(), 30) == 0
     assert api.objects["leases", "default", "finetune-operator"]["spec"]["holderIdentity"] == ""
 
 
@@ -154,7 +155,7 @@ async def test_a_leader_that_cannot_renew_exits_at_once(tmp_path: Path) -> None:
         await until(lambda: operator.said("leading"))
         taken = {**api.objects["leases", "default", "finetune-operator"]["spec"], "holderIdentity": "somebody"}
         api.put("leases", {"metadata": {"name": "finetune-operator"}, "spec": taken})
-        assert await asyncio.wait_for(operator.process.wait(), 10) == 1
+        assert await asyncio.wait_for(operator.process.wait(), 30) == 1
     assert operator.said("no longer the leader")
     assert api.objects["leases", "default", "finetune-operator"]["spec"]["holderIdentity"] == "somebody"
 
@@ -196,8 +197,25 @@ async def test_the_api_server_may_go_away_and_come_back(tmp_path: Path) -> None:
         api.faults += away
         api.end_watches()
         put_job(api)
-        await until(lambda: len(names_of(api, "pods")) == 2, seconds=30)
+        await until(lambda: len(names_of(api, "pods")) == 2)
         assert operator.process.returncode is None
+
+
+async def test_a_rotated_token_is_taken_up_by_everybody(tmp_path: Path) -> None:
+    api, token = HttpApi(), tmp_path / "token"
+    api.allowed_token = "one"  # noqa: S105
+    token.write_text("one")
+    async with serving(api) as url, running(url, tmp_path, user={"tokenFile": "token"}) as operator:
+        await until(lambda: operator.said("leading") and api.watches == 3)
+        api.allowed_token = "another"  # noqa: S105
+        api.end_watches()
+        await until(lambda: bool([r for r in api.requests[-3:] if "one" in r.headers["Authorization"]]))
+        await asyncio.sleep(0.5)  # everybody is refused
+        token.write_text("another")
+        put_job(api)
+        await until(lambda: len(names_of(api, "pods")) == 2)
+        assert operator.process.returncode is None
+    assert not any("another" in json.dumps(record) for record in operator.records), "no secrets in the log"
 
 
 async def test_a_watch_of_jobs_that_cannot_go_on_ends_the_process(tmp_path: Path) -> None:
@@ -206,7 +224,7 @@ async def test_a_watch_of_jobs_that_cannot_go_on_ends_the_process(tmp_path: Path
     async with serving(api) as url, running(url, tmp_path) as operator:
         await until(lambda: operator.said("leading") and api.watches == 3)
         api.send({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "internal error"}})
-        assert await asyncio.wait_for(operator.process.wait(), 20) == 1
+        assert await asyncio.wait_for(operator.process.wait(), 30) == 1
     assert api.objects["leases", "default", "finetune-operator"]["spec"]["holderIdentity"] == ""
 
 
@@ -228,15 +246,29 @@ async def test_without_the_crd_the_operator_waits_and_says_so(tmp_path: Path) ->
         pytest.param(["--log-level", "loud"], "--log-level: loud: must be one of", id="no such level"),
     ],
 )
-async def test_bad_flags_end_the_program_with_their_name(flags: list[str], words: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "finetune_operator", "--trainer-image", "x", *flags),
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "operator")},
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, error = await process.communicate()
-    assert process.returncode == 2
-    assert words in error.decode()
+def test_bad_flags_end_the_program_with_their_name(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        parse_flags(["--trainer-image", "x", *flags], {})
+    assert raised.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_flags_come_from_the_environment_and_beat_it() -> None:
+    environment = {
+        "FINETUNE_TRAINER_IMAGE": "env",
+        "FINETUNE_NAMESPACES": "one,two",
+        "FINETUNE_LEADER_ELECTION": "false",
+        "FINETUNE_WORKERS": "3",
+    }
+    options = build_options(parse_flags([], environment))
+    assert (options.settings.trainer_image, options.namespaces) == ("env", ("one", "two"))
+    assert (options.leader_election, options.workers) == (False, 3)
+    flags = ["--trainer-image", "flag", "--namespace", "three", "--leader-election", "--workers", "4"]
+    options = build_options(parse_flags(flags, environment))
+    assert (options.settings.trainer_image, options.namespaces) == ("flag", ("three",))
+    assert (options.leader_election, options.workers) == (True, 4)
 
 
 async def test_a_kubeconfig_that_is_not_there_ends_the_program_with_words(tmp_path: Path) -> None:
