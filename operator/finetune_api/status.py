@@ -1,9 +1,10 @@
 """What the operator tells about a job. Logic reads conditions and attempts; `phase` and `display` are for people."""
 
+import math
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, BeforeValidator, Field
 
 from finetune_api.model import StatusModel, list_map
 
@@ -104,17 +105,25 @@ class RestartCounts(StatusModel):
     best_step: int = Field(default=0, description="The furthest step any attempt reported.")
 
 
+def _finite_or_none(value: object) -> object:
+    """JSON knows no NaN, and the API server would refuse the whole status for one."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Measured = Annotated[float | None, BeforeValidator(_finite_or_none)]
+
+
 class Progress(StatusModel):
     """How far training is, as rank 0 last reported."""
 
     step: int = Field(default=0, description="Optimizer steps done.")
     total_steps: int | None = Field(default=None, description="Optimizer steps in all.")
-    epoch: float | None = Field(default=None, description="Passes over the rows.")
-    loss: float | None = Field(default=None, description="Training loss of the last report.")
-    eval_loss: float | None = Field(default=None, description="Last evaluation loss.")
-    learning_rate: float | None = Field(default=None, description="Learning rate of the last step.")
-    grad_norm: float | None = Field(default=None, description="Gradient norm of the last step.")
-    tokens_per_second: float | None = Field(default=None, description="Tokens of all ranks per second.")
+    epoch: Measured = Field(default=None, description="Passes over the rows.")
+    loss: Measured = Field(default=None, description="Training loss of the last report.")
+    eval_loss: Measured = Field(default=None, description="Last evaluation loss.")
+    learning_rate: Measured = Field(default=None, description="Learning rate of the last step.")
+    grad_norm: Measured = Field(default=None, description="Gradient norm of the last step.")
+    tokens_per_second: Measured = Field(default=None, description="Tokens of all ranks per second.")
     eta_seconds: int | None = Field(default=None, description="Seconds to the last step at the present pace.")
     last_checkpoint: str | None = Field(default=None, description="Name of the newest whole checkpoint.")
     update_time: AwareDatetime | None = Field(default=None, description="When this was reported.")

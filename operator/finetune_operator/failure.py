@@ -228,6 +228,30 @@ def stopped(evidence: Evidence) -> Verdict | None:
     )
 
 
+def hub_unavailable(evidence: Evidence) -> Verdict | None:
+    """The Hub did not answer, or not yet: it may the next time."""
+    if evidence.error_type != "HubUnavailable":
+        return None
+    return Verdict(
+        reason="HubUnavailable",
+        fault=Fault.TRANSIENT,
+        action=FailureAction.RESTART,
+        message=f"{where(evidence)}: {first_line(evidence.message)}",
+    )
+
+
+def launcher_failed(evidence: Evidence) -> Verdict | None:
+    """torchrun or a rank ended without an exception that anybody recorded."""
+    if evidence.error_type not in ("TorchrunFailed", "RankExited", "UnknownError"):
+        return None
+    return Verdict(
+        reason="Unexplained",
+        fault=Fault.UNKNOWN,
+        action=FailureAction.RESTART,
+        message=f"{where(evidence)}: {evidence.error_type}: {first_line(evidence.message)}",
+    )
+
+
 def raised(evidence: Evidence) -> Verdict | None:
     """A rank raised an exception that nobody foresaw: the code or the rows, and again the same next time."""
     if evidence.outcome != Outcome.FAILED or not evidence.error_type:
@@ -288,6 +312,8 @@ RULES: tuple[Rule, ...] = (
     killed,
     deleted,
     stopped,
+    hub_unavailable,
+    launcher_failed,
     raised,
     container_killed,
     no_result,

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -108,12 +107,7 @@ def parse_status(content: bytes, *, now: datetime) -> Progress | None:
         return None
     if progress is None:
         return None
-    finite = {
-        name: None
-        for name, value in progress
-        if isinstance(value, float) and not math.isfinite(value)  # JSON has no NaN: the API server would refuse it
-    }
-    return progress.model_copy(update={**finite, "update_time": progress.update_time or now})
+    return progress.model_copy(update={"update_time": progress.update_time or now})
 
 
 def find_address(pods: tuple[Raw, ...], attempt: int | None) -> str | None:

@@ -1,0 +1,149 @@
+"""Each rule decides its own case, and the cause is found among the victims."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from finetune_api.status import Evidence, Fault
+from finetune_api.termination import USER_ERRORS
+from finetune_operator import failure
+from finetune_operator.failure import FailureAction, judge, judge_node
+from finetune_trainer.supervisor import contract
+
+
+def left(**fields: Any) -> Evidence:
+    """What node 1 on gpu-7 left behind after it ended with exit 1."""
+    return Evidence(**{"node_rank": 1, "k8s_node": "gpu-7", "ended": True, "exit_code": 1, **fields})
+
+
+def at(second: float) -> datetime:
+    return datetime.fromtimestamp(1_767_268_800 + second, UTC)
+
+
+CASES: dict[failure.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
+    failure.disrupted: (
+        left(disruption="PreemptionByScheduler", exit_code=143),
+        "Preempted",
+        Fault.PREEMPTION,
+        FailureAction.RESTART,
+    ),
+    failure.evicted: (
+        left(reason="Evicted", message="Pod ephemeral local storage usage exceeds"),
+        "Evicted",
+        Fault.RESOURCE,
+        FailureAction.FAIL,
+    ),
+    failure.host_out_of_memory: (left(reason="OOMKilled"), "HostOutOfMemory", Fault.RESOURCE, FailureAction.FAIL),
+    failure.not_admitted: (left(reason="OutOfcpu"), "NodeRefusedPod", Fault.INFRASTRUCTURE, FailureAction.RESTART),
+    failure.cannot_start: (left(reason="StartError", exit_code=128), "StartError", Fault.USER, FailureAction.FAIL),
+    failure.user_error: (
+        left(outcome="failed", error_type="DatasetError", message="a.jsonl line 2: no messages"),
+        "DatasetError",
+        Fault.USER,
+        FailureAction.FAIL,
+    ),
+    failure.cuda_out_of_memory: (
+        left(outcome="failed", error_type="OutOfMemoryError", last_step=36),
+        "CudaOutOfMemory",
+        Fault.RESOURCE,
+        FailureAction.FAIL,
+    ),
+    failure.no_name: (
+        left(outcome="failed", error_type="DnsTimeout", message="no such name"),
+        "RendezvousTimeout",
+        Fault.TRANSIENT,
+        FailureAction.RESTART,
+    ),
+    failure.victim: (
+        left(outcome="failed", error_type="RuntimeError", message="Connection closed by peer [10.0.0.1]"),
+        "PeerLost",
+        Fault.TRANSIENT,
+        FailureAction.RESTART,
+    ),
+    failure.killed: (
+        left(outcome="failed", error_type="RankKilled", signal=9),
+        "RankKilled",
+        Fault.TRANSIENT,
+        FailureAction.RESTART,
+    ),
+    failure.deleted: (left(deleted=True, exit_code=None), "PodDeleted", Fault.INFRASTRUCTURE, FailureAction.RESTART),
+    failure.stopped: (left(outcome="stopped"), "Stopped", Fault.INFRASTRUCTURE, FailureAction.RESTART),
+    failure.hub_unavailable: (
+        left(outcome="failed", error_type="HubUnavailable", message="503"),
+        "HubUnavailable",
+        Fault.TRANSIENT,
+        FailureAction.RESTART,
+    ),
+    failure.launcher_failed: (
+        left(outcome="failed", error_type="TorchrunFailed", message="no ranks"),
+        "Unexplained",
+        Fault.UNKNOWN,
+        FailureAction.RESTART,
+    ),
+    failure.raised: (
+        left(outcome="failed", error_type="ZeroDivisionError", message="division by zero"),
+        "UserCodeError",
+        Fault.USER,
+        FailureAction.FAIL,
+    ),
+    failure.container_killed: (
+        left(exit_code=137, outcome="running"),
+        "ContainerKilled",
+        Fault.TRANSIENT,
+        FailureAction.RESTART,
+    ),
+    failure.no_result: (left(exit_code=0), "NoResult", Fault.UNKNOWN, FailureAction.RESTART),
+    failure.unexplained: (left(exit_code=42), "Unexplained", Fault.UNKNOWN, FailureAction.RESTART),
+}
+
+
+@pytest.mark.parametrize("rule", failure.RULES, ids=lambda rule: rule.__name__)
+def test_every_rule_decides_its_own_case(rule: failure.Rule) -> None:
+    evidence, reason, fault, action = CASES[rule]  # a rule without a case is a KeyError
+    verdict = judge_node(evidence)
+
+    own = rule(evidence)
+    assert own is not None
+    assert (verdict.reason, verdict.fault, verdict.action) == (reason, fault, action)
+    assert verdict.message == own.message
+    assert "node 1 (gpu-7)" in verdict.message
+
+
+def test_the_operator_the_contract_and_the_supervisor_agree_on_user_errors() -> None:
+    assert frozenset(contract.USER_ERRORS) == USER_ERRORS
+    assert {judge_node(left(outcome="failed", error_type=name)).fault for name in USER_ERRORS} == {Fault.USER}
+
+
+def test_victims_are_set_aside_whoever_was_first() -> None:
+    peer = left(node_rank=0, outcome="failed", victim=True, error_type="RuntimeError", finished_at=at(1.0))
+    culprit = left(node_rank=1, outcome="failed", error_type="RankKilled", signal=9, finished_at=at(1.4))
+    verdict = judge([peer, culprit])
+    assert verdict is not None
+    assert (verdict.reason, verdict.evidence) == ("RankKilled", culprit)
+
+
+def test_of_two_causes_the_earlier_decides() -> None:
+    first = left(node_rank=1, outcome="failed", error_type="KeyError", finished_at=at(1.00))
+    second = left(node_rank=0, outcome="failed", error_type="ValueError", finished_at=at(1.05))
+    verdict = judge([second, first])
+    assert verdict is not None
+    assert verdict.evidence == first
+
+
+def test_a_node_that_we_stopped_is_not_the_cause() -> None:
+    stopped = left(node_rank=0, exit_code=137, outcome="stopped", finished_at=at(0.5))
+    victim = left(node_rank=1, outcome="failed", victim=True, finished_at=at(1.0))
+    verdict = judge([stopped, victim])
+    assert verdict is not None
+    assert verdict.reason == "PeerLost"
+
+
+def test_oom_killed_with_exit_0_and_a_published_result_is_a_success() -> None:
+    assert judge([left(reason="OOMKilled", exit_code=0, outcome="succeeded")]) is None
+
+
+def test_a_segfault_is_not_transient() -> None:
+    verdict = judge_node(left(outcome="failed", error_type="RankKilled", signal=11, rank=3))
+    assert (verdict.reason, verdict.fault) == ("RankCrashed", Fault.UNKNOWN)
+    assert "rank 3 was ended by SIGSEGV" in verdict.message

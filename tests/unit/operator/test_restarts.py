@@ -1,0 +1,73 @@
+"""Budgets by fault, delays, and what counts as progress."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from finetune_api.status import AttemptRecord, AttemptState, Evidence, Fault, RestartCounts
+from finetune_api.v1alpha1 import RestartPolicy
+from finetune_operator.failure import FailureAction, Verdict
+from finetune_operator.restarts import Restart, backoff, plan_restart
+
+
+def verdict(fault: Fault = Fault.TRANSIENT, action: FailureAction = FailureAction.RESTART) -> Verdict:
+    return Verdict(reason="X", fault=fault, action=action, message="m", evidence=Evidence(node_rank=0, rank=1))
+
+
+def record(last_step: int | None = None, **fields: Any) -> AttemptRecord:
+    return AttemptRecord(attempt=0, state=AttemptState.STOPPING, last_step=last_step, **fields)
+
+
+def plan(
+    of: Verdict, *, last_step: int | None = None, earlier: tuple[AttemptRecord, ...] = (), **counts: int
+) -> Restart:
+    return plan_restart(of, record(last_step), earlier, RestartCounts(**counts), ("uid", RestartPolicy()))
+
+
+def test_the_first_restart_is_immediate_and_later_ones_double_up_to_the_limit() -> None:
+    policy = RestartPolicy(backoff_seconds=10, max_backoff_seconds=300)
+    delays = [backoff(n, policy, seed="s").total_seconds() for n in range(10)]
+    assert delays[0] == 0
+    for delay, base in zip(delays[1:], (10, 20, 40, 80, 160, 300, 300, 300, 300), strict=True):
+        assert base <= delay <= base * 1.2
+
+
+def test_the_jitter_is_fixed_by_the_seed() -> None:
+    policy = RestartPolicy()
+    assert backoff(2, policy, seed="a") == backoff(2, policy, seed="a") != backoff(2, policy, seed="b")
+
+
+@pytest.mark.parametrize(
+    ("fault", "counts", "again"),
+    [
+        pytest.param(Fault.TRANSIENT, {"counted": 2}, True, id="transient within the budget"),
+        pytest.param(Fault.TRANSIENT, {"counted": 3}, False, id="transient budget spent"),
+        pytest.param(Fault.INFRASTRUCTURE, {"counted": 3}, True, id="lost nodes do not count against the user"),
+        pytest.param(Fault.PREEMPTION, {"infrastructure": 10}, False, id="but they end too"),
+    ],
+)
+def test_budgets_are_kept_by_fault(fault: Fault, counts: dict[str, int], again: bool) -> None:
+    restart = plan(verdict(fault), **counts)
+    assert restart.again is again
+    assert again or "restartPolicy.max" in restart.message
+
+
+def test_progress_gives_the_budget_back() -> None:
+    restart = plan(verdict(), last_step=50, counted=3, best_step=40)
+    assert (restart.again, restart.delay, restart.counts) == (True, timedelta(), RestartCounts(counted=1, best_step=50))
+
+
+def test_reaching_the_same_step_again_is_no_progress() -> None:
+    assert not plan(verdict(), last_step=40, counted=3, best_step=40).again
+
+
+def test_a_users_error_is_never_retried() -> None:
+    assert not plan(verdict(Fault.USER, FailureAction.FAIL)).again
+
+
+def test_the_same_unexplained_failure_at_the_same_step_ends_the_job() -> None:
+    before = record(7, reason="X", rank=1)
+    restart = plan(verdict(Fault.UNKNOWN), last_step=7, earlier=(before,), best_step=7, counted=1)
+    assert not restart.again
+    assert "the same happened before at step 7" in restart.message
