@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -30,6 +31,7 @@ CODE = {
     "trainer": ("operator/finetune_api", "trainer/finetune_trainer"),
 }
 TARGETS = tuple(CODE)
+MOST_STORED_BYTES = 15 << 30
 BASE_NAME = "localhost/finetune-base"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "timeout", "default-timeout", "proxy", "retries")
@@ -74,7 +76,16 @@ class ImageBuilder:
             self.build_image(target, base=self.ensure_base())
         with stage(f"write image {target}"):
             self.write_layout(target, layout)
+        self.prune()
         unmount_below(self.cache.images)
+
+    def prune(self) -> None:
+        """Begin anew when superseded layers take too much: what is removed is also what makes builds short."""
+        layers = json.loads((self.cache.images / "storage" / "overlay-layers" / "layers.json").read_text())
+        if sum(layer.get("diff-size", 0) for layer in layers) > MOST_STORED_BYTES:
+            with stage("remove old layers of image builds"):
+                self.buildah("rm", "--all")
+                self.buildah("rmi", "--prune")
 
     def content_key(self, target: str) -> str:
         """A hash of all that goes into the image."""
@@ -94,9 +105,7 @@ class ImageBuilder:
         """The name of the base image, imported into the builder's store once per archive."""
         archive = ensure_root_file_system(self.cache)
         name = f"{BASE_NAME}:{archive.stem}-{archive.stat().st_mtime_ns}"
-        storage = self.cache.images
-        known = attempt("buildah", "--root", storage / "storage", "--runroot", storage / "run", "inspect", name)
-        if known.returncode != 0:
+        if name not in self.buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():
             container = self.buildah("from", "scratch").strip()
             self.buildah("add", "--quiet", container, archive, "/")
             self.buildah("config", "--cmd", "python3", container)
