@@ -81,7 +81,6 @@ class Load:
         status = {
             "image": "none",
             "imageID": "",
-            "ready": False,
             "restartCount": 0,
             **statuses[0],
             "name": names.CONTAINER,

@@ -161,13 +161,18 @@ class Stopping:
 
 async def ready() -> None:
     for _ in range(200):
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/readyz", timeout=1) as response:
-                if response.status == 200:
-                    return
-        except OSError:
-            await asyncio.sleep(0.1)
+        if await asyncio.to_thread(answers_ready):
+            return
+        await asyncio.sleep(0.1)
     raise TimeoutError("the operator was not ready within 20 s")
+
+
+def answers_ready() -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/readyz", timeout=1) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
 
 
 def claims() -> tuple[Raw, ...]:

@@ -53,33 +53,46 @@ def test_one_coherent_restart_resumes_from_the_last_checkpoint(
     assert {pod["metadata"]["labels"]["finetune.dev/attempt"] for pod in stack.pods(job)} == {"1"}
 
 
-PHASES: dict[str, Callable[[Stack, Chaos, str], object]] = {
-    "before the pods exist": lambda _stack, _chaos, _job: None,
-    "while starting": lambda stack, _chaos, job: stack.wait(
-        job, lambda j: len(j.get("status", {}).get("nodes", [])) > 0, what="started"
-    ),
-    "while running": lambda stack, _chaos, job: wait_for_checkpoint(stack, job),
-    "while restarting": lambda stack, chaos, job: (wait_for_checkpoint(stack, job), kill_container(stack, chaos, job)),
-    "while suspending": lambda stack, _chaos, job: (
-        wait_for_checkpoint(stack, job),
-        stack.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":true}}'),
-    ),
-}
+def before_the_pods_exist(_stack: Stack, _chaos: Chaos, _job: str) -> None:
+    """Right after the apply."""
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_killing_the_operator_changes_nothing(stack: Stack, chaos: Chaos, start: Start, phase: str) -> None:
+def while_starting(stack: Stack, _: Chaos, job: str) -> None:
+    stack.wait(job, lambda j: len(j.get("status", {}).get("nodes", [])) > 0, what="started")
+
+
+def while_running(stack: Stack, _: Chaos, job: str) -> None:
+    wait_for_checkpoint(stack, job)
+
+
+def while_restarting(stack: Stack, chaos: Chaos, job: str) -> None:
+    wait_for_checkpoint(stack, job)
+    kill_container(stack, chaos, job)
+
+
+def while_suspending(stack: Stack, _: Chaos, job: str) -> None:
+    wait_for_checkpoint(stack, job)
+    stack.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+
+
+PHASES = (before_the_pods_exist, while_starting, while_running, while_restarting, while_suspending)
+
+
+@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.__name__.replace("_", " "))
+def test_killing_the_operator_changes_nothing(
+    stack: Stack, chaos: Chaos, start: Start, phase: Callable[[Stack, Chaos, str], None]
+) -> None:
     job = start(training=training(max_steps=80, save_steps=20))
-    PHASES[phase](stack, chaos, job)
+    phase(stack, chaos, job)
 
     operators = stack.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "name").split()
     assert operators
     stack.kubectl("delete", "-n", OPERATOR_NAMESPACE, "--grace-period=0", "--force", *operators)
 
-    if phase == "while suspending":
+    if phase is while_suspending:
         stack.wait(job, lambda j: condition(j, "Suspended"), what="Suspended")
         stack.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":false}}')
     finished = stack.wait_finished(job)
     assert condition(finished, "Complete"), finished["status"]
-    assert finished["status"].get("restarts", 0) == (1 if phase == "while restarting" else 0)
+    assert finished["status"].get("restarts", 0) == (1 if phase is while_restarting else 0)
     assert finished["status"]["progress"]["step"] == 80

@@ -22,10 +22,10 @@ def mean_loss(model: torch.nn.Module, tokenizer: AutoTokenizer, rows: list[list[
     """Mean over tokens of what follows the prompt."""
     total, count = 0.0, 0
     for messages in rows:
-        text = tokenizer.apply_chat_template(messages, tokenize=False)  # type: ignore[attr-defined]
-        prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)  # type: ignore[attr-defined]
-        ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])  # type: ignore[operator]
-        skip = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])  # type: ignore[operator]
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
+        ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+        skip = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
         labels = ids.clone()
         labels[:, :skip] = -100
         tokens = int((labels[:, 1:] != -100).sum())

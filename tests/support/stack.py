@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,7 +70,7 @@ class Stack:
         command = [str(self.provider.kubectl), "--kubeconfig", str(self.provider.kubeconfig)]
         return run([*command, "--namespace", self.namespace, *arguments], stdin=stdin)
 
-    def apply(self, *objects: Raw) -> None:
+    def apply(self, *objects: Mapping[str, Any]) -> None:
         self.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(objects))
 
     def prepare_namespace(self) -> None:

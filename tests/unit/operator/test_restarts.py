@@ -11,6 +11,9 @@ from finetune_operator.failure import FailureAction, Verdict
 from finetune_operator.restarts import Restart, backoff, plan_restart
 
 
+Records = tuple[AttemptRecord, ...]
+
+
 def verdict(fault: Fault = Fault.TRANSIENT, action: FailureAction = FailureAction.RESTART) -> Verdict:
     return Verdict(reason="X", fault=fault, action=action, message="m", evidence=Evidence(node_rank=0, rank=1))
 
@@ -48,18 +51,18 @@ def test_the_jitter_is_fixed_by_the_seed() -> None:
     ],
 )
 def test_budgets_are_kept_by_fault(fault: Fault, counts: dict[str, int], again: bool) -> None:
-    restart = plan(verdict(fault), **counts)
+    restart = plan(verdict(fault), RestartCounts(**counts))
     assert restart.again is again
     assert again or "restartPolicy.max" in restart.message
 
 
 def test_progress_gives_the_budget_back() -> None:
-    restart = plan(verdict(), last_step=50, counted=3, best_step=40)
+    restart = plan(verdict(), RestartCounts(counted=3, best_step=40), last_step=50)
     assert (restart.again, restart.delay, restart.counts) == (True, timedelta(), RestartCounts(counted=1, best_step=50))
 
 
 def test_reaching_the_same_step_again_is_no_progress() -> None:
-    assert not plan(verdict(), last_step=40, counted=3, best_step=40).again
+    assert not plan(verdict(), RestartCounts(counted=3, best_step=40), last_step=40).again
 
 
 def test_a_users_error_is_never_retried() -> None:
@@ -68,6 +71,7 @@ def test_a_users_error_is_never_retried() -> None:
 
 def test_the_same_unexplained_failure_at_the_same_step_ends_the_job() -> None:
     before = record(7, reason="X", rank=1)
-    restart = plan(verdict(Fault.UNKNOWN), last_step=7, earlier=(before,), best_step=7, counted=1)
+    counts = RestartCounts(best_step=7, counted=1)
+    restart = plan(verdict(Fault.UNKNOWN), counts, last_step=7, earlier=(before,))
     assert not restart.again
     assert "the same happened before at step 7" in restart.message
