@@ -10,7 +10,6 @@ from finetune_api.v1alpha1 import RestartPolicy
 from finetune_operator.failure import FailureAction, Verdict
 from finetune_operator.restarts import Restart, backoff, plan_restart
 
-
 Records = tuple[AttemptRecord, ...]
 
 
@@ -23,9 +22,9 @@ def record(last_step: int | None = None, **fields: Any) -> AttemptRecord:
 
 
 def plan(
-    of: Verdict, *, last_step: int | None = None, earlier: tuple[AttemptRecord, ...] = (), **counts: int
+    of: Verdict, counts: RestartCounts | None = None, *, last_step: int | None = None, earlier: Records = ()
 ) -> Restart:
-    return plan_restart(of, record(last_step), earlier, RestartCounts(**counts), ("uid", RestartPolicy()))
+    return plan_restart(of, record(last_step), earlier, counts or RestartCounts(), ("uid", RestartPolicy()))
 
 
 def test_the_first_restart_is_immediate_and_later_ones_double_up_to_the_limit() -> None:
