@@ -59,7 +59,7 @@ class SimulatedApiServer:
     """Objects by name, one resourceVersion for all, and every commit in order."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
-        self._now = now
+        self.now = now
         self._objects: dict[Key, Raw] = {}
         self._uids = 0
         self.version = 1
@@ -103,7 +103,7 @@ class SimulatedApiServer:
             text = f"object is being deleted: {text}" if "deletionTimestamp" in there["metadata"] else text
             raise ApiError(text, status=409, reason="AlreadyExists")
         self._uids += 1
-        metadata = {**given, "uid": f"uid-{self._uids}", "creationTimestamp": stamp(self._now())}
+        metadata = {**given, "uid": f"uid-{self._uids}", "creationTimestamp": stamp(self.now())}
         body: Raw = {**manifest, "metadata": metadata}
         if key.kind == "Pod":
             body["status"] = {"phase": "Pending"}
@@ -129,7 +129,7 @@ class SimulatedApiServer:
         if key.kind == "Pod":
             return self._delete_pod(key, there, options.get("gracePeriodSeconds"), actor=actor)
         if options.get("propagationPolicy") == "Foreground":
-            metadata = {**there["metadata"], "deletionTimestamp": stamp(self._now()), "finalizers": [FOREGROUND]}
+            metadata = {**there["metadata"], "deletionTimestamp": stamp(self.now()), "finalizers": [FOREGROUND]}
             return self._commit(key, {**there, "metadata": metadata}, actor=actor)
         return self.remove(key, actor=actor)
 
@@ -183,7 +183,7 @@ class SimulatedApiServer:
             grace = there["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)
         if grace == 0 or not there["spec"].get("nodeName") or phase in TERMINAL:
             return self.remove(key, actor=actor)
-        deadline = self._now() + timedelta(seconds=grace)
+        deadline = self.now() + timedelta(seconds=grace)
         if under_way := parse_time(metadata.get("deletionTimestamp")):
             earlier = metadata["deletionGracePeriodSeconds"]
             if grace >= earlier:

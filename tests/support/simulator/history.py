@@ -1,12 +1,15 @@
 """One history: a job, the weather, what happens when, and what came of it."""
 
 import asyncio
+import functools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 from finetune_operator.controller import logger as controller_log
+from support.simulator.apiserver import Change
 from support.simulator.choices import Choices
 from support.simulator.incidents import Incident
 from support.simulator.monitors import Monitor
@@ -21,14 +24,22 @@ MOST_COMMITS = 5000
 
 
 @dataclass(frozen=True)
+class Moment:
+    """Some seconds after the commit of that number; interesting things happen close to commits."""
+
+    seconds: float
+    commits: int = 0
+
+
+@dataclass(frozen=True)
 class Scenario:
     """What is decided beforehand; the rest is up to the choices on the way."""
 
     workload: Workload = Workload(num_nodes=2)
     fields: dict[str, Any] = field(default_factory=dict)
     weather: Weather = CALM
-    incidents: tuple[tuple[float, Incident], ...] = ()  # and when
-    takeovers: tuple[tuple[float, float], ...] = ()  # when another operator leads, and how long the old one goes on
+    incidents: tuple[tuple[Moment, Incident], ...] = ()
+    takeovers: tuple[tuple[Moment, float], ...] = ()  # when another operator leads, and how long the old one goes on
     resume_at_end: bool = True
     faults_end: float = 60.0
 
@@ -73,24 +84,40 @@ async def _play(scenario: Scenario, choices: Choices) -> Story:
 
 
 async def _live(world: World, monitor: Monitor, scenario: Scenario) -> None:
-    loop = asyncio.get_running_loop()
     world.start_operator()
-    for time, overlap in scenario.takeovers:
-        loop.call_later(time, world.take_over, overlap)
-    for time, incident in scenario.incidents:
-        if time < scenario.faults_end:
-            loop.call_later(time, _happen, world, incident)
-    await _advance(world, monitor, until=lambda: False, limit=scenario.faults_end)
+    for moment, overlap in scenario.takeovers:
+        _at(world, moment, functools.partial(world.take_over, overlap))
+    for moment, incident in scenario.incidents:
+        _at(world, moment, functools.partial(_happen, world, incident))
+    await _advance(world, monitor, until=None, limit=scenario.faults_end)
     world.calm_down()
     _bring_back_enough(world, scenario)
     if scenario.resume_at_end:
         world.edit_spec(suspend=False)
     ended = await _advance(world, monitor, until=world.finished, limit=HORIZON_SECONDS)
+    if monitor.violations:
+        return
     if not ended:
         monitor.report(f"no end: {world.status.get('phase')} {world.status.get('conditions')}")
         return
-    await _advance(world, monitor, until=lambda: False, limit=SETTLING_SECONDS)
+    await _advance(world, monitor, until=None, limit=SETTLING_SECONDS)
     await _check_rest(world, monitor)
+
+
+def _at(world: World, moment: Moment, act: Callable[[], None]) -> None:
+    """Plan something; the end of the faults is the end of what is only planned."""
+
+    def start() -> None:
+        asyncio.get_running_loop().call_later(moment.seconds, lambda: None if world.calm else act())
+
+    def hear(change: Change) -> None:
+        if len(world.server.history) == moment.commits:
+            start()
+
+    if moment.commits:
+        world.server.listeners.append(hear)
+    else:
+        start()
 
 
 def _happen(world: World, incident: Incident) -> None:
@@ -105,17 +132,17 @@ def _bring_back_enough(world: World, scenario: Scenario) -> None:
         world.machines.find(machine)
 
 
-async def _advance(world: World, monitor: Monitor, *, until: Any, limit: float) -> bool:
+async def _advance(world: World, monitor: Monitor, *, until: Callable[[], bool] | None, limit: float) -> bool:
     """Until something holds or is found wrong, or the limit is reached; says whether it holds."""
     deadline = world.time + limit
     while not monitor.violations and world.time < deadline:
-        if until():
+        if until is not None and until():
             return True
         world.choices.check()
         if len(world.server.history) > MOST_COMMITS:
             monitor.report("no rest: too many writes")
-        await asyncio.sleep(1.0)
-    return bool(until())
+        await asyncio.sleep(5.0)
+    return until is not None and until()
 
 
 async def _check_rest(world: World, monitor: Monitor) -> None:

@@ -166,25 +166,15 @@ def name_taken(world: World) -> None:
         world.server.create({**manifest, "spec": {}}, actor="stranger")
 
 
-INCIDENTS: tuple[Incident, ...] = (
-    container_killed,
-    rank_killed,
-    pod_deleted,
-    operator_crashed,
-    machine_lost,
-    touched,
-    suspended_for_a_while,
+OPERATOR_INCIDENTS: tuple[Incident, ...] = (operator_crashed, touched, operator_cut_off)
+
+INCIDENTS: tuple[Incident, ...] = (  # the commonest more than once
+    *(4 * (container_killed, rank_killed, pod_deleted, machine_lost, suspended_for_a_while, operator_crashed)),
+    *(2 * (touched, pod_deleted_by_force, pod_evicted, pod_tainted_away, machine_lost_for_ever, resumed)),
+    *(2 * (left_without_result, no_room, no_image, operator_cut_off)),
     suspended,
-    resumed,
-    pod_deleted_by_force,
-    pod_evicted,
-    pod_tainted_away,
-    machine_lost_for_ever,
     rank_raised,
     out_of_memory,
-    left_without_result,
-    no_room,
-    no_image,
-    operator_cut_off,
+    name_taken,
     job_deleted,
 )

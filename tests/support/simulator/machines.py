@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from finetune_operator import names
-from support.simulator.apiserver import FOREGROUND, TERMINAL, Change, Key, Raw, SimulatedApiServer
+from support.simulator.apiserver import FOREGROUND, TERMINAL, Change, Key, Raw, SimulatedApiServer, stamp
 from support.simulator.choices import Choices
 from support.simulator.trainer import Exit, Process, Trainer
 
@@ -65,6 +66,8 @@ class Machines:
         return next((m for m in self.machines if m.name == pod["spec"].get("nodeName")), None)
 
     def _hear(self, change: Change) -> None:
+        if names.JOB_UID not in change.body["metadata"].get("labels", {}) and change.kind == "Pod":
+            return  # a stranger's, that is only in the way
         if change.kind == "Pod" and change.before is None:
             self._spawn(self._place(_key(change.body)))
         elif change.kind == "Pod":
@@ -127,12 +130,13 @@ class Machines:
         self.processes[uid] = process, machine
         self._report(key, uid, {"running": {}}, phase="Running")
         how = await process.ended
-        await asyncio.sleep(0.1)
+        state = {"terminated": _terminated(how, self._server.now())}
+        await asyncio.sleep(self._choices.pick((0.1, 0.8, 3.0)))
         await machine.up.wait()
-        self._report(key, uid, {"terminated": _terminated(how)})
+        self._report(key, uid, state)
         await asyncio.sleep(PHASE_LAG_SECONDS)
         await machine.up.wait()
-        self._report(key, uid, {"terminated": _terminated(how)}, phase="Failed" if how.code else "Succeeded")
+        self._report(key, uid, state, phase="Failed" if how.code else "Succeeded")
         if self._is_leaving(key, uid):
             self._remove(key, uid)
 
@@ -230,10 +234,10 @@ def _key(body: Raw) -> Key:
     return Key(body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])
 
 
-def _terminated(how: Exit) -> Raw:
+def _terminated(how: Exit, finished: datetime) -> Raw:
     reason = how.reason or ("Error" if how.code else "Completed")
     message = how.said.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True)
-    return {"exitCode": how.code, "reason": reason, "message": message}
+    return {"exitCode": how.code, "reason": reason, "message": message, "finishedAt": stamp(finished)}
 
 
 def _tolerated_seconds(pod: Raw) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from finetune_api.status import AttemptState, JobStatus
+from finetune_api.v1alpha1 import FineTuneJob, RestartPolicy
 from finetune_operator import names
 from finetune_operator.observe import observe_pod
 from support.simulator.apiserver import Change, Raw
@@ -26,8 +27,6 @@ class Monitor:
         self._world = world
         self._several = several_operators
         self._forced: set[str] = set()  # pods whose objects are gone although they ran
-        self._restarts_without_progress = 0
-        self._furthest = 0
         world.server.listeners.append(self._hear)
 
     def report(self, what: str) -> None:
@@ -97,7 +96,7 @@ class Monitor:
                 yield "the status changed after the end"
             return
         yield from self._attempts(before, after)
-        yield from self._budgets(before, after, written["spec"]["restartPolicy"])
+        yield from self._budgets(before, after, FineTuneJob.parse(written).spec.restart_policy)
         yield from self._claims(after)
 
     def _attempts(self, before: JobStatus, after: JobStatus) -> Iterator[str]:
@@ -113,6 +112,8 @@ class Monitor:
                 continue
             if later.state not in NEXT_STATES[record.state]:
                 yield f"attempt {record.attempt} went from {record.state} to {later.state}"
+            if later.reason == "PeerLost" != record.reason:
+                yield f"the verdict on attempt {record.attempt} is that of a victim: {later.message}"
             if record.attempt < first and later != record:
                 yield f"the record of attempt {record.attempt} changed after its end"
         if after.attempt > first >= 0:
@@ -122,19 +123,17 @@ class Monitor:
             if after.restarts - before.restarts != (old.state is AttemptState.FAILED):
                 yield f"restarts went from {before.restarts} to {after.restarts} after attempt {first} {old.state}"
 
-    def _budgets(self, before: JobStatus, after: JobStatus, policy: Raw) -> Iterator[str]:
+    def _budgets(self, before: JobStatus, after: JobStatus, policy: RestartPolicy) -> Iterator[str]:
         if after.restarts == before.restarts:
             return
-        reached = after.attempts[-2].last_step or 0
-        if reached > self._furthest:
-            self._furthest, self._restarts_without_progress = reached, 0
-        self._restarts_without_progress += 1
-        counted, infrastructure = policy["maxRestarts"], policy["maxInfrastructureRestarts"]
+        spent = sum((after.without_progress.counted, after.without_progress.infrastructure))
+        spent_before = sum((before.without_progress.counted, before.without_progress.infrastructure))
+        progressed = after.without_progress.best_step > before.without_progress.best_step
+        if spent != (1 if progressed else spent_before + 1):
+            yield f"a restart took the spent restarts from {before.without_progress} to {after.without_progress}"
         counts = after.without_progress
-        if counts.counted > counted or counts.infrastructure > infrastructure:
+        if counts.counted > policy.max_restarts or counts.infrastructure > policy.max_infrastructure_restarts:
             yield f"restarts beyond the limits: {counts}"
-        if self._restarts_without_progress > counted + infrastructure:
-            yield f"{self._restarts_without_progress} restarts without progress"
 
     def _claims(self, after: JobStatus) -> Iterator[str]:
         holds = {condition.type for condition in after.conditions if condition.status == "True"}

@@ -4,14 +4,18 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from support.simulator.history import Scenario
-from support.simulator.incidents import INCIDENTS
+from support.simulator.history import Moment, Scenario
+from support.simulator.incidents import INCIDENTS, OPERATOR_INCIDENTS
 from support.simulator.network import Weather
 from support.simulator.trainer import Workload
 
 MOST_INCIDENTS = 6
 
-times = st.sampled_from((3.0, 8.0, 0.02, 0.3, 1.0, 5.0, 12.0, 16.0, 20.0, 30.0, 45.0, 70.0, 110.0, 200.0))
+moments = st.one_of(
+    st.builds(Moment, seconds=st.sampled_from((3.0, 8.0, 0.02, 0.3, 1.0, 5.0, 10.0, 12.0, 14.0, 16.0, 25.0, 70.0))),
+    st.builds(Moment, seconds=st.sampled_from((0.0, 0.0015, 0.05, 1.0, 3.0)), commits=st.integers(4, 40)),
+)
+overlaps = st.tuples(moments, st.sampled_from((0.1, 0.01, 2.0, 15.0)))
 
 
 def rates(*percentages: float) -> st.SearchStrategy[float]:
@@ -32,7 +36,7 @@ weathers = st.builds(
 
 policies = st.fixed_dictionaries(
     {
-        "maxRestarts": st.sampled_from((1, 0, 2)),
+        "maxRestarts": st.sampled_from((1, 0, 3)),
         "maxInfrastructureRestarts": st.sampled_from((1, 0, 3)),
         "backoffSeconds": st.sampled_from((1, 0, 10)),
         "maxBackoffSeconds": st.just(20),
@@ -46,7 +50,7 @@ def fields(draw: st.DrawFn) -> dict[str, Any]:
     chosen: dict[str, Any] = {"restartPolicy": draw(policies)}
     for name, values in (
         ("activeDeadlineSeconds", (None, None, None, 5, 20, 60)),
-        ("ttlSecondsAfterFinished", (None, None, None, 0, 5, 60)),
+        ("ttlSecondsAfterFinished", (None, None, None, None, None, None, 0, 5, 60)),
         ("suspend", (None, None, None, None, True)),
     ):
         value = draw(st.sampled_from(values))
@@ -57,14 +61,25 @@ def fields(draw: st.DrawFn) -> dict[str, Any]:
 
 def scenarios(*, takeovers: bool = False) -> st.SearchStrategy[Scenario]:
     """Any history, of one operator at a time or of several that each believe that they lead."""
-    overlaps = st.tuples(times, st.sampled_from((0.1, 0.01, 2.0, 15.0)))
     return st.builds(
         Scenario,
-        workload=st.builds(Workload, num_nodes=st.sampled_from((2, 1, 3))),
+        workload=st.builds(Workload, num_nodes=st.sampled_from((2, 1, 3)), total_steps=st.sampled_from((6, 15))),
         fields=fields(),
         weather=weathers,
-        incidents=st.lists(st.tuples(times, st.sampled_from(INCIDENTS)), max_size=MOST_INCIDENTS).map(tuple),
+        incidents=st.lists(st.tuples(moments, st.sampled_from(INCIDENTS)), max_size=MOST_INCIDENTS).map(tuple),
         takeovers=st.lists(overlaps, min_size=1, max_size=3).map(tuple) if takeovers else st.just(()),
         resume_at_end=st.sampled_from((True, True, True, False)),
         faults_end=st.sampled_from((60.0, 240.0)),
+    )
+
+
+def operator_troubles(*, takeovers: bool = False) -> st.SearchStrategy[Scenario]:
+    """Histories in which only the operator and its way to the API server have trouble."""
+    incidents = st.lists(st.tuples(moments, st.sampled_from(OPERATOR_INCIDENTS)), max_size=MOST_INCIDENTS)
+    return st.builds(
+        Scenario,
+        workload=st.builds(Workload, num_nodes=st.sampled_from((2, 1, 3)), patience_seconds=st.just(3600.0)),
+        weather=weathers,
+        incidents=incidents.map(tuple),
+        takeovers=st.lists(overlaps, min_size=1, max_size=3).map(tuple) if takeovers else st.just(()),
     )

@@ -13,7 +13,6 @@ from support.simulator.choices import Choices
 from support.simulator.output import Folder, LockLost, Publication
 
 EPOCH = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
-RENDEZVOUS_SECONDS = 120.0
 KILLED, STOPPED = 137, 143
 
 
@@ -25,6 +24,7 @@ class Workload:
     total_steps: int = 6
     step_seconds: float = 2.0
     save_steps: int = 2
+    patience_seconds: float = 120.0  # of a node that waits for the others
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Trainer:
             group.state = "training"
             group.task = self._spawn(self._train(group))
         else:
-            await self._lonely(process, RENDEZVOUS_SECONDS, group)
+            await self._lonely(process, self._workload.patience_seconds, group)
 
     def _group_for(self, process: Process) -> Group | None:
         """The attempt's group that still waits for this rank; who comes to a group that has begun waits in vain."""

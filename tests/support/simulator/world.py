@@ -36,6 +36,7 @@ class World:
         self.machines = Machines(self.server, self.trainer, choices, count=count)
         self.operators: list[OperatorProcess] = []
         self.several_operators = False
+        self.calm = False
         self.to_mend: list[Callable[[], None]] = []
         claim = {"kind": "PersistentVolumeClaim", "metadata": {"namespace": "default"}}
         for name in ("models", "datasets"):
@@ -76,8 +77,8 @@ class World:
         return (self.job or {}).get("status", {})
 
     def pods(self) -> list[tuple[Key, Raw]]:
-        """The pods that exist, those on their way out too."""
-        return list(self.server.all("Pod"))
+        """The job's pods that exist, those on their way out too."""
+        return [(key, pod) for key, pod in self.server.all("Pod") if "labels" in pod["metadata"]]
 
     def running_processes(self) -> list[Process]:
         """Trainers that run, whoever knows."""
@@ -118,6 +119,7 @@ class World:
     def calm_down(self) -> None:
         """Faults stop, and what was only broken for a while is mended."""
         self.note("faults stop")
+        self.calm = True
         self.weather = CALM
         while self.to_mend:
             self.to_mend.pop()()
