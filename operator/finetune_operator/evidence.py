@@ -1,5 +1,7 @@
 """Gathering evidence: what the nodes of an attempt left behind, kept in the status because pods vanish."""
 
+from datetime import datetime
+
 from finetune_api.status import AttemptRecord, Evidence
 from finetune_api.termination import Outcome
 from finetune_operator.observe import Life, NodeObservation
@@ -23,19 +25,23 @@ def _first(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Ev
 def more_evidence(known: tuple[Evidence, ...], nodes: tuple[NodeObservation, ...]) -> tuple[Evidence, ...]:
     """While it stops: what is known is only added to, whatever the caches still show."""
     seen = {node.node_rank: node for node in nodes}
-    return tuple(_merge(before, seen.get(before.node_rank)) for before in known)
+    ends = (e.finished_at for e in known if e.exit_code is not None and e.outcome != Outcome.STOPPED)
+    first_end = min((end for end in ends if end is not None), default=None)
+    return tuple(_merge(before, seen.get(before.node_rank), first_end) for before in known)
 
 
-def _merge(before: Evidence, node: NodeObservation | None) -> Evidence:
+def _merge(before: Evidence, node: NodeObservation | None, first_end: datetime | None) -> Evidence:
     if node is None or (before.ended and not before.deleted):
         return before
     now = node.evidence
     if before.exit_code is not None and now.exit_code is None:
         return before
     kept = {"deleted": before.deleted, "disruption": now.disruption or before.disruption}
-    if not before.deleted and (node.deleting or node.life is Life.GONE) and now.outcome not in LAST_WORDS:
-        # we stopped it: however it ended, it is not the cause
-        kept |= {"outcome": Outcome.STOPPED.value, "disruption": before.disruption}
+    taken_away = node.deleting or node.life is Life.GONE
+    # the cause may be seen later than its victims, and our deletion has reached its pod by then
+    ended_before_we_stopped_it = now.finished_at and first_end and now.finished_at <= first_end
+    if taken_away and not (before.deleted or now.outcome in LAST_WORDS or ended_before_we_stopped_it):
+        kept |= {"outcome": Outcome.STOPPED.value, "disruption": before.disruption}  # so it is not the cause
     return now.model_copy(update=kept)
 
 
