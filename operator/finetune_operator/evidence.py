@@ -4,6 +4,7 @@ from datetime import datetime
 
 from finetune_api.status import AttemptRecord, Evidence
 from finetune_api.termination import Outcome
+from finetune_operator.failure import LOST
 from finetune_operator.observe import Life, NodeObservation
 
 LAST_WORDS = (Outcome.FAILED, Outcome.SUCCEEDED)
@@ -41,7 +42,9 @@ def _merge(before: Evidence, node: NodeObservation | None, first_end: datetime |
     # the cause may be seen later than its victims, and our deletion has reached its pod by then
     ended_before_we_stopped_it = now.finished_at and first_end and now.finished_at <= first_end
     if taken_away and not (before.deleted or now.outcome in LAST_WORDS or ended_before_we_stopped_it):
-        kept |= {"outcome": Outcome.STOPPED.value, "disruption": before.disruption}  # so it is not the cause
+        # so it is not the cause, unless its machine was lost, which our deletion cannot bring about
+        disruption = now.disruption if now.disruption in LOST else before.disruption
+        kept |= {"outcome": Outcome.STOPPED.value, "disruption": disruption}
     return now.model_copy(update=kept)
 
 

@@ -1,0 +1,172 @@
+"""How an attempt ends: the siblings are stopped, all the evidence is gathered, one write says what follows."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from finetune_api.status import AttemptState, Fault, JobStatus
+from finetune_api.termination import Outcome, Termination
+from finetune_api.v1alpha1 import FineTuneJob
+from finetune_operator.actions import DeletePod
+from finetune_operator.ending import ABORT_GRACE_SECONDS
+from finetune_operator.manifests import GRACE_SECONDS
+from support.builders import NOW, Raw, deleting, ended, job, pod, running, seen, step
+
+KILLED = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:00Z"}
+LATER = NOW + timedelta(seconds=2)
+
+
+def words(**fields: Any) -> str:
+    """What a supervisor leaves behind."""
+    message = Termination(**{"final": True, "outcome": Outcome.FAILED, "time": NOW.timestamp() + 0.4, **fields})
+    return message.model_dump_json(by_alias=True)
+
+
+VICTIM = {"message": words(error_type="DistBackendError", message="Connection closed by peer")}
+
+
+def disrupted(body: Raw, reason: str) -> Raw:
+    """The same pod with a DisruptionTarget condition."""
+    conditions = [{"type": "DisruptionTarget", "status": "True", "reason": reason}]
+    return {**body, "status": {**body["status"], "conditions": conditions}}
+
+
+def started(**fields: Any) -> FineTuneJob:
+    """A job whose first attempt runs."""
+    of = job(**fields)
+    of, _ = step(of, seen(of))
+    of, _ = step(of, seen(of, *(running(of, rank) for rank in range(of.spec.num_nodes))))
+    assert of.status.attempts[-1].state is AttemptState.RUNNING
+    return of
+
+
+def test_a_cause_that_is_seen_after_its_victim_is_still_the_cause() -> None:
+    of = started()
+    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), running(of, 1)), now=LATER)
+    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), deleting(ended(of, 1, **KILLED))), now=LATER)
+
+    assert (of.status.attempts[0].reason, of.status.attempts[0].node_rank) == ("ContainerKilled", 1)
+
+
+def test_a_node_that_dies_of_our_stopping_it_is_not_the_cause() -> None:
+    late = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:12Z"}
+    of = started()
+    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), running(of, 1)), now=LATER)
+    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), deleting(ended(of, 1, **late))), now=LATER)
+
+    assert of.status.attempts[0].reason == "PeerLost"
+
+
+def test_a_machine_without_power_is_the_cause_though_its_pod_never_says_anything() -> None:
+    of = started()
+    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), running(of, 1)), now=LATER)
+    lost = disrupted(deleting(running(of, 1), deadline=LATER), "DeletionByTaintManager")
+    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), lost), now=LATER + timedelta(seconds=60))
+
+    assert (of.status.attempts[0].reason, of.status.attempts[0].fault) == ("NodeLost", Fault.INFRASTRUCTURE)
+
+
+def test_an_eviction_of_a_pod_that_we_stop_already_explains_nothing() -> None:
+    of = started()
+    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), running(of, 1)), now=LATER)
+    late = {"exit_code": 143, "finishedAt": "2026-01-01T12:00:05Z"}
+    evicted = disrupted(deleting(ended(of, 1, **late)), "EvictionByEvictionAPI")
+    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), evicted), now=LATER)
+
+    assert of.status.attempts[0].reason == "PeerLost"
+
+
+def test_evidence_survives_its_pod() -> None:
+    of = started()
+    of, _ = step(of, seen(of, ended(of, 0, **KILLED), running(of, 1)), now=LATER)
+    of, _ = step(of, seen(of), now=LATER)
+
+    assert of.status.attempts[0].reason == "ContainerKilled"
+
+
+def test_a_missing_pod_is_evidence_by_itself() -> None:
+    of = started()
+    of, _ = step(of, seen(of, running(of, 0)))
+    of, _ = step(of, seen(of))
+
+    assert (of.status.attempts[0].reason, of.status.attempts[0].node_rank) == ("PodDeleted", 1)
+
+
+def test_success_on_every_node_wins_over_whatever_began_the_stop() -> None:
+    done = {"exit_code": 0, "message": words(outcome=Outcome.SUCCEEDED)}
+    of = started()
+    of, _ = step(of, seen(of, running(of, 0), deleting(running(of, 1))))
+    of, _ = step(of, seen(of, ended(of, 0, **done), deleting(ended(of, 1, **done))), now=LATER)
+
+    assert of.status.attempts[0].state is AttemptState.SUCCEEDED
+    assert of.status.completion_time == LATER
+
+
+@pytest.mark.parametrize(
+    ("first", "grace_seconds"),
+    [
+        pytest.param(lambda of: deleting(running(of, 1)), GRACE_SECONDS, id="a drain leaves time to save"),
+        pytest.param(lambda of: ended(of, 1, **VICTIM), ABORT_GRACE_SECONDS, id="ranks of a failed job are blocked"),
+    ],
+)
+def test_siblings_get_as_long_as_they_can_use(first: Any, grace_seconds: int) -> None:
+    of = started()
+    pods = (running(of, 0), first(of))
+    of, _ = step(of, seen(of, *pods))
+    _, decision = step(of, seen(of, *pods))
+
+    assert [a.grace_seconds for a in decision.actions if isinstance(a, DeletePod)] == [grace_seconds]
+
+
+def test_a_failure_during_a_drain_hurries_the_siblings() -> None:
+    of = started()
+    pods = (deleting(running(of, 0), deadline=NOW + timedelta(seconds=GRACE_SECONDS)), deleting(running(of, 1)))
+    of, _ = step(of, seen(of, *pods))
+    _, decision = step(of, seen(of, pods[0], ended(of, 1, **VICTIM)))
+
+    assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", ABORT_GRACE_SECONDS),)
+
+
+def test_a_lost_machine_is_waited_for_until_it_is_fenced_and_no_longer() -> None:
+    of = started()
+    lost = disrupted(deleting(running(of, 1), deadline=NOW), "DeletionByTaintManager")
+    of, _ = step(of, seen(of, ended(of, 0, **KILLED), lost))
+    waiting, _ = step(of, seen(of, ended(of, 0, **KILLED), lost), now=NOW + timedelta(seconds=29))
+    moved_on, _ = step(of, seen(of, ended(of, 0, **KILLED), lost), now=NOW + timedelta(seconds=30))
+
+    assert (waiting.status.attempt, moved_on.status.attempt) == (0, 1)
+
+
+def test_the_verdict_and_the_next_attempt_are_one_write() -> None:
+    of = started()
+    of, _ = step(of, seen(of, ended(of, 0, **KILLED), ended(of, 1, **VICTIM)))
+    before: JobStatus = of.status
+    of, decision = step(of, seen(of, ended(of, 0, **KILLED), ended(of, 1, **VICTIM)))
+
+    assert (before.attempt, before.attempts[-1].state) == (0, AttemptState.STOPPING)
+    assert [(r.attempt, r.state) for r in of.status.attempts] == [
+        (0, AttemptState.FAILED),
+        (1, AttemptState.STARTING),
+    ]
+    assert (of.status.attempt, of.status.restarts) == (1, 1)
+    assert {type(action).__name__ for action in decision.actions} == {"Emit"}
+
+
+def test_a_deadline_while_pods_stop_is_no_alarm() -> None:
+    of = started(activeDeadlineSeconds=60)
+    late = NOW + timedelta(seconds=61)
+    of, _ = step(of, seen(of, running(of, 0), running(of, 1)), now=late)
+    _, decision = step(of, seen(of, running(of, 0), running(of, 1)), now=late)
+
+    assert of.status.attempts[-1].reason == "DeadlineExceeded"
+    assert decision.requeue_after is not None
+    assert decision.requeue_after > timedelta(seconds=1)
+
+
+def test_a_pod_that_vanished_before_its_attempt_was_noted_as_created_ends_the_attempt() -> None:
+    of = job()
+    of, _ = step(of, seen(of))
+    of, _ = step(of, seen(of, pod(of, 0), gone=(pod(of, 1),)))
+
+    assert of.status.attempts[-1].state is AttemptState.STOPPING
