@@ -89,6 +89,16 @@ def machine_lost_for_ever(world: World) -> None:
     world.machines.lose(machine)
 
 
+def machine_without_power(world: World) -> None:
+    """A machine and all that runs on it are gone, and nobody tells."""
+    machine = world.pick_machine()
+    world.note(f"{machine.name} has no power")
+    world.machines.lose(machine)
+    for process, place in world.machines.processes.values():
+        if place is machine:
+            world.trainer.kill(process)
+
+
 def rank_killed(world: World) -> None:
     """SIGKILL of a rank; its supervisor tells."""
     if process := world.pick_process():
@@ -170,9 +180,10 @@ OPERATOR_INCIDENTS: tuple[Incident, ...] = (operator_crashed, touched, operator_
 
 INCIDENTS: tuple[Incident, ...] = (  # the commonest more than once
     *(4 * (container_killed, rank_killed, pod_deleted, machine_lost, suspended_for_a_while, operator_crashed)),
-    *(2 * (touched, pod_deleted_by_force, pod_evicted, pod_tainted_away, machine_lost_for_ever, resumed)),
+    *(2 * (touched, pod_deleted_by_force, pod_evicted, pod_tainted_away, machine_without_power, resumed)),
     *(2 * (left_without_result, no_room, no_image, operator_cut_off)),
     suspended,
+    machine_lost_for_ever,
     rank_raised,
     out_of_memory,
     name_taken,

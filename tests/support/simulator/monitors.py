@@ -112,7 +112,9 @@ class Monitor:
                 continue
             if later.state not in NEXT_STATES[record.state]:
                 yield f"attempt {record.attempt} went from {record.state} to {later.state}"
-            if later.reason == "PeerLost" != record.reason:
+            cause = self._world.trainer.causes.get(record.attempt)
+            told = any(e.node_rank == cause and e.exit_code is not None for e in later.evidence)
+            if later.reason == "PeerLost" != record.reason and told:
                 yield f"the verdict on attempt {record.attempt} is that of a victim: {later.message}"
             if record.attempt < first and later != record:
                 yield f"the record of attempt {record.attempt} changed after its end"

@@ -71,6 +71,7 @@ class Trainer:
     def __init__(self, workload: Workload, choices: Choices) -> None:
         self.folder = Folder()
         self.processes: list[Process] = []
+        self.causes: dict[int, int] = {}  # attempt -> node rank that ended its training
         self._workload = workload
         self._choices = choices
         self._groups: defaultdict[int, list[Group]] = defaultdict(list)
@@ -193,6 +194,7 @@ class Trainer:
         if group is None or group.state != "training":
             return
         group.state = "broken"
+        self.causes[process.attempt] = process.node_rank
         if group.task is not None:
             group.task.cancel()
         for member in group.members.values():
