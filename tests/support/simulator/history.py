@@ -31,11 +31,14 @@ class Moment:
     commits: int = 0
 
 
+TWO_NODES = Workload(num_nodes=2)
+
+
 @dataclass(frozen=True)
 class Scenario:
     """What is decided beforehand; the rest is up to the choices on the way."""
 
-    workload: Workload = Workload(num_nodes=2)
+    workload: Workload = TWO_NODES
     fields: dict[str, Any] = field(default_factory=dict)
     weather: Weather = CALM
     incidents: tuple[tuple[Moment, Incident], ...] = ()
@@ -57,9 +60,11 @@ class Story:
 
 def play(scenario: Scenario, choices: Choices) -> Story:
     """The whole history, in virtual time."""
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        with mock.patch("time.monotonic", runner.get_loop().time):
-            return runner.run(_play(scenario, choices))
+    with (
+        asyncio.Runner(loop_factory=VirtualTimeLoop) as runner,
+        mock.patch("time.monotonic", runner.get_loop().time),
+    ):
+        return runner.run(_play(scenario, choices))
 
 
 async def _play(scenario: Scenario, choices: Choices) -> Story:

@@ -242,4 +242,5 @@ def _terminated(how: Exit, finished: datetime) -> Raw:
 
 def _tolerated_seconds(pod: Raw) -> float:
     keys = (t for t in pod["spec"].get("tolerations", ()) if t.get("key") == "node.kubernetes.io/unreachable")
-    return float(next(keys, {}).get("tolerationSeconds", 300))
+    toleration: Raw = next(keys, {})
+    return float(toleration.get("tolerationSeconds", 300))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from finetune_api.status import AttemptState, JobStatus
+from finetune_api.status import AttemptRecord, AttemptState, JobStatus
 from finetune_api.v1alpha1 import FineTuneJob, RestartPolicy
 from finetune_operator import names
 from finetune_operator.observe import observe_pod
@@ -107,23 +107,24 @@ class Monitor:
             return
         now = {record.attempt: record for record in after.attempts}
         for record in before.attempts:
-            later = now.get(record.attempt)
-            if later is None:
-                continue
-            if later.state not in NEXT_STATES[record.state]:
-                yield f"attempt {record.attempt} went from {record.state} to {later.state}"
-            cause = self._world.trainer.causes.get(record.attempt)
-            told = any(e.node_rank == cause and e.exit_code is not None for e in later.evidence)
-            if later.reason == "PeerLost" != record.reason and told:
-                yield f"the verdict on attempt {record.attempt} is that of a victim: {later.message}"
-            if record.attempt < first and later != record:
-                yield f"the record of attempt {record.attempt} changed after its end"
+            if later := now.get(record.attempt):
+                yield from self._record(record, later, present=record.attempt >= first)
         if after.attempt > first >= 0:
             old = now[first]
             if old.state not in (AttemptState.FAILED, AttemptState.STOPPED):
                 yield f"attempt {after.attempt} was begun while attempt {first} is {old.state}"
             if after.restarts - before.restarts != (old.state is AttemptState.FAILED):
                 yield f"restarts went from {before.restarts} to {after.restarts} after attempt {first} {old.state}"
+
+    def _record(self, record: AttemptRecord, later: AttemptRecord, *, present: bool) -> Iterator[str]:
+        if later.state not in NEXT_STATES[record.state]:
+            yield f"attempt {record.attempt} went from {record.state} to {later.state}"
+        cause = self._world.trainer.causes.get(record.attempt)
+        told = any(e.node_rank == cause and e.exit_code is not None for e in later.evidence)
+        if later.reason == "PeerLost" != record.reason and told:
+            yield f"the verdict on attempt {record.attempt} is that of a victim: {later.message}"
+        if not present and later != record:
+            yield f"the record of attempt {record.attempt} changed after its end"
 
     def _budgets(self, before: JobStatus, after: JobStatus, policy: RestartPolicy) -> Iterator[str]:
         if after.restarts == before.restarts:

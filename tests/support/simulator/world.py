@@ -74,7 +74,8 @@ class World:
     @property
     def status(self) -> Raw:
         """The job's status; empty if there is none."""
-        return (self.job or {}).get("status", {})
+        status: Raw = (self.job or {}).get("status", {})
+        return status
 
     def pods(self) -> list[tuple[Key, Raw]]:
         """The job's pods that exist, those on their way out too."""
@@ -145,7 +146,8 @@ class World:
         try:
             self.server.delete(key, options, actor="user")
         except ApiError as error:
-            assert error.status == 404, error
+            if error.status != 404:
+                raise
 
     def pick_pod(self) -> tuple[Key, Raw] | None:
         """Some pod."""
@@ -170,7 +172,8 @@ class World:
         body = change.body
         text = f"{change.actor}: {change.type} {change.kind} {body['metadata']['name']}"
         if change.kind == "Pod":
-            state = next(iter(body.get("status", {}).get("containerStatuses", ())), {}).get("state", {})
+            statuses: list[Raw] = body.get("status", {}).get("containerStatuses") or [{}]
+            state = statuses[0].get("state", {})
             text += f" {body.get('status', {}).get('phase')} {'/'.join(state)} on {body['spec'].get('nodeName')}"
             text += " leaving" if "deletionTimestamp" in body["metadata"] else ""
         if change.kind == names.FINETUNEJOB_KIND:
