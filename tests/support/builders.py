@@ -5,8 +5,8 @@ from typing import Any
 
 from finetune_api.status import JobStatus
 from finetune_api.v1alpha1 import FineTuneJob
-from finetune_operator.decide import decide
 from finetune_operator.case import Decision
+from finetune_operator.decide import decide
 from finetune_operator.manifests import build_pod, build_service
 from finetune_operator.observe import Observation, observe_pods
 from finetune_operator.plan import Settings, plan_run

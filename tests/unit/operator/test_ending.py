@@ -13,7 +13,7 @@ from finetune_operator.ending import ABORT_GRACE_SECONDS
 from finetune_operator.manifests import GRACE_SECONDS
 from support.builders import NOW, Raw, deleting, ended, job, pod, running, seen, step
 
-KILLED = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:00Z"}
+KILLED: Raw = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:00Z"}
 LATER = NOW + timedelta(seconds=2)
 
 
@@ -23,7 +23,7 @@ def words(**fields: Any) -> str:
     return message.model_dump_json(by_alias=True)
 
 
-VICTIM = {"message": words(error_type="DistBackendError", message="Connection closed by peer")}
+VICTIM: Raw = {"message": words(error_type="DistBackendError", message="Connection closed by peer")}
 
 
 def disrupted(body: Raw, reason: str) -> Raw:
