@@ -50,7 +50,7 @@ def test_a_cause_that_is_seen_after_its_victim_is_still_the_cause() -> None:
 
 
 def test_a_node_that_dies_of_our_stopping_it_is_not_the_cause() -> None:
-    late = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:12Z"}
+    late: Raw = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:12Z"}
     of = started()
     of, _ = step(of, seen(of, ended(of, 0, **VICTIM), running(of, 1)), now=LATER)
     of, _ = step(of, seen(of, ended(of, 0, **VICTIM), deleting(ended(of, 1, **late))), now=LATER)
@@ -70,7 +70,7 @@ def test_a_machine_without_power_is_the_cause_though_its_pod_never_says_anything
 def test_an_eviction_of_a_pod_that_we_stop_already_explains_nothing() -> None:
     of = started()
     of, _ = step(of, seen(of, ended(of, 0, **VICTIM), running(of, 1)), now=LATER)
-    late = {"exit_code": 143, "finishedAt": "2026-01-01T12:00:05Z"}
+    late: Raw = {"exit_code": 143, "finishedAt": "2026-01-01T12:00:05Z"}
     evicted = disrupted(deleting(ended(of, 1, **late)), "EvictionByEvictionAPI")
     of, _ = step(of, seen(of, ended(of, 0, **VICTIM), evicted), now=LATER)
 
@@ -94,7 +94,7 @@ def test_a_missing_pod_is_evidence_by_itself() -> None:
 
 
 def test_success_on_every_node_wins_over_whatever_began_the_stop() -> None:
-    done = {"exit_code": 0, "message": words(outcome=Outcome.SUCCEEDED)}
+    done: Raw = {"exit_code": 0, "message": words(outcome=Outcome.SUCCEEDED)}
     of = started()
     of, _ = step(of, seen(of, running(of, 0), deleting(running(of, 1))))
     of, _ = step(of, seen(of, ended(of, 0, **done), deleting(ended(of, 1, **done))), now=LATER)
