@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from finetune_api.v1alpha1 import FineTuneJob
-from finetune_operator import case, controller, decide, ending, failure, observe, restarts
+from finetune_operator import case, controller, decide, ending, failure, restarts
 from finetune_operator import reconcile as shell
 from finetune_operator.case import Case, Decision
 from finetune_operator.cluster import KubernetesCluster
@@ -17,7 +17,7 @@ from finetune_operator.observe import NodeObservation
 from finetune_operator.reconcile import Outcome, Pass, Seen
 from support.simulator.checks import check_history, check_undisturbed
 from support.simulator.history import Scenario
-from support.simulator.scenarios import operator_troubles, scenarios
+from support.simulator.scenarios import failing_nodes, operator_troubles, scenarios, stale_caches
 
 EXAMPLES = 600
 Raw = dict[str, Any]
@@ -116,10 +116,12 @@ def go_on_after_the_end(patch: pytest.MonkeyPatch) -> None:
 
 ANYTHING = (scenarios(), check_history)
 TAKEOVERS = (scenarios(takeovers=True), check_history)
+STALE_CACHES = (stale_caches(), check_history)
+FAILING_NODES = (failing_nodes(), check_history)
 OPERATOR_ONLY = (operator_troubles(), check_undisturbed)
 
 PLANTED = (
-    (never_ask_for_a_fresh_list, ANYTHING),
+    (never_ask_for_a_fresh_list, STALE_CACHES),
     (take_absence_from_the_cache_for_loss, OPERATOR_ONLY),
     (act_before_the_status_is_written, ANYTHING),
     (begin_while_older_pods_may_run, ANYTHING),
@@ -127,7 +129,7 @@ PLANTED = (
     (restart_after_success, OPERATOR_ONLY),
     (report_suspended_too_early, ANYTHING),
     (overwrite_a_newer_status, TAKEOVERS),
-    (judge_on_the_first_evidence, ANYTHING),
+    (judge_on_the_first_evidence, FAILING_NODES),
     (go_on_after_the_end, ANYTHING),
 )
 

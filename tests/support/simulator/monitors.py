@@ -119,12 +119,19 @@ class Monitor:
     def _record(self, record: AttemptRecord, later: AttemptRecord, *, present: bool) -> Iterator[str]:
         if later.state not in NEXT_STATES[record.state]:
             yield f"attempt {record.attempt} went from {record.state} to {later.state}"
-        cause = self._world.trainer.causes.get(record.attempt)
-        told = any(e.node_rank == cause and e.exit_code is not None for e in later.evidence)
-        if later.reason == "PeerLost" != record.reason and told:
+        if later.reason == "PeerLost" != record.reason and self._could_know_better(later):
             yield f"the verdict on attempt {record.attempt} is that of a victim: {later.message}"
         if not present and later != record:
             yield f"the record of attempt {record.attempt} changed after its end"
+
+    def _could_know_better(self, ended: AttemptRecord) -> bool:
+        """The node that ended the training has told, or can still tell."""
+        cause = self._world.trainer.causes.get(ended.attempt)
+        if any(evidence.node_rank == cause and evidence.exit_code is not None for evidence in ended.evidence):
+            return True
+        labels = {names.ATTEMPT: str(ended.attempt), names.NODE_RANK: str(cause)}
+        pods = (pod for _, pod in self._world.pods() if labels.items() <= pod["metadata"]["labels"].items())
+        return any(not self._world.is_lost(pod) for pod in pods)
 
     def _budgets(self, before: JobStatus, after: JobStatus, policy: RestartPolicy) -> Iterator[str]:
         if after.restarts == before.restarts:

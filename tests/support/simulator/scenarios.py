@@ -1,12 +1,23 @@
 """Which histories there are, as hypothesis draws them: each has only some kinds of trouble, so that they go deep."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
 from support.simulator.history import Moment, Scenario
-from support.simulator.incidents import INCIDENTS, OPERATOR_INCIDENTS
-from support.simulator.network import Weather
+from support.simulator.incidents import (
+    INCIDENTS,
+    OPERATOR_INCIDENTS,
+    Incident,
+    container_killed,
+    machine_without_power,
+    operator_crashed,
+    pod_deleted,
+    rank_killed,
+    suspended_for_a_while,
+)
+from support.simulator.network import CALM, Weather
 from support.simulator.trainer import Workload
 
 MOST_INCIDENTS = 6
@@ -59,27 +70,49 @@ def fields(draw: st.DrawFn) -> dict[str, Any]:
     return chosen
 
 
-def scenarios(*, takeovers: bool = False) -> st.SearchStrategy[Scenario]:
+def scenarios(
+    *,
+    weather: st.SearchStrategy[Weather] = weathers,
+    incidents: Sequence[Incident] = INCIDENTS,
+    takeovers: bool = False,
+) -> st.SearchStrategy[Scenario]:
     """Any history, of one operator at a time or of several that each believe that they lead."""
     return st.builds(
         Scenario,
         workload=st.builds(Workload, num_nodes=st.sampled_from((2, 1, 3)), total_steps=st.sampled_from((6, 15))),
         fields=fields(),
-        weather=weathers,
-        incidents=st.lists(st.tuples(moments, st.sampled_from(INCIDENTS)), max_size=MOST_INCIDENTS).map(tuple),
+        weather=weather,
+        incidents=happenings(incidents),
         takeovers=st.lists(overlaps, min_size=1, max_size=3).map(tuple) if takeovers else st.just(()),
         resume_at_end=st.sampled_from((True, True, True, False)),
         faults_end=st.sampled_from((60.0, 240.0)),
     )
 
 
-def operator_troubles(*, takeovers: bool = False) -> st.SearchStrategy[Scenario]:
+def operator_troubles() -> st.SearchStrategy[Scenario]:
     """Histories in which only the operator and its way to the API server have trouble."""
-    incidents = st.lists(st.tuples(moments, st.sampled_from(OPERATOR_INCIDENTS)), max_size=MOST_INCIDENTS)
     return st.builds(
         Scenario,
         workload=st.builds(Workload, num_nodes=st.sampled_from((2, 1, 3)), patience_seconds=st.just(3600.0)),
         weather=weathers,
-        incidents=incidents.map(tuple),
-        takeovers=st.lists(overlaps, min_size=1, max_size=3).map(tuple) if takeovers else st.just(()),
+        incidents=happenings(OPERATOR_INCIDENTS),
+        takeovers=st.one_of(st.just(()), st.lists(overlaps, max_size=2).map(tuple)),
     )
+
+
+def stale_caches() -> st.SearchStrategy[Scenario]:
+    """Histories in which operators and users act while the watches are far behind."""
+    weather = st.builds(Weather, slow=rates(10.0), crash=rates(5.0), lag=st.sampled_from((50.0, 90.0)))
+    return scenarios(
+        weather=weather, incidents=(suspended_for_a_while, operator_crashed, container_killed, pod_deleted)
+    )
+
+
+def failing_nodes() -> st.SearchStrategy[Scenario]:
+    """Histories in which nodes fail and everything else goes well."""
+    return scenarios(weather=st.just(CALM), incidents=(container_killed, rank_killed, machine_without_power))
+
+
+def happenings(incidents: Sequence[Incident]) -> st.SearchStrategy[tuple[tuple[Moment, Incident], ...]]:
+    """Some of these incidents, each at its moment."""
+    return st.lists(st.tuples(moments, st.sampled_from(incidents)), max_size=MOST_INCIDENTS).map(tuple)
