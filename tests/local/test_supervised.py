@@ -158,7 +158,8 @@ def check_killed(pod: Pod) -> None:
     said = pod.termination
     assert said is not None
     assert (said.outcome, said.error_type, said.rank, said.local_rank) == (Outcome.FAILED, "RankKilled", 1, 1), said
-    assert (said.signal, said.exit_code, said.victim, said.phase) == (9, -9, False, "train")
+    assert (said.signal, said.exit_code, said.victim) == (9, -9, False)
+    assert said.phase in ("save", "train")  # it is killed as soon as the checkpoint is there
     assert said.progress is not None
     assert said.progress.last_checkpoint == "step-00000004"
 
