@@ -309,12 +309,6 @@ async def test_an_event_is_said_once(
     assert [item["reason"] for item in listed["items"] if item["metadata"]["name"] == "bert.1"] == ["Tested"]
 
 
-async def test_a_watch_from_before_history_is_told_that_it_is_gone(api: ApiServer) -> None:
-    async with asyncio.timeout(30):
-        first = await anext(api.watch("/api/v1/pods", selector="", version="1"))
-    assert (first["type"], first["object"]["code"]) == ("ERROR", 410)
-
-
 async def test_the_informer_sees_every_change_in_order_and_heals_a_gap(
     api: ApiServer, cluster: KubernetesCluster, owner: Raw
 ) -> None:
