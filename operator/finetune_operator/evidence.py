@@ -26,26 +26,32 @@ def _first(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Ev
 def more_evidence(known: tuple[Evidence, ...], nodes: tuple[NodeObservation, ...]) -> tuple[Evidence, ...]:
     """While it stops: what is known is only added to, whatever the caches still show."""
     seen = {node.node_rank: node for node in nodes}
-    ends = (e.finished_at for e in known if e.exit_code is not None and e.outcome != Outcome.STOPPED)
-    first_end = min((end for end in ends if end is not None), default=None)
-    return tuple(_merge(before, seen.get(before.node_rank), first_end) for before in known)
+    return tuple(_merge(before, seen.get(before.node_rank)) for before in known)
 
 
-def _merge(before: Evidence, node: NodeObservation | None, first_end: datetime | None) -> Evidence:
+def _merge(before: Evidence, node: NodeObservation | None) -> Evidence:
     if node is None or (before.ended and not before.deleted):
         return before
     now = node.evidence
     if before.exit_code is not None and now.exit_code is None:
         return before
     kept = {"deleted": before.deleted, "disruption": now.disruption or before.disruption}
-    taken_away = node.deleting or node.life is Life.GONE
-    # the cause may be seen later than its victims, and our deletion has reached its pod by then
-    ended_before_we_stopped_it = now.finished_at and first_end and now.finished_at <= first_end
-    if taken_away and not (before.deleted or now.outcome in LAST_WORDS or ended_before_we_stopped_it):
-        # so it is not the cause, unless its machine was lost, which our deletion cannot bring about
-        disruption = now.disruption if now.disruption in LOST else before.disruption
-        kept |= {"outcome": Outcome.STOPPED.value, "disruption": disruption}
+    if not before.deleted and (node.deleting or node.life is Life.GONE):  # by us, for until now it was to go on
+        if now.disruption not in LOST:  # a lost machine is no work of ours
+            kept["disruption"] = before.disruption
+        if _stopped_by_us(now, node.deletion_deadline):
+            kept["outcome"] = Outcome.STOPPED.value  # so it is not the cause
     return now.model_copy(update=kept)
+
+
+def _stopped_by_us(now: Evidence, deadline: datetime | None) -> bool:
+    """Whether a node ended because its pod was deleted; a cause may be seen only after its victims, and after that."""
+    if now.outcome in LAST_WORDS:
+        return False
+    if now.outcome == Outcome.STOPPED or now.exit_code is None or now.finished_at is None:
+        return True
+    # killed without last words: ours is the SIGKILL that follows when the grace period is over
+    return deadline is not None and now.finished_at >= deadline
 
 
 def steps(record: AttemptRecord, nodes: tuple[NodeObservation, ...], polled: int | None) -> dict[str, int | None]:

@@ -158,6 +158,18 @@ def cuda_out_of_memory(evidence: Evidence) -> Verdict | None:
     )
 
 
+def deleted(evidence: Evidence) -> Verdict | None:
+    """Somebody deleted the pod, or it vanished with its node."""
+    if not evidence.deleted:
+        return None
+    return Verdict(
+        reason="PodDeleted",
+        fault=Fault.INFRASTRUCTURE,
+        action=FailureAction.RESTART,
+        message=f"{where(evidence)}: pod {evidence.pod_name} was deleted",
+    )
+
+
 def no_name(evidence: Evidence) -> Verdict | None:
     """The name of rank 0 did not appear in DNS, or nobody answered there."""
     if evidence.error_type not in ("DnsTimeout", "RendezvousTimeoutError", "RendezvousConnectionError"):
@@ -200,18 +212,6 @@ def killed(evidence: Evidence) -> Verdict | None:
         fault=Fault.UNKNOWN if crashed else Fault.TRANSIENT,
         action=FailureAction.RESTART,
         message=f"{where(evidence)} was ended by {name}",
-    )
-
-
-def deleted(evidence: Evidence) -> Verdict | None:
-    """Somebody deleted the pod, or it vanished with its node."""
-    if not evidence.deleted:
-        return None
-    return Verdict(
-        reason="PodDeleted",
-        fault=Fault.INFRASTRUCTURE,
-        action=FailureAction.RESTART,
-        message=f"{where(evidence)}: pod {evidence.pod_name} was deleted",
     )
 
 
@@ -307,10 +307,10 @@ RULES: tuple[Rule, ...] = (
     cannot_start,
     user_error,
     cuda_out_of_memory,
+    deleted,
     no_name,
     victim,
     killed,
-    deleted,
     stopped,
     hub_unavailable,
     launcher_failed,

@@ -53,9 +53,18 @@ def test_a_node_that_dies_of_our_stopping_it_is_not_the_cause() -> None:
     late: Raw = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:12Z"}
     of = started()
     of, _ = step(of, seen(of, ended(of, 0, **VICTIM), running(of, 1)), now=LATER)
-    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), deleting(ended(of, 1, **late))), now=LATER)
+    stopped = deleting(ended(of, 1, **late), deadline=NOW + timedelta(seconds=12))
+    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), stopped), now=LATER)
 
     assert of.status.attempts[0].reason == "PeerLost"
+
+
+def test_a_pod_that_somebody_deletes_is_the_cause_though_its_ranks_complain_of_their_peers() -> None:
+    of = started()
+    of, _ = step(of, seen(of, deleting(running(of, 0)), running(of, 1)))
+    of, _ = step(of, seen(of, deleting(ended(of, 0, **VICTIM)), deleting(ended(of, 1, **VICTIM))), now=LATER)
+
+    assert (of.status.attempts[0].reason, of.status.attempts[0].node_rank) == ("PodDeleted", 0)
 
 
 def test_a_machine_without_power_is_the_cause_though_its_pod_never_says_anything() -> None:
@@ -70,7 +79,7 @@ def test_a_machine_without_power_is_the_cause_though_its_pod_never_says_anything
 def test_an_eviction_of_a_pod_that_we_stop_already_explains_nothing() -> None:
     of = started()
     of, _ = step(of, seen(of, ended(of, 0, **VICTIM), running(of, 1)), now=LATER)
-    late: Raw = {"exit_code": 143, "finishedAt": "2026-01-01T12:00:05Z"}
+    late: Raw = {"exit_code": 143, "message": words(outcome=Outcome.STOPPED)}
     evicted = disrupted(deleting(ended(of, 1, **late)), "EvictionByEvictionAPI")
     of, _ = step(of, seen(of, ended(of, 0, **VICTIM), evicted), now=LATER)
 
