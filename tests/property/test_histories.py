@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.simulator.checks import check_history, check_undisturbed
 from support.simulator.history import Scenario
-from support.simulator.scenarios import operator_troubles, scenarios
+from support.simulator.scenarios import failing_nodes, operator_troubles, scenarios, stale_caches
 
 EXAMPLES = int(os.environ.get("FINETUNE_EXAMPLES", "250"))
 
@@ -24,6 +24,12 @@ searching = settings(
 @searching
 @given(scenarios(), st.data())
 def test_one_operator_keeps_every_promise(scenario: Scenario, data: st.DataObject) -> None:
+    check_history(scenario, data)
+
+
+@searching
+@given(stale_caches() | failing_nodes(), st.data())
+def test_stale_caches_and_late_evidence_mislead_nobody(scenario: Scenario, data: st.DataObject) -> None:
     check_history(scenario, data)
 
 
