@@ -95,7 +95,7 @@ class Machines:
             if pod is None:
                 return
             free = [machine for machine in self.machines if machine.up.is_set()]
-            if self.room and free:
+            if self.room and free and not pod["spec"].get("nodeSelector"):
                 break
             unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
             self._set_status(key, conditions=[unplaced])

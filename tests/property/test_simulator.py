@@ -1,0 +1,74 @@
+"""The simulator answers as Kubernetes does; tests/e2e/test_simulator_contract.py asks a real one the same."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from finetune_operator import names
+from support.simulator.answers import ANSWERS
+from support.simulator.apiserver import Raw
+from support.simulator.choices import SeededChoices
+from support.simulator.contract import STORIES, Facts, Site
+from support.simulator.history import Scenario, play
+from support.simulator.network import Link
+from support.simulator.trainer import Workload
+from support.simulator.world import World
+from support.virtual_time import run_in_virtual_time
+
+BRIEF = "brief"
+Story = Callable[[Site], Awaitable[Facts]]
+
+
+def pod(name: str, *, node_rank: str = "0", **spec: object) -> Raw:
+    labels = {names.JOB_UID: "none", names.ATTEMPT: "0", names.NODE_RANK: node_rank}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+
+
+async def end_brief_pods(world: World) -> None:
+    """What a command that fails at once would do."""
+    while True:
+        for _, body in world.pods():
+            process, _ = world.machines.processes.get(body["metadata"]["uid"], (None, None))
+            if process and process.alive and body["spec"].get("schedulerName") == BRIEF:
+                world.trainer.kill(process, code=1)
+        await asyncio.sleep(0.05)
+
+
+async def tell(story: Story) -> Facts:
+    world = World(SeededChoices(0), Workload(num_nodes=2))
+    ends = asyncio.create_task(end_brief_pods(world))
+    link = Link(world.server, world.choices, actor="contract", on_crash=lambda: None)
+    site = Site(
+        api=link,
+        namespace="contract",
+        endless=pod,
+        brief=lambda name: pod(name, schedulerName=BRIEF),
+        nowhere=lambda name: pod(name, nodeSelector={"example.com/none": "there"}),
+    )
+    try:
+        return await story(site)
+    finally:
+        ends.cancel()
+
+
+@pytest.mark.parametrize("story", STORIES, ids=[story.__name__ for story in STORIES])
+def test_the_simulator_answers_as_kubernetes_does(story: Story) -> None:
+    assert run_in_virtual_time(tell(story)) == ANSWERS[story.__name__]
+
+
+def test_every_answer_belongs_to_a_story() -> None:
+    assert set(ANSWERS) == {story.__name__ for story in STORIES}
+
+
+def test_a_history_without_trouble_completes_in_one_attempt_and_few_writes() -> None:
+    story = play(Scenario(), SeededChoices(0))
+
+    assert (story.violations, story.phase, story.restarts) == ([], "Complete", 0)
+    assert story.commits < 45
+
+
+def test_equal_choices_give_equal_histories() -> None:
+    first, second = (play(Scenario(), SeededChoices(7)).trace for _ in range(2))
+
+    assert first == second
