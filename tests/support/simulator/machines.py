@@ -69,7 +69,7 @@ class Machines:
         if names.JOB_UID not in change.body["metadata"].get("labels", {}) and change.kind == "Pod":
             return  # a stranger's, that is only in the way
         if change.kind == "Pod" and change.before is None:
-            self._spawn(self._place(_key(change.body)))
+            self._spawn(self._place(_key(change.body), change.body["metadata"]["uid"]))
         elif change.kind == "Pod":
             self._pass_on_deletion(change)
         if change.kind == names.FINETUNEJOB_KIND:
@@ -87,12 +87,12 @@ class Machines:
                 return {"kind": owner["kind"], "metadata": metadata}
         return None
 
-    async def _place(self, key: Key) -> None:
-        """The scheduler, then the kubelet."""
+    async def _place(self, key: Key, uid: str) -> None:
+        """The scheduler, then the kubelet; of this very pod, not of a later one of its name."""
         await asyncio.sleep(self._choices.pick((0.02, 0.3)))
         while True:
             pod = self._server.get(key)
-            if pod is None:
+            if pod is None or pod["metadata"]["uid"] != uid:
                 return
             free = [machine for machine in self.machines if machine.up.is_set()]
             if self.room and free and not pod["spec"].get("nodeSelector"):
@@ -108,7 +108,7 @@ class Machines:
             spec={**pod["spec"], "nodeName": machine.name},
             status={**pod["status"], "conditions": [placed]},
         )
-        await self._run(key, pod["metadata"]["uid"], machine)
+        await self._run(key, uid, machine)
 
     async def _run(self, key: Key, uid: str, machine: Machine) -> None:
         await asyncio.sleep(self._choices.pick((0.5, 2.0, 6.0)))
