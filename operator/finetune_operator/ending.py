@@ -50,9 +50,10 @@ def stop(case: Case) -> Decision:
 
 
 def _judge(case: Case, record: AttemptRecord) -> Decision:
-    nodes = case.nodes
-    if len(nodes) == case.job.spec.num_nodes and all(node.succeeded for node in nodes):
-        return complete(case, record)  # success wins over whatever began the stop
+    evidence = record.evidence or first_evidence(record, case.nodes, case.job.spec.num_nodes)
+    verdict = judge(evidence)
+    if verdict is None:
+        return complete(case, record)  # success of every node wins over whatever began the stop
     match StopReason(record.reason):
         case StopReason.SUSPENDED:
             return _suspended(case, record)
@@ -62,8 +63,6 @@ def _judge(case: Case, record: AttemptRecord) -> Decision:
         case StopReason.IMAGE:
             return fail(case, case.status, record, record.message)
         case StopReason.NODE_FAILED | StopReason.NODE_DELETED:
-            verdict = judge(record.evidence)
-            assert verdict is not None, "an attempt that is no success has a node that did not succeed"
             return end_attempt(case, verdict, record)
 
 

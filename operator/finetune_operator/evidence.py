@@ -13,7 +13,8 @@ LAST_WORDS = (Outcome.FAILED, Outcome.SUCCEEDED)
 def first_evidence(record: AttemptRecord, nodes: tuple[NodeObservation, ...], num_nodes: int) -> tuple[Evidence, ...]:
     """At the moment an attempt starts to stop: until now it was to go on, so who deletes a pod is somebody else."""
     seen = {node.node_rank: node for node in nodes}
-    return tuple(_first(seen.get(rank), rank, record) for rank in range(num_nodes))
+    ranks = range(max(num_nodes, *(rank + 1 for rank in seen)) if seen else num_nodes)  # it may have been changed
+    return tuple(_first(seen.get(rank), rank, record) for rank in ranks)
 
 
 def _first(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Evidence:
