@@ -1,8 +1,9 @@
-"""decide on statuses and observations of every kind, reachable or not: it never raises, and never gets ahead of itself."""
+"""decide on statuses and observations of every kind, reachable or not: it never raises nor gets ahead of itself."""
 
 import os
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -117,7 +118,7 @@ def statuses(draw: st.DrawFn) -> JobStatus:
 @st.composite
 def jobs(draw: st.DrawFn) -> FineTuneJob:
     """Any of them."""
-    fields = {"numNodes": draw(st.integers(1, 3)), "suspend": draw(st.booleans())}
+    fields: dict[str, Any] = {"numNodes": draw(st.integers(1, 3)), "suspend": draw(st.booleans())}
     for name, values in (("activeDeadlineSeconds", (50, 200)), ("ttlSecondsAfterFinished", (0, 40))):
         value = draw(st.sampled_from((None, *values)))
         if value is not None:
