@@ -59,6 +59,13 @@ def suspended_for_a_while(world: World) -> None:
     later(world, lambda: world.edit_spec(suspend=False))
 
 
+def resumed_with_another_size(world: World) -> None:
+    """Suspended, and resumed with more or fewer nodes."""
+    world.edit_spec(suspend=True)
+    world.edit_spec(numNodes=world.choices.pick((1, 2, 3)))
+    later(world, lambda: world.edit_spec(suspend=False))
+
+
 def resumed(world: World) -> None:
     """spec.suspend: false."""
     world.edit_spec(suspend=False)
@@ -183,6 +190,7 @@ INCIDENTS: tuple[Incident, ...] = (  # the commonest more than once
     *(2 * (touched, pod_deleted_by_force, pod_evicted, pod_tainted_away, machine_without_power, resumed)),
     *(2 * (left_without_result, no_room, no_image, operator_cut_off)),
     suspended,
+    resumed_with_another_size,
     machine_lost_for_ever,
     rank_raised,
     out_of_memory,

@@ -124,9 +124,7 @@ class Machines:
             return
         pod = self._server.get(key)
         assert pod is not None
-        labels = pod["metadata"]["labels"]
-        attempt, rank = int(labels[names.ATTEMPT]), int(labels[names.NODE_RANK])
-        process = self._trainer.start(attempt=attempt, node_rank=rank, pod_uid=uid)
+        process = self._trainer.start(_process(pod))
         self.processes[uid] = process, machine
         self._report(key, uid, {"running": {}}, phase="Running")
         how = await process.ended
@@ -232,6 +230,19 @@ class Machines:
 
 def _key(body: Raw) -> Key:
     return Key(body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])
+
+
+def _process(pod: Raw) -> Process:
+    """The trainer that a pod's container is."""
+    labels = pod["metadata"]["labels"]
+    containers = pod["spec"].get("containers") or [{}]
+    environment = {variable["name"]: variable.get("value") for variable in containers[0].get("env", ())}
+    return Process(
+        attempt=int(labels[names.ATTEMPT]),
+        node_rank=int(labels[names.NODE_RANK]),
+        num_nodes=int(environment.get("NNODES") or 2),
+        pod_uid=pod["metadata"]["uid"],
+    )
 
 
 def _terminated(how: Exit, finished: datetime) -> Raw:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import Any
 
+from finetune_api.status import Progress
 from finetune_operator import names
 from finetune_operator.apiserver import ApiError
 from finetune_operator.cluster import KubernetesCluster, collection_path
@@ -12,6 +13,7 @@ from finetune_operator.controller import Controller
 from finetune_operator.jobs import job_key
 from finetune_operator.metrics import Metrics
 from finetune_operator.plan import Settings
+from finetune_operator.progress import INTERVAL
 from finetune_operator.reconcile import Pass
 from support.simulator.apiserver import Raw
 from support.simulator.network import Link
@@ -24,8 +26,15 @@ METRICS = Metrics()  # shared, because nobody reads it and each has a registry t
 class OperatorProcess:
     """Starts as finetune_operator.replica does, without kopf and the Lease, and dies when told."""
 
-    def __init__(self, link: Link, settings: Settings, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        settings: Settings,
+        now: Callable[[], datetime],
+        ask_for_progress: Callable[[], Progress | None],
+    ) -> None:
         self.link = link
+        self._ask_for_progress = ask_for_progress
         self.alive = True
         run = Pass(KubernetesCluster(link), settings, now)
         self.controller = Controller(link, run, METRICS, namespaces=(None,))
@@ -45,6 +54,7 @@ class OperatorProcess:
         await self._list_jobs()
         self._tasks.append(self._spawn(self._watch_jobs()))
         self._tasks.append(self._spawn(self._resync()))
+        self._tasks.append(self._spawn(self._poll()))
         self.controller.lead(lambda: self.alive)
         self._tasks.extend(self._spawn(self.controller.work()) for _ in range(WORKERS))
 
@@ -62,6 +72,15 @@ class OperatorProcess:
                     self._tell(event["type"], event["object"])
             except ApiError:
                 await asyncio.sleep(1.0)
+
+    async def _poll(self) -> None:
+        """As the poller of progress does; what it is told lives in the operator's memory only."""
+        while True:
+            await asyncio.sleep(INTERVAL)
+            progress = None if self.link.cut else self._ask_for_progress()
+            if progress is not None:
+                for key in self.controller.jobs:
+                    self.controller.progress._take(key, progress)
 
     def _tell(self, kind: str, body: Raw) -> None:
         if kind == "DELETED":

@@ -20,7 +20,7 @@ KILLED, STOPPED = 137, 143
 class Workload:
     """What a job has to do."""
 
-    num_nodes: int
+    num_nodes: int  # at first
     total_steps: int = 6
     step_seconds: float = 2.0
     save_steps: int = 2
@@ -39,8 +39,9 @@ class Exit:
 class Process:
     """The trainer of one node."""
 
-    def __init__(self, *, attempt: int, node_rank: int, pod_uid: str) -> None:
+    def __init__(self, *, attempt: int, node_rank: int, num_nodes: int, pod_uid: str) -> None:
         self.attempt = attempt
+        self.num_nodes = num_nodes
         self.node_rank = node_rank
         self.pod_uid = pod_uid
         self.stop_requests = 0
@@ -77,9 +78,8 @@ class Trainer:
         self._groups: defaultdict[int, list[Group]] = defaultdict(list)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, *, attempt: int, node_rank: int, pod_uid: str) -> Process:
+    def start(self, process: Process) -> Process:
         """A container's start."""
-        process = Process(attempt=attempt, node_rank=node_rank, pod_uid=pod_uid)
         self.processes.append(process)
         self._spawn(self._begin(process))
         return process
@@ -101,6 +101,11 @@ class Trainer:
         """SIGTERM, and SIGKILL once the grace is over."""
         self._spawn(self._stop(process, grace_seconds))
 
+    def progress(self) -> Progress | None:
+        """What node rank 0 of the newest group that trains would answer, if asked."""
+        training = [group for groups in self._groups.values() for group in groups if group.state == "training"]
+        return self._progress(training[-1]) if training else None
+
     async def _begin(self, process: Process) -> None:
         if self.folder.result:
             await asyncio.sleep(1.0)
@@ -111,7 +116,7 @@ class Trainer:
             await self._lonely(process, 20.0)
             return
         group.members[process.node_rank] = process
-        if len(group.members) == self._workload.num_nodes and all(p.alive for p in group.members.values()):
+        if len(group.members) == process.num_nodes and all(p.alive for p in group.members.values()):
             group.state = "training"
             group.task = self._spawn(self._train(group))
         else:
@@ -209,15 +214,7 @@ class Trainer:
     def _words(self, process: Process, outcome: Outcome, *, final: bool = True, **more: Any) -> Termination:
         group = self._group_of(process)
         now = asyncio.get_running_loop().time()
-        progress = None
-        if group is not None and group.state != "waiting":
-            saved = f"step-{self.folder.step:08d}" if self.folder.step else None
-            progress = Progress(
-                step=group.step,
-                total_steps=self._workload.total_steps,
-                last_checkpoint=saved,
-                update_time=EPOCH + timedelta(seconds=now),
-            )
+        progress = self._progress(group) if group is not None and group.state != "waiting" else None
         return Termination(
             final=final,
             outcome=outcome,
@@ -227,6 +224,14 @@ class Trainer:
             first_step=group.first_step if group and progress else None,
             progress=progress,
             **more,
+        )
+
+    def _progress(self, group: Group) -> Progress:
+        return Progress(
+            step=group.step,
+            total_steps=self._workload.total_steps,
+            last_checkpoint=f"step-{self.folder.step:08d}" if self.folder.step else None,
+            update_time=EPOCH + timedelta(seconds=asyncio.get_running_loop().time()),
         )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

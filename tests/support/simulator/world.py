@@ -18,6 +18,7 @@ from support.simulator.trainer import EPOCH, Process, Trainer, Workload
 
 JOB = Key(names.FINETUNEJOB_KIND, "default", "bert")
 SPARE_MACHINES = 2
+MOST_NODES = 3
 MOST_LOOKS = 1000
 
 
@@ -32,7 +33,7 @@ class World:
         self.server = SimulatedApiServer(self.now)
         self.server.listeners.append(self._note_change)
         self.trainer = Trainer(workload, choices)
-        count = workload.num_nodes + SPARE_MACHINES
+        count = MOST_NODES + SPARE_MACHINES
         self.machines = Machines(self.server, self.trainer, choices, count=count)
         self.operators: list[OperatorProcess] = []
         self.several_operators = False
@@ -95,7 +96,7 @@ class World:
 
         link = Link(self.server, self.choices, actor=name, on_crash=die)
         link.weather = self.weather
-        operator = OperatorProcess(link, SETTINGS, self.now)
+        operator = OperatorProcess(link, SETTINGS, self.now, self.trainer.progress)
         self.operators.append(operator)
         self.note(f"{name} starts")
         return operator
