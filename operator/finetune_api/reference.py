@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from finetune_api.reasons import Reason
 from finetune_api.rules import MUTABLE, MUTABLE_WHILE_SUSPENDED, Rule, name_rules, spec_rules
 from finetune_api.schema import Schema, inline_schema, text_of_default
 from finetune_api.status import JobStatus, Phase
@@ -49,10 +50,24 @@ def render_reference() -> str:
             "",
             *(f"- `{name}`: {text}" for name, text in CONDITIONS.items()),
             "",
+            "### Reasons",
+            "",
+            *_reason_table(),
+            "",
+            "While pods wait for something else, the condition gives Kubernetes' own word for it.",
+            "",
             f"`phase` is one word for people, never for programs: {', '.join(Phase)}.",
             "",
         )
     )
+
+
+def _reason_table() -> Iterator[str]:
+    columns = ("reason", "fault", "what it means")
+    yield _row(columns)
+    yield _row("---" for _ in columns)
+    for reason in Reason:
+        yield _row((f"`{reason}`", reason.fault or "", reason.meaning))
 
 
 def _field_table(schema: Schema, *, defaults: bool) -> Iterator[str]:

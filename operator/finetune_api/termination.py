@@ -5,6 +5,7 @@ from enum import StrEnum
 from pydantic import ValidationError
 
 from finetune_api.model import StatusModel
+from finetune_api.reasons import Reason
 from finetune_api.status import Progress
 
 MAX_BYTES = 4096  # the kubelet keeps the last 4096 bytes, so a longer message loses its head
@@ -12,15 +13,15 @@ MAX_BYTES = 4096  # the kubelet keeps the last 4096 bytes, so a longer message l
 # Errors that the trainer names: the spec, the rows or the storage must change before a restart can do better.
 USER_ERRORS = frozenset(
     {
-        "ChatTemplateError",
-        "CheckpointCorrupt",
-        "DatasetError",
-        "InvalidSpec",
-        "ModelError",
-        "ModelNotFound",
-        "NonFiniteLoss",
-        "OutputError",
-        "WorldSizeMismatch",
+        Reason.CHAT_TEMPLATE_ERROR,
+        Reason.CHECKPOINT_CORRUPT,
+        Reason.DATASET_ERROR,
+        Reason.INVALID_SPEC,
+        Reason.MODEL_ERROR,
+        Reason.MODEL_NOT_FOUND,
+        Reason.NON_FINITE_LOSS,
+        Reason.OUTPUT_ERROR,
+        Reason.WORLD_SIZE_MISMATCH,
     }
 )
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from finetune_api.reasons import Reason
 from finetune_api.status import (
     AttemptState,
     BatchStatus,
@@ -121,7 +122,9 @@ def _conditions(job: FineTuneJob, status: JobStatus, now: datetime) -> list[Cond
         condition(
             "Suspended",
             is_suspended,
-            "Suspended" if is_suspended else ("Suspending" if job.spec.suspend and not finished(status) else "Active"),
+            Reason.SUSPENDED
+            if is_suspended
+            else (Reason.SUSPENDING if job.spec.suspend and not finished(status) else Reason.ACTIVE),
             message if is_suspended else "",
         ),
     ]
@@ -142,7 +145,9 @@ def _complete(status: JobStatus) -> bool:
 def _situation(job: FineTuneJob, status: JobStatus) -> tuple[str, str]:
     """Reason and one line on where the job stands."""
     if not status.attempts:
-        return ("Suspended", "not started; set spec.suspend to false to start") if job.spec.suspend else ("Queued", "")
+        if job.spec.suspend:
+            return Reason.SUSPENDED, "not started; set spec.suspend to false to start"
+        return Reason.QUEUED, ""
     record = status.attempts[-1]
     before = status.attempts[-2] if len(status.attempts) > 1 else None
     match record.state:
@@ -151,18 +156,18 @@ def _situation(job: FineTuneJob, status: JobStatus) -> tuple[str, str]:
         case AttemptState.STOPPED:
             checkpoint = status.progress.last_checkpoint if status.progress else None
             saved = f"; it resumes from {checkpoint}" if checkpoint else "; no checkpoint was written yet"
-            return "Suspended", f"every pod is released{saved}"
+            return Reason.SUSPENDED, f"every pod is released{saved}"
         case AttemptState.STOPPING:
-            return "Stopping", f"attempt {record.attempt} is stopping: {record.reason}"
+            return Reason.STOPPING, f"attempt {record.attempt} is stopping: {record.reason}"
         case AttemptState.RUNNING:
-            return "Running", f"attempt {record.attempt} runs on {job.spec.num_nodes} nodes"
+            return Reason.RUNNING, f"attempt {record.attempt} runs on {job.spec.num_nodes} nodes"
         case AttemptState.STARTING:
             if status.waiting is not None:
                 return status.waiting.reason, status.waiting.message
             if before is not None and before.state is AttemptState.FAILED:
                 delayed = f" after {record.not_before:%H:%M:%S}" if record.not_before else ""
-                return "Restarting", f"attempt {record.attempt} starts{delayed}; {before.message}"
-            return "Starting", f"attempt {record.attempt} is starting"
+                return Reason.RESTARTING, f"attempt {record.attempt} starts{delayed}; {before.message}"
+            return Reason.STARTING, f"attempt {record.attempt} is starting"
 
 
 def _phase(job: FineTuneJob, status: JobStatus, nodes: tuple[NodeObservation, ...]) -> Phase:

@@ -6,6 +6,7 @@ is all that the next pass needs, so that a crash between any two API calls repea
 
 from datetime import datetime, timedelta
 
+from finetune_api.reasons import Reason
 from finetune_api.status import AttemptRecord, AttemptState
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator import names
@@ -152,7 +153,7 @@ def _start_events(case: Case, record: AttemptRecord) -> tuple[Action, ...]:
         if case.record.state is AttemptState.RUNNING:
             return ()
         message = f"attempt {record.attempt} runs on {case.job.spec.num_nodes} nodes"
-        return (Emit("Normal", "Running", message, f"running-{record.attempt}"),)
+        return (Emit("Normal", Reason.RUNNING, message, f"running-{record.attempt}"),)
     wait, told = case.wait, case.status.waiting
     if wait is not None and (told is None or told.reason != wait.reason):
         return (Emit("Warning", wait.reason, wait.message, f"waiting-{record.attempt}-{wait.reason}"),)
@@ -175,7 +176,9 @@ def _resume(case: Case) -> Decision:
     status = with_next(case.status, new).model_copy(
         update={"suspended_seconds": case.status.suspended_seconds + round(paused), "suspend_time": None}
     )
-    return write(case, status, actions=(Emit("Normal", "Resumed", f"attempt {attempt} starts", f"resumed-{attempt}"),))
+    return write(
+        case, status, actions=(Emit("Normal", Reason.RESUMED, f"attempt {attempt} starts", f"resumed-{attempt}"),)
+    )
 
 
 def _after_the_end(case: Case) -> Decision:

@@ -3,6 +3,7 @@
 from datetime import timedelta
 from enum import StrEnum
 
+from finetune_api.reasons import Reason
 from finetune_api.status import AttemptRecord, AttemptState, JobStatus
 from finetune_api.termination import Outcome
 from finetune_operator.actions import Emit
@@ -20,9 +21,9 @@ LOOK_AGAIN = timedelta(seconds=5)
 class StopReason(StrEnum):
     """Why an attempt is stopping; the verdict replaces it, unless it is the verdict already."""
 
-    SUSPENDED = "Suspended"
-    DEADLINE = "DeadlineExceeded"
-    IMAGE = "ImagePullFailed"
+    SUSPENDED = Reason.SUSPENDED.value
+    DEADLINE = Reason.DEADLINE_EXCEEDED.value
+    IMAGE = Reason.IMAGE_PULL_FAILED.value
     NODE_FAILED = "NodeFailed"
     NODE_DELETED = "NodeDeleted"
 
@@ -105,14 +106,14 @@ def complete(case: Case, record: AttemptRecord) -> Decision:
     update = {
         "state": AttemptState.SUCCEEDED,
         "end_time": case.now,
-        "reason": "Completed",
+        "reason": Reason.COMPLETED,
         "action": "Complete",
         "message": message,
         "evidence": (),
     }
     record = record.model_copy(update={**update, **case.steps})
     status = with_record(case.status, record).model_copy(update={"completion_time": case.now})
-    return write(case, status, actions=(Emit("Normal", "Completed", message, "end"),))
+    return write(case, status, actions=(Emit("Normal", Reason.COMPLETED, message, "end"),))
 
 
 def fail(case: Case, status: JobStatus, record: AttemptRecord, message: str) -> Decision:
@@ -126,5 +127,5 @@ def fail(case: Case, status: JobStatus, record: AttemptRecord, message: str) -> 
 def _suspended(case: Case, record: AttemptRecord) -> Decision:
     record = record.model_copy(update={"state": AttemptState.STOPPED, "end_time": case.now, "action": "Suspend"})
     status = with_record(case.status, record).model_copy(update={"suspend_time": case.now})
-    event = Emit("Normal", "Suspended", "every pod is released", f"suspended-{record.attempt}")
+    event = Emit("Normal", Reason.SUSPENDED, "every pod is released", f"suspended-{record.attempt}")
     return write(case, status, actions=(event,))

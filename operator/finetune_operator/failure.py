@@ -6,10 +6,11 @@ earliest decides.
 
 import signal as signals
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from finetune_api.reasons import Reason
 from finetune_api.status import Evidence, Fault
 from finetune_api.termination import USER_ERRORS, Outcome
 
@@ -25,12 +26,16 @@ class FailureAction(StrEnum):
 class Verdict:
     """Why an attempt ended, whose fault it was and what to do."""
 
-    reason: str
-    fault: Fault
+    reason: Reason
     action: FailureAction
     message: str
     victim: bool = False
     evidence: Evidence | None = None
+
+    @property
+    def fault(self) -> Fault:
+        assert self.reason.fault is not None  # a verdict blames somebody
+        return self.reason.fault
 
 
 Rule = Callable[[Evidence], Verdict | None]
@@ -76,10 +81,8 @@ def disrupted(evidence: Evidence) -> Verdict | None:
     """The cluster took the pod away: not the job's fault, and not counted against it."""
     if evidence.disruption not in PREEMPTIONS:
         return None
-    lost = evidence.disruption in LOST
     return Verdict(
-        reason="NodeLost" if lost else "Preempted",
-        fault=Fault.INFRASTRUCTURE if lost else Fault.PREEMPTION,
+        reason=Reason.NODE_LOST if evidence.disruption in LOST else Reason.PREEMPTED,
         action=FailureAction.RESTART,
         message=f"{where(evidence)}: {PREEMPTIONS[evidence.disruption]}",
     )
@@ -90,8 +93,7 @@ def evicted(evidence: Evidence) -> Verdict | None:
     if evidence.reason != "Evicted":
         return None
     return Verdict(
-        reason="Evicted",
-        fault=Fault.RESOURCE,
+        reason=Reason.EVICTED,
         action=FailureAction.FAIL,
         message=f"{where(evidence)}: {first_line(evidence.message)}; raise ephemeral-storage in resources.limits",
     )
@@ -102,8 +104,7 @@ def host_out_of_memory(evidence: Evidence) -> Verdict | None:
     if evidence.reason != "OOMKilled" or evidence.outcome == Outcome.SUCCEEDED:
         return None
     return Verdict(
-        reason="HostOutOfMemory",
-        fault=Fault.RESOURCE,
+        reason=Reason.HOST_OUT_OF_MEMORY,
         action=FailureAction.FAIL,
         message=f"{where(evidence)} ran out of host memory; raise resources.limits.memory or lower dataset.numWorkers",
     )
@@ -114,8 +115,7 @@ def not_admitted(evidence: Evidence) -> Verdict | None:
     if not evidence.reason.startswith("OutOf") and evidence.reason not in ("NodeAffinity", "UnexpectedAdmissionError"):
         return None
     return Verdict(
-        reason="NodeRefusedPod",
-        fault=Fault.INFRASTRUCTURE,
+        reason=Reason.NODE_REFUSED_POD,
         action=FailureAction.RESTART,
         message=f"{where(evidence)}: the kubelet refused the pod: {evidence.reason}",
     )
@@ -126,8 +126,7 @@ def cannot_start(evidence: Evidence) -> Verdict | None:
     if evidence.reason not in ("StartError", "ContainerCannotRun"):
         return None
     return Verdict(
-        reason="StartError",
-        fault=Fault.USER,
+        reason=Reason.START_ERROR,
         action=FailureAction.FAIL,
         message=f"{where(evidence)}: the container could not start: {first_line(evidence.message)}; check spec.image",
     )
@@ -138,8 +137,7 @@ def user_error(evidence: Evidence) -> Verdict | None:
     if evidence.error_type not in USER_ERRORS:
         return None
     return Verdict(
-        reason=evidence.error_type,
-        fault=Fault.USER,
+        reason=Reason(evidence.error_type),
         action=FailureAction.FAIL,
         message=f"{where(evidence)}: {first_line(evidence.message)}",
     )
@@ -150,8 +148,7 @@ def cuda_out_of_memory(evidence: Evidence) -> Verdict | None:
     if evidence.error_type != "OutOfMemoryError" and "CUDA out of memory" not in evidence.message:
         return None
     return Verdict(
-        reason="CudaOutOfMemory",
-        fault=Fault.RESOURCE,
+        reason=Reason.CUDA_OUT_OF_MEMORY,
         action=FailureAction.FAIL,
         message=f"{where(evidence)} ran out of GPU memory at step {evidence.last_step or 0}; lower "
         "training.perDeviceTrainBatchSize and raise gradientAccumulationSteps alike, or set gradientCheckpointing",
@@ -163,8 +160,7 @@ def deleted(evidence: Evidence) -> Verdict | None:
     if not evidence.deleted:
         return None
     return Verdict(
-        reason="PodDeleted",
-        fault=Fault.INFRASTRUCTURE,
+        reason=Reason.POD_DELETED,
         action=FailureAction.RESTART,
         message=f"{where(evidence)}: pod {evidence.pod_name} was deleted",
     )
@@ -175,8 +171,7 @@ def no_name(evidence: Evidence) -> Verdict | None:
     if evidence.error_type not in ("DnsTimeout", "RendezvousTimeoutError", "RendezvousConnectionError"):
         return None
     return Verdict(
-        reason="RendezvousTimeout",
-        fault=Fault.TRANSIENT,
+        reason=Reason.RENDEZVOUS_TIMEOUT,
         action=FailureAction.RESTART,
         message=f"{where(evidence)}: {first_line(evidence.message)}",
         victim=True,
@@ -190,8 +185,7 @@ def victim(evidence: Evidence) -> Verdict | None:
     if not said and not any(phrase in text for phrase in VICTIM_TEXTS):
         return None
     return Verdict(
-        reason="PeerLost",
-        fault=Fault.TRANSIENT,
+        reason=Reason.PEER_LOST,
         action=FailureAction.RESTART,
         message=f"{where(evidence)} lost its peers: {first_line(evidence.message)}",
         victim=True,
@@ -208,8 +202,7 @@ def killed(evidence: Evidence) -> Verdict | None:
         name = f"signal {evidence.signal}"
     crashed = name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
     return Verdict(
-        reason="RankCrashed" if crashed else "RankKilled",
-        fault=Fault.UNKNOWN if crashed else Fault.TRANSIENT,
+        reason=Reason.RANK_CRASHED if crashed else Reason.RANK_KILLED,
         action=FailureAction.RESTART,
         message=f"{where(evidence)} was ended by {name}",
     )
@@ -220,8 +213,7 @@ def stopped(evidence: Evidence) -> Verdict | None:
     if evidence.outcome != Outcome.STOPPED and evidence.ended:
         return None
     return Verdict(
-        reason="Stopped",
-        fault=Fault.INFRASTRUCTURE,
+        reason=Reason.STOPPED,
         action=FailureAction.RESTART,
         message=f"{where(evidence)} was stopped",
         victim=True,
@@ -233,8 +225,7 @@ def hub_unavailable(evidence: Evidence) -> Verdict | None:
     if evidence.error_type != "HubUnavailable":
         return None
     return Verdict(
-        reason="HubUnavailable",
-        fault=Fault.TRANSIENT,
+        reason=Reason.HUB_UNAVAILABLE,
         action=FailureAction.RESTART,
         message=f"{where(evidence)}: {first_line(evidence.message)}",
     )
@@ -245,8 +236,7 @@ def launcher_failed(evidence: Evidence) -> Verdict | None:
     if evidence.error_type not in ("TorchrunFailed", "RankExited", "UnknownError"):
         return None
     return Verdict(
-        reason="Unexplained",
-        fault=Fault.UNKNOWN,
+        reason=Reason.UNEXPLAINED,
         action=FailureAction.RESTART,
         message=f"{where(evidence)}: {evidence.error_type}: {first_line(evidence.message)}",
     )
@@ -257,8 +247,7 @@ def raised(evidence: Evidence) -> Verdict | None:
     if evidence.outcome != Outcome.FAILED or not evidence.error_type:
         return None
     return Verdict(
-        reason="UserCodeError",
-        fault=Fault.USER,
+        reason=Reason.USER_CODE_ERROR,
         action=FailureAction.FAIL,
         message=f"{where(evidence)}: {evidence.error_type}: {first_line(evidence.message)}",
     )
@@ -269,8 +258,7 @@ def container_killed(evidence: Evidence) -> Verdict | None:
     if evidence.exit_code not in (137, 143):
         return None
     return Verdict(
-        reason="ContainerKilled",
-        fault=Fault.TRANSIENT,
+        reason=Reason.CONTAINER_KILLED,
         action=FailureAction.RESTART,
         message=f"{where(evidence)}: the container was killed (exit {evidence.exit_code})",
     )
@@ -281,8 +269,7 @@ def no_result(evidence: Evidence) -> Verdict | None:
     if evidence.exit_code != 0 or evidence.outcome == Outcome.SUCCEEDED:
         return None
     return Verdict(
-        reason="NoResult",
-        fault=Fault.UNKNOWN,
+        reason=Reason.NO_RESULT,
         action=FailureAction.RESTART,
         message=f"{where(evidence)} ended with exit 0 but left no result",
     )
@@ -292,8 +279,7 @@ def unexplained(evidence: Evidence) -> Verdict | None:
     """Nothing else speaks."""
     said = first_line(evidence.message) or evidence.reason or "no message"
     return Verdict(
-        reason="Unexplained",
-        fault=Fault.UNKNOWN,
+        reason=Reason.UNEXPLAINED,
         action=FailureAction.RESTART,
         message=f"{where(evidence)} failed with exit {evidence.exit_code}: {said}",
     )
@@ -336,7 +322,7 @@ def judge_node(evidence: Evidence) -> Verdict:
     for rule in RULES:
         verdict = rule(evidence)
         if verdict is not None:
-            return Verdict(verdict.reason, verdict.fault, verdict.action, verdict.message, verdict.victim, evidence)
+            return replace(verdict, evidence=evidence)
     raise AssertionError("unexplained matches everything")
 
 
@@ -347,5 +333,5 @@ def _well(evidence: Evidence) -> bool:
 def _precedence(verdict: Verdict) -> tuple[bool, bool, datetime, int]:
     evidence = verdict.evidence
     assert evidence is not None
-    bystander = verdict.reason == "Stopped"
+    bystander = verdict.reason is Reason.STOPPED
     return verdict.victim, bystander, evidence.finished_at or _LATER, evidence.node_rank

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from finetune_api.reasons import Reason
 from finetune_api.status import Condition, JobStatus, Phase
 from finetune_operator.case import Decision
 from finetune_operator.conditions import keep_transition_times
@@ -24,7 +25,7 @@ def decide_invalid(job: dict[str, Any], error: ValidationError, now: datetime) -
             status="True" if value == "True" else "False",
             observed_generation=generation,
             last_transition_time=now,
-            reason="InvalidSpec",
+            reason=Reason.INVALID_SPEC,
             message=message,
         )
         for kind, value in CONDITIONS

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from finetune_api.status import Fault
+from finetune_api.reasons import Reason
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.failure import FailureAction, Verdict
 from finetune_operator.observe import Life, NodeObservation, Observation, Waiting
@@ -30,23 +30,25 @@ def waiting_for(job: FineTuneJob, seen: Observation, nodes: Sequence[NodeObserva
     """The most telling reason why not all pods run, or None if nothing is known to be missing."""
     for refusal in seen.refusals:
         if refusal.status == FORBIDDEN:
-            return Wait("CreateRefused", f"{refusal.kind} {refusal.name}: {refusal.message}")
+            return Wait(Reason.CREATE_REFUSED, f"{refusal.kind} {refusal.name}: {refusal.message}")
     blocked = [(node, node.waiting) for node in nodes if node.life is Life.PENDING and node.waiting]
     if not blocked:
         return None
     waits = [_explain(node, waiting, f"{len(blocked)} of {job.spec.num_nodes} pods") for node, waiting in blocked]
-    return max(waits, key=lambda wait: (wait.hopeless, wait.image, wait.reason != "Unschedulable"))
+    return max(waits, key=lambda wait: (wait.hopeless, wait.image, wait.reason != Reason.UNSCHEDULABLE))
 
 
 def _explain(node: NodeObservation, waiting: Waiting, share: str) -> Wait:
     if waiting.reason in IMAGE_REASONS:
         hopeless = waiting.reason == "InvalidImageName"
         message = f"{node.pod_name}: {waiting.message or waiting.reason}; check spec.image and spec.imagePullSecrets"
-        return Wait("ImagePullFailed", message, image=True, hopeless=hopeless)
+        return Wait(Reason.IMAGE_PULL_FAILED, message, image=True, hopeless=hopeless)
     if waiting.reason in CONFIG_REASONS:
-        return Wait("ConfigMissing", f"{node.pod_name}: {waiting.message}; create what is missing and the pod starts")
-    if waiting.reason == "Unschedulable":
-        return Wait("Unschedulable", f"{share} cannot be placed: {waiting.message}")
+        return Wait(
+            Reason.CONFIG_MISSING, f"{node.pod_name}: {waiting.message}; create what is missing and the pod starts"
+        )
+    if waiting.reason == Reason.UNSCHEDULABLE:
+        return Wait(Reason.UNSCHEDULABLE, f"{share} cannot be placed: {waiting.message}")
     return Wait(waiting.reason, f"{node.pod_name}: {waiting.message}")
 
 
@@ -63,9 +65,9 @@ def refused_for_good(job: FineTuneJob, seen: Observation) -> Verdict | None:
             message = (
                 f"{refusal.kind} {refusal.name} exists and does not belong to this job; delete it or rename the job"
             )
-            return _user_fault("NameTaken", message)
+            return _never(Reason.NAME_TAKEN, message)
         if refusal.status in (UNPROCESSABLE, BAD_REQUEST):
-            return _user_fault("InvalidSpec", f"{refusal.kind} {refusal.name}: {refusal.message}")
+            return _never(Reason.INVALID_SPEC, f"{refusal.kind} {refusal.name}: {refusal.message}")
     if job.spec.num_nodes == 1:
         return None
     output = job.spec.output.persistent_volume_claim.claim_name
@@ -77,9 +79,9 @@ def refused_for_good(job: FineTuneJob, seen: Observation) -> Verdict | None:
                 f"PersistentVolumeClaim {claim.name} is {', '.join(claim.access_modes) or 'of no access mode'}, but"
                 f" {job.spec.num_nodes} nodes mount it: it must be {needed}"
             )
-            return _user_fault("InvalidSpec", message)
+            return _never(Reason.INVALID_SPEC, message)
     return None
 
 
-def _user_fault(reason: str, message: str) -> Verdict:
-    return Verdict(reason=reason, fault=Fault.USER, action=FailureAction.FAIL, message=message)
+def _never(reason: Reason, message: str) -> Verdict:
+    return Verdict(reason=reason, action=FailureAction.FAIL, message=message)

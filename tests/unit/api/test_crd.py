@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_api.crd import build_crd, build_json_schema
+from finetune_api.reasons import Reason
 from finetune_api.reference import CONDITIONS, render_reference
 from finetune_api.rules import MUTABLE, MUTABLE_WHILE_SUSPENDED, spec_rules
 from finetune_api.v1alpha1 import METHODS, FineTuneJobSpec
@@ -121,6 +122,13 @@ def test_the_reference_tells_every_field_and_condition() -> None:
     assert len(told) > 80
     assert [path for path in told if f"| `{path}` |" not in page] == []
     assert [name for name in CONDITIONS if f"- `{name}`" not in page] == []
+
+
+def test_the_reference_explains_every_reason_and_whose_fault_it_tells_of() -> None:
+    rows = [line for line in render_reference().splitlines() if line.startswith("| `")]
+    for reason in Reason:
+        (row,) = (row for row in rows if row.startswith(f"| `{reason}` |"))
+        assert row == f"| `{reason}` | {reason.fault or ''} | {reason.meaning} |"
 
 
 def test_the_operator_folder_is_no_package() -> None:

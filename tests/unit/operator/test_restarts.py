@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from finetune_api.reasons import Reason
 from finetune_api.status import AttemptRecord, AttemptState, Evidence, Fault, RestartCounts
 from finetune_api.v1alpha1 import RestartPolicy
 from finetune_operator.failure import FailureAction, Verdict
@@ -14,7 +15,8 @@ Records = tuple[AttemptRecord, ...]
 
 
 def verdict(fault: Fault = Fault.TRANSIENT, action: FailureAction = FailureAction.RESTART) -> Verdict:
-    return Verdict(reason="X", fault=fault, action=action, message="m", evidence=Evidence(node_rank=0, rank=1))
+    reason = next(reason for reason in reversed(Reason) if reason.fault is fault)
+    return Verdict(reason=reason, action=action, message="m", evidence=Evidence(node_rank=0, rank=1))
 
 
 def record(last_step: int | None = None, **fields: Any) -> AttemptRecord:
@@ -69,7 +71,7 @@ def test_a_users_error_is_never_retried() -> None:
 
 
 def test_the_same_unexplained_failure_at_the_same_step_ends_the_job() -> None:
-    before = record(7, reason="X", rank=1)
+    before = record(7, reason=Reason.UNEXPLAINED, rank=1)
     counts = RestartCounts(best_step=7, counted=1)
     restart = plan(verdict(Fault.UNKNOWN), counts, last_step=7, earlier=(before,))
     assert not restart.again
