@@ -1,0 +1,195 @@
+"""Why an attempt does not start: what is waited for, and what no time will mend."""
+
+import pytest
+
+from finetune_api.status import Fault
+from finetune_operator.failure import FailureAction
+from finetune_operator.observe import Claim, Observation, Refusal
+from finetune_operator.waiting import Wait, claim_names, refused_for_good, waiting_for
+from support.builders import Raw, job, pod, running, seen
+
+OF = job()
+QUOTA = Refusal("Pod", "bert-0-0", 403, "exceeded quota: gpus")
+
+
+def stuck(node_rank: int, reason: str, message: str = "") -> Raw:
+    """A pod whose container waits."""
+    state = {"waiting": {"reason": reason, "message": message}}
+    return pod(OF, node_rank, containerStatuses=[{"name": "trainer", "state": state}])
+
+
+def unplaced(node_rank: int) -> Raw:
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes fit"}
+    return pod(OF, node_rank, conditions=[scheduled])
+
+
+def wait(*pods: Raw, refusals: tuple[Refusal, ...] = ()) -> Wait | None:
+    observation = seen(OF, *pods, refusals=refusals)
+    return waiting_for(OF, observation, observation.of_attempt(0))
+
+
+def because(*pods: Raw, refusals: tuple[Refusal, ...] = ()) -> str:
+    found = wait(*pods, refusals=refusals)
+    assert found is not None
+    return found.reason
+
+
+def test_nothing_is_missing_while_pods_are_made_ready() -> None:
+    assert wait(pod(OF, 0), running(OF, 1)) is None
+    assert wait() is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        pytest.param(
+            "ErrImagePull",
+            Wait("ImagePullFailed", "bert-0-0: no such tag; check spec.image and spec.imagePullSecrets", image=True),
+            id="an image that may still appear",
+        ),
+        pytest.param(
+            "InvalidImageName",
+            Wait(
+                "ImagePullFailed",
+                "bert-0-0: no such tag; check spec.image and spec.imagePullSecrets",
+                image=True,
+                hopeless=True,
+            ),
+            id="an image that cannot exist",
+        ),
+        pytest.param(
+            "CreateContainerConfigError",
+            Wait("ConfigMissing", "bert-0-0: no such tag; create what is missing and the pod starts"),
+            id="a secret or key that is missing",
+        ),
+        pytest.param("CrashLoopBackOff", Wait("CrashLoopBackOff", "bert-0-0: no such tag"), id="in Kubernetes' words"),
+    ],
+)
+def test_a_container_that_waits_is_told_to_those_who_can_help(reason: str, expected: Wait) -> None:
+    assert wait(stuck(0, reason, "no such tag"), running(OF, 1)) == expected
+
+
+def test_an_image_error_without_words_is_told_by_its_reason() -> None:
+    found = wait(stuck(0, "ImagePullBackOff"))
+    assert found is not None
+    assert found.message.startswith("bert-0-0: ImagePullBackOff; ")
+
+
+def test_of_pods_without_a_place_it_is_told_how_many_of_how_many() -> None:
+    assert wait(unplaced(0), running(OF, 1)) == Wait("Unschedulable", "1 of 2 pods cannot be placed: 0/3 nodes fit")
+    assert wait(unplaced(0), unplaced(1)) == Wait("Unschedulable", "2 of 2 pods cannot be placed: 0/3 nodes fit")
+
+
+@pytest.mark.parametrize(
+    ("pods", "reason"),
+    [
+        pytest.param((unplaced(0), stuck(1, "CreateContainerError")), "ConfigMissing", id="over no place"),
+        pytest.param((stuck(0, "CreateContainerError"), stuck(1, "ErrImagePull")), "ImagePullFailed", id="an image"),
+        pytest.param((unplaced(0), stuck(1, "ErrImagePull")), "ImagePullFailed", id="an image over no place"),
+    ],
+)
+def test_what_needs_a_person_is_told_first(pods: tuple[Raw, ...], reason: str) -> None:
+    assert because(*pods) == because(*reversed(pods)) == reason
+
+
+def test_a_hopeless_image_is_told_before_one_that_may_come() -> None:
+    found = wait(stuck(0, "ErrImagePull"), stuck(1, "InvalidImageName"))
+    assert found is not None
+    assert found.hopeless
+
+
+def test_a_quota_is_told_before_what_pods_wait_for() -> None:
+    assert wait(stuck(0, "ErrImagePull"), refusals=(QUOTA,)) == Wait(
+        "CreateRefused", "Pod bert-0-0: exceeded quota: gpus"
+    )
+
+
+def test_a_pod_that_runs_or_is_gone_is_not_waited_for() -> None:
+    gone = Observation(nodes=seen(OF, gone=(stuck(0, "ErrImagePull"),)).nodes)
+    assert len(gone.nodes) == 1
+    assert waiting_for(OF, gone, gone.nodes) is None
+
+
+def test_claims_are_named_once_and_the_outputs_first() -> None:
+    volumes = [
+        {"name": "a", "mountPath": "/a", "persistentVolumeClaim": {"claimName": "datasets"}},
+        {"name": "b", "mountPath": "/b", "persistentVolumeClaim": {"claimName": "models"}},
+        {"name": "c", "mountPath": "/c", "persistentVolumeClaim": {"claimName": "datasets"}},
+        {"name": "d", "mountPath": "/d", "emptyDir": {}},
+    ]
+    assert claim_names(job(volumes=volumes)) == ("models", "datasets")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason", "message"),
+    [
+        pytest.param(
+            Refusal("Service", "bert", 409, "exists", taken=True),
+            "NameTaken",
+            "Service bert exists and does not belong to this job; delete it or rename the job",
+            id="a name that is taken",
+        ),
+        pytest.param(
+            Refusal("Pod", "bert-0-0", 422, "spec.x: Invalid value"),
+            "InvalidSpec",
+            "Pod bert-0-0: spec.x: Invalid value",
+            id="an invalid object",
+        ),
+        pytest.param(
+            Refusal("Pod", "bert-0-0", 400, "unknown field"),
+            "InvalidSpec",
+            "Pod bert-0-0: unknown field",
+            id="a bad request",
+        ),
+    ],
+)
+def test_what_no_time_will_mend_is_the_users_to_mend(refusal: Refusal, reason: str, message: str) -> None:
+    verdict = refused_for_good(OF, Observation(refusals=(QUOTA, refusal)))
+    assert verdict is not None
+    assert (verdict.reason, verdict.message) == (reason, message)
+    assert (verdict.fault, verdict.action) == (Fault.USER, FailureAction.FAIL)
+
+
+def test_a_quota_may_still_be_raised() -> None:
+    assert refused_for_good(OF, Observation(refusals=(QUOTA,))) is None
+
+
+@pytest.mark.parametrize(
+    ("claim", "modes", "message"),
+    [
+        pytest.param("models", ("ReadWriteMany",), None, id="output for many"),
+        pytest.param("models", ("ReadWriteOnce", "ReadWriteMany"), None, id="output for one or many"),
+        pytest.param("datasets", ("ReadOnlyMany",), None, id="data for many readers"),
+        pytest.param("datasets", ("ReadWriteMany",), None, id="data for many"),
+        pytest.param(
+            "models",
+            ("ReadOnlyMany",),
+            "PersistentVolumeClaim models is ReadOnlyMany, but 2 nodes mount it: it must be ReadWriteMany",
+            id="output that cannot be written",
+        ),
+        pytest.param(
+            "datasets",
+            ("ReadWriteOnce", "ReadWriteOncePod"),
+            "PersistentVolumeClaim datasets is ReadWriteOnce, ReadWriteOncePod, but 2 nodes mount it: it must be"
+            " ReadWriteMany or ReadOnlyMany",
+            id="data for one node",
+        ),
+        pytest.param(
+            "datasets",
+            (),
+            "PersistentVolumeClaim datasets is of no access mode, but 2 nodes mount it: it must be ReadWriteMany or"
+            " ReadOnlyMany",
+            id="no mode at all",
+        ),
+    ],
+)
+def test_storage_must_be_shared_by_the_nodes(claim: str, modes: tuple[str, ...], message: str | None) -> None:
+    observation = Observation(claims=(Claim(claim, modes),))
+    verdict = refused_for_good(OF, observation)
+    assert (verdict.message if verdict else None) == message
+    assert refused_for_good(job(numNodes=1), observation) is None
+
+
+def test_a_claim_that_nobody_looked_at_or_that_is_not_there_yet_refuses_nothing() -> None:
+    assert refused_for_good(OF, Observation(claims=None)) is None
+    assert refused_for_good(OF, Observation(claims=())) is None
