@@ -1,0 +1,176 @@
+"""What is kept of nodes while an attempt stops: only ever more, and our own stopping is no cause."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from finetune_api.status import AttemptRecord, AttemptState, Evidence
+from finetune_api.termination import Outcome
+from finetune_operator.evidence import first_evidence, more_evidence, steps
+from finetune_operator.observe import NodeObservation, observe_pods
+from support.builders import NOW, Raw, deleting, ended, job, running
+
+OF = job()
+RECORD = AttemptRecord(attempt=0, state=AttemptState.RUNNING, created=True)
+DEADLINE = NOW + timedelta(seconds=10)
+
+
+def words(outcome: Outcome = Outcome.FAILED, **fields: Any) -> str:
+    return json.dumps({"final": True, "outcome": outcome, "time": NOW.timestamp(), **fields})
+
+
+def nodes(*pods: Raw, gone: tuple[Raw, ...] = ()) -> tuple[NodeObservation, ...]:
+    return observe_pods(pods, gone)
+
+
+def disrupted(body: Raw, reason: str) -> Raw:
+    conditions = [{"type": "DisruptionTarget", "status": "True", "reason": reason}]
+    return {**body, "status": {**body["status"], "conditions": conditions}}
+
+
+def killed(*, seconds: int) -> Raw:
+    """Ended by SIGKILL that long after NOW, with nothing said, while its pod is being deleted."""
+    finished = (NOW + timedelta(seconds=seconds)).isoformat()
+    return deleting(ended(OF, 0, exit_code=137, finishedAt=finished), deadline=DEADLINE)
+
+
+def first(*pods: Raw, gone: tuple[Raw, ...] = (), record: AttemptRecord = RECORD) -> tuple[Evidence, ...]:
+    return first_evidence(record, nodes(*pods, gone=gone), 2)
+
+
+def more(known: Raw, now: Raw) -> Evidence:
+    """What is known of node 0 after one more look at it."""
+    [evidence] = more_evidence(first_evidence(RECORD, nodes(known), 1), nodes(now))
+    return evidence
+
+
+def test_there_is_evidence_of_every_node() -> None:
+    assert [evidence.node_rank for evidence in first(running(OF, 0))] == [0, 1]
+    assert [evidence.node_rank for evidence in first()] == [0, 1]
+
+
+def test_there_is_evidence_of_nodes_that_the_spec_no_longer_has() -> None:
+    fewer = first_evidence(RECORD, nodes(running(OF, 1)), 1)
+    assert [evidence.node_rank for evidence in fewer] == [0, 1]
+
+
+def test_a_pod_that_was_made_and_is_not_there_was_deleted_by_somebody() -> None:
+    assert first(running(OF, 0))[1] == Evidence(node_rank=1, ended=True, deleted=True)
+
+
+def test_a_pod_that_was_never_made_was_not_deleted() -> None:
+    half_made = RECORD.model_copy(update={"created": False})
+    assert first(running(OF, 0), record=half_made)[1] == Evidence(node_rank=1, ended=True, deleted=False)
+
+
+@pytest.mark.parametrize(
+    ("pods", "gone", "deleted"),
+    [
+        pytest.param((running(OF, 0),), (), False, id="runs"),
+        pytest.param((deleting(running(OF, 0)),), (), True, id="is being deleted"),
+        pytest.param((), (running(OF, 0),), True, id="is gone"),
+        pytest.param((deleting(ended(OF, 0, message=words())),), (), False, id="failed first"),
+        pytest.param((), (ended(OF, 0, exit_code=0, message=words(Outcome.SUCCEEDED)),), False, id="succeeded first"),
+        pytest.param((deleting(ended(OF, 0, message=words(Outcome.STOPPED))),), (), True, id="was stopped"),
+    ],
+)
+def test_who_deletes_a_pod_of_an_attempt_that_is_to_go_on_is_somebody_else(
+    pods: tuple[Raw, ...], gone: tuple[Raw, ...], deleted: bool
+) -> None:
+    assert first(*pods, gone=gone)[0].deleted is deleted
+
+
+def test_a_pod_that_is_out_of_sight_leaves_what_is_known() -> None:
+    known = first(ended(OF, 0, message=words()), running(OF, 1))
+    assert more_evidence(known, ()) == known
+
+
+def test_an_end_is_not_unseen() -> None:
+    end = ended(OF, 0, message=words(errorType="KeyError"))
+    for later in (running(OF, 0), deleting(running(OF, 0)), ended(OF, 0, exit_code=137)):
+        assert more(end, later) == first(end)[0]
+
+
+def test_an_exit_code_is_not_unseen() -> None:
+    known = deleting(ended(OF, 0, message=words(Outcome.STOPPED)))
+    assert first(known)[0].deleted
+    assert more(known, deleting(running(OF, 0))) == first(known)[0]
+
+
+def test_what_a_deleted_node_says_later_is_added_and_it_stays_deleted() -> None:
+    late = more(deleting(running(OF, 0)), deleting(ended(OF, 0, exit_code=143, message=words(Outcome.STOPPED))))
+    assert (late.deleted, late.exit_code, late.outcome) == (True, 143, Outcome.STOPPED)
+
+
+@pytest.mark.parametrize(
+    ("now", "outcome"),
+    [
+        pytest.param(running(OF, 0), "", id="still runs"),
+        pytest.param(deleting(running(OF, 0)), Outcome.STOPPED, id="stops"),
+        pytest.param(deleting(ended(OF, 0, message=words(Outcome.STOPPED))), Outcome.STOPPED, id="stopped"),
+        pytest.param(killed(seconds=10), Outcome.STOPPED, id="killed when its grace was over"),
+        pytest.param(killed(seconds=9), "", id="killed before, so not by us"),
+        pytest.param(deleting(ended(OF, 0, message=words())), Outcome.FAILED, id="failed before it was stopped"),
+        pytest.param(ended(OF, 0, exit_code=137), "", id="ended before it was stopped"),
+    ],
+)
+def test_a_node_that_ends_because_we_stop_it_is_marked(now: Raw, outcome: str) -> None:
+    assert more(running(OF, 0), now).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "disruption"),
+    [
+        pytest.param(
+            running(OF, 0),
+            disrupted(deleting(running(OF, 0)), "EvictionByEvictionAPI"),
+            "",
+            id="an eviction of what we stop already",
+        ),
+        pytest.param(
+            running(OF, 0),
+            disrupted(deleting(running(OF, 0)), "DeletionByTaintManager"),
+            "DeletionByTaintManager",
+            id="a lost machine is no work of ours",
+        ),
+        pytest.param(
+            disrupted(deleting(running(OF, 0)), "EvictionByEvictionAPI"),
+            deleting(running(OF, 0)),
+            "EvictionByEvictionAPI",
+            id="what was seen is kept",
+        ),
+        pytest.param(
+            deleting(running(OF, 0)),
+            disrupted(deleting(running(OF, 0)), "PreemptionByScheduler"),
+            "PreemptionByScheduler",
+            id="the reason of a deletion that was not ours comes late",
+        ),
+    ],
+)
+def test_a_disruption_explains_what_we_did_not_do(before: Raw, now: Raw, disruption: str) -> None:
+    assert more(before, now).disruption == disruption
+
+
+def told_steps(*pods: Raw, record: AttemptRecord = RECORD, polled: int | None = None) -> tuple[int | None, int | None]:
+    found = steps(record, nodes(*pods), polled)
+    assert found.keys() == {"first_step", "last_step"}
+    return found["first_step"], found["last_step"]
+
+
+def test_nobody_has_told_a_step_yet() -> None:
+    assert told_steps(running(OF, 0)) == (None, None)
+
+
+def test_the_last_step_is_the_furthest_that_anybody_told() -> None:
+    seven = ended(OF, 0, message=words(firstStep=4, progress={"step": 7}))
+    known = RECORD.model_copy(update={"first_step": 0, "last_step": 9})
+    assert told_steps(seven) == (4, 7)
+    assert told_steps(seven, polled=8) == (4, 8)
+    assert told_steps(seven, polled=8, record=known) == (0, 9)
+
+
+def test_the_first_step_is_the_earliest_that_anybody_told() -> None:
+    early, late = (ended(OF, rank, message=words(firstStep=step)) for rank, step in ((0, 0), (1, 4)))
+    assert told_steps(late, early) == (0, None)
