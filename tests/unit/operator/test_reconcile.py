@@ -1,0 +1,262 @@
+"""One pass: what is asked of the cluster, in which order, and what is left for the next."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from finetune_api.status import AttemptState, JobStatus, Progress
+from finetune_api.v1alpha1 import FineTuneJob
+from finetune_operator.actions import Emit
+from finetune_operator.cluster import ClusterError, Conflict, NameTaken, Refused
+from finetune_operator.manifests import build_service
+from finetune_operator.observe import Refusal
+from finetune_operator.plan import plan_run
+from finetune_operator.reconcile import BREATH, Outcome, Pass, Seen, build_event, reconcile, render_status
+from support.builders import NOW, SETTINGS, UID, Raw, ended, job, pod, running, seen, spec, step
+from support.recording_cluster import RecordingCluster
+
+NOTHING = Seen()
+LATER = NOW + timedelta(minutes=1)
+LIST = f"list pods of default/{UID}"
+CLAIMS = ["get claim default/models", "get claim default/datasets"]
+CREATES = ["create Service bert", "create ConfigMap bert-0", "create Pod bert-0-0", "create Pod bert-0-1"]
+
+
+def body(status: JobStatus | None = None, **fields: Any) -> Raw:
+    """The job as the API shows it."""
+    metadata = {"name": "bert", "namespace": "default", "uid": UID, "generation": 1, "resourceVersion": "7"}
+    shown: Raw = {"metadata": metadata, "spec": spec(**fields)}
+    return shown if status is None else {**shown, "status": render_status(status)}
+
+
+def after(*looks: tuple[Raw, ...], **fields: Any) -> JobStatus:
+    """The status once a job has been decided on, and then with each of these sets of pods."""
+    of = job(**fields)
+    for pods in ((), *looks):
+        of, _ = step(of, seen(of, *pods))
+    return of.status
+
+
+def running_pods() -> tuple[Raw, ...]:
+    return running(job(), 0), running(job(), 1)
+
+
+def seen_with(*pods: Raw, **fields: Any) -> Seen:
+    return Seen(pods=pods, services=(build_service(plan_run(job(), attempt=0, settings=SETTINGS)),), **fields)
+
+
+async def one_pass(cluster: RecordingCluster, of: Raw, watched: Seen = NOTHING) -> Outcome:
+    return await reconcile(Pass(cluster, SETTINGS, lambda: LATER), of, watched)
+
+
+def creates(cluster: RecordingCluster) -> list[str]:
+    return [line for line in cluster.asked if line.startswith("create")]
+
+
+def told(outcome: Outcome) -> JobStatus:
+    return FineTuneJob.parse(outcome.job).status
+
+
+async def test_the_status_is_written_before_anything_is_done() -> None:
+    cluster = RecordingCluster()
+    outcome = await one_pass(cluster, body(after()), seen_with(*running_pods()))
+
+    assert cluster.asked == ["write status", "event Running"]
+    assert told(outcome).attempts[-1].state is AttemptState.RUNNING
+    assert outcome.requeue_after == timedelta()  # the next step needs no event
+
+
+async def test_a_conflict_ends_the_pass_before_anything_is_done() -> None:
+    cluster = RecordingCluster(fails={"write status": Conflict("changed")})
+    with pytest.raises(Conflict):
+        await one_pass(cluster, body(after()), seen_with(*running_pods()))
+
+    assert cluster.asked == ["write status"]
+
+
+async def test_a_status_that_is_as_it_was_is_not_written() -> None:
+    cluster = RecordingCluster()
+    status = after(running_pods())
+    outcome = await one_pass(cluster, body(status), seen_with(*running_pods()))
+
+    assert cluster.asked == []
+    assert outcome == Outcome(body(status))
+
+
+async def test_children_are_made_only_after_one_look_that_no_cache_can_give() -> None:
+    cluster = RecordingCluster()
+    await one_pass(cluster, body(after()))
+
+    assert sorted(cluster.asked[:3]) == sorted([*CLAIMS, LIST])
+    assert cluster.asked[3:] == CREATES
+
+
+async def test_a_pod_that_only_the_list_shows_is_not_made_again() -> None:
+    cluster = RecordingCluster(pods=(pod(job(), 0),))
+    await one_pass(cluster, body(after()))
+
+    assert creates(cluster) == [line for line in CREATES if line != "create Pod bert-0-0"]
+
+
+async def test_what_a_cache_misses_is_not_lost_while_the_list_has_it() -> None:
+    cluster = RecordingCluster(pods=running_pods())
+    outcome = await one_pass(cluster, body(after(running_pods())), seen_with(running(job(), 0)))
+
+    assert cluster.asked == [LIST]  # claims matter only before an attempt has begun
+    assert outcome.requeue_after is None
+
+
+async def test_a_pod_that_only_a_cache_has_is_remembered_and_not_alive() -> None:
+    failed = ended(job(), 1, exit_code=137)
+    cluster = RecordingCluster(pods=(running(job(), 0),))
+    outcome = await one_pass(cluster, body(after(running_pods())), seen_with(running(job(), 0), gone=(failed,)))
+
+    assert told(outcome).attempts[-1].evidence[1].exit_code == 137
+
+
+async def test_claims_are_looked_at_before_pods_are_made() -> None:
+    cluster = RecordingCluster(access_modes={"models": ["ReadWriteOnce"]})
+    outcome = await one_pass(cluster, body(after()))
+
+    assert told(outcome).attempts[-1].reason == "InvalidSpec"
+    assert creates(cluster) == []
+
+
+async def test_every_action_is_tried_before_an_error_is_raised() -> None:
+    cluster = RecordingCluster(fails={CREATES[0]: ClusterError("timeout"), CREATES[2]: ClusterError("timeout")})
+    with pytest.raises(ClusterError, match="timeout"):
+        await one_pass(cluster, body(after()))
+
+    assert creates(cluster) == CREATES
+
+
+async def test_refusals_are_handed_back_and_looked_at_at_once() -> None:
+    refused = Refused("exceeded quota", status=403, kind="Pod", name="bert-0-1")
+    cluster = RecordingCluster(fails={CREATES[0]: NameTaken(kind="Service", name="bert"), CREATES[3]: refused})
+    outcome = await one_pass(cluster, body(after()))
+
+    taken, quota = outcome.refusals
+    assert (taken.kind, taken.name, taken.taken) == ("Service", "bert", True)
+    assert quota == Refusal("Pod", "bert-0-1", 403, "exceeded quota")
+    assert outcome.requeue_after == timedelta()
+
+
+async def test_a_refusal_that_is_known_is_tried_again_after_a_while() -> None:
+    known = (Refusal("Pod", "bert-0-1", 403, "exceeded quota"),)
+    refused = Refused("exceeded quota", status=403, kind="Pod", name="bert-0-1")
+    cluster = RecordingCluster(fails={CREATES[3]: refused})
+    first = await one_pass(cluster, body(after()), Seen(refusals=known))
+    second = await one_pass(cluster, first.job, Seen(refusals=known))
+
+    assert first.requeue_after == timedelta()  # what it waits for was written
+    assert (second.refusals, second.requeue_after) == (known, timedelta(seconds=15))
+
+
+@pytest.mark.parametrize(
+    ("since_write", "written"),
+    [
+        pytest.param(BREATH / 4, False, id="just written"),
+        pytest.param(BREATH, True, id="a breath ago"),
+        pytest.param(None, True, id="never written by us"),
+    ],
+)
+async def test_a_write_that_only_readers_would_miss_waits(since_write: timedelta | None, written: bool) -> None:
+    cluster, of = RecordingCluster(), body(after(running_pods()))
+    polled = Progress(step=5, update_time=LATER)
+    outcome = await one_pass(cluster, of, seen_with(*running_pods(), progress=polled, since_write=since_write))
+
+    assert (cluster.asked == ["write status"]) is written
+    if not written:
+        assert outcome == Outcome(of, BREATH * 3 / 4)
+
+
+async def test_a_write_that_decides_something_never_waits() -> None:
+    cluster = RecordingCluster()
+    await one_pass(cluster, body(after()), seen_with(*running_pods(), since_write=timedelta()))
+
+    assert cluster.asked[0] == "write status"
+
+
+async def test_progress_of_an_older_attempt_is_not_that_of_the_present() -> None:
+    cluster = RecordingCluster()
+    stale = Progress(step=5, update_time=NOW - timedelta(seconds=1))
+    await one_pass(cluster, body(after(running_pods())), seen_with(*running_pods(), progress=stale))
+
+    assert cluster.asked == []
+
+
+async def test_a_service_of_somebody_else_is_not_the_jobs() -> None:
+    foreign = {"metadata": {"name": "bert", "ownerReferences": [{"uid": "another", "controller": True}]}}
+    cluster = RecordingCluster(pods=running_pods())
+    await one_pass(cluster, body(after()), Seen(pods=running_pods(), services=(foreign,)))
+
+    assert "create Service bert" in cluster.asked
+
+
+async def test_a_spec_that_cannot_be_read_fails_once_and_in_words() -> None:
+    cluster = RecordingCluster()
+    first = await one_pass(cluster, body(numNodes=0))
+    second = await one_pass(cluster, first.job)
+
+    [status] = cluster.statuses
+    assert status["phase"] == "Failed"
+    [failed] = [condition for condition in status["conditions"] if condition["type"] == "Failed"]
+    assert failed["reason"] == "InvalidSpec"
+    assert failed["message"] == "spec.numNodes: Input should be greater than or equal to 1"
+    assert second == Outcome(first.job)
+
+
+async def test_pods_are_stopped_by_uid_and_within_their_time() -> None:
+    status = after(running_pods(), (running(job(), 0), ended(job(), 1)))
+    assert status.attempts[-1].state is AttemptState.STOPPING
+    cluster = RecordingCluster()
+    await one_pass(cluster, body(status), seen_with(running(job(), 0), ended(job(), 1)))
+
+    assert cluster.asked == ["delete Pod bert-0-0 pod-0-0 within 10 s"]
+
+
+async def test_a_job_is_deleted_by_uid_when_its_time_is_over() -> None:
+    status = after().model_copy(update={"completion_time": NOW})
+    cluster = RecordingCluster()
+    await one_pass(cluster, body(status, ttlSecondsAfterFinished=60))
+
+    assert cluster.asked == [f"delete FineTuneJob bert {UID}"]
+
+
+async def test_a_new_attempt_removes_the_config_of_the_last() -> None:
+    [record] = after().attempts
+    status = after().model_copy(update={"attempt": 1, "attempts": (record.model_copy(update={"attempt": 1}),)})
+    cluster = RecordingCluster()
+    await one_pass(cluster, body(status), seen_with())
+
+    assert "delete ConfigMap bert-0" in cluster.asked
+
+
+def test_an_event_that_is_told_again_has_the_same_name() -> None:
+    emit = Emit("Warning", "RankKilled", "rank 3 was ended by SIGKILL", "failed-0")
+    event = build_event(job(), emit, NOW)
+    again = build_event(job(), Emit("Warning", "RankKilled", "other words", "failed-0"), LATER)
+    other = build_event(job(), Emit("Warning", "RankKilled", "rank 3 was ended by SIGKILL", "failed-1"), NOW)
+
+    assert event["metadata"]["name"] == again["metadata"]["name"] != other["metadata"]["name"]
+    assert (event["involvedObject"]["kind"], event["involvedObject"]["uid"]) == ("FineTuneJob", UID)
+    assert (event["type"], event["reason"], event["firstTimestamp"]) == (
+        "Warning",
+        "RankKilled",
+        "2026-01-01T12:00:00Z",
+    )
+
+
+def test_an_event_is_not_longer_than_the_api_server_takes() -> None:
+    event = build_event(job(), Emit("Normal", "Running", "x" * 5000, "running-0"), NOW)
+    assert len(event["message"]) == 1024
+
+
+def test_a_status_is_written_without_what_is_empty_but_with_its_restarts() -> None:
+    assert render_status(JobStatus()) == {"restarts": 0}
+
+
+def test_a_status_that_was_written_is_read_as_it_was() -> None:
+    status = after(running_pods())
+    assert FineTuneJob.parse(body(status)).status == status
