@@ -107,12 +107,12 @@ async def test_what_a_cache_misses_is_not_lost_while_the_list_has_it() -> None:
     assert outcome.requeue_after is None
 
 
-async def test_a_pod_that_only_a_cache_has_is_remembered_and_not_alive() -> None:
-    failed = ended(job(), 1, exit_code=137)
-    cluster = RecordingCluster(pods=(running(job(), 0),))
-    outcome = await one_pass(cluster, body(after(running_pods())), seen_with(running(job(), 0), gone=(failed,)))
+async def test_a_pod_that_only_a_cache_has_is_remembered_and_not_made_again() -> None:
+    cluster = RecordingCluster(pods=())
+    outcome = await one_pass(cluster, body(after()), seen_with(pod(job(), 0)))
 
-    assert told(outcome).attempts[-1].evidence[1].exit_code == 137
+    assert creates(cluster) == []
+    assert told(outcome).attempts[-1].evidence[0].deleted
 
 
 async def test_claims_are_looked_at_before_pods_are_made() -> None:
