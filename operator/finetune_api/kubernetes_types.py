@@ -17,7 +17,7 @@ def _refuse_dot_dot(path: str) -> str:
 
 
 def _refuse_non_quantity(value: str | int) -> str | int:
-    if not re.fullmatch(r"(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?", str(value)):
+    if not re.fullmatch(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?", str(value)):
         raise ValueError(f"{value}: must be a quantity such as 4, 500m or 64Gi")
     return value
 

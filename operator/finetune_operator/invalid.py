@@ -1,24 +1,32 @@
 """A job whose spec cannot be read: what the models refuse although the API server took it."""
 
 from datetime import datetime
-from typing import Any
 
 from pydantic import ValidationError
 
 from finetune_api.reasons import Reason
-from finetune_api.status import Condition, JobStatus, Phase
+from finetune_api.status import AttemptState, Condition, JobStatus, Phase
+from finetune_operator.actions import DeletePod, Emit
 from finetune_operator.case import Decision
 from finetune_operator.conditions import keep_transition_times
+from finetune_operator.ending import ABORT_GRACE_SECONDS
+from finetune_operator.observe import Observation
 
 CONDITIONS = (("Running", "False"), ("Failed", "True"), ("Finished", "True"), ("Stalled", "True"))
 
 
-def decide_invalid(job: dict[str, Any], error: ValidationError, now: datetime) -> Decision | None:
-    """Failed with what is wrong, field by field; None if that has been said or the job is going away."""
-    status = JobStatus.model_validate(job.get("status") or {})
-    if status.completion_time is not None or job["metadata"].get("deletionTimestamp"):
-        return None
-    message, generation = explain(error), job["metadata"].get("generation", 0)
+def decide_invalid(
+    status: JobStatus, error: ValidationError, seen: Observation, now: datetime, *, generation: int
+) -> Decision:
+    """Failed with what is wrong, field by field, once; whatever still runs is stopped."""
+    deletions = tuple(
+        DeletePod(node.pod_name, node.uid, ABORT_GRACE_SECONDS)
+        for node in seen.live()
+        if node.may_run(now) and not node.deleting
+    )
+    if status.completion_time is not None:
+        return Decision(status, deletions)
+    message = explain(error)
     conditions = tuple(
         Condition(
             type=kind,
@@ -30,13 +38,17 @@ def decide_invalid(job: dict[str, Any], error: ValidationError, now: datetime) -
         )
         for kind, value in CONDITIONS
     )
-    update = {
+    update: dict[str, object] = {
         "observed_generation": generation,
         "phase": Phase.FAILED,
         "completion_time": now,
         "conditions": keep_transition_times(conditions, status.conditions),
     }
-    return Decision(status.model_copy(update=update))
+    if status.attempts:
+        end = {"state": AttemptState.FAILED, "end_time": now, "reason": Reason.INVALID_SPEC, "message": message}
+        update["attempts"] = (*status.attempts[:-1], status.attempts[-1].model_copy(update=end))
+    event = Emit("Warning", Reason.INVALID_SPEC, message, "end")
+    return Decision(status.model_copy(update=update), (*deletions, event))
 
 
 def explain(error: ValidationError) -> str:

@@ -88,7 +88,7 @@ def build_pod(run: RunPlan, node: NodePlan) -> Manifest:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": GRACE_SECONDS,
-            "securityContext": template.security_context or RESTRICTED_POD,
+            "securityContext": RESTRICTED_POD if template.security_context is None else template.security_context,
             "tolerations": _tolerations(run),
             "topologySpreadConstraints": [_spread(run)],
             **{key: value for key, value in placement.items() if value},
@@ -125,30 +125,24 @@ def _spread(run: RunPlan) -> Manifest:
 
 def _tolerations(run: RunPlan) -> list[Manifest]:
     """The user's, and a shorter wait than the admission default of 300 s for a node that went away."""
-    given = [
-        toleration.model_dump(by_alias=True, exclude_none=True) for toleration in run.spec.pod_template.tolerations
-    ]
+    given = run.spec.pod_template.tolerations
     lost = [
-        {
-            "key": f"node.kubernetes.io/{condition}",
-            "operator": "Exists",
-            "effect": "NoExecute",
-            "tolerationSeconds": LOST_NODE_SECONDS,
-        }
-        for condition in ("not-ready", "unreachable")
-        if not any(toleration.get("key") == f"node.kubernetes.io/{condition}" for toleration in given)
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
+        for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+        if not any(theirs.key in (None, key) and theirs.effect in (None, "NoExecute") for theirs in given)
     ]
-    return [*given, *lost]
+    return [*(toleration.model_dump(by_alias=True, exclude_none=True) for toleration in given), *lost]
 
 
 def _container(run: RunPlan, node: NodePlan) -> Manifest:
     resources = run.spec.resources.model_dump(by_alias=True, exclude_defaults=True)
+    security = run.spec.pod_template.container_security_context
     container: Manifest = {
         "name": names.CONTAINER,
         "image": run.image,
         "env": _environment(run, node),
         "ports": [{"name": "status", "containerPort": names.STATUS_PORT}],
-        "securityContext": run.spec.pod_template.container_security_context or RESTRICTED_CONTAINER,
+        "securityContext": RESTRICTED_CONTAINER if security is None else security,
         "terminationMessagePath": names.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(run),

@@ -8,6 +8,7 @@ from typing import Any
 
 from finetune_api.status import Evidence, Progress
 from finetune_api.termination import Outcome, Termination, parse_termination
+from finetune_api.v1alpha1 import MAX_NODES
 from finetune_operator import names
 
 Raw = dict[str, Any]
@@ -126,12 +127,11 @@ def observe_pods(pods: Iterable[Raw], gone: Iterable[Raw]) -> tuple[NodeObservat
 
 
 def observe_pod(pod: Raw, *, gone: bool) -> NodeObservation | None:
-    """One pod; None if its labels are not those of a node, which only a foreign hand can have made."""
+    """One pod; None if it is no node of the job that its labels name, which only a foreign hand can have made."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels = metadata.get("labels") or {}
-    try:
-        attempt, node_rank = int(labels[names.ATTEMPT]), int(labels[names.NODE_RANK])
-    except (KeyError, ValueError):
+    attempt, node_rank = (_number(labels.get(name)) for name in (names.ATTEMPT, names.NODE_RANK))
+    if attempt is None or node_rank is None or node_rank >= MAX_NODES or controller(pod) != labels.get(names.JOB_UID):
         return None
     container = _container_status(status)
     terminated = (container.get("state") or {}).get("terminated")
@@ -151,6 +151,16 @@ def observe_pod(pod: Raw, *, gone: bool) -> NodeObservation | None:
         evidence=_evidence(pod, terminated or {}, termination, node_rank=node_rank, gone=gone),
         termination=termination,
     )
+
+
+def controller(child: Raw) -> str | None:
+    """Uid of the object that controls this one."""
+    owners = child["metadata"].get("ownerReferences") or []
+    return next((owner["uid"] for owner in owners if owner.get("controller")), None)
+
+
+def _number(label: str | None) -> int | None:
+    return int(label) if label and label.isascii() and label.isdecimal() else None
 
 
 def parse_time(text: str | None) -> datetime | None:

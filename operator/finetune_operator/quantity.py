@@ -12,7 +12,7 @@ _FACTORS = {
 
 
 def parse_quantity(quantity: str | int | float) -> float:
-    """`500m` -> 0.5, `2Gi` -> 2147483648.0; raises ValueError on what Kubernetes would refuse."""
+    """`500m` -> 0.5, `2Gi` -> 2147483648.0; raises ValueError on what is no number."""
     text = str(quantity).strip()
     for suffix in sorted(_FACTORS, key=len, reverse=True):
         if text.endswith(suffix):

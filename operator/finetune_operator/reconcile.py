@@ -10,20 +10,20 @@ from typing import Any
 from pydantic import ValidationError
 
 from finetune_api.status import AttemptState, JobStatus, Progress
-from finetune_api.v1alpha1 import FineTuneJob
+from finetune_api.v1alpha1 import FineTuneJob, ObjectMeta
 from finetune_operator import names
 from finetune_operator.actions import Action, Create, DeleteConfigMap, DeleteJob, DeletePod, Emit
-from finetune_operator.cluster import Cluster, NameTaken, ObjectRef, Refused
+from finetune_operator.cluster import Cluster, ClusterError, NameTaken, ObjectRef, Refused
 from finetune_operator.conditions import essence
 from finetune_operator.decide import decide
-from finetune_operator.invalid import decide_invalid
-from finetune_operator.observe import Claim, Observation, Refusal, observe_pods
+from finetune_operator.invalid import decide_invalid, explain
+from finetune_operator.observe import Claim, Observation, Refusal, controller, observe_pods
 from finetune_operator.plan import Settings
 from finetune_operator.waiting import claim_names
 
 Raw = dict[str, Any]
 
-BREATH = timedelta(seconds=1)
+BREATH = timedelta(seconds=5)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ async def reconcile(run: Pass, job: Raw, seen: Seen) -> Outcome:
     try:
         parsed = FineTuneJob.parse(job)
     except ValidationError as error:
-        return await _refuse(run, job, error)
+        return await _refuse(run, job, error, seen)
     observation = _observe(parsed, seen)
     decision = decide(parsed, observation, run.now(), run.settings)
     if decision.unsure:
@@ -69,11 +69,11 @@ async def reconcile(run: Pass, job: Raw, seen: Seen) -> Outcome:
         decision = decide(parsed, observation, run.now(), run.settings)
     changed = decision.status != parsed.status
     if changed and (pause := _can_wait(parsed.status, decision.status, seen)):
-        refusals = await _perform(run, parsed, decision.actions)
+        refusals = await _perform(run, parsed.metadata, decision.actions)
         return Outcome(job, min(pause, decision.requeue_after or pause), refusals)
     if changed:
         job = await run.cluster.write_status(job, render_status(decision.status))
-    refusals = await _perform(run, parsed, decision.actions)
+    refusals = await _perform(run, parsed.metadata, decision.actions)
     # after a write, the next step needs no event: what it decides from is already here
     again = timedelta() if changed or refusals != seen.refusals else decision.requeue_after
     return Outcome(job, again, refusals)
@@ -100,7 +100,7 @@ def _observe(job: FineTuneJob, seen: Seen) -> Observation:
     uid = job.metadata.uid
     return Observation(
         nodes=observe_pods(seen.pods, seen.gone),
-        service_exists=any(_controller(service) == uid for service in seen.services),
+        service_exists=any(controller(service) == uid for service in seen.services),
         progress=progress,
         refusals=seen.refusals,
     )
@@ -117,16 +117,11 @@ async def _look_closely(run: Pass, job: FineTuneJob, observation: Observation, s
         for name, claim in zip(wanted, modes, strict=True)
         if claim is not None
     )
-    nodes = observe_pods(fresh, (*seen.pods, *seen.gone))
+    nodes = observe_pods(fresh, (*seen.gone, *seen.pods))  # of one that is gone, the cache has the last word
     return replace(observation, nodes=nodes, claims=found, fresh=True)
 
 
-def _controller(child: Raw) -> str | None:
-    owners = child["metadata"].get("ownerReferences") or []
-    return next((owner["uid"] for owner in owners if owner.get("controller")), None)
-
-
-async def _perform(run: Pass, job: FineTuneJob, actions: tuple[Action, ...]) -> tuple[Refusal, ...]:
+async def _perform(run: Pass, job: ObjectMeta, actions: tuple[Action, ...]) -> tuple[Refusal, ...]:
     """All at once; the order is decide's business, by passes. Every action is tried before an error is raised."""
     results = await asyncio.gather(*(_act(run, job, action) for action in actions), return_exceptions=True)
     refusals = []
@@ -140,8 +135,8 @@ async def _perform(run: Pass, job: FineTuneJob, actions: tuple[Action, ...]) -> 
     return tuple(refusals)
 
 
-async def _act(run: Pass, job: FineTuneJob, action: Action) -> None:
-    namespace = job.metadata.namespace
+async def _act(run: Pass, job: ObjectMeta, action: Action) -> None:
+    namespace = job.namespace
     match action:
         case Create(manifest):
             await run.cluster.create(manifest)
@@ -150,25 +145,25 @@ async def _act(run: Pass, job: FineTuneJob, action: Action) -> None:
         case DeleteConfigMap(name):
             await run.cluster.delete(ObjectRef("ConfigMap", namespace, name, ""))
         case DeleteJob(uid):
-            await run.cluster.delete(ObjectRef(names.FINETUNEJOB_KIND, namespace, job.metadata.name, uid))
+            await run.cluster.delete(ObjectRef(names.FINETUNEJOB_KIND, namespace, job.name, uid))
         case Emit():
             await run.cluster.emit_event(build_event(job, action, run.now()))
 
 
-def build_event(job: FineTuneJob, emit: Emit, now: datetime) -> Raw:
+def build_event(job: ObjectMeta, emit: Emit, now: datetime) -> Raw:
     """An Event about the job, named after what it tells, so that the API server refuses a repetition."""
-    digest = hashlib.sha256(f"{job.metadata.uid}/{emit.key}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{job.uid}/{emit.key}".encode()).hexdigest()[:16]
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{job.metadata.name}.{digest}", "namespace": job.metadata.namespace},
+        "metadata": {"name": f"{job.name}.{digest}", "namespace": job.namespace},
         "involvedObject": {
             "apiVersion": names.API_VERSION,
             "kind": names.FINETUNEJOB_KIND,
-            "name": job.metadata.name,
-            "namespace": job.metadata.namespace,
-            "uid": job.metadata.uid,
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
         },
         "type": emit.type,
         "reason": emit.reason,
@@ -181,10 +176,18 @@ def build_event(job: FineTuneJob, emit: Emit, now: datetime) -> Raw:
     }
 
 
-async def _refuse(run: Pass, job: Raw, error: ValidationError) -> Outcome:
-    """A spec that cannot be read: Failed, once, in words."""
-    decision = decide_invalid(job, error, run.now())
-    if decision is None:
+async def _refuse(run: Pass, job: Raw, error: ValidationError, seen: Seen) -> Outcome:
+    """A spec that cannot be read: Failed, once, in words, and nothing of it runs on."""
+    try:
+        status = JobStatus.model_validate(job.get("status") or {})
+    except ValidationError as unreadable:  # only another release of the operator can have written it
+        raise ClusterError(f"status cannot be read, the job is left alone: {explain(unreadable)}") from unreadable
+    metadata = ObjectMeta.model_validate(job["metadata"])
+    if metadata.deletion_timestamp is not None:
         return Outcome(job)
-    job = await run.cluster.write_status(job, render_status(decision.status))
+    pods = Observation(nodes=observe_pods(seen.pods, ()))
+    decision = decide_invalid(status, error, pods, run.now(), generation=metadata.generation)
+    if decision.status != status:
+        job = await run.cluster.write_status(job, render_status(decision.status))
+    await _perform(run, metadata, decision.actions)
     return Outcome(job)

@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import sys
 
-from benchmarks.load import Load
+from benchmarks.load import Floor, Load
 from benchmarks.rig import bench_rig
 from benchmarks.table import PEER, Figures, render_table
 
@@ -40,6 +40,12 @@ async def measure(options: argparse.Namespace) -> Figures:
             await load.delete([name])
         figures["one 2-node job, POST to both pods created"] = created
         figures["after a failure, all pods of the next attempt running"] = restarted
+        floor, empty = Floor(rig), [f"floor-{number:03}" for number in range(options.jobs)]
+        figures[f"floor: objects of {options.jobs} jobs made by hand, to all running"] = await floor.start_many(
+            empty, nodes=options.nodes
+        )
+        figures["floor: their pods deleted and made again"] = await floor.restart_many(empty, nodes=options.nodes)
+        await floor.delete(empty)
         before = rig.usage()
         names = [f"many-{number:03}" for number in range(options.jobs)]
         figures[f"{options.jobs} jobs x {options.nodes} nodes at once, POST to all running"] = await load.start_many(
@@ -49,6 +55,8 @@ async def measure(options: argparse.Namespace) -> Figures:
         after = rig.usage()
         figures["operator's CPU for both, s"] = [after.cpu_seconds - before.cpu_seconds]
         figures["operator's memory, MiB"] = [after.memory_mib]
+        for program, seconds in (after.others - before.others).most_common():
+            figures[f"  {program}'s CPU, s"] = [seconds]
         requests = after.requests - before.requests
         figures["API requests per job, both"] = [requests.total() / len(names)]
         for title, count in requests.most_common():

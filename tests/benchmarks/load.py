@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from benchmarks.rig import NAMESPACE, Rig
+from benchmarks.rig import NAMESPACE, PodClock, Rig
+from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator import names
+from finetune_operator.cluster import collection_path
+from finetune_operator.manifests import build_children
+from finetune_operator.plan import Settings, plan_run
 
 Raw = dict[str, Any]
 JOBS = f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.FINETUNEJOB[2]}"
@@ -25,6 +29,57 @@ KILLED = {
     "signal": 9,
     "message": "rank 0 was killed",
 }
+
+
+class Floor:
+    """The same objects made by hand, as fast as one client can: what the cluster itself takes, without an operator."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.clock = rig.clock
+
+    async def start_many(self, jobs: list[str], *, nodes: int) -> list[float]:
+        """For each job, seconds from the first POST to all its pods running."""
+        return await asyncio.gather(*(self._start(job, attempt=0, nodes=nodes) for job in jobs))
+
+    async def restart_many(self, jobs: list[str], *, nodes: int) -> list[float]:
+        """The same for the next attempt, once the pods of the first are deleted and gone."""
+        return await asyncio.gather(*(self._restart(job, nodes=nodes) for job in jobs))
+
+    async def delete(self, jobs: list[str]) -> None:
+        """Everything, so that it does not weigh on what is measured next."""
+        for kind in ("Pod", "Service", "ConfigMap"):
+            path = collection_path(kind, NAMESPACE)
+            options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}
+            params = {"labelSelector": f"{names.JOB_UID}=floor"}
+            await self.rig.api.call("DELETE", path, body=options, params=params)
+        pods = pod_names(jobs, attempt=1, nodes=1)
+        await until(self.clock, lambda: self.clock.gone.issuperset(pods), "the floor's pods gone")
+
+    async def _restart(self, job: str, *, nodes: int) -> float:
+        began = time.monotonic()
+        old = pod_names([job], attempt=0, nodes=nodes)
+        options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 10}
+        await asyncio.gather(*(self.rig.api.call("DELETE", f"{PODS}/{pod}", body=options) for pod in old))
+        await until(self.clock, lambda: self.clock.gone.issuperset(old), f"pods of {job} gone")
+        return time.monotonic() - began + await self._start(job, attempt=1, nodes=nodes)
+
+    async def _start(self, job: str, *, attempt: int, nodes: int) -> float:
+        began = time.monotonic()
+        parsed = FineTuneJob.parse({**job_body(job, nodes), "metadata": {"name": job, "namespace": NAMESPACE}})
+        children = build_children(plan_run(parsed, attempt=attempt, settings=Settings(trainer_image="localhost/none")))
+        await asyncio.gather(*(self._create(child) for child in children if child["kind"] != "Service" or not attempt))
+        pods = pod_names([job], attempt=attempt, nodes=nodes)
+        await until(self.clock, lambda: all(pod in self.clock.running for pod in pods), f"pods of {job} running")
+        return max(self.clock.running[pod] for pod in pods) - began
+
+    async def _create(self, manifest: Raw) -> None:
+        """Owned by nobody and labelled as no operator's, so that none of them touches it."""
+        metadata = {**manifest["metadata"], "ownerReferences": []}
+        metadata["labels"] = {**metadata["labels"], names.MANAGED_BY: "nobody", names.JOB_UID: "floor"}
+        await self.rig.api.call(
+            "POST", collection_path(manifest["kind"], NAMESPACE), body={**manifest, "metadata": metadata}
+        )
 
 
 class Load:
@@ -99,17 +154,22 @@ class Load:
     async def delete(self, jobs: Iterable[str]) -> None:
         await asyncio.gather(*(self.rig.api.call("DELETE", f"{JOBS}/{job}") for job in jobs))
 
-    async def until(self, holds: Any, what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not holds():
-            self.clock.changed.clear()
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"not within {PATIENCE_SECONDS} s: {what}")
-            try:
-                await asyncio.wait_for(self.clock.changed.wait(), timeout=min(left, 1.0))
-            except TimeoutError:
-                continue
+    async def until(self, holds: Callable[[], bool], what: str) -> None:
+        await until(self.clock, holds, what)
+
+
+async def until(clock: PodClock, holds: Callable[[], bool], what: str) -> None:
+    """Wait for the clock to show it; raises TimeoutError."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        clock.changed.clear()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"not within {PATIENCE_SECONDS} s: {what}")
+        try:
+            await asyncio.wait_for(clock.changed.wait(), timeout=min(left, 1.0))
+        except TimeoutError:
+            continue
 
 
 def pod_names(jobs: Iterable[str], *, attempt: int, nodes: int) -> list[str]:

@@ -23,12 +23,15 @@ from cluster.kwok import start_kwok
 from cluster.throwaway import ThrowawayCluster
 from finetune_operator import names
 from finetune_operator.apiserver import ApiServer
+from finetune_operator.cluster import collection_path
 from finetune_operator.credentials import find_access, open_session
+from finetune_operator.informer import Informer
 
 NAMESPACE = "bench"
 METRICS_PORT = 28080
 REPOSITORY = Path(__file__).parents[2]
 FAKE_NODES = 40
+CLUSTER_PROGRAMS = ("kube-apiserver", "etcd", "kube-scheduler", "kube-controller-manager", "kwok")
 
 Raw = dict[str, Any]
 
@@ -40,6 +43,7 @@ class Usage:
     cpu_seconds: float
     memory_mib: float
     requests: Counter[str]
+    others: Counter[str]  # CPU seconds of the cluster's own processes, by program
 
 
 class PodClock:
@@ -48,24 +52,21 @@ class PodClock:
     def __init__(self) -> None:
         self.created: dict[str, float] = {}
         self.running: dict[str, float] = {}
+        self.gone: set[str] = set()
         self.pods: dict[str, Raw] = {}
         self.changed = asyncio.Event()
 
-    async def follow(self, api: ApiServer) -> None:
-        """Until cancelled."""
-        path = f"/api/v1/namespaces/{NAMESPACE}/pods"
-        version = (await api.call("GET", path, params={"limit": "1"}))["metadata"]["resourceVersion"]
-        async for event in api.watch(path, selector=names.JOB_UID, version=version):
-            if event["type"] in ("ADDED", "MODIFIED"):
-                self.note(event["object"])
-            self.changed.set()
-
-    def note(self, pod: Raw) -> None:
-        name = pod["metadata"]["name"]
-        self.pods[name] = pod
-        self.created.setdefault(name, time.monotonic())
-        if pod.get("status", {}).get("phase") == "Running":
-            self.running.setdefault(name, time.monotonic())
+    def note(self, before: Raw | None, pod: Raw | None) -> None:
+        """Hear of one change, as an Informer tells it."""
+        if before is not None and pod is None:
+            self.gone.add(before["metadata"]["name"])
+        if pod is not None:
+            name = pod["metadata"]["name"]
+            self.pods[name] = pod
+            self.created.setdefault(name, time.monotonic())
+            if pod.get("status", {}).get("phase") == "Running":
+                self.running.setdefault(name, time.monotonic())
+        self.changed.set()
 
 
 class Rig:
@@ -78,11 +79,27 @@ class Rig:
 
     def usage(self) -> Usage:
         """From /proc and from the operator's own metrics."""
-        fields = Path(f"/proc/{self.operator.pid}/stat").read_text().rpartition(")")[2].split()
-        cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        cpu = cpu_seconds(Path(f"/proc/{self.operator.pid}"))
         status = Path(f"/proc/{self.operator.pid}/status").read_text()
         memory = int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) / 1024  # type: ignore[index]
-        return Usage(cpu, memory, count_requests())
+        return Usage(cpu, memory, count_requests(), measure_cluster())
+
+
+def cpu_seconds(process: Path) -> float:
+    """User and system time of a process."""
+    fields = (process / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure_cluster() -> Counter[str]:
+    """CPU seconds so far of the programs that make up the cluster."""
+    used: Counter[str] = Counter()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            program = Path(os.fsdecode((process / "cmdline").read_bytes().split(b"\0")[0])).name
+            if program in CLUSTER_PROGRAMS:
+                used[program] += cpu_seconds(process)  # type: ignore[assignment]
+    return used
 
 
 def count_requests() -> Counter[str]:
@@ -109,7 +126,10 @@ async def bench_rig(*, keep: bool) -> AsyncIterator[Rig]:
         async with connected(cluster.kubeconfig) as api:
             with operator_process(cluster.kubeconfig) as operator:
                 clock = PodClock()
-                following = asyncio.create_task(clock.follow(api))
+                pods = collection_path("Pod", NAMESPACE)
+                informer = Informer(api, pods, selector=names.JOB_UID, on_change=clock.note)
+                following = asyncio.create_task(informer.run())
+                await informer.synced.wait()
                 await ready()
                 yield Rig(api, operator, clock)
                 following.cancel()

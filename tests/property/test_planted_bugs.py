@@ -44,10 +44,10 @@ def act_before_the_status_is_written(patch: pytest.MonkeyPatch) -> None:
         if parsed.status.attempts:
             observation = await shell._look_closely(run, parsed, observation, seen)
         decision = decide.decide(parsed, observation, run.now(), run.settings)
-        refusals = await shell._perform(run, parsed, decision.actions)
+        refusals = await shell._perform(run, parsed.metadata, decision.actions)
         following = FineTuneJob.parse({**job, "status": shell.render_status(decision.status)})
         ahead = decide.decide(following, replace(observation, fresh=True), run.now(), run.settings)
-        await shell._perform(run, following, ahead.actions)
+        await shell._perform(run, following.metadata, ahead.actions)
         if decision.status != parsed.status:
             job = await run.cluster.write_status(job, shell.render_status(decision.status))
         return Outcome(job, decision.requeue_after, refusals)

@@ -198,6 +198,26 @@ def test_the_users_patience_with_a_lost_node_wins() -> None:
     assert tolerations(given) == {UNREACHABLE: 5, NOT_READY: LOST_NODE_SECONDS}
 
 
+def test_who_tolerates_every_taint_for_ever_is_given_no_limit() -> None:
+    given = {"operator": "Exists"}
+    assert first_pod(podTemplate={"tolerations": [given]})["spec"]["tolerations"] == [given]
+
+
+def test_a_toleration_of_another_effect_replaces_no_limit() -> None:
+    given = {"key": NOT_READY, "operator": "Exists", "effect": "NoSchedule"}
+    found = first_pod(podTemplate={"tolerations": [given]})["spec"]["tolerations"]
+    assert [(one["key"], one["effect"]) for one in found] == [
+        (NOT_READY, "NoSchedule"),
+        (NOT_READY, "NoExecute"),
+        (UNREACHABLE, "NoExecute"),
+    ]
+
+
+def test_an_empty_security_context_is_one() -> None:
+    found = first_pod(podTemplate={"securityContext": {}, "containerSecurityContext": {}})["spec"]
+    assert (found["securityContext"], found["containers"][0]["securityContext"]) == ({}, {})
+
+
 def test_the_users_labels_do_not_hide_ours() -> None:
     labels = first_pod(**EVERYTHING)["metadata"]["labels"]
     assert (labels["team"], labels[names.MANAGED_BY]) == ("a", names.MANAGER)

@@ -128,6 +128,9 @@ def test_a_pod_is_known_by_its_labels() -> None:
         pytest.param({names.ATTEMPT: "0"}, id="no node rank"),
         pytest.param({names.ATTEMPT: "first", names.NODE_RANK: "0"}, id="an attempt in words"),
         pytest.param({names.ATTEMPT: "0", names.NODE_RANK: ""}, id="an empty rank"),
+        pytest.param({names.ATTEMPT: "0", names.NODE_RANK: "-1"}, id="a negative rank"),
+        pytest.param({names.ATTEMPT: "0", names.NODE_RANK: "1_0"}, id="a rank as Python writes it"),
+        pytest.param({names.ATTEMPT: "0", names.NODE_RANK: "1000"}, id="a rank that no job can have"),
     ],
 )
 def test_a_pod_whose_labels_are_not_ours_is_no_node(labels: dict[str, str] | None) -> None:
@@ -135,6 +138,12 @@ def test_a_pod_whose_labels_are_not_ours_is_no_node(labels: dict[str, str] | Non
     foreign = {**body, "metadata": {**body["metadata"], "labels": labels}}
     assert observe_pod(foreign, gone=False) is None
     assert observe_pods([foreign, pod(OF, 1)], [foreign]) == observe_pods([pod(OF, 1)], [])
+
+
+def test_a_pod_that_the_job_does_not_own_is_no_node_whatever_its_labels_say() -> None:
+    body = running(job(), 0)
+    foreign = {**body, "metadata": {**body["metadata"], "ownerReferences": []}}
+    assert observe_pod(foreign, gone=False) is None
 
 
 def test_a_lost_machine_is_given_up_some_time_after_its_pods_deadline() -> None:

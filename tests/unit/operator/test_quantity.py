@@ -5,6 +5,7 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from finetune_api.kubernetes_types import ResourceRequirements
 from finetune_operator.quantity import parse_quantity
@@ -61,3 +62,9 @@ def test_binary_suffixes_are_powers_of_two(amount: Decimal, suffix: str) -> None
 def test_what_a_job_may_say_is_read(quantity: str) -> None:
     ResourceRequirements(limits={"cpu": quantity})
     assert parse_quantity(quantity) >= 0
+
+
+@pytest.mark.parametrize("quantity", ["1e400", "٤", "1_000", "1 Gi", "1e3k"])
+def test_what_the_operator_could_not_read_no_job_may_say(quantity: str) -> None:
+    with pytest.raises(ValidationError, match="must be a quantity such as 4, 500m or 64Gi"):
+        ResourceRequirements(limits={"cpu": quantity})

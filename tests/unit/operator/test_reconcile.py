@@ -205,6 +205,29 @@ async def test_a_spec_that_cannot_be_read_fails_once_and_in_words() -> None:
     assert failed["reason"] == "InvalidSpec"
     assert failed["message"] == "spec.numNodes: Input should be greater than or equal to 1"
     assert second == Outcome(first.job)
+    assert cluster.asked == ["write status", "event InvalidSpec"]
+
+
+async def test_a_spec_that_can_no_longer_be_read_leaves_nothing_running() -> None:
+    cluster = RecordingCluster()
+    broken = body(after(running_pods()), numNodes=0)
+    first = await one_pass(cluster, broken, seen_with(*running_pods()))
+    stops = ["delete Pod bert-0-0 pod-0-0 within 10 s", "delete Pod bert-0-1 pod-0-1 within 10 s"]
+
+    assert cluster.asked == ["write status", *stops, "event InvalidSpec"]
+    assert first.job["status"]["attempts"][-1]["state"] == "Failed"
+
+    again = RecordingCluster()  # the stopping was lost with the operator that asked for it
+    await one_pass(again, first.job, seen_with(*running_pods()))
+    assert again.asked == stops
+
+
+async def test_a_status_that_cannot_be_read_is_left_to_who_can() -> None:
+    cluster = RecordingCluster()
+    with pytest.raises(ClusterError, match=r"status cannot be read, the job is left alone: phase: "):
+        await one_pass(cluster, {**body(), "status": {"phase": "Evaluating"}}, seen_with(*running_pods()))
+
+    assert cluster.asked == []
 
 
 async def test_pods_are_stopped_by_uid_and_within_their_time() -> None:
@@ -235,9 +258,9 @@ async def test_a_new_attempt_removes_the_config_of_the_last() -> None:
 
 def test_an_event_that_is_told_again_has_the_same_name() -> None:
     emit = Emit("Warning", "RankKilled", "rank 3 was ended by SIGKILL", "failed-0")
-    event = build_event(job(), emit, NOW)
-    again = build_event(job(), Emit("Warning", "RankKilled", "other words", "failed-0"), LATER)
-    other = build_event(job(), Emit("Warning", "RankKilled", "rank 3 was ended by SIGKILL", "failed-1"), NOW)
+    event = build_event(job().metadata, emit, NOW)
+    again = build_event(job().metadata, Emit("Warning", "RankKilled", "other words", "failed-0"), LATER)
+    other = build_event(job().metadata, Emit("Warning", "RankKilled", "rank 3 was ended by SIGKILL", "failed-1"), NOW)
 
     assert event["metadata"]["name"] == again["metadata"]["name"] != other["metadata"]["name"]
     assert (event["involvedObject"]["kind"], event["involvedObject"]["uid"]) == ("FineTuneJob", UID)
@@ -249,7 +272,7 @@ def test_an_event_that_is_told_again_has_the_same_name() -> None:
 
 
 def test_an_event_is_not_longer_than_the_api_server_takes() -> None:
-    event = build_event(job(), Emit("Normal", "Running", "x" * 5000, "running-0"), NOW)
+    event = build_event(job().metadata, Emit("Normal", "Running", "x" * 5000, "running-0"), NOW)
     assert len(event["message"]) == 1024
 
 
