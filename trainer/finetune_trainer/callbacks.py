@@ -7,7 +7,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from finetune_trainer.errors import NonFiniteLoss
-from finetune_trainer.methods.sft import SftTrainer
+from finetune_trainer.methods.exact import ExactTrainer
 from finetune_trainer.reporting import Reporter
 from finetune_trainer.supervisor import contract
 
@@ -15,7 +15,7 @@ from finetune_trainer.supervisor import contract
 class RefuseNonFiniteLoss(TrainerCallback):  # type: ignore[misc]
     """Before anything is logged or saved of that step. The rank that sees it ends the job; the others wait for it."""
 
-    def __init__(self, trainer: SftTrainer) -> None:
+    def __init__(self, trainer: ExactTrainer) -> None:
         self._trainer = trainer
 
     def on_step_end(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
@@ -29,7 +29,7 @@ class RefuseNonFiniteLoss(TrainerCallback):  # type: ignore[misc]
 class StopWhenAsked(TrainerCallback):  # type: ignore[misc]
     """Save and end after the step in which the ranks agreed to."""
 
-    def __init__(self, trainer: SftTrainer) -> None:
+    def __init__(self, trainer: ExactTrainer) -> None:
         self._trainer = trainer
 
     def on_step_end(self, _args: TrainingArguments, _state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -41,7 +41,7 @@ class StopWhenAsked(TrainerCallback):  # type: ignore[misc]
 class TellProgress(TrainerCallback):  # type: ignore[misc]
     """To the heartbeat on every rank, to the log on rank 0."""
 
-    def __init__(self, trainer: SftTrainer, reporter: Reporter, *, prints: bool) -> None:
+    def __init__(self, trainer: ExactTrainer, reporter: Reporter, *, prints: bool) -> None:
         self._trainer = trainer
         self._reporter = reporter
         self._prints = prints

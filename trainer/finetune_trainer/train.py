@@ -13,7 +13,8 @@ from finetune_trainer.banner import describe_data, describe_run, describe_weight
 from finetune_trainer.callbacks import RefuseNonFiniteLoss, StopWhenAsked, TellProgress
 from finetune_trainer.checkpoint import Checkpoints, Found, step_of
 from finetune_trainer.data.load import Tokenizing, load_data
-from finetune_trainer.methods.sft import Parts, SftTrainer, save_weights
+from finetune_trainer.methods.exact import ExactTrainer, Parts, save_weights
+from finetune_trainer.methods.sft import SftTrainer
 from finetune_trainer.model.load import Pretrained, describe_model, load_model
 from finetune_trainer.output import Identity, Output
 from finetune_trainer.place import Place
@@ -38,7 +39,7 @@ from finetune_trainer.settings import (
 from finetune_trainer.supervisor import contract
 from finetune_trainer.supervisor.processes import die_with_parent
 
-BUILDERS: dict[str, Callable[[Parts], SftTrainer]] = {"sft": SftTrainer}  # a test compares the keys with METHODS
+BUILDERS: dict[str, Callable[[Parts], ExactTrainer]] = {"sft": SftTrainer}  # a test compares the keys with METHODS
 
 
 @record
@@ -106,7 +107,7 @@ def run(spec: FineTuneJobSpec, place: Place, reporter: Reporter) -> str:
     return contract.DONE
 
 
-def build_trainer(spec: FineTuneJobSpec, parts: Parts) -> SftTrainer:
+def build_trainer(spec: FineTuneJobSpec, parts: Parts) -> ExactTrainer:
     method = next(name for name in BUILDERS if getattr(spec, name) is not None)  # the spec has exactly one
     trainer = BUILDERS[method](parts)
     trainer.add_callback(RefuseNonFiniteLoss(trainer))
@@ -115,7 +116,7 @@ def build_trainer(spec: FineTuneJobSpec, parts: Parts) -> SftTrainer:
     return trainer
 
 
-def train(trainer: SftTrainer, found: Found, *, total_steps: int) -> bool:
+def train(trainer: ExactTrainer, found: Found, *, total_steps: int) -> bool:
     """From the checkpoint found, or from the start, to the last step. False if the ranks were asked to stop before."""
     parts = trainer.parts
     first_step = step_of(found.path) if found.path else 0
@@ -134,7 +135,7 @@ def train(trainer: SftTrainer, found: Found, *, total_steps: int) -> bool:
     return not (trainer.stop_agreed and trainer.state.global_step < total_steps)
 
 
-def publish_result(spec: FineTuneJobSpec, trainer: SftTrainer, output: Output, pretrained: Pretrained) -> None:
+def publish_result(spec: FineTuneJobSpec, trainer: ExactTrainer, output: Output, pretrained: Pretrained) -> None:
     """The adapter or the whole model, its tokenizer and the log of losses; then the marker."""
     trainer.parts.reporter.enter(contract.SAVE)
 

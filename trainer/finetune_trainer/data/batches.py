@@ -1,6 +1,7 @@
 """Which samples make up which optimizer step: a matter of seed, epoch and effective batch, whatever the layout."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +11,8 @@ from finetune_api.batch import Batch
 from finetune_trainer.data.tokens import IGNORED, Features, TokenDataset
 
 FILLER = -1
+
+Collate = Callable[[Sequence[Any]], Features]
 
 
 class BatchSampler(Sampler[list[int]]):
@@ -56,13 +59,13 @@ class Batches(DataLoader[Features]):
 
 
 def load_batches(
-    data: TokenDataset, batch: Batch, *, rank: int, seed: int | None, pad_id: int, workers: int
+    data: TokenDataset, batch: Batch, collate: Collate, *, rank: int, seed: int | None, workers: int
 ) -> Batches:
     """Shuffled by `seed`, or in order if there is none."""
     return Batches(
         data,
         batch_sampler=BatchSampler(len(data), batch, rank=rank, seed=seed),
-        collate_fn=Collator(pad_id),
+        collate_fn=collate,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # its own: the loader must not draw from the generator that dropout uses

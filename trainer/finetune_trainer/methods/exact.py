@@ -1,0 +1,226 @@
+"""transformers' loop with our order of samples, our averaging, our evaluation and our checkpoints; a method adds its loss."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+
+from finetune_api.batch import Batch
+from finetune_trainer.checkpoint import Checkpoints, random_state, random_state_file, restore_random_state
+from finetune_trainer.data.batches import Batches, Collate, load_batches
+from finetune_trainer.data.load import Data
+from finetune_trainer.data.tokens import Features
+from finetune_trainer.errors import CheckpointCorrupt
+from finetune_trainer.ranks import Ranks, gather_on_rank_zero, on_rank_zero, sum_over_ranks
+from finetune_trainer.reporting import Reporter
+from finetune_trainer.supervisor import contract
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a trainer is built from."""
+
+    model: torch.nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    data: Data
+    batch: Batch
+    eval_batch: Batch
+    args: TrainingArguments
+    ranks: Ranks
+    checkpoints: Checkpoints
+    reporter: Reporter
+    stop_requested: Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """What all ranks together put into the present optimizer step."""
+
+    units: int  # what the loss is averaged over: targets of SFT, pairs of DPO
+    tokens: int
+
+
+class ExactTrainer(Trainer):  # type: ignore[misc]
+    """A step's loss is the mean over all units of the effective batch, whatever rank and micro-batch they are in.
+
+    A method says what its units are (`count`), how their losses add up (`summed_loss`) and how samples become a
+    micro-batch (`collate`); what else it wants to log it adds up with `tally`.
+    """
+
+    state: TrainerState
+    control: TrainerControl
+    loss_is_scaled_for_ga = True
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.step_counts = StepCounts(0, 0)
+        self.stop_agreed = False
+        self._tallied: dict[str, torch.Tensor] = {}
+        super().__init__(
+            model=parts.model,
+            args=parts.args,
+            train_dataset=parts.data.train,
+            eval_dataset=parts.data.eval,
+            processing_class=parts.tokenizer,
+        )
+        self.remove_callback(PrinterCallback)
+
+    def collate(self) -> Collate:
+        """Samples -> micro-batch."""
+        raise NotImplementedError
+
+    def count(self, batch: Features) -> int:
+        """Units of a micro-batch."""
+        raise NotImplementedError
+
+    def summed_loss(self, model: torch.nn.Module, batch: Features) -> torch.Tensor:
+        """The losses of the units of a micro-batch, added up."""
+        raise NotImplementedError
+
+    def tally(self, **sums: torch.Tensor) -> None:
+        """Sums over units; their mean over all units since the last log line is logged under the same name."""
+        for name, value in sums.items():
+            self._tallied[name] = self._tallied.get(name, 0) + value.detach().double()
+
+    def get_train_dataloader(self) -> Batches:
+        """Not through accelerate, whose sharding depends on the layout."""
+        parts = self.parts
+        workers = self.args.dataloader_num_workers
+        return load_batches(
+            parts.data.train, parts.batch, self.collate(), rank=parts.ranks.rank, seed=self.args.seed, workers=workers
+        )
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Features], num_batches: int, device: torch.device
+    ) -> tuple[list[Features], torch.Tensor]:
+        """The micro-batches of one step and the number of units that its loss is divided by.
+
+        Whether somebody asked to stop travels with the counts that the ranks exchange anyway: all learn it in the same
+        step, and end after it.
+        """
+        batches = [next(epoch_iterator) for _ in range(num_batches)]
+        mine = sum(self.count(batch) for batch in batches)
+        tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
+        units, all_tokens, stops = sum_over_ranks((mine, tokens, int(self.parts.stop_requested())), device)
+        self.step_counts = StepCounts(units, all_tokens)
+        self.stop_agreed = stops > 0
+        counted = units if self.args.average_tokens_across_devices else mine
+        return batches, torch.tensor(max(counted, 1), device=device)  # a rank may hold nothing but fillers
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: Features,
+        return_outputs: bool = False,  # noqa: FBT001, FBT002  transformers' signature
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """This micro-batch's share of the step's mean loss."""
+        assert num_items_in_batch is not None and not return_outputs  # evaluation is ours
+        share = self.summed_loss(model, inputs) / num_items_in_batch
+        # gradients of the ranks are averaged, but a mean over the units of all ranks is a sum of their shares
+        return share * self.parts.ranks.world_size if self.args.average_tokens_across_devices else share
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs = {**logs, **self._means()}
+        super().log(logs, start_time)
+
+    def loss_is_finite(self) -> bool:
+        return bool(torch.isfinite(self._tr_loss))
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """The loss of the mean unit over all evaluation samples, each counted once."""
+        self.parts.reporter.enter(contract.EVAL)
+        during_training, self._tallied = self._tallied, {}
+        metrics = {f"eval_{name}": value for name, value in self._evaluate_all().items()}
+        self._tallied = during_training
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.parts.reporter.enter(contract.TRAIN)
+        return metrics
+
+    @torch.no_grad()
+    def _evaluate_all(self) -> dict[str, float]:
+        parts = self.parts
+        assert parts.data.eval is not None  # else nobody asks
+        batches = load_batches(
+            parts.data.eval, parts.eval_batch, self.collate(), rank=parts.ranks.rank, seed=None, workers=0
+        )
+        self.model.eval()
+        summed = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+        for batch in batches:
+            units = self.count(batch)
+            summed[0] += self.summed_loss(self.model, self._prepare_inputs(batch))
+            summed[1] += units
+            parts.reporter.alive()
+        torch.distributed.all_reduce(summed)
+        return {"loss": float(summed[0] / summed[1]), **self._means()}
+
+    def _means(self) -> dict[str, float]:
+        """Of what was tallied since the last time, over all ranks; every rank has tallied the same names."""
+        if not self._tallied:
+            return {}
+        names = sorted(self._tallied)
+        sums = torch.stack([self._tallied[name] for name in names])
+        self._tallied = {}
+        torch.distributed.all_reduce(sums)
+        means = dict(zip(names, sums.tolist(), strict=True))
+        units = means.pop(UNITS)
+        return {name: value / max(units, 1.0) for name, value in means.items()}
+
+    def _save_checkpoint(self, _model: torch.nn.Module, _trial: object) -> None:
+        """Rank 0 writes everything, the states of all ranks' generators included, so one rename publishes it."""
+        self.parts.reporter.enter(contract.SAVE)
+        self.store_flos()
+        states = gather_on_rank_zero(random_state())
+        step, world_size = self.state.global_step, self.parts.ranks.world_size
+        name = on_rank_zero(
+            lambda: self.parts.checkpoints.save(step, world_size, lambda folder: self._write_checkpoint(folder, states))
+        )
+        self.parts.reporter.saved(name)
+        self.parts.reporter.enter(contract.TRAIN)
+
+    def _write_checkpoint(self, folder: Path, states: list[dict[str, Any]]) -> None:
+        save_weights(self.model, folder)
+        torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
+        torch.save(self.lr_scheduler.state_dict(), folder / "scheduler.pt")
+        self._save_scaler(str(folder))
+        self.state.save_to_json(str(folder / "trainer_state.json"))
+        for rank, state in enumerate(states):
+            torch.save(state, random_state_file(folder, rank))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Absent where the checkpoint had fewer ranks; then dropout alone goes another way."""
+        if checkpoint is None:
+            return
+        path = random_state_file(Path(checkpoint), self.parts.ranks.rank)
+        if path.is_file():
+            restore_random_state(torch.load(path, weights_only=True))
+
+    def load_checkpoint(self, checkpoint: Path) -> None:
+        """The weights alone, for a run whose steps were all done when it ended."""
+        self._load_from_checkpoint(str(checkpoint))
+        self.state = type(self.state).load_from_json(str(checkpoint / "trainer_state.json"))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        try:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise CheckpointCorrupt(
+                f"{resume_from_checkpoint} cannot be loaded ({error}); delete it to resume from the one before"
+            ) from error
+
+
+UNITS = "units"
+
+
+def save_weights(model: Any, folder: Path) -> None:
+    """In the format of transformers or peft."""
+    if hasattr(model, "peft_config"):
+        model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would ask the Hub
+    else:
+        model.save_pretrained(folder)
