@@ -23,7 +23,7 @@ KIND = "FineTuneJob"
 PLURAL = "finetunejobs"
 MAX_JOB_NAME = 52  # <job>-<attempt, 5 digits>-<node rank, 3 digits> fits the 63 characters of a DNS label
 MAX_NODES = 1000
-METHODS = ("sft",)
+METHODS = ("sft", "dpo")
 RESERVED_ENV = (
     "RANK",
     "WORLD_SIZE",
@@ -72,7 +72,42 @@ class Dataset(Model):
 
 
 class Sft(Model):
-    """Supervised fine-tuning: cross entropy on the assistant's turns."""
+    """Supervised fine-tuning: cross entropy on the words to learn."""
+
+    loss_on: Literal["assistant", "lastTurn", "all"] = Field(
+        default="assistant",
+        description="What is learned: every turn of the assistant, its last turn alone, or every token of the sample.",
+    )
+
+
+class Dpo(Model):
+    """Direct preference optimisation (arXiv 2305.18290): rows with a chosen and a rejected answer."""
+
+    beta: float = Field(default=0.1, gt=0, le=100, description="How strongly the reference model is held on to.")
+    loss_type: Literal["sigmoid", "ipo", "hinge", "robust"] = Field(
+        default="sigmoid", description="DPO itself, IPO (arXiv 2310.12036), SLiC's hinge, or robust (arXiv 2403.00409)."
+    )
+    label_smoothing: float | None = Field(
+        default=None, gt=0, lt=0.5, description="Share of preferences believed to be flipped; of lossType robust."
+    )
+    rpo_alpha: float | None = Field(
+        default=None, gt=0, le=100, description="Weight of an SFT term on the chosen answers (RPO); absent: none."
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra=validations(
+            (
+                "has(self.labelSmoothing) == (has(self.lossType) && self.lossType == 'robust')",
+                "labelSmoothing belongs to lossType robust; set both or neither",
+            )
+        )
+    )
+
+    @model_validator(mode="after")
+    def _smoothing_is_robust(self) -> Self:
+        if (self.label_smoothing is not None) != (self.loss_type == "robust"):
+            raise ValueError("labelSmoothing belongs to lossType robust; set both or neither")
+        return self
 
 
 class Lora(Model):
@@ -111,7 +146,10 @@ class Training(Model):
         default=True, description="Weigh every token of the effective batch equally, whatever rank it is on."
     )
     learning_rate: float | None = Field(
-        default=None, gt=0, le=10, description="Peak learning rate (default 1e-4 with lora, 1e-5 without)."
+        default=None,
+        gt=0,
+        le=10,
+        description="Peak learning rate (default 1e-4 with lora, 1e-5 without; a tenth of that for dpo).",
     )
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial"] = Field(
         default="cosine", description="Shape of the learning rate over the steps."
@@ -210,6 +248,7 @@ class FineTuneJobSpec(Model):
     model: ModelSource = Field(description="The model to start from.")
     dataset: Dataset = Field(description="The rows to train on.")
     sft: Sft | None = Field(default=None, description="Supervised fine-tuning.")
+    dpo: Dpo | None = Field(default=None, description="Direct preference optimisation.")
     lora: Lora | None = Field(default=None, description="Train LoRA adapters; absent: full fine-tuning.")
     training: Training = Field(default=Training(), description="Batch, schedule, checkpoints, seeds.")
     num_nodes: int = Field(default=1, ge=1, le=MAX_NODES, description="Training nodes, each one pod.")

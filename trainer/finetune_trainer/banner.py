@@ -16,7 +16,8 @@ def describe_run(
     spec: FineTuneJobSpec, place: Place, batch: Batch, schedule: Schedule, hardware: Hardware
 ) -> Iterator[str]:
     how = f"lora r={spec.lora.r} alpha={spec.lora.lora_alpha}" if spec.lora else "full"
-    yield f"job {place.namespace}/{place.job}, attempt {place.attempt}: sft ({how}) of {spec.model.name}"
+    method = "sft" if spec.sft else "dpo"
+    yield f"job {place.namespace}/{place.job}, attempt {place.attempt}: {method} ({how}) of {spec.model.name}"
     yield f"effective batch: {batch} (per device x accumulation x ranks)"
     yield (
         f"steps: {schedule.total_steps} ({schedule.steps_per_epoch} per epoch of {schedule.samples} samples,"

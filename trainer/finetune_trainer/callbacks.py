@@ -57,7 +57,7 @@ class TellProgress(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         self._steps += 1
-        self._tokens += self._trainer.step_counts.tokens
+        self._tokens += self._trainer.step_tokens
         seconds = max(time.monotonic() - self._began, 1e-9)
         left = state.max_steps - state.global_step
         self._reporter.report(
@@ -88,10 +88,11 @@ class TellProgress(TrainerCallback):  # type: ignore[misc]
         )
         self._reporter.report(progress)
         if self._prints:
+            more = "".join(f"  {name} {value:.4f}" for name, value in logs.items() if "/" in name)
             print(
                 f"step {progress.step}/{progress.total_steps}  loss {logs['loss']:.4f}"
                 f"  grad_norm {logs.get('grad_norm', 0.0):.4f}  lr {logs.get('learning_rate', 0.0):.3e}"
-                f"  tokens/s {progress.tokens_per_second or 0:.0f}  eta {_clock(progress.eta_seconds or 0)}",
+                f"  tokens/s {progress.tokens_per_second or 0:.0f}  eta {_clock(progress.eta_seconds or 0)}{more}",
                 flush=True,
             )
 

@@ -99,8 +99,8 @@ def gather_on_rank_zero(mine: T) -> list[T]:
     return gathered or []  # type: ignore[return-value]
 
 
-def sum_over_ranks(values: tuple[int, ...], device: torch.device) -> tuple[int, ...]:
-    """Element by element, in one collective."""
-    summed = torch.tensor(values, dtype=torch.int64, device=device)
+def sum_over_ranks(values: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
+    """Element by element, in one collective; whole numbers stay exact up to 2^53."""
+    summed = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(summed)
-    return tuple(int(value) for value in summed.tolist())
+    return tuple(summed.tolist())

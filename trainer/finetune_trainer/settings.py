@@ -87,7 +87,7 @@ def plan_schedule(spec: FineTuneJobSpec, batch: Batch, *, samples: int) -> Sched
 
 def fingerprint(spec: FineTuneJobSpec, batch: Batch) -> str:
     """Of all that decides what comes out: a checkpoint of another fingerprint is not resumed from."""
-    chosen = spec.model_dump(mode="json", include={"model", "dataset", "sft", "lora", "training"})
+    chosen = spec.model_dump(mode="json", include={"model", "dataset", "sft", "dpo", "lora", "training"})
     chosen["dataset"].pop("num_workers")
     chosen["training"] = {k: v for k, v in chosen["training"].items() if k not in _NOT_IN_FINGERPRINT}
     described = json.dumps({**chosen, "effectiveBatch": batch.effective}, sort_keys=True)
@@ -95,7 +95,8 @@ def fingerprint(spec: FineTuneJobSpec, batch: Batch) -> str:
 
 
 def learning_rate(spec: FineTuneJobSpec) -> float:
-    return spec.training.learning_rate or (_LEARNING_RATE_LORA if spec.lora else _LEARNING_RATE_FULL)
+    usual = _LEARNING_RATE_LORA if spec.lora else _LEARNING_RATE_FULL
+    return spec.training.learning_rate or (usual / 10 if spec.dpo else usual)
 
 
 def loader_processes(spec: FineTuneJobSpec, ranks: Ranks) -> int:

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import transformers
@@ -12,10 +13,11 @@ from finetune_api.v1alpha1 import FineTuneJobSpec
 from finetune_trainer.banner import describe_data, describe_run, describe_weights
 from finetune_trainer.callbacks import RefuseNonFiniteLoss, StopWhenAsked, TellProgress
 from finetune_trainer.checkpoint import Checkpoints, Found, step_of
-from finetune_trainer.data.load import Tokenizing, load_data
+from finetune_trainer.data.load import Method, Tokenizing, load_data
+from finetune_trainer.methods.dpo import DpoTrainer, render_pair
 from finetune_trainer.methods.exact import ExactTrainer, Parts, save_weights
-from finetune_trainer.methods.sft import SftTrainer
-from finetune_trainer.model.load import Pretrained, describe_model, load_model
+from finetune_trainer.methods.sft import SftTrainer, render_sample
+from finetune_trainer.model.load import Pretrained, describe_model, load_model, load_reference
 from finetune_trainer.output import Identity, Output
 from finetune_trainer.place import Place
 from finetune_trainer.ranks import (
@@ -39,7 +41,10 @@ from finetune_trainer.settings import (
 from finetune_trainer.supervisor import contract
 from finetune_trainer.supervisor.processes import die_with_parent
 
-BUILDERS: dict[str, Callable[[Parts], ExactTrainer]] = {"sft": SftTrainer}  # a test compares the keys with METHODS
+BUILDERS: dict[str, Callable[[Parts], ExactTrainer]] = {
+    "sft": SftTrainer,
+    "dpo": DpoTrainer,
+}  # a test compares the keys with METHODS
 
 
 @record
@@ -81,7 +86,9 @@ def run(spec: FineTuneJobSpec, place: Place, reporter: Reporter) -> str:
     trainer = build_trainer(
         spec,
         Parts(
+            spec=spec,
             model=model,
+            reference=load_reference(pretrained) if spec.dpo and not spec.lora else None,
             tokenizer=pretrained.tokenizer,
             data=data,
             batch=batch,
@@ -154,10 +161,18 @@ def publish_result(spec: FineTuneJobSpec, trainer: ExactTrainer, output: Output,
     on_rank_zero(publish)
 
 
+def rows_of(spec: FineTuneJobSpec) -> Method:
+    """How the method turns rows into sequences."""
+    if spec.sft is None:
+        return Method("dpo", render_pair)
+    return Method(f"sft {spec.sft.loss_on}", partial(render_sample, loss_on=spec.sft.loss_on))
+
+
 def tokenizing(spec: FineTuneJobSpec, pretrained: Pretrained, place: Place, reporter: Reporter) -> Tokenizing:
     return Tokenizing(
         tokenizer=pretrained.tokenizer,
         model_name=pretrained.name,
+        method=rows_of(spec),
         max_length=spec.dataset.max_length or pretrained.max_length,
         cache=place.cache,
         writes=place.ranks.local_rank == 0,

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from finetune_api.batch import Batch
 from finetune_trainer.data.batches import FILLER, BatchSampler, Collator
-from finetune_trainer.data.tokens import IGNORED
+from finetune_trainer.data.tokens import IGNORED, Features
 
 
 def steps(size: int, batch: Batch, *, epoch: int = 0, seed: int | None = 1) -> list[set[int]]:
@@ -52,8 +52,8 @@ def test_without_a_seed_the_order_is_that_of_the_rows() -> None:
 
 def test_padding_is_masked_and_ignored() -> None:
     samples = [
-        {"input_ids": torch.tensor([1, 2, 3]), "labels": torch.tensor([IGNORED, 2, 3])},
-        {"input_ids": torch.tensor([4]), "labels": torch.tensor([IGNORED])},
+        ({"input_ids": torch.tensor([1, 2, 3]), "labels": torch.tensor([IGNORED, 2, 3])},),
+        ({"input_ids": torch.tensor([4]), "labels": torch.tensor([IGNORED])},),
     ]
 
     batch = Collator(pad_id=9)(samples)
@@ -61,3 +61,13 @@ def test_padding_is_masked_and_ignored() -> None:
     assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 9, 9]]
     assert batch["labels"].tolist() == [[IGNORED, 2, 3], [IGNORED, IGNORED, IGNORED]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+def test_of_pairs_the_chosen_come_first() -> None:
+    def sequence(token: int) -> Features:
+        return {"input_ids": torch.tensor([token]), "labels": torch.tensor([token]), "weights": torch.tensor([0.5])}
+
+    batch = Collator(pad_id=9)([(sequence(1), sequence(2)), (sequence(3), sequence(4))])
+
+    assert batch["input_ids"].flatten().tolist() == [1, 3, 2, 4]
+    assert batch["weights"].shape == (4, 1)

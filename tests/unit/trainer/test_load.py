@@ -1,5 +1,6 @@
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,9 @@ from transformers import PreTrainedTokenizerFast
 
 from finetune_api.v1alpha1 import Dataset
 from finetune_trainer.banner import describe_data
-from finetune_trainer.data.load import Data, Tokenizing, load_data
+from finetune_trainer.data.load import Data, Method, Tokenizing, load_data
 from finetune_trainer.errors import DatasetError, OutputError
+from finetune_trainer.methods.sft import render_sample
 
 
 def row(answer: str) -> str:
@@ -22,6 +24,7 @@ def load(
     how = Tokenizing(
         tokenizer=tokenizer,
         model_name="tiny",
+        method=Method("sft", partial(render_sample, loss_on="assistant")),
         max_length=max_length,
         cache=folder / "cache",
         writes=True,
@@ -36,7 +39,7 @@ def test_sources_are_read_in_order(tmp_path: Path, tokenizer: PreTrainedTokenize
 
     data = load(tmp_path, tokenizer, [tmp_path / "b.jsonl", tmp_path / "a.jsonl"])
 
-    assert ["answer b" in tokenizer.decode(data.train[0]["input_ids"]), len(data.train)] == [True, 2]
+    assert ["answer b" in tokenizer.decode(data.train[0][0]["input_ids"]), len(data.train)] == [True, 2]
     assert data.eval is None
 
 

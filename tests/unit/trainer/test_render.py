@@ -63,8 +63,8 @@ def template(tokenizer: PreTrainedTokenizerFast, text: str | None) -> Iterator[R
 def learned(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> list[str]:
     """The stretches of text whose tokens are learned."""
     stretches: list[list[int]] = []
-    before = False
-    for token, target in zip(sample.tokens, sample.targets, strict=True):
+    before = 0.0
+    for token, target in zip(sample.tokens, sample.weights, strict=True):
         if target and not before:
             stretches.append([])
         if target:
@@ -171,5 +171,5 @@ def test_the_first_token_is_never_learned(tokenizer: PreTrainedTokenizerFast) ->
     with template(tokenizer, None) as renderer:
         sample = renderer.render(Completion(PLACE, "", "everything is answer"))
 
-    assert sample.targets[0] is False
-    assert all(sample.targets[1:])
+    assert sample.weights[0] == 0.0
+    assert all(sample.weights[1:])

@@ -50,7 +50,7 @@ class BatchSampler(Sampler[list[int]]):
         return np.random.default_rng([self._seed, self._epoch]).permutation(self._size)  # type: ignore[return-value]
 
 
-class Batches(DataLoader[Features]):
+class Batches(DataLoader[tuple[Features, ...]]):
     """The loader of one rank. transformers sets the epoch here."""
 
     def set_epoch(self, epoch: int) -> None:
@@ -73,18 +73,18 @@ def load_batches(
 
 
 class Collator:
-    """Pads on the right to the longest sample of the micro-batch."""
+    """Pads on the right to the longest sequence of the micro-batch: first sequences of all rows, then their second."""
 
     def __init__(self, pad_id: int) -> None:
-        self._pad_id = pad_id
+        self._padding = {"input_ids": float(pad_id), "labels": float(IGNORED), "weights": 0.0}
 
-    def __call__(self, samples: Sequence[Features]) -> Features:
-        ids = [sample["input_ids"] for sample in samples]
-        labels = [sample["labels"] for sample in samples]
-        ones = [torch.ones_like(sample) for sample in ids]
+    def __call__(self, rows: Sequence[tuple[Features, ...]]) -> Features:
+        """(rows x sequences, longest) of each feature, and the attention mask."""
+        sequences = [row[number] for number in range(len(rows[0])) for row in rows]
         pad = torch.nn.utils.rnn.pad_sequence
-        return {
-            "input_ids": pad(ids, batch_first=True, padding_value=self._pad_id),
-            "labels": pad(labels, batch_first=True, padding_value=IGNORED),
-            "attention_mask": pad(ones, batch_first=True, padding_value=0),
+        batch = {
+            name: pad([sequence[name] for sequence in sequences], batch_first=True, padding_value=self._padding[name])
+            for name in sequences[0]
         }
+        ones = [torch.ones_like(sequence["input_ids"]) for sequence in sequences]
+        return {**batch, "attention_mask": pad(ones, batch_first=True, padding_value=0)}

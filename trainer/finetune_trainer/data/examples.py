@@ -19,6 +19,7 @@ class Role(StrEnum):
 class Turn:
     role: Role
     content: str
+    weight: float = 1.0  # of its tokens in the loss, if it is the assistant's
 
 
 @dataclass(frozen=True)
@@ -59,54 +60,76 @@ def parse_example(row: Row) -> Example:
 
 
 def _messages(row: Row) -> Conversation:
+    return _conversation(row, messages_in(row, "messages"))
+
+
+def messages_in(row: Row, name: str) -> list[Turn]:
+    """The turns of a column of messages with role and content, and weight if they like."""
     turns = []
-    for index, message in enumerate(_list(row, "messages")):
-        where = f"{row.place}, column messages[{index}]"
+    for index, message in enumerate(list_in(row, name)):
+        where = f"{row.place}, column {name}[{index}]"
         found = _object(where, message)
         role = found.get("role")
         if role not in tuple(Role):
             raise DatasetError(f"{where}.role: expected system, user or assistant, found {describe(role)}")
-        turns.append(Turn(Role(str(role)), _content(f"{where}.content", found.get("content"))))
-    return _conversation(row, turns)
+        content = _content(f"{where}.content", found.get("content"))
+        turns.append(Turn(Role(str(role)), content, _weight(f"{where}.weight", found.get("weight"))))
+    return turns
 
 
 def _conversations(row: Row) -> Conversation:
-    turns = _system(row)
-    for index, message in enumerate(_list(row, "conversations")):
-        where = f"{row.place}, column conversations[{index}]"
-        found = _object(where, message)
-        role = _SHAREGPT_ROLES.get(str(found.get("from")))
-        if role is None:
-            raise DatasetError(f"{where}.from: expected human, gpt or system, found {describe(found.get('from'))}")
-        turns.append(Turn(role, _text(f"{where}.value", found.get("value"))))
-    return _conversation(row, turns)
+    return _conversation(row, sharegpt_in(row, "conversations"))
+
+
+def sharegpt_in(row: Row, name: str) -> list[Turn]:
+    """The turns of a column of messages with from and value, after the row's system prompt."""
+    turns = system_of(row)
+    for index, message in enumerate(list_in(row, name)):
+        turns.append(sharegpt_turn(f"{row.place}, column {name}[{index}]", message))
+    return turns
+
+
+def sharegpt_turn(where: str, message: object) -> Turn:
+    found = _object(where, message)
+    role = _SHAREGPT_ROLES.get(str(found.get("from")))
+    if role is None:
+        raise DatasetError(f"{where}.from: expected human, gpt or system, found {describe(found.get('from'))}")
+    return Turn(role, _text(f"{where}.value", found.get("value")))
 
 
 def _alpaca(row: Row) -> Conversation:
-    instruction = _column(row, "instruction")
-    extra = _column(row, "input") if row.columns.get("input") else ""
+    return _conversation(row, [*alpaca_prompt(row), Turn(Role.ASSISTANT, text_in(row, "output"))])
+
+
+def alpaca_prompt(row: Row) -> list[Turn]:
+    """System prompt and question of a row with instruction and, maybe, input."""
+    instruction = text_in(row, "instruction")
+    extra = text_in(row, "input") if row.columns.get("input") else ""
     question = f"{instruction}\n{extra}" if extra else instruction
-    answer = _column(row, "output")
-    return _conversation(row, [*_system(row), Turn(Role.USER, question), Turn(Role.ASSISTANT, answer)])
+    return [*system_of(row), Turn(Role.USER, question)]
 
 
 def _query_response(row: Row) -> Conversation:
-    turns = _system(row)
-    history = _list(row, "history") if row.columns.get("history") else []
+    return _conversation(row, [*query_prompt(row), Turn(Role.ASSISTANT, text_in(row, "response"))])
+
+
+def query_prompt(row: Row) -> list[Turn]:
+    """System prompt, earlier turns and question of a row with query and, maybe, history."""
+    turns = system_of(row)
+    history = list_in(row, "history") if row.columns.get("history") else []
     for index, pair in enumerate(history):
         where = f"{row.place}, column history[{index}]"
         if not isinstance(pair, list) or len(pair) != 2:
             raise DatasetError(f"{where}: expected a list of query and response, found {describe(pair)}")
         turns += [Turn(Role.USER, _text(where, pair[0])), Turn(Role.ASSISTANT, _text(where, pair[1]))]
-    turns += [Turn(Role.USER, _column(row, "query")), Turn(Role.ASSISTANT, _column(row, "response"))]
-    return _conversation(row, turns)
+    return [*turns, Turn(Role.USER, text_in(row, "query"))]
 
 
 def _prompt_completion(row: Row) -> Completion:
-    completion = _column(row, "completion")
+    completion = text_in(row, "completion")
     if not completion:
         raise DatasetError(f"{row.place}, column completion: expected text to learn, found none")
-    return Completion(row.place, _column(row, "prompt"), completion)
+    return Completion(row.place, text_in(row, "prompt"), completion)
 
 
 _SPELLINGS: tuple[tuple[tuple[str, ...], Callable[[Row], Example]], ...] = (
@@ -127,17 +150,19 @@ def _conversation(row: Row, turns: list[Turn]) -> Conversation:
     return Conversation(row.place, tuple(turns))
 
 
-def _system(row: Row) -> list[Turn]:
+def system_of(row: Row) -> list[Turn]:
+    """The system prompt of a row that keeps it in a column of its own."""
     if not row.columns.get("system"):
         return []
-    return [Turn(Role.SYSTEM, _column(row, "system"))]
+    return [Turn(Role.SYSTEM, text_in(row, "system"))]
 
 
-def _column(row: Row, name: str) -> str:
+def text_in(row: Row, name: str) -> str:
+    """The text of a column."""
     return _text(f"{row.place}, column {name}", row.columns[name])
 
 
-def _list(row: Row, name: str) -> list[object]:
+def list_in(row: Row, name: str) -> list[object]:
     """A list, or in a CSV file the JSON text of one."""
     value = row.columns[name]
     if isinstance(value, str):
@@ -163,6 +188,14 @@ def _text(where: str, value: object) -> str:
     if not isinstance(value, str):
         raise DatasetError(f"{where}: expected text, found {describe(value)}")
     return value
+
+
+def _weight(where: str, value: object) -> float:
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise DatasetError(f"{where}: expected a number from 0 to 1, found {describe(value)}")
+    return float(value)
 
 
 def _content(where: str, value: object) -> str:

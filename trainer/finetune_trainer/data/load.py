@@ -7,9 +7,8 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from finetune_api.v1alpha1 import Dataset, DatasetSource
-from finetune_trainer.data.examples import parse_example
 from finetune_trainer.data.render import Renderer, Sample
-from finetune_trainer.data.rows import find_files, read_rows
+from finetune_trainer.data.rows import Row, find_files, read_rows
 from finetune_trainer.data.tokens import TokenDataset, cache_key, obtain_tokens
 from finetune_trainer.errors import DatasetError
 from finetune_trainer.files import explained
@@ -25,11 +24,20 @@ class Data:
 
 
 @dataclass(frozen=True)
+class Method:
+    """How a method makes sequences of a row; `name` with all that the result depends on, for the cache."""
+
+    name: str
+    render: Callable[[Renderer, Row], tuple[Sample, ...]]
+
+
+@dataclass(frozen=True)
 class Tokenizing:
     """With what, how long, where the result is kept and who writes it."""
 
     tokenizer: PreTrainedTokenizerBase
     model_name: str
+    method: Method
     max_length: int | None
     cache: Path
     writes: bool
@@ -47,11 +55,11 @@ def _load(sources: Sequence[DatasetSource], how: Tokenizing, *, field: str) -> T
         file for index, source in enumerate(sources) for file in find_files(source.name, field=f"{field}[{index}].name")
     ]
     described = how.tokenizer.backend_tokenizer.to_str() + str(how.tokenizer.chat_template)
-    key = cache_key(files, tokenizer=described, max_length=how.max_length)
+    key = cache_key(files, tokenizer=described, method=how.method.name, max_length=how.max_length)
     with explained(how.cache):
         data = obtain_tokens(
             how.cache / "tokens" / key,
-            lambda: _render_all(files, Renderer(how.tokenizer, model_name=how.model_name)),
+            lambda: _render_all(files, how),
             max_length=how.max_length,
             writes=how.writes,
             alive=how.alive,
@@ -61,10 +69,11 @@ def _load(sources: Sequence[DatasetSource], how: Tokenizing, *, field: str) -> T
     return data
 
 
-def _render_all(files: Sequence[Path], renderer: Renderer) -> Iterator[Sample]:
+def _render_all(files: Sequence[Path], how: Tokenizing) -> Iterator[tuple[Sample, ...]]:
+    renderer = Renderer(how.tokenizer, model_name=how.model_name)
     for file in files:
         for row in read_rows(file):
-            yield renderer.render(parse_example(row))
+            yield how.method.render(renderer, row)
 
 
 def _why_empty(data: TokenDataset, max_length: int | None) -> str:

@@ -1,7 +1,8 @@
-"""From an example to tokens and the mask of those to learn: the assistant's words and its end of turn, nothing else."""
+"""From an example to tokens and their weights in the loss: the assistant's words and its end of turn, nothing else."""
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jinja2 import TemplateError
@@ -18,11 +19,11 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Sample:
-    """One training sample: token ids, and for each whether it is learned."""
+    """One sequence: token ids, and for each its weight in the loss; 0 is not learned."""
 
     place: str
     tokens: Sequence[int]
-    targets: Sequence[bool]
+    weights: Sequence[float]
 
 
 class Renderer:
@@ -55,31 +56,42 @@ class Renderer:
         spans = self._anchored_spans(example, text)
         if spans is None:
             spans = self._prefix_spans(example, text)
-        return self._tokenize(example.place, text, spans)
+        return self._tokenize(example.place, text, spans, _answer_weights(example))
 
     def _render_completion(self, example: Completion) -> Sample:
         sample = self._tokenize(
             example.place,
             example.prompt + example.completion,
             ((len(example.prompt), len(example.prompt) + len(example.completion)),),
+            (1.0,),
             add_special_tokens=True,
         )
         end = self._tokenizer.eos_token_id
-        tokens, targets = list(sample.tokens), list(sample.targets)
+        tokens, weights = list(sample.tokens), list(sample.weights)
         if end is not None and tokens and tokens[-1] == end:  # some tokenizers end a text themselves
-            targets[-1] = True
+            weights[-1] = 1.0
         elif end is not None:
-            tokens, targets = [*tokens, end], [*targets, True]
-        return Sample(example.place, tokens, targets)
+            tokens, weights = [*tokens, end], [*weights, 1.0]
+        return Sample(example.place, tokens, weights)
 
     def _render_marked(self, example: Conversation) -> Sample:
         """The template itself says what the assistant generates."""
         rendered = self._apply(
             example, example.turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
-        return Sample(
-            example.place, rendered["input_ids"], _nothing_before([bool(mark) for mark in rendered["assistant_masks"]])
-        )
+        marks: list[int] = rendered["assistant_masks"]
+        weights = _answer_weights(example)
+        starts = [index for index, mark in enumerate(marks) if mark and not (index and marks[index - 1])]
+        if len(starts) != len(weights):
+            if len(set(weights)) > 1:
+                raise ChatTemplateError(
+                    f'{example.place}: the chat template of model "{self._model_name}" marks {len(starts)} answers of'
+                    f" {len(weights)}, so that their weights cannot be told apart; give every answer the same weight"
+                )
+            weights = weights[:1] * len(starts)
+        answer = itertools.accumulate(index in set(starts) for index in range(len(marks)))
+        told = [weights[number - 1] if mark else 0.0 for mark, number in zip(marks, answer, strict=True)]
+        return Sample(example.place, rendered["input_ids"], _nothing_before(told))
 
     def _anchored_spans(self, example: Conversation, text: str) -> tuple[Span, ...] | None:
         """Render with anchors in place of the assistant's words: what lies between them is the template's own text.
@@ -89,9 +101,8 @@ class Renderer:
         anchors = [
             _ANCHOR.format(index) if turn.role is Role.ASSISTANT else None for index, turn in enumerate(example.turns)
         ]
-        turns = [
-            Turn(turn.role, anchor) if anchor else turn for turn, anchor in zip(example.turns, anchors, strict=True)
-        ]
+        pairs = zip(example.turns, anchors, strict=True)
+        turns = [replace(turn, content=anchor) if anchor else turn for turn, anchor in pairs]
         frame = self._apply(example, turns)
         for words in (lambda content: content, str.strip):
             rebuilt, spans, rest = "", [], frame
@@ -143,19 +154,32 @@ class Renderer:
                 f'{example.place}: the chat template of model "{self._model_name}" refuses this row: {error}'
             ) from error
 
-    def _tokenize(self, place: str, text: str, spans: Sequence[Span], *, add_special_tokens: bool = False) -> Sample:
+    def _tokenize(
+        self,
+        place: str,
+        text: str,
+        spans: Sequence[Span],
+        weights: Sequence[float],
+        *,
+        add_special_tokens: bool = False,
+    ) -> Sample:
         encoded = self._tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
-        reaches = [_reach(text, span) for span in spans]
-        targets = [
-            any(_is_inside(token, span, reach) for span, reach in zip(spans, reaches, strict=True))
+        learned = [(span, _reach(text, span), weight) for span, weight in zip(spans, weights, strict=True) if weight]
+        told = [
+            next((weight for span, reach, weight in learned if _is_inside(token, span, reach)), 0.0)
             for token in encoded["offset_mapping"]
         ]
-        return Sample(place, encoded["input_ids"], _nothing_before(targets))
+        return Sample(place, encoded["input_ids"], _nothing_before(told))
 
 
-def _nothing_before(targets: list[bool]) -> list[bool]:
+def _answer_weights(example: Conversation) -> tuple[float, ...]:
+    """Of the assistant's turns, in their order."""
+    return tuple(turn.weight for turn in example.turns if turn.role is Role.ASSISTANT)
+
+
+def _nothing_before(weights: list[float]) -> list[float]:
     """The first token is never learned: nothing predicts it."""
-    return [False, *targets[1:]]
+    return [0.0, *weights[1:]]
 
 
 def _reach(text: str, span: Span) -> Span:

@@ -1,4 +1,4 @@
-"""transformers' loop with our order of samples, our averaging, our evaluation and our checkpoints; a method adds its loss."""
+"""transformers' loop with our order of samples, averaging, evaluation and checkpoints; a method adds its loss."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,21 +10,27 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerControl, Train
 from transformers.trainer_callback import PrinterCallback
 
 from finetune_api.batch import Batch
+from finetune_api.v1alpha1 import FineTuneJobSpec
 from finetune_trainer.checkpoint import Checkpoints, random_state, random_state_file, restore_random_state
-from finetune_trainer.data.batches import Batches, Collate, load_batches
+from finetune_trainer.data.batches import Batches, Collator, load_batches
 from finetune_trainer.data.load import Data
 from finetune_trainer.data.tokens import Features
 from finetune_trainer.errors import CheckpointCorrupt
+from finetune_trainer.model.load import pad_token_id
 from finetune_trainer.ranks import Ranks, gather_on_rank_zero, on_rank_zero, sum_over_ranks
 from finetune_trainer.reporting import Reporter
 from finetune_trainer.supervisor import contract
+
+_UNITS = "units"
 
 
 @dataclass(frozen=True)
 class Parts:
     """What a trainer is built from."""
 
+    spec: FineTuneJobSpec
     model: torch.nn.Module
+    reference: torch.nn.Module | None  # of DPO, where the model without adapters is none
     tokenizer: PreTrainedTokenizerBase
     data: Data
     batch: Batch
@@ -36,19 +42,12 @@ class Parts:
     stop_requested: Callable[[], bool]
 
 
-@dataclass(frozen=True)
-class StepCounts:
-    """What all ranks together put into the present optimizer step."""
-
-    units: int  # what the loss is averaged over: targets of SFT, pairs of DPO
-    tokens: int
-
-
 class ExactTrainer(Trainer):  # type: ignore[misc]
     """A step's loss is the mean over all units of the effective batch, whatever rank and micro-batch they are in.
 
-    A method says what its units are (`count`), how their losses add up (`summed_loss`) and how samples become a
-    micro-batch (`collate`); what else it wants to log it adds up with `tally`.
+    A method says what its units are (`count`) and how their losses add up (`summed_losses`). It may have terms with
+    units of their own, such as pairs and tokens: both give one number per term, and the loss is the sum of the means.
+    What else it wants to log it adds up with `tally`.
     """
 
     state: TrainerState
@@ -57,7 +56,7 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.step_counts = StepCounts(0, 0)
+        self.step_tokens = 0  # of all ranks, in the present optimizer step
         self.stop_agreed = False
         self._tallied: dict[str, torch.Tensor] = {}
         super().__init__(
@@ -69,58 +68,55 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
         )
         self.remove_callback(PrinterCallback)
 
-    def collate(self) -> Collate:
-        """Samples -> micro-batch."""
+    def count(self, batch: Features) -> tuple[float, ...]:
+        """Units of a micro-batch, term by term."""
         raise NotImplementedError
 
-    def count(self, batch: Features) -> int:
-        """Units of a micro-batch."""
+    def summed_losses(self, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
+        """The losses of the units of a micro-batch, added up, term by term."""
         raise NotImplementedError
 
-    def summed_loss(self, model: torch.nn.Module, batch: Features) -> torch.Tensor:
-        """The losses of the units of a micro-batch, added up."""
-        raise NotImplementedError
-
-    def tally(self, **sums: torch.Tensor) -> None:
-        """Sums over units; their mean over all units since the last log line is logged under the same name."""
-        for name, value in sums.items():
+    def tally(self, units: torch.Tensor, sums: dict[str, torch.Tensor]) -> None:
+        """Sums over units; what is logged under each name is the mean over all units since the last log line."""
+        for name, value in {**sums, _UNITS: units}.items():
             self._tallied[name] = self._tallied.get(name, 0) + value.detach().double()
 
     def get_train_dataloader(self) -> Batches:
         """Not through accelerate, whose sharding depends on the layout."""
-        parts = self.parts
-        workers = self.args.dataloader_num_workers
+        parts, workers = self.parts, self.args.dataloader_num_workers
+        collate = Collator(pad_token_id(parts.tokenizer))
         return load_batches(
-            parts.data.train, parts.batch, self.collate(), rank=parts.ranks.rank, seed=self.args.seed, workers=workers
+            parts.data.train, parts.batch, collate, rank=parts.ranks.rank, seed=self.args.seed, workers=workers
         )
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Features], num_batches: int, device: torch.device
     ) -> tuple[list[Features], torch.Tensor]:
-        """The micro-batches of one step and the number of units that its loss is divided by.
+        """The micro-batches of one step and the numbers of units that the terms of its loss are divided by.
 
         Whether somebody asked to stop travels with the counts that the ranks exchange anyway: all learn it in the same
         step, and end after it.
         """
         batches = [next(epoch_iterator) for _ in range(num_batches)]
-        mine = sum(self.count(batch) for batch in batches)
+        mine = tuple(sum(term) for term in zip(*map(self.count, batches), strict=True))
         tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
-        units, all_tokens, stops = sum_over_ranks((mine, tokens, int(self.parts.stop_requested())), device)
-        self.step_counts = StepCounts(units, all_tokens)
+        *all_units, all_tokens, stops = sum_over_ranks((*mine, tokens, self.parts.stop_requested()), device)
+        self.step_tokens = int(all_tokens)
         self.stop_agreed = stops > 0
-        counted = units if self.args.average_tokens_across_devices else mine
-        return batches, torch.tensor(max(counted, 1), device=device)  # a rank may hold nothing but fillers
+        units = torch.tensor(all_units if self.args.average_tokens_across_devices else mine, device=device)
+        return batches, torch.where(units > 0, units, 1.0)  # a rank may hold nothing but fillers
 
     def compute_loss(
         self,
         model: torch.nn.Module,
         inputs: Features,
-        return_outputs: bool = False,  # noqa: FBT001, FBT002  transformers' signature
+        return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """This micro-batch's share of the step's mean loss."""
-        assert num_items_in_batch is not None and not return_outputs  # evaluation is ours
-        share = self.summed_loss(model, inputs) / num_items_in_batch
+        assert num_items_in_batch is not None
+        assert not return_outputs  # evaluation is ours
+        share = (torch.stack(self.summed_losses(model, inputs)) / num_items_in_batch).sum()
         # gradients of the ranks are averaged, but a mean over the units of all ranks is a sum of their shares
         return share * self.parts.ranks.world_size if self.args.average_tokens_across_devices else share
 
@@ -145,20 +141,20 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
 
     @torch.no_grad()
     def _evaluate_all(self) -> dict[str, float]:
-        parts = self.parts
+        parts, device = self.parts, self.args.device
         assert parts.data.eval is not None  # else nobody asks
-        batches = load_batches(
-            parts.data.eval, parts.eval_batch, self.collate(), rank=parts.ranks.rank, seed=None, workers=0
-        )
+        collate = Collator(pad_token_id(parts.tokenizer))
+        batches = load_batches(parts.data.eval, parts.eval_batch, collate, rank=parts.ranks.rank, seed=None, workers=0)
         self.model.eval()
-        summed = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+        terms = []
         for batch in batches:
-            units = self.count(batch)
-            summed[0] += self.summed_loss(self.model, self._prepare_inputs(batch))
-            summed[1] += units
+            units = torch.tensor(self.count(batch), dtype=torch.float64, device=device)
+            losses = torch.stack(self.summed_losses(self.model, self._prepare_inputs(batch)))
+            terms.append(torch.stack((losses.double(), units)))
             parts.reporter.alive()
+        summed = torch.stack(terms).sum(dim=0)
         torch.distributed.all_reduce(summed)
-        return {"loss": float(summed[0] / summed[1]), **self._means()}
+        return {"loss": float((summed[0] / summed[1]).sum()), **self._means()}
 
     def _means(self) -> dict[str, float]:
         """Of what was tallied since the last time, over all ranks; every rank has tallied the same names."""
@@ -169,8 +165,8 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
         self._tallied = {}
         torch.distributed.all_reduce(sums)
         means = dict(zip(names, sums.tolist(), strict=True))
-        units = means.pop(UNITS)
-        return {name: value / max(units, 1.0) for name, value in means.items()}
+        units = max(means.pop(_UNITS), 1.0)
+        return {name: value / units for name, value in means.items()}
 
     def _save_checkpoint(self, _model: torch.nn.Module, _trial: object) -> None:
         """Rank 0 writes everything, the states of all ranks' generators included, so one rename publishes it."""
@@ -213,9 +209,6 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
             raise CheckpointCorrupt(
                 f"{resume_from_checkpoint} cannot be loaded ({error}); delete it to resume from the one before"
             ) from error
-
-
-UNITS = "units"
 
 
 def save_weights(model: Any, folder: Path) -> None:

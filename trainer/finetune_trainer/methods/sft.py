@@ -1,34 +1,53 @@
 """Supervised fine-tuning: cross entropy on the tokens to learn, averaged over the whole effective batch."""
 
+from dataclasses import replace
+
 import torch
 
-from finetune_trainer.data.batches import Collator
+from finetune_trainer.data.examples import Conversation, Role, parse_example
+from finetune_trainer.data.render import Renderer, Sample
+from finetune_trainer.data.rows import Row
 from finetune_trainer.data.tokens import IGNORED, Features
 from finetune_trainer.methods.exact import ExactTrainer
-from finetune_trainer.model.load import pad_token_id
+
+
+def render_sample(renderer: Renderer, row: Row, *, loss_on: str) -> tuple[Sample, ...]:
+    """One sequence; of a prompt with its completion, the completion is the only turn of the assistant."""
+    example = parse_example(row)
+    if loss_on == "lastTurn" and isinstance(example, Conversation):
+        last = max(index for index, turn in enumerate(example.turns) if turn.role is Role.ASSISTANT)
+        turns = (turn if index == last else replace(turn, weight=0.0) for index, turn in enumerate(example.turns))
+        example = replace(example, turns=tuple(turns))
+    sample = renderer.render(example)
+    if loss_on == "all":
+        sample = replace(sample, weights=[0.0, *[1.0] * (len(sample.tokens) - 1)])
+    return (sample,)
 
 
 class SftTrainer(ExactTrainer):
-    """Its units are target tokens."""
+    """Its units are target tokens, each counted with its weight."""
 
-    def collate(self) -> Collator:
-        return Collator(pad_token_id(self.parts.tokenizer))
+    def count(self, batch: Features) -> tuple[float, ...]:
+        return (float(_weights(batch).sum()),)
 
-    def count(self, batch: Features) -> int:
-        return int((batch["labels"][:, 1:] != IGNORED).sum())
-
-    def summed_loss(self, model: torch.nn.Module, batch: Features) -> torch.Tensor:
-        labels = batch["labels"]
+    def summed_losses(self, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
-        return summed_cross_entropy(logits, labels)
+        losses = target_losses(logits, batch["labels"])
+        return ((losses * _weights(batch)).sum() if "weights" in batch else losses.sum(),)
 
 
-def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """(batch, length, vocabulary) and (batch, length) -> sum over the targets.
+def target_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of every target: (batch, length, vocabulary), (batch, length) -> (targets,).
 
     Only their logits are widened to float32: prompts cost no memory. Ours, because not every model divides by the
     count that it is given.
     """
     targets = labels[:, 1:]
     learned = targets != IGNORED
-    return torch.nn.functional.cross_entropy(logits[:, :-1][learned].float(), targets[learned], reduction="sum")
+    return torch.nn.functional.cross_entropy(logits[:, :-1][learned].float(), targets[learned], reduction="none")
+
+
+def _weights(batch: Features) -> torch.Tensor:
+    """Of every target: (targets,)."""
+    learned = batch["labels"][:, 1:] != IGNORED
+    return batch["weights"][:, 1:][learned] if "weights" in batch else learned[learned]

@@ -47,14 +47,21 @@ def describe_model(source: ModelSource, device: torch.device) -> Pretrained:
 
 def load_model(spec: FineTuneJobSpec, pretrained: Pretrained) -> torch.nn.Module:
     """The model to train. Full tuning keeps float32 weights: in 16 bits most updates would round to nothing."""
-    dtype = pretrained.dtype if spec.lora else torch.float32
-    model = _fetch(
+    model = _load_weights(pretrained, pretrained.dtype if spec.lora else torch.float32)
+    return add_adapters(model, spec.lora, seed=spec.training.seed) if spec.lora else model
+
+
+def load_reference(pretrained: Pretrained) -> torch.nn.Module:
+    """The model as it was, frozen: what full tuning by DPO is compared with."""
+    return _load_weights(pretrained, pretrained.dtype).requires_grad_(requires_grad=False)
+
+
+def _load_weights(pretrained: Pretrained, dtype: torch.dtype) -> torch.nn.Module:
+    model: torch.nn.Module = _fetch(
         pretrained.name,
         lambda: AutoModelForCausalLM.from_pretrained(pretrained.name, config=pretrained.config, dtype=dtype),
     )
-    if spec.lora:
-        return add_adapters(model, spec.lora, seed=spec.training.seed)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
