@@ -1,9 +1,6 @@
 """What is learned depends on the effective batch, not on how ranks, micro-batches and accumulation share it."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +11,35 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from support import tiny
-from support.pods import REPOSITORY, free_port
+from support.launch import Results, launch
 
 pytestmark = pytest.mark.slow
 
-Results = dict[str, dict[str, Any]]
 STEPS = 6  # 60 rows in steps of 16: the fourth step of each epoch takes the 12 that are left
 FOUR_DIGITS = 1e-4
+PAIRS, WEIGHTED = ".pairs", ".weighted"
+DPO = {"beta": 0.2, "rpoAlpha": 0.5}
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
-    return tiny.build(tmp_path_factory.mktemp("tiny"), rows=60, eval_rows=13)
+    built = tiny.build(tmp_path_factory.mktemp("tiny"), rows=60, eval_rows=13)
+    for file in (built.train, built.eval):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        tiny.write_jsonl(file.with_suffix(f"{PAIRS}.jsonl"), [as_preference(row) for row in rows])
+        tiny.write_jsonl(file.with_suffix(f"{WEIGHTED}.jsonl"), [weigh(row, n) for n, row in enumerate(rows)])
+    return built
+
+
+def as_preference(row: dict[str, Any]) -> dict[str, Any]:
+    """The answer against its own words backwards, and not all of them."""
+    words = row["messages"][-1]["content"].split()
+    return {**row, "rejected_response": " ".join(reversed(words[: len(words) - len(words) % 3]))}
+
+
+def weigh(row: dict[str, Any], number: int) -> dict[str, Any]:
+    question, answer = row["messages"]
+    return {"messages": [question, {**answer, "weight": (0.25, 0.5, 1)[number % 3]}]}
 
 
 def spec(
@@ -35,9 +49,10 @@ def spec(
     model: Path | None = None,
     workers: int = 0,
     torch_dtype: str = "auto",
+    rows: str = "",
     **fields: Any,
 ) -> dict[str, Any]:
-    """world x per device x accumulation, as in 2x1x8."""
+    """world x per device x accumulation, as in 2x1x8; `rows` names another spelling of the same rows."""
     _, per_device, accumulation = layout
     training = {
         "perDeviceTrainBatchSize": per_device,
@@ -49,39 +64,17 @@ def spec(
     }
     return {
         "model": {"name": str(model or files.model), "torchDtype": torch_dtype},
-        "dataset": {"train": [{"name": str(files.train)}], "eval": [{"name": str(files.eval)}], "numWorkers": workers},
+        "dataset": {
+            "train": [{"name": str(files.train.with_suffix(f"{rows}.jsonl"))}],
+            "eval": [{"name": str(files.eval.with_suffix(f"{rows}.jsonl"))}],
+            "numWorkers": workers,
+        },
         "sft": {},
         "lora": {"r": 16},
         "training": training,
         "output": {"persistentVolumeClaim": {"claimName": "unused"}},
         **fields,
     }
-
-
-def launch(folder: Path, cells: dict[str, Any], *, ranks: int) -> Results:
-    """All cells in one torchrun."""
-    folder.mkdir()
-    (folder / "cells.json").write_text(json.dumps(cells))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", "tests")),
-        "OMP_NUM_THREADS": "1",
-        "FINETUNE_WORLD_SIZE": str(ranks),
-        "FINETUNE_CONFIG": "unused",
-        "FINETUNE_OUTPUT": "unused",
-        "FINETUNE_CACHE_DIR": str(folder / "cache"),
-        "FINETUNE_RUN_DIR": str(folder / "run"),
-        "FINETUNE_JOB_UID": "unused",
-        "FINETUNE_NAMESPACE": "default",
-        "FINETUNE_JOB": "unused",
-        "FINETUNE_ATTEMPT": "0",
-    }
-    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}")
-    script = (str(REPOSITORY / "tests/support/layouts.py"), str(folder / "cells.json"), str(folder / "results.json"))
-    done = subprocess.run((sys.executable, *torchrun, *script), env=environment, capture_output=True, timeout=240)
-    assert done.returncode == 0, done.stderr.decode()[-6000:]
-    results: Results = json.loads((folder / "results.json").read_text())
-    return results
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +110,9 @@ def two_ranks(files: tiny.Tiny, broken_model: Path, two_ranks_folder: Path) -> R
         "2x4x2, full, bfloat16": spec(
             files, (2, 4, 2), lora=None, torch_dtype="bfloat16", training={"learningRate": 0.001, "maxSteps": 2}
         ),
+        "2x4x2, dpo": spec(files, (2, 4, 2), sft=None, dpo=DPO, rows=PAIRS),
+        "2x1x8, dpo": spec(files, (2, 1, 8), sft=None, dpo=DPO, rows=PAIRS),
+        "2x4x2, weighted": spec(files, (2, 4, 2), rows=WEIGHTED),
         "2x4x2, not finite": spec(files, (2, 4, 2), model=broken_model),
     }
     return launch(two_ranks_folder, cells, ranks=2)
@@ -130,6 +126,8 @@ def one_rank(files: tiny.Tiny, tmp_path_factory: pytest.TempPathFactory) -> Resu
         "1x16x1 (again)": spec(files, (1, 16, 1), training={"perDeviceEvalBatchSize": 5}),
         "1x1x16": spec(files, (1, 1, 16)),
         "1x16x1, mean per rank": spec(files, (1, 16, 1), training=per_rank_mean),
+        "1x16x1, dpo": spec(files, (1, 16, 1), sft=None, dpo=DPO, rows=PAIRS),
+        "1x16x1, weighted": spec(files, (1, 16, 1), rows=WEIGHTED),
         "1x16x1, full": spec(files, (1, 16, 1), lora=None, training={"learningRate": 0.001}),
     }
     return launch(tmp_path_factory.mktemp("one") / "cells", cells, ranks=1)
@@ -147,6 +145,19 @@ def test_every_layout_logs_the_same_numbers(two_ranks: Results, one_rank: Result
 def test_full_tuning_is_as_exact(two_ranks: Results, one_rank: Results) -> None:
     for what in ("loss", "grad_norm", "eval_loss"):
         assert two_ranks["2x4x2, full"][what] == pytest.approx(one_rank["1x16x1, full"][what], rel=FOUR_DIGITS)
+
+
+@pytest.mark.parametrize("what", ["loss", "grad_norm", "rewards/margins", "eval_loss", "eval_rewards/accuracies"])
+def test_preferences_are_as_exact(two_ranks: Results, one_rank: Results, what: str) -> None:
+    for layout in ("2x4x2, dpo", "2x1x8, dpo"):
+        assert two_ranks[layout][what] == pytest.approx(one_rank["1x16x1, dpo"][what], rel=FOUR_DIGITS, abs=1e-6)
+    assert one_rank["1x16x1, dpo"]["loss"][-1] < one_rank["1x16x1, dpo"]["loss"][0] - 0.01
+
+
+@pytest.mark.parametrize("what", ["loss", "grad_norm", "eval_loss"])
+def test_weights_of_messages_are_as_exact_and_count(two_ranks: Results, one_rank: Results, what: str) -> None:
+    assert two_ranks["2x4x2, weighted"][what] == pytest.approx(one_rank["1x16x1, weighted"][what], rel=FOUR_DIGITS)
+    assert two_ranks["2x4x2, weighted"][what] != pytest.approx(two_ranks["2x4x2"][what], rel=FOUR_DIGITS)
 
 
 @pytest.mark.parametrize("what", ["loss", "grad_norm"])

@@ -26,6 +26,19 @@ BAD_JOBS: dict[str, BadJob] = {
     "zero nodes": BadJob({"numNodes": 0}, "greater than or equal to 1", "greater than or equal to 1"),
     "no model": BadJob({"model": None}, "model", "model"),
     "no method": BadJob({"sft": None}, "exactly one training method", "exactly one training method"),
+    "two methods": BadJob({"dpo": {}}, "exactly one training method", "exactly one training method"),
+    "an unknown loss": BadJob(
+        {"sft": None, "dpo": {"lossType": "kto"}}, 'supported values: "sigmoid"', "'sigmoid', 'ipo'"
+    ),
+    "smoothing of a loss that has none": BadJob(
+        {"sft": None, "dpo": {"labelSmoothing": 0.1}}, "belongs to lossType robust", "belongs to lossType robust"
+    ),
+    "robust without its smoothing": BadJob(
+        {"sft": None, "dpo": {"lossType": "robust"}}, "belongs to lossType robust", "belongs to lossType robust"
+    ),
+    "half of the labels flipped": BadJob(
+        {"sft": None, "dpo": {"lossType": "robust", "labelSmoothing": 0.5}}, "less than 0.5", "less than 0.5"
+    ),
     "no rows": BadJob({"dataset": {"train": []}}, "at least 1 item", "at least 1 item"),
     "an unknown scheduler": BadJob(
         {"training": {"lrSchedulerType": "cosin"}}, 'supported values: "linear", "cosine"', "'linear', 'cosine'"

@@ -37,11 +37,9 @@ def train_cell(name: str, spec: dict[str, Any], folder: Path, place: Place) -> d
     except TrainerError as error:
         return {"error": type(error).__name__, "message": str(error)}
     log = json.loads((folder / name / "result" / "trainer_state.json").read_text())["log_history"]
-    return {
-        "loss": [entry["loss"] for entry in log if "loss" in entry],
-        "grad_norm": [entry["grad_norm"] for entry in log if "grad_norm" in entry],
-        "eval_loss": [entry["eval_loss"] for entry in log if "eval_loss" in entry],
-    }
+    log = [entry for entry in log if "train_runtime" not in entry]  # the summary, which tells the time
+    named = {name for entry in log for name in entry} - {"step", "epoch"}
+    return {"eval_loss": [], **{name: [entry[name] for entry in log if name in entry] for name in sorted(named)}}
 
 
 def main(cells_file: Path, results_file: Path) -> None:

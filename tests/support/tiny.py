@@ -110,6 +110,15 @@ def chat_rows() -> Iterator[dict[str, object]]:
             yield {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
+def preference_rows() -> Iterator[dict[str, object]]:
+    """A question with the manual's words as the chosen answer and the same words backwards as the rejected one."""
+    for row in chat_rows():
+        question, answer = (message["content"] for message in row["messages"])  # type: ignore[attr-defined]
+        words = answer.split()
+        kept = len(words) - len(words) % 3
+        yield {"prompt": question, "chosen": f" {answer}", "rejected": " " + " ".join(reversed(words[:kept]))}
+
+
 def write_jsonl(path: Path, rows: list[dict[str, object]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 

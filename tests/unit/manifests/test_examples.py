@@ -27,6 +27,7 @@ def test_the_examples_that_the_pages_promise_are_there() -> None:
         "cpu-two-nodes",
         "suspended",
         "placement",
+        "dpo",
     }
 
 
