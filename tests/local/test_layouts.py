@@ -34,7 +34,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
 def as_preference(row: dict[str, Any]) -> dict[str, Any]:
     """The answer against its own words backwards, and not all of them."""
     words = row["messages"][-1]["content"].split()
-    return {**row, "rejected_response": " ".join(reversed(words[: len(words) - len(words) % 3]))}
+    return {**row, "rejected_response": " ".join(reversed(words[: len(words) - len(words) // 3]))}
 
 
 def weigh(row: dict[str, Any], number: int) -> dict[str, Any]:

@@ -138,6 +138,7 @@ def test_killed_then_stopped_then_resumed_is_as_if_nothing_had_happened(
     os.kill(killed.heartbeats()[1]["pid"], signal.SIGKILL)
     assert killed.wait() == 1, killed.log
     check_killed(killed)
+    saved = newest_checkpoint(job)
 
     (stopped,) = job.start(attempt=1)
     stopped.wait_for_step(9)
@@ -145,6 +146,8 @@ def test_killed_then_stopped_then_resumed_is_as_if_nothing_had_happened(
     stop(stopped)
     assert stopped.wait() == 143, stopped.log
     step = check_stopped(stopped, job)
+    assert stopped.termination is not None
+    assert stopped.termination.first_step == saved
 
     (resumed,) = job.run(attempt=2)
     assert resumed.process.returncode == 0, resumed.log
@@ -154,6 +157,11 @@ def test_killed_then_stopped_then_resumed_is_as_if_nothing_had_happened(
     assert losses_of(job) == losses_of(undisturbed[0])
 
 
+def newest_checkpoint(job: Job) -> int:
+    """The step of it. One that was being saved when a rank died may have become whole."""
+    return max(int(path.name.removeprefix("step-")) for path in (job.output_folder / "checkpoints").glob("step-*"))
+
+
 def check_killed(pod: Pod) -> None:
     said = pod.termination
     assert said is not None
@@ -161,7 +169,7 @@ def check_killed(pod: Pod) -> None:
     assert (said.signal, said.exit_code, said.victim) == (9, -9, False)
     assert said.phase in ("save", "train")  # it is killed as soon as the checkpoint is there
     assert said.progress is not None
-    assert said.progress.last_checkpoint == "step-00000004"
+    assert said.progress.last_checkpoint in ("step-00000004", "step-00000008")  # step 6, or a little later
 
 
 def check_status(pod: Pod) -> None:
@@ -179,7 +187,7 @@ def check_stopped(pod: Pod, job: Job) -> int:
     """Gives the step of the checkpoint that was saved on request."""
     said = pod.termination
     assert said is not None
-    assert (said.final, said.outcome, said.first_step) == (True, Outcome.STOPPED, 4), said
+    assert (said.final, said.outcome) == (True, Outcome.STOPPED), said
     assert said.progress is not None
     step = said.progress.step
     assert said.progress.last_checkpoint == f"step-{step:08d}"

@@ -16,7 +16,7 @@ from typing import Any
 import transformers
 
 from finetune_api.v1alpha1 import FineTuneJobSpec
-from finetune_trainer.errors import TrainerError
+from finetune_trainer.errors import NonFiniteLoss
 from finetune_trainer.place import Place
 from finetune_trainer.reporting import Reporter
 from finetune_trainer.supervisor.contract import RunFolder
@@ -26,7 +26,7 @@ AGAIN = " (again)"
 
 
 def train_cell(name: str, spec: dict[str, Any], folder: Path, place: Place) -> dict[str, Any]:
-    """The log of one training, or the error that ended it."""
+    """The log of one training, or the loss that ended it."""
     if name.endswith(AGAIN):
         name = name.removesuffix(AGAIN)
         shutil.rmtree(folder / name / "result")
@@ -34,7 +34,7 @@ def train_cell(name: str, spec: dict[str, Any], folder: Path, place: Place) -> d
     reporter = Reporter(place.run.heartbeats, rank=place.ranks.rank, local_rank=place.ranks.local_rank)
     try:
         run(FineTuneJobSpec.model_validate(spec), place, reporter)
-    except TrainerError as error:
+    except NonFiniteLoss as error:  # which all ranks see; another error may be one rank's, and the rest would wait
         return {"error": type(error).__name__, "message": str(error)}
     log = json.loads((folder / name / "result" / "trainer_state.json").read_text())["log_history"]
     log = [entry for entry in log if "train_runtime" not in entry]  # the summary, which tells the time

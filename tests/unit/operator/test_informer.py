@@ -53,7 +53,7 @@ async def following(api: HttpApi, path: str = "/api/v1/pods") -> AsyncIterator[t
         informer = Informer(server, path, selector="managed=us", on_change=heard.hear)
         task = asyncio.create_task(informer.run())
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):  # only a test that fails waits so long
                 await informer.synced.wait()
             yield informer, heard
         finally:
@@ -62,7 +62,7 @@ async def following(api: HttpApi, path: str = "/api/v1/pods") -> AsyncIterator[t
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):  # only a test that fails waits so long
         while not condition():  # noqa: ASYNC110  the server has no event for everything a test waits for
             await asyncio.sleep(0.005)
 

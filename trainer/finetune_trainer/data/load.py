@@ -56,7 +56,6 @@ def _load(sources: Sequence[DatasetSource], how: Tokenizing, *, field: str) -> T
     ]
     described = how.tokenizer.backend_tokenizer.to_str() + str(how.tokenizer.chat_template)
     key = cache_key(files, tokenizer=described, method=how.method.name, max_length=how.max_length)
-    print("KEY", how.writes, key, how.method.name, files, how.max_length, hash(described), flush=True)
     with explained(how.cache):
         data = obtain_tokens(
             how.cache / "tokens" / key,
