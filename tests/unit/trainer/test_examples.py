@@ -77,6 +77,10 @@ def test_prompt_and_completion_stay_plain_text() -> None:
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             'content[0].type: expected text, found text ("image")',
         ),
+        (
+            {"messages": [MESSAGES[0], {**MESSAGES[1], "weight": 2}]},
+            "messages[1].weight: expected a number from 0 to 1, found a number (2)",
+        ),
         ({"conversations": [{"from": "alien", "value": "x"}]}, "conversations[0].from: expected human, gpt or system"),
         ({"instruction": 3, "output": "a"}, "column instruction: expected text, found a number (3)"),
         ({"prompt": "p", "completion": ""}, "column completion: expected text to learn, found none"),

@@ -6,7 +6,9 @@ from transformers import PreTrainedTokenizerFast
 
 from finetune_trainer.data.examples import Completion, Conversation, Role, Turn
 from finetune_trainer.data.render import Renderer, Sample
+from finetune_trainer.data.rows import Row
 from finetune_trainer.errors import ChatTemplateError
+from finetune_trainer.methods.sft import render_sample
 from support import tiny
 
 PLACE = "/data/train.jsonl line 1"
@@ -173,3 +175,52 @@ def test_the_first_token_is_never_learned(tokenizer: PreTrainedTokenizerFast) ->
 
     assert sample.weights[0] == 0.0
     assert all(sample.weights[1:])
+
+
+@pytest.mark.parametrize(
+    ("loss_on", "words"),
+    [
+        pytest.param("assistant", ["A mutable sequence.<|im_end|>", "An immutable one.<|im_end|>"], id="assistant"),
+        pytest.param("lastTurn", ["An immutable one.<|im_end|>"], id="last turn"),
+    ],
+)
+@pytest.mark.parametrize("text", [tiny.CHAT_TEMPLATE, MARKED], ids=["ChatML", "with generation marks"])
+def test_the_job_says_which_answers_are_learned(
+    tokenizer: PreTrainedTokenizerFast, text: str, loss_on: str, words: list[str]
+) -> None:
+    with template(tokenizer, text) as renderer:
+        (sample,) = render_sample(renderer, row_of(TWO_ROUNDS), loss_on=loss_on)
+
+    assert learned(tokenizer, sample) == words
+
+
+def test_all_that_was_said_can_be_learned_but_the_first_token_which_nothing_predicts(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    with template(tokenizer, tiny.CHAT_TEMPLATE) as renderer:
+        (sample,) = render_sample(renderer, row_of(TWO_ROUNDS), loss_on="all")
+
+    assert list(sample.weights) == [0.0] + [1.0] * (len(sample.tokens) - 1)
+
+
+@pytest.mark.parametrize("text", [tiny.CHAT_TEMPLATE, MARKED], ids=["ChatML", "with generation marks"])
+def test_every_token_of_an_answer_has_its_messages_weight(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    row = row_of(TWO_ROUNDS, weights={2: 0.25, 4: 0.5})
+    with template(tokenizer, text) as renderer:
+        (sample,) = render_sample(renderer, row, loss_on="assistant")
+
+    weighed = {
+        weight: tokenizer.decode(
+            [token for token, its in zip(sample.tokens, sample.weights, strict=True) if its == weight]
+        )
+        for weight in (0.25, 0.5)
+    }
+    assert weighed == {0.25: "A mutable sequence.<|im_end|>", 0.5: "An immutable one.<|im_end|>"}
+    assert set(sample.weights) == {0.0, 0.25, 0.5}
+
+
+def row_of(conversation: Conversation, weights: dict[int, float] | None = None) -> Row:
+    """As a user writes it."""
+    messages = [{"role": turn.role.value, "content": turn.content} for turn in conversation.turns]
+    weighted = [{**message, "weight": (weights or {}).get(n)} for n, message in enumerate(messages)]
+    return Row(conversation.place, {"messages": weighted if weights else messages})

@@ -57,6 +57,9 @@ def _plain_text(row: Row) -> Preference:
     if "prompt" not in row.columns:
         raise DatasetError(f"{row.place}: expected a column prompt beside chosen and rejected; found none")
     prompt, chosen, rejected = (text_in(row, name) for name in ("prompt", "chosen", "rejected"))
+    for name, text in (("chosen", chosen), ("rejected", rejected)):
+        if not text.strip():
+            raise DatasetError(f"{row.place}, column {name}: expected an answer with words, found none")
     return Preference(row.place, Completion(row.place, prompt, chosen), Completion(row.place, prompt, rejected))
 
 
