@@ -1,6 +1,7 @@
 """The main job on a real cluster: two pods of two ranks train a LoRA adapter that plain peft can load."""
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,6 +39,17 @@ def test_two_nodes_train_an_adapter_that_is_better_than_the_base_model_and_equal
     together = read_losses(stack.output(job))
     assert list(alone) == list(together) == list(range(1, 41))
     assert all(abs(alone[step] - together[step]) < 5e-4 for step in together), (alone, together)
+
+
+def test_two_nodes_learn_preferences(stack: Stack, start: Callable[..., str]) -> None:
+    data = {"train": [{"name": "/data/train.pairs.jsonl"}], "eval": [{"name": "/data/eval.pairs.jsonl"}]}
+    job = start(sft=None, dpo={}, dataset=data, training=training(max_steps=20, evalSteps=20, learningRate=0.005))
+    finished = stack.wait_finished(job)
+
+    assert condition(finished, "Complete"), finished["status"]
+    losses = read_losses(stack.output(job))
+    assert abs(losses[1] - math.log(2)) < 1e-4
+    assert losses[20] < losses[1] - 0.05, losses
 
 
 def held_out_losses(stack: Stack, job: str) -> tuple[float, float]:

@@ -26,15 +26,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
     built = tiny.build(tmp_path_factory.mktemp("tiny"), rows=60, eval_rows=13)
     for file in (built.train, built.eval):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
-        tiny.write_jsonl(file.with_suffix(f"{PAIRS}.jsonl"), [as_preference(row) for row in rows])
         tiny.write_jsonl(file.with_suffix(f"{WEIGHTED}.jsonl"), [weigh(row, n) for n, row in enumerate(rows)])
     return built
-
-
-def as_preference(row: dict[str, Any]) -> dict[str, Any]:
-    """The answer against its own words backwards, and not all of them."""
-    words = row["messages"][-1]["content"].split()
-    return {**row, "rejected_response": " ".join(reversed(words[: len(words) - len(words) // 3]))}
 
 
 def weigh(row: dict[str, Any], number: int) -> dict[str, Any]:

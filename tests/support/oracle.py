@@ -14,7 +14,10 @@ import torch
 import transformers
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, Trainer
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.dpo_trainer import DPOTrainer
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
 from finetune_api.v1alpha1 import Dpo, FineTuneJobSpec
 from finetune_trainer.model.lora import add_adapters
@@ -70,7 +73,8 @@ def common_arguments(spec: FineTuneJobSpec, folder: str, batch: int) -> dict[str
 
 
 def dpo_arguments(dpo: Dpo) -> dict[str, Any]:
-    losses, weights = [dpo.loss_type], [1.0]
+    losses: list[str] = [dpo.loss_type]
+    weights = [1.0]
     if dpo.rpo_alpha:
         losses, weights = [dpo.loss_type, "sft"], [1.0, dpo.rpo_alpha]
     return {

@@ -1,6 +1,7 @@
 """A model, a tokenizer and chat rows small enough for tests and the demo, made on the spot from Python's own manual.
 
-`python -m support.tiny DIR` creates DIR/model, DIR/train.jsonl and DIR/eval.jsonl.
+`python -m support.tiny DIR` creates DIR/model, DIR/train.jsonl and DIR/eval.jsonl, and the same rows as preferences in
+DIR/train.pairs.jsonl and DIR/eval.pairs.jsonl.
 """
 
 import argparse
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -26,6 +28,8 @@ _SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _VOCABULARY = 1024
 _POSITIONS = 512
 
+Row = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class Tiny:
@@ -34,6 +38,11 @@ class Tiny:
     model: Path
     train: Path
     eval: Path
+
+
+def pairs(rows: Path) -> Path:
+    """Where the preferences of a file of rows are."""
+    return rows.with_suffix(".pairs.jsonl")
 
 
 def build(folder: Path, *, rows: int = 400, eval_rows: int = 40, seed: int = 0) -> Tiny:
@@ -49,8 +58,12 @@ def build(folder: Path, *, rows: int = 400, eval_rows: int = 40, seed: int = 0) 
     step = len(every_row) // (rows + eval_rows)
     chosen = every_row[::step][: rows + eval_rows]
     held_out = {int(index * len(chosen) / eval_rows) for index in range(eval_rows)}
-    write_jsonl(built.train, [row for index, row in enumerate(chosen) if index not in held_out][:rows])
-    write_jsonl(built.eval, [row for index, row in enumerate(chosen) if index in held_out])
+    for path, kept in (
+        (built.train, [row for index, row in enumerate(chosen) if index not in held_out][:rows]),
+        (built.eval, [row for index, row in enumerate(chosen) if index in held_out]),
+    ):
+        write_jsonl(path, kept)
+        write_jsonl(pairs(path), [as_preference(row) for row in kept])
     return built
 
 
@@ -98,7 +111,7 @@ def build_model(vocabulary: int, *, seed: int = 0) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config)
 
 
-def chat_rows() -> Iterator[dict[str, object]]:
+def chat_rows() -> Iterator[Row]:
     """One question and answer per piece of the manual; answers differ much in length."""
     for topic, text in topics.items():
         paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
@@ -110,16 +123,13 @@ def chat_rows() -> Iterator[dict[str, object]]:
             yield {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
-def preference_rows() -> Iterator[dict[str, object]]:
-    """A question with the manual's words as the chosen answer and the same words backwards as the rejected one."""
-    for row in chat_rows():
-        question, answer = (message["content"] for message in row["messages"])  # type: ignore[attr-defined]
-        words = answer.split()
-        kept = len(words) - len(words) % 3
-        yield {"prompt": question, "chosen": f" {answer}", "rejected": " " + " ".join(reversed(words[:kept]))}
+def as_preference(row: Row) -> Row:
+    """The answer is chosen; the first two thirds of its words backwards are rejected."""
+    words = row["messages"][-1]["content"].split()
+    return {**row, "rejected_response": " ".join(reversed(words[: len(words) - len(words) // 3]))}
 
 
-def write_jsonl(path: Path, rows: list[dict[str, object]]) -> None:
+def write_jsonl(path: Path, rows: list[Row]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
