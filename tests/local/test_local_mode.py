@@ -44,8 +44,10 @@ def test_a_job_of_two_nodes_completes(tmp_path: Path, tiny: Tiny) -> None:
 def test_preferences_are_learned(tmp_path: Path, tiny: Tiny) -> None:
     """Nine of ten answers that nobody trained on are told from the same words backwards."""
     data = {"train": [{"name": "/data/train.pairs.jsonl"}], "eval": [{"name": "/data/eval.pairs.jsonl"}]}
-    training = {"maxSteps": 40, "learningRate": 1e-2, "globalBatchSize": 16, "evalSteps": 40, "saveSteps": 100}
-    job = write_job(tmp_path, tiny, sft=None, dpo={"beta": 0.1}, dataset=data, training=training, numNodes=1)
+    training = {"maxSteps": 60, "learningRate": 1e-2, "globalBatchSize": 16, "evalSteps": 60, "saveSteps": 100}
+    job = write_job(
+        tmp_path, tiny, sft=None, dpo={"beta": 0.1}, lora={"r": 16}, dataset=data, training=training, numNodes=1
+    )
 
     code, said = job.run()
 
