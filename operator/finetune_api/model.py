@@ -1,8 +1,10 @@
 """The base of every model in the contract: camelCase outside, snake_case inside, frozen, no unknown fields."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
 
 def to_camel(name: str) -> str:

@@ -142,8 +142,9 @@ def _reserved_keys(field: str) -> Rule:
 def _eval_steps() -> Rule:
     return Rule(
         "!has(self.training) || !has(self.training.evalSteps) || "
-        "(has(self.dataset.eval) && self.dataset.eval.size() > 0)",
-        "training.evalSteps is set but dataset.eval is empty; add rows to evaluate on",
+        "has(self.dataset.splitDatasetRatio) || (has(self.dataset.eval) && self.dataset.eval.size() > 0)",
+        "training.evalSteps is set but dataset.eval is empty; add rows to evaluate on, or set"
+        " dataset.splitDatasetRatio",
         field_path=".training",
     )
 

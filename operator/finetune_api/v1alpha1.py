@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, model_validator
 
 from finetune_api.batch import BatchError, resolve_batch
+from finetune_api.dataset import Dataset
 from finetune_api.kubernetes_types import (
     EnvVar,
     LocalObjectReference,
@@ -14,7 +15,7 @@ from finetune_api.kubernetes_types import (
     ResourceRequirements,
     Volume,
 )
-from finetune_api.model import Model, StatusModel, list_map, validations
+from finetune_api.model import Model, NonEmpty, StatusModel, list_map, validations
 from finetune_api.status import JobStatus
 
 GROUP = "finetune.dev"
@@ -38,8 +39,6 @@ RESERVED_ENV_PREFIXES = ("PET_", "TORCHELASTIC_", "FINETUNE_")
 RESERVED_VOLUMES = ("output", "config", "shm", "run", "tmp")
 RESERVED_PATHS = ("/", "/output", "/dev", "/dev/shm", "/tmp", "/etc/finetune", "/run/finetune")  # noqa: S108
 
-NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-
 
 class ModelSource(Model):
     """The model to start from."""
@@ -47,27 +46,6 @@ class ModelSource(Model):
     name: NonEmpty = Field(description="A Hub id such as Qwen/Qwen2.5-7B-Instruct, or a path on a mounted volume.")
     torch_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         default="auto", description="Data type of the weights; auto takes what the checkpoint's config says."
-    )
-
-
-class DatasetSource(Model):
-    """One set of rows."""
-
-    name: NonEmpty = Field(
-        description="A .jsonl, .json, .csv or .parquet file, or a folder of them, on a mounted volume."
-    )
-
-
-class Dataset(Model):
-    """The rows to train on: chat messages, or columns that stand for them."""
-
-    train: tuple[DatasetSource, ...] = Field(min_length=1, max_length=64, description="Training rows, read in order.")
-    eval: tuple[DatasetSource, ...] = Field(default=(), max_length=64, description="Rows for the evaluation loss.")
-    max_length: int | None = Field(
-        default=None, ge=1, le=10_000_000, description="Longest sample in tokens; longer ones are dropped and counted."
-    )
-    num_workers: int | None = Field(
-        default=None, ge=0, le=64, description="Loader processes per rank (default: cores / ranks - 1, 1 to 8)."
     )
 
 
@@ -167,7 +145,9 @@ class Training(Model):
     save_steps: int = Field(default=100, ge=1, description="Steps between two checkpoints.")
     save_total_limit: int = Field(default=2, ge=1, le=1000, description="Checkpoints kept, pruned after a good save.")
     eval_steps: int | None = Field(
-        default=None, ge=1, description="Steps between evaluations (default: at the end only); needs dataset.eval."
+        default=None,
+        ge=1,
+        description="Steps between evaluations (default: at the end only); needs rows to evaluate on.",
     )
     ddp_timeout: int = Field(
         default=1800, ge=10, le=604_800, description="Seconds until a collective that hangs fails on every rank."
@@ -345,8 +325,11 @@ class FineTuneJobSpec(Model):
 
     @model_validator(mode="after")
     def _evaluation_has_rows(self) -> Self:
-        if self.training.eval_steps is not None and not self.dataset.eval:
-            raise ValueError("training.evalSteps is set but dataset.eval is empty; add rows to evaluate on")
+        if self.training.eval_steps is not None and not self.dataset.evaluates:
+            raise ValueError(
+                "training.evalSteps is set but dataset.eval is empty; add rows to evaluate on, or set"
+                " dataset.splitDatasetRatio"
+            )
         return self
 
 

@@ -40,6 +40,20 @@ BAD_JOBS: dict[str, BadJob] = {
         {"sft": None, "dpo": {"lossType": "robust", "labelSmoothing": 0.5}}, "less than 0.5", "less than 0.5"
     ),
     "no rows": BadJob({"dataset": {"train": []}}, "at least 1 item", "at least 1 item"),
+    "a sample that is no number": BadJob(
+        {"dataset": {"train": [{"name": "/data/rows.jsonl#many"}]}}, "a path may hold no #", "a path may hold no #"
+    ),
+    "an empty sample": BadJob(
+        {"dataset": {"train": [{"name": "/data/rows.jsonl#0"}]}}, "a path may hold no #", "a path may hold no #"
+    ),
+    "rows held out beside rows to evaluate on": BadJob(
+        {"dataset": {"train": [{"name": "a"}], "eval": [{"name": "b"}], "splitDatasetRatio": 0.1}},
+        "eval and splitDatasetRatio exclude each other",
+        "eval and splitDatasetRatio exclude each other",
+    ),
+    "all rows held out": BadJob(
+        {"dataset": {"train": [{"name": "a"}], "splitDatasetRatio": 1}}, "less than 1", "less than 1"
+    ),
     "an unknown scheduler": BadJob(
         {"training": {"lrSchedulerType": "cosin"}}, 'supported values: "linear", "cosine"', "'linear', 'cosine'"
     ),

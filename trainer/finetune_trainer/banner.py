@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1 import FineTuneJobSpec
+from finetune_trainer.data.counted import Counted, Rules
 from finetune_trainer.data.load import Data
 from finetune_trainer.place import Place
 from finetune_trainer.settings import Hardware, Schedule, learning_rate
@@ -36,15 +37,27 @@ def describe_run(
 
 
 def describe_data(data: Data) -> Iterator[str]:
-    for name, dataset in (("train", data.train), ("eval", data.eval)):
-        if dataset is None:
-            continue
-        counted = dataset.counted
-        yield f"{name}: {counted.kept} of {counted.rows} rows, {counted.tokens} tokens"
-        if counted.too_long:
-            yield f"{name}: dropped, longer than {data.max_length} tokens: {', '.join(counted.too_long)}"
-        if counted.nothing_to_learn:
-            yield f"{name}: dropped, no token to learn: {counted.nothing_to_learn} rows"
+    counted = data.train.counted
+    yield f"train: {len(data.train)} of {counted.rows} rows, {data.train.tokens} tokens"
+    yield from describe_losses("train", data.train.counted, data.rules)
+    if data.eval is None:
+        return
+    if data.held_out:
+        yield f"eval: {len(data.eval)} rows held out of train, {data.eval.tokens} tokens"
+        return
+    yield f"eval: {len(data.eval)} of {data.eval.counted.rows} rows, {data.eval.tokens} tokens"
+    yield from describe_losses("eval", data.eval.counted, data.rules)
+
+
+def describe_losses(name: str, counted: Counted, rules: Rules) -> Iterator[str]:
+    """What was cut, dropped and skipped."""
+    told = (
+        (counted.cut, f"cut to {rules.max_length} tokens"),
+        (counted.too_long, f"dropped, longer than {rules.max_length} tokens"),
+        (counted.nothing_to_learn, "dropped, no token to learn"),
+        (counted.bad, "skipped, cannot be used"),
+    )
+    yield from (f"{name}: {named.count} {what}: {named}" for named, what in told if named)
 
 
 def describe_weights(model: torch.nn.Module) -> str:

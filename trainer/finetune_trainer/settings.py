@@ -139,7 +139,7 @@ def training_arguments(
         logging_nan_inf_filter=False,  # it would hide what RefuseNonFiniteLoss looks for
         save_strategy="steps",
         save_steps=training.save_steps,
-        eval_strategy="steps" if spec.dataset.eval else "no",
+        eval_strategy="steps" if spec.dataset.evaluates else "no",
         eval_steps=training.eval_steps or schedule.total_steps,
         use_cpu=on_cpu,
         ddp_backend="gloo" if on_cpu else "nccl",

@@ -13,6 +13,7 @@ from finetune_api.v1alpha1 import FineTuneJobSpec
 from finetune_trainer.banner import describe_data, describe_run, describe_weights
 from finetune_trainer.callbacks import RefuseNonFiniteLoss, StopWhenAsked, TellProgress
 from finetune_trainer.checkpoint import Checkpoints, Found, step_of
+from finetune_trainer.data.counted import Rules
 from finetune_trainer.data.load import Method, Tokenizing, load_data
 from finetune_trainer.methods.dpo import DpoTrainer, render_pair
 from finetune_trainer.methods.exact import ExactTrainer, Parts, save_weights
@@ -173,7 +174,8 @@ def tokenizing(spec: FineTuneJobSpec, pretrained: Pretrained, place: Place, repo
         tokenizer=pretrained.tokenizer,
         model_name=pretrained.name,
         method=rows_of(spec),
-        max_length=spec.dataset.max_length or pretrained.max_length,
+        rules=Rules(spec.dataset.max_length or pretrained.max_length, spec.dataset.overlong, spec.dataset.on_bad_row),
+        seed=spec.training.seed,
         cache=place.cache,
         writes=place.ranks.local_rank == 0,
         alive=reporter.alive,

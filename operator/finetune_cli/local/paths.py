@@ -59,7 +59,7 @@ def localise(file: JobFile, mounts: Sequence[Mount]) -> Raw:
     for part in ("train", "eval"):
         if part in dataset:
             dataset[part] = [
-                {**row, "name": here.find(f"spec.dataset.{part}[{n}].name", row["name"])}
+                {**row, "name": here.find_rows(f"spec.dataset.{part}[{n}].name", row["name"])}
                 for n, row in enumerate(dataset[part])
             ]
     if here.problems:
@@ -81,6 +81,11 @@ class _Here:
         if name.startswith(("/", "./", "../")) or (self._base / name).exists():
             return self.find("spec.model.name", name)
         return name
+
+    def find_rows(self, field: str, name: str) -> str:
+        """`path#1000` is 1000 rows of the path."""
+        path, sign, number = name.partition("#")
+        return f"{self.find(field, path)}{sign}{number}"
 
     def find(self, field: str, path: str) -> str:
         found = to_local(path, self._mounts) or str(self._base / path)

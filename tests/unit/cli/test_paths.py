@@ -34,13 +34,13 @@ def test_model_and_rows_are_rewritten_to_the_folders_of_their_volumes(tmp_path: 
     (tmp_path / "model").mkdir()
     (tmp_path / "train.jsonl").touch()
     (tmp_path / "eval.jsonl").touch()
-    dataset = {"train": [{"name": "/data/train.jsonl"}], "eval": [{"name": "eval.jsonl"}]}
+    dataset = {"train": [{"name": "/data/train.jsonl#50"}], "eval": [{"name": "eval.jsonl"}]}
     file = job_file(tmp_path, dataset=dataset)
 
     spec = localise(file, parse_volumes([f"data={tmp_path}"], file.job.spec))["spec"]
 
     assert spec["model"]["name"] == str(tmp_path / "model")
-    assert spec["dataset"]["train"] == [{"name": str(tmp_path / "train.jsonl")}]
+    assert spec["dataset"]["train"] == [{"name": f"{tmp_path}/train.jsonl#50"}]
     assert spec["dataset"]["eval"] == [{"name": str(tmp_path / "eval.jsonl")}], "relative to the job file"
     assert {**spec, "model": 0, "dataset": 0} == {**file.body["spec"], "model": 0, "dataset": 0}
 

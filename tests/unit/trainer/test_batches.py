@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_api.batch import Batch
-from finetune_trainer.data.batches import FILLER, BatchSampler, Collator
-from finetune_trainer.data.tokens import IGNORED, Features
+from finetune_trainer.data.batches import BatchSampler, Collator
+from finetune_trainer.data.tokens import FILLER, IGNORED, Features
 
 
 def steps(size: int, batch: Batch, *, epoch: int = 0, seed: int | None = 1) -> list[set[int]]:

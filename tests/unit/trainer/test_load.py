@@ -1,15 +1,18 @@
+import copy
 import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from finetune_api.v1alpha1 import Dataset
+from finetune_api.dataset import Dataset
 from finetune_trainer.banner import describe_data
+from finetune_trainer.data.counted import Rules
 from finetune_trainer.data.load import Data, Method, Tokenizing, load_data
-from finetune_trainer.errors import DatasetError, OutputError
+from finetune_trainer.errors import ChatTemplateError, DatasetError, OutputError
 from finetune_trainer.methods.sft import render_sample
 
 
@@ -19,18 +22,23 @@ def row(answer: str) -> str:
 
 
 def load(
-    folder: Path, tokenizer: PreTrainedTokenizerFast, files: Sequence[Path], *, max_length: int | None = None
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    files: Sequence[Path | str],
+    rules: Rules | None = None,
+    **fields: Any,
 ) -> Data:
     how = Tokenizing(
         tokenizer=tokenizer,
         model_name="tiny",
         method=Method("sft", partial(render_sample, loss_on="assistant")),
-        max_length=max_length,
+        rules=rules or Rules(),
+        seed=1,
         cache=folder / "cache",
         writes=True,
         alive=lambda: None,
     )
-    return load_data(Dataset.model_validate({"train": [{"name": str(file)} for file in files]}), how)
+    return load_data(Dataset.model_validate({"train": [{"name": str(file)} for file in files], **fields}), how)
 
 
 def test_sources_are_read_in_order(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -47,11 +55,63 @@ def test_dropped_samples_are_told_with_their_places(tmp_path: Path, tokenizer: P
     file = tmp_path / "rows.jsonl"
     file.write_text(row("short") + row("long " * 200))
 
-    data = load(tmp_path, tokenizer, [file], max_length=64)
+    data = load(tmp_path, tokenizer, [file], Rules(max_length=64))
 
     told = list(describe_data(data))
     assert told[0].startswith("train: 1 of 2 rows, ")
-    assert told[1].startswith(f"train: dropped, longer than 64 tokens: {file} line 2 (")
+    assert told[1].startswith(f"train: 1 dropped, longer than 64 tokens: {file} line 2 (")
+
+
+def test_bad_rows_are_skipped_counted_and_told_with_what_is_wrong(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(row("good") + "{\n" + '{"text": "x"}\n' + row(""))
+
+    data = load(tmp_path, tokenizer, [file], Rules(on_bad_row="skip"))
+
+    told = list(describe_data(data))
+    assert told[0].startswith("train: 1 of 4 rows, ")
+    assert told[1].startswith(f"train: 3 skipped, cannot be used: {file} line 2, column 2: expected one JSON object")
+    assert f"{file} line 3: expected columns" in told[1]
+    assert f"{file} line 4: turn 1 is the assistant's and empty" in told[1]
+
+
+def test_a_row_that_the_template_refuses_is_a_bad_row(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    picky = copy.deepcopy(tokenizer)
+    picky.chat_template = (
+        "{% for m in messages %}{% if m['content'] == 'no' %}{{ raise_exception('never') }}{% endif %}"
+        "{{ m['content'] }}<|im_end|>{% endfor %}"
+    )
+    (tmp_path / "rows.jsonl").write_text(row("yes") + row("no"))
+
+    data = load(tmp_path, picky, [tmp_path / "rows.jsonl"], Rules(on_bad_row="skip"))
+
+    assert (len(data.train), data.train.counted.bad.count) == (1, 1)
+    with pytest.raises(ChatTemplateError, match=r"line 2: .*never"):
+        load(tmp_path, picky, [tmp_path / "rows.jsonl"])
+
+
+def test_a_sample_of_a_source_is_kept_apart_from_the_whole(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(row(f"answer {number}") for number in range(10)))
+
+    sizes = [len(load(tmp_path, tokenizer, [f"{file}{number}"]).train) for number in ("", "#3", "#25", "#3")]
+
+    assert sizes == [10, 3, 25, 3]
+
+
+def test_rows_are_held_out_to_evaluate_on(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(row(f"answer {number}") for number in range(10)))
+
+    data = load(tmp_path, tokenizer, [file], splitDatasetRatio=0.2)
+
+    told = list(describe_data(data))
+    assert data.eval is not None
+    assert (len(data.train), len(data.eval)) == (8, 2)
+    assert told[0].startswith("train: 8 of 10 rows, ")
+    assert told[-1].startswith("eval: 2 rows held out of train, ")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +125,16 @@ def test_nothing_left_is_an_error_that_says_why(
     (tmp_path / "rows.jsonl").write_text(content)
 
     with pytest.raises(DatasetError, match=f"spec.dataset.train: no sample is left.*{words}"):
-        load(tmp_path, tokenizer, [tmp_path / "rows.jsonl"], max_length=64)
+        load(tmp_path, tokenizer, [tmp_path / "rows.jsonl"], Rules(max_length=64))
+
+
+def test_nothing_left_of_bad_rows_says_what_is_wrong_with_them(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("{\n")
+
+    with pytest.raises(DatasetError, match=r"of 1 rows 1 cannot be used: .*rows.jsonl line 1, column 2: expected one"):
+        load(tmp_path, tokenizer, [tmp_path / "rows.jsonl"], Rules(on_bad_row="skip"))
 
 
 def test_a_missing_file_is_told_with_its_field(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:

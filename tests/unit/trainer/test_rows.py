@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from finetune_trainer.data.rows import find_files, read_rows
+from finetune_trainer.data.rows import Row, count_rows, find_files, read_rows
 from finetune_trainer.errors import DatasetError
 
 ROWS = [{"prompt": "one", "completion": "1"}, {"prompt": "two", "completion": "2"}]
@@ -27,7 +27,8 @@ def write(path: Path, rows: list[dict[str, str]]) -> Path:
 def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"rows{suffix}", ROWS)
 
-    assert [row.columns for row in read_rows(path)] == ROWS
+    assert [row.columns for row in read_rows(path) if isinstance(row, Row)] == ROWS
+    assert count_rows(path) == 2
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
 def test_a_row_knows_its_place(tmp_path: Path, suffix: str, places: list[str]) -> None:
     path = write(tmp_path / f"rows{suffix}", ROWS)
 
-    assert [row.place for row in read_rows(path)] == [f"{path} {place}" for place in places]
+    assert [row.place for row in read_rows(path) if isinstance(row, Row)] == [f"{path} {place}" for place in places]
 
 
 def test_a_folder_is_read_in_order_of_names_and_other_files_are_left_alone(tmp_path: Path) -> None:
@@ -50,11 +51,8 @@ def test_a_folder_is_read_in_order_of_names_and_other_files_are_left_alone(tmp_p
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("r.jsonl", '{"prompt": "a"}\n{"prompt": }\n', "r.jsonl line 2, column 12: expected one JSON object"),
-        ("r.jsonl", '{"prompt": "a"}\n[1]\n', "r.jsonl line 2: expected a JSON object, found a list ([1])"),
         ("r.json", '{"rows": []}', "r.json: expected a JSON array of objects, found an object"),
         ("r.json", "[\n{,}]", "r.json line 2, column 2: expected a JSON array of objects"),
-        ("r.csv", "a,b\n1,2\n3\n", "r.csv line 3: expected 2 cells as in the header, found 1"),
         ("r.parquet", "not parquet", "r.parquet: expected a Parquet file"),
     ],
 )
@@ -68,6 +66,30 @@ def test_a_malformed_file_is_named_with_line_and_what_was_found(
         list(read_rows(path))
 
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("r.jsonl", '{"a": "1"}\n{"a": }\n{"a": "3"}\n', "r.jsonl line 2, column 7: expected one JSON object"),
+        ("r.jsonl", '{"a": "1"}\n[1]\n{"a": "3"}\n', "r.jsonl line 2: expected a JSON object, found a list ([1])"),
+        ("r.json", '[{"a": "1"}, 2, {"a": "3"}]', "r.json row 2: expected a JSON object, found a number (2)"),
+        ("r.csv", "a\n1\n2,2\n3\n", "r.csv line 3: expected 1 cells as in the header, found 2"),
+    ],
+)
+def test_a_bad_row_is_told_and_the_rows_after_it_are_read(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+
+    before, bad, after = read_rows(path)
+
+    assert isinstance(before, Row)
+    assert isinstance(bad, DatasetError)
+    assert isinstance(after, Row)
+    assert message in str(bad)
+    assert (before.columns, after.columns) == ({"a": "1"}, {"a": "3"})
 
 
 def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path) -> None:

@@ -8,9 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from finetune_api.batch import Batch
-from finetune_trainer.data.tokens import IGNORED, Features, TokenDataset
-
-FILLER = -1
+from finetune_trainer.data.tokens import FILLER, IGNORED, Features, TokenDataset
 
 Collate = Callable[[Sequence[Any]], Features]
 

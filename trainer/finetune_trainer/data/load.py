@@ -1,16 +1,20 @@
 """The datasets of a job, read, rendered and tokenised."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from finetune_api.v1alpha1 import Dataset, DatasetSource
-from finetune_trainer.data.render import Renderer, Sample
-from finetune_trainer.data.rows import Row, find_files, read_rows
-from finetune_trainer.data.tokens import TokenDataset, cache_key, obtain_tokens
-from finetune_trainer.errors import DatasetError
+from finetune_api.dataset import Dataset, DatasetSource
+from finetune_trainer.data.cache import cache_key, obtain_tokens
+from finetune_trainer.data.counted import Rendered, Rules
+from finetune_trainer.data.render import Renderer
+from finetune_trainer.data.rows import Row
+from finetune_trainer.data.sources import Source, find_sources, read_sources
+from finetune_trainer.data.split import hold_out
+from finetune_trainer.data.tokens import TokenDataset
+from finetune_trainer.errors import ChatTemplateError, DatasetError, TrainerError
 from finetune_trainer.files import explained
 
 
@@ -20,7 +24,8 @@ class Data:
 
     train: TokenDataset
     eval: TokenDataset | None
-    max_length: int | None
+    rules: Rules
+    held_out: bool = False  # the rows of `eval` come from those of spec.dataset.train
 
 
 @dataclass(frozen=True)
@@ -28,17 +33,18 @@ class Method:
     """How a method makes sequences of a row; `name` with all that the result depends on, for the cache."""
 
     name: str
-    render: Callable[[Renderer, Row], tuple[Sample, ...]]
+    render: Callable[[Renderer, Row], Rendered]
 
 
 @dataclass(frozen=True)
 class Tokenizing:
-    """With what, how long, where the result is kept and who writes it."""
+    """With what, by which rules, where the result is kept and who writes it."""
 
     tokenizer: PreTrainedTokenizerBase
     model_name: str
     method: Method
-    max_length: int | None
+    rules: Rules
+    seed: int  # of what is drawn: samples of sources, and the rows held out
     cache: Path
     writes: bool
     alive: Callable[[], None]
@@ -46,46 +52,66 @@ class Tokenizing:
 
 def load_data(dataset: Dataset, how: Tokenizing) -> Data:
     train = _load(dataset.train, how, field="spec.dataset.train")
-    evaluated = _load(dataset.eval, how, field="spec.dataset.eval") if dataset.eval else None
-    return Data(train=train, eval=evaluated, max_length=how.max_length)
+    if dataset.split_dataset_ratio is not None:
+        train, held_out = hold_out(train, dataset.split_dataset_ratio, seed=how.seed)
+        return Data(train, held_out, how.rules, held_out=True)
+    return Data(train, _load(dataset.eval, how, field="spec.dataset.eval") if dataset.eval else None, how.rules)
 
 
-def _load(sources: Sequence[DatasetSource], how: Tokenizing, *, field: str) -> TokenDataset:
-    files = [
-        file for index, source in enumerate(sources) for file in find_files(source.name, field=f"{field}[{index}].name")
-    ]
-    described = how.tokenizer.backend_tokenizer.to_str() + str(how.tokenizer.chat_template)
-    key = cache_key(files, tokenizer=described, method=how.method.name, max_length=how.max_length)
+def _load(named: Sequence[DatasetSource], how: Tokenizing, *, field: str) -> TokenDataset:
+    sources = find_sources(named, field=field)
     with explained(how.cache):
         data = obtain_tokens(
-            how.cache / "tokens" / key,
-            lambda: _render_all(files, how),
-            max_length=how.max_length,
+            how.cache / "tokens" / _key(sources, how),
+            lambda: _render_all(sources, how),
+            rules=how.rules,
             writes=how.writes,
             alive=how.alive,
         )
     if len(data) == 0:
-        raise DatasetError(f"{field}: no sample is left to train on; {_why_empty(data, how.max_length)}")
+        raise DatasetError(f"{field}: no sample is left; {_why_empty(data, how.rules)}")
     return data
 
 
-def _render_all(files: Sequence[Path], how: Tokenizing) -> Iterator[tuple[Sample, ...]]:
+def _key(sources: Sequence[Source], how: Tokenizing) -> str:
+    drawn = [(len(source.files), source.rows) for source in sources]
+    return cache_key(
+        [file for source in sources for file in source.files],
+        how.tokenizer.backend_tokenizer.to_str() + str(how.tokenizer.chat_template),
+        how.method.name,
+        astuple(how.rules),
+        (drawn, how.seed) if any(source.rows for source in sources) else None,
+    )
+
+
+def _render_all(sources: Sequence[Source], how: Tokenizing) -> Iterator[Rendered | TrainerError]:
+    """Every row that is taken, as often as it is, or what is wrong with it."""
     renderer = Renderer(how.tokenizer, model_name=how.model_name)
-    for file in files:
-        for row in read_rows(file):
-            yield how.method.render(renderer, row)
+    for row, times in read_sources(sources, seed=how.seed):
+        rendered = row if isinstance(row, DatasetError) else _render(renderer, row, how.method)
+        for _ in range(times):
+            yield rendered
 
 
-def _why_empty(data: TokenDataset, max_length: int | None) -> str:
+def _render(renderer: Renderer, row: Row, method: Method) -> Rendered | TrainerError:
+    try:
+        return method.render(renderer, row)
+    except (DatasetError, ChatTemplateError) as error:
+        return error
+
+
+def _why_empty(data: TokenDataset, rules: Rules) -> str:
     counted = data.counted
     if counted.rows == 0:
         return "the files hold no rows"
     reasons = []
+    if counted.bad:
+        reasons.append(f"{counted.bad.count} cannot be used: {counted.bad}")
     if counted.nothing_to_learn:
-        reasons.append(f"{counted.nothing_to_learn} have no token to learn")
+        reasons.append(f"{counted.nothing_to_learn.count} have no token to learn: {counted.nothing_to_learn}")
     if counted.too_long:
-        too_long = counted.dropped - counted.nothing_to_learn
         reasons.append(
-            f"{too_long} are longer than {max_length} tokens (spec.dataset.maxLength): {', '.join(counted.too_long)}"
+            f"{counted.too_long.count} are longer than {rules.max_length} tokens (spec.dataset.maxLength):"
+            f" {counted.too_long}"
         )
-    return f"of {counted.rows} rows {' and '.join(reasons)}"
+    return f"of {counted.rows} rows {'; '.join(reasons)}"

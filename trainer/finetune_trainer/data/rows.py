@@ -34,7 +34,8 @@ def find_files(source: str, *, field: str) -> tuple[Path, ...]:
     return files
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[Row | DatasetError]:
+    """Each row, or what is wrong with it; raises DatasetError where no further row can be told from the rest."""
     try:
         yield from READERS[path.suffix](path)
     except UnicodeDecodeError as error:
@@ -43,22 +44,27 @@ def read_rows(path: Path) -> Iterator[Row]:
         raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _read_jsonl(path: Path) -> Iterator[Row]:
+def count_rows(path: Path) -> int:
+    return sum(1 for _ in read_rows(path))
+
+
+def _read_jsonl(path: Path) -> Iterator[Row | DatasetError]:
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             place = f"{path} line {number}"
             try:
-                value = json.loads(line)
+                value = json.loads(line.rstrip())
             except json.JSONDecodeError as error:
-                raise DatasetError(
+                yield DatasetError(
                     f"{place}, column {error.colno}: expected one JSON object, found a syntax error ({error.msg})"
-                ) from error
-            yield Row(place, _expect_object(place, value))
+                )
+            else:
+                yield _row(place, value)
 
 
-def _read_json(path: Path) -> Iterator[Row]:
+def _read_json(path: Path) -> Iterator[Row | DatasetError]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
@@ -71,11 +77,10 @@ def _read_json(path: Path) -> Iterator[Row]:
             f"{path}: expected a JSON array of objects, found {describe(rows)}; one object per line is .jsonl"
         )
     for number, value in enumerate(rows, start=1):
-        place = f"{path} row {number}"
-        yield Row(place, _expect_object(place, value))
+        yield _row(f"{path} row {number}", value)
 
 
-def _read_csv(path: Path) -> Iterator[Row]:
+def _read_csv(path: Path) -> Iterator[Row | DatasetError]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
@@ -86,9 +91,10 @@ def _read_csv(path: Path) -> Iterator[Row]:
                 if not cells:
                     continue
                 place = f"{path} line {reader.line_num}"
-                if len(cells) != len(header):
-                    raise DatasetError(f"{place}: expected {len(header)} cells as in the header, found {len(cells)}")
-                yield Row(place, dict(zip(header, cells, strict=True)))
+                if len(cells) == len(header):
+                    yield Row(place, dict(zip(header, cells, strict=True)))
+                else:
+                    yield DatasetError(f"{place}: expected {len(header)} cells as in the header, found {len(cells)}")
         except csv.Error as error:
             raise DatasetError(
                 f"{path} line {reader.line_num}: expected CSV, found a syntax error ({error})"
@@ -106,7 +112,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         raise DatasetError(f"{path}: expected a Parquet file, found: {error}") from error
 
 
-READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+READERS: dict[str, Callable[[Path], Iterator[Row | DatasetError]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".csv": _read_csv,
@@ -132,10 +138,10 @@ def describe(value: object) -> str:
     return kind if value is None or len(shown) > 60 else f"{kind} ({shown})"
 
 
-def _expect_object(place: str, value: object) -> dict[str, object]:
+def _row(place: str, value: object) -> Row | DatasetError:
     if not isinstance(value, dict):
-        raise DatasetError(f"{place}: expected a JSON object, found {describe(value)}")
-    return value
+        return DatasetError(f"{place}: expected a JSON object, found {describe(value)}")
+    return Row(place, value)
 
 
 def _known() -> str:
