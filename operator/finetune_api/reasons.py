@@ -28,7 +28,11 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended", None, "`spec.suspend` is set and every pod is released."
     RESUMED = "Resumed", None, "A suspended job goes on with the next attempt."
     ACTIVE = "Active", None, "The job is not suspended."
-    COMPLETED = "Completed", None, "Every node succeeded and the result is published."
+    COMPLETED = (
+        "Completed",
+        None,
+        "Every node succeeded: the result is published, or every node's command ended with exit 0.",
+    )
 
     UNSCHEDULABLE = "Unschedulable", None, "No Kubernetes node has room or fits; waited for, no attempt is spent."
     CONFIG_MISSING = "ConfigMissing", None, "A ConfigMap or Secret that the pod names is missing; waited for."

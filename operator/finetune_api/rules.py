@@ -3,6 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
+from finetune_api.command import (
+    IMAGE_NEEDED,
+    NEEDED_BY_TRAINER,
+    NOT_BESIDE_COMMAND,
+    needed,
+    not_beside_command,
+)
 from finetune_api.kubernetes_types import RESERVED_PREFIX
 from finetune_api.v1alpha1 import (
     MAX_JOB_NAME,
@@ -57,13 +64,38 @@ def name_rules() -> tuple[Rule, ...]:
 
 def spec_rules() -> tuple[Rule, ...]:
     """Rules on the spec; the pydantic models hold the same where no API server looks first."""
-    return (_one_method(), _batch_holds(), *_reserved(), _eval_steps(), *_immutable(), *_immutable_while_running())
+    return (
+        _one_method(),
+        *_fits_the_method(),
+        _batch_holds(),
+        *_reserved(),
+        _eval_steps(),
+        *_immutable(),
+        *_immutable_while_running(),
+    )
 
 
 def _one_method() -> Rule:
-    chosen = ", ".join(f"has(self.{method})" for method in METHODS)
-    example = " or ".join(f"{method}: {{}}" for method in METHODS)
+    chosen = ", ".join(f"has(self.{method})" for method in (*METHODS, "command"))
+    example = " or ".join((*(f"{method}: {{}}" for method in METHODS), "command: {script: train.py}"))
     return Rule(f"[{chosen}].exists_one(x, x)", f"exactly one training method must be set, such as {example}")
+
+
+def _fits_the_method() -> tuple[Rule, ...]:
+    """What the operator's own trainer needs is no part of a job that brings its own program."""
+    return (
+        *(Rule(f"has(self.command) || has(self.{field})", needed(field)) for field in NEEDED_BY_TRAINER),
+        *(
+            Rule(f"!has(self.command) || !has(self.{field})", not_beside_command(field), field_path=f".{field}")
+            for field in NOT_BESIDE_COMMAND
+        ),
+        Rule(
+            "!has(self.command) || !has(self.output) || !has(self.output.overwrite)",
+            not_beside_command("output.overwrite"),
+            field_path=".output",
+        ),
+        Rule("!has(self.command) || has(self.image)", IMAGE_NEEDED),
+    )
 
 
 _PER_DEVICE = "self.training.?perDeviceTrainBatchSize.orValue(1)"
@@ -141,7 +173,7 @@ def _reserved_keys(field: str) -> Rule:
 
 def _eval_steps() -> Rule:
     return Rule(
-        "!has(self.training) || !has(self.training.evalSteps) || "
+        "!has(self.training) || !has(self.training.evalSteps) || !has(self.dataset) || "
         "has(self.dataset.splitDatasetRatio) || (has(self.dataset.eval) && self.dataset.eval.size() > 0)",
         "training.evalSteps is set but dataset.eval is empty; add rows to evaluate on, or set"
         " dataset.splitDatasetRatio",

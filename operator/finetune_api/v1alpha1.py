@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, model_validator
 
 from finetune_api.batch import BatchError, resolve_batch
+from finetune_api.command import Command, misfits
 from finetune_api.dataset import Dataset
 from finetune_api.kubernetes_types import (
     EnvVar,
@@ -225,10 +226,11 @@ class RestartPolicy(Model):
 class FineTuneJobSpec(Model):
     """What to fine-tune, on how many nodes, and where the result goes."""
 
-    model: ModelSource = Field(description="The model to start from.")
-    dataset: Dataset = Field(description="The rows to train on.")
+    model: ModelSource | None = Field(default=None, description="The model to start from.")
+    dataset: Dataset | None = Field(default=None, description="The rows to train on.")
     sft: Sft | None = Field(default=None, description="Supervised fine-tuning.")
     dpo: Dpo | None = Field(default=None, description="Direct preference optimisation.")
+    command: Command | None = Field(default=None, description="Your own program instead of the operator's trainer.")
     lora: Lora | None = Field(default=None, description="Train LoRA adapters; absent: full fine-tuning.")
     training: Training = Field(default=Training(), description="Batch, schedule, checkpoints, seeds.")
     num_nodes: int = Field(default=1, ge=1, le=MAX_NODES, description="Training nodes, each one pod.")
@@ -239,7 +241,9 @@ class FineTuneJobSpec(Model):
         description="Processes (ranks) per node (default: one per GPU in resources.limits, or 1).",
     )
     resources: ResourceRequirements = Field(default=ResourceRequirements(), description="Resources of each node.")
-    image: NonEmpty | None = Field(default=None, description="Trainer image (default: the operator's release).")
+    image: NonEmpty | None = Field(
+        default=None, description="Image of the pods (default: the trainer of the operator's release)."
+    )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         default=None, description="When the image is pulled."
     )
@@ -252,7 +256,7 @@ class FineTuneJobSpec(Model):
     volumes: tuple[Volume, ...] = Field(
         default=(), max_length=32, description="Volumes with models and datasets.", json_schema_extra=list_map("name")
     )
-    output: Output = Field(description="Where checkpoints and the result are written.")
+    output: Output | None = Field(default=None, description="Where checkpoints and the result are written.")
     network: Network = Field(default=Network(), description="Ports, interfaces and NCCL settings.")
     restart_policy: RestartPolicy = Field(default=RestartPolicy(), description="Limits and delays of restarts.")
     suspend: bool = Field(default=False, description="Save a checkpoint, release every pod and wait; false resumes.")
@@ -283,9 +287,18 @@ class FineTuneJobSpec(Model):
 
     @model_validator(mode="after")
     def _one_method(self) -> Self:
-        chosen = [method for method in METHODS if getattr(self, method) is not None]
+        chosen = [method for method in (*METHODS, "command") if getattr(self, method) is not None]
         if len(chosen) != 1:
             raise ValueError(f"exactly one training method must be set, such as sft: {{}}; found {len(chosen)}")
+        return self
+
+    @model_validator(mode="after")
+    def _fits_the_method(self) -> Self:
+        given = {field for field in self.model_fields_set if getattr(self, field) is not None}
+        if self.output is not None and "overwrite" in self.output.model_fields_set:
+            given.add("output.overwrite")
+        if problems := misfits(given):
+            raise ValueError("; ".join(problems))
         return self
 
     @model_validator(mode="after")
@@ -325,12 +338,20 @@ class FineTuneJobSpec(Model):
 
     @model_validator(mode="after")
     def _evaluation_has_rows(self) -> Self:
-        if self.training.eval_steps is not None and not self.dataset.evaluates:
+        if self.training.eval_steps is not None and self.dataset is not None and not self.dataset.evaluates:
             raise ValueError(
                 "training.evalSteps is set but dataset.eval is empty; add rows to evaluate on, or set"
                 " dataset.splitDatasetRatio"
             )
         return self
+
+
+class TrainerSpec(FineTuneJobSpec):
+    """The spec of a job that the operator's own trainer runs: it has what only command goes without."""
+
+    model: ModelSource
+    dataset: Dataset
+    output: Output
 
 
 class ObjectMeta(StatusModel):

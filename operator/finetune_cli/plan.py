@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from finetune_api.v1alpha1 import FineTuneJob
 
 NO_UID = "00000000-0000-0000-0000-000000000000"  # the API server gives the real one
+FACTORS = "per device x accumulation x ranks"
 TRAINER = "ghcr.io/finetune-operator/trainer"
 
 
@@ -60,14 +61,15 @@ def plan_first_attempt(file: JobFile, settings: Settings) -> RunPlan:
 
 def summarise(run: RunPlan) -> str:
     """The plan for people: how many processes, which batch, which image, where the result goes."""
-    claim = run.spec.output.persistent_volume_claim.claim_name
     pods = ", ".join(node.pod_name for node in run.nodes[:4]) + (", ..." if len(run.nodes) > 4 else "")
+    work = ("command", str(run.spec.command)) if run.spec.command else ("batch", f"{run.batch} ({FACTORS})")
+    result = "" if run.spec.command else "/result"
     lines = (
         ("job", f"{run.namespace}/{run.job_name}"),
         ("nodes", f"{len(run.nodes)} x {run.nproc_per_node} processes = {run.world_size} ranks"),
-        ("batch", f"{run.batch} (per device x accumulation x ranks)"),
+        work,
         ("image", run.image),
-        ("output", f"{claim}:{run.output_folder}/result"),
+        ("output", f"{run.output}{result}" if run.output else "none; only the pods' logs tell of it"),
         ("objects", f"Service {run.service_name}; ConfigMap {run.config_map_name}; Pods {pods}"),
     )
     return "\n".join(f"{name:<8} {text}" for name, text in lines)

@@ -16,7 +16,7 @@ from finetune_cli.bad_input import BadInput
 from finetune_cli.jobfile import FileArgument, JobFile, NamespaceOption, read_job_file
 
 if TYPE_CHECKING:
-    from finetune_api.v1alpha1 import FineTuneJob
+    from finetune_api.v1alpha1 import FineTuneJob, FineTuneJobSpec
     from finetune_cli.local.cluster import LocalCluster, Machine
     from finetune_cli.local.drive import Drive
     from finetune_cli.local.record import Record
@@ -54,15 +54,14 @@ def run(
     Exit code 0: complete; 1: failed; 2: something in the job file or on the command line is wrong; 130: stopped.
     """
     job_file = read_job_file(file, namespace=namespace)
-    _check_trainer()
+    _check_packages(job_file.job.spec)
     sys.exit(_run(job_file, volume or [], Wishes(output.absolute(), logs, fresh)))
 
 
-def _check_trainer() -> None:
-    """Asked of the import system, because importing torch takes seconds."""
-    missing = [
-        package for package in ("finetune_trainer", "torch", "transformers") if not importlib.util.find_spec(package)
-    ]
+def _check_packages(spec: "FineTuneJobSpec") -> None:
+    """Asked of the import system, because importing torch takes seconds. What a command needs is its own affair."""
+    needed = ("finetune_trainer",) if spec.command else ("finetune_trainer", "torch", "transformers")
+    missing = [package for package in needed if not importlib.util.find_spec(package)]
     if missing:
         raise BadInput(f"{', '.join(missing)} cannot be imported; pip install 'finetune-operator[cli,trainer]'")
 
@@ -73,15 +72,16 @@ def _run(file: JobFile, volumes: list[str], wishes: Wishes) -> int:
     from finetune_cli.local.cluster import Machine
     from finetune_cli.local.devices import divide_gpus, find_gpus
     from finetune_cli.local.environment import check_environment
-    from finetune_cli.local.paths import localise, parse_volumes
+    from finetune_cli.local.paths import Mount, localise, parse_volumes
     from finetune_cli.local.record import Record
     from finetune_cli.local.screen import Screen
+    from finetune_operator import names
 
     spec = file.job.spec
     if spec.suspend:
         raise BadInput(f"{file.path}: spec.suspend: true would wait for ever; leave it out to run the job here")
     mounts = parse_volumes(volumes, spec)
-    localised = localise(file, mounts)["spec"]
+    localised = localise(file, (*mounts, Mount(names.OUTPUT_DIR, wishes.output)))["spec"]
     check_environment(spec, os.environ)
     gpus = divide_gpus(find_gpus(os.environ), spec)
     machine = Machine(wishes.output, mounts, gpus)
@@ -97,7 +97,7 @@ def _run(file: JobFile, volumes: list[str], wishes: Wishes) -> int:
             screen.say(f"Complete already; {_where_it_is(file, wishes)} (--fresh starts over)")
             return COMPLETE
         _introduce(screen, file, gpus)
-        if wishes.fresh:
+        if wishes.fresh and spec.output and not spec.command:
             localised = {**localised, "output": {**localised["output"], "overwrite": True}}
         job = asyncio.run(_drive({**body, "spec": localised}, machine, record, screen, logs=wishes.logs))
         return _tell_end(screen, job, file, wishes)
@@ -132,8 +132,8 @@ def _stop_on_signals(drive: "Drive", cluster: "LocalCluster") -> None:
 
 def job_output(file: JobFile, output: Path) -> Path:
     """Folder of the job's checkpoints, result and logs."""
-    metadata = file.job.metadata
-    return output / (file.job.spec.output.sub_path or f"{metadata.namespace}/{metadata.name}")
+    metadata, asked = file.job.metadata, file.job.spec.output
+    return output / ((asked and asked.sub_path) or f"{metadata.namespace}/{metadata.name}")
 
 
 def _beside(output: Path) -> Path:
@@ -141,7 +141,12 @@ def _beside(output: Path) -> Path:
 
 
 def _where_it_is(file: JobFile, wishes: Wishes) -> str:
-    return f"the result is in {_short(job_output(file, wishes.output) / 'result')}"
+    output = job_output(file, wishes.output)
+    if file.job.spec.command is None:
+        return f"the result is in {_short(output / 'result')}"
+    if file.job.spec.output is None:
+        return f"the logs are in {_short(_beside(output))}"
+    return f"what the command wrote to FINETUNE_OUTPUT is in {_short(output)}"
 
 
 def _short(path: Path) -> str:
@@ -157,7 +162,11 @@ def _introduce(screen: "Screen", file: JobFile, gpus: tuple[tuple[str, ...], ...
     screen.say(
         f"{file.job.metadata.name}: {spec.num_nodes} x {spec.ranks_per_node} processes on this machine, {devices}"
     )
-    screen.say(f"effective batch {batch_of(spec)} (per device x accumulation x ranks)")
+    if spec.command is not None:
+        screen.say(f"{spec.command}")
+        screen.say(f"local mode: it runs with what this machine has ({sys.executable}), not in {spec.image}")
+    else:
+        screen.say(f"effective batch {batch_of(spec)} (per device x accumulation x ranks)")
     screen.say("local mode: resources, image and placement of the job are not enforced")
 
 
@@ -167,6 +176,7 @@ def _tell_end(screen: "Screen", job: "FineTuneJob", file: JobFile, wishes: Wishe
     restarts = f", {status.restarts} restart{'s' if status.restarts > 1 else ''}" if status.restarts else ""
     if status.completion_time is None:
         saved = f"resumes from {progress.last_checkpoint}" if progress and progress.last_checkpoint else "starts over"
+        saved = "starts the command again" if file.job.spec.command else saved
         screen.say(f"Suspended: the same command again {saved}")
         return INTERRUPTED
     if any(condition.type == "Complete" and condition.status == "True" for condition in status.conditions):
@@ -174,7 +184,8 @@ def _tell_end(screen: "Screen", job: "FineTuneJob", file: JobFile, wishes: Wishe
         screen.say(f"Complete: {steps}{restarts}; {_where_it_is(file, wishes)}")
         return COMPLETE
     assert record is not None, "a job that failed has an attempt that failed"
-    logs = job_output(file, wishes.output) / "logs" / f"attempt-{record.attempt}"
+    output = job_output(file, wishes.output)
+    logs = (output / "logs" if file.job.spec.output else _beside(output)) / f"attempt-{record.attempt}"
     screen.say(f"Failed: {record.reason}: {record.message}{restarts}")
     if logs.is_dir():
         screen.say(f"the logs are in {_short(logs)}")

@@ -37,20 +37,13 @@ def tell(job: FineTuneJob, told: Told) -> JobStatus:
     status = job.status
     nodes = told.seen.of_attempt(status.attempt) if status.attempt is not None else ()
     progress = _progress(status, nodes, told.seen.progress)
-    batch = batch_of(job.spec)
     status = status.model_copy(
         update={
             "observed_generation": job.metadata.generation,
             "waiting": _waiting(status, told) if status.completion_time is None else None,
             "progress": progress,
-            "batch": BatchStatus(
-                per_device_train_batch_size=batch.per_device,
-                gradient_accumulation_steps=batch.accumulation,
-                world_size=batch.world_size,
-                effective=batch.effective,
-            ),
-            "output": f"{job.spec.output.persistent_volume_claim.claim_name}:"
-            f"{job.spec.output.sub_path or f'{job.metadata.namespace}/{job.metadata.name}'}",
+            "batch": _batch(job),
+            "output": _output(job),
             # of pods that are gone every replica remembers others, and they would correct each other without end
             "nodes": tuple(_node(node) for node in nodes if node.life is not Life.GONE),
         }
@@ -154,9 +147,7 @@ def _situation(job: FineTuneJob, status: JobStatus) -> tuple[str, str]:
         case AttemptState.SUCCEEDED | AttemptState.FAILED:
             return record.reason, record.message
         case AttemptState.STOPPED:
-            checkpoint = status.progress.last_checkpoint if status.progress else None
-            saved = f"; it resumes from {checkpoint}" if checkpoint else "; no checkpoint was written yet"
-            return Reason.SUSPENDED, f"every pod is released{saved}"
+            return Reason.SUSPENDED, f"every pod is released{_saved(job, status)}"
         case AttemptState.STOPPING:
             return Reason.STOPPING, f"attempt {record.attempt} is stopping: {record.reason}"
         case AttemptState.RUNNING:
@@ -168,6 +159,14 @@ def _situation(job: FineTuneJob, status: JobStatus) -> tuple[str, str]:
                 delayed = f" after {record.not_before:%H:%M:%S}" if record.not_before else ""
                 return Reason.RESTARTING, f"attempt {record.attempt} starts{delayed}; {before.message}"
             return Reason.STARTING, f"attempt {record.attempt} is starting"
+
+
+def _saved(job: FineTuneJob, status: JobStatus) -> str:
+    """What a suspended job goes on from; what a command saved it alone knows."""
+    if job.spec.command is not None:
+        return ""
+    checkpoint = status.progress.last_checkpoint if status.progress else None
+    return f"; it resumes from {checkpoint}" if checkpoint else "; no checkpoint was written yet"
 
 
 def _phase(job: FineTuneJob, status: JobStatus, nodes: tuple[NodeObservation, ...]) -> Phase:
@@ -210,6 +209,26 @@ def _progress(status: JobStatus, nodes: tuple[NodeObservation, ...], polled: Pro
     if newest.last_checkpoint is None and before is not None:
         newest = newest.model_copy(update={"last_checkpoint": before.last_checkpoint})
     return newest
+
+
+def _batch(job: FineTuneJob) -> BatchStatus | None:
+    batch = batch_of(job.spec)
+    if batch is None:
+        return None
+    return BatchStatus(
+        per_device_train_batch_size=batch.per_device,
+        gradient_accumulation_steps=batch.accumulation,
+        world_size=batch.world_size,
+        effective=batch.effective,
+    )
+
+
+def _output(job: FineTuneJob) -> str | None:
+    output = job.spec.output
+    folder = f"{job.metadata.namespace}/{job.metadata.name}"
+    if output is None:
+        return None
+    return f"{output.persistent_volume_claim.claim_name}:{output.sub_path or folder}"
 
 
 def _node(node: NodeObservation) -> NodeStatus:

@@ -11,7 +11,7 @@ from finetune_operator.case import Case, Decision, confirmed, with_next, with_re
 from finetune_operator.evidence import first_evidence, more_evidence
 from finetune_operator.failure import Verdict, judge
 from finetune_operator.manifests import GRACE_SECONDS
-from finetune_operator.plan import plan_run
+from finetune_operator.plan import RunPlan, plan_run
 from finetune_operator.restarts import plan_restart
 
 ABORT_GRACE_SECONDS = 10  # of the siblings of a failed node: their ranks are blocked and have nothing to save
@@ -99,10 +99,8 @@ def end_attempt(case: Case, verdict: Verdict, record: AttemptRecord) -> Decision
 
 
 def complete(case: Case, record: AttemptRecord) -> Decision:
-    """Every node succeeded and the result is published."""
-    run = plan_run(case.job, attempt=record.attempt, settings=case.settings)
-    claim = case.job.spec.output.persistent_volume_claim.claim_name
-    message = f"the result is in {claim}:{run.output_folder}/result"
+    """Every node succeeded: the result is published, or every node's command ended well."""
+    message = _success(plan_run(case.job, attempt=record.attempt, settings=case.settings))
     update = {
         "state": AttemptState.SUCCEEDED,
         "end_time": case.now,
@@ -114,6 +112,13 @@ def complete(case: Case, record: AttemptRecord) -> Decision:
     record = record.model_copy(update={**update, **case.steps})
     status = with_record(case.status, record).model_copy(update={"completion_time": case.now})
     return write(case, status, actions=(Emit("Normal", Reason.COMPLETED, message, "end"),))
+
+
+def _success(run: RunPlan) -> str:
+    if run.spec.command is None:
+        return f"the result is in {run.output}/result"
+    written = f"; what it wrote to FINETUNE_OUTPUT is in {run.output}" if run.output else ""
+    return f"the command ended with exit 0 on every node{written}"
 
 
 def fail(case: Case, status: JobStatus, record: AttemptRecord, message: str) -> Decision:

@@ -106,7 +106,8 @@ def host_out_of_memory(evidence: Evidence) -> Verdict | None:
     return Verdict(
         reason=Reason.HOST_OUT_OF_MEMORY,
         action=FailureAction.FAIL,
-        message=f"{where(evidence)} ran out of host memory; raise resources.limits.memory or lower dataset.numWorkers",
+        message=f"{where(evidence)} ran out of host memory; raise resources.limits.memory or use fewer loader processes"
+        " (dataset.numWorkers)",
     )
 
 
@@ -125,10 +126,13 @@ def cannot_start(evidence: Evidence) -> Verdict | None:
     """The image has no such entrypoint."""
     if evidence.reason not in ("StartError", "ContainerCannotRun"):
         return None
+    said = f"{first_line(evidence.message)}; check spec.image"
+    if '"python3"' in evidence.message:  # of command mode; the trainer's own image has an entrypoint
+        said = "spec.image has no python3 on its PATH, which command mode needs (3.9 or newer)"
     return Verdict(
         reason=Reason.START_ERROR,
         action=FailureAction.FAIL,
-        message=f"{where(evidence)}: the container could not start: {first_line(evidence.message)}; check spec.image",
+        message=f"{where(evidence)}: the container could not start: {said}",
     )
 
 
@@ -150,8 +154,8 @@ def cuda_out_of_memory(evidence: Evidence) -> Verdict | None:
     return Verdict(
         reason=Reason.CUDA_OUT_OF_MEMORY,
         action=FailureAction.FAIL,
-        message=f"{where(evidence)} ran out of GPU memory at step {evidence.last_step or 0}; lower "
-        "training.perDeviceTrainBatchSize and raise gradientAccumulationSteps alike, or set gradientCheckpointing",
+        message=f"{where(evidence)} ran out of GPU memory at step {evidence.last_step or 0}; lower the batch per device"
+        " (training.perDeviceTrainBatchSize, and raise gradientAccumulationSteps alike), or use gradient checkpointing",
     )
 
 

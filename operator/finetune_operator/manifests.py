@@ -15,6 +15,7 @@ GRACE_SECONDS = 120  # long enough for a checkpoint
 TORCHRUN_MARGIN_SECONDS = 10  # torchrun must give up before the kubelet does
 LOST_NODE_SECONDS = 60
 DEFAULT_SHM_BYTES = 2 * 1024**3
+SUPERVISOR_RESOURCES = {"cpu": "100m", "memory": "128Mi"}  # equal, so that a Guaranteed pod stays one
 
 RESTRICTED_POD = {
     "runAsNonRoot": True,
@@ -92,6 +93,7 @@ def build_pod(run: RunPlan, node: NodePlan) -> Manifest:
             "tolerations": _tolerations(run),
             "topologySpreadConstraints": [_spread(run)],
             **{key: value for key, value in placement.items() if value},
+            **({"initContainers": [_supervisor_container(run)]} if run.spec.command else {}),
             "containers": [_container(run, node)],
             "volumes": _volumes(run),
         },
@@ -134,6 +136,19 @@ def _tolerations(run: RunPlan) -> list[Manifest]:
     return [*(toleration.model_dump(by_alias=True, exclude_none=True) for toleration in given), *lost]
 
 
+def _supervisor_container(run: RunPlan) -> Manifest:
+    """Puts the supervisor, one file for any python3, where the user's own image finds it."""
+    return {
+        "name": names.SUPERVISOR_CONTAINER,
+        "image": run.trainer_image,
+        "command": ["python", "-m", "finetune_trainer.supervisor.bundle", names.SUPERVISOR_FILE],
+        "resources": {"requests": SUPERVISOR_RESOURCES, "limits": SUPERVISOR_RESOURCES},
+        "securityContext": RESTRICTED_CONTAINER,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [{"name": "run", "mountPath": names.RUN_DIR}],
+    }
+
+
 def _container(run: RunPlan, node: NodePlan) -> Manifest:
     resources = run.spec.resources.model_dump(by_alias=True, exclude_defaults=True)
     security = run.spec.pod_template.container_security_context
@@ -147,6 +162,8 @@ def _container(run: RunPlan, node: NodePlan) -> Manifest:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(run),
     }
+    if run.spec.command:
+        container["command"] = ["python3", names.SUPERVISOR_FILE]
     if resources:
         container["resources"] = resources
     if run.spec.image_pull_policy:
@@ -177,20 +194,31 @@ def build_environment(run: RunPlan, node: NodePlan) -> dict[str, str]:
         "OMP_NUM_THREADS": str(_threads_per_rank(run)),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_SECONDS - TORCHRUN_MARGIN_SECONDS),
         "HOME": names.TMP_DIR,
-        "HF_HOME": f"{names.OUTPUT_DIR}/cache/huggingface",
-        names.ENV_CACHE_DIR: f"{names.OUTPUT_DIR}/cache",
+        "USER": names.USER,  # torch's caches ask for a name, and an image of the user's own may not know our id
+        "PYTHONUNBUFFERED": "1",
+        **_output_environment(run),
         names.ENV_NAMESPACE: run.namespace,
         names.ENV_JOB: run.job_name,
         names.ENV_JOB_UID: run.job_uid,
         names.ENV_ATTEMPT: str(run.attempt),
         names.ENV_WORLD_SIZE: str(run.world_size),
         names.ENV_CONFIG: f"{names.CONFIG_DIR}/{names.CONFIG_KEY}",
-        names.ENV_OUTPUT: f"{names.OUTPUT_DIR}/{run.output_folder}",
         names.ENV_RUN_DIR: names.RUN_DIR,
         names.ENV_TERMINATION_LOG: names.TERMINATION_LOG,
         names.ENV_STATUS_PORT: str(names.STATUS_PORT),
         names.ENV_GRACE_SECONDS: str(GRACE_SECONDS),
         **_network_environment(run),
+    }
+
+
+def _output_environment(run: RunPlan) -> dict[str, str]:
+    """Where results and downloads go; those of a job without an output stay in the pod's own HOME."""
+    if run.spec.output is None:
+        return {}
+    return {
+        "HF_HOME": f"{names.OUTPUT_DIR}/cache/huggingface",
+        names.ENV_CACHE_DIR: f"{names.OUTPUT_DIR}/cache",
+        names.ENV_OUTPUT: f"{names.OUTPUT_DIR}/{run.output_folder}",
     }
 
 
@@ -216,10 +244,11 @@ def _shm_bytes(run: RunPlan) -> int:
 
 
 def _volumes(run: RunPlan) -> list[Manifest]:
-    claim = run.spec.output.persistent_volume_claim
+    output = run.spec.output
+    claim = output and {"claimName": output.persistent_volume_claim.claim_name}
     return [
         {"name": "config", "configMap": {"name": run.config_map_name}},
-        {"name": "output", "persistentVolumeClaim": {"claimName": claim.claim_name}},
+        *([{"name": "output", "persistentVolumeClaim": claim}] if claim else []),
         {"name": "run", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(_shm_bytes(run))}},
@@ -236,7 +265,7 @@ def _volume(volume: Volume) -> Manifest:
 def _mounts(run: RunPlan) -> list[Manifest]:
     ours: list[Manifest] = [
         {"name": "config", "mountPath": names.CONFIG_DIR, "readOnly": True},
-        {"name": "output", "mountPath": names.OUTPUT_DIR},
+        *([{"name": "output", "mountPath": names.OUTPUT_DIR}] if run.spec.output else []),
         {"name": "run", "mountPath": names.RUN_DIR},
         {"name": "tmp", "mountPath": names.TMP_DIR},
         {"name": "shm", "mountPath": names.SHM_DIR},

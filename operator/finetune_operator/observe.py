@@ -33,6 +33,7 @@ class Waiting:
 
     reason: str
     message: str
+    image: str = "spec.image"  # who chose the image that is waited for
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,12 @@ def parse_time(text: str | None) -> datetime | None:
 
 
 def _container_status(status: Raw) -> Raw:
-    statuses = status.get("containerStatuses") or []
-    return next((c for c in statuses if c.get("name") == names.CONTAINER), {})
+    """Of the trainer's container; of one before it that failed, because then the trainer's never starts."""
+    own: Raw = next((c for c in status.get("containerStatuses") or [] if c.get("name") == names.CONTAINER), {})
+    if {"running", "terminated"} & (own.get("state") or {}).keys():
+        return own
+    before = status.get("initContainerStatuses") or []
+    return next((c for c in before if ((c.get("state") or {}).get("terminated") or {}).get("exitCode")), own)
 
 
 def _life(status: Raw, container: Raw, *, gone: bool) -> Life:
@@ -187,9 +192,13 @@ def _life(status: Raw, container: Raw, *, gone: bool) -> Life:
 
 
 def _waiting(status: Raw, container: Raw) -> Waiting | None:
-    waiting = (container.get("state") or {}).get("waiting") or {}
-    if waiting.get("reason") and waiting["reason"] not in ("ContainerCreating", "PodInitializing"):
-        return Waiting(waiting["reason"], waiting.get("message", ""))
+    for status_of, image in (
+        (container, "spec.image"),
+        *((before, "trainerImage of the operator's chart") for before in status.get("initContainerStatuses") or []),
+    ):
+        waiting = (status_of.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") and waiting["reason"] not in ("ContainerCreating", "PodInitializing"):
+            return Waiting(waiting["reason"], waiting.get("message", ""), image)
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return Waiting(condition.get("reason", "Unschedulable"), condition.get("message", ""))

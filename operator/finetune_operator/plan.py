@@ -32,6 +32,7 @@ class RunPlan:
     job_uid: str
     attempt: int
     image: str
+    trainer_image: str  # of the installation: where the supervisor comes from if the job's image is another
     cluster_domain: str
     spec: FineTuneJobSpec
     nodes: tuple[NodePlan, ...]
@@ -60,10 +61,16 @@ class RunPlan:
     @property
     def output_folder(self) -> str:
         """Folder of the job inside the output claim."""
-        return self.spec.output.sub_path or f"{self.namespace}/{self.job_name}"
+        return (self.spec.output and self.spec.output.sub_path) or f"{self.namespace}/{self.job_name}"
 
     @property
-    def batch(self) -> Batch:
+    def output(self) -> str | None:
+        """`claim:folder`; None for a command that asked for none."""
+        output = self.spec.output
+        return f"{output.persistent_volume_claim.claim_name}:{self.output_folder}" if output else None
+
+    @property
+    def batch(self) -> Batch | None:
         return batch_of(self.spec)
 
 
@@ -79,14 +86,17 @@ def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
         job_uid=job.metadata.uid,
         attempt=attempt,
         image=job.spec.image or settings.trainer_image,
+        trainer_image=settings.trainer_image,
         cluster_domain=settings.cluster_domain,
         spec=job.spec,
         nodes=tuple(nodes),
     )
 
 
-def batch_of(spec: FineTuneJobSpec) -> Batch:
-    """The batch a job trains with; the spec has been validated, so it exists."""
+def batch_of(spec: FineTuneJobSpec) -> Batch | None:
+    """The batch the trainer trains with, which a validated spec has; what a command makes of its rows nobody knows."""
+    if spec.command is not None:
+        return None
     training = spec.training
     return resolve_batch(
         per_device=training.per_device_train_batch_size,

@@ -41,7 +41,9 @@ def waiting_for(job: FineTuneJob, seen: Observation, nodes: Sequence[NodeObserva
 def _explain(node: NodeObservation, waiting: Waiting, share: str) -> Wait:
     if waiting.reason in IMAGE_REASONS:
         hopeless = waiting.reason == "InvalidImageName"
-        message = f"{node.pod_name}: {waiting.message or waiting.reason}; check spec.image and spec.imagePullSecrets"
+        message = (
+            f"{node.pod_name}: {waiting.message or waiting.reason}; check {waiting.image} and spec.imagePullSecrets"
+        )
         return Wait(Reason.IMAGE_PULL_FAILED, message, image=True, hopeless=hopeless)
     if waiting.reason in CONFIG_REASONS:
         return Wait(
@@ -54,8 +56,13 @@ def _explain(node: NodeObservation, waiting: Waiting, share: str) -> Wait:
 
 def claim_names(job: FineTuneJob) -> tuple[str, ...]:
     """The PersistentVolumeClaims a job mounts, the output's first."""
-    volumes = (v.persistent_volume_claim.claim_name for v in job.spec.volumes if v.persistent_volume_claim)
-    return tuple(dict.fromkeys((job.spec.output.persistent_volume_claim.claim_name, *volumes)))
+    volumes = [v.persistent_volume_claim.claim_name for v in job.spec.volumes if v.persistent_volume_claim]
+    output = _output_claim(job)
+    return tuple(dict.fromkeys((output, *volumes) if output else volumes))
+
+
+def _output_claim(job: FineTuneJob) -> str | None:
+    return job.spec.output.persistent_volume_claim.claim_name if job.spec.output else None
 
 
 def refused_for_good(job: FineTuneJob, seen: Observation) -> Verdict | None:
@@ -70,7 +77,7 @@ def refused_for_good(job: FineTuneJob, seen: Observation) -> Verdict | None:
             return _never(Reason.INVALID_SPEC, f"{refusal.kind} {refusal.name}: {refusal.message}")
     if job.spec.num_nodes == 1:
         return None
-    output = job.spec.output.persistent_volume_claim.claim_name
+    output = _output_claim(job)
     for claim in seen.claims or ():
         good = claim.access_modes and ("ReadWriteMany" in claim.access_modes or claim.name != output)
         if not good or not SHARED_MODES & set(claim.access_modes):

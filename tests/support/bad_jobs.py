@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from support.builders import command
+
 Raw = dict[str, Any]
 
 
@@ -38,6 +40,39 @@ BAD_JOBS: dict[str, BadJob] = {
     ),
     "half of the labels flipped": BadJob(
         {"sft": None, "dpo": {"lossType": "robust", "labelSmoothing": 0.5}}, "less than 0.5", "less than 0.5"
+    ),
+    "no rows at all": BadJob({"dataset": None}, "dataset is required", "dataset is required"),
+    "no output": BadJob({"output": None}, "output is required", "output is required"),
+    "a method and a command": BadJob({"command": {"script": "train.py"}}, "exactly one training method", "found 2"),
+    "a command without a program": BadJob(command({}), "exactly one of script, exec", "exactly one of script, exec"),
+    "a command of two programs": BadJob(
+        command({"script": "train.py", "exec": ["swift"]}), "exactly one of script, exec", "exactly one of script, exec"
+    ),
+    "a command of no words": BadJob(
+        command({"exec": []}), "exactly one of script, exec", "exactly one of script, exec"
+    ),
+    "arguments of a program": BadJob(
+        command({"exec": ["swift"], "args": ["sft"]}), "arguments of script", "arguments of script"
+    ),
+    "a command without an image": BadJob(
+        command({"script": "train.py"}, image=None), "image is required", "image is required"
+    ),
+    "a command beside a model": BadJob(
+        command({"script": "train.py"}, model={"name": "m"}), "model is for the operator's own", "model is for the"
+    ),
+    "a command beside rows": BadJob(
+        command({"script": "train.py"}, dataset={"train": [{"name": "d"}]}), "dataset is for the", "dataset is for the"
+    ),
+    "a command beside settings of the trainer": BadJob(
+        command({"script": "train.py"}, training={}), "training is for the operator's own", "training is for the"
+    ),
+    "a command beside adapters": BadJob(
+        command({"script": "train.py"}, lora={}), "lora is for the operator's own", "lora is for the"
+    ),
+    "a command that would overwrite": BadJob(
+        command({"script": "train.py"}, output={"persistentVolumeClaim": {"claimName": "models"}, "overwrite": True}),
+        "output.overwrite is for the operator's own",
+        "output.overwrite is for the",
     ),
     "no rows": BadJob({"dataset": {"train": []}}, "at least 1 item", "at least 1 item"),
     "a sample that is no number": BadJob(

@@ -33,12 +33,19 @@ def spec(**fields: Any) -> Raw:
     }
 
 
+def command(program: Raw, **fields: Any) -> Raw:
+    """Fields that make of the valid spec one that brings its own program, and so nothing of the trainer's."""
+    ours = dict.fromkeys(("model", "dataset", "sft", "lora", "training"))
+    return {**ours, "image": "registry.example/minimind:1", "command": program, **fields}
+
+
 def job(*, status: JobStatus | None = None, name: str = "bert", deleted: bool = False, **fields: Any) -> FineTuneJob:
     """A job as the operator reads it."""
     metadata = {"name": name, "namespace": "default", "uid": UID, "generation": 1, "resourceVersion": "1"}
     if deleted:
         metadata["deletionTimestamp"] = NOW.isoformat()
-    parsed = FineTuneJob.parse({"metadata": metadata, "spec": spec(**fields)})
+    wanted = {name: value for name, value in spec(**fields).items() if value is not None}
+    parsed = FineTuneJob.parse({"metadata": metadata, "spec": wanted})
     return parsed.model_copy(update={"status": status}) if status is not None else parsed
 
 

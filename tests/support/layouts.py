@@ -15,7 +15,7 @@ from typing import Any
 
 import transformers
 
-from finetune_api.v1alpha1 import FineTuneJobSpec
+from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.errors import NonFiniteLoss
 from finetune_trainer.place import Place
 from finetune_trainer.reporting import Reporter
@@ -33,7 +33,7 @@ def train_cell(name: str, spec: dict[str, Any], folder: Path, place: Place) -> d
     place = replace(place, output=folder / name, uid=name, job=name, run=RunFolder(folder / "run"))
     reporter = Reporter(place.run.heartbeats, rank=place.ranks.rank, local_rank=place.ranks.local_rank)
     try:
-        run(FineTuneJobSpec.model_validate(spec), place, reporter)
+        run(TrainerSpec.model_validate(spec), place, reporter)
     except NonFiniteLoss as error:  # which all ranks see; another error may be one rank's, and the rest would wait
         return {"error": type(error).__name__, "message": str(error)}
     log = json.loads((folder / name / "result" / "trainer_state.json").read_text())["log_history"]

@@ -26,7 +26,7 @@ class LocalJob:
     """A job file in a folder of its own; its volume `data` is the tiny model's folder."""
 
     folder: Path
-    data: Path
+    data: Path | None
 
     @property
     def output(self) -> Path:
@@ -42,7 +42,8 @@ class LocalJob:
 
     def start(self, *more: str) -> subprocess.Popen[str]:
         """In a session of its own, so that a signal to its group is what a terminal's Ctrl-C is."""
-        command = [sys.executable, "-m", "finetune_cli", "run", "job.yaml", "--volume", f"data={self.data}", *more]
+        volume = ("--volume", f"data={self.data}") if self.data else ()
+        command = [sys.executable, "-m", "finetune_cli", "run", "job.yaml", *volume, *more]
         paths = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
         return subprocess.Popen(
             command,
@@ -90,10 +91,29 @@ def write_job(folder: Path, tiny: Tiny, **fields: Any) -> LocalJob:
         "output": {"persistentVolumeClaim": {"claimName": "models"}},
         **fields,
     }
+    return _write(folder, spec, tiny.train.parent)
+
+
+def write_command(folder: Path, command: Raw, *, data: Path | None = None, **fields: Any) -> LocalJob:
+    """Two nodes of two processes that run a program of the user's own; None removes a field."""
+    mounted = {"name": "data", "mountPath": "/data", "persistentVolumeClaim": {"claimName": "datasets"}}
+    spec = {
+        "command": command,
+        "image": "registry.example/minimind:1",
+        "numNodes": 2,
+        "nprocPerNode": 2,
+        "volumes": [mounted] if data else [],
+        "output": {"persistentVolumeClaim": {"claimName": "models"}},
+        **fields,
+    }
+    return _write(folder, {name: value for name, value in spec.items() if value is not None}, data)
+
+
+def _write(folder: Path, spec: Raw, data: Path | None) -> LocalJob:
     body = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTuneJob", "metadata": {"name": "first"}, "spec": spec}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.yaml").write_text(yaml.safe_dump(body))
-    return LocalJob(folder, tiny.train.parent)
+    return LocalJob(folder, data)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:

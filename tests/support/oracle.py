@@ -19,11 +19,11 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from finetune_api.v1alpha1 import Dpo, FineTuneJobSpec
+from finetune_api.v1alpha1 import Dpo, TrainerSpec
 from finetune_trainer.model.lora import add_adapters
 
 
-def train_cell(spec: FineTuneJobSpec, folder: str) -> dict[str, list[float]]:
+def train_cell(spec: TrainerSpec, folder: str) -> dict[str, list[float]]:
     """What is logged at each step."""
     rows = [json.loads(line) for line in Path(spec.dataset.train[0].name).read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(spec.model.name)
@@ -33,7 +33,7 @@ def train_cell(spec: FineTuneJobSpec, folder: str) -> dict[str, list[float]]:
     return {name: [entry[name] for entry in log] for name in log[0] if isinstance(log[0][name], float | int)}
 
 
-def build_trainer(spec: FineTuneJobSpec, rows: Dataset, tokenizer: PreTrainedTokenizerBase, folder: str) -> Trainer:
+def build_trainer(spec: TrainerSpec, rows: Dataset, tokenizer: PreTrainedTokenizerBase, folder: str) -> Trainer:
     arguments = common_arguments(spec, folder, len(rows))
     if spec.sft:
         config = SFTConfig(**arguments, completion_only_loss=True)
@@ -46,13 +46,13 @@ def build_trainer(spec: FineTuneJobSpec, rows: Dataset, tokenizer: PreTrainedTok
     )
 
 
-def load_model(spec: FineTuneJobSpec) -> torch.nn.Module:
+def load_model(spec: TrainerSpec) -> torch.nn.Module:
     """With the adapters that our trainer begins with."""
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(spec.model.name, dtype=torch.float32)
     return add_adapters(model, spec.lora, seed=spec.training.seed) if spec.lora else model
 
 
-def common_arguments(spec: FineTuneJobSpec, folder: str, batch: int) -> dict[str, Any]:
+def common_arguments(spec: TrainerSpec, folder: str, batch: int) -> dict[str, Any]:
     training = spec.training
     return {
         "output_dir": folder,
@@ -91,7 +91,7 @@ def main(cells_file: Path, results_file: Path) -> None:
     results = {}
     for name, cell in json.loads(cells_file.read_text()).items():
         with tempfile.TemporaryDirectory() as folder:
-            results[name] = train_cell(FineTuneJobSpec.model_validate(cell), folder)
+            results[name] = train_cell(TrainerSpec.model_validate(cell), folder)
     results_file.write_text(json.dumps(results))
 
 

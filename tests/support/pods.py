@@ -82,6 +82,7 @@ class Job:
     name: str = "tiny"
     grace_seconds: int = 60
     output: Path | None = None
+    program: tuple[str, ...] = (sys.executable, "-m", "finetune_trainer.supervisor")
     env: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -131,7 +132,7 @@ class Job:
         }
         with (folder / "stdout").open("wb") as stdout:
             process = subprocess.Popen(
-                (sys.executable, "-m", "finetune_trainer.supervisor"),
+                self.program,
                 env=environment,
                 stdout=stdout,
                 stderr=subprocess.STDOUT,

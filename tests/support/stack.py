@@ -158,8 +158,9 @@ def step_of(job: Raw) -> int:
 
 
 def example_job(name: str, **fields: Any) -> Raw:
-    """The CPU example under another name, with fields of its spec replaced."""
+    """The CPU example under another name, with fields of its spec replaced; None removes one."""
     body: Raw = yaml.safe_load(EXAMPLE.read_text())
     body["metadata"]["name"] = name
-    body["spec"] = {**body["spec"], "imagePullPolicy": "Never", **fields}
+    wanted = {**body["spec"], "imagePullPolicy": "Never", **fields}
+    body["spec"] = {field: value for field, value in wanted.items() if value is not None}
     return body

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from finetune_api.batch import Batch
-from finetune_api.v1alpha1 import FineTuneJobSpec
+from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.data.counted import Counted, Rules
 from finetune_trainer.data.load import Data
 from finetune_trainer.place import Place
@@ -14,7 +14,7 @@ from finetune_trainer.settings import Hardware, Schedule, learning_rate
 
 
 def describe_run(
-    spec: FineTuneJobSpec, place: Place, batch: Batch, schedule: Schedule, hardware: Hardware
+    spec: TrainerSpec, place: Place, batch: Batch, schedule: Schedule, hardware: Hardware
 ) -> Iterator[str]:
     how = f"lora r={spec.lora.r} alpha={spec.lora.lora_alpha}" if spec.lora else "full"
     method = "sft" if spec.sft else "dpo"

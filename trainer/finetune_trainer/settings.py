@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from transformers import TrainingArguments
 
 from finetune_api.batch import Batch, BatchError, resolve_batch
-from finetune_api.v1alpha1 import FineTuneJobSpec
+from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.ranks import Ranks
 
@@ -47,9 +47,9 @@ class Schedule:
         return self.total_steps / self.steps_per_epoch
 
 
-def read_spec(path: Path) -> FineTuneJobSpec:
+def read_spec(path: Path) -> TrainerSpec:
     try:
-        spec = FineTuneJobSpec.model_validate_json(path.read_bytes())
+        spec = TrainerSpec.model_validate_json(path.read_bytes())
     except ValidationError as error:
         problems = (f"spec.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise InvalidSpec("; ".join(problems)) from error
@@ -60,7 +60,7 @@ def read_spec(path: Path) -> FineTuneJobSpec:
     return spec
 
 
-def plan_batch(spec: FineTuneJobSpec, *, world_size: int) -> Batch:
+def plan_batch(spec: TrainerSpec, *, world_size: int) -> Batch:
     """With the ranks that there are. Raises InvalidSpec."""
     training = spec.training
     try:
@@ -74,18 +74,18 @@ def plan_batch(spec: FineTuneJobSpec, *, world_size: int) -> Batch:
         raise InvalidSpec(f"spec.training: {error}") from error
 
 
-def plan_eval_batch(spec: FineTuneJobSpec, batch: Batch) -> Batch:
+def plan_eval_batch(spec: TrainerSpec, batch: Batch) -> Batch:
     return Batch(spec.training.per_device_eval_batch_size or batch.per_device, 1, batch.world_size)
 
 
-def plan_schedule(spec: FineTuneJobSpec, batch: Batch, *, samples: int) -> Schedule:
+def plan_schedule(spec: TrainerSpec, batch: Batch, *, samples: int) -> Schedule:
     """The last step of an epoch takes what is left, so that an epoch sees every sample once."""
     steps_per_epoch = math.ceil(samples / batch.effective)
     epochs = spec.training.num_train_epochs or _EPOCHS
     return Schedule(samples, steps_per_epoch, spec.training.max_steps or math.ceil(epochs * steps_per_epoch))
 
 
-def fingerprint(spec: FineTuneJobSpec, batch: Batch) -> str:
+def fingerprint(spec: TrainerSpec, batch: Batch) -> str:
     """Of all that decides what comes out: a checkpoint of another fingerprint is not resumed from."""
     chosen = spec.model_dump(mode="json", include={"model", "dataset", "sft", "dpo", "lora", "training"})
     chosen["dataset"].pop("num_workers")
@@ -94,12 +94,12 @@ def fingerprint(spec: FineTuneJobSpec, batch: Batch) -> str:
     return hashlib.sha256(described.encode()).hexdigest()[:16]
 
 
-def learning_rate(spec: FineTuneJobSpec) -> float:
+def learning_rate(spec: TrainerSpec) -> float:
     usual = _LEARNING_RATE_LORA if spec.lora else _LEARNING_RATE_FULL
     return spec.training.learning_rate or (usual / 10 if spec.dpo else usual)
 
 
-def loader_processes(spec: FineTuneJobSpec, ranks: Ranks) -> int:
+def loader_processes(spec: TrainerSpec, ranks: Ranks) -> int:
     """Per rank: its share of the cores this container may use, less one for the rank itself."""
     if spec.dataset.num_workers is not None:
         return spec.dataset.num_workers
@@ -115,7 +115,7 @@ class Hardware:
 
 
 def training_arguments(
-    spec: FineTuneJobSpec, batch: Batch, schedule: Schedule, hardware: Hardware, *, folder: Path, workers: int
+    spec: TrainerSpec, batch: Batch, schedule: Schedule, hardware: Hardware, *, folder: Path, workers: int
 ) -> TrainingArguments:
     training = spec.training
     on_cpu = hardware.device.type == "cpu"

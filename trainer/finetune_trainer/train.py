@@ -9,7 +9,7 @@ from pathlib import Path
 import transformers
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from finetune_api.v1alpha1 import FineTuneJobSpec
+from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.banner import describe_data, describe_run, describe_weights
 from finetune_trainer.callbacks import RefuseNonFiniteLoss, StopWhenAsked, TellProgress
 from finetune_trainer.checkpoint import Checkpoints, Found, step_of
@@ -60,7 +60,7 @@ def main() -> None:
     reporter.enter(end)
 
 
-def run(spec: FineTuneJobSpec, place: Place, reporter: Reporter) -> str:
+def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
     """Train, or go on training, up to the published result. Gives the phase it ended in: done or stopped."""
     check_world_size(place.ranks, promised=place.promised_world_size)
     batch = plan_batch(spec, world_size=place.ranks.world_size)
@@ -115,7 +115,7 @@ def run(spec: FineTuneJobSpec, place: Place, reporter: Reporter) -> str:
     return contract.DONE
 
 
-def build_trainer(spec: FineTuneJobSpec, parts: Parts) -> ExactTrainer:
+def build_trainer(spec: TrainerSpec, parts: Parts) -> ExactTrainer:
     method = next(name for name in BUILDERS if getattr(spec, name) is not None)  # the spec has exactly one
     trainer = BUILDERS[method](parts)
     trainer.add_callback(RefuseNonFiniteLoss(trainer))
@@ -143,7 +143,7 @@ def train(trainer: ExactTrainer, found: Found, *, total_steps: int) -> bool:
     return not (trainer.stop_agreed and trainer.state.global_step < total_steps)
 
 
-def publish_result(spec: FineTuneJobSpec, trainer: ExactTrainer, output: Output, pretrained: Pretrained) -> None:
+def publish_result(spec: TrainerSpec, trainer: ExactTrainer, output: Output, pretrained: Pretrained) -> None:
     """The adapter or the whole model, its tokenizer and the log of losses; then the marker."""
     trainer.parts.reporter.enter(contract.SAVE)
 
@@ -162,14 +162,14 @@ def publish_result(spec: FineTuneJobSpec, trainer: ExactTrainer, output: Output,
     on_rank_zero(publish)
 
 
-def rows_of(spec: FineTuneJobSpec) -> Method:
+def rows_of(spec: TrainerSpec) -> Method:
     """How the method turns rows into sequences."""
     if spec.sft is None:
         return Method("dpo", render_pair)
     return Method(f"sft {spec.sft.loss_on}", partial(render_sample, loss_on=spec.sft.loss_on))
 
 
-def tokenizing(spec: FineTuneJobSpec, pretrained: Pretrained, place: Place, reporter: Reporter) -> Tokenizing:
+def tokenizing(spec: TrainerSpec, pretrained: Pretrained, place: Place, reporter: Reporter) -> Tokenizing:
     return Tokenizing(
         tokenizer=pretrained.tokenizer,
         model_name=pretrained.name,

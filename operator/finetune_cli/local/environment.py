@@ -17,8 +17,12 @@ Raw = dict[str, Any]
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-# Homes of the pod's own: at home, the user's are better (an access token, models that were downloaded before).
-POD_HOMES = {("HOME", names.TMP_DIR), ("HF_HOME", f"{names.OUTPUT_DIR}/cache/huggingface")}
+# The pod's own homes and user: at home, the real ones are better (an access token, models that were downloaded before).
+POD_HOMES = {
+    ("HOME", names.TMP_DIR),
+    ("USER", names.USER),
+    ("HF_HOME", f"{names.OUTPUT_DIR}/cache/huggingface"),
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,6 @@ def local_environment(container: Raw, place: Place, inherited: Mapping[str, str]
         **loopback,
         **devices,
         names.ENV_STATUS_PORT: str(place.status_port),
-        "PYTHONUNBUFFERED": "1",
     }
 
 

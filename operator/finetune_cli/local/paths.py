@@ -51,9 +51,14 @@ def parse_volumes(options: Sequence[str], spec: FineTuneJobSpec) -> tuple[Mount,
 
 
 def localise(file: JobFile, mounts: Sequence[Mount]) -> Raw:
-    """The job's body with the paths of model and datasets as they are on this machine. Raises BadInput."""
+    """The job's body with the paths of model and datasets, or of its command, as they are here. Raises BadInput."""
     here = _Here(file, mounts)
     spec = file.body["spec"]
+    if file.job.spec.command is not None:
+        command = _localise_command(spec["command"], here)
+        if here.problems:
+            raise BadInput(*(f"{file.path}: {problem}" for problem in here.problems))
+        return {**file.body, "spec": {**spec, "command": command}}
     model = {**spec["model"], "name": here.find_model(spec["model"]["name"])}
     dataset = {**spec["dataset"]}
     for part in ("train", "eval"):
@@ -65,6 +70,14 @@ def localise(file: JobFile, mounts: Sequence[Mount]) -> Raw:
     if here.problems:
         raise BadInput(*(f"{file.path}: {problem}" for problem in here.problems))
     return {**file.body, "spec": {**spec, "model": model, "dataset": dataset}}
+
+
+def _localise_command(command: Raw, here: "_Here") -> Raw:
+    """A word that is a path on a volume is that path here; a folder of the image has to be named."""
+    words: Raw = {key: [here.map(word) for word in command[key]] for key in ("args", "exec") if key in command}
+    script = {"script": here.map(command["script"])} if "script" in command else {}
+    folder = here.find("spec.command.workingDir", command.get("workingDir", "."))
+    return {**command, **words, **script, "workingDir": folder}
 
 
 class _Here:
@@ -81,6 +94,10 @@ class _Here:
         if name.startswith(("/", "./", "../")) or (self._base / name).exists():
             return self.find("spec.model.name", name)
         return name
+
+    def map(self, word: str) -> str:
+        """The path on this machine, or the word as it is."""
+        return to_local(word, self._mounts) or word
 
     def find_rows(self, field: str, name: str) -> str:
         """`path#1000` is 1000 rows of the path."""

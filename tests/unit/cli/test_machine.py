@@ -12,7 +12,7 @@ from finetune_cli.local.environment import Place, check_environment, find_ports,
 from finetune_cli.local.paths import Mount
 from finetune_operator.manifests import build_pod
 from finetune_operator.plan import plan_run
-from support.builders import SETTINGS, job
+from support.builders import SETTINGS, command, job
 
 PLACE = Place(
     mounts=(
@@ -89,15 +89,18 @@ def test_addresses_and_paths_are_those_of_this_machine() -> None:
 
 
 def test_no_path_of_a_container_is_left() -> None:
-    ours = {name: value for name, value in environment(job()).items() if value.startswith("/")}
+    for of in (job(), job(**command({"script": "train.py"}, output=None))):
+        ours = {name: value for name, value in environment(of).items() if value.startswith("/")}
 
-    assert ours
-    assert all(value.startswith("/home/me/") for value in ours.values()), ours
+        assert ours
+        assert all(value.startswith("/home/me/") for value in ours.values()), ours
 
 
 def test_the_users_home_and_models_are_used_unless_the_job_names_others() -> None:
-    home = {"HOME": "/home/me", "HF_HOME": "/home/me/hf"}
+    home = {"HOME": "/home/me", "HF_HOME": "/home/me/hf", "USER": "me"}
     assert environment(job(), home).items() >= home.items()
+    without_output = job(**command({"script": "train.py"}, output=None))
+    assert environment(without_output, home).items() >= home.items()
 
     named = job(env=[{"name": "HF_HOME", "value": "/data/hf"}])
     assert environment(named, home)["HF_HOME"] == "/home/me/data/hf", "a path on a volume is found as datasets are"

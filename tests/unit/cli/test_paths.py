@@ -7,6 +7,7 @@ import pytest
 
 from finetune_cli.bad_input import BadInput
 from finetune_cli.local.paths import Mount, localise, parse_volumes, to_local
+from support.builders import command
 from support.job_files import job_file
 
 DATA, DEEP = Mount("/data", Path("/home/me/data")), Mount("/data/deep", Path("/home/me/deep"))
@@ -91,3 +92,30 @@ def test_a_volume_option_that_cannot_be_used_is_refused(option: str, expected: s
         parse_volumes([option], job_file(tmp_path).job.spec)
 
     assert refused.value.problems == (expected,)
+
+
+def test_a_commands_folder_and_its_words_that_are_paths_are_rewritten(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    asked = {"script": "/data/train.py", "args": ["--rows", "/data/rows", "--lr=1"], "workingDir": "code"}
+    file = job_file(tmp_path, **command(asked))
+
+    spec = localise(file, (Mount("/data", tmp_path),))["spec"]
+
+    assert spec["command"] == {
+        "script": str(tmp_path / "train.py"),
+        "args": ["--rows", str(tmp_path / "rows"), "--lr=1"],
+        "workingDir": str(tmp_path / "code"),
+    }
+
+
+def test_a_command_starts_beside_the_job_file_unless_told_otherwise(tmp_path: Path) -> None:
+    file = job_file(tmp_path, **command({"exec": ["swift", "sft"]}))
+
+    assert localise(file, ())["spec"]["command"] == {"exec": ["swift", "sft"], "workingDir": str(tmp_path)}
+
+
+def test_a_folder_of_the_image_has_to_be_found_here(tmp_path: Path) -> None:
+    file = job_file(tmp_path, **command({"script": "a.py", "workingDir": "/workspace/none"}))
+
+    with pytest.raises(BadInput, match=r"spec\.command\.workingDir: /workspace/none: no such file or folder"):
+        localise(file, ())

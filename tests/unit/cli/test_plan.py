@@ -10,6 +10,7 @@ from finetune_cli.app import app, main
 from finetune_cli.plan import NO_UID
 from finetune_operator.manifests import build_children
 from finetune_operator.plan import Settings, plan_run
+from support.builders import command
 from support.job_files import job_body, job_file, write_yaml
 
 EXAMPLES = sorted(Path("manifests/examples").glob("*.yaml"))
@@ -48,6 +49,19 @@ def test_the_summary_says_processes_batch_and_output(tmp_path: Path) -> None:
         "image    mine:v2",
         "output   models:team/bert/result",
         "objects  Service bert; ConfigMap bert-0; Pods bert-0-0, bert-0-1",
+    ]
+
+
+def test_the_summary_of_a_command_says_what_is_started(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, job_body(**command({"script": "train.py", "args": ["--lr", "1"]}, output=None)))
+
+    said = CliRunner().invoke(app, ["plan", str(path), "-o", "summary"])
+
+    assert said.exit_code == 0, said.output
+    assert said.stdout.splitlines()[2:5] == [
+        "command  torchrun train.py --lr 1",
+        "image    registry.example/minimind:1",
+        "output   none; only the pods' logs tell of it",
     ]
 
 

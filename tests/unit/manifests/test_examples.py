@@ -1,6 +1,7 @@
 """Every example is a job that would be taken."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from jsonschema import Draft202012Validator
 
 from finetune_api.v1alpha1 import FineTuneJob
 
-MANIFESTS = Path(__file__).parents[3] / "manifests"
+ROOT = Path(__file__).parents[3]
+MANIFESTS = ROOT / "manifests"
 EXAMPLES = {path.stem: path for path in sorted((MANIFESTS / "examples").glob("*.yaml"))}
 
 
@@ -28,6 +30,7 @@ def test_the_examples_that_the_pages_promise_are_there() -> None:
         "suspended",
         "placement",
         "dpo",
+        "command",
     }
 
 
@@ -65,6 +68,29 @@ def test_the_effective_batch_is_what_the_comment_says(name: str, effective: int)
     given = per_device * (training.gradient_accumulation_steps or 1) * spec.world_size
 
     assert (training.global_batch_size or given) == effective
+
+
+def jobs_of_the_pages() -> dict[str, dict[str, Any]]:
+    """Whole jobs in README and docs, by page and name."""
+    found = {}
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+            if "kind: FineTuneJob" in block:
+                job = yaml.safe_load(block)
+                found[f"{page.stem}: {job['metadata']['name']}"] = job
+    return found
+
+
+PAGES = jobs_of_the_pages()
+
+
+def test_the_pages_show_jobs() -> None:
+    assert set(PAGES) >= {"README: first", "command: minimind", "command: swift", "command: llamafactory"}
+
+
+@pytest.mark.parametrize("shown", PAGES)
+def test_a_job_of_a_page_fits_the_models(shown: str) -> None:
+    FineTuneJob.parse(PAGES[shown])
 
 
 def test_the_first_job_is_fifteen_lines_at_most() -> None:

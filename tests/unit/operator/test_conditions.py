@@ -18,7 +18,7 @@ from finetune_api.status import (
 from finetune_operator.conditions import Told, essence, keep_transition_times, suspended, tell
 from finetune_operator.observe import Observation
 from finetune_operator.waiting import Wait
-from support.builders import NOW, Raw, deleting, job, pod, running, seen
+from support.builders import NOW, Raw, command, deleting, job, pod, running, seen
 
 LATER = NOW + timedelta(minutes=5)
 OF = job()
@@ -251,3 +251,11 @@ def test_evidence_of_an_end_may_not_come_late(outcome: str, needed: bool) -> Non
     end = Evidence(node_rank=0, ended=True, outcome=outcome)
     after = attempts(AttemptState.STOPPING, evidence=(end,))
     assert (essence(after) != essence(before)) is needed
+
+
+def test_what_a_command_saved_it_alone_knows() -> None:
+    of = job(status=attempts(AttemptState.STOPPED), suspend=True, **command({"script": "train.py"}))
+    status = tell(of, Told(seen(of), None, LATER))
+
+    (message,) = (c.message for c in status.conditions if c.type == "Suspended")
+    assert message == "every pod is released"

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from finetune_api.status import AttemptState, Fault, JobStatus
+from finetune_api.status import AttemptState, Fault, JobStatus, Phase
 from finetune_api.termination import Outcome, Termination
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.actions import DeletePod
 from finetune_operator.ending import ABORT_GRACE_SECONDS
 from finetune_operator.manifests import GRACE_SECONDS
-from support.builders import NOW, Raw, deleting, ended, job, pod, running, seen, step
+from support.builders import NOW, Raw, command, deleting, ended, job, pod, running, seen, step
 
 KILLED: Raw = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:00Z"}
 LATER = NOW + timedelta(seconds=2)
@@ -179,3 +179,24 @@ def test_a_pod_that_vanished_before_its_attempt_was_noted_as_created_ends_the_at
     of, _ = step(of, seen(of, pod(of, 0), gone=(pod(of, 1),)))
 
     assert of.status.attempts[-1].state is AttemptState.STOPPING
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        pytest.param(None, "the command ended with exit 0 on every node", id="without an output"),
+        pytest.param(
+            {"persistentVolumeClaim": {"claimName": "models"}},
+            "the command ended with exit 0 on every node; what it wrote to FINETUNE_OUTPUT is in models:default/bert",
+            id="with an output",
+        ),
+    ],
+)
+def test_a_command_is_complete_when_every_node_ended_well(output: Any, message: str) -> None:
+    of = started(**command({"script": "train.py"}, output=output))
+    done: Raw = {"exit_code": 0, "message": words(outcome=Outcome.SUCCEEDED)}
+    of, _ = step(of, seen(of, ended(of, 0, **done), ended(of, 1, **done)))
+
+    assert (of.status.phase, of.status.attempts[-1].message) == (Phase.COMPLETE, message)
+    assert of.status.batch is None
+    assert of.status.output == ("models:default/bert" if output else None)

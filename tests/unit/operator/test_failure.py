@@ -147,3 +147,10 @@ def test_a_segfault_is_not_transient() -> None:
     verdict = judge_node(left(outcome="failed", error_type="RankKilled", signal=11, rank=3))
     assert (verdict.reason, verdict.fault) == ("RankCrashed", Fault.UNKNOWN)
     assert "rank 3 was ended by SIGSEGV" in verdict.message
+
+
+def test_an_image_without_python_is_told_in_those_words() -> None:
+    said = 'runc create failed: exec: "python3": executable file not found in $PATH: unknown'
+    verdict = judge_node(left(reason="StartError", exit_code=128, message=said))
+    assert (verdict.reason, verdict.action) == ("StartError", FailureAction.FAIL)
+    assert "spec.image has no python3 on its PATH" in verdict.message

@@ -8,7 +8,7 @@ from finetune_api.v1alpha1 import FineTuneJobSpec
 from finetune_operator import names
 from finetune_operator.manifests import GRACE_SECONDS, LOST_NODE_SECONDS, Manifest, build_children, build_environment
 from finetune_operator.plan import RunPlan, Settings, plan_run
-from support.builders import SETTINGS, UID, job
+from support.builders import SETTINGS, UID, command, job
 from support.golden import assert_golden
 from support.pod_security import restricted_violations
 
@@ -98,6 +98,30 @@ def test_a_minimal_job_on_two_nodes() -> None:
 
 def test_a_job_that_uses_everything() -> None:
     assert_golden("everything", build_children(run_of(**EVERYTHING)))
+
+
+def test_a_job_that_brings_its_own_program() -> None:
+    program = {"script": "train_dpo.py", "args": ["--batch_size", "4"], "workingDir": "/workspace/trainer"}
+    assert_golden("command", build_children(run_of(**command(program))))
+
+
+def test_the_supervisor_comes_from_the_installations_image_into_the_users() -> None:
+    pod = first_pod(**command({"exec": ["swift", "sft"]}))["spec"]
+    [before], [trainer] = pod["initContainers"], pod["containers"]
+    assert (before["image"], trainer["image"]) == (SETTINGS.trainer_image, "registry.example/minimind:1")
+    assert before["command"][-1] == trainer["command"][-1]
+    assert [mount["mountPath"] for mount in before["volumeMounts"]] == [names.RUN_DIR]
+    assert trainer["command"][-1].startswith(names.RUN_DIR)
+    assert before["resources"]["requests"] == before["resources"]["limits"]  # else no pod of it is Guaranteed
+
+
+def test_a_command_without_an_output_has_none() -> None:
+    fields = command({"script": "train.py"}, output=None)
+    pod = first_pod(**fields)["spec"]
+    assert "output" not in {volume["name"] for volume in pod["volumes"]}
+    assert names.OUTPUT_DIR not in {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert "FINETUNE_OUTPUT" not in variables(**fields)
+    assert not [name for name, value in variables(**fields).items() if value.startswith(names.OUTPUT_DIR)]
 
 
 def test_an_attempt_is_a_service_a_config_map_and_a_pod_per_node() -> None:
@@ -242,8 +266,9 @@ def test_what_is_not_asked_for_is_not_written() -> None:
 
 
 def test_pods_pass_the_restricted_level() -> None:
-    for pod in pods_of(run_of()):
-        assert restricted_violations(pod) == ()
+    for fields in ({}, command({"script": "train.py"})):
+        for pod in pods_of(run_of(**fields)):
+            assert restricted_violations(pod) == ()
 
 
 def test_what_the_restricted_level_refuses_is_the_users_own() -> None:

@@ -18,6 +18,7 @@ from finetune_operator.observe import (
 from support.builders import NOW, Raw, deleting, job, pod, running
 
 OF = job()
+INITIALIZING = {"waiting": {"reason": "PodInitializing"}}
 
 
 def look(body: Raw, *, gone: bool = False) -> NodeObservation:
@@ -191,3 +192,30 @@ def test_nodes_of_an_attempt_come_by_rank_and_without_those_of_others() -> None:
     assert [node.pod_name for node in seen.of_attempt(0)] == ["bert-0-0", "bert-0-1"]
     assert [node.pod_name for node in seen.of_attempt(1)] == ["bert-1-0", "bert-1-1"]
     assert [node.pod_name for node in seen.live()] == ["bert-0-1", "bert-1-0", "bert-0-0"]
+
+
+def before(state: Raw, own: Raw) -> Raw:
+    """A pod with an init container in one state and the trainer in another."""
+    statuses = {"initContainerStatuses": [{"name": names.SUPERVISOR_CONTAINER, "state": state}]}
+    return container(own, **statuses)
+
+
+def test_what_the_container_before_the_trainer_waits_for_is_waited_for() -> None:
+    node = look(before({"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}, INITIALIZING))
+
+    assert node.life is Life.PENDING
+    assert node.waiting == Waiting("ErrImagePull", "no such tag", "trainerImage of the operator's chart")
+
+
+def test_a_container_before_the_trainer_that_failed_is_the_end() -> None:
+    node = look(before({"terminated": {"exitCode": 1, "message": "disk full"}}, INITIALIZING))
+
+    assert node.life is Life.FAILED
+    assert (node.evidence.exit_code, node.evidence.message) == (1, "disk full")
+
+
+@pytest.mark.parametrize("own", [{"running": {}}, {"terminated": {"exitCode": 0}}], ids=["runs", "ended"])
+def test_once_the_trainer_began_the_others_do_not_count(own: Raw) -> None:
+    node = look(before({"terminated": {"exitCode": 143}}, own))
+
+    assert node.life is not Life.FAILED

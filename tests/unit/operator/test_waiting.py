@@ -6,7 +6,7 @@ from finetune_api.status import Fault
 from finetune_operator.failure import FailureAction
 from finetune_operator.observe import Claim, Observation, Refusal
 from finetune_operator.waiting import Wait, claim_names, refused_for_good, waiting_for
-from support.builders import Raw, job, pod, running, seen
+from support.builders import Raw, command, job, pod, running, seen
 
 OF = job()
 QUOTA = Refusal("Pod", "bert-0-0", 403, "exceeded quota: gpus")
@@ -193,3 +193,23 @@ def test_storage_must_be_shared_by_the_nodes(claim: str, modes: tuple[str, ...],
 def test_a_claim_that_nobody_looked_at_or_that_is_not_there_yet_refuses_nothing() -> None:
     assert refused_for_good(OF, Observation(claims=None)) is None
     assert refused_for_good(OF, Observation(claims=())) is None
+
+
+def test_a_command_without_an_output_mounts_the_claims_of_its_volumes() -> None:
+    fields = command({"script": "train.py"}, output=None)
+
+    assert claim_names(job(**fields)) == ("datasets",)
+    observation = seen(job(**fields), claims=(Claim("datasets", ("ReadOnlyMany",)),))
+    assert refused_for_good(job(**fields), observation) is None
+
+
+def test_of_the_supervisors_image_the_installation_is_told() -> None:
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}
+    body = pod(OF, 0, initContainerStatuses=[{"name": "supervisor", "state": waiting}])
+
+    found = wait(body)
+
+    assert found is not None
+    assert (
+        found.message == "bert-0-0: no such tag; check trainerImage of the operator's chart and spec.imagePullSecrets"
+    )

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from finetune_api.batch import Batch
-from finetune_api.v1alpha1 import METHODS, FineTuneJobSpec
+from finetune_api.v1alpha1 import METHODS, TrainerSpec
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.settings import (
     Hardware,
@@ -23,8 +23,8 @@ from finetune_trainer.settings import (
 from finetune_trainer.train import BUILDERS
 
 
-def spec(**fields: Any) -> FineTuneJobSpec:
-    return FineTuneJobSpec.model_validate(raw(**fields))
+def spec(**fields: Any) -> TrainerSpec:
+    return TrainerSpec.model_validate(raw(**fields))
 
 
 def raw(**fields: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from finetune_trainer.reporting import Reporter
 from finetune_trainer.supervisor import contract
-from finetune_trainer.supervisor.contract import Node, RunFolder
 from finetune_trainer.supervisor.heartbeat import Heartbeat, Progress, read_heartbeats, write_heartbeat
 from finetune_trainer.supervisor.server import Snapshot, render_metrics, render_status, serve
+from support.nodes import node
 
 BEAT = Heartbeat(
     rank=2,
@@ -23,26 +23,6 @@ BEAT = Heartbeat(
     peak_memory_bytes=5,
     progress=Progress(step=12, total_steps=40, loss=1.5, last_checkpoint="step-00000010"),
 )
-
-
-def node(folder: Path, *, node_rank: int = 0) -> Node:
-    return Node(
-        namespace="default",
-        job="bert",
-        uid="ours",
-        attempt=1,
-        node_rank=node_rank,
-        nodes=2,
-        ranks_per_node=2,
-        world_size=4,
-        master_addr="127.0.0.1",
-        master_port=29500,
-        output=folder,
-        run=RunFolder(folder),
-        termination_log=folder / "termination-log",
-        status_port=0,
-        grace_seconds=60,
-    )
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -135,7 +115,7 @@ def test_the_server_answers_get_and_knows_two_paths(tmp_path: Path) -> None:
         assert json.loads(body)["ranks"][0]["heartbeatAgeSeconds"] == pytest.approx(time.time() - BEAT.time, abs=5)
         assert ask("GET", "/metrics")[0] == 200
         assert ask("GET", "/elsewhere")[0] == 404
-        assert ask("POST", "/status")[0] == 501
+        assert ask("POST", "/status")[0] == 404
     finally:
         server.shutdown()
         server.server_close()

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerControl, Train
 from transformers.trainer_callback import PrinterCallback
 
 from finetune_api.batch import Batch
-from finetune_api.v1alpha1 import FineTuneJobSpec
+from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.checkpoint import Checkpoints, random_state, random_state_file, restore_random_state
 from finetune_trainer.data.batches import Batches, Collator, load_batches
 from finetune_trainer.data.load import Data
@@ -28,7 +28,7 @@ _UNITS = "units"
 class Parts:
     """What a trainer is built from."""
 
-    spec: FineTuneJobSpec
+    spec: TrainerSpec
     model: torch.nn.Module
     reference: torch.nn.Module | None  # of DPO, where the model without adapters is none
     tokenizer: PreTrainedTokenizerBase

@@ -9,7 +9,7 @@ import torch
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
-from finetune_api.v1alpha1 import FineTuneJobSpec, ModelSource
+from finetune_api.v1alpha1 import ModelSource, TrainerSpec
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound
 from finetune_trainer.model.lora import add_adapters
 
@@ -45,7 +45,7 @@ def describe_model(source: ModelSource, device: torch.device) -> Pretrained:
     return Pretrained(source.name, config, tokenizer, _choose_dtype(source, config, device))
 
 
-def load_model(spec: FineTuneJobSpec, pretrained: Pretrained) -> torch.nn.Module:
+def load_model(spec: TrainerSpec, pretrained: Pretrained) -> torch.nn.Module:
     """The model to train. Full tuning keeps float32 weights: in 16 bits most updates would round to nothing."""
     model = _load_weights(pretrained, pretrained.dtype if spec.lora else torch.float32)
     return add_adapters(model, spec.lora, seed=spec.training.seed) if spec.lora else model

@@ -1,21 +1,35 @@
-"""`python -m finetune_trainer.supervisor`: the command of the trainer container."""
+"""`python -m finetune_trainer.supervisor`: the command of the trainer container.
+
+`... exec PROGRAM ARGS` becomes that program, and `... torchrun ARGS` is torchrun that keeps what it sees; both end with
+their parent.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 
+from .command import read_command
 from .contract import EnvironmentProblem, Node
-from .supervise import FAILED_FOR_GOOD, Supervisor, torchrun_command
+from .processes import die_with_parent
+from .supervise import FAILED_FOR_GOOD, Supervisor
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["exec"]:
+        die_with_parent()
+        os.execv(sys.argv[2], sys.argv[2:])  # noqa: S606  the very point
+    if sys.argv[1:2] == ["torchrun"]:
+        from finetune_trainer.launch import main as launch  # it imports torch, which the supervisor never does
+
+        del sys.argv[1]
+        return launch()
     try:
         node = Node.from_environment(os.environ)
     except EnvironmentProblem as problem:
         print(f"supervisor: {problem}", file=sys.stderr)
         return FAILED_FOR_GOOD
-    return Supervisor(node, command=torchrun_command(node)).run()
+    return Supervisor(node, read_command(os.environ)).run()
 
 
 if __name__ == "__main__":

@@ -69,6 +69,11 @@ class RunFolder:
         return self.path / "torchrun-error.json"
 
     @property
+    def token(self) -> Path:
+        """By which a program of the user's own proves that its progress is its own."""
+        return self.path / "progress-token"
+
+    @property
     def stop_request(self) -> Path:
         """Its existence asks the ranks to save and end."""
         return self.path / "stop"
@@ -88,7 +93,7 @@ class Node:
     world_size: int
     master_addr: str
     master_port: int
-    output: Path
+    output: Path | None  # None: a command that asked for none
     run: RunFolder
     termination_log: Path
     status_port: int
@@ -107,7 +112,7 @@ class Node:
             world_size=number(env, WORLD_SIZE),
             master_addr=text(env, "MASTER_ADDR"),
             master_port=number(env, "MASTER_PORT"),
-            output=Path(text(env, OUTPUT)),
+            output=Path(env[OUTPUT]) if env.get(OUTPUT) else None,
             run=RunFolder(Path(text(env, RUN_DIR))),
             termination_log=Path(env.get(TERMINATION_LOG) or "/dev/termination-log"),
             status_port=number(env, STATUS_PORT, default=8080),
@@ -116,6 +121,12 @@ class Node:
 
     def global_rank(self, local_rank: int) -> int:
         return self.node_rank * self.ranks_per_node + local_rank
+
+    @property
+    def log(self) -> Path | None:
+        """The supervisor's copy of the node's lines."""
+        folder = self.output and self.output / "logs" / f"attempt-{self.attempt}"
+        return folder and folder / f"node-{self.node_rank}.log"
 
 
 def text(env: Mapping[str, str], name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ _VICTIM_TEXT = re.compile(
 class RankFailure:
     """How one rank of this node, or torchrun, failed."""
 
-    local_rank: int | None  # None: torchrun itself
+    local_rank: int | None  # None: torchrun itself, or a rank that is not known
     error_type: str
     message: str
     time: float
@@ -43,9 +43,11 @@ class Exit:
     time: float
 
 
-def first_failure(run: RunFolder) -> RankFailure | None:
+def first_failure(
+    run: RunFolder, *, explain: Callable[[RankFailure], RankFailure] = lambda failure: failure
+) -> RankFailure | None:
     """The earliest failure on this node; those that only echo another rank's are set aside while there is one."""
-    failures = read_failures(run)
+    failures = tuple(explain(failure) for failure in read_failures(run))
     causes = [failure for failure in failures if not failure.victim]
     return min(causes or failures, key=lambda failure: failure.time, default=None)
 
@@ -55,7 +57,11 @@ def read_failures(run: RunFolder) -> tuple[RankFailure, ...]:
     raised = {
         local_rank: _raised(local_rank, path, exits.get(local_rank)) for local_rank, path in _error_files(run).items()
     }
-    ended = {local_rank: _ended(local_rank, seen) for local_rank, seen in exits.items() if local_rank not in raised}
+    ended = {
+        local_rank: rank_ended(local_rank, seen.code, seen.time)
+        for local_rank, seen in exits.items()
+        if local_rank not in raised
+    }
     if not raised and not ended and run.agent_error.is_file():
         return (_raised(None, run.agent_error, None),)
     return (*raised.values(), *ended.values())
@@ -71,16 +77,21 @@ def _raised(local_rank: int | None, path: Path, seen: Exit | None) -> RankFailur
         stack=stack,
         time=path.stat().st_mtime,
         exit_code=seen.code if seen else None,
-        victim=error_type in _VICTIM_TYPES or _VICTIM_TEXT.search(message) is not None,
+        victim=is_victim(error_type, message),
     )
 
 
-def _ended(local_rank: int, seen: Exit) -> RankFailure:
-    """A rank without an error file: killed, or gone without raising."""
-    if seen.code >= 0:
-        message = f"exited with code {seen.code} without an exception; its last lines are in the log"
-        return RankFailure(local_rank, "RankExited", message, seen.time, exit_code=seen.code)
-    number = -seen.code
+def is_victim(error_type: str, message: str) -> bool:
+    """Whether this is what a rank raises when another one is gone."""
+    return error_type in _VICTIM_TYPES or _VICTIM_TEXT.search(message) is not None
+
+
+def rank_ended(local_rank: int | None, code: int, time: float) -> RankFailure:
+    """A rank, or a whole program, without an error file: killed, or gone without raising."""
+    if code >= 0:
+        message = f"exited with code {code} without an exception; its last lines are in the log"
+        return RankFailure(local_rank, "RankExited", message, time, exit_code=code)
+    number = -code
     message = f"ended by signal {number} ({_signal_name(number)})"
     if number == signal.SIGKILL:
         message += "; if nobody killed it, the node or the container ran out of memory"
@@ -88,8 +99,8 @@ def _ended(local_rank: int, seen: Exit) -> RankFailure:
         local_rank,
         "RankKilled",
         message,
-        seen.time,
-        exit_code=seen.code,
+        time,
+        exit_code=code,
         signal=number,
         victim=number == signal.SIGTERM,  # torchrun ends the others so when one has failed
     )

@@ -34,7 +34,7 @@ class Heartbeat:
 
     rank: int
     local_rank: int
-    pid: int
+    pid: int | None  # None: a program that only reports progress
     time: float
     phase: str
     first_step: int | None = None

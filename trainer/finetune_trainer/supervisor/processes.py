@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -10,13 +11,14 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
+from .program import Program
+
 _PR_SET_PDEATHSIG = 1
-_TAIL_BYTES = 16_384
+_TAIL_BYTES = 65_536  # tracebacks of all ranks of a node, with what each says while it is stopped
 
 
 def die_with_parent() -> None:
@@ -28,10 +30,12 @@ def die_with_parent() -> None:
 class Output:
     """Where the node's lines go: our own stdout and a file beside the job's results; the end is kept in memory."""
 
-    def __init__(self, log_file: Path) -> None:
+    def __init__(self, log_file: Path | None) -> None:
         self._tail: deque[bytes] = deque()
         self._kept = 0
         self._file: BinaryIO | None = None
+        if log_file is None:
+            return
         try:
             log_file.parent.mkdir(parents=True, exist_ok=True)
             self._file = log_file.open("ab", buffering=0)
@@ -63,9 +67,15 @@ class Output:
 class Child:
     """torchrun, in a session of its own: a Ctrl-C in the terminal reaches us, not it."""
 
-    def __init__(self, command: Sequence[str], *, output: Output) -> None:
+    def __init__(self, program: Program, *, output: Output) -> None:
+        self._group = program.group
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            program.argv,
+            cwd=program.folder,
+            env=program.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         self._copier = threading.Thread(target=self._copy, args=(output,), daemon=True)
         self._copier.start()
@@ -87,8 +97,21 @@ class Child:
                 self._process.returncode = os.waitstatus_to_exitcode(status)
 
     def signal(self, number: signal.Signals) -> None:
-        if self._process.returncode is None:
+        if self._group:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
+                os.killpg(self.pid, number)
+        elif self._process.returncode is None:
             os.kill(self.pid, number)
+
+    def is_left(self) -> bool:
+        """Whether others of its group outlive it: a launcher that ends at SIGTERM, while its torchrun still saves."""
+        if not self._group:
+            return False
+        try:
+            os.killpg(self.pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
 
     def wait_for_output(self, seconds: float) -> None:
         """Until all was copied; a grandchild that lives on may keep the pipe open."""

@@ -13,6 +13,7 @@ from socketserver import TCPServer
 
 from .contract import Node
 from .heartbeat import Heartbeat, progress_object
+from .reports import LARGEST_REPORT, PATH, Reports
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,22 @@ def _bind(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServ
         return _Server(("", port), handler)
 
 
-def serve(node: Node, snapshot: Callable[[], Snapshot]) -> ThreadingHTTPServer:
+def _take_report(request: BaseHTTPRequestHandler, reports: Reports | None) -> tuple[int, str, str]:
+    """Code, content type and body of the answer to a POST."""
+    kind = "text/plain"
+    if reports is None or request.path != PATH:
+        return 404, kind, "nothing is taken here\n"
+    if not reports.is_ours(request.headers.get("Authorization", "")):
+        return 401, kind, "the token is not this node's\n"
+    length = request.headers.get("Content-Length", "")
+    if not length.isdigit() or int(length) > LARGEST_REPORT:
+        return 413, kind, f"expected a Content-Length of at most {LARGEST_REPORT} bytes\n"
+    if not reports.take(request.rfile.read(int(length))):
+        return 400, kind, "expected {trainerStatus: {metrics: [{name, value}], ...}}\n"
+    return 200, kind, ""
+
+
+def serve(node: Node, snapshot: Callable[[], Snapshot], *, reports: Reports | None = None) -> ThreadingHTTPServer:
     """Answer in the background, on all interfaces: the operator asks by pod IP. Raises OSError if the port is taken."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -137,6 +153,9 @@ def serve(node: Node, snapshot: Callable[[], Snapshot]) -> ThreadingHTTPServer:
                 self._answer(200, "text/plain; version=0.0.4", body)
             else:
                 self._answer(404, "text/plain", "there are /status and /metrics\n")
+
+        def do_POST(self) -> None:
+            self._answer(*_take_report(self, reports))
 
         def _answer(self, code: int, content_type: str, body: str) -> None:
             data = body.encode()

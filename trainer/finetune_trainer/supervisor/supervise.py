@@ -1,4 +1,4 @@
-"""The life of one node of one attempt: prepare, wait for the master, run torchrun, obey stop requests, tell the end."""
+"""The life of one node of one attempt: prepare, wait for the master, run the program, obey stops, tell the end."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from . import contract
+from .command import Command, InvalidCommand, plan_program
 from .contract import Node
 from .dns import DnsTimeout, wait_for_master
 from .failures import RankFailure, first_failure
 from .heartbeat import progress_object, read_heartbeats
 from .marker import is_finished
 from .processes import Child, Output, SignalInbox
+from .program import Program, trainer_program
+from .reports import Reports
 from .server import Snapshot, serve
 from .termination import Termination, write_termination
+from .told import explain, last_line, read_report
 
 OK, FAILED_MAY_RETRY, FAILED_FOR_GOOD, STOPPED_AS_ASKED = 0, 1, 2, 143
 _MESSAGE_EVERY_SECONDS = 3.0
@@ -29,14 +31,15 @@ _KILL_AFTER_SECONDS = 3.0  # from torchrun's SIGTERM to its SIGKILL
 
 
 class Supervisor:
-    """Runs one node to its end; `run` gives the exit code of the container."""
+    """Runs one node to its end; `run` gives the exit code of the container. Without a command, it is the trainer's."""
 
-    def __init__(self, node: Node, *, command: Sequence[str]) -> None:
+    def __init__(self, node: Node, command: Command | None) -> None:
         self._node = node
         self._command = command
         self._outcome = contract.STARTING
         self._inbox = SignalInbox()
-        self._output = Output(node.output / "logs" / f"attempt-{node.attempt}" / f"node-{node.node_rank}.log")
+        self._output = Output(node.log)
+        self._reports = Reports(node) if command else None
         self._stopping = _Stopping(grace_seconds=node.grace_seconds)
 
     def run(self) -> int:
@@ -49,8 +52,9 @@ class Supervisor:
     def _live(self) -> int:
         _clear_leftovers(self._node)
         self._write(self._message())
-        if is_finished(self._node.output, uid=self._node.uid):
-            self._output.say(f"{self._node.output} holds the result already; nothing is left to do")
+        output = self._node.output
+        if self._command is None and output and is_finished(output, uid=self._node.uid):
+            self._output.say(f"{output} holds the result already; nothing is left to do")
             return self._finish(self._succeeded())
         self._serve()
         try:
@@ -59,16 +63,26 @@ class Supervisor:
             return self._finish(self._failed("DnsTimeout", str(error)))
         except _StoppedEarlyError:
             return self._finish(self._stopped("stopped before training began"))
+        try:
+            program = self._program()
+        except InvalidCommand as error:
+            return self._finish(self._failed("InvalidSpec", str(error)))
         self._outcome = contract.RUNNING
-        child = Child(self._command, output=self._output)
+        child = Child(program, output=self._output)
         code = self._attend(child)
+        child.signal(signal.SIGKILL)  # whoever a launcher left behind
         child.wait_for_output(2.0)
-        return self._finish(self._judge(code))
+        return self._finish(self._judge(code) if self._command is None else self._judge_command(code))
+
+    def _program(self) -> Program:
+        if self._command is None or self._reports is None:
+            return trainer_program(self._node)
+        return plan_program(self._command, self._node, self._reports.environment(os.environ))
 
     def _attend(self, child: Child) -> int:
-        """Until torchrun has ended: pass on what it is asked, keep the termination message fresh."""
+        """Until the program has ended: pass on what it is asked, keep the termination message fresh."""
         written = 0.0
-        while (code := child.reap()) is None:
+        while (code := child.reap()) is None or (self._stopping.asked_at is not None and child.is_left()):
             now = time.monotonic()
             if now - written >= _MESSAGE_EVERY_SECONDS:
                 written = now
@@ -82,7 +96,10 @@ class Supervisor:
         stopping = self._stopping
         if self._inbox.stops and stopping.asked_at is None:
             stopping.asked_at = now
-            if self._phase() in (contract.INIT, contract.LOAD, ""):
+            if self._command is not None:
+                self._output.say("asked to stop: SIGTERM is passed on, and the command has the grace period to save")
+                child.signal(signal.SIGTERM)
+            elif self._phase() in (contract.INIT, contract.LOAD, ""):
                 stopping.reason = "stopped before training began"
                 stopping.hurry = True
             else:
@@ -94,7 +111,7 @@ class Supervisor:
             stopping.hurry = True
         if stopping.is_late(now) and not stopping.hurry:
             stopping.reason = (
-                f"the ranks did not finish saving within the grace period of {self._node.grace_seconds:.0f}s"
+                f"the ranks did not end within the grace period of {self._node.grace_seconds:.0f}s"
                 " (FINETUNE_GRACE_SECONDS)"
             )
             stopping.hurry = True
@@ -122,6 +139,24 @@ class Supervisor:
             return self._failed("RankExited", "the ranks ended without an error and without a result")
         what = f"ended by signal {-code}" if code < 0 else f"exited with code {code}"
         return self._failed("TorchrunFailed", f"torchrun {what}; the end of its output:\n{self._output.tail()[-1500:]}")
+
+    def _judge_command(self, code: int) -> Termination:
+        """Exit 0 is success, unless it was asked for: many scripts save at SIGTERM and then end well."""
+        if self._stopping.asked_at is not None:
+            return self._stopped(self._stopping.reason or "stopped as asked")
+        if code == 0:
+            return self._succeeded()
+        tail = self._output.tail()
+
+        def by_rank(failure: RankFailure) -> RankFailure:
+            rank = None if failure.local_rank is None else self._node.global_rank(failure.local_rank)
+            return explain(failure, tail, rank=rank)
+
+        failure = first_failure(self._node.run, explain=by_rank) or read_report(tail, code=code, time=time.time())
+        if failure.error_type != "RankExited":
+            return self._rank_failed(failure)
+        said = f"exited with code {failure.exit_code}; its last line: {last_line(tail)}"
+        return self._rank_failed(replace(failure, message=said, stack=tail))
 
     def _finish(self, message: Termination) -> int:
         self._outcome = message.outcome
@@ -185,7 +220,7 @@ class Supervisor:
 
     def _serve(self) -> None:
         try:
-            serve(self._node, self._snapshot)
+            serve(self._node, self._snapshot, reports=self._reports)
         except OSError as error:  # the job is worth more than its gauges
             self._output.say(f"port {self._node.status_port} cannot be served, so there is no /status: {error}")
 
@@ -221,20 +256,6 @@ class _Stopping:
 
     def is_late(self, now: float) -> bool:
         return self.asked_at is not None and now > self.asked_at + self._limit_seconds
-
-
-def torchrun_command(node: Node, *, module: str = "finetune_trainer.train") -> tuple[str, ...]:
-    """Through finetune_trainer.launch, which is torchrun that also writes down the exit codes it saw."""
-    options = (
-        f"--nnodes={node.nodes}",
-        f"--node-rank={node.node_rank}",
-        f"--nproc-per-node={node.ranks_per_node}",
-        f"--master-addr={node.master_addr}",
-        f"--master-port={node.master_port}",
-        "--max-restarts=0",  # restarts are the operator's: all nodes together
-        f"--log-dir={node.run.torchrun}",
-    )
-    return (sys.executable, "-m", "finetune_trainer.launch", *options, "-m", module)
 
 
 def _clear_leftovers(node: Node) -> None:

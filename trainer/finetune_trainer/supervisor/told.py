@@ -1,0 +1,108 @@
+"""What a program that records nothing still tells in its output: the exception of a rank, and torchrun's report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from .failures import RankFailure, is_victim, rank_ended
+
+_HEADER = "Traceback (most recent call last):"
+_RANK = re.compile(r"^\[rank(\d+)\]:(?: |$)")
+_FILE = re.compile(r'^  File ".*", line \d+')
+_LAST = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: ?(.*))?$")
+_ROOT_CAUSE = re.compile(
+    r"Root Cause \(first observed failure\):.*?\brank\s*: (\d+) \(local_rank: (\d+)\).*?\bexitcode\s*: (-?\d+)",
+    re.DOTALL,
+)
+_LAUNCHERS = frozenset({"CalledProcessError", "ChildFailedError", "SignalException"})
+
+
+@dataclass
+class Raised:
+    """An exception as the interpreter printed it, and the rank whose prefix its lines have."""
+
+    rank: int | None
+    error_type: str = ""
+    message: str = ""
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def stack(self) -> str:
+        return "\n".join(self.lines)
+
+
+def find_raised(text: str) -> tuple[Raised, ...]:
+    """In the order in which they ended; lines of ranks that have a prefix may be mixed."""
+    found: list[Raised] = []
+    begun: dict[int | None, Raised] = {}
+    ended: dict[int | None, Raised] = {}
+    for rank, line in _by_rank(text):
+        block = begun.get(rank)
+        if line.startswith(_HEADER) or (block is None and _FILE.match(line)):
+            begun[rank] = Raised(rank, lines=[line])
+            ended.pop(rank, None)
+        elif block is not None:
+            block.lines.append(line)
+            last = _LAST.match(line)
+            if last and any(_FILE.match(seen) for seen in block.lines):
+                block.error_type, block.message = last.group(1).rpartition(".")[2], last.group(2) or ""
+                found.append(block)
+                ended[rank] = begun.pop(rank)
+        elif rank in ended and line.startswith((" ", "\t")) and len(ended[rank].message) < 2000:
+            ended[rank].message += "\n" + line  # what the exception says on more lines than one
+        else:
+            ended.pop(rank, None)
+    return tuple(found)
+
+
+def find_cause(text: str, *, rank: int | None) -> Raised | None:
+    """The last exception that explains the end: of that rank if it is known, and of no victim where there is another.
+
+    The last, because what was caught and only logged comes before what ended the program.
+    """
+    found = find_raised(text)
+    if rank is not None:
+        found = tuple(raised for raised in found if raised.rank == rank) or tuple(r for r in found if r.rank is None)
+    return max(enumerate(found), key=_weight, default=(0, None))[1]
+
+
+def _weight(numbered: tuple[int, Raised]) -> tuple[bool, bool, int]:
+    number, raised = numbered
+    return raised.error_type not in _LAUNCHERS, not is_victim(raised.error_type, raised.message), number
+
+
+def explain(failure: RankFailure, text: str, *, rank: int | None) -> RankFailure:
+    """The same failure with the exception that its rank printed; one that was killed printed none."""
+    raised = find_cause(text, rank=rank) if failure.error_type == "RankExited" else None
+    if raised is None:
+        return failure
+    return replace(
+        failure,
+        error_type=raised.error_type,
+        message=raised.message,
+        stack=raised.stack,
+        victim=is_victim(raised.error_type, raised.message),
+    )
+
+
+def read_report(text: str, *, code: int, time: float) -> RankFailure:
+    """From the output of a launcher of the user's own: torchrun's root cause, or the program's own end."""
+    seen = _ROOT_CAUSE.findall(text)
+    if seen:
+        rank, local_rank, exit_code = (int(number) for number in seen[-1])
+        return explain(rank_ended(local_rank, exit_code, time), text, rank=rank)
+    return explain(rank_ended(None, code, time), text, rank=None)
+
+
+def last_line(text: str) -> str:
+    """What was said last before torchrun reported; of a progress bar, what it came to."""
+    said = (line.rpartition("\r")[2].strip() for line in text.partition("\n" + "=" * 60)[0].rstrip("\r\n").splitlines())
+    return next((line for line in reversed([*said]) if line and "torch/distributed/elastic" not in line), "")
+
+
+def _by_rank(text: str) -> Iterator[tuple[int | None, str]]:
+    for line in text.splitlines():
+        prefix = _RANK.match(line)
+        yield (int(prefix.group(1)), line[prefix.end() :]) if prefix else (None, line)
