@@ -14,6 +14,9 @@ from finetune_trainer.errors import ChatTemplateError
 _GENERATION_MARK = "{% generation"
 _ANCHOR = "⟦assistant {}⟧"  # stands for the assistant's words while the template's own text is found
 
+_REFUSALS = (TemplateError, TypeError, ValueError, KeyError)
+_NO_SYSTEM_PROMPT = "put its words at the beginning of the first user turn"
+
 Span = tuple[int, int]
 
 
@@ -53,10 +56,14 @@ class Renderer:
         if _GENERATION_MARK in str(template).replace("{%-", "{%"):
             return self._render_marked(example)
         text = self._apply(example, example.turns)
+        self._expect_system_prompt(example, text)
         spans = self._anchored_spans(example, text)
         if spans is None:
             spans = self._prefix_spans(example, text)
-        return self._tokenize(example.place, text, spans, _answer_weights(example))
+        sample = self._tokenize(example.place, text, spans, _answer_weights(example))
+        if example.turns[-1].role is Role.ASSISTANT and not text.rstrip().endswith(self._ends_of_turn):
+            return self._ended(sample, weight=example.turns[-1].weight)
+        return sample
 
     def _render_completion(self, example: Completion) -> Sample:
         sample = self._tokenize(
@@ -66,13 +73,26 @@ class Renderer:
             (1.0,),
             add_special_tokens=True,
         )
+        return self._ended(sample, weight=1.0)
+
+    def _ended(self, sample: Sample, *, weight: float) -> Sample:
+        """With the token that ends a text, learned; some tokenizers put it there themselves."""
         end = self._tokenizer.eos_token_id
         tokens, weights = list(sample.tokens), list(sample.weights)
-        if end is not None and tokens and tokens[-1] == end:  # some tokenizers end a text themselves
-            weights[-1] = 1.0
-        elif end is not None:
-            tokens, weights = [*tokens, end], [*weights, 1.0]
-        return Sample(example.place, tokens, weights)
+        if end is None:
+            return sample
+        if tokens and tokens[-1] == end:
+            tokens, weights = tokens[:-1], weights[:-1]
+        return Sample(sample.place, [*tokens, end], [*weights, weight])
+
+    def _expect_system_prompt(self, example: Conversation, text: str) -> None:
+        """Some templates read it only where an answer is asked for, and train without it in silence."""
+        for turn in example.turns:
+            if turn.role is Role.SYSTEM and turn.content.strip() not in text:
+                raise ChatTemplateError(
+                    f'{example.place}: the chat template of model "{self._model_name}" takes no system prompt (it'
+                    f" leaves it out); {_NO_SYSTEM_PROMPT}"
+                )
 
     def _render_marked(self, example: Conversation) -> Sample:
         """The template itself says what the assistant generates."""
@@ -146,13 +166,28 @@ class Renderer:
         return tuple(spans)
 
     def _apply(self, example: Conversation, turns: Sequence[Turn], **options: Any) -> Any:
-        messages = [{"role": turn.role.value, "content": turn.content} for turn in turns]
         try:
-            return self._tokenizer.apply_chat_template(messages, **{"tokenize": False, **options})
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
-            raise ChatTemplateError(
-                f'{example.place}: the chat template of model "{self._model_name}" refuses this row: {error}'
-            ) from error
+            return self._fill_in(turns, **options)
+        except _REFUSALS as error:
+            said = f'{example.place}: the chat template of model "{self._model_name}"'
+            if self._minds_the_system_prompt(turns):
+                raise ChatTemplateError(f"{said} takes no system prompt ({error}); {_NO_SYSTEM_PROMPT}") from error
+            raise ChatTemplateError(f"{said} refuses this row: {error}") from error
+
+    def _fill_in(self, turns: Sequence[Turn], **options: Any) -> Any:
+        messages = [{"role": turn.role.value, "content": turn.content} for turn in turns]
+        return self._tokenizer.apply_chat_template(messages, **{"tokenize": False, **options})
+
+    def _minds_the_system_prompt(self, turns: Sequence[Turn]) -> bool:
+        """It refuses the turns, and takes them without."""
+        others = [turn for turn in turns if turn.role is not Role.SYSTEM]
+        if len(others) == len(turns):
+            return False
+        try:
+            self._fill_in(others)
+        except _REFUSALS:
+            return False
+        return True
 
     def _tokenize(
         self,
