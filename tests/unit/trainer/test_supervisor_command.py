@@ -41,7 +41,9 @@ def test_a_script_is_what_torchrun_starts_on_every_rank(tmp_path: Path) -> None:
     program = plan_program(asked, node(tmp_path, node_rank=1), ENV)
 
     assert program.argv[-3:] == ("train.py", "--out", "/output/default/bert")
-    assert {"torchrun", "--nnodes=2", "--node_rank=1", "--nproc_per_node=2", "--no_python"} <= set(program.argv)
+    assert {"finetune_trainer.launch", "--nnodes=2", "--node_rank=1", "--nproc_per_node=2", "--no_python"} <= set(
+        program.argv
+    )
     assert (program.folder, program.group) == (tmp_path, False)
 
 

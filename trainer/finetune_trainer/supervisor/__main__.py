@@ -1,7 +1,6 @@
 """`python -m finetune_trainer.supervisor`: the command of the trainer container.
 
-`... exec PROGRAM ARGS` becomes that program, and `... torchrun ARGS` is torchrun that keeps what it sees; both end with
-their parent.
+`... exec PROGRAM ARGS` becomes that program, which ends with its parent.
 """
 
 from __future__ import annotations
@@ -19,11 +18,6 @@ def main() -> int:
     if sys.argv[1:2] == ["exec"]:
         die_with_parent()
         os.execv(sys.argv[2], sys.argv[2:])  # noqa: S606  the very point
-    if sys.argv[1:2] == ["torchrun"]:
-        from finetune_trainer.launch import main as launch  # it imports torch, which the supervisor never does
-
-        del sys.argv[1]
-        return launch()
     try:
         node = Node.from_environment(os.environ)
     except EnvironmentProblem as problem:

@@ -11,7 +11,11 @@ PACKAGE = Path(__file__).parents[1]
 MAIN = """import sys
 if sys.version_info < (3, 9):
     sys.exit("supervisor: spec.image has python3 %d.%d; command mode needs 3.9 or newer" % sys.version_info[:2])
-from finetune_trainer.supervisor.__main__ import main
+if sys.argv[1:2] == ["torchrun"]:
+    del sys.argv[1]
+    from finetune_trainer.launch import main  # with torch, which the supervisor never imports
+else:
+    from finetune_trainer.supervisor.__main__ import main
 sys.exit(main())
 """
 

@@ -72,8 +72,18 @@ def expand(word: str, env: Mapping[str, str]) -> str:
 
 def own_program() -> tuple[str, ...]:
     """How to start this code once more: the file that was dropped into a foreign image, or the module."""
-    archive = getattr(globals().get("__loader__"), "archive", None)
-    return (sys.executable, str(archive)) if archive else (sys.executable, "-m", "finetune_trainer.supervisor")
+    archive = _archive()
+    return (sys.executable, archive) if archive else (sys.executable, "-m", "finetune_trainer.supervisor")
+
+
+def own_torchrun() -> tuple[str, ...]:
+    """Our words around torchrun, which keep what it only prints."""
+    archive = _archive()
+    return (sys.executable, archive, "torchrun") if archive else (sys.executable, "-m", "finetune_trainer.launch")
+
+
+def _archive() -> str | None:
+    return getattr(globals().get("__loader__"), "archive", None)
 
 
 def _exec(command: Command, folder: Path, env: Mapping[str, str]) -> tuple[str, ...]:
@@ -89,7 +99,7 @@ def _torchrun(node: Node, env: Mapping[str, str]) -> tuple[str, ...]:
     options = torchrun_options(node)
     if importlib.util.find_spec("torch") is not None:
         rank = (*own_program(), "exec", sys.executable, "-u")
-        return (*own_program(), "torchrun", *options, "--no_python", *rank)
+        return (*own_torchrun(), *options, "--no_python", *rank)
     torchrun = shutil.which("torchrun", path=env.get("PATH"))
     if torchrun is None:
         raise InvalidCommand(
