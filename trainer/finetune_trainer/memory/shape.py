@@ -1,0 +1,139 @@
+"""The model as numbers, read from its config alone: built on torch's meta device, where tensors have no data."""
+
+import copy
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from finetune_api.v1alpha1 import Lora
+from finetune_trainer.errors import ModelError
+from finetune_trainer.memory.simulate import Live, Phase, Step, simulate_step
+from finetune_trainer.model.lora import add_adapters
+
+_FEWEST = 2  # layers of the smallest model that stands in for a large one
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Bytes that a model holds, and how its step grows with its layers."""
+
+    parameters: int
+    trained_parameters: int
+    frozen_bytes: int
+    trained_bytes: int
+    buffer_bytes: int
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model as it would be built for training."""
+
+    config: PretrainedConfig
+    dtype: torch.dtype
+    lora: Lora | None
+
+    def build(self, *, layers: int | None = None) -> Any:
+        """On the meta device, whole or with the first layers alone."""
+        config = self.config if layers is None else _with_layers(self.config, layers)
+        try:
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config, dtype=self.dtype)
+                return add_adapters(model, self.lora, seed=0) if self.lora else model
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ModelError(f"a {config.model_type} model cannot be built from its config: {error}") from error
+
+
+def measure_shape(architecture: Architecture) -> ModelShape:
+    """Parameters and bytes of the whole model; what is shared counts once."""
+    model = architecture.build()
+    trained = [each for each in model.parameters() if each.requires_grad]
+    frozen = [each for each in model.parameters() if not each.requires_grad]
+    return ModelShape(
+        parameters=sum(each.numel() for each in (*trained, *frozen)),
+        trained_parameters=sum(each.numel() for each in trained),
+        frozen_bytes=sum(each.nbytes for each in frozen),
+        trained_bytes=sum(each.nbytes for each in trained),
+        buffer_bytes=sum(each.nbytes for each in model.buffers()),
+    )
+
+
+def measure_step(architecture: Architecture, step: Step) -> Live:
+    """What lives at the highest moment of a step.
+
+    Of equal layers each takes the same, so two small models tell what many layers take. Raises ModelError.
+    """
+    layers = _count_layers(architecture.config)
+    if layers <= _FEWEST + 1 or not _layers_are_equal(architecture):
+        return max(_simulate(architecture, step, None).values(), key=lambda live: live.total)
+    few, more = (_simulate(architecture, step, count) for count in (_FEWEST, _FEWEST + 1))
+    return max((_extend(few[phase], more[phase], layers - _FEWEST) for phase in Phase), key=lambda live: live.total)
+
+
+def _extend(few: Live, more: Live, further: int) -> Live:
+    return Live(
+        few.activations + further * (more.activations - few.activations),
+        few.logits + further * (more.logits - few.logits),
+    )
+
+
+def _simulate(architecture: Architecture, step: Step, layers: int | None) -> dict[Phase, Live]:
+    model = architecture.build(layers=layers)
+    try:
+        with FakeTensorMode():
+            _give_fake_tensors(model)
+            return simulate_step(model, step)
+    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        first_line = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
+        raise ModelError(
+            f"the activations of a {architecture.config.model_type} model cannot be forecast: {first_line}"
+        ) from error
+
+
+def _give_fake_tensors(model: torch.nn.Module) -> None:
+    """In the place of meta tensors, on which autocast does nothing. What is shared stays shared."""
+    fakes: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is None:
+                continue
+            if id(tensor) not in fakes:
+                fake = torch.empty(tensor.shape, dtype=tensor.dtype)
+                is_parameter = isinstance(tensor, torch.nn.Parameter)
+                fakes[id(tensor)] = torch.nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+            table: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
+            table[name] = fakes[id(tensor)]
+
+
+def _count_layers(config: PretrainedConfig) -> int:
+    return int(config.get_text_config().num_hidden_layers)
+
+
+def _with_layers(config: PretrainedConfig, layers: int) -> PretrainedConfig:
+    """Lists with an entry per layer are cut, too."""
+    fewer = copy.deepcopy(config)
+    text = fewer.get_text_config()
+    for name in _per_layer(text):
+        setattr(text, name, getattr(text, name)[:layers])
+    text.num_hidden_layers = layers
+    return fewer
+
+
+def _per_layer(text: PretrainedConfig) -> list[str]:
+    layers = text.num_hidden_layers
+    return [name for name, value in vars(text).items() if isinstance(value, list | tuple) and len(value) == layers]
+
+
+def _layers_are_equal(architecture: Architecture) -> bool:
+    """Of the same tensors and, by the config, of the same kind."""
+    text = architecture.config.get_text_config()
+    if any(len({repr(each) for each in getattr(text, name)}) > 1 for name in _per_layer(text)):
+        return False
+    for module in architecture.build().modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == text.num_hidden_layers:
+            kinds = [Counter((tuple(p.shape), p.dtype) for p in layer.parameters()) for layer in module]
+            return all(kind == kinds[0] for kind in kinds)
+    return False
