@@ -5,6 +5,7 @@ import sys
 import typer
 
 from finetune_cli.bad_input import BAD_INPUT, BadInput
+from finetune_cli.estimate import estimate
 from finetune_cli.logs import logs
 from finetune_cli.plan import plan
 from finetune_cli.run import run
@@ -17,7 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, plan, validate, status, logs):
+for command in (run, plan, validate, estimate, status, logs):
     app.command()(command)
 
 

@@ -54,12 +54,12 @@ def run(
     Exit code 0: complete; 1: failed; 2: something in the job file or on the command line is wrong; 130: stopped.
     """
     job_file = read_job_file(file, namespace=namespace)
-    _check_packages(job_file.job.spec)
+    check_packages(job_file.job.spec)
     sys.exit(_run(job_file, volume or [], Wishes(output.absolute(), logs, fresh)))
 
 
-def _check_packages(spec: "FineTuneJobSpec") -> None:
-    """Asked of the import system, because importing torch takes seconds. What a command needs is its own affair."""
+def check_packages(spec: "FineTuneJobSpec") -> None:
+    """Raises BadInput. Asked of the import system, because importing torch takes seconds. What a command needs is its own affair."""
     needed = ("finetune_trainer",) if spec.command else ("finetune_trainer", "torch", "transformers")
     missing = [package for package in needed if not importlib.util.find_spec(package)]
     if missing:

@@ -18,6 +18,7 @@ from finetune_trainer.ranks import Ranks
 
 _LEARNING_RATE_LORA, _LEARNING_RATE_FULL = 1e-4, 1e-5
 _EPOCHS = 3.0
+MOST_LOADERS = 8  # processes per rank, unless the spec says otherwise
 # What may change between two attempts without changing what is trained. The batch counts by its product.
 _NOT_IN_FINGERPRINT = frozenset(
     {
@@ -103,7 +104,7 @@ def loader_processes(spec: TrainerSpec, ranks: Ranks) -> int:
     """Per rank: its share of the cores this container may use, less one for the rank itself."""
     if spec.dataset.num_workers is not None:
         return spec.dataset.num_workers
-    return min(8, max(1, len(os.sched_getaffinity(0)) // ranks.local_world_size - 1))
+    return min(MOST_LOADERS, max(1, len(os.sched_getaffinity(0)) // ranks.local_world_size - 1))
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,16 @@ def _localise_command(command: Raw, here: "_Here") -> Raw:
     return {**command, **words, **script, "workingDir": folder}
 
 
+def localise_model(file: JobFile, mounts: Sequence[Mount]) -> Raw:
+    """The job's spec with the path of its model as it is on this machine. Raises BadInput."""
+    here = _Here(file, mounts)
+    spec = file.body["spec"]
+    model = {**spec["model"], "name": here.find_model(spec["model"]["name"])}
+    if here.problems:
+        raise BadInput(*(f"{file.path}: {problem}" for problem in here.problems))
+    return {**spec, "model": model}
+
+
 class _Here:
     """Finds paths and collects what could not be found."""
 

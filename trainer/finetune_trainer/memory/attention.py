@@ -41,7 +41,8 @@ def _attend(
     if attention_mask is not None:
         groups = getattr(module, "num_key_value_groups", 1)
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    return _Attention.apply(query, key, value, attention_mask).transpose(1, 2).contiguous(), None
+    result = _Attention.apply(query, key, value, attention_mask)  # type: ignore[no-untyped-call]
+    return result.transpose(1, 2).contiguous(), None
 
 
 class _Attention(torch.autograd.Function):

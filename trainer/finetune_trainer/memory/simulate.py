@@ -61,7 +61,8 @@ def simulate_step(model: Any, step: Step) -> dict[Phase, Live]:
         if parameter.requires_grad and step.learns:
             parameter.grad = torch.empty_like(parameter)  # of the micro-batches before
     ids = torch.zeros(step.batch, step.length, dtype=torch.int64)
-    with _Ledger(model) as ledger, torch.set_grad_enabled(step.learns):
+    ledger = _Ledger(model)
+    with ledger, torch.set_grad_enabled(step.learns):
         with torch.autocast("cpu", dtype=step.autocast or torch.bfloat16, enabled=step.autocast is not None):
             output = model(input_ids=ids, use_cache=False)
         ledger.phase = Phase.LOSS
@@ -81,11 +82,11 @@ def loss_of_every_token(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor
     )
 
 
-class _Ledger(TorchDispatchMode):
+class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Books every storage from the operation that makes it to its end. What the model holds before does not count."""
 
     def __init__(self, model: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.phase = Phase.FORWARD
         self.peaks: dict[Phase, Live] = {phase: Live() for phase in Phase}
         self._vocabulary = model.get_output_embeddings().weight.shape[0]
@@ -100,7 +101,7 @@ class _Ledger(TorchDispatchMode):
 
         def enter(tensor: torch.Tensor, phase: Phase) -> None:
             if tensor.requires_grad:
-                tensor.register_hook(lambda _gradient: setattr(self, "phase", phase))
+                tensor.register_hook(lambda _gradient: setattr(self, "phase", phase))  # type: ignore[no-untyped-call]
 
         model.get_output_embeddings().register_forward_pre_hook(lambda _module, inputs: enter(inputs[0], Phase.LAYERS))
         model.get_input_embeddings().register_forward_hook(lambda _m, _inputs, made: enter(made, Phase.EMBEDDING))
@@ -124,7 +125,7 @@ class _Ledger(TorchDispatchMode):
         if self._activations + self._logits > self.peaks[self.phase].total:
             self.peaks[self.phase] = Live(self._activations, self._logits)
 
-    def _strike(self, key: int, size: int, is_logits: bool) -> None:  # noqa: FBT001
+    def _strike(self, key: int, size: int, is_logits: bool) -> None:
         self._known.discard(key)
         self._add(-size, is_logits=is_logits)
 

@@ -27,27 +27,41 @@ class Pretrained:
 
     @property
     def max_length(self) -> int | None:
-        """Tokens that the model has positions for."""
-        found = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        return found if isinstance(found, int) else None
+        return max_length(self.config)
 
 
 def describe_model(source: ModelSource, device: torch.device) -> Pretrained:
     """Raises ModelNotFound, ModelError or InvalidSpec, before anything large is read."""
+    config = read_config(source)
+    tokenizer = _fetch(source.name, lambda: AutoTokenizer.from_pretrained(source.name))
+    return Pretrained(source.name, config, tokenizer, choose_dtype(source, config, device))
+
+
+def read_config(source: ModelSource) -> PretrainedConfig:
+    """Raises ModelNotFound or ModelError."""
     if _is_path(source.name) and not (Path(source.name) / "config.json").is_file():
         found = "has no config.json" if Path(source.name).is_dir() else "does not exist"
         raise ModelNotFound(
             f'spec.model.name: "{source.name}" {found}; mount the volume that holds the model (spec.volumes) or correct'
             " the path"
         )
-    config = _fetch(source.name, lambda: AutoConfig.from_pretrained(source.name))
-    tokenizer = _fetch(source.name, lambda: AutoTokenizer.from_pretrained(source.name))
-    return Pretrained(source.name, config, tokenizer, _choose_dtype(source, config, device))
+    return _fetch(source.name, lambda: AutoConfig.from_pretrained(source.name))
+
+
+def max_length(config: PretrainedConfig) -> int | None:
+    """Tokens that the model has positions for."""
+    found = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return found if isinstance(found, int) else None
+
+
+def training_dtype(result: torch.dtype, *, lora: bool) -> torch.dtype:
+    """Of the weights. Full tuning keeps float32: in 16 bits most updates would round to nothing."""
+    return result if lora else torch.float32
 
 
 def load_model(spec: TrainerSpec, pretrained: Pretrained) -> torch.nn.Module:
-    """The model to train. Full tuning keeps float32 weights: in 16 bits most updates would round to nothing."""
-    model = _load_weights(pretrained, pretrained.dtype if spec.lora else torch.float32)
+    """The model to train."""
+    model = _load_weights(pretrained, training_dtype(pretrained.dtype, lora=spec.lora is not None))
     return add_adapters(model, spec.lora, seed=spec.training.seed) if spec.lora else model
 
 
@@ -106,7 +120,8 @@ def _causes(error: BaseException | None) -> list[BaseException]:
     return found
 
 
-def _choose_dtype(source: ModelSource, config: PretrainedConfig, device: torch.device) -> torch.dtype:
+def choose_dtype(source: ModelSource, config: PretrainedConfig, device: torch.device) -> torch.dtype:
+    """What the spec asks for, or what the checkpoint is in. Raises InvalidSpec if the device does not compute in it."""
     dtype: torch.dtype | None
     if source.torch_dtype == "auto":
         dtype = getattr(config, "dtype", None) or torch.float32

@@ -1,0 +1,91 @@
+"""The memory of a job, from its spec and its model's config."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from transformers import PretrainedConfig
+
+from finetune_api.batch import Batch
+from finetune_api.v1alpha1 import FineTuneJobSpec
+from finetune_trainer.errors import InvalidSpec
+from finetune_trainer.memory.parts import Layout, Parts, node_parts, rank_parts
+from finetune_trainer.memory.shape import Architecture, ModelShape, measure_shape, measure_step
+from finetune_trainer.memory.simulate import Live, Step, loss_of_every_token
+from finetune_trainer.model.load import choose_dtype, max_length, read_config, training_dtype
+from finetune_trainer.settings import MOST_LOADERS, plan_batch, plan_eval_batch
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is read once and stays the same when a spec is varied."""
+
+    config: PretrainedConfig
+    dtype: torch.dtype  # of the result
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is needed, and of what it was computed."""
+
+    shape: ModelShape
+    batch: Batch
+    length: int
+    rank: Parts
+    node: Parts
+    on_gpu: bool
+
+
+def read_model(spec: FineTuneJobSpec) -> Model:
+    """Raises TrainerError. No device is asked whether it computes in the model's type."""
+    config = read_config(spec.model)
+    return Model(config, choose_dtype(spec.model, config, torch.device("meta")))
+
+
+def forecast(spec: FineTuneJobSpec, model: Model, *, on_gpu: bool, longest: int | None = None) -> Forecast:
+    """For samples of the spec's greatest length, or of the `longest` there is. Raises TrainerError."""
+    batch = plan_batch(spec, world_size=spec.world_size)
+    length = longest or _greatest_length(spec, model.config)
+    architecture = Architecture(model.config, training_dtype(model.dtype, lora=spec.lora is not None), spec.lora)
+    shape = measure_shape(architecture)
+    live = max(
+        (measure_step(architecture, step) for step in _steps(spec, model, batch, length)), key=lambda live: live.total
+    )
+    return _add_up(spec, shape, live, batch=batch, length=length, on_gpu=on_gpu)
+
+
+def uses_gpus(spec: FineTuneJobSpec) -> bool:
+    return any(name.endswith("/gpu") for name in spec.resources.limits)
+
+
+def _steps(spec: FineTuneJobSpec, model: Model, batch: Batch, length: int) -> list[Step]:
+    """A training step and, where its batch is larger, one of evaluation."""
+    train = Step(
+        batch=batch.per_device,
+        length=length,
+        checkpointing=spec.training.gradient_checkpointing,
+        autocast=None if model.dtype is torch.float32 else model.dtype,
+        loss=loss_of_every_token,
+    )
+    evaluated = plan_eval_batch(spec, batch).per_device
+    if not spec.dataset.eval or evaluated <= batch.per_device:
+        return [train]
+    return [train, replace(train, batch=evaluated, checkpointing=False, learns=False)]
+
+
+def _greatest_length(spec: FineTuneJobSpec, config: PretrainedConfig) -> int:
+    length = spec.dataset.max_length or max_length(config)
+    if length is None:
+        raise InvalidSpec(
+            f'spec.dataset.maxLength: model "{spec.model.name}" does not say how long samples may be; set it, or'
+            " memory cannot be forecast"
+        )
+    return length
+
+
+def _add_up(
+    spec: FineTuneJobSpec, shape: ModelShape, live: Live, *, batch: Batch, length: int, on_gpu: bool
+) -> Forecast:
+    loaders = MOST_LOADERS if spec.dataset.num_workers is None else spec.dataset.num_workers
+    layout = Layout(spec.world_size, spec.ranks_per_node, loaders, on_gpu)
+    rank = rank_parts(shape, live, layout)
+    return Forecast(shape, batch, length, rank, node_parts(shape, rank, layout), on_gpu)

@@ -1,0 +1,29 @@
+"""GPUs by name and the memory that torch sees on them, which is less than what they are sold with."""
+
+GIB = 2**30
+
+# GiB as `torch.cuda.mem_get_info` gives them on an idle card, rounded down; with ECC where it cannot be switched off.
+_USABLE_GIB = {
+    "t4-16g": 14.5,
+    "v100-16g": 15.7,
+    "v100-32g": 31.7,
+    "rtx3090-24g": 23.6,
+    "rtx4090-24g": 23.5,
+    "rtx5090-32g": 31.3,
+    "a10-24g": 22.0,
+    "l4-24g": 21.9,
+    "a6000-48g": 47.4,
+    "l40s-48g": 44.3,
+    "a100-40g": 39.3,
+    "a100-80g": 79.1,
+    "h100-80g": 79.1,
+    "h200-141g": 139.7,
+    "b200-192g": 178.3,
+}
+USABLE_BYTES = {name: int(gib * GIB) for name, gib in _USABLE_GIB.items()}
+
+
+def names_that_fit(needed_bytes: int) -> tuple[str, ...]:
+    """The smallest first."""
+    fitting = ((usable, name) for name, usable in USABLE_BYTES.items() if usable >= needed_bytes)
+    return tuple(name for _, name in sorted(fitting))

@@ -1,0 +1,99 @@
+"""What to change in a job so that it fits, tried in the order of what it costs the user."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from finetune_api.v1alpha1 import FineTuneJobSpec, Lora
+from finetune_trainer.memory.forecast import Forecast
+
+_SHORTEST = 256
+_LENGTHS_APART = 256
+
+Forecaster = Callable[[FineTuneJobSpec], Forecast]
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """Fields with their new values, and what the job then needs."""
+
+    changes: tuple[str, ...]
+    forecast: Forecast
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A job that was changed, and how."""
+
+    spec: FineTuneJobSpec
+    changes: tuple[str, ...] = ()
+
+    def with_checkpointing(self) -> "Variant":
+        if self.spec.training.gradient_checkpointing:
+            return self
+        return self._with("training", "training.gradientCheckpointing: true", gradient_checkpointing=True)
+
+    def with_batch(self, per_device: int, accumulation: int) -> "Variant":
+        """Of the same effective batch."""
+        said = f"training.perDeviceTrainBatchSize: {per_device}, training.gradientAccumulationSteps: {accumulation}"
+        sizes = {"per_device_train_batch_size": per_device, "gradient_accumulation_steps": accumulation}
+        return self._with("training", said, **sizes)
+
+    def with_length(self, length: int) -> "Variant":
+        return self._with("dataset", f"dataset.maxLength: {length}", max_length=length)
+
+    def with_lora(self) -> "Variant":
+        return Variant(self.spec.model_copy(update={"lora": Lora()}), (*self.changes, "lora: {}"))
+
+    def _with(self, section: str, said: str, **fields: Any) -> "Variant":
+        changed = getattr(self.spec, section).model_copy(update=fields)
+        return Variant(self.spec.model_copy(update={section: changed}), (*self.changes, said))
+
+
+def suggest(spec: FineTuneJobSpec, forecaster: Forecaster, *, usable_bytes: int) -> Suggestion | None:
+    """The first of the changes that makes the job fit, by a forecast of its own; None if none does."""
+    for variants in _ladder(Variant(spec), forecaster(spec)):
+        found = _first_that_fits(variants, forecaster, usable_bytes=usable_bytes)
+        if found is not None:
+            return found
+    return None
+
+
+def _ladder(variant: Variant, forecast: Forecast) -> Iterator[Sequence[Variant]]:
+    """Each rung holds variants that need less and less."""
+    checkpointed = variant.with_checkpointing()
+    if checkpointed is not variant:
+        yield [checkpointed]
+        yield _smaller_batches(variant, forecast)
+    yield _smaller_batches(checkpointed, forecast)
+    smallest = (_smaller_batches(checkpointed, forecast) or [checkpointed])[-1]
+    if variant.spec.lora is None:
+        yield [variant.with_lora()]
+        yield [checkpointed.with_lora(), *(each.with_lora() for each in _smaller_batches(checkpointed, forecast))]
+    yield _shorter(smallest, forecast)
+    if variant.spec.lora is None:
+        yield _shorter(smallest.with_lora(), forecast)
+
+
+def _smaller_batches(variant: Variant, forecast: Forecast) -> list[Variant]:
+    samples = forecast.batch.per_device * forecast.batch.accumulation
+    divisors = (size for size in range(forecast.batch.per_device - 1, 0, -1) if samples % size == 0)
+    return [variant.with_batch(size, samples // size) for size in divisors]
+
+
+def _shorter(variant: Variant, forecast: Forecast) -> list[Variant]:
+    longest = (forecast.length - 1) // _LENGTHS_APART * _LENGTHS_APART
+    return [variant.with_length(length) for length in range(longest, _SHORTEST - 1, -_LENGTHS_APART)]
+
+
+def _first_that_fits(variants: Sequence[Variant], forecaster: Forecaster, *, usable_bytes: int) -> Suggestion | None:
+    """By bisection: a forecast takes seconds."""
+    forecasts: dict[int, Forecast] = {}
+
+    def fits(index: int) -> bool:
+        forecasts[index] = forecaster(variants[index].spec)
+        return forecasts[index].rank.total <= usable_bytes
+
+    index = bisect_left(range(len(variants)), x=True, key=fits)
+    return Suggestion(variants[index].changes, forecasts[index]) if index < len(variants) else None
