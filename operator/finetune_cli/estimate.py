@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from finetune_api.v1alpha1 import METHODS
 from finetune_cli.bad_input import BAD_INPUT, BadInput
 from finetune_cli.jobfile import FileArgument, JobFile, NamespaceOption, read_job_file
 from finetune_cli.run import VolumeOption, check_trainer
@@ -71,9 +72,10 @@ def _print(file: JobFile, found: Raw) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    lora = file.job.spec.lora
-    how = f"lora r={lora.r}" if lora else "full"
-    print(f"{file.job.metadata.name}: sft ({how}) of {file.job.spec.model.name}")
+    spec = file.job.spec
+    method = next(name for name in METHODS if getattr(spec, name) is not None)  # the spec has exactly one
+    how = f"lora r={spec.lora.r}" if spec.lora else "full"
+    print(f"{file.job.metadata.name}: {method} ({how}) of {spec.model.name}")
     print(f"parameters {found['parameters']:,}, of which {found['trainedParameters']:,} are trained")
     print(f"batch {found['batch']} (per device x accumulation x ranks), samples of up to {found['length']} tokens")
     where = "each rank, on its GPU" if found["onGpu"] else "each rank, in host memory"

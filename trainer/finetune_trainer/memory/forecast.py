@@ -46,7 +46,7 @@ def forecast(spec: FineTuneJobSpec, model: Model, *, on_gpu: bool, longest: int 
     batch = plan_batch(spec, world_size=spec.world_size)
     length = longest or _greatest_length(spec, model.config)
     architecture = Architecture(model.config, training_dtype(model.dtype, lora=spec.lora is not None), spec.lora)
-    shape = measure_shape(architecture)
+    shape = replace(measure_shape(architecture), reference_bytes=_reference_bytes(spec, model))
     live = max(
         (measure_step(architecture, step) for step in _steps(spec, model, batch, length)), key=lambda live: live.total
     )
@@ -59,8 +59,9 @@ def uses_gpus(spec: FineTuneJobSpec) -> bool:
 
 def _steps(spec: FineTuneJobSpec, model: Model, batch: Batch, length: int) -> list[Step]:
     """A training step and, where its batch is larger, one of evaluation."""
+    sequences = 1 if spec.dpo is None else 2  # of a row; the reference needs less for them than the policy
     train = Step(
-        batch=batch.per_device,
+        batch=sequences * batch.per_device,
         length=length,
         checkpointing=spec.training.gradient_checkpointing,
         autocast=None if model.dtype is torch.float32 else model.dtype,
@@ -69,7 +70,15 @@ def _steps(spec: FineTuneJobSpec, model: Model, batch: Batch, length: int) -> li
     evaluated = plan_eval_batch(spec, batch).per_device
     if not spec.dataset.eval or evaluated <= batch.per_device:
         return [train]
-    return [train, replace(train, batch=evaluated, checkpointing=False, learns=False)]
+    return [train, replace(train, batch=sequences * evaluated, checkpointing=False, learns=False)]
+
+
+def _reference_bytes(spec: FineTuneJobSpec, model: Model) -> int:
+    """Of the frozen copy that full tuning by DPO is compared with; with LoRA it is the model without its adapters."""
+    if spec.dpo is None or spec.lora is not None:
+        return 0
+    shape = measure_shape(Architecture(model.config, model.dtype, lora=None))
+    return shape.trained_bytes + shape.buffer_bytes
 
 
 def _greatest_length(spec: FineTuneJobSpec, config: PretrainedConfig) -> int:

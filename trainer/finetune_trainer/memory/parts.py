@@ -8,9 +8,11 @@ from finetune_trainer.memory.shape import ModelShape
 from finetune_trainer.memory.simulate import Live
 
 _ADAMW_STATES = 2  # mean and variance of every gradient, in the type of the weight
-_CUDA_CONTEXT = int(0.6 * GIB)  # kernels and the workspace of cuBLAS
+# The next four are what published measurements need beside tensors, on the safe side: docs/memory.md.
+_CUDA_CONTEXT = int(0.9 * GIB)  # kernels and the workspaces of cuBLAS and of attention
 _NCCL_BUFFERS = int(0.4 * GIB)
-_FRAGMENTATION = 0.05  # of what is allocated; batches of varying length leave gaps between blocks
+_FRAGMENTATION = 0.05  # of what is allocated: gaps between blocks
+_SPARE_LOGITS = 1 / 6  # one copy in 16 bits: of blocks so large one that was freed seldom has the right length
 _GPU_PROCESS = int(2.5 * GIB)  # of host memory: torch's and CUDA's libraries, pinned buffers
 _CPU_PROCESS = int(0.8 * GIB)
 _LOADER = int(0.2 * GIB)
@@ -55,6 +57,7 @@ def held_parts(shape: ModelShape) -> tuple[Part, ...]:
     adapters = shape.trained_bytes if shape.frozen_bytes else 0
     return (
         Part("weights", weights + shape.trained_bytes - adapters),
+        Part("reference model", shape.reference_bytes),
         Part("adapters", adapters),
         Part("gradients", shape.trained_bytes),
         Part("optimizer states", _ADAMW_STATES * shape.trained_bytes),
@@ -69,7 +72,7 @@ def step_parts(live: Live) -> tuple[Part, ...]:
 def rank_parts(shape: ModelShape, live: Live, layout: Layout) -> Parts:
     """All that a rank takes on its device. Gradients count as there in every moment, as with accumulation they are."""
     allocated = (*held_parts(shape), Part("gradient buckets", bucket_bytes(shape, layout)), *step_parts(live))
-    return _without_empty((*allocated, *(_gpu_parts(allocated, layout) if layout.on_gpu else ())))
+    return _without_empty((*allocated, *(_gpu_parts(allocated, live, layout) if layout.on_gpu else ())))
 
 
 def bucket_bytes(shape: ModelShape, layout: Layout) -> int:
@@ -84,15 +87,16 @@ def node_parts(shape: ModelShape, rank: Parts, layout: Layout) -> Parts:
     if not layout.on_gpu:
         return _without_empty((Part("processes", ranks * _CPU_PROCESS), Part("ranks", ranks * rank.total), loaders))
     processes = Part("processes", ranks * _GPU_PROCESS)
-    weights = Part("weights being loaded", ranks * (shape.frozen_bytes + shape.trained_bytes))
+    weights = Part("weights being loaded", ranks * (shape.frozen_bytes + shape.trained_bytes + shape.reference_bytes))
     return _without_empty((processes, max(weights, loaders, key=lambda part: part.size)))
 
 
-def _gpu_parts(allocated: Iterable[Part], layout: Layout) -> tuple[Part, ...]:
+def _gpu_parts(allocated: Iterable[Part], live: Live, layout: Layout) -> tuple[Part, ...]:
+    gaps = _FRAGMENTATION * sum(part.size for part in allocated) + _SPARE_LOGITS * live.logits
     return (
         Part("CUDA context", _CUDA_CONTEXT),
         Part("NCCL buffers", _NCCL_BUFFERS if layout.world_size > 1 else 0),
-        Part("fragmentation", int(_FRAGMENTATION * sum(part.size for part in allocated))),
+        Part("fragmentation", int(gaps)),
     )
 
 

@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ class ModelShape:
     frozen_bytes: int
     trained_bytes: int
     buffer_bytes: int
+    reference_bytes: int = 0  # of a second model, which does not learn
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,15 @@ class Architecture:
         except (ValueError, KeyError, AttributeError) as error:
             raise ModelError(f"a {config.model_type} model cannot be built from its config: {error}") from error
 
+    @cached_property
+    def whole(self) -> Any:
+        """All layers, to be looked at only: adapters on many layers take a second to build."""
+        return self.build()
+
 
 def measure_shape(architecture: Architecture) -> ModelShape:
     """Parameters and bytes of the whole model; what is shared counts once."""
-    model = architecture.build()
+    model = architecture.whole
     trained = [each for each in model.parameters() if each.requires_grad]
     frozen = [each for each in model.parameters() if not each.requires_grad]
     return ModelShape(
@@ -132,7 +139,7 @@ def _layers_are_equal(architecture: Architecture) -> bool:
     text = architecture.config.get_text_config()
     if any(len({repr(each) for each in getattr(text, name)}) > 1 for name in _per_layer(text)):
         return False
-    for module in architecture.build().modules():
+    for module in architecture.whole.modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == text.num_hidden_layers:
             kinds = [Counter((tuple(p.shape), p.dtype) for p in layer.parameters()) for layer in module]
             return all(kind == kinds[0] for kind in kinds)

@@ -74,7 +74,7 @@ def simulate_step(model: Any, step: Step) -> dict[Phase, Live]:
 
 
 def loss_of_every_token(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """sft.summed_loss where no token is masked, which takes the most. It picks by number: by mask needs data."""
+    """sft.target_losses where no token is masked, which takes the most. It picks by number: by mask needs data."""
     targets = ids[:, 1:]
     chosen = torch.zeros(targets.numel(), dtype=torch.int64)
     return torch.nn.functional.cross_entropy(

@@ -1,0 +1,139 @@
+"""From a job's spec to the sums of its ranks and nodes, and to what should change if they are too large."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import BloomConfig, Qwen2Config
+
+from finetune_api.v1alpha1 import FineTuneJobSpec
+from finetune_trainer.errors import InvalidSpec
+from finetune_trainer.memory.forecast import Forecast, Model, forecast
+from finetune_trainer.memory.gpus import GIB, USABLE_BYTES, names_that_fit
+from finetune_trainer.memory.parts import Part, Parts
+from finetune_trainer.memory.shape import ModelShape
+from finetune_trainer.memory.suggest import suggest
+from finetune_trainer.settings import plan_batch
+from support import builders
+
+TINY = Model(
+    Qwen2Config(
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        vocab_size=500,
+        max_position_embeddings=256,
+    ),
+    torch.bfloat16,
+)
+
+
+def spec(*, length: int | None = 64, **fields: Any) -> FineTuneJobSpec:
+    dataset = {"train": [{"name": "/data/train.jsonl"}], "maxLength": length}
+    return FineTuneJobSpec.model_validate({**builders.spec(lora=None, dataset=dataset), **fields})
+
+
+def parts(spec: FineTuneJobSpec, *, node: bool = False) -> dict[str, int]:
+    found = forecast(spec, TINY, on_gpu=True)
+    return {part.name: part.size for part in (found.node if node else found.rank).parts}
+
+
+def test_a_pair_takes_what_two_samples_take() -> None:
+    two = spec(lora={}, training={"perDeviceTrainBatchSize": 2})
+
+    assert parts(spec(lora={}, sft=None, dpo={})) == parts(two)
+
+
+def test_full_tuning_by_preferences_holds_a_second_model_in_its_own_type() -> None:
+    sft, dpo = parts(spec()), parts(spec(sft=None, dpo={}))
+
+    assert "reference model" not in sft
+    assert dpo["reference model"] == pytest.approx(dpo["weights"] / 2, rel=0.001)
+
+
+def test_every_rank_of_a_node_reads_both_models() -> None:
+    rows = {"train": [{"name": "/data/train.jsonl"}], "numWorkers": 0}
+    sft, dpo = parts(spec(dataset=rows), node=True), parts(spec(dataset=rows, sft=None, dpo={}), node=True)
+
+    assert dpo["weights being loaded"] == pytest.approx(1.5 * sft["weights being loaded"], rel=0.001)
+
+
+def test_samples_are_as_long_as_the_model_allows_unless_the_job_says_less() -> None:
+    assert forecast(spec(length=None), TINY, on_gpu=True).length == 256
+    assert forecast(spec(length=64), TINY, on_gpu=True).length == 64
+
+
+def test_a_model_that_names_no_length_needs_one() -> None:
+    with pytest.raises(InvalidSpec, match=r"spec.dataset.maxLength: .* set it, or memory cannot be forecast"):
+        forecast(spec(length=None), Model(BloomConfig(), torch.bfloat16), on_gpu=True)
+
+
+def test_a_larger_batch_of_evaluation_counts() -> None:
+    rows = {"train": [{"name": "/data/a.jsonl"}], "eval": [{"name": "/data/b.jsonl"}], "maxLength": 64}
+    few, many = (
+        forecast(
+            spec(dataset=rows, training={"perDeviceTrainBatchSize": 1, "perDeviceEvalBatchSize": size}),
+            TINY,
+            on_gpu=True,
+        ).rank.total
+        for size in (1, 64)
+    )
+
+    assert many > few
+
+
+def rule_of_thumb(spec: FineTuneJobSpec) -> Forecast:
+    """A forecast without a model: 20 GiB for all weights or 4 with adapters, and 4 GiB per sample of 1024 tokens."""
+    batch, length = plan_batch(spec, world_size=spec.world_size), spec.dataset.max_length or 2048
+    per_sample = 4 * GIB * length // 1024 // (4 if spec.training.gradient_checkpointing else 1)
+    held = (4 if spec.lora else 20) * GIB
+    parts = Parts((Part("held", held), Part("samples", batch.per_device * per_sample)))
+    return Forecast(ModelShape(0, 0, 0, 0, 0), batch, length, parts, parts, on_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("usable", "changes"),
+    [
+        pytest.param(40, ("training.gradientCheckpointing: true",), id="recompute"),
+        pytest.param(
+            24,
+            (
+                "training.gradientCheckpointing: true",
+                "training.perDeviceTrainBatchSize: 2, training.gradientAccumulationSteps: 2",
+            ),
+            id="recompute in smaller batches",
+        ),
+        pytest.param(12, ("training.gradientCheckpointing: true", "lora: {}"), id="adapters"),
+        pytest.param(
+            5,
+            (
+                "training.gradientCheckpointing: true",
+                "training.perDeviceTrainBatchSize: 1, training.gradientAccumulationSteps: 4",
+                "lora: {}",
+                "dataset.maxLength: 1024",
+            ),
+            id="shorter samples",
+        ),
+    ],
+)
+def test_the_cheapest_change_that_fits_is_suggested(usable: int, changes: tuple[str, ...]) -> None:
+    job = spec(length=2048, training={"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 1})
+
+    found = suggest(job, rule_of_thumb, usable_bytes=usable * GIB)
+
+    assert found is not None
+    assert found.changes == changes
+    assert found.forecast.rank.total <= usable * GIB
+
+
+def test_what_nothing_makes_fit_has_no_suggestion() -> None:
+    assert suggest(spec(length=2048), rule_of_thumb, usable_bytes=3 * GIB) is None
+
+
+def test_gpus_that_fit_are_named_smallest_first() -> None:
+    names = names_that_fit(40 * GIB)
+
+    assert names[0] == "l40s-48g"
+    assert [USABLE_BYTES[name] for name in names] == sorted(USABLE_BYTES[name] for name in names)
