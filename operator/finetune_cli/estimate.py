@@ -13,7 +13,7 @@ import typer
 from finetune_api.v1alpha1 import METHODS
 from finetune_cli.bad_input import BAD_INPUT, BadInput
 from finetune_cli.jobfile import FileArgument, JobFile, NamespaceOption, read_job_file
-from finetune_cli.run import VolumeOption, check_trainer
+from finetune_cli.run import VolumeOption, check_packages
 
 Raw = dict[str, Any]
 
@@ -37,7 +37,9 @@ def estimate(
     from finetune_cli.local.paths import localise_model, parse_volumes
 
     job_file = read_job_file(file, namespace=namespace)
-    check_trainer()
+    if job_file.job.spec.command is not None:
+        raise BadInput(f"{file}: spec.command: what a program of your own needs cannot be forecast; measure it")
+    check_packages(job_file.job.spec)
     mounts = parse_volumes(volume or [], job_file.job.spec)
     found = _forecast(localise_model(job_file, mounts), gpu)
     _print(job_file, found)
@@ -75,6 +77,7 @@ def _print(file: JobFile, found: Raw) -> None:
     spec = file.job.spec
     method = next(name for name in METHODS if getattr(spec, name) is not None)  # the spec has exactly one
     how = f"lora r={spec.lora.r}" if spec.lora else "full"
+    assert spec.model is not None  # only a command goes without
     print(f"{file.job.metadata.name}: {method} ({how}) of {spec.model.name}")
     print(f"parameters {found['parameters']:,}, of which {found['trainedParameters']:,} are trained")
     print(f"batch {found['batch']} (per device x accumulation x ranks), samples of up to {found['length']} tokens")

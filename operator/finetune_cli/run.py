@@ -59,7 +59,10 @@ def run(
 
 
 def check_packages(spec: "FineTuneJobSpec") -> None:
-    """Raises BadInput. Asked of the import system, because importing torch takes seconds. What a command needs is its own affair."""
+    """Raises BadInput. Asked of the import system, because importing torch takes seconds.
+
+    What a command needs is its own affair.
+    """
     needed = ("finetune_trainer",) if spec.command else ("finetune_trainer", "torch", "transformers")
     missing = [package for package in needed if not importlib.util.find_spec(package)]
     if missing:

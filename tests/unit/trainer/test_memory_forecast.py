@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BloomConfig, Qwen2Config
 
-from finetune_api.v1alpha1 import FineTuneJobSpec
+from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.memory.forecast import Forecast, Model, forecast
 from finetune_trainer.memory.gpus import GIB, USABLE_BYTES, names_that_fit
@@ -30,12 +30,12 @@ TINY = Model(
 )
 
 
-def spec(*, length: int | None = 64, **fields: Any) -> FineTuneJobSpec:
+def spec(*, length: int | None = 64, **fields: Any) -> TrainerSpec:
     dataset = {"train": [{"name": "/data/train.jsonl"}], "maxLength": length}
-    return FineTuneJobSpec.model_validate({**builders.spec(lora=None, dataset=dataset), **fields})
+    return TrainerSpec.model_validate({**builders.spec(lora=None, dataset=dataset), **fields})
 
 
-def parts(spec: FineTuneJobSpec, *, node: bool = False) -> dict[str, int]:
+def parts(spec: TrainerSpec, *, node: bool = False) -> dict[str, int]:
     found = forecast(spec, TINY, on_gpu=True)
     return {part.name: part.size for part in (found.node if node else found.rank).parts}
 
@@ -84,7 +84,7 @@ def test_a_larger_batch_of_evaluation_counts() -> None:
     assert many > few
 
 
-def rule_of_thumb(spec: FineTuneJobSpec) -> Forecast:
+def rule_of_thumb(spec: TrainerSpec) -> Forecast:
     """A forecast without a model: 20 GiB for all weights or 4 with adapters, and 4 GiB per sample of 1024 tokens."""
     batch, length = plan_batch(spec, world_size=spec.world_size), spec.dataset.max_length or 2048
     per_sample = 4 * GIB * length // 1024 // (4 if spec.training.gradient_checkpointing else 1)

@@ -6,7 +6,7 @@ import torch
 from transformers import PretrainedConfig
 
 from finetune_api.batch import Batch
-from finetune_api.v1alpha1 import FineTuneJobSpec
+from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.memory.parts import Layout, Parts, node_parts, rank_parts
 from finetune_trainer.memory.shape import Architecture, ModelShape, measure_shape, measure_step
@@ -35,13 +35,13 @@ class Forecast:
     on_gpu: bool
 
 
-def read_model(spec: FineTuneJobSpec) -> Model:
+def read_model(spec: TrainerSpec) -> Model:
     """Raises TrainerError. No device is asked whether it computes in the model's type."""
     config = read_config(spec.model)
     return Model(config, choose_dtype(spec.model, config, torch.device("meta")))
 
 
-def forecast(spec: FineTuneJobSpec, model: Model, *, on_gpu: bool, longest: int | None = None) -> Forecast:
+def forecast(spec: TrainerSpec, model: Model, *, on_gpu: bool, longest: int | None = None) -> Forecast:
     """For samples of the spec's greatest length, or of the `longest` there is. Raises TrainerError."""
     batch = plan_batch(spec, world_size=spec.world_size)
     length = longest or _greatest_length(spec, model.config)
@@ -53,11 +53,11 @@ def forecast(spec: FineTuneJobSpec, model: Model, *, on_gpu: bool, longest: int 
     return _add_up(spec, shape, live, batch=batch, length=length, on_gpu=on_gpu)
 
 
-def uses_gpus(spec: FineTuneJobSpec) -> bool:
+def uses_gpus(spec: TrainerSpec) -> bool:
     return any(name.endswith("/gpu") for name in spec.resources.limits)
 
 
-def _steps(spec: FineTuneJobSpec, model: Model, batch: Batch, length: int) -> list[Step]:
+def _steps(spec: TrainerSpec, model: Model, batch: Batch, length: int) -> list[Step]:
     """A training step and, where its batch is larger, one of evaluation."""
     sequences = 1 if spec.dpo is None else 2  # of a row; the reference needs less for them than the policy
     train = Step(
@@ -68,12 +68,12 @@ def _steps(spec: FineTuneJobSpec, model: Model, batch: Batch, length: int) -> li
         loss=loss_of_every_token,
     )
     evaluated = plan_eval_batch(spec, batch).per_device
-    if not spec.dataset.eval or evaluated <= batch.per_device:
+    if not spec.dataset.evaluates or evaluated <= batch.per_device:
         return [train]
     return [train, replace(train, batch=sequences * evaluated, checkpointing=False, learns=False)]
 
 
-def _reference_bytes(spec: FineTuneJobSpec, model: Model) -> int:
+def _reference_bytes(spec: TrainerSpec, model: Model) -> int:
     """Of the frozen copy that full tuning by DPO is compared with; with LoRA it is the model without its adapters."""
     if spec.dpo is None or spec.lora is not None:
         return 0
@@ -81,7 +81,7 @@ def _reference_bytes(spec: FineTuneJobSpec, model: Model) -> int:
     return shape.trained_bytes + shape.buffer_bytes
 
 
-def _greatest_length(spec: FineTuneJobSpec, config: PretrainedConfig) -> int:
+def _greatest_length(spec: TrainerSpec, config: PretrainedConfig) -> int:
     length = spec.dataset.max_length or max_length(config)
     if length is None:
         raise InvalidSpec(
@@ -91,9 +91,7 @@ def _greatest_length(spec: FineTuneJobSpec, config: PretrainedConfig) -> int:
     return length
 
 
-def _add_up(
-    spec: FineTuneJobSpec, shape: ModelShape, live: Live, *, batch: Batch, length: int, on_gpu: bool
-) -> Forecast:
+def _add_up(spec: TrainerSpec, shape: ModelShape, live: Live, *, batch: Batch, length: int, on_gpu: bool) -> Forecast:
     loaders = MOST_LOADERS if spec.dataset.num_workers is None else spec.dataset.num_workers
     layout = Layout(spec.world_size, spec.ranks_per_node, loaders, on_gpu)
     rank = rank_parts(shape, live, layout)

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from finetune_api.v1alpha1 import FineTuneJobSpec, Lora
+from finetune_api.v1alpha1 import Lora, TrainerSpec
 from finetune_trainer.memory.forecast import Forecast
 
 _SHORTEST = 256
 _LENGTHS_APART = 256
 
-Forecaster = Callable[[FineTuneJobSpec], Forecast]
+Forecaster = Callable[[TrainerSpec], Forecast]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Suggestion:
 class Variant:
     """A job that was changed, and how."""
 
-    spec: FineTuneJobSpec
+    spec: TrainerSpec
     changes: tuple[str, ...] = ()
 
     def with_checkpointing(self) -> "Variant":
@@ -51,7 +51,7 @@ class Variant:
         return Variant(self.spec.model_copy(update={section: changed}), (*self.changes, said))
 
 
-def suggest(spec: FineTuneJobSpec, forecaster: Forecaster, *, usable_bytes: int) -> Suggestion | None:
+def suggest(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes: int) -> Suggestion | None:
     """The first of the changes that makes the job fit, by a forecast of its own; None if none does."""
     for variants in _ladder(Variant(spec), forecaster(spec)):
         found = _first_that_fits(variants, forecaster, usable_bytes=usable_bytes)
