@@ -117,7 +117,7 @@ def image_without_torch(_: Stack) -> str:
 def image_without_python(stack: Stack) -> str:
     """The pause image, which every node has."""
     (node, *_) = json.loads(stack.kubectl("get", "nodes", "-o", "json"))["items"]
-    listed = (str(name) for image in node["status"]["images"] for name in image["names"])
+    listed = (str(name) for image in node["status"]["images"] for name in image["names"] or ())
     return next(name for name in listed if "pause:" in name and "@" not in name)
 
 
