@@ -9,6 +9,11 @@ from finetune_api.model import Model, NonEmpty, validations
 
 _SAMPLED = "^[^#]+(#[1-9][0-9]{0,8})?$"
 _SAMPLED_MESSAGE = "after # stands how many rows are taken, such as /data/train.jsonl#1000; a path may hold no #"
+PACKING_NEEDS_SFT = (
+    "dataset.packing works with sft alone: dpo compares the two sequences of a row, and a pack has many rows; leave"
+    " packing out"
+)
+_PACKING_NEEDS_LENGTH = "packing needs maxLength, which is the size of a pack; set it to what fits in memory"
 
 
 class DatasetSource(Model):
@@ -66,6 +71,11 @@ class Dataset(Model):
     on_bad_row: Literal["error", "skip"] = Field(
         default="error", description="Rows that cannot be used: an error, or left out, counted and named in the log."
     )
+    packing: bool = Field(
+        default=False,
+        description="Join rows into sequences of up to maxLength tokens that see nothing of each other; with sft."
+        " perDeviceTrainBatchSize then counts these.",
+    )
     num_workers: int | None = Field(
         default=None, ge=0, le=64, description="Loader processes per rank (default: cores / ranks - 1, 1 to 8)."
     )
@@ -75,7 +85,8 @@ class Dataset(Model):
             (
                 "!(has(self.splitDatasetRatio) && has(self.eval) && self.eval.size() > 0)",
                 "eval and splitDatasetRatio exclude each other; set one of them",
-            )
+            ),
+            ("!(has(self.packing) && self.packing) || has(self.maxLength)", _PACKING_NEEDS_LENGTH),
         )
     )
 
@@ -87,4 +98,10 @@ class Dataset(Model):
     def _one_evaluation(self) -> Self:
         if self.eval and self.split_dataset_ratio is not None:
             raise ValueError("eval and splitDatasetRatio exclude each other; set one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _packs_have_a_size(self) -> Self:
+        if self.packing and self.max_length is None:
+            raise ValueError(_PACKING_NEEDS_LENGTH)
         return self

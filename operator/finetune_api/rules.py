@@ -10,6 +10,7 @@ from finetune_api.command import (
     needed,
     not_beside_command,
 )
+from finetune_api.dataset import PACKING_NEEDS_SFT
 from finetune_api.kubernetes_types import RESERVED_PREFIX
 from finetune_api.v1alpha1 import (
     MAX_JOB_NAME,
@@ -70,6 +71,7 @@ def spec_rules() -> tuple[Rule, ...]:
         _batch_holds(),
         *_reserved(),
         _eval_steps(),
+        _packs_are_for_sft(),
         *_immutable(),
         *_immutable_while_running(),
     )
@@ -178,6 +180,14 @@ def _eval_steps() -> Rule:
         "training.evalSteps is set but dataset.eval is empty; add rows to evaluate on, or set"
         " dataset.splitDatasetRatio",
         field_path=".training",
+    )
+
+
+def _packs_are_for_sft() -> Rule:
+    return Rule(
+        "!has(self.dpo) || !has(self.dataset) || !has(self.dataset.packing) || !self.dataset.packing",
+        PACKING_NEEDS_SFT,
+        field_path=".dataset",
     )
 
 

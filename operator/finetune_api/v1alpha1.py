@@ -6,7 +6,7 @@ from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, model_
 
 from finetune_api.batch import BatchError, resolve_batch
 from finetune_api.command import Command, misfits
-from finetune_api.dataset import Dataset
+from finetune_api.dataset import PACKING_NEEDS_SFT, Dataset
 from finetune_api.kubernetes_types import (
     EnvVar,
     LocalObjectReference,
@@ -343,6 +343,12 @@ class FineTuneJobSpec(Model):
                 "training.evalSteps is set but dataset.eval is empty; add rows to evaluate on, or set"
                 " dataset.splitDatasetRatio"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _packs_are_for_sft(self) -> Self:
+        if self.dpo is not None and self.dataset is not None and self.dataset.packing:
+            raise ValueError(PACKING_NEEDS_SFT)
         return self
 
 

@@ -19,6 +19,12 @@ STEPS = 6  # 60 rows in steps of 16: the fourth step of each epoch takes the 12 
 FOUR_DIGITS = 1e-4
 PAIRS, WEIGHTED = ".pairs", ".weighted"
 DPO = {"beta": 0.2, "rpoAlpha": 0.5}
+PACKED = {"packing": True, "maxLength": 300}
+RESUMED: dict[str, Any] = {
+    "dataset": PACKED,
+    "lora": {"r": 16, "loraDropout": 0.1},
+    "training": {"saveSteps": 2, "saveTotalLimit": 9},
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +49,7 @@ def spec(
     workers: int = 0,
     torch_dtype: str = "auto",
     rows: str = "",
+    dataset: dict[str, Any] | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
     """world x per device x accumulation, as in 2x1x8; `rows` names another spelling of the same rows."""
@@ -61,6 +68,7 @@ def spec(
             "train": [{"name": str(files.train.with_suffix(f"{rows}.jsonl"))}],
             "eval": [{"name": str(files.eval.with_suffix(f"{rows}.jsonl"))}],
             "numWorkers": workers,
+            **(dataset or {}),
         },
         "sft": {},
         "lora": {"r": 16},
@@ -106,6 +114,9 @@ def two_ranks(files: tiny.Tiny, broken_model: Path, two_ranks_folder: Path) -> R
         "2x4x2, dpo": spec(files, (2, 4, 2), sft=None, dpo=DPO, rows=PAIRS),
         "2x1x8, dpo": spec(files, (2, 1, 8), sft=None, dpo=DPO, rows=PAIRS),
         "2x4x2, weighted": spec(files, (2, 4, 2), rows=WEIGHTED),
+        "2x2x1, packed": spec(files, (2, 2, 1), dataset=PACKED),
+        "2x2x1, packed, dropout": spec(files, (2, 2, 1), **RESUMED),
+        "2x2x1, packed, dropout (from step 2)": spec(files, (2, 2, 1), **RESUMED),
         "2x4x2, not finite": spec(files, (2, 4, 2), model=broken_model),
     }
     return launch(two_ranks_folder, cells, ranks=2)
@@ -119,6 +130,7 @@ def one_rank(files: tiny.Tiny, tmp_path_factory: pytest.TempPathFactory) -> Resu
         "1x16x1 (again)": spec(files, (1, 16, 1), training={"perDeviceEvalBatchSize": 5}),
         "1x1x16": spec(files, (1, 1, 16)),
         "1x16x1, mean per rank": spec(files, (1, 16, 1), training=per_rank_mean),
+        "1x4x1, packed": spec(files, (1, 4, 1), dataset=PACKED),
         "1x16x1, dpo": spec(files, (1, 16, 1), sft=None, dpo=DPO, rows=PAIRS),
         "1x16x1, weighted": spec(files, (1, 16, 1), rows=WEIGHTED),
         "1x16x1, full": spec(files, (1, 16, 1), lora=None, training={"learningRate": 0.001}),
@@ -151,6 +163,18 @@ def test_preferences_are_as_exact(two_ranks: Results, one_rank: Results, what: s
 def test_weights_of_messages_are_as_exact_and_count(two_ranks: Results, one_rank: Results, what: str) -> None:
     assert two_ranks["2x4x2, weighted"][what] == pytest.approx(one_rank["1x16x1, weighted"][what], rel=FOUR_DIGITS)
     assert two_ranks["2x4x2, weighted"][what] != pytest.approx(two_ranks["2x4x2"][what], rel=FOUR_DIGITS)
+
+
+@pytest.mark.parametrize("what", ["loss", "grad_norm", "eval_loss"])
+def test_packs_are_as_exact(two_ranks: Results, one_rank: Results, what: str) -> None:
+    assert two_ranks["2x2x1, packed"][what] == pytest.approx(one_rank["1x4x1, packed"][what], rel=FOUR_DIGITS)
+
+
+def test_packed_training_resumed_in_the_middle_of_an_epoch_is_as_if_it_had_never_stopped(two_ranks: Results) -> None:
+    whole, resumed = two_ranks["2x2x1, packed, dropout"], two_ranks["2x2x1, packed, dropout (from step 2)"]
+
+    assert resumed == whole
+    assert whole["loss"] != two_ranks["2x2x1, packed"]["loss"], "dropout draws from the generators, which resumed too"
 
 
 @pytest.mark.parametrize("what", ["loss", "grad_norm"])

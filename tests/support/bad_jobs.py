@@ -89,6 +89,14 @@ BAD_JOBS: dict[str, BadJob] = {
     "all rows held out": BadJob(
         {"dataset": {"train": [{"name": "a"}], "splitDatasetRatio": 1}}, "less than 1", "less than 1"
     ),
+    "packs without a size": BadJob(
+        {"dataset": {"train": [{"name": "a"}], "packing": True}}, "packing needs maxLength", "packing needs maxLength"
+    ),
+    "packs of pairs": BadJob(
+        {"sft": None, "dpo": {}, "dataset": {"train": [{"name": "a"}], "packing": True, "maxLength": 64}},
+        "packing works with sft alone",
+        "packing works with sft alone",
+    ),
     "an unknown scheduler": BadJob(
         {"training": {"lrSchedulerType": "cosin"}}, 'supported values: "linear", "cosine"', "'linear', 'cosine'"
     ),

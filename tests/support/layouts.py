@@ -1,11 +1,13 @@
 """Several small trainings in one launch of torchrun, for tests that compare them: `layouts.py CELLS.json RESULTS.json`.
 
 Importing torch and transformers costs ten times what such a training does. A cell called `X (again)` runs X once more
-with its result removed.
+with its result removed; `X (from step 2)` also without the checkpoints after that step.
 """
 
+import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import warnings
@@ -13,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 
 from finetune_api.v1alpha1 import TrainerSpec
@@ -22,24 +25,41 @@ from finetune_trainer.reporting import Reporter
 from finetune_trainer.supervisor.contract import RunFolder
 from finetune_trainer.train import run
 
-AGAIN = " (again)"
+AGAIN = re.compile(r" \((again|from step (?P<step>\d+))\)$")
 
 
 def train_cell(name: str, spec: dict[str, Any], folder: Path, place: Place) -> dict[str, Any]:
-    """The log of one training, or the loss that ended it."""
-    if name.endswith(AGAIN):
-        name = name.removesuffix(AGAIN)
-        shutil.rmtree(folder / name / "result")
+    """The log of one training and a digest of its weights, or the loss that ended it."""
+    if again := AGAIN.search(name):
+        name = name[: again.start()]
+        if place.ranks.is_first:
+            undo(folder / name, to_step=int(again["step"]) if again["step"] else None)
+        torch.distributed.barrier()
     place = replace(place, output=folder / name, uid=name, job=name, run=RunFolder(folder / "run"))
     reporter = Reporter(place.run.heartbeats, rank=place.ranks.rank, local_rank=place.ranks.local_rank)
     try:
         run(TrainerSpec.model_validate(spec), place, reporter)
     except NonFiniteLoss as error:  # which all ranks see; another error may be one rank's, and the rest would wait
         return {"error": type(error).__name__, "message": str(error)}
-    log = json.loads((folder / name / "result" / "trainer_state.json").read_text())["log_history"]
+    result = folder / name / "result"
+    (weights,) = result.glob("*.safetensors")
+    log = json.loads((result / "trainer_state.json").read_text())["log_history"]
     log = [entry for entry in log if "train_runtime" not in entry]  # the summary, which tells the time
     named = {name for entry in log for name in entry} - {"step", "epoch"}
-    return {"eval_loss": [], **{name: [entry[name] for entry in log if name in entry] for name in sorted(named)}}
+    told = {name: [entry[name] for entry in log if name in entry] for name in sorted(named)}
+    return {"eval_loss": [], **told, "weights": hashlib.sha256(weights.read_bytes()).hexdigest()}
+
+
+def undo(output: Path, *, to_step: int | None) -> None:
+    """As if the training had ended before its result was published, or at a step that it has a checkpoint of."""
+    shutil.rmtree(output / "result")
+    if to_step is None:
+        return
+    by_step = {int(folder.name.removeprefix("step-")): folder for folder in (output / "checkpoints").glob("step-*")}
+    assert to_step in by_step, sorted(by_step)
+    for step, folder in by_step.items():
+        if step > to_step:
+            shutil.rmtree(folder)
 
 
 def main(cells_file: Path, results_file: Path) -> None:

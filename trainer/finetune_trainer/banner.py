@@ -7,8 +7,10 @@ import torch.distributed as dist
 
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1 import TrainerSpec
+from finetune_trainer.data.batches import padding_share
 from finetune_trainer.data.counted import Counted, Rules
 from finetune_trainer.data.load import Data
+from finetune_trainer.data.order import PackOrder
 from finetune_trainer.place import Place
 from finetune_trainer.settings import Hardware, Schedule, learning_rate
 
@@ -19,9 +21,10 @@ def describe_run(
     how = f"lora r={spec.lora.r} alpha={spec.lora.lora_alpha}" if spec.lora else "full"
     method = "sft" if spec.sft else "dpo"
     yield f"job {place.namespace}/{place.job}, attempt {place.attempt}: {method} ({how}) of {spec.model.name}"
-    yield f"effective batch: {batch} (per device x accumulation x ranks)"
+    samples = "packs" if spec.dataset.packing else "samples"
+    yield f"effective batch: {batch} {samples} (per device x accumulation x ranks)"
     yield (
-        f"steps: {schedule.total_steps} ({schedule.steps_per_epoch} per epoch of {schedule.samples} samples,"
+        f"steps: {schedule.total_steps} ({schedule.steps_per_epoch} per epoch of {schedule.samples} {samples},"
         f" {schedule.epochs:g} epochs)"
     )
     where = torch.cuda.get_device_name(hardware.device) if hardware.device.type == "cuda" else "cpu"
@@ -49,6 +52,15 @@ def describe_data(data: Data) -> Iterator[str]:
     yield from describe_losses("eval", data.eval.counted, data.rules)
 
 
+def describe_order(data: Data, batch: Batch) -> Iterator[str]:
+    if isinstance(data.order, PackOrder):
+        yield (
+            f"packs: {len(data.order)} of up to {data.rules.max_length} tokens for {len(data.train)} rows,"
+            f" {data.order.fullness:.1%} full"
+        )
+    yield f"padding: {padding_share(data.order, batch):.1%} of the tokens computed"
+
+
 def describe_losses(name: str, counted: Counted, rules: Rules) -> Iterator[str]:
     """What was cut, dropped and skipped."""
     told = (
@@ -60,7 +72,7 @@ def describe_losses(name: str, counted: Counted, rules: Rules) -> Iterator[str]:
     yield from (f"{name}: {named.count} {what}: {named}" for named, what in told if named)
 
 
-def describe_weights(model: torch.nn.Module) -> str:
+def describe_weights(model: torch.nn.Module) -> Iterator[str]:
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     trainable, total = sum(n for n, learns in counts if learns), sum(n for n, _ in counts)
-    return f"trainable parameters: {trainable:,} of {total:,} ({trainable / total:.2%})"
+    yield f"trainable parameters: {trainable:,} of {total:,} ({trainable / total:.2%})"

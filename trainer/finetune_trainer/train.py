@@ -10,7 +10,7 @@ import transformers
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from finetune_api.v1alpha1 import TrainerSpec
-from finetune_trainer.banner import describe_data, describe_run, describe_weights
+from finetune_trainer.banner import describe_data, describe_order, describe_run, describe_weights
 from finetune_trainer.callbacks import RefuseNonFiniteLoss, StopWhenAsked, TellProgress
 from finetune_trainer.checkpoint import Checkpoints, Found, step_of
 from finetune_trainer.data.counted import Rules
@@ -28,6 +28,7 @@ from finetune_trainer.ranks import (
     leave_process_group,
     on_rank_zero,
 )
+from finetune_trainer.rehearsal import Rehearse
 from finetune_trainer.reporting import Reporter
 from finetune_trainer.settings import (
     Hardware,
@@ -83,7 +84,7 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
     join_process_group(device, timeout_seconds=spec.training.ddp_timeout)
     output.check_shared(on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))
     checkpoints = Checkpoints(output, keep=spec.training.save_total_limit)
-    schedule = plan_schedule(spec, batch, samples=len(data.train))
+    schedule = plan_schedule(spec, batch, samples=len(data.order))
     trainer = build_trainer(
         spec,
         Parts(
@@ -108,7 +109,9 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
             stop_requested=place.run.stop_request.exists,
         ),
     )
-    tell(place, [*describe_run(spec, place, batch, schedule, hardware), describe_weights(model)])
+    tell(place, describe_run(spec, place, batch, schedule, hardware))
+    tell(place, describe_order(data, batch))
+    tell(place, describe_weights(model))
     if not train(trainer, on_rank_zero(checkpoints.newest), total_steps=schedule.total_steps):
         return contract.STOPPED
     publish_result(spec, trainer, output, pretrained)
@@ -118,6 +121,7 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
 def build_trainer(spec: TrainerSpec, parts: Parts) -> ExactTrainer:
     method = next(name for name in BUILDERS if getattr(spec, name) is not None)  # the spec has exactly one
     trainer = BUILDERS[method](parts)
+    trainer.add_callback(Rehearse(trainer))
     trainer.add_callback(RefuseNonFiniteLoss(trainer))
     trainer.add_callback(StopWhenAsked(trainer))
     trainer.add_callback(TellProgress(trainer, parts.reporter, prints=parts.ranks.is_first))

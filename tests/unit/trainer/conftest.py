@@ -3,11 +3,15 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from transformers import PreTrainedTokenizerFast
 
 from finetune_trainer.output import Output
 from support import tiny
 from support.identity import identity
+
+settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

@@ -5,27 +5,30 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from finetune_api.batch import Batch
-from finetune_trainer.data.tokens import FILLER, IGNORED, Features, TokenDataset
+from finetune_trainer.data.order import Epoch, Item, PackOrder, RowOrder
+from finetune_trainer.data.packing import POSITIONS
+from finetune_trainer.data.tokens import FILLER, IGNORED, Features
 
 Collate = Callable[[Sequence[Any]], Features]
+Order = RowOrder | PackOrder
 
 
-class BatchSampler(Sampler[list[int]]):
+class BatchSampler(Sampler[list[Item]]):
     """The micro-batches of one rank.
 
-    Round r of the epoch covers the shuffled positions r x ranks x perDevice onwards, split among the ranks, so the
-    rounds of one optimizer step cover the same samples in every layout. Fillers make the last round whole: they carry
-    no loss, so that no sample counts twice and none is left out.
+    A step takes the next `effective` items of the epoch in every layout. Inside the step they are dealt out by length,
+    so that those of one micro-batch need little padding and the ranks have similar work in each round; every other
+    round is dealt backwards, lest one rank always gets the longest. Fillers make the last round whole: they carry no
+    loss, so that no sample counts twice and none is left out.
     """
 
-    def __init__(self, size: int, batch: Batch, *, rank: int, seed: int | None) -> None:
-        self._size = size
+    def __init__(self, order: Order, batch: Batch, *, rank: int) -> None:
+        self._order = order
         self._batch = batch
         self._rank = rank
-        self._seed = seed
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -33,19 +36,25 @@ class BatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Rounds per epoch, the same on every rank."""
-        return -(-self._size // (self._batch.per_device * self._batch.world_size))
+        return -(-len(self._order) // self._round)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        order = self._order()
-        for round_number in range(len(self)):
-            first = (round_number * self._batch.world_size + self._rank) * self._batch.per_device
-            positions = range(first, first + self._batch.per_device)
-            yield [int(order[position]) if position < self._size else FILLER for position in positions]
+    def __iter__(self) -> Iterator[list[Item]]:
+        epoch = self._order.epoch(self._epoch)
+        for first in range(0, len(self._order), self._batch.effective):
+            yield from self._deal(epoch, range(first, min(first + self._batch.effective, len(self._order))))
 
-    def _order(self) -> Sequence[int]:
-        if self._seed is None:
-            return range(self._size)
-        return np.random.default_rng([self._seed, self._epoch]).permutation(self._size)  # type: ignore[return-value]
+    @property
+    def _round(self) -> int:
+        return self._batch.per_device * self._batch.world_size
+
+    def _deal(self, epoch: Epoch, step: range) -> Iterator[list[Item]]:
+        sorted_by_length = np.argsort(-epoch.lengths[step.start : step.stop], kind="stable")
+        items = [epoch.items[step.start + int(position)] for position in sorted_by_length]
+        items += [FILLER] * (-len(items) % self._round)
+        for number, first in enumerate(range(0, len(items), self._round)):
+            turn = self._rank if number % 2 == 0 else self._batch.world_size - 1 - self._rank
+            start = first + turn * self._batch.per_device
+            yield items[start : start + self._batch.per_device]
 
 
 class Batches(DataLoader[tuple[Features, ...]]):
@@ -57,12 +66,11 @@ class Batches(DataLoader[tuple[Features, ...]]):
 
 
 def load_batches(
-    data: TokenDataset, batch: Batch, collate: Collate, *, rank: int, seed: int | None, workers: int
+    data: Dataset[tuple[Features, ...]], sampler: BatchSampler, collate: Collate, *, workers: int
 ) -> Batches:
-    """Shuffled by `seed`, or in order if there is none."""
     return Batches(
         data,
-        batch_sampler=BatchSampler(len(data), batch, rank=rank, seed=seed),
+        batch_sampler=sampler,
         collate_fn=collate,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
@@ -70,11 +78,23 @@ def load_batches(
     )
 
 
+def padding_share(order: Order, batch: Batch) -> float:
+    """Share of the tokens computed in the first epoch that are padding."""
+    lengths, computed = order.epoch(0).lengths, 0
+    for first in range(0, len(lengths), batch.effective):
+        longest_first = np.sort(lengths[first : first + batch.effective])[::-1]
+        computed += int(longest_first[:: batch.per_device].sum()) * batch.per_device
+    return 1 - float(lengths.sum()) / computed
+
+
 class Collator:
-    """Pads on the right to the longest sequence of the micro-batch: first sequences of all rows, then their second."""
+    """Pads on the right to the longest sequence of the micro-batch: first sequences of all rows, then their second.
+
+    In a batch of packs every token of padding is at position 0, a row of its own.
+    """
 
     def __init__(self, pad_id: int) -> None:
-        self._padding = {"input_ids": float(pad_id), "labels": float(IGNORED), "weights": 0.0}
+        self._padding = {"input_ids": float(pad_id), "labels": float(IGNORED), "weights": 0.0, POSITIONS: 0.0}
 
     def __call__(self, rows: Sequence[tuple[Features, ...]]) -> Features:
         """(rows x sequences, longest) of each feature, and the attention mask."""

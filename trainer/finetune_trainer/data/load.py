@@ -4,16 +4,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from torch.utils.data import Dataset as TorchDataset
 from transformers import PreTrainedTokenizerBase
 
 from finetune_api.dataset import Dataset, DatasetSource
+from finetune_trainer.data.batches import Order
 from finetune_trainer.data.cache import cache_key, obtain_tokens
 from finetune_trainer.data.counted import Rendered, Rules
+from finetune_trainer.data.order import PackOrder, RowOrder
+from finetune_trainer.data.packing import PackedDataset
 from finetune_trainer.data.render import Renderer
 from finetune_trainer.data.rows import Row
 from finetune_trainer.data.sources import Source, find_sources, read_sources
 from finetune_trainer.data.split import hold_out
-from finetune_trainer.data.tokens import TokenDataset
+from finetune_trainer.data.tokens import Features, TokenDataset
 from finetune_trainer.errors import ChatTemplateError, DatasetError, TrainerError
 from finetune_trainer.files import explained
 
@@ -23,9 +27,15 @@ class Data:
     """What to train on and, maybe, what to evaluate on."""
 
     train: TokenDataset
+    order: Order
     eval: TokenDataset | None
     rules: Rules
-    held_out: bool = False  # the rows of `eval` come from those of spec.dataset.train
+    held_out: bool  # the rows of `eval` come from those of spec.dataset.train
+
+    @property
+    def samples(self) -> TorchDataset[tuple[Features, ...]]:
+        """What `order` takes: rows, or packs of them."""
+        return PackedDataset(self.train) if isinstance(self.order, PackOrder) else self.train
 
 
 @dataclass(frozen=True)
@@ -52,10 +62,23 @@ class Tokenizing:
 
 def load_data(dataset: Dataset, how: Tokenizing) -> Data:
     train = _load(dataset.train, how, field="spec.dataset.train")
+    evaluated = _load(dataset.eval, how, field="spec.dataset.eval") if dataset.eval else None
     if dataset.split_dataset_ratio is not None:
-        train, held_out = hold_out(train, dataset.split_dataset_ratio, seed=how.seed)
-        return Data(train, held_out, how.rules, held_out=True)
-    return Data(train, _load(dataset.eval, how, field="spec.dataset.eval") if dataset.eval else None, how.rules)
+        train, evaluated = hold_out(train, dataset.split_dataset_ratio, seed=how.seed)
+    return Data(
+        train=train,
+        order=_order(dataset, train, seed=how.seed),
+        eval=evaluated,
+        rules=how.rules,
+        held_out=dataset.split_dataset_ratio is not None,
+    )
+
+
+def _order(dataset: Dataset, train: TokenDataset, *, seed: int) -> Order:
+    if not dataset.packing:
+        return RowOrder(train.lengths, seed=seed)
+    assert dataset.max_length is not None  # the models see to it
+    return PackOrder(train.lengths, room=dataset.max_length, seed=seed)
 
 
 def _load(named: Sequence[DatasetSource], how: Tokenizing, *, field: str) -> TokenDataset:

@@ -1,6 +1,7 @@
 """transformers' loop with our order of samples, averaging, evaluation and checkpoints; a method adds its loss."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from transformers.trainer_callback import PrinterCallback
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.checkpoint import Checkpoints, random_state, random_state_file, restore_random_state
-from finetune_trainer.data.batches import Batches, Collator, load_batches
+from finetune_trainer.data.batches import Batches, BatchSampler, Collator, load_batches
 from finetune_trainer.data.load import Data
+from finetune_trainer.data.order import RowOrder
 from finetune_trainer.data.tokens import Features
 from finetune_trainer.errors import CheckpointCorrupt
 from finetune_trainer.model.load import pad_token_id
@@ -84,10 +86,8 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
     def get_train_dataloader(self) -> Batches:
         """Not through accelerate, whose sharding depends on the layout."""
         parts, workers = self.parts, self.args.dataloader_num_workers
-        collate = Collator(pad_token_id(parts.tokenizer))
-        return load_batches(
-            parts.data.train, parts.batch, collate, rank=parts.ranks.rank, seed=self.args.seed, workers=workers
-        )
+        sampler = BatchSampler(parts.data.order, parts.batch, rank=parts.ranks.rank)
+        return load_batches(parts.data.samples, sampler, Collator(pad_token_id(parts.tokenizer)), workers=workers)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Features], num_batches: int, device: torch.device
@@ -120,6 +120,16 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
         # gradients of the ranks are averaged, but a mean over the units of all ranks is a sum of their shares
         return share * self.parts.ranks.world_size if self.args.average_tokens_across_devices else share
 
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Nothing of what is done inside is left: no gradient, no tally, no draw from a generator."""
+        tallied, drawn = self._tallied, random_state()
+        self._tallied = {}
+        yield
+        self.model.zero_grad(set_to_none=True)
+        restore_random_state(drawn)
+        self._tallied = tallied
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs = {**logs, **self._means()}
@@ -144,7 +154,9 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
         parts, device = self.parts, self.args.device
         assert parts.data.eval is not None  # else nobody asks
         collate = Collator(pad_token_id(parts.tokenizer))
-        batches = load_batches(parts.data.eval, parts.eval_batch, collate, rank=parts.ranks.rank, seed=None, workers=0)
+        order = RowOrder(parts.data.eval.lengths, seed=None)
+        sampler = BatchSampler(order, parts.eval_batch, rank=parts.ranks.rank)
+        batches = load_batches(parts.data.eval, sampler, collate, workers=0)
         self.model.eval()
         terms = []
         for batch in batches:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from finetune_trainer.data.examples import Conversation, Role, parse_example
+from finetune_trainer.data.packing import POSITIONS
 from finetune_trainer.data.render import Renderer, Sample
 from finetune_trainer.data.rows import Row
 from finetune_trainer.data.tokens import IGNORED, Features
@@ -31,9 +32,22 @@ class SftTrainer(ExactTrainer):
         return (float(_weights(batch).sum()),)
 
     def summed_losses(self, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
-        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
+        logits = predict(model, batch)
         losses = target_losses(logits, batch["labels"])
         return ((losses * _weights(batch)).sum() if "weights" in batch else losses.sum(),)
+
+
+def predict(model: torch.nn.Module, batch: Features) -> torch.Tensor:
+    """Logits: (batch, length, vocabulary).
+
+    Where there are positions, transformers sees by them which tokens belong together, but only if there is no mask and
+    no cache. Padding then needs no mask either: nothing before it sees it.
+    """
+    kept_apart = POSITIONS if POSITIONS in batch else "attention_mask"
+    logits: torch.Tensor = model(
+        input_ids=batch["input_ids"], **{kept_apart: batch[kept_apart]}, use_cache=False
+    ).logits
+    return logits
 
 
 def target_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
