@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from finetune_cli.bad_input import BadInput
-from finetune_cli.estimate import GIB, verdict
+from finetune_cli.estimate import GIB, estimate, verdict
 from finetune_cli.local.paths import localise_model, parse_volumes
-from support.job_files import job_file
+from support.job_files import job_body, job_file, write_yaml
 
 CLAIM = {"claimName": "models"}
 VOLUMES = [{"name": "models", "mountPath": "/models", "persistentVolumeClaim": CLAIM}]
@@ -70,3 +70,11 @@ def test_the_model_is_looked_for_here_and_the_rows_are_not(tmp_path: Any) -> Non
 def test_a_model_on_a_volume_needs_the_volume(tmp_path: Any) -> None:
     with pytest.raises(BadInput, match="/models/base is on volume models; add --volume models=DIR"):
         localise_model(job_file(tmp_path, model={"name": "/models/base"}, volumes=VOLUMES), ())
+
+
+def test_what_a_command_needs_is_not_guessed(tmp_path: Any) -> None:
+    own: dict[str, Any] = {"command": {"script": "train.py"}, "image": "registry.example/own:v1"}
+    body = job_body(**own, model=None, dataset=None, sft=None, lora=None)
+
+    with pytest.raises(BadInput, match=r"spec.command: what a program of your own needs cannot be forecast"):
+        estimate(write_yaml(tmp_path, body))

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
 from finetune_api.v1alpha1 import Lora
 from finetune_trainer.errors import ModelError
+from finetune_trainer.memory.kernels import use_fused_dropout
 from finetune_trainer.memory.parts import Layout, held_parts, rank_parts
 from finetune_trainer.memory.shape import Architecture, measure_shape, measure_step
 from finetune_trainer.memory.simulate import Live, Step, loss_of_every_token
@@ -15,7 +17,7 @@ from finetune_trainer.methods.sft import target_losses
 from finetune_trainer.model.lora import add_adapters
 from support import tiny
 
-LORA = Lora(r=4, target_modules=("all-linear",))
+LORA = Lora(r=4, lora_dropout=0.1, target_modules=("all-linear",))
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
 
 
@@ -125,6 +127,16 @@ def test_several_samples_need_a_mask_and_a_copy_of_it_per_layer() -> None:
 
     masks = 2 * 1024**2 * (1 + 3 * 4)  # two samples, one byte each for all layers, four in each layer
     assert two.activations - 2 * one.activations > 0.9 * masks
+
+
+def test_dropout_keeps_a_byte_per_number() -> None:
+    dropout = torch.nn.Dropout(0.1)
+    use_fused_dropout(dropout)
+    with FakeTensorMode():
+        made = dropout(torch.empty(8, 100, requires_grad=True))
+
+    assert made.grad_fn.name() == "NativeDropoutBackward0"
+    assert made.grad_fn._saved_result1.nbytes == 8 * 100
 
 
 def test_an_architecture_that_cannot_be_run_is_named() -> None:

@@ -9,7 +9,7 @@ from finetune_trainer.memory.simulate import Live
 
 _ADAMW_STATES = 2  # mean and variance of every gradient, in the type of the weight
 # The next four are what published measurements need beside tensors, on the safe side: docs/memory.md.
-_CUDA_CONTEXT = int(0.9 * GIB)  # kernels and the workspaces of cuBLAS and of attention
+_CUDA_CONTEXT = GIB  # kernels and the workspaces of cuBLAS and of attention
 _NCCL_BUFFERS = int(0.4 * GIB)
 _FRAGMENTATION = 0.05  # of what is allocated: gaps between blocks
 _SPARE_LOGITS = 1 / 6  # one copy in 16 bits: of blocks so large one that was freed seldom has the right length

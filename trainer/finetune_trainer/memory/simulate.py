@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from finetune_trainer.memory.attention import use_fused_attention
+from finetune_trainer.memory.kernels import use_fused_attention, use_fused_dropout
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of logits and token ids
 
@@ -55,6 +55,7 @@ def simulate_step(model: Any, step: Step) -> dict[Phase, Live]:
     """The highest moment of each phase. `model` holds fake tensors; all samples are as long as `step` says."""
     model.train(step.learns)
     use_fused_attention(model)
+    use_fused_dropout(model)
     if step.checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     for parameter in model.parameters():

@@ -1,5 +1,6 @@
-"""Attention as the fused kernels of a GPU hold it, whatever the machine that forecasts has."""
+"""Attention and dropout as the fused kernels of a GPU hold them, whatever the machine that forecasts has."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,6 +44,17 @@ def _attend(
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     result = _Attention.apply(query, key, value, attention_mask)  # type: ignore[no-untyped-call]
     return result.transpose(1, 2).contiguous(), None
+
+
+def use_fused_dropout(model: torch.nn.Module) -> None:
+    """It keeps a byte per number for the backward pass; on CPU torch keeps a factor in the number's own type."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.forward = partial(_drop, module)  # type: ignore[method-assign]
+
+
+def _drop(module: torch.nn.Dropout, numbers: torch.Tensor) -> torch.Tensor:
+    return torch.native_dropout(numbers, module.p, train=True)[0] if module.training and module.p > 0 else numbers
 
 
 class _Attention(torch.autograd.Function):
