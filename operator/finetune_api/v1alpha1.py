@@ -150,6 +150,9 @@ class Training(Model):
         ge=1,
         description="Steps between evaluations (default: at the end only); needs rows to evaluate on.",
     )
+    probe: bool = Field(
+        default=False, description="Try the costliest micro-batch before the first step; changes no number."
+    )
     ddp_timeout: int = Field(
         default=1800, ge=10, le=604_800, description="Seconds until a collective that hangs fails on every rank."
     )

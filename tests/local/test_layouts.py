@@ -117,6 +117,9 @@ def two_ranks(files: tiny.Tiny, broken_model: Path, two_ranks_folder: Path) -> R
         "2x2x1, packed": spec(files, (2, 2, 1), dataset=PACKED),
         "2x2x1, packed, dropout": spec(files, (2, 2, 1), **RESUMED),
         "2x2x1, packed, dropout (from step 2)": spec(files, (2, 2, 1), **RESUMED),
+        "2x2x1, packed, dropout, probe": spec(
+            files, (2, 2, 1), **{**RESUMED, "training": {**RESUMED["training"], "probe": True}}
+        ),
         "2x4x2, not finite": spec(files, (2, 4, 2), model=broken_model),
     }
     return launch(two_ranks_folder, cells, ranks=2)
@@ -175,6 +178,10 @@ def test_packed_training_resumed_in_the_middle_of_an_epoch_is_as_if_it_had_never
 
     assert resumed == whole
     assert whole["loss"] != two_ranks["2x2x1, packed"]["loss"], "dropout draws from the generators, which resumed too"
+
+
+def test_a_probe_changes_no_bit(two_ranks: Results) -> None:
+    assert two_ranks["2x2x1, packed, dropout, probe"] == two_ranks["2x2x1, packed, dropout"]
 
 
 @pytest.mark.parametrize("what", ["loss", "grad_norm"])

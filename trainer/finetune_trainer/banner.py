@@ -11,6 +11,7 @@ from finetune_trainer.data.batches import padding_share
 from finetune_trainer.data.counted import Counted, Rules
 from finetune_trainer.data.load import Data
 from finetune_trainer.data.order import PackOrder
+from finetune_trainer.data.scan import describe_lengths
 from finetune_trainer.place import Place
 from finetune_trainer.settings import Hardware, Schedule, learning_rate
 
@@ -43,6 +44,7 @@ def describe_data(data: Data) -> Iterator[str]:
     counted = data.train.counted
     yield f"train: {len(data.train)} of {counted.rows} rows, {data.train.tokens} tokens"
     yield from describe_losses("train", data.train.counted, data.rules)
+    yield from (f"train: {line}" for line in describe_lengths(data.train))
     if data.eval is None:
         return
     if data.held_out:

@@ -1,15 +1,21 @@
 """What is tried before the first step, and leaves nothing behind."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from finetune_trainer.data.batches import Collator
 from finetune_trainer.data.order import PackOrder
 from finetune_trainer.data.packing import POSITIONS
+from finetune_trainer.data.scan import costliest, name_rows
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.methods.exact import ExactTrainer
 from finetune_trainer.methods.sft import predict
+from finetune_trainer.model.load import pad_token_id
+from finetune_trainer.reporting import peak_memory_bytes
 
 _NOTICEABLE = 1e-3  # of the largest logit; a row that is read by its neighbour changes far more
 
@@ -23,11 +29,12 @@ class Rehearse(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_: Any
     ) -> None:
-        with self._trainer.rehearsing():
-            if isinstance(self._trainer.parts.data.order, PackOrder):
-                check_packs(
-                    self._trainer.model_wrapped, self._trainer.args.device, name=self._trainer.parts.spec.model.name
-                )
+        trainer, spec = self._trainer, self._trainer.parts.spec
+        with trainer.rehearsing():
+            if isinstance(trainer.parts.data.order, PackOrder):
+                check_packs(trainer.model_wrapped, trainer.args.device, name=spec.model.name)
+            if spec.training.probe:
+                probe(trainer)
 
 
 @torch.no_grad()
@@ -50,3 +57,22 @@ def check_packs(model: torch.nn.Module, device: torch.device, *, name: str) -> N
             f'spec.dataset.packing: the rows of a pack are not kept apart by model "{name}", which carries something'
             " over from one to the next; leave packing out"
         )
+
+
+def probe(trainer: ExactTrainer) -> None:
+    """Forward and backward of the costliest micro-batch, so that too little memory shows now and not after hours."""
+    parts = trainer.parts
+    if trainer.is_deepspeed_enabled:
+        raise InvalidSpec("spec.training.probe: DeepSpeed keeps gradients where they cannot be undone; leave probe out")
+    items = costliest(parts.data.order, parts.batch.per_device)
+    if parts.ranks.is_first:  # before it runs, so that the log names the rows if memory is too small
+        print(f"probe: the costliest micro-batch: {', '.join(name_rows(parts.data.train, items))}", flush=True)
+    collate = Collator(pad_token_id(parts.tokenizer))
+    inputs = trainer._prepare_inputs(collate([parts.data.samples[item] for item in items]))
+    model = trainer.model_wrapped.train()
+    # With its gradients exchanged, DDP would group them anew and change the order of additions in the steps to come.
+    alone = model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+    with alone:
+        torch.stack(trainer.summed_losses(model, inputs)).sum().backward()  # type: ignore[no-untyped-call]
+    if parts.ranks.is_first:
+        print(f"probe: it fits; peak memory {peak_memory_bytes() / 2**30:.2f} GiB before optimizer states", flush=True)

@@ -31,6 +31,7 @@ _NOT_IN_FINGERPRINT = frozenset(
         "save_total_limit",
         "eval_steps",
         "ddp_timeout",
+        "probe",
     }
 )
 

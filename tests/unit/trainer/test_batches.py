@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_api.batch import Batch
-from finetune_trainer.data.batches import BatchSampler, Collator, Order, padding_share
-from finetune_trainer.data.order import Item, PackOrder, RowOrder
+from finetune_trainer.data.batches import BatchSampler, Collator, padding_share
+from finetune_trainer.data.order import Item, Order, PackOrder, RowOrder
 from finetune_trainer.data.tokens import FILLER, IGNORED, Features, Numbers
 
 LAYOUTS = [Batch(8, 1, 2), Batch(4, 2, 2), Batch(1, 16, 1), Batch(16, 1, 1), Batch(1, 4, 4)]

@@ -8,12 +8,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from finetune_api.batch import Batch
-from finetune_trainer.data.order import Epoch, Item, PackOrder, RowOrder
+from finetune_trainer.data.order import Epoch, Item, Order
 from finetune_trainer.data.packing import POSITIONS
 from finetune_trainer.data.tokens import FILLER, IGNORED, Features
 
 Collate = Callable[[Sequence[Any]], Features]
-Order = RowOrder | PackOrder
 
 
 class BatchSampler(Sampler[list[Item]]):

@@ -8,10 +8,9 @@ from torch.utils.data import Dataset as TorchDataset
 from transformers import PreTrainedTokenizerBase
 
 from finetune_api.dataset import Dataset, DatasetSource
-from finetune_trainer.data.batches import Order
 from finetune_trainer.data.cache import cache_key, obtain_tokens
 from finetune_trainer.data.counted import Rendered, Rules
-from finetune_trainer.data.order import PackOrder, RowOrder
+from finetune_trainer.data.order import Order, PackOrder, RowOrder
 from finetune_trainer.data.packing import PackedDataset
 from finetune_trainer.data.render import Renderer
 from finetune_trainer.data.rows import Row

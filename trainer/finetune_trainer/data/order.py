@@ -70,6 +70,9 @@ class PackOrder:
         return [tuple(rows[position] for position in sorted(pack)) for pack in packs]
 
 
+Order = RowOrder | PackOrder
+
+
 def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
     """Best fit decreasing: the longest first, each into the pack where it leaves least room, or into a new one.
 

@@ -1,0 +1,57 @@
+"""How long the rows are, for the log: a histogram, and the longest by name."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from finetune_trainer.data.order import Item, Order
+from finetune_trainer.data.tokens import FILLER, TokenDataset
+
+_LINES = 8  # of the histogram
+_BAR = 40  # characters of its longest bar
+_NAMED = 10
+
+
+def describe_lengths(data: TokenDataset) -> Iterator[str]:
+    """Lines of a log."""
+    lengths = data.lengths
+    yield f"lengths: {lengths.min()} to {lengths.max()} tokens, median {int(np.median(lengths))}"
+    ends = _ends(int(lengths.min()), int(lengths.max()))
+    counts = np.bincount(np.searchsorted(ends, lengths), minlength=len(ends)).tolist()
+    for end, count in zip(ends, counts, strict=True):
+        bar = "#" * -(-count * _BAR // max(counts))
+        yield f"  up to {end:>{len(str(ends[-1]))}} tokens  {count:>{len(str(max(counts)))}} rows  {bar}".rstrip()
+    yield f"longest: {', '.join(name_rows(data, longest(data, _NAMED)))}"
+
+
+def longest(data: TokenDataset, count: int) -> list[int]:
+    """The longest rows, longest first; of copies the first."""
+    _, firsts = np.unique(data.origins, return_index=True)
+    lengths = data.lengths[firsts]
+    return [int(row) for row in firsts[np.argsort(-lengths, kind="stable")[:count]]]
+
+
+def costliest(order: Order, count: int) -> list[Item]:
+    """What the costliest micro-batch that can be would hold, in whatever epoch; fillers if there is less."""
+    epoch = order.epoch(0)
+    items = [epoch.items[index] for index in np.argsort(-epoch.lengths, kind="stable")[:count].tolist()]
+    return items + [FILLER] * (count - len(items))
+
+
+def name_rows(data: TokenDataset, items: Sequence[Item]) -> list[str]:
+    """Each row with its place and length; a pack with its tokens and its longest row."""
+    lengths = data.lengths
+    named = []
+    for item in items:
+        if isinstance(item, tuple):
+            row = max(item, key=lambda member: int(lengths[member]))
+            named.append(f"a pack of {lengths[list(item)].sum()} with {data.place(row)} ({lengths[row]})")
+        elif item != FILLER:
+            named.append(f"{data.place(item)} ({lengths[item]})")
+    return named
+
+
+def _ends(least: int, most: int) -> list[int]:
+    """Powers of two from the first that is not less than `least` to that for `most`, the last few of them."""
+    first, last = (least - 1).bit_length(), (most - 1).bit_length()
+    return [1 << power for power in range(max(first, last - _LINES + 1), last + 1)]
