@@ -145,7 +145,6 @@ class _Sixteen(Architecture):
 def forecast_row(row: Row) -> int:
     """Bytes of what the row's source counted."""
     source, bf16 = row.source, torch.bfloat16
-    # A copy, because building changes a config.
     config = AutoConfig.for_model(**MODELS[row.model])
     # ms-swift keeps the weights in 16 bits when it trains them, too.
     pure = source.in_16_bits or row.lora is None

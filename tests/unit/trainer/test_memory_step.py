@@ -129,6 +129,14 @@ def test_several_samples_need_a_mask_and_a_copy_of_it_per_layer() -> None:
     assert two.activations - 2 * one.activations > 0.9 * masks
 
 
+def test_a_pack_needs_the_mask_that_keeps_its_rows_apart() -> None:
+    architecture = Architecture(config(layers=3), torch.float32, None)
+
+    one, pack = (measure_step(architecture, step(length=1024, packed=packed)) for packed in (False, True))
+
+    assert pack.activations - one.activations > 0.9 * 1024**2 * (1 + 3 * 4)
+
+
 def test_dropout_keeps_a_byte_per_number() -> None:
     dropout = torch.nn.Dropout(0.1)
     use_fused_dropout(dropout)

@@ -66,6 +66,7 @@ def _steps(spec: TrainerSpec, model: Model, batch: Batch, length: int) -> list[S
         checkpointing=spec.training.gradient_checkpointing,
         autocast=None if model.dtype is torch.float32 else model.dtype,
         loss=loss_of_every_token,
+        packed=spec.dataset.packing,
     )
     evaluated = plan_eval_batch(spec, batch).per_device
     if not spec.dataset.evaluates or evaluated <= batch.per_device:

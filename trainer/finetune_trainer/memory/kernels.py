@@ -12,20 +12,20 @@ _NAME = "finetune_forecast"
 _FUSED = ("sdpa", "flash_attention_2", "flash_attention_3")
 
 
-def use_fused_attention(model: Any) -> None:
+def use_fused_attention(model: Any, *, packed: bool) -> None:
     """In the place of torch's own. An implementation that is not fused stays: it shows its matrices by itself."""
     if model.config._attn_implementation in _FUSED:
         AttentionInterface.register(_NAME, _attend)
-        AttentionMaskInterface.register(_NAME, _mask)
+        AttentionMaskInterface.register(_NAME, partial(_mask, packed=packed))
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         base.set_attn_implementation(_NAME)
 
 
 def _mask(
-    batch_size: int, q_length: int, kv_length: int, local_size: int | None = None, **_: Any
+    batch_size: int, q_length: int, kv_length: int, local_size: int | None = None, *, packed: bool, **_: Any
 ) -> torch.Tensor | None:
-    """One sample needs none. Several are padded, and a window that is shorter than the sample must be said, too."""
-    if batch_size == 1 and (local_size is None or kv_length < local_size):
+    """One sample needs none. Several are padded, rows of a pack are kept apart, and a short window is said, too."""
+    if batch_size == 1 and not packed and (local_size is None or kv_length < local_size):
         return None
     return torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool)
 

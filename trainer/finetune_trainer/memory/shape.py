@@ -40,7 +40,8 @@ class Architecture:
 
     def build(self, *, layers: int | None = None) -> Any:
         """On the meta device, whole or with the first layers alone."""
-        config = self.config if layers is None else _with_layers(self.config, layers)
+        # a copy of its own: a model's config says which attention it takes
+        config = copy.deepcopy(self.config) if layers is None else _with_layers(self.config, layers)
         try:
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, dtype=self.dtype)

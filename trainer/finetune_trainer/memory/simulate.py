@@ -49,12 +49,13 @@ class Step:
     autocast: torch.dtype | None  # of matrix products, where it is not that of the weights
     loss: Loss
     learns: bool = True  # else it evaluates
+    packed: bool = False  # several rows in one sample
 
 
 def simulate_step(model: Any, step: Step) -> dict[Phase, Live]:
     """The highest moment of each phase. `model` holds fake tensors; all samples are as long as `step` says."""
     model.train(step.learns)
-    use_fused_attention(model)
+    use_fused_attention(model, packed=step.packed)
     use_fused_dropout(model)
     if step.checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
