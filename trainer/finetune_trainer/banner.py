@@ -23,7 +23,8 @@ def describe_run(
     method = "sft" if spec.sft else "dpo"
     yield f"job {place.namespace}/{place.job}, attempt {place.attempt}: {method} ({how}) of {spec.model.name}"
     samples = "packs" if spec.dataset.packing else "samples"
-    yield f"effective batch: {batch} {samples} (per device x accumulation x ranks)"
+    of_packs = " packs" if spec.dataset.packing else ""
+    yield f"effective batch: {batch}{of_packs} (per device x accumulation x ranks)"
     yield (
         f"steps: {schedule.total_steps} ({schedule.steps_per_epoch} per epoch of {schedule.samples} {samples},"
         f" {schedule.epochs:g} epochs)"
