@@ -13,7 +13,7 @@ ONE_PROGRAM = "exactly one of script, exec must be set"
 ARGS_OF_SCRIPT = "args are arguments of script; write those of exec behind its program"
 
 NEEDED_BY_TRAINER = ("model", "dataset", "output")
-NOT_BESIDE_COMMAND = ("model", "dataset", "training", "lora")
+NOT_BESIDE_COMMAND = ("model", "dataset", "training", "lora", "deepspeed", "fsdp")
 IMAGE_NEEDED = "image is required with command: the image that holds your code and its Python packages"
 
 

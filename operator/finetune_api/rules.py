@@ -68,6 +68,7 @@ def spec_rules() -> tuple[Rule, ...]:
     return (
         _one_method(),
         *_fits_the_method(),
+        _one_way_to_spread(),
         _batch_holds(),
         *_reserved(),
         _eval_steps(),
@@ -98,6 +99,10 @@ def _fits_the_method() -> tuple[Rule, ...]:
         ),
         Rule("!has(self.command) || has(self.image)", IMAGE_NEEDED),
     )
+
+
+def _one_way_to_spread() -> Rule:
+    return Rule("!(has(self.deepspeed) && has(self.fsdp))", "deepspeed and fsdp exclude each other; set one of them")
 
 
 _PER_DEVICE = "self.training.?perDeviceTrainBatchSize.orValue(1)"

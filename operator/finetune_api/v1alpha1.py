@@ -12,6 +12,7 @@ from finetune_api.kubernetes_types import (
     LocalObjectReference,
     PersistentVolumeClaimSource,
     PodTemplate,
+    RawObject,
     RelativePath,
     ResourceRequirements,
     Volume,
@@ -100,6 +101,40 @@ class Lora(Model):
     target_modules: tuple[NonEmpty, ...] = Field(
         default=("all-linear",), min_length=1, max_length=64, description="Module name suffixes, or all-linear."
     )
+
+
+class Deepspeed(Model):
+    """ZeRO (arXiv 1910.02054): optimizer states, gradients and weights are spread over the ranks by DeepSpeed."""
+
+    preset: Literal["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"] | None = Field(
+        default=None,
+        description="What is spread: optimizer states (zero1), gradients too (zero2), weights too (zero3); _offload "
+        "keeps optimizer states, and with zero3 weights, in host memory.",
+    )
+    config: RawObject | None = Field(
+        default=None, description="A config of DeepSpeed's own instead; batch, optimizer and precision stay the job's."
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra=validations(
+            ("has(self.preset) != has(self.config)", "set either preset or config"),
+        )
+    )
+
+    @model_validator(mode="after")
+    def _preset_or_config(self) -> Self:
+        if (self.preset is None) == (self.config is None):
+            raise ValueError("set either preset or config")
+        return self
+
+
+class Fsdp(Model):
+    """PyTorch's fully sharded data parallelism (FSDP2): weights, gradients and optimizer states are spread."""
+
+    reshard_after_forward: bool = Field(
+        default=True, description="Free gathered weights between forward and backward; false trades memory for speed."
+    )
+    cpu_offload: bool = Field(default=False, description="Keep what is spread in host memory.")
 
 
 class Training(Model):
@@ -236,6 +271,8 @@ class FineTuneJobSpec(Model):
     command: Command | None = Field(default=None, description="Your own program instead of the operator's trainer.")
     lora: Lora | None = Field(default=None, description="Train LoRA adapters; absent: full fine-tuning.")
     training: Training = Field(default=Training(), description="Batch, schedule, checkpoints, seeds.")
+    deepspeed: Deepspeed | None = Field(default=None, description="Spread memory with DeepSpeed; absent: DDP.")
+    fsdp: Fsdp | None = Field(default=None, description="Spread memory with FSDP2; absent: DDP.")
     num_nodes: int = Field(default=1, ge=1, le=MAX_NODES, description="Training nodes, each one pod.")
     nproc_per_node: int | None = Field(
         default=None,
@@ -302,6 +339,12 @@ class FineTuneJobSpec(Model):
             given.add("output.overwrite")
         if problems := misfits(given):
             raise ValueError("; ".join(problems))
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_spread(self) -> Self:
+        if self.deepspeed is not None and self.fsdp is not None:
+            raise ValueError("deepspeed and fsdp exclude each other; set one of them")
         return self
 
     @model_validator(mode="after")

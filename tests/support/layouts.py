@@ -1,7 +1,8 @@
 """Several small trainings in one launch of torchrun, for tests that compare them: `layouts.py CELLS.json RESULTS.json`.
 
 Importing torch and transformers costs ten times what such a training does. A cell called `X (again)` runs X once more
-with its result removed; `X (from step 2)` also without the checkpoints after that step.
+with its result removed; `X (from step 2)` also without the checkpoints after that step. One called `Y <- X` is another
+spec that goes on from the first checkpoint of X.
 """
 
 import hashlib
@@ -15,27 +16,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
+from accelerate.state import AcceleratorState
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.errors import NonFiniteLoss
 from finetune_trainer.place import Place
+from finetune_trainer.ranks import on_rank_zero
 from finetune_trainer.reporting import Reporter
 from finetune_trainer.supervisor.contract import RunFolder
 from finetune_trainer.train import run
 
 AGAIN = re.compile(r" \((again|from step (?P<step>\d+))\)$")
+GOES_ON = " <- "
 
 
 def train_cell(name: str, spec: dict[str, Any], folder: Path, place: Place) -> dict[str, Any]:
     """The log of one training and a digest of its weights, or the loss that ended it."""
+    forget_the_cell_before()
+    uid = name.rpartition(GOES_ON)[2]
     if again := AGAIN.search(name):
-        name = name[: again.start()]
-        if place.ranks.is_first:
-            undo(folder / name, to_step=int(again["step"]) if again["step"] else None)
-        torch.distributed.barrier()
-    place = replace(place, output=folder / name, uid=name, job=name, run=RunFolder(folder / "run"))
+        name = uid = name[: again.start()]
+        step = int(again["step"]) if again["step"] else None
+        on_rank_zero(lambda: undo(folder / name, to_step=step))
+    elif name != uid:
+        on_rank_zero(lambda: copy_first_checkpoint(folder / uid, folder / name))
+    place = replace(place, output=folder / name, uid=uid, job=uid, run=RunFolder(folder / "run"))
     reporter = Reporter(place.run.heartbeats, rank=place.ranks.rank, local_rank=place.ranks.local_rank)
     try:
         run(TrainerSpec.model_validate(spec), place, reporter)
@@ -60,6 +67,20 @@ def undo(output: Path, *, to_step: int | None) -> None:
     for step, folder in by_step.items():
         if step > to_step:
             shutil.rmtree(folder)
+
+
+def forget_the_cell_before() -> None:
+    """What accelerate and transformers keep for the process tells how the weights are spread."""
+    unset_hf_deepspeed_config()
+    AcceleratorState._reset_state()
+    for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:
+        del os.environ[name]
+
+
+def copy_first_checkpoint(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("result"))
+    for later in sorted((target / "checkpoints").iterdir())[1:]:
+        shutil.rmtree(later)
 
 
 def main(cells_file: Path, results_file: Path) -> None:

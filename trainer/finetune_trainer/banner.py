@@ -12,6 +12,7 @@ from finetune_trainer.data.counted import Counted, Rules
 from finetune_trainer.data.load import Data
 from finetune_trainer.data.order import PackOrder
 from finetune_trainer.data.scan import describe_lengths
+from finetune_trainer.parallel.presets import describe_parallelism
 from finetune_trainer.place import Place
 from finetune_trainer.settings import Hardware, Schedule, learning_rate
 
@@ -29,6 +30,7 @@ def describe_run(
         f"steps: {schedule.total_steps} ({schedule.steps_per_epoch} per epoch of {schedule.samples} {samples},"
         f" {schedule.epochs:g} epochs)"
     )
+    yield f"parallelism: {describe_parallelism(spec)}"
     where = torch.cuda.get_device_name(hardware.device) if hardware.device.type == "cuda" else "cpu"
     yield (
         f"devices: {place.ranks.world_size} x {where} on {place.ranks.nodes} node(s), {dist.get_backend()},"
@@ -76,6 +78,7 @@ def describe_losses(name: str, counted: Counted, rules: Rules) -> Iterator[str]:
 
 
 def describe_weights(model: torch.nn.Module) -> Iterator[str]:
-    counts = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    """ZeRO-3 leaves nothing of a parameter on the rank but its size."""
+    counts = [(getattr(each, "ds_numel", each.numel()), each.requires_grad) for each in model.parameters()]
     trainable, total = sum(n for n, learns in counts if learns), sum(n for n, _ in counts)
     yield f"trainable parameters: {trainable:,} of {total:,} ({trainable / total:.2%})"

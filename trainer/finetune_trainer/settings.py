@@ -14,6 +14,7 @@ from transformers import TrainingArguments
 from finetune_api.batch import Batch, BatchError, resolve_batch
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
+from finetune_trainer.parallel.presets import deepspeed_config, fsdp_config
 from finetune_trainer.ranks import Ranks
 
 _LEARNING_RATE_LORA, _LEARNING_RATE_FULL = 1e-4, 1e-5
@@ -151,6 +152,9 @@ def training_arguments(
         ddp_find_unused_parameters=on_cpu,
         ddp_broadcast_buffers=False,
         dataloader_num_workers=workers,
+        deepspeed=deepspeed_config(spec.deepspeed) if spec.deepspeed else None,
+        fsdp=True if spec.fsdp else None,
+        fsdp_config=fsdp_config(spec),
         report_to="none",
         disable_tqdm=True,
         log_level="warning",

@@ -16,7 +16,7 @@ from finetune_trainer.checkpoint import Checkpoints, Found, step_of
 from finetune_trainer.data.counted import Rules
 from finetune_trainer.data.load import Method, Tokenizing, load_data
 from finetune_trainer.methods.dpo import DpoTrainer, render_pair
-from finetune_trainer.methods.exact import ExactTrainer, Parts, save_weights
+from finetune_trainer.methods.exact import ExactTrainer, Parts
 from finetune_trainer.methods.sft import SftTrainer, render_sample
 from finetune_trainer.model.load import Pretrained, describe_model, load_model, load_reference
 from finetune_trainer.output import Identity, Output
@@ -79,12 +79,17 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
     hardware = Hardware(device, pretrained.dtype)
     data = load_data(spec.dataset, tokenizing(spec, pretrained, place, reporter))
     tell(place, describe_data(data))
-    model = load_model(spec, pretrained)
-
     join_process_group(device, timeout_seconds=spec.training.ddp_timeout)
+    if spec.deepspeed:
+        from finetune_trainer.parallel.zero import compile_nothing  # takes seconds to import
+
+        compile_nothing()
     output.check_shared(on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))
     checkpoints = Checkpoints(output, keep=spec.training.save_total_limit)
     schedule = plan_schedule(spec, batch, samples=len(data.order))
+    workers = loader_processes(spec, place.ranks)
+    args = training_arguments(spec, batch, schedule, hardware, folder=output.checkpoints, workers=workers)
+    model = load_model(spec, pretrained)  # after the arguments: under ZeRO-3 it is spread while it is read
     trainer = build_trainer(
         spec,
         Parts(
@@ -95,14 +100,7 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
             data=data,
             batch=batch,
             eval_batch=plan_eval_batch(spec, batch),
-            args=training_arguments(
-                spec,
-                batch,
-                schedule,
-                hardware,
-                folder=output.checkpoints,
-                workers=loader_processes(spec, place.ranks),
-            ),
+            args=args,
             ranks=place.ranks,
             checkpoints=checkpoints,
             reporter=reporter,
@@ -114,7 +112,7 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
     tell(place, describe_weights(model))
     if not train(trainer, on_rank_zero(checkpoints.newest), total_steps=schedule.total_steps):
         return contract.STOPPED
-    publish_result(spec, trainer, output, pretrained)
+    publish_result(trainer, output, pretrained)
     return contract.DONE
 
 
@@ -147,14 +145,15 @@ def train(trainer: ExactTrainer, found: Found, *, total_steps: int) -> bool:
     return not (trainer.stop_agreed and trainer.state.global_step < total_steps)
 
 
-def publish_result(spec: TrainerSpec, trainer: ExactTrainer, output: Output, pretrained: Pretrained) -> None:
+def publish_result(trainer: ExactTrainer, output: Output, pretrained: Pretrained) -> None:
     """The adapter or the whole model, its tokenizer and the log of losses; then the marker."""
     trainer.parts.reporter.enter(contract.SAVE)
+    weights = trainer.whole_weights()
+    if not trainer.parts.spec.lora:
+        weights = {name: weight.to(pretrained.dtype) for name, weight in weights.items()}  # trained in float32
 
     def write(folder: Path) -> None:
-        if not spec.lora:
-            trainer.model.to(pretrained.dtype)  # trained in float32
-        save_weights(trainer.model, folder)
+        trainer.save_result(weights, folder)
         pretrained.tokenizer.save_pretrained(folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
 

@@ -14,6 +14,7 @@ from finetune_trainer.data.rows import Row
 from finetune_trainer.data.tokens import IGNORED, Features
 from finetune_trainer.methods.exact import ExactTrainer, Parts
 from finetune_trainer.methods.sft import target_losses
+from finetune_trainer.parallel.frozen import spread_frozen
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class DpoTrainer(ExactTrainer):
         assert parts.spec.dpo is not None
         self._dpo = parts.spec.dpo
         super().__init__(parts)
-        self._reference = parts.reference.to(self.args.device).eval() if parts.reference is not None else None
+        self._reference = spread_frozen(parts.reference, self.accelerator) if parts.reference is not None else None
 
     def count(self, batch: Features) -> tuple[float, ...]:
         chosen, _ = _targets(batch["labels"]).sum(dim=1).chunk(2)
@@ -98,7 +99,7 @@ class DpoTrainer(ExactTrainer):
         return (pairs, float(chosen.sum())) if self._dpo.rpo_alpha else (pairs,)
 
     def summed_losses(self, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
-        with torch.no_grad(), self._as_reference(model) as reference:
+        with torch.no_grad(), self._as_reference() as reference:
             before = answer(reference, batch)
         policy = answer(model, batch)
         chosen_tokens, rejected_tokens = _targets(batch["labels"]).sum(dim=1).chunk(2)
@@ -109,12 +110,12 @@ class DpoTrainer(ExactTrainer):
         return (*losses, -self._dpo.rpo_alpha * policy.chosen.sum()) if self._dpo.rpo_alpha else losses
 
     @contextmanager
-    def _as_reference(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    def _as_reference(self) -> Iterator[torch.nn.Module]:
         """The frozen copy, or the model without its adapters; never with dropout."""
         if self._reference is not None:
             yield self._reference
             return
-        bare = self.accelerator.unwrap_model(model)
+        bare = self.model
         training = bare.training
         bare.eval()
         with bare.disable_adapter():

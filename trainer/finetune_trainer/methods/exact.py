@@ -7,18 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1 import TrainerSpec
-from finetune_trainer.checkpoint import Checkpoints, random_state, random_state_file, restore_random_state
+from finetune_trainer.checkpoint import Checkpoints, random_state, random_state_file, restore_random_state, step_of
 from finetune_trainer.data.batches import Batches, BatchSampler, Collator, load_batches
 from finetune_trainer.data.load import Data
 from finetune_trainer.data.order import RowOrder
 from finetune_trainer.data.tokens import Features
 from finetune_trainer.errors import CheckpointCorrupt
 from finetune_trainer.model.load import pad_token_id
+from finetune_trainer.parallel.state import (
+    Replicated,
+    Spread,
+    gather_state,
+    named_trained,
+    restore_state,
+    weights_in,
+    write_state,
+)
 from finetune_trainer.ranks import Ranks, gather_on_rank_zero, on_rank_zero, sum_over_ranks
 from finetune_trainer.reporting import Reporter
 from finetune_trainer.supervisor import contract
@@ -184,22 +194,62 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
         """Rank 0 writes everything, the states of all ranks' generators included, so one rename publishes it."""
         self.parts.reporter.enter(contract.SAVE)
         self.store_flos()
-        states = gather_on_rank_zero(random_state())
+        random_states = gather_on_rank_zero(random_state())
+        learned = gather_state(self.model, self._spread(), keep=self.parts.ranks.is_first)
         step, world_size = self.state.global_step, self.parts.ranks.world_size
-        name = on_rank_zero(
-            lambda: self.parts.checkpoints.save(step, world_size, lambda folder: self._write_checkpoint(folder, states))
-        )
+
+        def write(folder: Path) -> None:
+            write_state(learned, folder)
+            if hasattr(self.model, "peft_config"):  # so that peft can load it as it is
+                self.save_result(weights_in(learned), folder)
+            torch.save(self.lr_scheduler.state_dict(), folder / "scheduler.pt")
+            self._save_scaler(str(folder))
+            self.state.save_to_json(str(folder / "trainer_state.json"))
+            for rank, state in enumerate(random_states):
+                torch.save(state, random_state_file(folder, rank))
+
+        name = on_rank_zero(lambda: self.parts.checkpoints.save(step, world_size, write))
         self.parts.reporter.saved(name)
         self.parts.reporter.enter(contract.TRAIN)
 
-    def _write_checkpoint(self, folder: Path, states: list[dict[str, Any]]) -> None:
-        save_weights(self.model, folder)
-        torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
-        torch.save(self.lr_scheduler.state_dict(), folder / "scheduler.pt")
-        self._save_scaler(str(folder))
-        self.state.save_to_json(str(folder / "trainer_state.json"))
-        for rank, state in enumerate(states):
-            torch.save(state, random_state_file(folder, rank))
+    def _spread(self) -> Spread:
+        if self.is_deepspeed_enabled:
+            from finetune_trainer.parallel.zero import Zero  # takes seconds to import
+
+            return Zero(self.model_wrapped)
+        return Replicated(self.optimizer)
+
+    def whole_weights(self) -> dict[str, torch.Tensor]:
+        """Of everything that the result holds, by name, on rank 0; every rank has to ask."""
+        spread = self._spread()
+        wanted = named_trained(self.model) if hasattr(self.model, "peft_config") else self.model.named_parameters()
+        found = ((name, spread.weight(parameter)) for name, parameter in wanted)
+        return {name: weight for name, weight in found if self.parts.ranks.is_first}
+
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: Batches, resume_from_checkpoint: str | None
+    ) -> tuple[torch.nn.Module, Batches]:
+        """Ours reads a checkpoint for every way of spreading; transformers has one for each."""
+        prepared: tuple[torch.nn.Module, Batches] = super()._prepare_for_training(max_steps, train_dataloader, None)
+        if resume_from_checkpoint is not None:
+            self._restore(Path(resume_from_checkpoint))
+        return prepared
+
+    def _restore(self, checkpoint: Path) -> None:
+        try:
+            restore_state(self.model, self._spread(), checkpoint, step=step_of(checkpoint))
+            scheduler = torch.load(checkpoint / "scheduler.pt", weights_only=True)
+            self.lr_scheduler.load_state_dict(scheduler)
+            for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
+                group["lr"] = rate  # which the scheduler sets at its next step only
+        except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+            raise CheckpointCorrupt(
+                f"{checkpoint} cannot be loaded ({error}); delete it to resume from the one before"
+            ) from error
+        self._load_scaler(str(checkpoint))
+
+    def _load_from_checkpoint(self, *_: Any, **__: Any) -> None:
+        """Nothing yet: `_restore` does it once the model is spread."""
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Absent where the checkpoint had fewer ranks; then dropout alone goes another way."""
@@ -210,22 +260,13 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
             restore_random_state(torch.load(path, weights_only=True))
 
     def load_checkpoint(self, checkpoint: Path) -> None:
-        """The weights alone, for a run whose steps were all done when it ended."""
-        self._load_from_checkpoint(str(checkpoint))
+        """For a run whose steps were all done when it ended: transformers would train one step more."""
+        self._prepare_for_training(self.args.max_steps, self.get_train_dataloader(), str(checkpoint))
         self.state = type(self.state).load_from_json(str(checkpoint / "trainer_state.json"))
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
-        try:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise CheckpointCorrupt(
-                f"{resume_from_checkpoint} cannot be loaded ({error}); delete it to resume from the one before"
-            ) from error
-
-
-def save_weights(model: Any, folder: Path) -> None:
-    """In the format of transformers or peft."""
-    if hasattr(model, "peft_config"):
-        model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would ask the Hub
-    else:
-        model.save_pretrained(folder)
+    def save_result(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
+        """In the format of transformers or peft."""
+        if hasattr(self.model, "peft_config"):
+            self.model.save_pretrained(folder, state_dict=weights, save_embedding_layers=False)  # else the Hub is asked
+        else:
+            self.model.to(next(iter(weights.values())).dtype).save_pretrained(folder, state_dict=weights)

@@ -62,7 +62,7 @@ def training_dtype(result: torch.dtype, *, lora: bool) -> torch.dtype:
 def load_model(spec: TrainerSpec, pretrained: Pretrained) -> torch.nn.Module:
     """The model to train."""
     model = _load_weights(pretrained, training_dtype(pretrained.dtype, lora=spec.lora is not None))
-    return add_adapters(model, spec.lora, seed=spec.training.seed) if spec.lora else model
+    return add_adapters(model, spec.lora, seed=spec.training.seed, widen=spec.deepspeed is None) if spec.lora else model
 
 
 def load_reference(pretrained: Pretrained) -> torch.nn.Module:

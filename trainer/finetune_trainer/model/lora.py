@@ -10,8 +10,11 @@ from finetune_trainer.errors import InvalidSpec
 _ALL_LINEAR = "all-linear"
 
 
-def add_adapters(model: torch.nn.Module, lora: Lora, *, seed: int) -> torch.nn.Module:
-    """Adapters in float32, the same on every rank: they are drawn from `seed`."""
+def add_adapters(model: torch.nn.Module, lora: Lora, *, seed: int, widen: bool = True) -> torch.nn.Module:
+    """Adapters, the same on every rank: they are drawn from `seed`.
+
+    They are widened to float32, except for DeepSpeed, which wants one type and keeps wide copies of its own.
+    """
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=lora.r,
@@ -21,7 +24,7 @@ def add_adapters(model: torch.nn.Module, lora: Lora, *, seed: int) -> torch.nn.M
     )
     set_seed(seed)
     try:
-        return get_peft_model(model, config)  # type: ignore[no-any-return]
+        return get_peft_model(model, config, autocast_adapter_dtype=widen)  # type: ignore[no-any-return]
     except ValueError as error:
         raise InvalidSpec(f"spec.lora.targetModules: {error}") from error
 

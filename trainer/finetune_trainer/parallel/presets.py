@@ -1,0 +1,110 @@
+"""What DeepSpeed and FSDP are told: presets by the names that their users know, and checked raw configs."""
+
+from typing import Any
+
+from finetune_api.v1alpha1 import Deepspeed, TrainerSpec
+from finetune_trainer.errors import InvalidSpec
+
+Config = dict[str, Any]
+
+_BUCKET = 200_000_000  # elements that travel in one collective
+_CPU = {"device": "cpu", "pin_memory": True}
+_STAGE_3 = {
+    "stage": 3,
+    "overlap_comm": True,
+    "contiguous_gradients": True,
+    "reduce_bucket_size": "auto",
+    "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto",
+}
+_STAGE_2 = {
+    "stage": 2,
+    "overlap_comm": True,
+    "contiguous_gradients": True,
+    "reduce_scatter": True,
+    "reduce_bucket_size": _BUCKET,
+    "allgather_bucket_size": _BUCKET,
+}
+_PRESETS: dict[str, Config] = {
+    "zero1": {**_STAGE_2, "stage": 1},
+    "zero2": _STAGE_2,
+    "zero2_offload": {**_STAGE_2, "offload_optimizer": _CPU},
+    "zero3": _STAGE_3,
+    "zero3_offload": {**_STAGE_3, "offload_optimizer": _CPU, "offload_param": _CPU},
+}
+# What the job says elsewhere. DeepSpeed takes each from transformers, which takes it from spec.training.
+_FROM_THE_JOB: Config = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto"},
+    "zero_force_ds_cpu_optimizer": False,  # torch's own is as fast and needs no compiler
+}
+_ELSEWHERE = {
+    "optimizer": "spec.training.learningRate and weightDecay",
+    "scheduler": "spec.training.lrSchedulerType and warmupSteps",
+    "train_batch_size": "spec.training.globalBatchSize",
+    "train_micro_batch_size_per_gpu": "spec.training.perDeviceTrainBatchSize",
+    "gradient_accumulation_steps": "spec.training.gradientAccumulationSteps",
+    "gradient_clipping": "spec.training.maxGradNorm",
+    "bf16": "spec.model.torchDtype",
+    "fp16": "spec.model.torchDtype",
+    "activation_checkpointing": "spec.training.gradientCheckpointing",
+}
+
+
+def deepspeed_config(deepspeed: Deepspeed) -> Config:
+    """For transformers.TrainingArguments. Raises InvalidSpec where a raw config contradicts the job."""
+    if deepspeed.preset is not None:
+        return {**_FROM_THE_JOB, "zero_optimization": dict(_PRESETS[deepspeed.preset])}
+    config = dict(deepspeed.config or {})
+    for field, where in _ELSEWHERE.items():
+        if field in config and not _is_auto(config[field]):
+            raise InvalidSpec(
+                f"spec.deepspeed.config.{field}: {config[field]} is given here, but belongs to {where}; set it there,"
+                ' and leave it out here or write "auto"'
+            )
+    if zero_stage(config) not in (1, 2, 3):
+        raise InvalidSpec(
+            f"spec.deepspeed.config.zero_optimization.stage: expected 1, 2 or 3, found {zero_stage(config)}; leave"
+            " spec.deepspeed out for plain data parallelism"
+        )
+    return {**config, **_FROM_THE_JOB}
+
+
+def zero_stage(config: Config) -> object:
+    """Of a config of DeepSpeed."""
+    section = config.get("zero_optimization")
+    return section.get("stage") if isinstance(section, dict) else None
+
+
+def is_zero3(spec: TrainerSpec) -> bool:
+    """The weights are never whole on a rank, not even while they are loaded."""
+    return spec.deepspeed is not None and zero_stage(deepspeed_config(spec.deepspeed)) == 3
+
+
+def fsdp_config(spec: TrainerSpec) -> Config | None:
+    """For transformers.TrainingArguments: FSDP2, each transformer layer a unit."""
+    if spec.fsdp is None:
+        return None
+    return {
+        "version": 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "reshard_after_forward": spec.fsdp.reshard_after_forward,
+        "cpu_offload": spec.fsdp.cpu_offload,
+        "state_dict_type": "FULL_STATE_DICT",
+    }
+
+
+def describe_parallelism(spec: TrainerSpec) -> str:
+    """In the words of the spec."""
+    if spec.deepspeed is not None:
+        return f"deepspeed {spec.deepspeed.preset or 'with a config of its own'}"
+    return "fsdp2" if spec.fsdp is not None else "ddp"
+
+
+def _is_auto(value: object) -> bool:
+    """`bf16: {enabled: auto}` too."""
+    return all(_is_auto(inner) for inner in value.values()) if isinstance(value, dict) else value == "auto"
