@@ -102,3 +102,10 @@ def test_on_cpu_everything_is_host_memory(tmp_path: Path, model: Path) -> None:
     assert said.returncode == 1, said.stderr
     assert "each rank, in host memory" in said.stdout
     assert "does not fit; raise resources.limits.memory of 64.0 GiB" in said.stdout
+
+
+def test_memory_that_is_spread_is_not_guessed(tmp_path: Path, model: Path) -> None:
+    said = estimate(tmp_path, model={"name": str(model)}, deepspeed={"preset": "zero3"})
+
+    assert said.returncode == 2
+    assert "spec.deepspeed: only memory that is whole on every rank is forecast" in said.stderr
