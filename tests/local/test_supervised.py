@@ -65,7 +65,7 @@ def state_of(job: Job) -> dict[str, str]:
     folder = job.output_folder / "checkpoints" / f"step-{STEPS:08d}"
     names = [
         "adapter_model.safetensors",
-        "optimizer.pt",
+        "training-state.safetensors",
         "scheduler.pt",
         *(f"random-{rank:05d}.pt" for rank in range(RANKS)),
     ]
