@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from accelerate.state import AcceleratorState
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -70,7 +71,9 @@ def undo(output: Path, *, to_step: int | None) -> None:
 
 
 def forget_the_cell_before() -> None:
-    """What accelerate and transformers keep for the process tells how the weights are spread."""
+    """When every rank is done with it. What accelerate and transformers keep tells how weights are spread."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
     unset_hf_deepspeed_config()
     AcceleratorState._reset_state()
     for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:
