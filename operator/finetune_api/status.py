@@ -89,7 +89,7 @@ class AttemptRecord(StatusModel):
     last_step: int | None = Field(default=None, description="The last step it reported.")
     reason: str = Field(default="", description="Why it ended.")
     fault: Fault | None = Field(default=None, description="Who has to act.")
-    action: str = Field(default="", description="What the operator did: Restart, Fail, Suspend or Complete.")
+    action: str = Field(default="", description="What the operator did: Restart, Repair, Fail, Suspend or Complete.")
     node_rank: int | None = Field(default=None, description="The node that caused the end.")
     rank: int | None = Field(default=None, description="The rank that caused the end.")
     k8s_node: str = Field(default="", description="The Kubernetes node that caused the end.")
@@ -136,6 +136,16 @@ class BatchStatus(StatusModel):
     gradient_accumulation_steps: int = Field(description="Forward passes per optimizer step.")
     world_size: int = Field(description="Ranks.")
     effective: int = Field(description="The product: samples per optimizer step.")
+
+
+class Repair(StatusModel):
+    """What was changed so that the job fits into the GPUs' memory; what is set stands in the place of the spec's."""
+
+    per_device_train_batch_size: int | None = Field(default=None, description="Samples per rank and forward pass.")
+    gradient_accumulation_steps: int | None = Field(default=None, description="Forward passes per optimizer step.")
+    gradient_checkpointing: bool | None = Field(default=None, description="Activations are recomputed.")
+    expandable_segments: bool | None = Field(default=None, description="The allocator leaves fewer gaps.")
+    deepspeed: str | None = Field(default=None, description="Preset that spreads memory over the ranks.")
 
 
 class NodeStatus(StatusModel):
@@ -188,6 +198,7 @@ class JobStatus(StatusModel):
     waiting: WaitStatus | None = Field(default=None, description="What the pods wait for before they can start.")
     progress: Progress | None = Field(default=None, description="How far training is.")
     batch: BatchStatus | None = Field(default=None, description="The batch as it is trained.")
+    repair: Repair | None = Field(default=None, description="What was changed after GPUs ran out of memory.")
     nodes: tuple[NodeStatus, ...] = Field(default=(), description="The nodes of the present attempt.")
     output: str | None = Field(default=None, description="Claim and folder of checkpoints and result.")
     display: Display | None = Field(default=None, description="The columns of kubectl get.")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from finetune_api.reasons import Reason
+from finetune_api.repair import apply_repair
 from finetune_api.status import (
     AttemptState,
     BatchStatus,
@@ -212,7 +213,7 @@ def _progress(status: JobStatus, nodes: tuple[NodeObservation, ...], polled: Pro
 
 
 def _batch(job: FineTuneJob) -> BatchStatus | None:
-    batch = batch_of(job.spec)
+    batch = batch_of(apply_repair(job.spec, job.status.repair))
     if batch is None:
         return None
     return BatchStatus(

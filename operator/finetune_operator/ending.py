@@ -1,15 +1,17 @@
 """The end of an attempt: stop what still runs, judge all the evidence at once, then one write says what follows."""
 
+from dataclasses import replace
 from datetime import timedelta
 from enum import StrEnum
 
 from finetune_api.reasons import Reason
-from finetune_api.status import AttemptRecord, AttemptState, JobStatus
+from finetune_api.repair import next_repair
+from finetune_api.status import AttemptRecord, AttemptState, JobStatus, Repair
 from finetune_api.termination import Outcome
 from finetune_operator.actions import Emit
 from finetune_operator.case import Case, Decision, confirmed, with_next, with_record, write
 from finetune_operator.evidence import first_evidence, more_evidence
-from finetune_operator.failure import Verdict, judge
+from finetune_operator.failure import FailureAction, Verdict, judge
 from finetune_operator.manifests import GRACE_SECONDS
 from finetune_operator.plan import RunPlan, plan_run
 from finetune_operator.restarts import plan_restart
@@ -69,6 +71,7 @@ def _judge(case: Case, record: AttemptRecord) -> Decision:
 
 def end_attempt(case: Case, verdict: Verdict, record: AttemptRecord) -> Decision:
     """The verdict on the old attempt and the number of the next one, in one write."""
+    verdict, repair = _repaired(case, verdict)
     job, cause = case.job, verdict.evidence
     limits = (job.metadata.uid, job.spec.restart_policy)
     restart = plan_restart(verdict, record, case.status.attempts[:-1], case.status.without_progress, limits)
@@ -81,10 +84,10 @@ def end_attempt(case: Case, verdict: Verdict, record: AttemptRecord) -> Decision
         "k8s_node": cause.k8s_node if cause else "",
     }
     record = record.model_copy(update=update)
-    status = case.status.model_copy(update={"without_progress": restart.counts})
+    status = case.status.model_copy(update={"without_progress": restart.counts, "repair": repair})
     if not restart.again:
         return fail(case, status, record, restart.message)
-    old = record.model_copy(update={"state": AttemptState.FAILED, "end_time": case.now, "action": "Restart"})
+    old = record.model_copy(update={"state": AttemptState.FAILED, "end_time": case.now, "action": verdict.action})
     attempt = record.attempt + 1
     new = AttemptRecord(
         attempt=attempt,
@@ -96,6 +99,22 @@ def end_attempt(case: Case, verdict: Verdict, record: AttemptRecord) -> Decision
     after = f" in {restart.delay.total_seconds():.0f} s" if restart.delay else ""
     event = Emit("Warning", verdict.reason, f"{verdict.message}; attempt {attempt} starts{after}", f"restart-{attempt}")
     return write(case, status, actions=(event,))
+
+
+def _repaired(case: Case, verdict: Verdict) -> tuple[Verdict, Repair | None]:
+    """What is changed for the next attempt, told in the verdict; a verdict to fail where nothing can be changed."""
+    before, spec = case.status.repair, case.job.spec
+    if verdict.action is not FailureAction.REPAIR:
+        return verdict, before
+    batch = plan_run(case.job, attempt=case.record.attempt, settings=case.settings).batch
+    found = next_repair(spec, before, batch) if batch and spec.restart_policy.max_restarts else None
+    if found is None:
+        advice = "shorten the rows (dataset.maxLength), or use larger or more GPUs"
+        if spec.command is not None or not spec.restart_policy.max_restarts:
+            advice = "use smaller batches, or larger or more GPUs"
+        return replace(verdict, action=FailureAction.FAIL, message=f"{verdict.message}; {advice}"), before
+    repair, said = found
+    return replace(verdict, message=f"{verdict.message}; retried with {said}"), repair
 
 
 def complete(case: Case, record: AttemptRecord) -> Decision:

@@ -19,6 +19,7 @@ class FailureAction(StrEnum):
     """What follows from a verdict, as long as the restart budget lasts."""
 
     RESTART = "Restart"
+    REPAIR = "Repair"  # and restart
     FAIL = "Fail"
 
 
@@ -148,14 +149,15 @@ def user_error(evidence: Evidence) -> Verdict | None:
 
 
 def cuda_out_of_memory(evidence: Evidence) -> Verdict | None:
-    """The GPU's memory ran out: the same batch would run out again."""
-    if evidence.error_type != "OutOfMemoryError" and "CUDA out of memory" not in evidence.message:
+    """The GPU's memory ran out: the same batch would run out again, a smaller one may not."""
+    typed = evidence.error_type == Reason.CUDA_OUT_OF_MEMORY
+    if not typed and evidence.error_type != "OutOfMemoryError" and "CUDA out of memory" not in evidence.message:
         return None
+    said = first_line(evidence.message) if typed else f"ran out of GPU memory at step {evidence.last_step or 0}"
     return Verdict(
         reason=Reason.CUDA_OUT_OF_MEMORY,
-        action=FailureAction.FAIL,
-        message=f"{where(evidence)} ran out of GPU memory at step {evidence.last_step or 0}; lower the batch per device"
-        " (training.perDeviceTrainBatchSize, and raise gradientAccumulationSteps alike), or use gradient checkpointing",
+        action=FailureAction.REPAIR,
+        message=f"{where(evidence)} {said}",
     )
 
 

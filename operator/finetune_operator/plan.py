@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from finetune_api.batch import Batch, resolve_batch
+from finetune_api.repair import apply_repair
 from finetune_api.v1alpha1 import FineTuneJob, FineTuneJobSpec
 from finetune_operator import names
 
@@ -75,7 +76,7 @@ class RunPlan:
 
 
 def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
-    """Plan attempt number `attempt` of a job. Same arguments, same plan."""
+    """Plan attempt number `attempt` of a job, with what was changed to make it fit. Same arguments, same plan."""
     name = job.metadata.name
     nodes = (
         NodePlan(node_rank=rank, pod_name=names.pod_name(name, attempt, rank)) for rank in range(job.spec.num_nodes)
@@ -88,7 +89,7 @@ def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
         image=job.spec.image or settings.trainer_image,
         trainer_image=settings.trainer_image,
         cluster_domain=settings.cluster_domain,
-        spec=job.spec,
+        spec=apply_repair(job.spec, job.status.repair),
         nodes=tuple(nodes),
     )
 

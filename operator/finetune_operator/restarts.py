@@ -36,6 +36,8 @@ def plan_restart(
         counts = RestartCounts(best_step=reached)
     if verdict.action is FailureAction.FAIL:
         return Restart(False, timedelta(), counts, verdict.message)
+    if verdict.action is FailureAction.REPAIR:  # there are only so many; the next attempt is another job, so to speak
+        return Restart(True, timedelta(), counts, verdict.message)
     if not progressed and verdict.fault is Fault.UNKNOWN and _seen_before(verdict, reached, earlier):
         return Restart(False, timedelta(), counts, f"{verdict.message}; the same happened before at step {reached}")
     infrastructure = verdict.fault in UNCOUNTED

@@ -5,16 +5,18 @@ import math
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from finetune_api.status import AttemptState
-from support.local_mode import finish, wait_until_nothing_runs, write_job
+from support.local_mode import LocalJob, finish, wait_until_nothing_runs, write_job
 from support.tiny import Tiny, build
 
 pytestmark = pytest.mark.slow
 
+INJECT = Path(__file__).parents[1] / "support/inject"
 LONG = {"maxSteps": 60, "saveSteps": 5, "learningRate": 1e-3, "globalBatchSize": 4}
 
 
@@ -75,6 +77,37 @@ def test_a_killed_rank_is_one_restart_of_all_nodes_from_the_last_checkpoint(tmp_
     assert last.last_step == 60
     assert "RankKilled: node 1 (localhost) rank 1 was ended by SIGKILL; attempt 1 starts" in said
     assert "node-1 | " in said
+
+
+def test_a_job_that_runs_out_of_gpu_memory_fits_after_two_repairs_and_learns_the_same(
+    tmp_path: Path, tiny: Tiny
+) -> None:
+    training = {"maxSteps": 8, "saveSteps": 3, "learningRate": 1e-2, "perDeviceTrainBatchSize": 4}
+    whole = write_job(tmp_path / "whole", tiny, training=training)
+    path = os.pathsep.join([str(INJECT), *(str(Path(each).resolve()) for each in sys.path if each)])
+    env = {"PYTHONPATH": path, "MOST_SAMPLES": "1", "FINE_PASSES": "4"}
+    job = write_job(
+        tmp_path / "job", tiny, training=training, env=[{"name": name, "value": text} for name, text in env.items()]
+    )
+
+    for each in (whole, job):
+        code, said = each.run()
+        assert code == 0, said
+
+    first, second, last = job.status.attempts
+    assert (first.reason, first.action, second.action) == ("CudaOutOfMemory", "Repair", "Repair"), said
+    assert "at step 5 with a micro-batch of 4 x " in first.message
+    assert "perDeviceTrainBatchSize 4 -> 2, gradientAccumulationSteps 1 -> 2 (effective batch stays 8)" in first.message
+    assert last.first_step == 3
+    batch = job.status.batch
+    assert batch is not None
+    assert (batch.per_device_train_batch_size, batch.gradient_accumulation_steps, batch.effective) == (1, 4, 8)
+    assert losses(job) == pytest.approx(losses(whole), rel=1e-4)
+
+
+def losses(job: LocalJob) -> list[float]:
+    log = json.loads((job.output / "result/trainer_state.json").read_text())["log_history"]
+    return [entry["loss"] for entry in log if "loss" in entry]
 
 
 def test_ctrl_c_saves_and_the_same_command_continues(tmp_path: Path, tiny: Tiny) -> None:

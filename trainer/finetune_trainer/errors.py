@@ -45,5 +45,9 @@ class NonFiniteLoss(UserError):
     """The loss became NaN or infinite: training on from the same point would end the same way."""
 
 
+class CudaOutOfMemory(TrainerError):
+    """A micro-batch did not fit into the GPU's memory; a smaller one may."""
+
+
 class HubUnavailable(TrainerError):
     """The Hub did not answer; later it may."""

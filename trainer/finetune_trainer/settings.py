@@ -27,6 +27,7 @@ _NOT_IN_FINGERPRINT = frozenset(
         "gradient_accumulation_steps",
         "global_batch_size",
         "per_device_eval_batch_size",
+        "gradient_checkpointing",
         "logging_steps",
         "save_steps",
         "save_total_limit",

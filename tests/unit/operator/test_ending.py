@@ -1,14 +1,15 @@
 """How an attempt ends: the siblings are stopped, all the evidence is gathered, one write says what follows."""
 
+import json
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from finetune_api.status import AttemptState, Fault, JobStatus, Phase
+from finetune_api.status import AttemptState, Fault, JobStatus, Phase, Repair
 from finetune_api.termination import Outcome, Termination
 from finetune_api.v1alpha1 import FineTuneJob
-from finetune_operator.actions import DeletePod
+from finetune_operator.actions import Create, DeletePod
 from finetune_operator.ending import ABORT_GRACE_SECONDS
 from finetune_operator.manifests import GRACE_SECONDS
 from support.builders import NOW, Raw, command, deleting, ended, job, pod, running, seen, step
@@ -200,3 +201,60 @@ def test_a_command_is_complete_when_every_node_ended_well(output: Any, message: 
     assert (of.status.phase, of.status.attempts[-1].message) == (Phase.COMPLETE, message)
     assert of.status.batch is None
     assert of.status.output == ("models:default/bert" if output else None)
+
+
+def test_a_job_that_ran_out_of_gpu_memory_goes_on_with_smaller_micro_batches() -> None:
+    of = started(training={"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 2})
+    said = words(error_type="CudaOutOfMemory", message="ran out of GPU memory at step 37 with ...", rank=1)
+    of, _ = step(of, seen(of, ended(of, 0, message=said), ended(of, 1, **VICTIM)))
+    of, _ = step(of, seen(of, ended(of, 0, message=said), ended(of, 1, **VICTIM)))
+
+    old, new = of.status.attempts
+    assert (old.reason, old.fault, old.action) == ("CudaOutOfMemory", Fault.RESOURCE, "Repair")
+    assert old.message == (
+        "node 0 (gpu-0) rank 1 ran out of GPU memory at step 37 with ...; retried with perDeviceTrainBatchSize 4 -> 2,"
+        " gradientAccumulationSteps 2 -> 4 (effective batch stays 32)"
+    )
+    assert (new.attempt, new.not_before) == (1, None)
+    assert of.status.repair == Repair(per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    assert of.status.batch is not None
+    assert (of.status.batch.per_device_train_batch_size, of.status.batch.effective) == (2, 32)
+    (config,) = (a.manifest for a in step(of, seen(of))[1].actions if isinstance(a, Create) and "data" in a.manifest)
+    training = json.loads(config["data"]["job.json"])["training"]
+    assert training == {"perDeviceTrainBatchSize": 2, "gradientAccumulationSteps": 4}
+
+
+@pytest.mark.parametrize(
+    ("fields", "advice"),
+    [
+        pytest.param(
+            {
+                "training": {"gradientCheckpointing": True},
+                "numNodes": 1,
+                "nprocPerNode": 1,
+                "env": [{"name": "PYTORCH_CUDA_ALLOC_CONF"}],
+            },
+            "shorten the rows (dataset.maxLength), or use larger or more GPUs",
+            id="nothing is left to change",
+        ),
+        pytest.param(
+            {"restartPolicy": {"maxRestarts": 0}, "numNodes": 1},
+            "use smaller batches, or larger or more GPUs",
+            id="no restarts are wanted",
+        ),
+        pytest.param(
+            command({"script": "train.py"}) | {"numNodes": 1},
+            "use smaller batches, or larger or more GPUs",
+            id="command",
+        ),
+    ],
+)
+def test_memory_that_nothing_can_help_ends_the_job_with_advice(fields: dict[str, Any], advice: str) -> None:
+    of = started(**fields)
+    said = words(error_type="OutOfMemoryError", message="CUDA out of memory. Tried ...", rank=0)
+    of, _ = step(of, seen(of, ended(of, 0, message=said)))
+    of, _ = step(of, seen(of, ended(of, 0, message=said)))
+
+    assert of.status.phase is Phase.FAILED
+    assert of.status.attempts[-1].message.endswith(advice)
+    assert of.status.repair is None

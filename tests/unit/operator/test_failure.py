@@ -47,7 +47,7 @@ CASES: dict[failure.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         left(outcome="failed", error_type="OutOfMemoryError", last_step=36),
         "CudaOutOfMemory",
         Fault.RESOURCE,
-        FailureAction.FAIL,
+        FailureAction.REPAIR,
     ),
     failure.no_name: (
         left(outcome="failed", error_type="DnsTimeout", message="no such name"),

@@ -19,6 +19,7 @@ from finetune_trainer.data.load import Data
 from finetune_trainer.data.order import RowOrder
 from finetune_trainer.data.tokens import Features
 from finetune_trainer.errors import CheckpointCorrupt
+from finetune_trainer.memory.exhausted import out_of_memory
 from finetune_trainer.model.load import pad_token_id
 from finetune_trainer.parallel.state import (
     Replicated,
@@ -115,6 +116,15 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
         self.stop_agreed = stops > 0
         units = torch.tensor(all_units if self.args.average_tokens_across_devices else mine, device=device)
         return batches, torch.where(units > 0, units, 1.0)  # a rank may hold nothing but fillers
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: Features, num_items_in_batch: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        try:
+            loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(error, inputs, step=self.state.global_step) from error
+        return loss
 
     def compute_loss(
         self,

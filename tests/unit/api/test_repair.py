@@ -1,0 +1,124 @@
+"""What is changed when memory ran out: the ladder from the cheapest change to the last."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finetune_api.batch import Batch, resolve_batch
+from finetune_api.repair import apply_repair, next_repair
+from finetune_api.status import Repair
+from finetune_api.v1alpha1 import FineTuneJobSpec
+from support.builders import command, job
+from support.builders import spec as build_spec
+
+
+def spec(**fields: Any) -> FineTuneJobSpec:
+    """One rank per node."""
+    return FineTuneJobSpec.model_validate(build_spec(**{"nprocPerNode": 1, **fields}))
+
+
+def batch_of(of: FineTuneJobSpec) -> Batch:
+    training = of.training
+    return resolve_batch(
+        per_device=training.per_device_train_batch_size,
+        accumulation=training.gradient_accumulation_steps,
+        effective=training.global_batch_size,
+        world_size=of.world_size,
+    )
+
+
+def ladder(of: FineTuneJobSpec) -> list[str]:
+    """All repairs in words, one after the other."""
+    repair: Repair | None = None
+    told = []
+    while found := next_repair(of, repair, batch_of(apply_repair(of, repair))):
+        repair, said = found
+        told.append(said)
+    return told
+
+
+def test_full_tuning_is_repaired_in_the_order_of_what_it_costs() -> None:
+    of = spec(lora=None, numNodes=2, training={"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 3})
+
+    assert ladder(of) == [
+        "perDeviceTrainBatchSize 4 -> 2, gradientAccumulationSteps 3 -> 6 (effective batch stays 24)",
+        "perDeviceTrainBatchSize 2 -> 1, gradientAccumulationSteps 6 -> 12 (effective batch stays 24)",
+        "gradientCheckpointing: true",
+        "PYTORCH_ALLOC_CONF=expandable_segments:True",
+        "deepspeed preset none -> zero1",
+        "deepspeed preset zero1 -> zero2",
+        "deepspeed preset zero2 -> zero3",
+        "deepspeed preset zero3 -> zero3_offload",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "last"),
+    [
+        pytest.param({"lora": {}, "numNodes": 2}, ["none -> zero3", "zero3 -> zero3_offload"], id="lora"),
+        pytest.param({"lora": {}, "numNodes": 1}, [], id="one rank has nobody to share with"),
+        pytest.param({"numNodes": 2, "fsdp": {}}, [], id="the user chose FSDP2"),
+        pytest.param(
+            {"numNodes": 2, "deepspeed": {"config": {"zero_optimization": {"stage": 1}}}},
+            [],
+            id="a config of one's own",
+        ),
+        pytest.param(
+            {"lora": None, "numNodes": 2, "deepspeed": {"preset": "zero2_offload"}},
+            ["zero2_offload -> zero3", "zero3 -> zero3_offload"],
+            id="from where the user began",
+        ),
+    ],
+)
+def test_memory_is_spread_as_far_as_the_job_allows(fields: dict[str, Any], last: list[str]) -> None:
+    training = {"gradientCheckpointing": True}
+    env = [{"name": "PYTORCH_CUDA_ALLOC_CONF", "value": "max_split_size_mb:128"}]
+
+    told = ladder(spec(training=training, env=env, **fields))
+
+    assert told == [f"deepspeed preset {step}" for step in last]
+
+
+def test_a_program_of_the_users_own_cannot_be_repaired() -> None:
+    assert next_repair(job(**command({"script": "a.py"})).spec, None, Batch(8, 1, 2)) is None
+
+
+def test_nothing_changes_without_a_repair() -> None:
+    of = spec()
+
+    assert apply_repair(of, None) is of
+
+
+@given(
+    per_device=st.integers(1, 200),
+    accumulation=st.none() | st.integers(1, 50),
+    nodes=st.integers(1, 8),
+    with_global=st.booleans(),
+    lora=st.booleans(),
+)
+def test_the_effective_batch_survives_every_repair_and_repairs_end(
+    per_device: int, accumulation: int | None, nodes: int, with_global: bool, lora: bool
+) -> None:
+    training: dict[str, Any] = {"perDeviceTrainBatchSize": per_device}
+    if accumulation is not None:
+        training["gradientAccumulationSteps"] = accumulation
+    if with_global:
+        training["globalBatchSize"] = per_device * (accumulation or 1) * nodes
+    of = spec(numNodes=nodes, lora={} if lora else None, training=training)
+    effective = batch_of(of).effective
+    repair: Repair | None = None
+
+    for _ in range(20):
+        found = next_repair(of, repair, batch_of(apply_repair(of, repair)))
+        if found is None:
+            break
+        assert found[0] != repair
+        repair = found[0]
+        repaired = apply_repair(of, repair)
+        assert batch_of(repaired).effective == effective
+        FineTuneJobSpec.model_validate_json(repaired.model_dump_json(by_alias=True, exclude_unset=True))
+    else:
+        pytest.fail("twenty repairs and no end")
+    assert batch_of(apply_repair(of, repair)).per_device == 1

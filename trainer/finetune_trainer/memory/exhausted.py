@@ -1,0 +1,32 @@
+"""What is said when a GPU's memory ran out: of which micro-batch, and who held the memory."""
+
+from collections.abc import Mapping
+
+import torch
+
+from finetune_trainer.errors import CudaOutOfMemory
+
+_GIB = 2**30
+
+
+def out_of_memory(error: torch.OutOfMemoryError, batch: Mapping[str, torch.Tensor], *, step: int) -> CudaOutOfMemory:
+    """`step` is the last one done. The rank is told by who reads it."""
+    ids = batch["input_ids"]
+    lengths = batch["attention_mask"].sum(dim=1).tolist()
+    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
+    return CudaOutOfMemory(
+        f"ran out of GPU memory at step {step + 1} with a micro-batch of {len(ids)} x {ids.shape[1]} tokens (samples of"
+        f" {', '.join(map(str, lengths))}; {shapes}); {_held(ids.device, error)}"
+    )
+
+
+def _held(device: torch.device, error: torch.OutOfMemoryError) -> str:
+    """By the allocator; where there is none, the error's own first line."""
+    if device.type != "cuda":
+        return str(error).split("\n", 1)[0]
+    free, total = torch.cuda.mem_get_info(device)
+    allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
+    return (
+        f"of {total / _GIB:.1f} GiB {free / _GIB:.1f} were free, {reserved / _GIB:.1f} reserved by this rank, and at"
+        f" most {allocated / _GIB:.1f} allocated at a time"
+    )
