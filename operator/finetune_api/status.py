@@ -113,6 +113,18 @@ def _finite_or_none(value: object) -> object:
 Measured = Annotated[float | None, BeforeValidator(_finite_or_none)]
 
 
+class MemoryStatus(StatusModel):
+    """Memory of the ranks in bytes: on their GPUs, or resident where there are none."""
+
+    forecast: int | None = Field(default=None, description="What a rank was forecast to need at most.")
+    peak_highest: int = Field(default=0, description="The most that any rank held.")
+    peak_highest_rank: int = Field(default=0, description="Which rank that was.")
+    peak_lowest: int = Field(default=0, description="The peak of the rank that needed least.")
+    peak_lowest_rank: int = Field(default=0, description="Which rank that was.")
+    reserved: int | None = Field(default=None, description="What torch's allocator took from the GPU for the highest.")
+    cause: str | None = Field(default=None, description="The step of the highest peak and its longest sequence.")
+
+
 class Progress(StatusModel):
     """How far training is, as rank 0 last reported."""
 
@@ -124,8 +136,16 @@ class Progress(StatusModel):
     learning_rate: Measured = Field(default=None, description="Learning rate of the last step.")
     grad_norm: Measured = Field(default=None, description="Gradient norm of the last step.")
     tokens_per_second: Measured = Field(default=None, description="Tokens of all ranks per second.")
+    samples_per_second: Measured = Field(default=None, description="Samples of all ranks per second.")
+    step_seconds: Measured = Field(default=None, description="Time of a step, without evaluation and checkpoints.")
+    mfu: Measured = Field(default=None, description="Model FLOPs utilisation, 0 to 1, where the GPU's peak is known.")
+    data_wait_share: Measured = Field(default=None, description="Share of a step spent waiting for the next batch.")
+    slow_rank: str | None = Field(
+        default=None, description="The slowest rank, if it takes over 10 % longer than the median rank."
+    )
     eta_seconds: int | None = Field(default=None, description="Seconds to the last step at the present pace.")
     last_checkpoint: str | None = Field(default=None, description="Name of the newest whole checkpoint.")
+    memory: MemoryStatus | None = Field(default=None, description="Forecast and peaks of memory.")
     update_time: AwareDatetime | None = Field(default=None, description="When this was reported.")
 
 

@@ -27,6 +27,7 @@ PLURAL = "finetunejobs"
 MAX_JOB_NAME = 52  # <job>-<attempt, 5 digits>-<node rank, 3 digits> fits the 63 characters of a DNS label
 MAX_NODES = 1000
 METHODS = ("sft", "dpo")
+REPORTERS = ("tensorboard", "wandb", "mlflow", "swanlab")  # each needs the package of its name
 RESERVED_ENV = (
     "RANK",
     "WORLD_SIZE",
@@ -178,6 +179,13 @@ class Training(Model):
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations to save memory.")
     seed: int = Field(default=42, ge=0, le=4_294_967_295, description="Seed of weights, dropout and data order.")
     logging_steps: int = Field(default=1, ge=1, description="Steps between two reports of the loss.")
+    report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "swanlab", "none"], ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=4,
+        description="Where measurements go besides the log (default: tensorboard, if the image has it, to"
+        " logs/tensorboard of the output); the others need their package in the image and their settings in spec.env.",
+    )
     save_steps: int = Field(default=100, ge=1, description="Steps between two checkpoints.")
     save_total_limit: int = Field(default=2, ge=1, le=1000, description="Checkpoints kept, pruned after a good save.")
     eval_steps: int | None = Field(
@@ -197,9 +205,19 @@ class Training(Model):
             (
                 "!(has(self.numTrainEpochs) && has(self.maxSteps))",
                 "numTrainEpochs and maxSteps exclude each other; set one of them",
-            )
+            ),
+            (
+                "!has(self.reportTo) || self.reportTo.size() == 1 || !self.reportTo.exists(name, name == 'none')",
+                "reportTo: none stands alone; leave out either none or the others",
+            ),
         )
     )
+
+    @model_validator(mode="after")
+    def _none_is_alone(self) -> Self:
+        if self.report_to and "none" in self.report_to and len(self.report_to) > 1:
+            raise ValueError("reportTo: none stands alone; leave out either none or the others")
+        return self
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:

@@ -117,6 +117,9 @@ BAD_JOBS: dict[str, BadJob] = {
     "epochs and steps": BadJob(
         {"training": {"numTrainEpochs": 1, "maxSteps": 10}}, "exclude each other", "exclude each other"
     ),
+    "reporting to none and to another": BadJob(
+        {"training": {"reportTo": ["none", "wandb"]}}, "none stands alone", "none stands alone"
+    ),
     "evaluation without rows": BadJob(
         {"training": {"evalSteps": 10}}, "dataset.eval is empty", "dataset.eval is empty"
     ),

@@ -12,7 +12,7 @@ from support.pods import REPOSITORY, free_port
 Results = dict[str, dict[str, Any]]
 
 
-def launch(folder: Path, cells: dict[str, Any], *, ranks: int) -> Results:
+def launch(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int | None = None) -> Results:
     """All cells in one torchrun."""
     folder.mkdir()
     (folder / "cells.json").write_text(json.dumps(cells))
@@ -29,6 +29,7 @@ def launch(folder: Path, cells: dict[str, Any], *, ranks: int) -> Results:
         "FINETUNE_NAMESPACE": "default",
         "FINETUNE_JOB": "unused",
         "FINETUNE_ATTEMPT": "0",
+        **({} if slow_rank is None else {"TEST_SLOW_RANK": str(slow_rank)}),
     }
     torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}")
     script = (str(REPOSITORY / "tests/support/layouts.py"), str(folder / "cells.json"), str(folder / "results.json"))

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,10 @@ from accelerate.state import AcceleratorState
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from finetune_api.v1alpha1 import TrainerSpec
+from finetune_trainer.data.tokens import Features
 from finetune_trainer.errors import NonFiniteLoss
+from finetune_trainer.methods.sft import SftTrainer
+from finetune_trainer.monitor.summary import LOGGED
 from finetune_trainer.place import Place
 from finetune_trainer.ranks import on_rank_zero
 from finetune_trainer.reporting import Reporter
@@ -53,7 +57,7 @@ def train_cell(name: str, spec: dict[str, Any], folder: Path, place: Place) -> d
     (weights,) = result.glob("*.safetensors")
     log = json.loads((result / "trainer_state.json").read_text())["log_history"]
     log = [entry for entry in log if "train_runtime" not in entry]  # the summary, which tells the time
-    named = {name for entry in log for name in entry} - {"step", "epoch"}
+    named = {name for entry in log for name in entry} - {"step", "epoch", *LOGGED}
     told = {name: [entry[name] for entry in log if name in entry] for name in sorted(named)}
     return {"eval_loss": [], **told, "weights": hashlib.sha256(weights.read_bytes()).hexdigest()}
 
@@ -86,10 +90,23 @@ def copy_first_checkpoint(source: Path, target: Path) -> None:
         shutil.rmtree(later)
 
 
+def slow_down() -> None:
+    """As a GPU that is too hot would."""
+    compute = SftTrainer.summed_losses
+
+    def slow(trainer: SftTrainer, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
+        time.sleep(0.15)
+        return compute(trainer, model, batch)
+
+    setattr(SftTrainer, compute.__name__, slow)
+
+
 def main(cells_file: Path, results_file: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
     place = Place.from_environment(os.environ)
+    if os.environ.get("TEST_SLOW_RANK") == str(place.ranks.rank):
+        slow_down()
     cells = json.loads(cells_file.read_text())
     results = {name: train_cell(name, spec, results_file.parent, place) for name, spec in cells.items()}
     if place.ranks.is_first:

@@ -8,8 +8,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from finetune_trainer.errors import NonFiniteLoss
 from finetune_trainer.methods.exact import ExactTrainer
-from finetune_trainer.reporting import Reporter
+from finetune_trainer.monitor.summary import DATA_BOUND, Peaks, Summary
 from finetune_trainer.supervisor import contract
+from finetune_trainer.supervisor.heartbeat import Memory, Progress
+
+_STEPS_BEFORE_WARNING = 3
 
 
 class RefuseNonFiniteLoss(TrainerCallback):  # type: ignore[misc]
@@ -41,13 +44,13 @@ class StopWhenAsked(TrainerCallback):  # type: ignore[misc]
 class TellProgress(TrainerCallback):  # type: ignore[misc]
     """To the heartbeat on every rank, to the log on rank 0."""
 
-    def __init__(self, trainer: ExactTrainer, reporter: Reporter, *, prints: bool) -> None:
+    def __init__(self, trainer: ExactTrainer, *, prints: bool) -> None:
         self._trainer = trainer
-        self._reporter = reporter
+        self._reporter = trainer.parts.reporter
         self._prints = prints
         self._began = 0.0
         self._steps = 0
-        self._tokens = 0
+        self._warned = False
 
     def on_train_begin(
         self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_: Any
@@ -57,7 +60,7 @@ class TellProgress(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         self._steps += 1
-        self._tokens += self._trainer.step_tokens
+        self._trainer.monitor.meter.end_step(state.global_step)
         seconds = max(time.monotonic() - self._began, 1e-9)
         left = state.max_steps - state.global_step
         self._reporter.report(
@@ -65,7 +68,6 @@ class TellProgress(TrainerCallback):  # type: ignore[misc]
                 self._reporter.progress,
                 step=state.global_step,
                 epoch=state.epoch,
-                tokens_per_second=round(self._tokens / seconds, 1),
                 eta_seconds=round(left * seconds / self._steps),
             )
         )
@@ -80,21 +82,34 @@ class TellProgress(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         if "loss" not in logs:
             return
+        monitor = self._trainer.monitor
+        assert monitor.latest is not None  # the trainer measures before it logs
         progress = replace(
             self._reporter.progress,
             loss=logs["loss"],
             grad_norm=logs.get("grad_norm"),
             learning_rate=logs.get("learning_rate"),
+            **describe_speed(monitor.latest),
+            slow_rank=str(monitor.slow) if monitor.slow else None,
+            memory=describe_memory(monitor.latest.memory, forecast=self._trainer.parts.expected_memory),
         )
-        self._reporter.report(progress)
+        own_seconds = monitor.own_seconds[self._trainer.parts.ranks.rank]
+        self._reporter.measured(progress, own_step_seconds=own_seconds)
         if self._prints:
-            more = "".join(f"  {name} {value:.4f}" for name, value in logs.items() if "/" in name)
-            print(
-                f"step {progress.step}/{progress.total_steps}  loss {logs['loss']:.4f}"
-                f"  grad_norm {logs.get('grad_norm', 0.0):.4f}  lr {logs.get('learning_rate', 0.0):.3e}"
-                f"  tokens/s {progress.tokens_per_second or 0:.0f}  eta {_clock(progress.eta_seconds or 0)}{more}",
-                flush=True,
-            )
+            print(log_line(progress, logs), flush=True)
+            self._warn(monitor.latest)
+
+    def _warn(self, measured: Summary) -> None:
+        """Once; the first step also waits for the loaders to start."""
+        if measured.data_wait_share <= DATA_BOUND or self._warned or self._steps < _STEPS_BEFORE_WARNING:
+            return
+        self._warned = True
+        workers = self._trainer.args.dataloader_num_workers
+        print(
+            f"warning: {measured.data_wait_share:.0%} of a step is spent waiting for the next batch; raise"
+            f" dataset.numWorkers (now {workers} per rank) or the pod's CPUs, or put the rows on faster storage",
+            flush=True,
+        )
 
     def on_evaluate(
         self,
@@ -107,6 +122,44 @@ class TellProgress(TrainerCallback):  # type: ignore[misc]
         self._reporter.report(replace(self._reporter.progress, eval_loss=metrics["eval_loss"]))
         if self._prints:
             print(f"step {state.global_step}/{state.max_steps}  eval_loss {metrics['eval_loss']:.4f}", flush=True)
+
+
+def describe_speed(measured: Summary) -> dict[str, Any]:
+    """As fields of Progress."""
+    names = ("tokens_per_second", "samples_per_second", "step_seconds", "mfu", "data_wait_share")
+    return {name: measured.as_log().get(name) for name in names}
+
+
+def describe_memory(measured: Peaks, *, forecast: int | None) -> Memory:
+    return Memory(
+        forecast=forecast,
+        peak_highest=measured.highest,
+        peak_highest_rank=measured.highest_rank,
+        peak_lowest=measured.lowest,
+        peak_lowest_rank=measured.lowest_rank,
+        reserved=measured.reserved or None,
+        cause=f"step {measured.step}, longest sequence {measured.longest} tokens",
+    )
+
+
+def log_line(progress: Progress, logs: dict[str, float]) -> str:
+    """One line of the log: what is learned first, then how fast, then what a method adds."""
+    facts = [
+        f"step {progress.step}/{progress.total_steps}",
+        f"loss {logs['loss']:.4f}",
+        f"grad_norm {logs.get('grad_norm', 0.0):.4f}",
+        f"lr {logs.get('learning_rate', 0.0):.3e}",
+        f"{progress.step_seconds or 0:.3g} s/step",
+        f"tokens/s {progress.tokens_per_second or 0:.0f}",
+        f"samples/s {progress.samples_per_second or 0:.3g}",
+        f"mfu {progress.mfu:.1%}" if progress.mfu is not None else "",
+        f"data {progress.data_wait_share or 0:.0%}",
+        f"memory {progress.memory.peak_highest / 2**30:.2f} GiB" if progress.memory else "",
+        f"slowest {progress.slow_rank}" if progress.slow_rank else "",
+        f"eta {_clock(progress.eta_seconds or 0)}",
+        *(f"{name} {value:.4f}" for name, value in logs.items() if "/" in name),
+    ]
+    return "  ".join(fact for fact in facts if fact)
 
 
 def _clock(seconds: int) -> str:

@@ -26,6 +26,10 @@ class Found:
     path: Path | None
     passed_over: tuple[str, ...] = ()
 
+    @property
+    def step(self) -> int:
+        return step_of(self.path) if self.path else 0
+
 
 @dataclass(frozen=True)
 class Checkpoints:

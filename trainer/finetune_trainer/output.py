@@ -42,6 +42,10 @@ class Output:
         return self.root / "result"
 
     @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
     def job_file(self) -> Path:
         return self.root / "job.json"
 

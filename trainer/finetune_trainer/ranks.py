@@ -99,6 +99,14 @@ def gather_on_rank_zero(mine: T) -> list[T]:
     return gathered or []  # type: ignore[return-value]
 
 
+def gather_numbers(mine: tuple[float, ...], device: torch.device) -> list[tuple[float, ...]]:
+    """What every rank gave, by rank, on every rank, in one collective."""
+    numbers = torch.tensor(mine, dtype=torch.float64, device=device)
+    gathered = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, numbers)
+    return [tuple(each.tolist()) for each in gathered]
+
+
 def sum_over_ranks(values: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
     """Element by element, in one collective; whole numbers stay exact up to 2^53."""
     summed = torch.tensor(values, dtype=torch.float64, device=device)

@@ -43,6 +43,11 @@ class Reporter:
         self._beat = replace(self._beat, progress=progress)
         self.alive()
 
+    def measured(self, progress: Progress, *, own_step_seconds: float) -> None:
+        """What a log line says."""
+        self._beat = replace(self._beat, own_step_seconds=own_step_seconds)
+        self.report(progress)
+
     def saved(self, checkpoint: str) -> None:
         self._beat = replace(self._beat, progress=replace(self.progress, last_checkpoint=checkpoint))
         self._write()

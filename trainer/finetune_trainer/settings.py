@@ -29,6 +29,7 @@ _NOT_IN_FINGERPRINT = frozenset(
         "per_device_eval_batch_size",
         "gradient_checkpointing",
         "logging_steps",
+        "report_to",
         "save_steps",
         "save_total_limit",
         "eval_steps",

@@ -12,13 +12,17 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.banner import describe_data, describe_order, describe_run, describe_weights
 from finetune_trainer.callbacks import RefuseNonFiniteLoss, StopWhenAsked, TellProgress
-from finetune_trainer.checkpoint import Checkpoints, Found, step_of
+from finetune_trainer.checkpoint import Checkpoints, Found
 from finetune_trainer.data.counted import Rules
 from finetune_trainer.data.load import Method, Tokenizing, load_data
+from finetune_trainer.memory.parts import Parts as MemoryParts
 from finetune_trainer.methods.dpo import DpoTrainer, render_pair
 from finetune_trainer.methods.exact import ExactTrainer, Parts
 from finetune_trainer.methods.sft import SftTrainer, render_sample
 from finetune_trainer.model.load import Pretrained, describe_model, load_model, load_reference
+from finetune_trainer.monitor.expect import describe_expected, expect_memory
+from finetune_trainer.monitor.report import Run, write_report
+from finetune_trainer.monitor.writers import build_writers, chosen_writers
 from finetune_trainer.output import Identity, Output
 from finetune_trainer.place import Place
 from finetune_trainer.ranks import (
@@ -42,6 +46,8 @@ from finetune_trainer.settings import (
 )
 from finetune_trainer.supervisor import contract
 from finetune_trainer.supervisor.processes import die_with_parent
+
+_REPORTED = {"model", "dataset", "sft", "dpo", "lora", "training", "num_nodes"}  # env may hold secrets
 
 BUILDERS: dict[str, Callable[[Parts], ExactTrainer]] = {
     "sft": SftTrainer,
@@ -72,6 +78,7 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
         tell(place, [f"{output.result} is complete; nothing is left to do"])
         return contract.DONE
     output.check_owner(overwrite=spec.output.overwrite)
+    writers = chosen_writers(spec.training)
 
     reporter.enter(contract.LOAD)
     device = choose_device(place.ranks)
@@ -87,6 +94,7 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
     output.check_shared(on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))
     checkpoints = Checkpoints(output, keep=spec.training.save_total_limit)
     schedule = plan_schedule(spec, batch, samples=len(data.order))
+    expected = expect_memory(spec, pretrained, data, on_gpu=device.type == "cuda") if place.ranks.is_first else None
     workers = loader_processes(spec, place.ranks)
     args = training_arguments(spec, batch, schedule, hardware, folder=output.checkpoints, workers=workers)
     model = load_model(spec, pretrained)  # after the arguments: under ZeRO-3 it is spread while it is read
@@ -105,14 +113,20 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
             checkpoints=checkpoints,
             reporter=reporter,
             stop_requested=place.run.stop_request.exists,
+            expected_memory=expected.total if isinstance(expected, MemoryParts) else None,
         ),
     )
     tell(place, describe_run(spec, place, batch, schedule, hardware))
     tell(place, describe_order(data, batch))
     tell(place, describe_weights(model))
-    if not train(trainer, on_rank_zero(checkpoints.newest), total_steps=schedule.total_steps):
+    tell(place, [describe_expected(expected)] if expected else [])
+    found = on_rank_zero(checkpoints.newest)
+    if place.ranks.is_first:
+        for writer in build_writers(writers, logs=output.logs, first_step=found.step):
+            trainer.add_callback(writer)
+    if not train(trainer, found, total_steps=schedule.total_steps):
         return contract.STOPPED
-    publish_result(trainer, output, pretrained)
+    publish_result(trainer, output, pretrained, title=f"{place.namespace}/{place.job}")
     return contract.DONE
 
 
@@ -122,14 +136,14 @@ def build_trainer(spec: TrainerSpec, parts: Parts) -> ExactTrainer:
     trainer.add_callback(Rehearse(trainer))
     trainer.add_callback(RefuseNonFiniteLoss(trainer))
     trainer.add_callback(StopWhenAsked(trainer))
-    trainer.add_callback(TellProgress(trainer, parts.reporter, prints=parts.ranks.is_first))
+    trainer.add_callback(TellProgress(trainer, prints=parts.ranks.is_first))
     return trainer
 
 
 def train(trainer: ExactTrainer, found: Found, *, total_steps: int) -> bool:
     """From the checkpoint found, or from the start, to the last step. False if the ranks were asked to stop before."""
     parts = trainer.parts
-    first_step = step_of(found.path) if found.path else 0
+    first_step = found.step
     parts.reporter.start_at(first_step, of=total_steps, checkpoint=found.path.name if found.path else None)
     if parts.ranks.is_first:
         for problem in found.passed_over:
@@ -145,8 +159,8 @@ def train(trainer: ExactTrainer, found: Found, *, total_steps: int) -> bool:
     return not (trainer.stop_agreed and trainer.state.global_step < total_steps)
 
 
-def publish_result(trainer: ExactTrainer, output: Output, pretrained: Pretrained) -> None:
-    """The adapter or the whole model, its tokenizer and the log of losses; then the marker."""
+def publish_result(trainer: ExactTrainer, output: Output, pretrained: Pretrained, *, title: str) -> None:
+    """The adapter or the whole model, its tokenizer, the log of losses and the report; then the marker."""
     trainer.parts.reporter.enter(contract.SAVE)
     weights = trainer.whole_weights()
     if not trainer.parts.spec.lora:
@@ -156,6 +170,7 @@ def publish_result(trainer: ExactTrainer, output: Output, pretrained: Pretrained
         trainer.save_result(weights, folder)
         pretrained.tokenizer.save_pretrained(folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
+        write_report(run_of(trainer, title=title), folder)
 
     def publish() -> None:
         output.publish(output.result, write)
@@ -163,6 +178,21 @@ def publish_result(trainer: ExactTrainer, output: Output, pretrained: Pretrained
         print(f"result: {output.result}", flush=True)
 
     on_rank_zero(publish)
+
+
+def run_of(trainer: ExactTrainer, *, title: str) -> Run:
+    parts, monitor = trainer.parts, trainer.monitor
+    asked = parts.spec.model_dump(mode="json", by_alias=True, exclude_none=True, include=_REPORTED)
+    made = {"effective batch": parts.batch, "steps": trainer.state.global_step, "samples": len(parts.data.train)}
+    return Run(
+        title=f"{title}: {parts.spec.model.name}",
+        job={**made, **asked},
+        history=trainer.state.log_history,
+        lengths=parts.data.train.lengths,
+        measured=monitor.latest,
+        own_seconds=monitor.own_seconds,
+        expected_memory=parts.expected_memory,
+    )
 
 
 def rows_of(spec: TrainerSpec) -> Method:

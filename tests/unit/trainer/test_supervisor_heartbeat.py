@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from finetune_trainer.reporting import Reporter
 from finetune_trainer.supervisor import contract
-from finetune_trainer.supervisor.heartbeat import Heartbeat, Progress, read_heartbeats, write_heartbeat
+from finetune_trainer.supervisor.heartbeat import Heartbeat, Memory, Progress, read_heartbeats, write_heartbeat
 from finetune_trainer.supervisor.server import Snapshot, render_metrics, render_status, serve
 from support.nodes import node
 
@@ -21,7 +21,8 @@ BEAT = Heartbeat(
     phase=contract.TRAIN,
     first_step=10,
     peak_memory_bytes=5,
-    progress=Progress(step=12, total_steps=40, loss=1.5, last_checkpoint="step-00000010"),
+    own_step_seconds=0.5,
+    progress=Progress(step=12, total_steps=40, loss=1.5, last_checkpoint="step-00000010", memory=Memory(forecast=9)),
 )
 
 
@@ -62,6 +63,7 @@ def test_the_status_tells_phase_progress_and_ranks(tmp_path: Path) -> None:
         "totalSteps": 40,
         "loss": 1.5,
         "lastCheckpoint": "step-00000010",
+        "memory": {"forecast": 9, "peakHighest": 0, "peakHighestRank": 0, "peakLowest": 0, "peakLowestRank": 0},
         "updateTime": "1970-01-01T00:01:40.000Z",
     }
     assert (told["phase"], told["outcome"], told["worldSize"], told["firstStep"]) == ("train", "running", 4, 10)
@@ -74,6 +76,7 @@ def test_the_status_tells_phase_progress_and_ranks(tmp_path: Path) -> None:
             "step": 12,
             "heartbeatAgeSeconds": 3.5,
             "peakMemoryBytes": 5,
+            "ownStepSeconds": 0.5,
         }
     ]
 
@@ -92,6 +95,8 @@ def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
     (age,) = families["finetune_rank_heartbeat_age_seconds"]
     assert (age.value, age.labels["rank"]) == (3.5, "2")
     assert "finetune_eval_loss" not in families
+    (forecast,), (own,) = families["finetune_memory_forecast_bytes"], families["finetune_rank_own_step_seconds"]
+    assert (forecast.value, own.value, own.labels["rank"]) == (9, 0.5, "2")
 
 
 def test_progress_is_measured_by_node_rank_zero_alone(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 import math
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from finetune_api import status
 from finetune_api.termination import MAX_BYTES, Outcome, parse_termination
 from finetune_api.termination import Termination as Contract
 from finetune_trainer.supervisor import contract
-from finetune_trainer.supervisor.heartbeat import Heartbeat, Progress, progress_object
+from finetune_trainer.supervisor.heartbeat import Heartbeat, Memory, Progress, progress_object
 from finetune_trainer.supervisor.termination import Termination, encode, write_termination
 
 FULL = Termination(
@@ -99,13 +99,17 @@ def test_a_shorter_message_leaves_nothing_of_a_longer_one(tmp_path: Path) -> Non
 
 def test_progress_is_what_the_status_holds() -> None:
     numbers: dict[str, Any] = {field.name: 1 for field in fields(Progress)}
-    progress = Progress(**{**numbers, "last_checkpoint": "step-00000001"})
+    sizes: dict[str, Any] = {field.name: 1 for field in fields(Memory)}
+    memory = Memory(**{**sizes, "cause": "step 1"})
+    progress = Progress(**{**numbers, "last_checkpoint": "step-00000001", "slow_rank": "rank 1 +20%", "memory": memory})
     beat = Heartbeat(rank=0, local_rank=0, pid=1, time=1.25, phase=contract.TRAIN, progress=progress)
 
     read = status.Progress.model_validate(progress_object(beat))
 
     assert {field.name for field in fields(Progress)} | {"update_time"} == set(status.Progress.model_fields)
+    assert {field.name for field in fields(Memory)} == set(status.MemoryStatus.model_fields)
     assert read.eta_seconds == 1
+    assert read.memory == status.MemoryStatus.model_validate(asdict(memory))
     assert read.update_time is not None
     assert read.update_time.timestamp() == 1.25
 

@@ -21,6 +21,9 @@ from finetune_trainer.data.tokens import Features
 from finetune_trainer.errors import CheckpointCorrupt
 from finetune_trainer.memory.exhausted import out_of_memory
 from finetune_trainer.model.load import pad_token_id
+from finetune_trainer.monitor.meter import Meter
+from finetune_trainer.monitor.monitor import Monitor
+from finetune_trainer.monitor.work import measure_work, peak_flops
 from finetune_trainer.parallel.state import (
     Replicated,
     Spread,
@@ -53,6 +56,7 @@ class Parts:
     checkpoints: Checkpoints
     reporter: Reporter
     stop_requested: Callable[[], bool]
+    expected_memory: int | None  # bytes per rank, as rank 0 forecasts them
 
 
 class ExactTrainer(Trainer):  # type: ignore[misc]
@@ -69,7 +73,6 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.step_tokens = 0  # of all ranks, in the present optimizer step
         self.stop_agreed = False
         self._tallied: dict[str, torch.Tensor] = {}
         super().__init__(
@@ -80,6 +83,16 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
             processing_class=parts.tokenizer,
         )
         self.remove_callback(PrinterCallback)
+        self.monitor = self._build_monitor()
+
+    def _build_monitor(self) -> Monitor:
+        """Before the model is wrapped or spread."""
+        dpo, device = self.parts.spec.dpo is not None, self.args.device
+        on_gpu = device.type == "cuda"
+        dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else torch.float32
+        meter = Meter(measure_work(self.parts.model, has_reference=dpo), sequences=2 if dpo else 1, on_gpu=on_gpu)
+        peak = peak_flops(torch.cuda.get_device_name(device), dtype) if on_gpu else None
+        return Monitor(meter, device=device, peak_flops=peak)
 
     def count(self, batch: Features) -> tuple[float, ...]:
         """Units of a micro-batch, term by term."""
@@ -108,11 +121,11 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
         Whether somebody asked to stop travels with the counts that the ranks exchange anyway: all learn it in the same
         step, and end after it.
         """
-        batches = [next(epoch_iterator) for _ in range(num_batches)]
+        with self.monitor.meter.waiting_for_data():
+            batches = [next(epoch_iterator) for _ in range(num_batches)]
+        self.monitor.meter.take_in(batches)
         mine = tuple(sum(term) for term in zip(*map(self.count, batches), strict=True))
-        tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
-        *all_units, all_tokens, stops = sum_over_ranks((*mine, tokens, self.parts.stop_requested()), device)
-        self.step_tokens = int(all_tokens)
+        *all_units, stops = sum_over_ranks((*mine, self.parts.stop_requested()), device)
         self.stop_agreed = stops > 0
         units = torch.tensor(all_units if self.args.average_tokens_across_devices else mine, device=device)
         return batches, torch.where(units > 0, units, 1.0)  # a rank may hold nothing but fillers
@@ -136,7 +149,8 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
         """This micro-batch's share of the step's mean loss."""
         assert num_items_in_batch is not None
         assert not return_outputs  # evaluation is ours
-        share = (torch.stack(self.summed_losses(model, inputs)) / num_items_in_batch).sum()
+        with self.monitor.meter.computing_loss():
+            share = (torch.stack(self.summed_losses(model, inputs)) / num_items_in_batch).sum()
         # gradients of the ranks are averaged, but a mean over the units of all ranks is a sum of their shares
         return share * self.parts.ranks.world_size if self.args.average_tokens_across_devices else share
 
@@ -152,7 +166,7 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            logs = {**logs, **self._means()}
+            logs = {**logs, **self._means(), **self.monitor.exchange().as_log()}
         super().log(logs, start_time)
 
     def loss_is_finite(self) -> bool:

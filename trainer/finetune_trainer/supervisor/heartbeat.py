@@ -8,8 +8,22 @@ import os
 import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from .contract import to_camel
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The most memory that ranks have held, in bytes; the names are those of status.progress.memory in the resource."""
+
+    forecast: int | None = None
+    peak_highest: int = 0
+    peak_highest_rank: int = 0
+    peak_lowest: int = 0
+    peak_lowest_rank: int = 0
+    reserved: int | None = None
+    cause: str | None = None
 
 
 @dataclass(frozen=True)
@@ -24,8 +38,14 @@ class Progress:
     learning_rate: float | None = None
     grad_norm: float | None = None
     tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    step_seconds: float | None = None
+    mfu: float | None = None
+    data_wait_share: float | None = None
+    slow_rank: str | None = None
     eta_seconds: int | None = None
     last_checkpoint: str | None = None
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +59,7 @@ class Heartbeat:
     phase: str
     first_step: int | None = None
     peak_memory_bytes: int | None = None
+    own_step_seconds: float | None = None
     progress: Progress = field(default_factory=Progress)
 
 
@@ -58,18 +79,27 @@ def read_heartbeats(folder: Path) -> tuple[Heartbeat, ...]:
 def _read(path: Path) -> Heartbeat | None:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        known = {item.name for item in fields(Progress)}
-        progress = Progress(**{name: value for name, value in raw.pop("progress").items() if name in known})
-        return Heartbeat(**raw, progress=progress)
+        progress = _known(Progress, raw.pop("progress"))
+        if progress.get("memory"):
+            progress["memory"] = Memory(**_known(Memory, progress["memory"]))
+        return Heartbeat(**raw, progress=Progress(**progress))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
+def _known(kind: type[Progress | Memory], raw: dict[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in fields(kind)}
+    return {name: value for name, value in raw.items() if name in names}
+
+
 def progress_object(heartbeat: Heartbeat) -> dict[str, object]:
     """status.progress as the resource spells it: absent values left out, no NaN (JSON has none)."""
-    values = {to_camel(name): _finite(value) for name, value in asdict(heartbeat.progress).items()}
-    values["updateTime"] = rfc3339(heartbeat.time)
-    return {name: value for name, value in values.items() if value is not None}
+    return {**_present(asdict(heartbeat.progress)), "updateTime": rfc3339(heartbeat.time)}
+
+
+def _present(values: dict[str, Any]) -> dict[str, object]:
+    told = ((name, _present(value) if isinstance(value, dict) else _finite(value)) for name, value in values.items())
+    return {to_camel(name): value for name, value in told if value is not None}
 
 
 def rfc3339(seconds: float) -> str:

@@ -47,6 +47,7 @@ def render_status(node: Node, seen: Snapshot, *, now: float) -> dict[str, object
                 "step": beat.progress.step,
                 "heartbeatAgeSeconds": round(max(0.0, now - beat.time), 3),
                 "peakMemoryBytes": beat.peak_memory_bytes,
+                "ownStepSeconds": beat.own_step_seconds,
             }
             for beat in seen.heartbeats
         ],
@@ -81,10 +82,15 @@ def _rank_samples(seen: Snapshot, *, now: float) -> Iterator[_Sample]:
         if beat.peak_memory_bytes is not None:
             name, labels = "finetune_rank_peak_memory_bytes", f',rank="{beat.rank}"'
             yield name, "Most memory the rank held: GPU, or resident set.", labels, beat.peak_memory_bytes
+    for beat in seen.heartbeats:
+        if beat.own_step_seconds is not None:
+            name, labels = "finetune_rank_own_step_seconds", f',rank="{beat.rank}"'
+            yield name, "Seconds of a step in which the rank waits for no other.", labels, beat.own_step_seconds
 
 
 def _progress_samples(beat: Heartbeat) -> Iterator[_Sample]:
     progress = beat.progress
+    forecast = progress.memory.forecast if progress.memory else None
     values = (
         ("finetune_step", "Optimizer steps done.", progress.step),
         ("finetune_total_steps", "Optimizer steps in all.", progress.total_steps),
@@ -94,6 +100,11 @@ def _progress_samples(beat: Heartbeat) -> Iterator[_Sample]:
         ("finetune_learning_rate", "Learning rate of the last step.", progress.learning_rate),
         ("finetune_grad_norm", "Gradient norm of the last step.", progress.grad_norm),
         ("finetune_tokens_per_second", "Tokens of all ranks per second.", progress.tokens_per_second),
+        ("finetune_samples_per_second", "Samples of all ranks per second.", progress.samples_per_second),
+        ("finetune_step_seconds", "Seconds of a step, without evaluation and checkpoints.", progress.step_seconds),
+        ("finetune_mfu", "Model FLOPs utilisation, from 0 to 1.", progress.mfu),
+        ("finetune_data_wait_share", "Share of a step spent waiting for data.", progress.data_wait_share),
+        ("finetune_memory_forecast_bytes", "Memory that a rank was forecast to need.", forecast),
         ("finetune_eta_seconds", "Seconds to the last step at the present pace.", progress.eta_seconds),
     )
     for name, help_text, value in values:
