@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from finetune_api.batch import Batch
 from finetune_api.kubernetes_types import EnvVar
+from finetune_api.parallelism import Deepspeed
 from finetune_api.status import Repair
-from finetune_api.v1alpha1 import Deepspeed, FineTuneJobSpec
+from finetune_api.v1alpha1 import FineTuneJobSpec
 
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
 _ALLOCATOR_BEFORE = "PYTORCH_CUDA_ALLOC_CONF"  # its older name, which torch still reads

@@ -12,12 +12,13 @@ from finetune_api.kubernetes_types import (
     LocalObjectReference,
     PersistentVolumeClaimSource,
     PodTemplate,
-    RawObject,
     RelativePath,
     ResourceRequirements,
     Volume,
 )
+from finetune_api.lora import Lora
 from finetune_api.model import Model, NonEmpty, StatusModel, list_map, validations
+from finetune_api.parallelism import Deepspeed, Fsdp
 from finetune_api.status import JobStatus
 
 GROUP = "finetune.dev"
@@ -89,53 +90,6 @@ class Dpo(Model):
         if (self.label_smoothing is not None) != (self.loss_type == "robust"):
             raise ValueError("labelSmoothing belongs to lossType robust; set both or neither")
         return self
-
-
-class Lora(Model):
-    """Low-rank adapters (arXiv 2106.09685) instead of training every weight."""
-
-    r: int = Field(default=8, ge=1, le=4096, description="Rank of the update matrices.")
-    lora_alpha: int = Field(
-        default=32, ge=1, le=65536, description="Scaling: the update is multiplied by loraAlpha / r."
-    )
-    lora_dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout probability on the adapter's input.")
-    target_modules: tuple[NonEmpty, ...] = Field(
-        default=("all-linear",), min_length=1, max_length=64, description="Module name suffixes, or all-linear."
-    )
-
-
-class Deepspeed(Model):
-    """ZeRO (arXiv 1910.02054): optimizer states, gradients and weights are spread over the ranks by DeepSpeed."""
-
-    preset: Literal["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"] | None = Field(
-        default=None,
-        description="What is spread: optimizer states (zero1), gradients too (zero2), weights too (zero3); _offload "
-        "keeps optimizer states, and with zero3 weights, in host memory.",
-    )
-    config: RawObject | None = Field(
-        default=None, description="A config of DeepSpeed's own instead; batch, optimizer and precision stay the job's."
-    )
-
-    model_config = ConfigDict(
-        json_schema_extra=validations(
-            ("has(self.preset) != has(self.config)", "set either preset or config"),
-        )
-    )
-
-    @model_validator(mode="after")
-    def _preset_or_config(self) -> Self:
-        if (self.preset is None) == (self.config is None):
-            raise ValueError("set either preset or config")
-        return self
-
-
-class Fsdp(Model):
-    """PyTorch's fully sharded data parallelism (FSDP2): weights, gradients and optimizer states are spread."""
-
-    reshard_after_forward: bool = Field(
-        default=True, description="Free gathered weights between forward and backward; false trades memory for speed."
-    )
-    cpu_offload: bool = Field(default=False, description="Keep what is spread in host memory.")
 
 
 class Training(Model):

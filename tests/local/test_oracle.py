@@ -5,10 +5,15 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from finetune_api.lora import Lora
+from finetune_trainer.model.lora import add_adapters
 from support import tiny
 from support.launch import Results, launch
 from support.pods import REPOSITORY
@@ -27,7 +32,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "hinge": {"dpo": {"lossType": "hinge"}},
     "robust": {"dpo": {"lossType": "robust", "labelSmoothing": 0.2}},
 }
-CELLS = [f"{method}, {tuner}" for method in METHODS for tuner in ("lora", "full")]
+FROM_ADAPTER = "sigmoid from an adapter, lora"  # whose policy does not begin as the model
+CELLS = [*(f"{method}, {tuner}" for method in METHODS for tuner in ("lora", "full")), FROM_ADAPTER]
 
 
 def as_plain_text(row: tiny.Row) -> tiny.Row:
@@ -53,7 +59,7 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "saveSteps": 1000,
         "maxGradNorm": 0.5,
     }
-    return {
+    cells = {
         f"{name}, {tuner}": {
             "model": {"name": str(files.model)},
             "dataset": {"train": [{"name": str(completions if name == "sft" else preferences)}], "numWorkers": 0},
@@ -65,6 +71,19 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         for name, method in METHODS.items()
         for tuner in ("lora", "full")
     }
+    adapter = save_trained_adapter(files.model, folder / "adapter")
+    return {**cells, FROM_ADAPTER: {**cells["sigmoid, lora"], "lora": {"adapter": str(adapter)}}}
+
+
+def save_trained_adapter(model: Path, folder: Path) -> Path:
+    """Trained, as far as its numbers tell."""
+    adapted: Any = add_adapters(AutoModelForCausalLM.from_pretrained(model), Lora(r=4), seed=1)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.02)
+    adapted.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")

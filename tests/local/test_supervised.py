@@ -94,7 +94,7 @@ def test_the_node_tells_its_success(undisturbed: tuple[Job, Pod]) -> None:
 def test_rank_zero_says_what_will_be_trained_and_every_step(undisturbed: tuple[Job, Pod]) -> None:
     _, pod = undisturbed
 
-    assert "effective batch: 3 x 2 x 3 = 18 samples (per device x accumulation x ranks)" in pod.log
+    assert "effective batch: 3 x 2 x 3 = 18 (per device x accumulation x ranks)" in pod.log
     assert f"steps: {STEPS} (6 per epoch of 100 samples, 4 epochs)" in pod.log
     assert "trainable parameters: 49,152 of 314,208" in pod.log
     assert "devices: 3 x cpu on 1 node(s), gloo, float32" in pod.log

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Config
 
-from finetune_api.v1alpha1 import Lora
+from finetune_api.lora import Lora
 from finetune_trainer.memory.parts import Layout, Parts, node_parts, rank_parts
 from finetune_trainer.memory.shape import Architecture, ModelShape, measure_shape, measure_step
 from finetune_trainer.memory.simulate import Live, Step, loss_of_every_token

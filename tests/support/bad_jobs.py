@@ -74,6 +74,18 @@ BAD_JOBS: dict[str, BadJob] = {
         "output.overwrite is for the operator's own",
         "output.overwrite is for the",
     ),
+    "an adapter with a shape of another": BadJob(
+        {"lora": {"adapter": "/data/adapter", "r": 4}}, "adapter has a shape of its", "adapter has a shape of its"
+    ),
+    "two ways to spread memory": BadJob(
+        {"fsdp": {}, "deepspeed": {"preset": "zero2"}}, "deepspeed and fsdp exclude", "deepspeed and fsdp exclude"
+    ),
+    "a preset and a config": BadJob(
+        {"deepspeed": {"preset": "zero2", "config": {"zero_optimization": {"stage": 2}}}},
+        "either preset or config",
+        "either preset or config",
+    ),
+    "an unknown preset": BadJob({"deepspeed": {"preset": "zero4"}}, 'supported values: "zero1"', "'zero1', 'zero2'"),
     "no rows": BadJob({"dataset": {"train": []}}, "at least 1 item", "at least 1 item"),
     "a sample that is no number": BadJob(
         {"dataset": {"train": [{"name": "/data/rows.jsonl#many"}]}}, "a path may hold no #", "a path may hold no #"

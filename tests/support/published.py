@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from finetune_api.v1alpha1 import Lora
+from finetune_api.lora import Lora
 from finetune_trainer.memory.parts import Layout, rank_parts
 from finetune_trainer.memory.shape import Architecture, measure_shape, measure_step
 from finetune_trainer.memory.simulate import Live, Step, loss_of_every_token

@@ -20,6 +20,7 @@ from finetune_trainer.methods.dpo import DpoTrainer, render_pair
 from finetune_trainer.methods.exact import ExactTrainer, Parts
 from finetune_trainer.methods.sft import SftTrainer, render_sample
 from finetune_trainer.model.load import Pretrained, describe_model, load_model, load_reference
+from finetune_trainer.model.merge import write_merged
 from finetune_trainer.monitor.expect import describe_expected, expect_memory
 from finetune_trainer.monitor.report import Run, write_report
 from finetune_trainer.monitor.writers import build_writers, chosen_writers
@@ -162,8 +163,8 @@ def train(trainer: ExactTrainer, found: Found, *, total_steps: int) -> bool:
 def publish_result(trainer: ExactTrainer, output: Output, pretrained: Pretrained, *, title: str) -> None:
     """The adapter or the whole model, its tokenizer, the log of losses and the report; then the marker."""
     trainer.parts.reporter.enter(contract.SAVE)
-    weights = trainer.whole_weights()
-    if not trainer.parts.spec.lora:
+    weights, lora = trainer.whole_weights(), trainer.parts.spec.lora
+    if lora is None:
         weights = {name: weight.to(pretrained.dtype) for name, weight in weights.items()}  # trained in float32
 
     def write(folder: Path) -> None:
@@ -171,6 +172,8 @@ def publish_result(trainer: ExactTrainer, output: Output, pretrained: Pretrained
         pretrained.tokenizer.save_pretrained(folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
         write_report(run_of(trainer, title=title), folder)
+        if lora is not None and lora.merge:
+            write_merged(pretrained, folder, folder / "merged")
 
     def publish() -> None:
         output.publish(output.result, write)

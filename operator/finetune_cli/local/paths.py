@@ -59,7 +59,8 @@ def localise(file: JobFile, mounts: Sequence[Mount]) -> Raw:
         if here.problems:
             raise BadInput(*(f"{file.path}: {problem}" for problem in here.problems))
         return {**file.body, "spec": {**spec, "command": command}}
-    model = {**spec["model"], "name": here.find_model(spec["model"]["name"])}
+    model = {**spec["model"], "name": here.find_model("spec.model.name", spec["model"]["name"])}
+    lora = _localise_lora(spec, here)
     dataset = {**spec["dataset"]}
     for part in ("train", "eval"):
         if part in dataset:
@@ -69,7 +70,13 @@ def localise(file: JobFile, mounts: Sequence[Mount]) -> Raw:
             ]
     if here.problems:
         raise BadInput(*(f"{file.path}: {problem}" for problem in here.problems))
-    return {**file.body, "spec": {**spec, "model": model, "dataset": dataset}}
+    return {**file.body, "spec": {**spec, **lora, "model": model, "dataset": dataset}}
+
+
+def _localise_lora(spec: Raw, here: "_Here") -> Raw:
+    """Of a job that goes on from an adapter."""
+    adapter = (spec.get("lora") or {}).get("adapter")
+    return {"lora": {**spec["lora"], "adapter": here.find_model("spec.lora.adapter", adapter)}} if adapter else {}
 
 
 def _localise_command(command: Raw, here: "_Here") -> Raw:
@@ -84,10 +91,11 @@ def localise_model(file: JobFile, mounts: Sequence[Mount]) -> Raw:
     """The job's spec with the path of its model as it is on this machine. Raises BadInput."""
     here = _Here(file, mounts)
     spec = file.body["spec"]
-    model = {**spec["model"], "name": here.find_model(spec["model"]["name"])}
+    model = {**spec["model"], "name": here.find_model("spec.model.name", spec["model"]["name"])}
+    lora = _localise_lora(spec, here)
     if here.problems:
         raise BadInput(*(f"{file.path}: {problem}" for problem in here.problems))
-    return {**spec, "model": model}
+    return {**spec, **lora, "model": model}
 
 
 class _Here:
@@ -99,10 +107,10 @@ class _Here:
         self._mounts = mounts
         self.problems: list[str] = []
 
-    def find_model(self, name: str) -> str:
-        """A name that is no path here is a Hub id, which is the trainer's to find."""
+    def find_model(self, field: str, name: str) -> str:
+        """Or an adapter. A name that is no path here is a Hub id, which is the trainer's to find."""
         if name.startswith(("/", "./", "../")) or (self._base / name).exists():
-            return self.find("spec.model.name", name)
+            return self.find(field, name)
         return name
 
     def map(self, word: str) -> str:

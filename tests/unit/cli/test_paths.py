@@ -119,3 +119,13 @@ def test_a_folder_of_the_image_has_to_be_found_here(tmp_path: Path) -> None:
 
     with pytest.raises(BadInput, match=r"spec\.command\.workingDir: /workspace/none: no such file or folder"):
         localise(file, ())
+
+
+def test_the_adapter_that_a_job_goes_on_from_is_found_as_its_model_is(tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "train.jsonl").touch()
+    file = job_file(tmp_path, model={"name": "acme/model"}, lora={"adapter": "/data/adapter"})
+
+    spec = localise(file, (Mount("/data", tmp_path),))["spec"]
+
+    assert spec["lora"] == {"adapter": str(tmp_path / "adapter")}

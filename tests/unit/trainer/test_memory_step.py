@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
-from finetune_api.v1alpha1 import Lora
+from finetune_api.lora import Lora
 from finetune_trainer.errors import ModelError
 from finetune_trainer.memory.kernels import use_fused_dropout
 from finetune_trainer.memory.parts import Layout, held_parts, rank_parts

@@ -1,16 +1,20 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from httpx2 import Request, Response
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-from transformers import AutoConfig
+from peft import PeftModel
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from finetune_api.v1alpha1 import Lora, ModelSource
+from finetune_api.lora import Lora
+from finetune_api.v1alpha1 import ModelSource
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound
 from finetune_trainer.model import load
 from finetune_trainer.model.load import describe_model
-from finetune_trainer.model.lora import add_adapters, choose_targets
+from finetune_trainer.model.lora import REFERENCE, TRAINED, add_adapters, choose_targets, shape_of
+from finetune_trainer.model.merge import write_merged
 from support import tiny
 
 CPU = torch.device("cpu")
@@ -110,3 +114,82 @@ def test_only_adapters_learn_and_the_seed_decides_how_they_begin() -> None:
     assert {name.split(".")[-3] for name in trained(first)} == {"lora_A", "lora_B"}
     assert all(torch.equal(one, trained(second)[name]) for name, one in trained(first).items())
     assert not all(torch.equal(one, trained(other)[name]) for name, one in trained(first).items())
+
+
+@pytest.fixture(scope="module")
+def adapter_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that was trained, as far as its numbers tell."""
+    folder = tmp_path_factory.mktemp("adapter")
+    model = add_adapters(base(model_folder), Lora(r=4, lora_alpha=8), seed=1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    model.save_pretrained(folder)  # type: ignore[operator]
+    return folder
+
+
+def base(folder: Path) -> torch.nn.Module:
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder)
+    return model
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    found: torch.Tensor = model(input_ids=torch.arange(8)[None]).logits
+    return found
+
+
+def test_an_adapter_is_gone_on_from_with_its_own_shape_and_a_copy_that_stays(
+    model_folder: Path, adapter_folder: Path
+) -> None:
+    model: Any = add_adapters(base(model_folder), Lora(adapter=str(adapter_folder)), seed=2)
+
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all(f".{TRAINED}." in name for name in trained)
+    assert model.peft_config[TRAINED].r == 4
+    assert not torch.equal(logits(model), logits(base(model_folder)))
+    before = logits(model)
+    model.set_adapter(REFERENCE)
+    assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize("name", ["none", "empty"])
+def test_an_adapter_that_is_not_there_is_named(model_folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(ModelNotFound, match=r"spec\.lora\.adapter: .* is no folder with an adapter_config\.json"):
+        add_adapters(base(model_folder), Lora(adapter=str(tmp_path / name)), seed=2)
+
+
+def test_an_adapter_of_another_model_is_refused(adapter_folder: Path) -> None:
+    config = Qwen2Config(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1)
+
+    with pytest.raises(ModelError, match="does not fit the model"):
+        add_adapters(Qwen2ForCausalLM(config), Lora(adapter=str(adapter_folder)), seed=2)
+
+
+@pytest.mark.parametrize("lora", [Lora(use_rslora=True), Lora(use_dora=True)], ids=["rsLoRA", "DoRA"])
+def test_relatives_of_lora_begin_as_the_model_and_say_what_they_are(model_folder: Path, lora: Lora) -> None:
+    model: Any = add_adapters(base(model_folder), lora, seed=2)
+
+    config = model.peft_config[TRAINED]
+    assert (config.use_rslora, config.use_dora) == (lora.use_rslora, lora.use_dora)
+    assert torch.allclose(logits(model), logits(base(model_folder)), atol=1e-5)
+
+
+def test_a_merged_model_needs_no_adapter(model_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
+    adapted = PeftModel.from_pretrained(base(model_folder), adapter_folder)
+
+    write_merged(describe_model(ModelSource(name=str(model_folder)), CPU), adapter_folder, tmp_path)
+
+    assert torch.allclose(logits(base(tmp_path)), logits(adapted), atol=1e-5)
+    assert (tmp_path / "tokenizer.json").is_file()
+
+
+def test_the_shape_of_an_adapter_is_known_without_its_weights(adapter_folder: Path) -> None:
+    shape = shape_of(Lora(adapter=str(adapter_folder), lora_dropout=0.1))
+
+    assert (shape.r, shape.lora_alpha, shape.lora_dropout, shape.adapter) == (4, 8, 0.1, None)
+    suffixes = {target.rpartition(".")[2] for target in shape.target_modules}
+    assert suffixes == {"q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "gate_proj", "down_proj"}

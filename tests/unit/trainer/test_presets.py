@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from finetune_api.v1alpha1 import Deepspeed, TrainerSpec
+from finetune_api.parallelism import Deepspeed
+from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.parallel.presets import deepspeed_config, describe_parallelism, fsdp_config, zero_stage
 from support.builders import spec as build_spec

@@ -12,6 +12,7 @@ from finetune_trainer.memory.parts import Layout, Parts, node_parts, rank_parts
 from finetune_trainer.memory.shape import Architecture, ModelShape, measure_shape, measure_step
 from finetune_trainer.memory.simulate import Live, Step, loss_of_every_token
 from finetune_trainer.model.load import choose_dtype, max_length, read_config, training_dtype
+from finetune_trainer.model.lora import shape_of
 from finetune_trainer.settings import MOST_LOADERS, plan_batch, plan_eval_batch
 
 
@@ -45,7 +46,8 @@ def forecast(spec: TrainerSpec, model: Model, *, on_gpu: bool, longest: int | No
     """For samples of the spec's greatest length, or of the `longest` there is. Raises TrainerError."""
     batch = plan_batch(spec, world_size=spec.world_size)
     length = longest or _greatest_length(spec, model.config)
-    architecture = Architecture(model.config, training_dtype(model.dtype, lora=spec.lora is not None), spec.lora)
+    lora = shape_of(spec.lora) if spec.lora else None
+    architecture = Architecture(model.config, training_dtype(model.dtype, lora=lora is not None), lora)
     shape = replace(measure_shape(architecture), reference_bytes=_reference_bytes(spec, model))
     live = max(
         (measure_step(architecture, step) for step in _steps(spec, model, batch, length)), key=lambda live: live.total

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from finetune_api.v1alpha1 import Lora
+from finetune_api.lora import Lora
 from finetune_trainer.errors import ModelError
 from finetune_trainer.memory.simulate import Live, Phase, Step, simulate_step
 from finetune_trainer.model.lora import add_adapters

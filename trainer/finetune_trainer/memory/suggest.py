@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from finetune_api.v1alpha1 import Lora, TrainerSpec
+from finetune_api.lora import Lora
+from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.memory.forecast import Forecast
 
 _SHORTEST = 256

@@ -14,6 +14,7 @@ from finetune_trainer.data.rows import Row
 from finetune_trainer.data.tokens import IGNORED, Features
 from finetune_trainer.methods.exact import ExactTrainer, Parts
 from finetune_trainer.methods.sft import target_losses
+from finetune_trainer.model.lora import REFERENCE, TRAINED
 from finetune_trainer.parallel.frozen import spread_frozen
 
 
@@ -111,15 +112,20 @@ class DpoTrainer(ExactTrainer):
 
     @contextmanager
     def _as_reference(self) -> Iterator[torch.nn.Module]:
-        """The frozen copy, or the model without its adapters; never with dropout."""
+        """The frozen copy of the model or of its adapter, or the model without one; never with dropout."""
         if self._reference is not None:
             yield self._reference
             return
         bare = self.model
         training = bare.training
         bare.eval()
-        with bare.disable_adapter():
+        if REFERENCE in bare.peft_config:
+            bare.set_adapter(REFERENCE, inference_mode=True)
             yield bare
+            bare.set_adapter(TRAINED)
+        else:
+            with bare.disable_adapter():
+                yield bare
         bare.train(training)
 
     def _tell(self, pairs: Pairs, real: torch.Tensor) -> None:

@@ -21,6 +21,7 @@ from finetune_trainer.data.tokens import Features
 from finetune_trainer.errors import CheckpointCorrupt
 from finetune_trainer.memory.exhausted import out_of_memory
 from finetune_trainer.model.load import pad_token_id
+from finetune_trainer.model.lora import TRAINED
 from finetune_trainer.monitor.meter import Meter
 from finetune_trainer.monitor.monitor import Monitor
 from finetune_trainer.monitor.work import measure_work, peak_flops
@@ -290,7 +291,9 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
 
     def save_result(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
         """In the format of transformers or peft."""
-        if hasattr(self.model, "peft_config"):
-            self.model.save_pretrained(folder, state_dict=weights, save_embedding_layers=False)  # else the Hub is asked
-        else:
+        if not hasattr(self.model, "peft_config"):
             self.model.to(next(iter(weights.values())).dtype).save_pretrained(folder, state_dict=weights)
+            return
+        # the Hub would be asked whether the embedding was changed
+        options = {"save_embedding_layers": False, "selected_adapters": [TRAINED]}
+        self.model.save_pretrained(folder, state_dict=weights, **options)

@@ -61,16 +61,16 @@ def training_dtype(result: torch.dtype, *, lora: bool) -> torch.dtype:
 
 def load_model(spec: TrainerSpec, pretrained: Pretrained) -> torch.nn.Module:
     """The model to train."""
-    model = _load_weights(pretrained, training_dtype(pretrained.dtype, lora=spec.lora is not None))
+    model = load_weights(pretrained, training_dtype(pretrained.dtype, lora=spec.lora is not None))
     return add_adapters(model, spec.lora, seed=spec.training.seed, widen=spec.deepspeed is None) if spec.lora else model
 
 
 def load_reference(pretrained: Pretrained) -> torch.nn.Module:
     """The model as it was, frozen: what full tuning by DPO is compared with."""
-    return _load_weights(pretrained, pretrained.dtype).requires_grad_(requires_grad=False)
+    return load_weights(pretrained, pretrained.dtype).requires_grad_(requires_grad=False)
 
 
-def _load_weights(pretrained: Pretrained, dtype: torch.dtype) -> torch.nn.Module:
+def load_weights(pretrained: Pretrained, dtype: torch.dtype) -> torch.nn.Module:
     model: torch.nn.Module = _fetch(
         pretrained.name,
         lambda: AutoModelForCausalLM.from_pretrained(pretrained.name, config=pretrained.config, dtype=dtype),

@@ -1,12 +1,14 @@
 """LoRA adapters on a model, and what is said when a target matches nothing."""
 
 import torch
-from peft import LoraConfig, TaskType, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
 from transformers import set_seed
 
-from finetune_api.v1alpha1 import Lora
-from finetune_trainer.errors import InvalidSpec
+from finetune_api.lora import Lora
+from finetune_trainer.errors import InvalidSpec, ModelError, ModelNotFound
 
+TRAINED = "default"  # peft's own name
+REFERENCE = "reference"  # the name of the copy of an adapter that is gone on from
 _ALL_LINEAR = "all-linear"
 
 
@@ -15,18 +17,73 @@ def add_adapters(model: torch.nn.Module, lora: Lora, *, seed: int, widen: bool =
 
     They are widened to float32, except for DeepSpeed, which wants one type and keeps wide copies of its own.
     """
+    if lora.adapter is not None:
+        return _go_on_from(model, lora, lora.adapter, widen=widen)
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=lora.r,
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
         target_modules=choose_targets(model, lora.target_modules),
+        use_rslora=lora.use_rslora,
+        use_dora=lora.use_dora,
     )
     set_seed(seed)
     try:
         return get_peft_model(model, config, autocast_adapter_dtype=widen)  # type: ignore[no-any-return]
     except ValueError as error:
         raise InvalidSpec(f"spec.lora.targetModules: {error}") from error
+
+
+def shape_of(lora: Lora) -> Lora:
+    """The same with the shape of the adapter that is gone on from, if there is one. Raises as `add_adapters` does."""
+    if lora.adapter is None:
+        return lora
+    config = _read_config(lora.adapter)
+    targets = config.target_modules or ()
+    shape = {
+        "adapter": None,
+        "r": config.r,
+        "lora_alpha": config.lora_alpha,
+        "target_modules": (targets,) if isinstance(targets, str) else tuple(sorted(targets)),
+        "use_rslora": config.use_rslora,
+        "use_dora": config.use_dora,
+    }
+    return lora.model_copy(update=shape)
+
+
+def _go_on_from(model: torch.nn.Module, lora: Lora, adapter: str, *, widen: bool) -> torch.nn.Module:
+    """The adapter as it is, to be trained further, and beside it a copy that stays: what DPO compares with."""
+    config = _read_config(adapter)
+    config.lora_dropout = lora.lora_dropout
+    try:
+        found = PeftModel.from_pretrained(
+            model, adapter, is_trainable=True, config=config, autocast_adapter_dtype=widen
+        )
+        found.load_adapter(adapter, REFERENCE, is_trainable=False, autocast_adapter_dtype=widen)
+    except (ValueError, RuntimeError, KeyError, OSError) as error:
+        first_line = str(error).strip().split("\n", 1)[0]
+        raise ModelError(
+            f'spec.lora.adapter: "{adapter}" does not fit the model ({first_line}); it was trained from'
+            f" {config.base_model_name_or_path or 'another one'}"
+        ) from error
+    trained: torch.nn.Module = found
+    return trained
+
+
+def _read_config(adapter: str) -> LoraConfig:
+    try:
+        config = PeftConfig.from_pretrained(adapter)
+    except (ValueError, OSError) as error:
+        raise ModelNotFound(
+            f'spec.lora.adapter: "{adapter}" is no folder with an adapter_config.json and no adapter on the Hub that'
+            " this job may read; correct the path, or mount the volume that holds it (spec.volumes)"
+        ) from error
+    if not isinstance(config, LoraConfig):
+        raise ModelError(
+            f'spec.lora.adapter: "{adapter}" is a {config.peft_type} adapter; only LoRA can be trained further'
+        )
+    return config
 
 
 def choose_targets(model: torch.nn.Module, wanted: tuple[str, ...]) -> str | list[str]:
