@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from finetune_api.v1alpha1 import Lora
+from finetune_api.lora import Lora
 from finetune_trainer.data.packing import POSITIONS
 from finetune_trainer.data.tokens import IGNORED
 from finetune_trainer.model.lora import add_adapters
