@@ -112,6 +112,17 @@ BAD_JOBS: dict[str, BadJob] = {
     "an unknown scheduler": BadJob(
         {"training": {"lrSchedulerType": "cosin"}}, 'supported values: "linear", "cosine"', "'linear', 'cosine'"
     ),
+    "images that cannot be": BadJob(
+        {"model": {"name": "m", "minPixels": 1000, "maxPixels": 784}},
+        "minPixels is more than",
+        "minPixels is more than",
+    ),
+    "a part that no model has": BadJob(
+        {"model": {"name": "m", "freeze": ["head"]}}, 'supported values: "vision", "aligner"', "'vision', 'aligner'"
+    ),
+    "a model with nothing to train": BadJob(
+        {"model": {"name": "m", "freeze": ["vision", "aligner", "language"]}}, "at most 2 items", "at most 2 items"
+    ),
     "a rate of zero": BadJob({"training": {"learningRate": 0}}, "greater than 0", "greater than 0"),
     "a batch that is not a multiple": BadJob(
         {"training": {"globalBatchSize": 7}}, "globalBatchSize is 7", "globalBatchSize 7 is not a multiple"

@@ -7,14 +7,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from finetune_trainer.data.batches import Collator
 from finetune_trainer.data.order import PackOrder
 from finetune_trainer.data.packing import POSITIONS
 from finetune_trainer.data.scan import costliest, name_rows
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.methods.exact import ExactTrainer
 from finetune_trainer.methods.sft import predict
-from finetune_trainer.model.load import pad_token_id
 from finetune_trainer.reporting import peak_memory_bytes
 
 _NOTICEABLE = 1e-3  # of the largest logit; a row that is read by its neighbour changes far more
@@ -67,8 +65,7 @@ def probe(trainer: ExactTrainer) -> None:
     items = costliest(parts.data.order, parts.batch.per_device)
     if parts.ranks.is_first:  # before it runs, so that the log names the rows if memory is too small
         print(f"probe: the costliest micro-batch: {', '.join(name_rows(parts.data.train, items))}", flush=True)
-    collate = Collator(pad_token_id(parts.tokenizer))
-    inputs = trainer._prepare_inputs(collate([parts.data.samples[item] for item in items]))
+    inputs = trainer._prepare_inputs(parts.collate([parts.data.samples[item] for item in items]))
     model = trainer.model_wrapped.train()
     # With its gradients exchanged, DDP would group them anew and change the order of additions in the steps to come.
     alone = model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
+import torch
 import transformers
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -13,13 +14,14 @@ from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.banner import describe_data, describe_order, describe_run, describe_weights
 from finetune_trainer.callbacks import RefuseNonFiniteLoss, StopWhenAsked, TellProgress
 from finetune_trainer.checkpoint import Checkpoints, Found
+from finetune_trainer.data.batches import Collate, Collator
 from finetune_trainer.data.counted import Rules
-from finetune_trainer.data.load import Method, Tokenizing, load_data
+from finetune_trainer.data.load import Data, Method, Tokenizing, load_data
 from finetune_trainer.memory.parts import Parts as MemoryParts
 from finetune_trainer.methods.dpo import DpoTrainer, render_pair
 from finetune_trainer.methods.exact import ExactTrainer, Parts
 from finetune_trainer.methods.sft import SftTrainer, render_sample
-from finetune_trainer.model.load import Pretrained, describe_model, load_model, load_reference
+from finetune_trainer.model.load import Pretrained, describe_model, load_model, load_reference, pad_token_id
 from finetune_trainer.model.merge import write_merged
 from finetune_trainer.monitor.expect import describe_expected, expect_memory
 from finetune_trainer.monitor.report import Run, write_report
@@ -47,6 +49,9 @@ from finetune_trainer.settings import (
 )
 from finetune_trainer.supervisor import contract
 from finetune_trainer.supervisor.processes import die_with_parent
+from finetune_trainer.vision.collate import SeeingCollator
+from finetune_trainer.vision.freeze import trains_sight
+from finetune_trainer.vision.save import save_processor
 
 _REPORTED = {"model", "dataset", "sft", "dpo", "lora", "training", "num_nodes"}  # env may hold secrets
 
@@ -107,6 +112,7 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
             reference=load_reference(pretrained) if spec.dpo and not spec.lora else None,
             tokenizer=pretrained.tokenizer,
             data=data,
+            collate=collator(data, pretrained, model),
             batch=batch,
             eval_batch=plan_eval_batch(spec, batch),
             args=args,
@@ -170,6 +176,8 @@ def publish_result(trainer: ExactTrainer, output: Output, pretrained: Pretrained
     def write(folder: Path) -> None:
         trainer.save_result(weights, folder)
         pretrained.tokenizer.save_pretrained(folder)
+        if pretrained.vision:
+            save_processor(pretrained.vision, pretrained.name, folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
         write_report(run_of(trainer, title=title), folder)
         if lora is not None and lora.merge:
@@ -198,6 +206,14 @@ def run_of(trainer: ExactTrainer, *, title: str) -> Run:
     )
 
 
+def collator(data: Data, pretrained: Pretrained, model: torch.nn.Module) -> Collate:
+    pad_id = pad_token_id(pretrained.tokenizer)
+    if pretrained.vision is None:
+        return Collator(pad_id)
+    always = data.shows_images or trains_sight(model, pretrained.vision.family)
+    return SeeingCollator(pad_id, pretrained.vision, always=always)
+
+
 def rows_of(spec: TrainerSpec) -> Method:
     """How the method turns rows into sequences."""
     if spec.sft is None:
@@ -215,6 +231,7 @@ def tokenizing(spec: TrainerSpec, pretrained: Pretrained, place: Place, reporter
         cache=place.cache,
         writes=place.ranks.local_rank == 0,
         alive=reporter.alive,
+        vision=pretrained.vision,
     )
 
 

@@ -31,6 +31,7 @@ def test_the_examples_that_the_pages_promise_are_there() -> None:
         "placement",
         "dpo",
         "command",
+        "qwen2-vl",
     }
 
 

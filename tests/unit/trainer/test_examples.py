@@ -75,7 +75,7 @@ def test_prompt_and_completion_stay_plain_text() -> None:
         ({"messages": [MESSAGES[0], {"role": "assistant", "content": " "}]}, "turn 1 is the assistant's and empty"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            'content[0].type: expected text, found text ("image")',
+            "content[0]: expected the image here (image, path or image_url) or in a column images",
         ),
         (
             {"messages": [MESSAGES[0], {**MESSAGES[1], "weight": 2}]},

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from finetune_trainer.data.album import AlbumWriter
 from finetune_trainer.data.counted import Rendered, Rules, Sieve
 from finetune_trainer.data.places import PlaceBook
 from finetune_trainer.data.tokens import TokenDataset
 from finetune_trainer.errors import TrainerError
 
-_FORMAT = 3
+_FORMAT = 4
 
 Rows = Iterable[Rendered | TrainerError]
 
@@ -62,7 +63,11 @@ def _write_files(folder: Path, rows: Rows, *, rules: Rules, alive: Callable[[], 
     """Tokens, weights, places and the ends of the sequences; gives what else there is to know of them."""
     ends, total, sequences, weighted = array("q"), 0, 1, False
     sieve, places = Sieve(rules), PlaceBook()
-    with (folder / "tokens.bin").open("wb") as tokens_file, (folder / "weights.bin").open("wb") as weights_file:
+    with (
+        (folder / "tokens.bin").open("wb") as tokens_file,
+        (folder / "weights.bin").open("wb") as weights_file,
+        AlbumWriter(folder) as album,
+    ):
         for number, row in enumerate(rows, start=1):
             if number % 256 == 0:
                 alive()
@@ -78,6 +83,7 @@ def _write_files(folder: Path, rows: Rows, *, rules: Rules, alive: Callable[[], 
                 weights_file.write(weights.tobytes())
                 total += len(sample.tokens)
                 ends.append(total)
+                album.add(image.picture for image in sample.shown)
     written = places.places()
     np.save(folder / "ends.npy", np.array(ends, dtype=np.int64))
     np.save(folder / "places.npy", written.numbers)

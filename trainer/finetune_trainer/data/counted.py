@@ -91,9 +91,8 @@ class Sieve:
                 f"{row[0].place}: {max(len(sample.tokens) for sample in row)} tokens, more than the {limit} of"
                 " spec.dataset.maxLength; raise it, shorten the row, or set overlong to drop or truncate"
             )
-        beginning = tuple(
-            replace(sample, tokens=sample.tokens[:limit], weights=sample.weights[:limit]) for sample in row
-        )
+        assert limit is not None  # else nothing is too long
+        beginning = tuple(sample.beginning(limit) for sample in row)
         if self._rules.overlong == "drop" or not _all_learn(beginning):
             self.counted = replace(counted, too_long=counted.too_long.plus(named))
             return None

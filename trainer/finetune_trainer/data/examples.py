@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from finetune_trainer.data.pictures import MARK, TAG, Picture, column_pictures, part_picture, place_pictures
 from finetune_trainer.data.rows import Row, describe
 from finetune_trainer.errors import DatasetError
 
@@ -20,6 +21,7 @@ class Turn:
     role: Role
     content: str
     weight: float = 1.0  # of its tokens in the loss, if it is the assistant's
+    pictures: tuple[Picture, ...] = ()  # each where a MARK is in the content
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ def messages_in(row: Row, name: str) -> list[Turn]:
         role = found.get("role")
         if role not in tuple(Role):
             raise DatasetError(f"{where}.role: expected system, user or assistant, found {describe(role)}")
-        content = _content(f"{where}.content", found.get("content"))
-        turns.append(Turn(Role(str(role)), content, _weight(f"{where}.weight", found.get("weight"))))
+        content, pictures = _content(row, f"{where}.content", found.get("content"))
+        turns.append(Turn(Role(str(role)), content, _weight(f"{where}.weight", found.get("weight")), pictures))
     return turns
 
 
@@ -126,6 +128,8 @@ def query_prompt(row: Row) -> list[Turn]:
 
 
 def _prompt_completion(row: Row) -> Completion:
+    if column_pictures(row):
+        raise DatasetError(f"{row.place}: a prompt with its completion shows no images; give the row as messages")
     completion = text_in(row, "completion")
     if not completion:
         raise DatasetError(f"{row.place}, column completion: expected text to learn, found none")
@@ -142,12 +146,28 @@ _SPELLINGS: tuple[tuple[tuple[str, ...], Callable[[Row], Example]], ...] = (
 
 
 def _conversation(row: Row, turns: list[Turn]) -> Conversation:
+    turns = with_pictures(row, turns)
     for index, turn in enumerate(turns):
         if turn.role is Role.ASSISTANT and not turn.content.strip():
             raise DatasetError(f"{row.place}: turn {index} is the assistant's and empty; expected text to learn")
     if not any(turn.role is Role.ASSISTANT for turn in turns):
         raise DatasetError(f"{row.place}: expected at least one turn of the assistant, found none; nothing to learn")
     return Conversation(row.place, tuple(turns))
+
+
+def with_pictures(row: Row, turns: list[Turn]) -> list[Turn]:
+    """The turns with what the row's column of images shows in them; only the user shows images."""
+    placed = place_pictures(row, [turn.content for turn in turns], [turn.pictures for turn in turns])
+    seeing = [
+        replace(turn, content=content, pictures=pictures)
+        for turn, (content, pictures) in zip(turns, placed, strict=True)
+    ]
+    for index, turn in enumerate(seeing):
+        if turn.pictures and turn.role is not Role.USER:
+            raise DatasetError(
+                f"{row.place}: turn {index} is the {turn.role}'s and shows an image; only the user's may"
+            )
+    return seeing
 
 
 def system_of(row: Row) -> list[Turn]:
@@ -198,14 +218,24 @@ def _weight(where: str, value: object) -> float:
     return float(value)
 
 
-def _content(where: str, value: object) -> str:
-    """Text, or OpenAI's list of parts as long as all of them are text."""
+def _content(row: Row, where: str, value: object) -> tuple[str, tuple[Picture, ...]]:
+    """Text, or OpenAI's list of parts: text and images."""
     if not isinstance(value, list):
-        return _text(where, value)
-    texts = []
+        return _text(where, value), ()
+    texts: list[str] = []
+    pictures: list[Picture] = []
     for index, part in enumerate(value):
-        found = _object(f"{where}[{index}]", part)
-        if found.get("type") != "text":
-            raise DatasetError(f"{where}[{index}].type: expected text, found {describe(found.get('type'))}")
-        texts.append(_text(f"{where}[{index}].text", found.get("text")))
-    return "".join(texts)
+        at = f"{where}[{index}]"
+        found = _object(at, part)
+        kind = found.get("type")
+        if kind == "text":
+            texts.append(_text(f"{at}.text", found.get("text")))
+        elif kind in ("image", "image_url"):
+            picture = part_picture(row, at, found)
+            if picture is None and not column_pictures(row):
+                raise DatasetError(f"{at}: expected the image here (image, path or image_url) or in a column images")
+            texts.append(MARK if picture else TAG)
+            pictures += [picture] if picture else []
+        else:
+            raise DatasetError(f"{at}.type: expected text or image, found {describe(kind)}")
+    return "".join(texts), tuple(pictures)

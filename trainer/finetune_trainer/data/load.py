@@ -17,8 +17,12 @@ from finetune_trainer.data.rows import Row
 from finetune_trainer.data.sources import Source, find_sources, read_sources
 from finetune_trainer.data.split import hold_out
 from finetune_trainer.data.tokens import Features, TokenDataset
-from finetune_trainer.errors import ChatTemplateError, DatasetError, TrainerError
+from finetune_trainer.errors import ChatTemplateError, DatasetError, InvalidSpec, TrainerError
 from finetune_trainer.files import explained
+from finetune_trainer.vision.collate import SeeingDataset
+from finetune_trainer.vision.images import Vision
+
+Samples = TorchDataset[tuple[Features, ...]]
 
 
 @dataclass(frozen=True)
@@ -30,11 +34,20 @@ class Data:
     eval: TokenDataset | None
     rules: Rules
     held_out: bool  # the rows of `eval` come from those of spec.dataset.train
+    vision: Vision | None = None
 
     @property
-    def samples(self) -> TorchDataset[tuple[Features, ...]]:
+    def samples(self) -> Samples:
         """What `order` takes: rows, or packs of them."""
-        return PackedDataset(self.train) if isinstance(self.order, PackOrder) else self.train
+        return PackedDataset(self.train) if isinstance(self.order, PackOrder) else self.seen(self.train)
+
+    @property
+    def shows_images(self) -> bool:
+        return len(self.train.album) > 0 or (self.eval is not None and len(self.eval.album) > 0)
+
+    def seen(self, rows: TokenDataset) -> Samples:
+        """The rows with the pixels of their images, if the model sees."""
+        return SeeingDataset(rows, self.vision) if self.vision else rows
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,7 @@ class Tokenizing:
     cache: Path
     writes: bool
     alive: Callable[[], None]
+    vision: Vision | None = None
 
 
 def load_data(dataset: Dataset, how: Tokenizing) -> Data:
@@ -66,18 +80,24 @@ def load_data(dataset: Dataset, how: Tokenizing) -> Data:
         train, evaluated = hold_out(train, dataset.split_dataset_ratio, seed=how.seed)
     return Data(
         train=train,
-        order=_order(dataset, train, seed=how.seed),
+        order=_order(dataset, train, how),
         eval=evaluated,
         rules=how.rules,
         held_out=dataset.split_dataset_ratio is not None,
+        vision=how.vision,
     )
 
 
-def _order(dataset: Dataset, train: TokenDataset, *, seed: int) -> Order:
+def _order(dataset: Dataset, train: TokenDataset, how: Tokenizing) -> Order:
     if not dataset.packing:
-        return RowOrder(train.lengths, seed=seed)
+        return RowOrder(train.lengths, seed=how.seed)
+    if how.vision:
+        raise InvalidSpec(
+            f'spec.dataset.packing: model "{how.model_name}" sees, and positions of image tokens do not begin anew'
+            " inside a pack; leave packing out"
+        )
     assert dataset.max_length is not None  # the models see to it
-    return PackOrder(train.lengths, room=dataset.max_length, seed=seed)
+    return PackOrder(train.lengths, room=dataset.max_length, seed=how.seed)
 
 
 def _load(named: Sequence[DatasetSource], how: Tokenizing, *, field: str) -> TokenDataset:
@@ -101,6 +121,7 @@ def _key(sources: Sequence[Source], how: Tokenizing) -> str:
         [file for source in sources for file in source.files],
         how.tokenizer.backend_tokenizer.to_str() + str(how.tokenizer.chat_template),
         how.method.name,
+        how.vision.described if how.vision else None,
         astuple(how.rules),
         (drawn, how.seed) if any(source.rows for source in sources) else None,
     )
@@ -108,7 +129,7 @@ def _key(sources: Sequence[Source], how: Tokenizing) -> str:
 
 def _render_all(sources: Sequence[Source], how: Tokenizing) -> Iterator[Rendered | TrainerError]:
     """Every row that is taken, as often as it is, or what is wrong with it."""
-    renderer = Renderer(how.tokenizer, model_name=how.model_name)
+    renderer = Renderer(how.tokenizer, model_name=how.model_name, vision=how.vision)
     for row, times in read_sources(sources, seed=how.seed):
         rendered = row if isinstance(row, DatasetError) else _render(renderer, row, how.method)
         for _ in range(times):

@@ -15,6 +15,7 @@ from finetune_trainer.data.examples import (
     sharegpt_in,
     sharegpt_turn,
     text_in,
+    with_pictures,
 )
 from finetune_trainer.data.rows import Row
 from finetune_trainer.errors import DatasetError
@@ -113,4 +114,5 @@ def _preference(row: Row, chosen: Sequence[Turn], rejected: Sequence[Turn]) -> P
 
 
 def _conversation(row: Row, turns: Sequence[Turn], shared: int) -> Conversation:
+    turns = with_pictures(row, list(turns))
     return Conversation(row.place, (*(replace(turn, weight=0.0) for turn in turns[:shared]), *turns[shared:]))

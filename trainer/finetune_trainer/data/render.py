@@ -3,13 +3,17 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from finetune_trainer.data.examples import Completion, Conversation, Example, Role, Turn
-from finetune_trainer.errors import ChatTemplateError
+from finetune_trainer.data.pictures import Picture
+from finetune_trainer.errors import ChatTemplateError, DatasetError
+from finetune_trainer.vision.images import Vision
+from finetune_trainer.vision.words import as_parts, expand, pictures_of
 
 _GENERATION_MARK = "{% generation"
 _ANCHOR = "⟦assistant {}⟧"  # stands for the assistant's words while the template's own text is found
@@ -21,18 +25,34 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
+class Shown:
+    """An image, and the tokens that stand for it."""
+
+    picture: Picture
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
 class Sample:
     """One sequence: token ids, and for each its weight in the loss; 0 is not learned."""
 
     place: str
     tokens: Sequence[int]
     weights: Sequence[float]
+    shown: tuple[Shown, ...] = ()
+
+    def beginning(self, limit: int) -> "Sample":
+        """At most so many tokens; an image is there whole or not at all."""
+        limit = min([limit, *(image.start for image in self.shown if image.start < limit < image.end)])
+        shown = tuple(image for image in self.shown if image.end <= limit)
+        return replace(self, tokens=self.tokens[:limit], weights=self.weights[:limit], shown=shown)
 
 
 class Renderer:
-    """Renders examples with one tokenizer."""
+    """Renders examples with one tokenizer; with images, if the model sees."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, model_name: str) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, model_name: str, vision: Vision | None = None) -> None:
         if not tokenizer.is_fast:
             raise ChatTemplateError(
                 f'model "{model_name}": its tokenizer ({type(tokenizer).__name__}) cannot map tokens to text, which the'
@@ -40,6 +60,7 @@ class Renderer:
             )
         self._tokenizer = tokenizer
         self._model_name = model_name
+        self._vision = vision
         added = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
         self._ends_of_turn = tuple(sorted(added, key=len, reverse=True))
 
@@ -53,17 +74,30 @@ class Renderer:
                 " template; train the instruct variant of the model, add chat_template.jinja to it, or give rows with"
                 " prompt and completion"
             )
-        if _GENERATION_MARK in str(template).replace("{%-", "{%"):
+        if self._vision is None and any(turn.pictures for turn in example.turns):
+            raise DatasetError(
+                f'{example.place} shows images, but model "{self._model_name}" only reads; choose a model that sees, or'
+                " take the images out"
+            )
+        if self._vision is None and _GENERATION_MARK in str(template).replace("{%-", "{%"):
             return self._render_marked(example)
         text = self._apply(example, example.turns)
         self._expect_system_prompt(example, text)
         spans = self._anchored_spans(example, text)
         if spans is None:
             spans = self._prefix_spans(example, text)
-        sample = self._tokenize(example.place, text, spans, _answer_weights(example))
+        sample = self._tokenize_conversation(example, text, spans)
         if example.turns[-1].role is Role.ASSISTANT and not text.rstrip().endswith(self._ends_of_turn):
             return self._ended(sample, weight=example.turns[-1].weight)
         return sample
+
+    def _tokenize_conversation(self, example: Conversation, text: str, spans: Sequence[Span]) -> Sample:
+        if self._vision is None:
+            return self._tokenize(example.place, text, spans, _answer_weights(example))
+        written = expand(self._vision, example.place, text, spans, pictures_of(example.turns))
+        return self._tokenize(
+            example.place, written.text, written.spans, _answer_weights(example), images=written.images
+        )
 
     def _render_completion(self, example: Completion) -> Sample:
         sample = self._tokenize(
@@ -83,7 +117,7 @@ class Renderer:
             return sample
         if tokens and tokens[-1] == end:
             tokens, weights = tokens[:-1], weights[:-1]
-        return Sample(sample.place, [*tokens, end], [*weights, weight])
+        return replace(sample, tokens=[*tokens, end], weights=[*weights, weight])
 
     def _expect_system_prompt(self, example: Conversation, text: str) -> None:
         """Some templates read it only where an answer is asked for, and train without it in silence."""
@@ -175,7 +209,8 @@ class Renderer:
             raise ChatTemplateError(f"{said} refuses this row: {error}") from error
 
     def _fill_in(self, turns: Sequence[Turn], **options: Any) -> Any:
-        messages = [{"role": turn.role.value, "content": turn.content} for turn in turns]
+        content = as_parts if self._vision else attrgetter("content")
+        messages = [{"role": turn.role.value, "content": content(turn)} for turn in turns]
         return self._tokenizer.apply_chat_template(messages, **{"tokenize": False, **options})
 
     def _minds_the_system_prompt(self, turns: Sequence[Turn]) -> bool:
@@ -197,6 +232,7 @@ class Renderer:
         weights: Sequence[float],
         *,
         add_special_tokens: bool = False,
+        images: Sequence[tuple[Picture, Span]] = (),
     ) -> Sample:
         encoded = self._tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
         learned = [(span, _reach(text, span), weight) for span, weight in zip(spans, weights, strict=True) if weight]
@@ -204,7 +240,8 @@ class Renderer:
             next((weight for span, reach, weight in learned if _is_inside(token, span, reach)), 0.0)
             for token in encoded["offset_mapping"]
         ]
-        return Sample(place, encoded["input_ids"], _nothing_before(told))
+        shown = tuple(Shown(picture, *_tokens_in(encoded["offset_mapping"], span)) for picture, span in images)
+        return Sample(place, encoded["input_ids"], _nothing_before(told), shown)
 
 
 def _answer_weights(example: Conversation) -> tuple[float, ...]:
@@ -226,3 +263,9 @@ def _reach(text: str, span: Span) -> Span:
 def _is_inside(token: Span, span: Span, reach: Span) -> bool:
     """It holds something of the span, and nothing beyond but blanks."""
     return token[1] > span[0] and token[0] < span[1] and token[0] >= reach[0] and token[1] <= reach[1]
+
+
+def _tokens_in(offsets: Sequence[Span], span: Span) -> Span:
+    """From the first to behind the last token that holds something of the span."""
+    inside = [index for index, (start, end) in enumerate(offsets) if start < span[1] and end > span[0]]
+    return inside[0], inside[-1] + 1

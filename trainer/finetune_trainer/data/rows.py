@@ -19,6 +19,11 @@ class Row:
     place: str
     columns: dict[str, object]
 
+    @property
+    def folder(self) -> Path:
+        """Of the file it stands in; paths in the row begin there."""
+        return Path(self.place.rsplit(" ", 2)[0]).parent
+
 
 def find_files(source: str, *, field: str) -> tuple[Path, ...]:
     """The file itself, or those of the folder in order of their names."""

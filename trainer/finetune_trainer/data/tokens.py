@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from finetune_trainer.data.album import Album
 from finetune_trainer.data.counted import Counted
+from finetune_trainer.data.pictures import Picture
 from finetune_trainer.data.places import Places
 
 IGNORED = -100  # the label of a token that is not learned
@@ -31,6 +33,7 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
         self._places = Places(tuple(meta["sources"]), np.load(folder / "places.npy"))
         self._tokens = _map(folder / "tokens.bin", np.int32)
         self._weights = _map(folder / "weights.bin", np.float32)
+        self.album = Album(folder)
         self._rows: Numbers = np.arange(len(self._ends) // self._sequences)
 
     def only(self, rows: Numbers) -> "TokenDataset":
@@ -58,6 +61,13 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
     def place(self, index: int) -> str:
         """How a message names the row."""
         return self._places[int(self._rows[index])]
+
+    def pictures(self, index: int) -> tuple[tuple[Picture, ...], ...]:
+        """What each of the row's sequences shows."""
+        if index == FILLER:
+            return ((),) * self._sequences
+        first = int(self._rows[index]) * self._sequences
+        return tuple(self.album[first + number] for number in range(self._sequences))
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -13,7 +13,7 @@ from finetune_trainer.data.render import Renderer, Sample
 from finetune_trainer.data.rows import Row
 from finetune_trainer.data.tokens import IGNORED, Features
 from finetune_trainer.methods.exact import ExactTrainer, Parts
-from finetune_trainer.methods.sft import target_losses
+from finetune_trainer.methods.sft import predict, target_losses
 from finetune_trainer.model.lora import REFERENCE, TRAINED
 from finetune_trainer.parallel.frozen import spread_frozen
 
@@ -145,7 +145,7 @@ class DpoTrainer(ExactTrainer):
 
 def answer(model: torch.nn.Module, batch: Features) -> Answers:
     """Log-probabilities of the answers of a micro-batch whose first half are the chosen and second the rejected."""
-    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
+    logits = predict(model, batch)
     targets = _targets(batch["labels"])
     sums = torch.zeros(len(targets), device=logits.device)
     sums = sums.index_add(0, targets.nonzero()[:, 0], -target_losses(logits, batch["labels"]))

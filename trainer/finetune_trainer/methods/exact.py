@@ -14,13 +14,12 @@ from transformers.trainer_callback import PrinterCallback
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.checkpoint import Checkpoints, random_state, random_state_file, restore_random_state, step_of
-from finetune_trainer.data.batches import Batches, BatchSampler, Collator, load_batches
+from finetune_trainer.data.batches import Batches, BatchSampler, Collate, load_batches
 from finetune_trainer.data.load import Data
 from finetune_trainer.data.order import RowOrder
 from finetune_trainer.data.tokens import Features
 from finetune_trainer.errors import CheckpointCorrupt
 from finetune_trainer.memory.exhausted import out_of_memory
-from finetune_trainer.model.load import pad_token_id
 from finetune_trainer.model.lora import TRAINED
 from finetune_trainer.monitor.meter import Meter
 from finetune_trainer.monitor.monitor import Monitor
@@ -50,6 +49,7 @@ class Parts:
     reference: torch.nn.Module | None  # of DPO, where the model without adapters is none
     tokenizer: PreTrainedTokenizerBase
     data: Data
+    collate: Collate
     batch: Batch
     eval_batch: Batch
     args: TrainingArguments
@@ -112,7 +112,7 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
         """Not through accelerate, whose sharding depends on the layout."""
         parts, workers = self.parts, self.args.dataloader_num_workers
         sampler = BatchSampler(parts.data.order, parts.batch, rank=parts.ranks.rank)
-        return load_batches(parts.data.samples, sampler, Collator(pad_token_id(parts.tokenizer)), workers=workers)
+        return load_batches(parts.data.samples, sampler, parts.collate, workers=workers)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Features], num_batches: int, device: torch.device
@@ -188,10 +188,9 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
     def _evaluate_all(self) -> dict[str, float]:
         parts, device = self.parts, self.args.device
         assert parts.data.eval is not None  # else nobody asks
-        collate = Collator(pad_token_id(parts.tokenizer))
         order = RowOrder(parts.data.eval.lengths, seed=None)
         sampler = BatchSampler(order, parts.eval_batch, rank=parts.ranks.rank)
-        batches = load_batches(parts.data.eval, sampler, collate, workers=0)
+        batches = load_batches(parts.data.seen(parts.data.eval), sampler, parts.collate, workers=0)
         self.model.eval()
         terms = []
         for batch in batches:

@@ -10,6 +10,7 @@ from finetune_trainer.data.render import Renderer, Sample
 from finetune_trainer.data.rows import Row
 from finetune_trainer.data.tokens import IGNORED, Features
 from finetune_trainer.methods.exact import ExactTrainer
+from finetune_trainer.vision.images import SEEN
 
 
 def render_sample(renderer: Renderer, row: Row, *, loss_on: str) -> tuple[Sample, ...]:
@@ -21,8 +22,16 @@ def render_sample(renderer: Renderer, row: Row, *, loss_on: str) -> tuple[Sample
         example = replace(example, turns=tuple(turns))
     sample = renderer.render(example)
     if loss_on == "all":
-        sample = replace(sample, weights=[0.0, *[1.0] * (len(sample.tokens) - 1)])
+        sample = replace(sample, weights=_all_words(sample))
     return (sample,)
+
+
+def _all_words(sample: Sample) -> list[float]:
+    """Every token but the first, which nothing predicts, and those that stand for images, which nobody writes."""
+    weights = [0.0, *[1.0] * (len(sample.tokens) - 1)]
+    for image in sample.shown:
+        weights[image.start : image.end] = [0.0] * (image.end - image.start)
+    return weights
 
 
 class SftTrainer(ExactTrainer):
@@ -44,9 +53,8 @@ def predict(model: torch.nn.Module, batch: Features) -> torch.Tensor:
     no cache. Padding then needs no mask either: nothing before it sees it.
     """
     kept_apart = POSITIONS if POSITIONS in batch else "attention_mask"
-    logits: torch.Tensor = model(
-        input_ids=batch["input_ids"], **{kept_apart: batch[kept_apart]}, use_cache=False
-    ).logits
+    inputs = {name: batch[name] for name in ("input_ids", kept_apart, *SEEN) if name in batch}
+    logits: torch.Tensor = model(**inputs, use_cache=False).logits
     return logits
 
 

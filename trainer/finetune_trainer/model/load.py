@@ -7,11 +7,20 @@ from typing import TypeVar
 
 import torch
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
 from finetune_api.v1alpha1 import ModelSource, TrainerSpec
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound
 from finetune_trainer.model.lora import add_adapters
+from finetune_trainer.vision.freeze import freeze, frozen_groups, frozen_modules
+from finetune_trainer.vision.images import Vision, describe_vision
 
 T = TypeVar("T")
 
@@ -24,6 +33,7 @@ class Pretrained:
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
     dtype: torch.dtype  # of the result; training may keep its weights in more bits
+    vision: Vision | None = None  # of a model that sees
 
     @property
     def max_length(self) -> int | None:
@@ -34,7 +44,8 @@ def describe_model(source: ModelSource, device: torch.device) -> Pretrained:
     """Raises ModelNotFound, ModelError or InvalidSpec, before anything large is read."""
     config = read_config(source)
     tokenizer = _fetch(source.name, lambda: AutoTokenizer.from_pretrained(source.name))
-    return Pretrained(source.name, config, tokenizer, choose_dtype(source, config, device))
+    vision = _fetch(source.name, lambda: describe_vision(source, config, tokenizer))
+    return Pretrained(source.name, config, tokenizer, choose_dtype(source, config, device), vision)
 
 
 def read_config(source: ModelSource) -> PretrainedConfig:
@@ -62,7 +73,14 @@ def training_dtype(result: torch.dtype, *, lora: bool) -> torch.dtype:
 def load_model(spec: TrainerSpec, pretrained: Pretrained) -> torch.nn.Module:
     """The model to train."""
     model = load_weights(pretrained, training_dtype(pretrained.dtype, lora=spec.lora is not None))
-    return add_adapters(model, spec.lora, seed=spec.training.seed, widen=spec.deepspeed is None) if spec.lora else model
+    without = None
+    if pretrained.vision:
+        frozen = frozen_groups(spec.model.freeze)
+        freeze(model, pretrained.vision.family, frozen)
+        without = frozen_modules(pretrained.vision.family, frozen)
+    if spec.lora is None:
+        return model
+    return add_adapters(model, spec.lora, seed=spec.training.seed, widen=spec.deepspeed is None, without=without)
 
 
 def load_reference(pretrained: Pretrained) -> torch.nn.Module:
@@ -71,9 +89,10 @@ def load_reference(pretrained: Pretrained) -> torch.nn.Module:
 
 
 def load_weights(pretrained: Pretrained, dtype: torch.dtype) -> torch.nn.Module:
+    kind = AutoModelForImageTextToText if pretrained.vision else AutoModelForCausalLM
     model: torch.nn.Module = _fetch(
         pretrained.name,
-        lambda: AutoModelForCausalLM.from_pretrained(pretrained.name, config=pretrained.config, dtype=dtype),
+        lambda: kind.from_pretrained(pretrained.name, config=pretrained.config, dtype=dtype),
     )
     return model
 

@@ -12,8 +12,10 @@ REFERENCE = "reference"  # the name of the copy of an adapter that is gone on fr
 _ALL_LINEAR = "all-linear"
 
 
-def add_adapters(model: torch.nn.Module, lora: Lora, *, seed: int, widen: bool = True) -> torch.nn.Module:
-    """Adapters, the same on every rank: they are drawn from `seed`.
+def add_adapters(
+    model: torch.nn.Module, lora: Lora, *, seed: int, widen: bool = True, without: str | None = None
+) -> torch.nn.Module:
+    """Adapters, the same on every rank: they are drawn from `seed`. Modules whose names match `without` get none.
 
     They are widened to float32, except for DeepSpeed, which wants one type and keeps wide copies of its own.
     """
@@ -27,6 +29,7 @@ def add_adapters(model: torch.nn.Module, lora: Lora, *, seed: int, widen: bool =
         target_modules=choose_targets(model, lora.target_modules),
         use_rslora=lora.use_rslora,
         use_dora=lora.use_dora,
+        exclude_modules=without,
     )
     set_seed(seed)
     try:

@@ -6,6 +6,7 @@ from peft import PeftModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from finetune_trainer.model.load import Pretrained, load_weights
+from finetune_trainer.vision.save import save_processor
 
 
 def write_merged(pretrained: Pretrained, adapter: Path, folder: Path) -> None:
@@ -14,3 +15,5 @@ def write_merged(pretrained: Pretrained, adapter: Path, folder: Path) -> None:
     merged = PeftModel.from_pretrained(load_weights(pretrained, pretrained.dtype), adapter).merge_and_unload()
     merged.save_pretrained(folder)
     pretrained.tokenizer.save_pretrained(folder)
+    if pretrained.vision:
+        save_processor(pretrained.vision, pretrained.name, folder)

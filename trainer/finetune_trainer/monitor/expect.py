@@ -2,7 +2,7 @@
 
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.data.load import Data
-from finetune_trainer.errors import TrainerError
+from finetune_trainer.errors import ModelError, TrainerError
 from finetune_trainer.memory.forecast import Model, forecast
 from finetune_trainer.memory.gpus import GIB
 from finetune_trainer.memory.parts import Part, Parts
@@ -15,6 +15,8 @@ def expect_memory(
     """Or why it cannot be told; a run does not end for that. None: what is spread over the ranks is not guessed."""
     if spec.deepspeed or spec.fsdp:
         return None
+    if pretrained.vision:
+        return ModelError("what images cost is not simulated")
     longest = spec.dataset.max_length if spec.dataset.packing else int(data.train.lengths.max())
     model = Model(pretrained.config, pretrained.dtype)
     try:

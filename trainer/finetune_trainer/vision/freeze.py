@@ -1,0 +1,62 @@
+"""Which parts of a model are trained: vision, aligner and language, each as a whole."""
+
+import re
+from collections.abc import Collection
+
+import torch
+
+from finetune_trainer.errors import InvalidSpec
+from finetune_trainer.vision.families import Family
+
+GROUPS = ("vision", "aligner", "language")
+USUALLY_FROZEN = ("vision", "aligner")
+_ADAPTED = "base_model.model."  # what peft puts before every name
+
+
+def frozen_groups(asked: Collection[str] | None) -> tuple[str, ...]:
+    """What the spec says, or the usual."""
+    frozen = tuple(group for group in GROUPS if group in (USUALLY_FROZEN if asked is None else asked))
+    if len(frozen) == len(GROUPS):
+        raise InvalidSpec(
+            "spec.model.freeze: all of vision, aligner and language are frozen; leave one out to train it"
+        )
+    return frozen
+
+
+def group_of(name: str, family: Family) -> str:
+    """Of a parameter or module, by its name."""
+    if any(_is_in(name, prefix) for prefix in family.aligner):
+        return "aligner"
+    return "vision" if _is_in(name, family.vision) else "language"
+
+
+def freeze(model: torch.nn.Module, family: Family, frozen: Collection[str]) -> None:
+    for name, parameter in model.named_parameters():
+        if group_of(name, family) in frozen:
+            parameter.requires_grad = False
+
+
+def frozen_modules(family: Family, frozen: Collection[str]) -> str | None:
+    """A pattern of the names of all frozen modules, as peft excludes them; None where nothing is."""
+    inside = {
+        "aligner": _beginning(family.aligner),
+        "vision": f"(?!{_beginning(family.aligner)}){_beginning((family.vision,))}",
+        "language": f"(?!{_beginning((*family.aligner, family.vision))})",
+    }
+    return "|".join(f"{inside[group]}.*" for group in frozen) or None
+
+
+def trains_sight(model: torch.nn.Module, family: Family) -> bool:
+    """Something of vision or aligner is trained, itself or by adapters."""
+    return any(
+        parameter.requires_grad and group_of(name.removeprefix(_ADAPTED), family) != "language"
+        for name, parameter in model.named_parameters()
+    )
+
+
+def _is_in(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def _beginning(prefixes: Collection[str]) -> str:
+    return f"(?:{'|'.join(map(re.escape, prefixes))})(?=\\.|$)"
