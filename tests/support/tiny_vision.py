@@ -136,13 +136,19 @@ def _llava(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedCon
     text = LlamaConfig(**_TEXT, vocab_size=vocabulary, tie_word_embeddings=True)
     image = tokenizer.convert_tokens_to_ids("<image>")
     return LlavaConfig(
-        vision_config=vision, text_config=text, image_token_id=image, image_seq_length=16, vision_feature_layer=-1
+        vision_config=vision, text_config=text, image_token_id=image, image_seq_length=16, vision_feature_layer=-2
     )
 
 
 def _gemma3(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
     vision = SiglipVisionConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=56, patch_size=14
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        image_size=56,
+        patch_size=14,
+        vision_use_head=False,
     )
     text = Gemma3TextConfig(**_TEXT, vocab_size=vocabulary, head_dim=8, sliding_window=64)
     start, end, soft = tokenizer.convert_tokens_to_ids(["<start_of_image>", "<end_of_image>", "<image_soft_token>"])

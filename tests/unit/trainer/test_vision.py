@@ -190,6 +190,18 @@ def test_adapters_stay_inside_what_is_trained(
     assert trains_sight(adapted, family) == bool(learning - {"language"})
 
 
+def test_what_no_image_runs_through_is_not_trained(loaded: Loaded, tmp_path: Path) -> None:
+    """DDP would wait for its gradients: of LLaVA the last layer of CLIP, and the norm behind it."""
+    family = FAMILIES[loaded.model.config.model_type]
+    data = loaded.data(tiny_vision.rows(tmp_path, 2, images=lambda number: 1))
+    model = copy_of(loaded.model)
+    freeze(model, family, (), unreached=family.unreached(model.config))
+
+    reached = gradients_of(model, loaded.collate(always=True)([data.samples[index] for index in range(2)])).keys()
+
+    assert {name for name, each in model.named_parameters() if each.requires_grad} == set(reached)
+
+
 def without_linear_layers(family: Family, model: torch.nn.Module) -> set[str]:
     """Gemma 3's aligner is a bare matrix, which adapters do not fit."""
     linear = {group_of(name, family) for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}

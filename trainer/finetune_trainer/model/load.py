@@ -76,8 +76,10 @@ def load_model(spec: TrainerSpec, pretrained: Pretrained) -> torch.nn.Module:
     without = None
     if pretrained.vision:
         frozen = frozen_groups(spec.model.freeze)
-        freeze(model, pretrained.vision.family, frozen)
-        without = frozen_modules(pretrained.vision.family, frozen)
+        family = pretrained.vision.family
+        unreached = family.unreached(pretrained.config)
+        freeze(model, family, frozen, unreached=unreached)
+        without = frozen_modules(family, frozen, unreached=unreached)
     if spec.lora is None:
         return model
     return add_adapters(model, spec.lora, seed=spec.training.seed, widen=spec.deepspeed is None, without=without)

@@ -37,6 +37,7 @@ class Family:
     types: str | None = None  # the input that tells image tokens from others
     any_size: bool = False  # an image has as many tokens as its pixels ask for
     options: Mapping[str, Any] | None = None  # of the image processor
+    unreached: Callable[[PretrainedConfig], str | None] = lambda _config: None  # a pattern: what no image runs through
 
 
 def _qwen(seen: Seen, size: Size) -> str:
@@ -59,6 +60,15 @@ def _llava(seen: Seen, _size: Size) -> str:
     return seen.image_token * int((vision.image_size // vision.patch_size) ** 2 + keeps_it)
 
 
+def _llava_unreached(config: PretrainedConfig) -> str:
+    """Layers behind the last whose output is taken, which LLaVA 1.5's is not, and the norm of CLIP's summary."""
+    layers, taken = config.vision_config.num_hidden_layers, config.vision_feature_layer
+    last = max(layer if layer >= 0 else layers + 1 + layer for layer in ([taken] if isinstance(taken, int) else taken))
+    behind = "|".join(str(layer) for layer in range(last, layers))
+    names = ["post_layernorm", *([rf"layers\.(?:{behind})"] if behind else [])]
+    return rf"model\.vision_tower\.(?:.*\.)?(?:{'|'.join(names)})(?=\.|$)"
+
+
 def _gemma3(seen: Seen, _size: Size) -> str:
     start, end = (seen.token(number) for number in (seen.config.boi_token_index, seen.config.eoi_token_index))
     return f"\n\n{start}{seen.image_token * seen.config.mm_tokens_per_image}{end}\n\n"
@@ -75,7 +85,7 @@ FAMILIES: dict[str, Family] = {  # by the config's model_type
     "qwen2_5_vl": _qwen_vl("model.visual.merger"),
     "qwen3_vl": _qwen_vl("model.visual.merger", "model.visual.deepstack_merger_list"),
     "internvl": Family(_TOWER, _PROJECTOR, _internvl, options={"crop_to_patches": True}),
-    "llava": Family(_TOWER, _PROJECTOR, _llava),
+    "llava": Family(_TOWER, _PROJECTOR, _llava, unreached=_llava_unreached),
     "gemma3": Family(
         _TOWER,
         _PROJECTOR,

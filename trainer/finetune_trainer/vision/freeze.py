@@ -30,20 +30,22 @@ def group_of(name: str, family: Family) -> str:
     return "vision" if _is_in(name, family.vision) else "language"
 
 
-def freeze(model: torch.nn.Module, family: Family, frozen: Collection[str]) -> None:
+def freeze(model: torch.nn.Module, family: Family, frozen: Collection[str], *, unreached: str | None = None) -> None:
+    """What no image runs through is frozen too: it would never get a gradient, for which DDP waits."""
     for name, parameter in model.named_parameters():
-        if group_of(name, family) in frozen:
+        if group_of(name, family) in frozen or (unreached and re.match(unreached, name)):
             parameter.requires_grad = False
 
 
-def frozen_modules(family: Family, frozen: Collection[str]) -> str | None:
+def frozen_modules(family: Family, frozen: Collection[str], *, unreached: str | None = None) -> str | None:
     """A pattern of the names of all frozen modules, as peft excludes them; None where nothing is."""
     inside = {
         "aligner": _beginning(family.aligner),
         "vision": f"(?!{_beginning(family.aligner)}){_beginning((family.vision,))}",
         "language": f"(?!{_beginning((*family.aligner, family.vision))})",
     }
-    return "|".join(f"{inside[group]}.*" for group in frozen) or None
+    patterns = [*(inside[group] for group in frozen), *([unreached] if unreached else [])]
+    return "|".join(f"{pattern}.*" for pattern in patterns) or None
 
 
 def trains_sight(model: torch.nn.Module, family: Family) -> bool:
