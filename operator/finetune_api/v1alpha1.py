@@ -17,6 +17,7 @@ from finetune_api.kubernetes_types import (
     Volume,
 )
 from finetune_api.lora import Lora
+from finetune_api.methods import Dpo, Sft
 from finetune_api.model import Model, NonEmpty, StatusModel, list_map, validations
 from finetune_api.parallelism import Deepspeed, Fsdp
 from finetune_api.status import JobStatus
@@ -77,45 +78,6 @@ class ModelSource(Model):
     def _pixels_are_a_range(self) -> Self:
         if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
             raise ValueError(_PIXELS_MESSAGE)
-        return self
-
-
-class Sft(Model):
-    """Supervised fine-tuning: cross entropy on the words to learn."""
-
-    loss_on: Literal["assistant", "lastTurn", "all"] = Field(
-        default="assistant",
-        description="What is learned: every turn of the assistant, its last turn alone, or every token of the sample.",
-    )
-
-
-class Dpo(Model):
-    """Direct preference optimisation (arXiv 2305.18290): rows with a chosen and a rejected answer."""
-
-    beta: float = Field(default=0.1, gt=0, le=100, description="How strongly the reference model is held on to.")
-    loss_type: Literal["sigmoid", "ipo", "hinge", "robust"] = Field(
-        default="sigmoid", description="DPO itself, IPO (arXiv 2310.12036), SLiC's hinge, or robust (arXiv 2403.00409)."
-    )
-    label_smoothing: float | None = Field(
-        default=None, gt=0, lt=0.5, description="Share of preferences believed to be flipped; of lossType robust."
-    )
-    rpo_alpha: float | None = Field(
-        default=None, gt=0, le=100, description="Weight of an SFT term on the chosen answers (RPO); absent: none."
-    )
-
-    model_config = ConfigDict(
-        json_schema_extra=validations(
-            (
-                "has(self.labelSmoothing) == (has(self.lossType) && self.lossType == 'robust')",
-                "labelSmoothing belongs to lossType robust; set both or neither",
-            )
-        )
-    )
-
-    @model_validator(mode="after")
-    def _smoothing_is_robust(self) -> Self:
-        if (self.label_smoothing is not None) != (self.loss_type == "robust"):
-            raise ValueError("labelSmoothing belongs to lossType robust; set both or neither")
         return self
 
 

@@ -19,7 +19,8 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from finetune_api.v1alpha1 import Dpo, TrainerSpec
+from finetune_api.methods import Dpo
+from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.model.lora import add_adapters
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import logsigmoid
 
-from finetune_api.v1alpha1 import Dpo
+from finetune_api.methods import Dpo
 from finetune_trainer.data.preferences import parse_preference
 from finetune_trainer.data.render import Renderer, Sample
 from finetune_trainer.data.rows import Row
