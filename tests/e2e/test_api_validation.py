@@ -153,7 +153,7 @@ def test_explain_reads_well(stack: Stack) -> None:
     told = stack.kubectl("explain", "ftj.spec.training")
 
     assert "Names are\n    those of transformers.TrainingArguments." in told
-    assert "learningRate\t<number>\n    Peak learning rate (default 1e-4 with lora, 1e-5 without)." in told
+    assert "learningRate\t<number>\n    Peak learning rate (default 1e-4 with lora, 1e-5 without" in told
     assert "enum: linear, cosine, constant" in told
     assert "<>" not in told
 
