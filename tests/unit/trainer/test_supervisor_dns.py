@@ -74,3 +74,12 @@ def test_an_address_needs_no_question(clock: Clock, host: str, monkeypatch: pyte
     wait_for_master(host, node_rank=1, pause=clock.pause)
 
     assert clock.asked_at == []
+
+
+def test_a_name_that_is_not_needed_is_waited_for_a_while(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program of node rank 0 may have ended before that of another node began."""
+    monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, known_from=1000))
+
+    wait_for_master("bert-0-0.bert", node_rank=1, pause=clock.pause, needed=False)
+
+    assert 30 <= clock.now < 45

@@ -58,7 +58,8 @@ class Supervisor:
             return self._finish(self._succeeded())
         self._serve()
         try:
-            wait_for_master(self._node.master_addr, node_rank=self._node.node_rank, pause=self._pause)
+            meets = self._command is None or self._command.script is not None  # a program of its own may never do so
+            wait_for_master(self._node.master_addr, node_rank=self._node.node_rank, pause=self._pause, needed=meets)
         except DnsTimeout as error:
             return self._finish(self._failed("DnsTimeout", str(error)))
         except _StoppedEarlyError:
