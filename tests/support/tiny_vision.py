@@ -87,29 +87,24 @@ def _qwen2_vl(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> Pretrained
     return Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **_qwen_ids(tokenizer))
 
 
+_QWEN_TOWER: dict[str, Any] = {  # since 2.5
+    "depth": 2,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 64,
+    "out_hidden_size": 32,
+}
+
+
 def _qwen2_5_vl(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
-    vision: dict[str, Any] = {
-        "depth": 2,
-        "hidden_size": 32,
-        "num_heads": 2,
-        "intermediate_size": 64,
-        "out_hidden_size": 32,
-    }
-    vision |= {"fullatt_block_indexes": [1], "window_size": 56}
+    vision = {**_QWEN_TOWER, "fullatt_block_indexes": [1], "window_size": 56}
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
     text = {**_TEXT, "vocab_size": vocabulary, "rope_parameters": rope}
     return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **_qwen_ids(tokenizer))
 
 
 def _qwen3_vl(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
-    vision: dict[str, Any] = {
-        "depth": 2,
-        "hidden_size": 32,
-        "num_heads": 2,
-        "intermediate_size": 64,
-        "out_hidden_size": 32,
-    }
-    vision |= {"patch_size": 16, "deepstack_visual_indexes": [0], "num_position_embeddings": 64}
+    vision = {**_QWEN_TOWER, "patch_size": 16, "deepstack_visual_indexes": [0], "num_position_embeddings": 64}
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
     text = {**_TEXT, "vocab_size": vocabulary, "rope_parameters": rope, "head_dim": 8}
     return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **_qwen_ids(tokenizer))

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from finetune_trainer.errors import NonFiniteLoss
+from finetune_trainer.memory.gpus import GIB
 from finetune_trainer.methods.exact import ExactTrainer
 from finetune_trainer.monitor.summary import DATA_BOUND, Peaks, Summary
 from finetune_trainer.supervisor import contract
@@ -154,7 +155,7 @@ def log_line(progress: Progress, logs: dict[str, float]) -> str:
         f"samples/s {progress.samples_per_second or 0:.3g}",
         f"mfu {progress.mfu:.1%}" if progress.mfu is not None else "",
         f"data {progress.data_wait_share or 0:.0%}",
-        f"memory {progress.memory.peak_highest / 2**30:.2f} GiB" if progress.memory else "",
+        f"memory {progress.memory.peak_highest / GIB:.2f} GiB" if progress.memory else "",
         f"slowest {progress.slow_rank}" if progress.slow_rank else "",
         f"eta {_clock(progress.eta_seconds or 0)}",
         *(f"{name} {value:.4f}" for name, value in logs.items() if "/" in name),

@@ -11,6 +11,7 @@ from finetune_trainer.data.order import PackOrder
 from finetune_trainer.data.packing import POSITIONS
 from finetune_trainer.data.scan import costliest, name_rows
 from finetune_trainer.errors import InvalidSpec
+from finetune_trainer.memory.gpus import GIB
 from finetune_trainer.methods.exact import ExactTrainer
 from finetune_trainer.methods.sft import predict
 from finetune_trainer.reporting import peak_memory_bytes
@@ -72,4 +73,4 @@ def probe(trainer: ExactTrainer) -> None:
     with alone:
         torch.stack(trainer.summed_losses(model, inputs)).sum().backward()  # type: ignore[no-untyped-call]
     if parts.ranks.is_first:
-        print(f"probe: it fits; peak memory {peak_memory_bytes() / 2**30:.2f} GiB before optimizer states", flush=True)
+        print(f"probe: it fits; peak memory {peak_memory_bytes() / GIB:.2f} GiB before optimizer states", flush=True)

@@ -13,7 +13,7 @@ from finetune_api.v1alpha1 import ModelSource
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound
 from finetune_trainer.model import load
 from finetune_trainer.model.load import describe_model
-from finetune_trainer.model.lora import REFERENCE, TRAINED, add_adapters, choose_targets, shape_of
+from finetune_trainer.model.lora import REFERENCE, TRAINED, add_adapters, choose_targets, keep_reference, shape_of
 from finetune_trainer.model.merge import write_merged
 from support import tiny
 
@@ -143,6 +143,7 @@ def test_an_adapter_is_gone_on_from_with_its_own_shape_and_a_copy_that_stays(
     model_folder: Path, adapter_folder: Path
 ) -> None:
     model: Any = add_adapters(base(model_folder), Lora(adapter=str(adapter_folder)), seed=2)
+    keep_reference(model, str(adapter_folder))
 
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained

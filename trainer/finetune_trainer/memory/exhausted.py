@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from finetune_trainer.errors import CudaOutOfMemory
-
-_GIB = 2**30
+from finetune_trainer.memory.gpus import GIB
 
 
 def out_of_memory(error: torch.OutOfMemoryError, batch: Mapping[str, torch.Tensor], *, step: int) -> CudaOutOfMemory:
@@ -27,6 +26,6 @@ def _held(device: torch.device, error: torch.OutOfMemoryError) -> str:
     free, total = torch.cuda.mem_get_info(device)
     allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
     return (
-        f"of {total / _GIB:.1f} GiB {free / _GIB:.1f} were free, {reserved / _GIB:.1f} reserved by this rank, and at"
-        f" most {allocated / _GIB:.1f} allocated at a time"
+        f"of {total / GIB:.1f} GiB {free / GIB:.1f} were free, {reserved / GIB:.1f} reserved by this rank, and at"
+        f" most {allocated / GIB:.1f} allocated at a time"
     )

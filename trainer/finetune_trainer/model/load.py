@@ -18,7 +18,7 @@ from transformers import (
 
 from finetune_api.v1alpha1 import ModelSource, TrainerSpec
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound
-from finetune_trainer.model.lora import add_adapters
+from finetune_trainer.model.lora import add_adapters, keep_reference
 from finetune_trainer.vision.freeze import freeze, frozen_groups, frozen_modules
 from finetune_trainer.vision.images import Vision, describe_vision
 
@@ -82,7 +82,11 @@ def load_model(spec: TrainerSpec, pretrained: Pretrained) -> torch.nn.Module:
         without = frozen_modules(family, frozen, unreached=unreached)
     if spec.lora is None:
         return model
-    return add_adapters(model, spec.lora, seed=spec.training.seed, widen=spec.deepspeed is None, without=without)
+    widen = spec.deepspeed is None
+    adapted = add_adapters(model, spec.lora, seed=spec.training.seed, widen=widen, without=without)
+    if spec.dpo and spec.lora.adapter:
+        keep_reference(adapted, spec.lora.adapter, widen=widen)
+    return adapted
 
 
 def load_reference(pretrained: Pretrained) -> torch.nn.Module:

@@ -1,5 +1,7 @@
 """LoRA adapters on a model, and what is said when a target matches nothing."""
 
+from typing import Any
+
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
 from transformers import set_seed
@@ -56,14 +58,13 @@ def shape_of(lora: Lora) -> Lora:
 
 
 def _go_on_from(model: torch.nn.Module, lora: Lora, adapter: str, *, widen: bool) -> torch.nn.Module:
-    """The adapter as it is, to be trained further, and beside it a copy that stays: what DPO compares with."""
+    """The adapter as it is, to be trained further."""
     config = _read_config(adapter)
     config.lora_dropout = lora.lora_dropout
     try:
         found = PeftModel.from_pretrained(
             model, adapter, is_trainable=True, config=config, autocast_adapter_dtype=widen
         )
-        found.load_adapter(adapter, REFERENCE, is_trainable=False, autocast_adapter_dtype=widen)
     except (ValueError, RuntimeError, KeyError, OSError) as error:
         first_line = str(error).strip().split("\n", 1)[0]
         raise ModelError(
@@ -72,6 +73,11 @@ def _go_on_from(model: torch.nn.Module, lora: Lora, adapter: str, *, widen: bool
         ) from error
     trained: torch.nn.Module = found
     return trained
+
+
+def keep_reference(model: Any, adapter: str, *, widen: bool = True) -> None:
+    """A copy of the adapter that stays as it is, beside the one that is trained: what DPO compares with."""
+    model.load_adapter(adapter, REFERENCE, is_trainable=False, autocast_adapter_dtype=widen)
 
 
 def _read_config(adapter: str) -> LoraConfig:

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from finetune_trainer.data.tokens import Numbers
+from finetune_trainer.memory.gpus import GIB
 from finetune_trainer.monitor.charts import Line, draw_bars, draw_lines
 from finetune_trainer.monitor.summary import Summary
 
 FILE_NAME = "report.html"
-_GIB = 2**30
 _PACKAGES = ("torch", "transformers", "peft", "accelerate")
 _MOST_BARS = 24
 
@@ -78,8 +78,8 @@ def _charts(run: Run) -> Iterator[str]:
     yield draw_lines("Throughput", [line("tokens per second", "tokens_per_second")], x_name="step")
     yield draw_lines("Waiting for data", [line("share of a step", "data_wait_share")], x_name="step")
     peaks = run.measured.peaks if run.measured else ()
-    memory = [(f"rank {rank}", peak / _GIB) for rank, peak in enumerate(peaks)]
-    limit = ("forecast", run.expected_memory / _GIB) if run.expected_memory else None
+    memory = [(f"rank {rank}", peak / GIB) for rank, peak in enumerate(peaks)]
+    limit = ("forecast", run.expected_memory / GIB) if run.expected_memory else None
     yield draw_bars("Peak memory per rank", memory, limit=limit, unit="GiB")
     own = [(f"rank {rank}", seconds) for rank, seconds in enumerate(run.own_seconds)]
     yield draw_bars("Own time of each rank", own, unit="seconds of a step in which it waits for no other")

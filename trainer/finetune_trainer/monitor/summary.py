@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
+from finetune_trainer.memory.gpus import GIB
 from finetune_trainer.monitor.meter import Interval
 
 SLOW = 0.10  # above the median rank's own time, a rank is named
@@ -55,7 +56,7 @@ class Summary:
             "samples_per_second": self.samples_per_second,
             "mfu": self.mfu,
             "data_wait_share": self.data_wait_share,
-            "peak_memory_gib": self.memory.highest / 2**30,
+            "peak_memory_gib": self.memory.highest / GIB,
         }
         return {name: _round(value) for name, value in values.items() if value is not None}
 

@@ -27,7 +27,6 @@ class Zero:
     """Stages 1 to 3 of one engine."""
 
     def __init__(self, engine: Any) -> None:
-        self._engine = engine
         self._optimizer = engine.optimizer
         self._ready = self._linked = False
 
