@@ -44,7 +44,7 @@ def make_environment(folder: Path) -> None:
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", UV], check=True)
-    # Compiled now, by all cores: a rank imports for 19 s without and 8 s with it, and some machines forbid to do it later.
+    # Compiled now: a rank imports for 19 s without and 8 s with it, and some machines forbid to compile later.
     options: list[str | Path] = ["--quiet", "--system-certs", "--compile-bytecode", "--python", python]
     options += ["--cache-dir", folder.parent.parent / "uv", "--constraint", ROOT / "constraints.txt"]
     options += ["--find-links", WHEELS] if WHEELS.is_dir() else []

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from finetune_api.dataset import Dataset
-from finetune_api.v1alpha1 import ModelSource
+from finetune_api.model_source import ModelSource
 from finetune_trainer.data.counted import Rules
 from finetune_trainer.data.load import Method, Tokenizing, load_data
 from finetune_trainer.data.tokens import IGNORED

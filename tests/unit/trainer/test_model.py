@@ -9,7 +9,7 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from finetune_api.lora import Lora
-from finetune_api.v1alpha1 import ModelSource
+from finetune_api.model_source import ModelSource
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound
 from finetune_trainer.model import load
 from finetune_trainer.model.load import describe_model

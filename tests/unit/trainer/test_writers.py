@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from finetune_api.v1alpha1 import REPORTERS, Training
+from finetune_api.training import REPORTERS, Training
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.monitor import writers
 from finetune_trainer.monitor.writers import build_writers, chosen_writers

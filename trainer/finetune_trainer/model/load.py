@@ -16,7 +16,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from finetune_api.v1alpha1 import ModelSource, TrainerSpec
+from finetune_api.model_source import ModelSource
+from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound
 from finetune_trainer.model.lora import add_adapters, keep_reference
 from finetune_trainer.vision.freeze import freeze, frozen_groups, frozen_modules

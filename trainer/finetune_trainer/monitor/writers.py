@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import TrainerCallback
 
-from finetune_api.v1alpha1 import REPORTERS, Training
+from finetune_api.training import REPORTERS, Training
 from finetune_trainer.errors import InvalidSpec
 
 NONE = "none"

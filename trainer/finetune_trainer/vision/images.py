@@ -12,7 +12,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from finetune_api.v1alpha1 import ModelSource
+from finetune_api.model_source import ModelSource
 from finetune_trainer.data.pictures import Picture
 from finetune_trainer.errors import DatasetError, InvalidSpec
 from finetune_trainer.vision.families import FAMILIES, Family, Seen, Size
