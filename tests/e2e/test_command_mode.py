@@ -37,7 +37,7 @@ def scripts(stack: Stack) -> str:
 
 
 def ddp(folder: str, *args: str) -> Raw:
-    return {"script": "plain_ddp.py", "args": ["--out", "$(FINETUNE_OUTPUT)", *args], "workingDir": folder}
+    return {"script": "plain_ddp.py", "args": ["--save_dir", "$(FINETUNE_OUTPUT)", *args], "workingDir": folder}
 
 
 def failed(job: Raw) -> Raw:

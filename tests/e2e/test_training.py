@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from support import tiny_vision
 from support.curve import read_losses
-from support.stack import Stack, condition, example_job
+from support.stack import Stack, condition, example_job, run
 from support.training import training
 
 pytestmark = pytest.mark.cluster
@@ -50,6 +51,26 @@ def test_two_nodes_learn_preferences(stack: Stack, start: Callable[..., str]) ->
     losses = read_losses(stack.output(job))
     assert abs(losses[1] - math.log(2)) < 1e-4
     assert losses[20] < losses[1] - 0.05, losses
+
+
+def test_two_nodes_learn_what_images_show(stack: Stack, start: Callable[..., str]) -> None:
+    """LLaVA, with images in two of three rows, so that now and then a node shows none."""
+    data = stack.folder("datasets")
+    if not (data / "seen").exists():
+        tiny_vision.build(data / "llava", "llava")
+        tiny_vision.rows(data / "seen", 24, images=lambda number: number % 3)
+        run(["chmod", "-R", "a+rX", str(data)])
+    rows = {"train": [{"name": "/data/seen/rows.jsonl"}]}
+    settings = {"globalBatchSize": 8, "learningRate": 0.01, "maxSteps": 4}
+    job = start(model={"name": "/data/llava"}, dataset=rows, training=settings, nprocPerNode=1)
+    finished = stack.wait_finished(job)
+
+    assert condition(finished, "Complete"), finished["status"]
+    assert finished["status"]["batch"]["worldSize"] == 2
+    losses = read_losses(stack.output(job))
+    assert list(losses) == [1, 2, 3, 4]
+    assert losses[4] < losses[1]
+    assert (stack.output(job) / "result" / "preprocessor_config.json").is_file()
 
 
 def held_out_losses(stack: Stack, job: str) -> tuple[float, float]:

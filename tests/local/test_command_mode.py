@@ -22,7 +22,7 @@ SCRIPTS = Path(__file__).parents[1] / "support" / "scripts"
 
 
 def ddp(*args: str, out: str = "$(FINETUNE_OUTPUT)") -> dict[str, Any]:
-    return {"script": "plain_ddp.py", "args": ["--out", out, *args], "workingDir": str(SCRIPTS)}
+    return {"script": "plain_ddp.py", "args": ["--save_dir", out, *args], "workingDir": str(SCRIPTS)}
 
 
 def pids_of(job: LocalJob, word: str) -> list[int]:
@@ -37,23 +37,6 @@ def pids_of(job: LocalJob, word: str) -> list[int]:
         if ours and line[1:3] == [b"-u", word.encode()]:
             found.append(int(entry.name))
     return sorted(found)
-
-
-def test_a_script_that_knows_nothing_of_us_trains_on_two_nodes(tmp_path: Path) -> None:
-    job = write_command(tmp_path, ddp())
-
-    code, said = job.run("--logs")
-
-    assert code == 0, said
-    assert "epoch 1 loss" in said
-    assert "on 4 ranks" in said
-    assert f"it runs with what this machine has ({sys.executable}), not in registry.example/minimind:1" in said
-    assert "what the command wrote to FINETUNE_OUTPUT is in output/default/first" in said
-    assert (job.output / "model.pt").is_file()
-    assert "epoch 1 loss" in (job.output / "logs/attempt-0/node-0.log").read_text()
-    assert job.status.batch is None
-    assert [record.state for record in job.status.attempts] == [AttemptState.SUCCEEDED]
-    wait_until_nothing_runs(tmp_path)
 
 
 def test_an_exception_of_one_rank_ends_the_job_with_its_type_its_message_and_its_rank(tmp_path: Path) -> None:
@@ -124,7 +107,7 @@ def foreign(folder: Path, bundle: Path, asked: dict[str, Any], **more: Any) -> P
 
 @pytest.mark.parametrize("asked", ["script", "exec"])
 def test_the_one_file_tells_a_ranks_exception_to_the_operator(tmp_path: Path, bundle: Path, asked: str) -> None:
-    words = ["--out", str(tmp_path), "--raise_on_rank", "1"]
+    words = ["--save_dir", str(tmp_path), "--raise_on_rank", "1"]
     script = {"script": str(SCRIPTS / "plain_ddp.py"), "args": words}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", str(SCRIPTS / "plain_ddp.py")]
 

@@ -1,7 +1,6 @@
 """`finetune run`: real supervisors, torchrun and training, as processes of this machine."""
 
 import json
-import math
 import os
 import shutil
 import signal
@@ -41,23 +40,6 @@ def test_a_job_of_two_nodes_completes(tmp_path: Path, tiny: Tiny) -> None:
     code, said = job.run()
     assert (code, "Complete already" in said) == (0, True), said
     assert len(job.status.attempts) == 1
-
-
-def test_preferences_are_learned(tmp_path: Path, tiny: Tiny) -> None:
-    """Nine of ten answers that nobody trained on are told from the same words backwards."""
-    data = {"train": [{"name": "/data/train.pairs.jsonl"}], "eval": [{"name": "/data/eval.pairs.jsonl"}]}
-    training = {"maxSteps": 60, "learningRate": 1e-2, "globalBatchSize": 16, "evalSteps": 60, "saveSteps": 100}
-    job = write_job(
-        tmp_path, tiny, sft=None, dpo={"beta": 0.1}, lora={"r": 16}, dataset=data, training=training, numNodes=1
-    )
-
-    code, said = job.run()
-
-    assert code == 0, said
-    log = json.loads((job.output / "result/trainer_state.json").read_text())["log_history"]
-    assert log[0]["loss"] == pytest.approx(math.log(2), abs=1e-4)  # the policy begins as its reference
-    (accuracy,) = (entry["eval_rewards/accuracies"] for entry in log if "eval_rewards/accuracies" in entry)
-    assert accuracy > 0.9, log
 
 
 def test_a_killed_rank_is_one_restart_of_all_nodes_from_the_last_checkpoint(tmp_path: Path, tiny: Tiny) -> None:

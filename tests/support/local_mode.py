@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,23 @@ PATIENCE_SECONDS = 240  # importing torch on a busy machine takes long
 
 @dataclass(frozen=True)
 class LocalJob:
-    """A job file in a folder of its own; its volume `data` is the tiny model's folder."""
+    """A job file, and the folders that stand in for its volumes."""
 
     folder: Path
-    data: Path | None
+    volumes: Mapping[str, Path]
+    name: str = "first"
 
     @property
     def output(self) -> Path:
-        return self.folder / "output/default/first"
+        return self.folder / "output/default" / self.name
 
     @property
     def beside(self) -> Path:
-        return self.folder / "output/default/first.local"
+        return self.output.with_name(f"{self.name}.local")
+
+    @property
+    def file(self) -> Path:
+        return self.folder / f"{self.name}.yaml"
 
     @property
     def status(self) -> JobStatus:
@@ -42,8 +47,8 @@ class LocalJob:
 
     def start(self, *more: str) -> subprocess.Popen[str]:
         """In a session of its own, so that a signal to its group is what a terminal's Ctrl-C is."""
-        volume = ("--volume", f"data={self.data}") if self.data else ()
-        command = [sys.executable, "-m", "finetune_cli", "run", "job.yaml", *volume, *more]
+        volumes = (word for name, path in self.volumes.items() for word in ("--volume", f"{name}={path}"))
+        command = [sys.executable, "-m", "finetune_cli", "run", self.file.name, *volumes, *more]
         paths = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
         return subprocess.Popen(
             command,
@@ -91,7 +96,7 @@ def write_job(folder: Path, tiny: Tiny, **fields: Any) -> LocalJob:
         "output": {"persistentVolumeClaim": {"claimName": "models"}},
         **fields,
     }
-    return _write(folder, spec, tiny.train.parent)
+    return write_body(folder, job_body(spec), {"data": tiny.train.parent})
 
 
 def write_command(folder: Path, command: Raw, *, data: Path | None = None, **fields: Any) -> LocalJob:
@@ -106,14 +111,20 @@ def write_command(folder: Path, command: Raw, *, data: Path | None = None, **fie
         "output": {"persistentVolumeClaim": {"claimName": "models"}},
         **fields,
     }
-    return _write(folder, {name: value for name, value in spec.items() if value is not None}, data)
+    spec = {name: value for name, value in spec.items() if value is not None}
+    return write_body(folder, job_body(spec), {"data": data} if data else {})
 
 
-def _write(folder: Path, spec: Raw, data: Path | None) -> LocalJob:
-    body = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTuneJob", "metadata": {"name": "first"}, "spec": spec}
+def job_body(spec: Raw) -> Raw:
+    return {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTuneJob", "metadata": {"name": "first"}, "spec": spec}
+
+
+def write_body(folder: Path, body: Raw, volumes: Mapping[str, Path]) -> LocalJob:
+    """A job file, named after the job, and what its volumes are here."""
+    job = LocalJob(folder, volumes, body["metadata"]["name"])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "job.yaml").write_text(yaml.safe_dump(body))
-    return LocalJob(folder, data)
+    job.file.write_text(yaml.safe_dump(body))
+    return job
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:

@@ -94,9 +94,9 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
     tell(place, describe_data(data))
     join_process_group(device, timeout_seconds=spec.training.ddp_timeout)
     if spec.deepspeed:
-        from finetune_trainer.parallel.zero import compile_nothing  # takes seconds to import
+        from finetune_trainer.parallel.zero import join_deepspeed  # takes seconds to import
 
-        compile_nothing()
+        join_deepspeed()
     output.check_shared(on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))
     checkpoints = Checkpoints(output, keep=spec.training.save_total_limit)
     schedule = plan_schedule(spec, batch, samples=len(data.order))

@@ -32,6 +32,7 @@ def test_the_examples_that_the_pages_promise_are_there() -> None:
         "dpo",
         "command",
         "qwen2-vl",
+        "internvl",
     }
 
 
@@ -60,7 +61,8 @@ def test_the_schema_for_editors_sees_a_misspelt_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "effective"), [("one-node-four-gpus", 64), ("two-nodes-eight-gpus", 128), ("cpu-two-nodes", 16)]
+    ("name", "effective"),
+    [("one-node-four-gpus", 64), ("two-nodes-eight-gpus", 128), ("cpu-two-nodes", 16), ("internvl", 16)],
 )
 def test_the_effective_batch_is_what_the_comment_says(name: str, effective: int) -> None:
     spec = FineTuneJob.parse(load(name)).spec

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from deepspeed.comm import init_distributed
 from deepspeed.ops import __compatible_ops__ as compatible_ops
 from deepspeed.runtime.zero import GatheredParameters
 from deepspeed.utils import (
@@ -18,9 +19,13 @@ from deepspeed.utils import (
 from finetune_trainer.parallel.state import MOMENTS
 
 
-def compile_nothing() -> None:
-    """On CPU DeepSpeed compiles an all-reduce of its own at first use, for a minute, and pods have no compiler."""
+def join_deepspeed() -> None:
+    """In torch's process group. Before a model is built: stage 3 spreads it while it is read, over the ranks that
+    DeepSpeed knows by then.
+    """
+    # on CPU it compiles an all-reduce of its own at first use, for a minute, and pods have no compiler
     compatible_ops["deepspeed_shm_comm"] = False
+    init_distributed(torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False)
 
 
 class Zero:
