@@ -12,6 +12,7 @@ from finetune_api.command import (
 )
 from finetune_api.dataset import PACKING_NEEDS_SFT
 from finetune_api.kubernetes_types import RESERVED_PREFIX
+from finetune_api.training import REWARDS, REWARDS_NEED_DPO, rate_of_frozen
 from finetune_api.v1alpha1 import (
     MAX_JOB_NAME,
     METHODS,
@@ -72,6 +73,8 @@ def spec_rules() -> tuple[Rule, ...]:
         _batch_holds(),
         *_reserved(),
         _eval_steps(),
+        _rewards_are_measured(),
+        *(_what_has_a_rate_is_trained(part) for part in ("vision", "aligner")),
         _packs_are_for_sft(),
         *_immutable(),
         *_immutable_while_running(),
@@ -184,6 +187,24 @@ def _eval_steps() -> Rule:
         "has(self.dataset.splitDatasetRatio) || (has(self.dataset.eval) && self.dataset.eval.size() > 0)",
         "training.evalSteps is set but dataset.eval is empty; add rows to evaluate on, or set"
         " dataset.splitDatasetRatio",
+        field_path=".training",
+    )
+
+
+def _rewards_are_measured() -> Rule:
+    return Rule(
+        "has(self.dpo) || !has(self.training) || !has(self.training.metricForBestModel)"
+        f" || !self.training.metricForBestModel.startsWith('{REWARDS}')",
+        REWARDS_NEED_DPO,
+        field_path=".training",
+    )
+
+
+def _what_has_a_rate_is_trained(part: str) -> Rule:
+    return Rule(
+        f"!has(self.training) || !has(self.training.{part}LearningRate) || !has(self.model)"
+        f" || (has(self.model.freeze) && !('{part}' in self.model.freeze))",
+        rate_of_frozen(part),
         field_path=".training",
     )
 

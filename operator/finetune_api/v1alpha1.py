@@ -22,7 +22,7 @@ from finetune_api.model import Model, NonEmpty, StatusModel, list_map
 from finetune_api.model_source import ModelSource
 from finetune_api.parallelism import Deepspeed, Fsdp
 from finetune_api.status import JobStatus
-from finetune_api.training import Training
+from finetune_api.training import REWARDS, REWARDS_NEED_DPO, Training, rate_of_frozen
 
 GROUP = "finetune.dev"
 VERSION = "v1alpha1"
@@ -227,6 +227,19 @@ class FineTuneJobSpec(Model):
                 "training.evalSteps is set but dataset.eval is empty; add rows to evaluate on, or set"
                 " dataset.splitDatasetRatio"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_are_measured(self) -> Self:
+        if (self.training.metric_for_best_model or "").startswith(REWARDS) and self.dpo is None:
+            raise ValueError(REWARDS_NEED_DPO)
+        return self
+
+    @model_validator(mode="after")
+    def _what_has_a_rate_is_trained(self) -> Self:
+        for part, rate in self.training.rates_of_parts.items():
+            if rate is not None and self.model is not None and (self.model.freeze is None or part in self.model.freeze):
+                raise ValueError(rate_of_frozen(part))
         return self
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import yaml
 
+from finetune_api.rates import resolve_rates
 from finetune_cli.jobfile import FileArgument, JobFile, NamespaceOption, read_job_file
 from finetune_operator import names
 from finetune_operator.manifests import build_children
@@ -62,12 +63,15 @@ def plan_first_attempt(file: JobFile, settings: Settings) -> RunPlan:
 def summarise(run: RunPlan) -> str:
     """The plan for people: how many processes, which batch, which image, where the result goes."""
     pods = ", ".join(node.pod_name for node in run.nodes[:4]) + (", ..." if len(run.nodes) > 4 else "")
-    work = ("command", str(run.spec.command)) if run.spec.command else ("batch", f"{run.batch} ({FACTORS})")
+    work: tuple[tuple[str, str], ...] = (("command", str(run.spec.command)),)
+    if run.batch:
+        rate = f"{resolve_rates(run.spec, run.batch)} {run.spec.training.lr_scheduler_type}"
+        work = (("batch", f"{run.batch} ({FACTORS})"), ("rate", rate))
     result = "" if run.spec.command else "/result"
     lines = (
         ("job", f"{run.namespace}/{run.job_name}"),
         ("nodes", f"{len(run.nodes)} x {run.nproc_per_node} processes = {run.world_size} ranks"),
-        work,
+        *work,
         ("image", run.image),
         ("output", f"{run.output}{result}" if run.output else "none; only the pods' logs tell of it"),
         ("objects", f"Service {run.service_name}; ConfigMap {run.config_map_name}; Pods {pods}"),

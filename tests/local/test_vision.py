@@ -24,6 +24,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "fsdp2": {"fsdp": {}},
 }
+RATES = {"learningRate": 0.003, "visionLearningRate": 0.0003, "alignerLearningRate": 0.01}
+RESUMED = ("qwen2_vl", "zero1", "zero2", "zero3", "fsdp2")
 DPO = {"beta": 0.2, "rpoAlpha": 0.5}
 
 
@@ -35,14 +37,15 @@ def shows(number: int) -> int:
 def spec(
     model: Path, rows: Path, layout: tuple[int, int], source: dict[str, Any] | None = None, **fields: Any
 ) -> dict[str, Any]:
-    """per device x accumulation; everything is trained unless `source` says otherwise."""
+    """per device x accumulation; everything is trained, each part at its own rate, unless `source` says otherwise."""
     per_device, accumulation = layout
     training = {
         "perDeviceTrainBatchSize": per_device,
         "gradientAccumulationSteps": accumulation,
-        "learningRate": 0.003,
         "maxSteps": STEPS,
-        "saveSteps": 1000,
+        "saveSteps": 2,
+        "weightDecay": 0.1,
+        **(RATES if source is None and "lora" not in fields else {"learningRate": 0.003}),
     }
     return {
         "model": {"name": str(model), "freeze": [], **(source or {})},
@@ -79,6 +82,8 @@ def two_ranks(models: dict[str, Path], rows: Path, two_ranks_folder: Path) -> Re
         for preset, how in PRESETS.items()
         for tuner in ("", ", lora")
     }
+    cells |= {f"{name} (from step 2)": cells[name] for name in RESUMED}
+    cells["zero2 <- qwen2_vl"], cells["qwen2_vl <- zero2"] = cells["zero2"], cells["qwen2_vl"]
     cells["dpo"] = spec(models["qwen2_vl"], tiny.pairs(rows), (1, 4), sft=None, dpo=DPO)
     cells["usually frozen"] = spec(models["qwen2_vl"], rows, (1, 4), {"freeze": None})
     cells["loader processes"] = spec(models["qwen2_vl"], rows, (1, 4))
@@ -117,6 +122,28 @@ def test_weights_that_are_spread_get_the_gradients_of_ddp(two_ranks: Results, pr
         assert spread[what] == pytest.approx(ddp[what], rel=FOUR_DIGITS), what
 
 
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_resumed_run_goes_on_with_every_rate_bit_for_bit(two_ranks: Results, name: str) -> None:
+    assert two_ranks[f"{name} (from step 2)"] == two_ranks[name]
+
+
+@pytest.mark.parametrize("name", ["zero2 <- qwen2_vl", "qwen2_vl <- zero2"])
+def test_a_checkpoint_with_several_rates_is_read_under_another_preset(two_ranks: Results, name: str) -> None:
+    assert two_ranks[name]["loss"] == pytest.approx(two_ranks["qwen2_vl"]["loss"], rel=1e-5)
+    assert two_ranks[name]["eval_loss"] == pytest.approx(two_ranks["qwen2_vl"]["eval_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", *PRESETS])
+def test_every_part_moves_at_its_own_rate(
+    two_ranks: Results, two_ranks_folder: Path, models: dict[str, Path], name: str
+) -> None:
+    """AdamW moves a weight by the rate in its first step, and by about as much at most in each that follows."""
+    moved = movements(models["qwen2_vl"], two_ranks_folder / name / "result", "qwen2_vl")
+
+    for part, rate in (("language", 0.003), ("vision", 0.0003), ("aligner", 0.01)):
+        assert rate * 0.9 < moved[part] < rate * STEPS, part
+
+
 @pytest.mark.parametrize("what", ["loss", "grad_norm", "rewards/margins", "eval_loss"])
 def test_preferences_about_images_are_as_exact(two_ranks: Results, one_rank: Results, what: str) -> None:
     assert two_ranks["dpo"][what] == pytest.approx(one_rank["dpo"][what], rel=FOUR_DIGITS, abs=1e-6)
@@ -152,9 +179,18 @@ def test_the_size_of_images_is_saved_with_the_result(two_ranks: Results, two_ran
 
 
 def changed_groups(before: Path, after: Path, kind: str) -> set[str]:
+    return {part for part, moved in movements(before, after, kind).items() if moved > 0}
+
+
+def movements(before: Path, after: Path, kind: str) -> dict[str, float]:
+    """How far the weight went that went furthest, part by part."""
     old, new = (AutoModelForImageTextToText.from_pretrained(folder).state_dict() for folder in (before, after))
     assert old.keys() == new.keys()
-    return {group_of(name, FAMILIES[kind]) for name in old if (old[name] - new[name]).abs().max() > 0}
+    moved: dict[str, float] = {}
+    for name, weight in old.items():
+        part = group_of(name, FAMILIES[kind])
+        moved[part] = max(moved.get(part, 0.0), float((weight - new[name]).abs().max()))
+    return moved
 
 
 @pytest.mark.parametrize("kind", [kind for kind in tiny_vision.KINDS if kind != "gemma3"])  # its aligner has no layer

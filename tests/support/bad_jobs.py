@@ -146,6 +146,52 @@ BAD_JOBS: dict[str, BadJob] = {
     "evaluation without rows": BadJob(
         {"training": {"evalSteps": 10}}, "dataset.eval is empty", "dataset.eval is empty"
     ),
+    "the best of one evaluation": BadJob({"training": {"loadBestModelAtEnd": True}}, "set evalSteps", "set evalSteps"),
+    "patience with one evaluation": BadJob(
+        {"training": {"earlyStoppingPatience": 3}}, "set evalSteps", "set evalSteps"
+    ),
+    "the best of evaluations without rows": BadJob(
+        {"training": {"loadBestModelAtEnd": True, "evalSteps": 10}}, "dataset.eval is empty", "dataset.eval is empty"
+    ),
+    "a threshold of no patience": BadJob(
+        {"training": {"earlyStoppingThreshold": 0.1}},
+        "belongs to earlyStoppingPatience",
+        "belongs to earlyStoppingPatience",
+    ),
+    "a metric that nothing goes by": BadJob(
+        {"training": {"metricForBestModel": "eval_loss"}}, "metricForBestModel is what", "metricForBestModel is what"
+    ),
+    "an unknown metric": BadJob(
+        {"training": {"metricForBestModel": "loss"}}, 'supported values: "eval_loss"', "'eval_loss', 'eval_rewards"
+    ),
+    "rewards without preferences": BadJob(
+        {
+            "dataset": {"train": [{"name": "a"}], "eval": [{"name": "b"}]},
+            "training": {
+                "evalSteps": 5,
+                "loadBestModelAtEnd": True,
+                "metricForBestModel": "eval_rewards/accuracies",
+            },
+        },
+        "is measured with dpo alone",
+        "is measured with dpo alone",
+    ),
+    "a scaled rate that nobody gave": BadJob(
+        {"training": {"lrScaling": {"rule": "sqrt", "baseBatchSize": 16}}},
+        "lrScaling scales learningRate",
+        "lrScaling scales learningRate",
+    ),
+    "scaling from no batch": BadJob(
+        {"training": {"learningRate": 0.1, "lrScaling": {"rule": "linear"}}}, "baseBatchSize", "baseBatchSize"
+    ),
+    "a rate of what is usually frozen": BadJob(
+        {"training": {"visionLearningRate": 1e-5}}, "vision is frozen", "vision is frozen"
+    ),
+    "a rate of what is frozen": BadJob(
+        {"model": {"name": "m", "freeze": ["aligner"]}, "training": {"alignerLearningRate": 1e-5}},
+        "aligner is frozen",
+        "aligner is frozen",
+    ),
     "memory in a unit that is none": BadJob(
         {"resources": {"limits": {"memory": "4Gx"}}}, "must be a quantity", "must be a quantity"
     ),

@@ -6,15 +6,18 @@ import torch
 import torch.distributed as dist
 
 from finetune_api.batch import Batch
+from finetune_api.rates import resolve_rates
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.data.batches import padding_share
 from finetune_trainer.data.counted import Counted, Rules
 from finetune_trainer.data.load import Data
 from finetune_trainer.data.order import PackOrder
 from finetune_trainer.data.scan import describe_lengths
+from finetune_trainer.groups import Size, measure
 from finetune_trainer.parallel.presets import describe_parallelism
 from finetune_trainer.place import Place
-from finetune_trainer.settings import Hardware, Schedule, learning_rate
+from finetune_trainer.settings import Hardware, Schedule
+from finetune_trainer.vision.families import Family
 
 
 def describe_run(
@@ -38,8 +41,8 @@ def describe_run(
     )
     training = spec.training
     yield (
-        f"learning rate: {learning_rate(spec):g} {training.lr_scheduler_type}, {training.warmup_steps} warm-up steps,"
-        f" seed {training.seed}"
+        f"learning rate: {resolve_rates(spec, batch)}; {training.lr_scheduler_type}, {training.warmup_steps} warm-up"
+        f" steps, seed {training.seed}"
     )
 
 
@@ -77,8 +80,10 @@ def describe_losses(name: str, counted: Counted, rules: Rules) -> Iterator[str]:
     yield from (f"{name}: {named.count} {what}: {named}" for named, what in told if named)
 
 
-def describe_weights(model: torch.nn.Module) -> Iterator[str]:
-    """ZeRO-3 leaves nothing of a parameter on the rank but its size."""
-    counts = [(getattr(each, "ds_numel", each.numel()), each.requires_grad) for each in model.parameters()]
-    trainable, total = sum(n for n, learns in counts if learns), sum(n for n, _ in counts)
-    yield f"trainable parameters: {trainable:,} of {total:,} ({trainable / total:.2%})"
+def describe_weights(model: torch.nn.Module, family: Family | None) -> Iterator[str]:
+    """Of a model that sees by part, too."""
+    sizes = measure(model, family)
+    whole = Size(sum(size.trained for size in sizes.values()), sum(size.total for size in sizes.values()))
+    how = "of lora" if hasattr(model, "peft_config") else "of the model itself"
+    parts = "".join(f"; {part} {size if size.trained else 'frozen'}" for part, size in sizes.items())
+    yield f"trainable parameters, {how}: {whole}{parts if family else ''}"

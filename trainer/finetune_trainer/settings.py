@@ -12,12 +12,12 @@ from pydantic import ValidationError
 from transformers import TrainingArguments
 
 from finetune_api.batch import Batch, BatchError, resolve_batch
+from finetune_api.rates import resolve_rates
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.parallel.presets import deepspeed_config, fsdp_config
 from finetune_trainer.ranks import Ranks
 
-_LEARNING_RATE_LORA, _LEARNING_RATE_FULL = 1e-4, 1e-5
 _EPOCHS = 3.0
 MOST_LOADERS = 8  # processes per rank, unless the spec says otherwise
 # What may change between two attempts without changing what is trained. The batch counts by its product.
@@ -99,11 +99,6 @@ def fingerprint(spec: TrainerSpec, batch: Batch) -> str:
     return hashlib.sha256(described.encode()).hexdigest()[:16]
 
 
-def learning_rate(spec: TrainerSpec) -> float:
-    usual = _LEARNING_RATE_LORA if spec.lora else _LEARNING_RATE_FULL
-    return spec.training.learning_rate or (usual / 10 if spec.dpo else usual)
-
-
 def loader_processes(spec: TrainerSpec, ranks: Ranks) -> int:
     """Per rank: its share of the cores this container may use, less one for the rank itself."""
     if spec.dataset.num_workers is not None:
@@ -129,7 +124,7 @@ def training_arguments(
         per_device_train_batch_size=batch.per_device,
         gradient_accumulation_steps=batch.accumulation,
         average_tokens_across_devices=training.average_tokens_across_devices,
-        learning_rate=learning_rate(spec),
+        learning_rate=resolve_rates(spec, batch).usual,
         lr_scheduler_type=training.lr_scheduler_type,
         warmup_steps=training.warmup_steps,
         weight_decay=training.weight_decay,

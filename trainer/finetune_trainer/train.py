@@ -10,6 +10,7 @@ import torch
 import transformers
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from finetune_api.rates import resolve_rates
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.banner import describe_data, describe_order, describe_run, describe_weights
 from finetune_trainer.callbacks import RefuseNonFiniteLoss, StopWhenAsked, TellProgress
@@ -17,6 +18,7 @@ from finetune_trainer.checkpoint import Checkpoints, Found
 from finetune_trainer.data.batches import Collate, Collator
 from finetune_trainer.data.counted import Rules
 from finetune_trainer.data.load import Data, Method, Tokenizing, load_data
+from finetune_trainer.groups import check_rates
 from finetune_trainer.memory.parts import Parts as MemoryParts
 from finetune_trainer.methods.dpo import DpoTrainer, render_pair
 from finetune_trainer.methods.exact import ExactTrainer, Parts
@@ -104,6 +106,8 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
     workers = loader_processes(spec, place.ranks)
     args = training_arguments(spec, batch, schedule, hardware, folder=output.checkpoints, workers=workers)
     model = load_model(spec, pretrained)  # after the arguments: under ZeRO-3 it is spread while it is read
+    family, rates = pretrained.vision.family if pretrained.vision else None, resolve_rates(spec, batch)
+    check_rates(model, family, rates)
     trainer = build_trainer(
         spec,
         Parts(
@@ -113,6 +117,8 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
             tokenizer=pretrained.tokenizer,
             data=data,
             collate=collator(data, pretrained, model),
+            family=family,
+            rates=rates,
             batch=batch,
             eval_batch=plan_eval_batch(spec, batch),
             args=args,
@@ -125,7 +131,7 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
     )
     tell(place, describe_run(spec, place, batch, schedule, hardware))
     tell(place, describe_order(data, batch))
-    tell(place, describe_weights(model))
+    tell(place, describe_weights(model, family))
     tell(place, [describe_expected(expected)] if expected else [])
     found = on_rank_zero(checkpoints.newest)
     if place.ranks.is_first:

@@ -46,6 +46,7 @@ def test_the_summary_says_processes_batch_and_output(tmp_path: Path) -> None:
         "job      team/bert",
         "nodes    2 x 2 processes = 4 ranks",
         "batch    1 x 16 x 4 = 64 (per device x accumulation x ranks)",
+        "rate     0.0001 cosine",
         "image    mine:v2",
         "output   models:team/bert/result",
         "objects  Service bert; ConfigMap bert-0; Pods bert-0-0, bert-0-1",

@@ -14,7 +14,6 @@ from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.settings import (
     Hardware,
     fingerprint,
-    learning_rate,
     plan_batch,
     plan_schedule,
     read_spec,
@@ -44,12 +43,6 @@ def print_of(**fields: Any) -> str:
 
 def test_every_method_of_the_contract_has_a_builder() -> None:
     assert set(BUILDERS) == set(METHODS)
-
-
-def test_the_learning_rate_depends_on_how_much_is_trained() -> None:
-    assert learning_rate(spec()) == 1e-5
-    assert learning_rate(spec(lora={})) == 1e-4
-    assert learning_rate(spec(training={"learningRate": 0.5})) == 0.5
 
 
 @pytest.mark.parametrize(

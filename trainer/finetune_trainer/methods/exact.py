@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerControl, Train
 from transformers.trainer_callback import PrinterCallback
 
 from finetune_api.batch import Batch
+from finetune_api.rates import Rates
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.checkpoint import Checkpoints, random_state, random_state_file, restore_random_state, step_of
 from finetune_trainer.data.batches import Batches, BatchSampler, Collate, load_batches
@@ -19,6 +20,7 @@ from finetune_trainer.data.load import Data
 from finetune_trainer.data.order import RowOrder
 from finetune_trainer.data.tokens import Features
 from finetune_trainer.errors import CheckpointCorrupt
+from finetune_trainer.groups import parameter_groups
 from finetune_trainer.memory.exhausted import out_of_memory
 from finetune_trainer.model.lora import TRAINED
 from finetune_trainer.monitor.meter import Meter
@@ -36,6 +38,7 @@ from finetune_trainer.parallel.state import (
 from finetune_trainer.ranks import Ranks, gather_on_rank_zero, on_rank_zero, sum_over_ranks
 from finetune_trainer.reporting import Reporter
 from finetune_trainer.supervisor import contract
+from finetune_trainer.vision.families import Family
 
 _UNITS = "units"
 
@@ -50,6 +53,8 @@ class Parts:
     tokenizer: PreTrainedTokenizerBase
     data: Data
     collate: Collate
+    family: Family | None  # of a model that sees
+    rates: Rates
     batch: Batch
     eval_batch: Batch
     args: TrainingArguments
@@ -70,6 +75,7 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
 
     state: TrainerState
     control: TrainerControl
+    optimizer: Any
     loss_is_scaled_for_ga = True
 
     def __init__(self, parts: Parts) -> None:
@@ -94,6 +100,23 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
         meter = Meter(measure_work(self.parts.model, has_reference=dpo), sequences=2 if dpo else 1, on_gpu=on_gpu)
         peak = peak_flops(torch.cuda.get_device_name(device), dtype) if on_gpu else None
         return Monitor(meter, device=device, peak_flops=peak)
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        """transformers' own, unless parts of the model have learning rates of their own."""
+        parts = self.parts
+        if parts.family is not None and parts.rates.own and self.optimizer is None:
+            model = model or self.model
+            groups = parameter_groups(
+                model,
+                parts.family,
+                parts.rates,
+                decayed=self.get_decay_parameter_names(model),
+                weight_decay=self.args.weight_decay,
+            )
+            kind, options = self.get_optimizer_cls_and_kwargs(self.args, model)
+            self.optimizer = kind(groups, **options)
+        created: torch.optim.Optimizer = super().create_optimizer(model)
+        return created
 
     def count(self, batch: Features) -> tuple[float, ...]:
         """Units of a micro-batch, term by term."""

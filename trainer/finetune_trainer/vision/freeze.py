@@ -24,7 +24,8 @@ def frozen_groups(asked: Collection[str] | None) -> tuple[str, ...]:
 
 
 def group_of(name: str, family: Family) -> str:
-    """Of a parameter or module, by its name."""
+    """Of a parameter or module, by its name, also where peft has wrapped the model."""
+    name = name.removeprefix(_ADAPTED)
     if any(_is_in(name, prefix) for prefix in family.aligner):
         return "aligner"
     return "vision" if _is_in(name, family.vision) else "language"
@@ -51,8 +52,7 @@ def frozen_modules(family: Family, frozen: Collection[str], *, unreached: str | 
 def trains_sight(model: torch.nn.Module, family: Family) -> bool:
     """Something of vision or aligner is trained, itself or by adapters."""
     return any(
-        parameter.requires_grad and group_of(name.removeprefix(_ADAPTED), family) != "language"
-        for name, parameter in model.named_parameters()
+        parameter.requires_grad and group_of(name, family) != "language" for name, parameter in model.named_parameters()
     )
 
 
