@@ -145,6 +145,10 @@ class Progress(StatusModel):
     )
     eta_seconds: int | None = Field(default=None, description="Seconds to the last step at the present pace.")
     last_checkpoint: str | None = Field(default=None, description="Name of the newest whole checkpoint.")
+    best_step: int | None = Field(default=None, description="Step of the best evaluation, where they are compared.")
+    best_metric: Measured = Field(default=None, description="What training.metricForBestModel was then.")
+    stopped_early: bool | None = Field(default=None, description="Training ended because evaluations got no better.")
+    ended: str | None = Field(default=None, description="How training ended, and whose weights the result holds.")
     memory: MemoryStatus | None = Field(default=None, description="Forecast and peaks of memory.")
     update_time: AwareDatetime | None = Field(default=None, description="When this was reported.")
 

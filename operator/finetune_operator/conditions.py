@@ -37,7 +37,7 @@ def tell(job: FineTuneJob, told: Told) -> JobStatus:
     """The job's status with everything that is derived for its readers filled in."""
     status = job.status
     nodes = told.seen.of_attempt(status.attempt) if status.attempt is not None else ()
-    progress = _progress(status, nodes, told.seen.progress)
+    progress = newest_progress(status, nodes, told.seen.progress)
     status = status.model_copy(
         update={
             "observed_generation": job.metadata.generation,
@@ -197,7 +197,7 @@ def _waiting(status: JobStatus, told: Told) -> WaitStatus | None:
     return WaitStatus(reason=wait.reason, message=wait.message, since=told.now)
 
 
-def _progress(status: JobStatus, nodes: tuple[NodeObservation, ...], polled: Progress | None) -> Progress | None:
+def newest_progress(status: JobStatus, nodes: tuple[NodeObservation, ...], polled: Progress | None) -> Progress | None:
     """The newest of what was polled, what rank 0 said last, and what is known."""
     said = [n.termination.progress for n in nodes if n.node_rank == 0 and n.termination and n.termination.progress]
     reports = [report for report in (*said, polled) if report is not None]
@@ -245,7 +245,8 @@ def _display(job: FineTuneJob, nodes: tuple[NodeObservation, ...], progress: Pro
     if progress is not None:
         if progress.total_steps:
             percent = 100 * progress.step // progress.total_steps
-            columns["progress"] = f"{percent}% {progress.step}/{progress.total_steps}"
+            done = f"{progress.step}/{progress.total_steps}"
+            columns["progress"] = f"stopped early {done}" if progress.stopped_early else f"{percent}% {done}"
         if progress.loss is not None:
             columns["loss"] = f"{progress.loss:.3f}"
         if phase is Phase.RUNNING and progress.tokens_per_second is not None:

@@ -6,10 +6,11 @@ from enum import StrEnum
 
 from finetune_api.reasons import Reason
 from finetune_api.repair import next_repair
-from finetune_api.status import AttemptRecord, AttemptState, JobStatus, Repair
+from finetune_api.status import AttemptRecord, AttemptState, JobStatus, Progress, Repair
 from finetune_api.termination import Outcome
 from finetune_operator.actions import Emit
 from finetune_operator.case import Case, Decision, confirmed, with_next, with_record, write
+from finetune_operator.conditions import newest_progress
 from finetune_operator.evidence import first_evidence, more_evidence
 from finetune_operator.failure import FailureAction, Verdict, judge
 from finetune_operator.manifests import GRACE_SECONDS
@@ -119,7 +120,9 @@ def _repaired(case: Case, verdict: Verdict) -> tuple[Verdict, Repair | None]:
 
 def complete(case: Case, record: AttemptRecord) -> Decision:
     """Every node succeeded: the result is published, or every node's command ended well."""
-    message = _success(plan_run(case.job, attempt=record.attempt, settings=case.settings))
+    run = plan_run(case.job, attempt=record.attempt, settings=case.settings)
+    progress = newest_progress(case.status, case.nodes, case.seen.progress)
+    message = _success(run, progress)
     update = {
         "state": AttemptState.SUCCEEDED,
         "end_time": case.now,
@@ -133,9 +136,10 @@ def complete(case: Case, record: AttemptRecord) -> Decision:
     return write(case, status, actions=(Emit("Normal", Reason.COMPLETED, message, "end"),))
 
 
-def _success(run: RunPlan) -> str:
+def _success(run: RunPlan, progress: Progress | None) -> str:
     if run.spec.command is None:
-        return f"the result is in {run.output}/result"
+        how = f"; {progress.ended}" if progress and progress.ended else ""
+        return f"the result is in {run.output}/result{how}"
     written = f"; what it wrote to FINETUNE_OUTPUT is in {run.output}" if run.output else ""
     return f"the command ended with exit 0 on every node{written}"
 

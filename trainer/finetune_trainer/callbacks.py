@@ -7,6 +7,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from finetune_trainer.errors import NonFiniteLoss
+from finetune_trainer.evaluations import Comparison, Standing
 from finetune_trainer.memory.gpus import GIB
 from finetune_trainer.methods.exact import ExactTrainer
 from finetune_trainer.monitor.summary import DATA_BOUND, Peaks, Summary
@@ -40,6 +41,33 @@ class StopWhenAsked(TrainerCallback):  # type: ignore[misc]
         if self._trainer.stop_agreed:
             control.should_save = True
             control.should_training_stop = True
+
+
+class FollowEvaluations(TrainerCallback):  # type: ignore[misc]
+    """Save what is better than all before. End when patience does, with a checkpoint, after which nobody trains on."""
+
+    def __init__(self, trainer: ExactTrainer, comparison: Comparison) -> None:
+        self._reporter = trainer.parts.reporter
+        self._prints = trainer.parts.ranks.is_first
+        self._comparison = comparison
+
+    def on_train_begin(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
+        self._tell_best(self._comparison.standing(state.log_history))
+
+    def on_evaluate(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        standing = self._comparison.standing(state.log_history)
+        self._tell_best(standing)
+        if best := standing.best:
+            state.best_global_step, state.best_metric = best.step, best.value  # for those who read the file
+            control.should_save |= self._comparison.publishes_best and best.step == state.global_step
+        if self._comparison.is_out_of_patience(state.log_history):
+            control.should_save = control.should_training_stop = True
+        if self._prints:
+            print(standing_line(state, standing, self._comparison), flush=True)
+
+    def _tell_best(self, standing: Standing) -> None:
+        if best := standing.best:
+            self._reporter.report(replace(self._reporter.progress, best_step=best.step, best_metric=best.value))
 
 
 class TellProgress(TrainerCallback):  # type: ignore[misc]
@@ -123,6 +151,16 @@ class TellProgress(TrainerCallback):  # type: ignore[misc]
         self._reporter.report(replace(self._reporter.progress, eval_loss=metrics["eval_loss"]))
         if self._prints:
             print(f"step {state.global_step}/{state.max_steps}  eval_loss {metrics['eval_loss']:.4f}", flush=True)
+
+
+def standing_line(state: TrainerState, standing: Standing, comparison: Comparison) -> str:
+    best = standing.best
+    facts = [
+        f"step {state.global_step}/{state.max_steps}",
+        f"best {comparison.metric} {best.value:.4f} at step {best.step}" if best else f"no {comparison.metric} yet",
+        f"waited {standing.waited} of {comparison.patience} evaluations" if comparison.patience else "",
+    ]
+    return "  ".join(fact for fact in facts if fact)
 
 
 def describe_speed(measured: Summary) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,22 +38,32 @@ class Checkpoints:
     output: Output
     keep: int
 
-    def save(self, step: int, world_size: int, write: Callable[[Path], None]) -> str:
-        """`write` fills a folder; it is published with a manifest, and then the oldest are pruned. Gives its name."""
-        name = f"{_PREFIX}{step:08d}"
+    def save(self, step: int, world_size: int, write: Callable[[Path], None], *, spared: int | None = None) -> str:
+        """`write` fills a folder; it is published with a manifest, and then the oldest are pruned. Gives its name.
 
-        def write_all(folder: Path) -> None:
-            write(folder)
-            _write_manifest(folder, {"step": step, "worldSize": world_size, **self._identity(), "time": time.time()})
+        That of the step `spared` stays, however old it is.
+        """
+        folder = self._folder(step)
 
-        self.output.publish(self.output.checkpoints / name, write_all)
-        self._prune()
-        return name
+        def write_all(staged: Path) -> None:
+            write(staged)
+            _write_manifest(staged, {"step": step, "worldSize": world_size, **self._identity(), "time": time.time()})
+
+        self.output.publish(folder, write_all)
+        self._prune(spared)
+        return folder.name
 
     def newest(self) -> Found:
         """The newest whole checkpoint of this job. Raises CheckpointCorrupt if there are some and none is whole."""
+        return self._first_whole(self._newest_first())
+
+    def first_whole(self, steps: Iterable[int]) -> Found:
+        """Of the checkpoints of these steps. Raises CheckpointCorrupt if none is."""
+        return self._first_whole(self._folder(step) for step in steps)
+
+    def _first_whole(self, folders: Iterable[Path]) -> Found:
         passed_over: list[str] = []
-        for folder in self._newest_first():
+        for folder in folders:
             problem = self._problem(folder)
             if problem is None:
                 return Found(folder, tuple(passed_over))
@@ -64,6 +74,9 @@ class Checkpoints:
                 " delete them to start from the beginning"
             )
         return Found(None)
+
+    def _folder(self, step: int) -> Path:
+        return self.output.checkpoints / f"{_PREFIX}{step:08d}"
 
     def _identity(self) -> dict[str, object]:
         identity = self.output.identity
@@ -92,9 +105,11 @@ class Checkpoints:
                 return f"{name} has {path.stat().st_size} bytes of {size}"
         return None
 
-    def _prune(self) -> None:
+    def _prune(self, spared: int | None) -> None:
         """The manifest goes first: a half-deleted checkpoint must not pass for a whole one."""
         for folder in list(self._newest_first())[self.keep :]:
+            if step_of(folder) == spared:
+                continue
             (folder / _MANIFEST).unlink(missing_ok=True)
             remove(folder)
 

@@ -52,6 +52,11 @@ class Reporter:
         self._beat = replace(self._beat, progress=replace(self.progress, last_checkpoint=checkpoint))
         self._write()
 
+    def ended(self, words: str, *, early: bool) -> None:
+        """Of training: why, and whose weights are published."""
+        self._beat = replace(self._beat, progress=replace(self.progress, ended=words, stopped_early=early))
+        self._write()
+
     def alive(self) -> None:
         """A sign of progress, even if there is nothing new to tell."""
         if time.monotonic() - self._written >= _SECONDS_BETWEEN:

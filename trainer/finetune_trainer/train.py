@@ -13,11 +13,12 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from finetune_api.rates import resolve_rates
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.banner import describe_data, describe_order, describe_run, describe_weights
-from finetune_trainer.callbacks import RefuseNonFiniteLoss, StopWhenAsked, TellProgress
+from finetune_trainer.callbacks import FollowEvaluations, RefuseNonFiniteLoss, StopWhenAsked, TellProgress
 from finetune_trainer.checkpoint import Checkpoints, Found
 from finetune_trainer.data.batches import Collate, Collator
 from finetune_trainer.data.counted import Rules
 from finetune_trainer.data.load import Data, Method, Tokenizing, load_data
+from finetune_trainer.evaluations import Ending, conclude
 from finetune_trainer.groups import check_rates
 from finetune_trainer.memory.parts import Parts as MemoryParts
 from finetune_trainer.methods.dpo import DpoTrainer, render_pair
@@ -29,6 +30,7 @@ from finetune_trainer.monitor.expect import describe_expected, expect_memory
 from finetune_trainer.monitor.report import Run, write_report
 from finetune_trainer.monitor.writers import build_writers, chosen_writers
 from finetune_trainer.output import Identity, Output
+from finetune_trainer.parallel.state import read_weights
 from finetune_trainer.place import Place
 from finetune_trainer.ranks import (
     check_world_size,
@@ -150,11 +152,13 @@ def build_trainer(spec: TrainerSpec, parts: Parts) -> ExactTrainer:
     trainer.add_callback(RefuseNonFiniteLoss(trainer))
     trainer.add_callback(StopWhenAsked(trainer))
     trainer.add_callback(TellProgress(trainer, prints=parts.ranks.is_first))
+    if trainer.comparison:
+        trainer.add_callback(FollowEvaluations(trainer, trainer.comparison))
     return trainer
 
 
 def train(trainer: ExactTrainer, found: Found, *, total_steps: int) -> bool:
-    """From the checkpoint found, or from the start, to the last step. False if the ranks were asked to stop before."""
+    """From the checkpoint found, or from the start, to the end. False if the ranks were asked to stop before."""
     parts = trainer.parts
     first_step = found.step
     parts.reporter.start_at(first_step, of=total_steps, checkpoint=found.path.name if found.path else None)
@@ -163,29 +167,33 @@ def train(trainer: ExactTrainer, found: Found, *, total_steps: int) -> bool:
             print(f"checkpoint passed over: {problem}", flush=True)
         if found.path:
             print(f"resuming from {found.path}", flush=True)
-    if found.path and first_step >= total_steps:  # transformers would train one step more
+    if found.path and trainer.was_done(found.path):
         trainer.load_checkpoint(found.path)
         return True
     # From here on the ranks draw dropout from generators of their own.
     transformers.set_seed((trainer.args.seed + parts.ranks.rank) % 2**32)
     trainer.train(resume_from_checkpoint=str(found.path) if found.path else None)
-    return not (trainer.stop_agreed and trainer.state.global_step < total_steps)
+    return trainer.is_done or not trainer.stop_agreed
 
 
 def publish_result(trainer: ExactTrainer, output: Output, pretrained: Pretrained, *, title: str) -> None:
     """The adapter or the whole model, its tokenizer, the log of losses and the report; then the marker."""
     trainer.parts.reporter.enter(contract.SAVE)
     weights, lora = trainer.whole_weights(), trainer.parts.spec.lora
-    if lora is None:
-        weights = {name: weight.to(pretrained.dtype) for name, weight in weights.items()}  # trained in float32
+    ending = on_rank_zero(lambda: end_of(trainer))
+    if ending:
+        trainer.parts.reporter.ended(ending.words, early=ending.stopped_early)
 
     def write(folder: Path) -> None:
-        trainer.save_result(weights, folder)
+        if ending and ending.checkpoint:
+            weights.update(read_weights(ending.checkpoint))
+        # of full tuning they are in float32
+        trainer.save_result(weights if lora else {n: w.to(pretrained.dtype) for n, w in weights.items()}, folder)
         pretrained.tokenizer.save_pretrained(folder)
         if pretrained.vision:
             save_processor(pretrained.vision, pretrained.name, folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
-        write_report(run_of(trainer, title=title), folder)
+        write_report(run_of(trainer, title=title, ending=ending), folder)
         if lora is not None and lora.merge:
             write_merged(pretrained, folder, folder / "merged")
 
@@ -197,10 +205,24 @@ def publish_result(trainer: ExactTrainer, output: Output, pretrained: Pretrained
     on_rank_zero(publish)
 
 
-def run_of(trainer: ExactTrainer, *, title: str) -> Run:
+def end_of(trainer: ExactTrainer) -> Ending | None:
+    """Told on rank 0; None where evaluations are not compared and there is nothing to tell."""
+    if trainer.comparison is None:
+        return None
+    state, checkpoints = trainer.state, trainer.parts.checkpoints
+    steps = {"last_step": state.global_step, "total_steps": trainer.args.max_steps}
+    ending = conclude(trainer.comparison, state.log_history, checkpoints, **steps)
+    for problem in ending.passed_over:
+        print(f"checkpoint passed over: {problem}", flush=True)
+    print(ending.words, flush=True)
+    return ending
+
+
+def run_of(trainer: ExactTrainer, *, title: str, ending: Ending | None) -> Run:
     parts, monitor = trainer.parts, trainer.monitor
     asked = parts.spec.model_dump(mode="json", by_alias=True, exclude_none=True, include=_REPORTED)
     made = {"effective batch": parts.batch, "steps": trainer.state.global_step, "samples": len(parts.data.train)}
+    made |= {"end": ending.words} if ending else {}
     return Run(
         title=f"{title}: {parts.spec.model.name}",
         job={**made, **asked},

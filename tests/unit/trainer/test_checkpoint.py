@@ -47,6 +47,27 @@ def test_the_oldest_go_after_a_good_save(output: Output) -> None:
     assert names(output) == ["step-00000002", "step-00000003"]
 
 
+def test_the_checkpoint_that_is_spared_stays_beside_the_newest(output: Output) -> None:
+    checkpoints = save(output, 1, 2, 3, keep=2)
+    for step in (4, 5):
+        checkpoints.save(step, 2, write, spared=2)
+
+    assert names(output) == ["step-00000002", "step-00000004", "step-00000005"]
+
+    checkpoints.save(6, 2, write, spared=6)
+    assert names(output) == ["step-00000005", "step-00000006"]
+
+
+def test_of_the_checkpoints_that_are_preferred_the_first_whole_one_is_taken(output: Output) -> None:
+    checkpoints = save(output, 1, 2, 3)
+    (output.checkpoints / "step-00000001" / "weights").unlink()
+
+    found = checkpoints.first_whole((7, 1, 3, 2))
+
+    assert found.step == 3
+    assert found.passed_over == ("step-00000007: manifest.json is missing", "step-00000001: weights is missing")
+
+
 def test_a_failed_save_prunes_nothing(output: Output) -> None:
     checkpoints = save(output, 1, keep=1)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
@@ -20,6 +19,7 @@ from finetune_trainer.data.load import Data
 from finetune_trainer.data.order import RowOrder
 from finetune_trainer.data.tokens import Features
 from finetune_trainer.errors import CheckpointCorrupt
+from finetune_trainer.evaluations import Comparison
 from finetune_trainer.groups import parameter_groups
 from finetune_trainer.memory.exhausted import out_of_memory
 from finetune_trainer.model.lora import TRAINED
@@ -27,6 +27,7 @@ from finetune_trainer.monitor.meter import Meter
 from finetune_trainer.monitor.monitor import Monitor
 from finetune_trainer.monitor.work import measure_work, peak_flops
 from finetune_trainer.parallel.state import (
+    UNREADABLE,
     Replicated,
     Spread,
     gather_state,
@@ -40,6 +41,7 @@ from finetune_trainer.reporting import Reporter
 from finetune_trainer.supervisor import contract
 from finetune_trainer.vision.families import Family
 
+_STATE = "trainer_state.json"
 _UNITS = "units"
 
 
@@ -80,6 +82,7 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
+        self.comparison = Comparison.of(parts.spec.training)
         self.stop_agreed = False
         self._tallied: dict[str, torch.Tensor] = {}
         super().__init__(
@@ -244,6 +247,7 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
         random_states = gather_on_rank_zero(random_state())
         learned = gather_state(self.model, self._spread(), keep=self.parts.ranks.is_first)
         step, world_size = self.state.global_step, self.parts.ranks.world_size
+        spared = self.comparison.best_step(self.state.log_history) if self.comparison else None
 
         def write(folder: Path) -> None:
             write_state(learned, folder)
@@ -251,11 +255,11 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
                 self.save_result(weights_in(learned), folder)
             torch.save(self.lr_scheduler.state_dict(), folder / "scheduler.pt")
             self._save_scaler(str(folder))
-            self.state.save_to_json(str(folder / "trainer_state.json"))
+            self.state.save_to_json(str(folder / _STATE))
             for rank, state in enumerate(random_states):
                 torch.save(state, random_state_file(folder, rank))
 
-        name = on_rank_zero(lambda: self.parts.checkpoints.save(step, world_size, write))
+        name = on_rank_zero(lambda: self.parts.checkpoints.save(step, world_size, write, spared=spared))
         self.parts.reporter.saved(name)
         self.parts.reporter.enter(contract.TRAIN)
 
@@ -289,7 +293,7 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
             self.lr_scheduler.load_state_dict(scheduler)
             for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
                 group["lr"] = rate  # which the scheduler sets at its next step only
-        except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        except UNREADABLE as error:
             raise CheckpointCorrupt(
                 f"{checkpoint} cannot be loaded ({error}); delete it to resume from the one before"
             ) from error
@@ -306,10 +310,24 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
         if path.is_file():
             restore_random_state(torch.load(path, weights_only=True))
 
+    @property
+    def is_done(self) -> bool:
+        """By its steps, or because it ran out of patience."""
+        return self.state.global_step >= self.args.max_steps or self._is_out_of_patience(self.state)
+
+    def was_done(self, checkpoint: Path) -> bool:
+        """When it was saved."""
+        if step_of(checkpoint) >= self.args.max_steps:
+            return True
+        return self._is_out_of_patience(TrainerState.load_from_json(str(checkpoint / _STATE)))
+
+    def _is_out_of_patience(self, state: TrainerState) -> bool:
+        return self.comparison is not None and self.comparison.is_out_of_patience(state.log_history)
+
     def load_checkpoint(self, checkpoint: Path) -> None:
-        """For a run whose steps were all done when it ended: transformers would train one step more."""
+        """Of a run that was done when it ended: transformers would train one step more."""
         self._prepare_for_training(self.args.max_steps, self.get_train_dataloader(), str(checkpoint))
-        self.state = type(self.state).load_from_json(str(checkpoint / "trainer_state.json"))
+        self.state = TrainerState.load_from_json(str(checkpoint / _STATE))
 
     def save_result(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
         """In the format of transformers or peft."""

@@ -10,9 +10,12 @@ from typing import Any, Protocol
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from finetune_trainer.errors import CheckpointCorrupt
+
+UNREADABLE = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)  # what damaged files make the readers raise
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 _WEIGHT = "weight"
 _FILES = "training-state"
@@ -78,14 +81,28 @@ def write_state(state: Tensors, folder: Path) -> None:
 
 
 def restore_state(model: torch.nn.Module, spread: Spread, folder: Path, *, step: int) -> None:
-    """Every rank reads what it needs. Raises OSError, KeyError or safetensors' own for files that do not fit."""
+    """Every rank reads what it needs. Raises one of UNREADABLE for files that do not fit."""
+    where = _open(folder)
+    for name, parameter in named_trained(model):
+        keys = {kind: f"{kind}.{name}" for kind in (_WEIGHT, *MOMENTS)}
+        spread.set(parameter, {kind: where[key].get_tensor(key) for kind, key in keys.items()}, step=step)
+
+
+def read_weights(folder: Path) -> Tensors:
+    """Those of a checkpoint, whole and by the names that the model gives them. Raises CheckpointCorrupt."""
+    try:
+        return weights_in({key: file.get_tensor(key) for key, file in _open(folder).items() if key.startswith(_WEIGHT)})
+    except UNREADABLE as error:
+        raise CheckpointCorrupt(f"{folder} cannot be loaded ({error}); delete it to publish the next best") from error
+
+
+def _open(folder: Path) -> dict[str, Any]:
+    """By key, the open file that holds its tensor."""
     where: dict[str, Any] = {}
     for path in sorted(folder.glob(f"{_FILES}*.safetensors")):
         opened: Any = safe_open(path, framework="pt")
         where |= dict.fromkeys(opened.keys(), opened)
-    for name, parameter in named_trained(model):
-        keys = {kind: f"{kind}.{name}" for kind in (_WEIGHT, *MOMENTS)}
-        spread.set(parameter, {kind: where[key].get_tensor(key) for kind, key in keys.items()}, step=step)
+    return where
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -45,6 +45,10 @@ class Progress:
     slow_rank: str | None = None
     eta_seconds: int | None = None
     last_checkpoint: str | None = None
+    best_step: int | None = None
+    best_metric: float | None = None
+    stopped_early: bool | None = None
+    ended: str | None = None
     memory: Memory | None = None
 
 
