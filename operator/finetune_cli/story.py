@@ -83,12 +83,13 @@ def _progress(status: JobStatus) -> str:
     if progress is None:
         return ""
     parts = [shown.progress if shown and shown.progress else f"step {progress.step}"]
-    for name, value in (
-        ("loss", progress.loss),
-        ("eval loss", progress.eval_loss),
-        ("learning rate", progress.learning_rate),
+    for name, value, when in (
+        ("loss", progress.loss, ""),
+        ("eval loss", progress.eval_loss, ""),
+        ("best", progress.best_metric, f" at step {progress.best_step}"),
+        ("learning rate", progress.learning_rate, ""),
     ):
-        parts += [f"{name} {value:.4g}"] if value is not None else []
+        parts += [f"{name} {value:.4g}{when}"] if value is not None else []
     if shown and shown.tokens_per_second:
         parts.append(f"{shown.tokens_per_second} tokens/s")
     if shown and shown.eta:

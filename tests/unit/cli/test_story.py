@@ -58,6 +58,12 @@ def story(**fields: Any) -> str:
     return tell_job(with_status(RUNNING.model_copy(update=fields)), now=LATER)
 
 
+def test_the_best_evaluation_so_far_is_told() -> None:
+    told = story(progress=Progress(step=120, total_steps=300, eval_loss=1.5, best_step=100, best_metric=1.25))
+
+    assert "eval loss 1.5, best 1.25 at step 100" in told
+
+
 def test_a_running_job_is_told_from_its_state_to_its_nodes() -> None:
     assert story().splitlines() == [
         "Job       default/bert, 31m old",

@@ -152,6 +152,23 @@ def test_ttl_deletes_the_finished_job_and_nothing_earlier() -> None:
     assert step(done, seen(of, *good), now=NOW + timedelta(seconds=30))[1].actions == (DeleteJob(of.metadata.uid),)
 
 
+def test_a_job_that_stopped_early_is_complete_and_says_why_and_whose_weights_it_holds() -> None:
+    of = trained()
+    words = (
+        "stopped early at step 40 of 300: 3 evaluations without a better eval_loss; the weights are those of step 25"
+    )
+    progress = {"step": 40, "totalSteps": 300, "stoppedEarly": True, "ended": words}
+    last = (said("succeeded", progress=progress), said("succeeded"))
+
+    done, decision = step(of, seen(of, *(ended(of, rank, exit_code=0, message=last[rank]) for rank in (0, 1))))
+
+    complete = next(c for c in done.status.conditions if c.type == "Complete")
+    assert (complete.status, complete.message) == ("True", f"the result is in models:default/bert/result; {words}")
+    assert [action.message for action in decision.actions if isinstance(action, Emit)] == [complete.message]
+    assert done.status.display is not None
+    assert done.status.display.progress == "stopped early 40/300"
+
+
 def test_a_terminal_job_stays_as_it_is_and_late_pods_are_removed() -> None:
     of = trained()
     done, _ = step(of, seen(of, *(ended(of, rank, exit_code=0, message=said("succeeded")) for rank in (0, 1))))

@@ -107,6 +107,11 @@ def test_a_job_that_does_not_run_shows_no_pace() -> None:
     )
 
 
+def test_a_job_that_stopped_early_shows_its_last_step_and_no_percentage() -> None:
+    full = report(40, total_steps=120, loss=1.0, stopped_early=True)
+    assert columns(before=full, state=AttemptState.SUCCEEDED).progress == "stopped early 40/120"
+
+
 def test_what_is_not_known_is_left_blank() -> None:
     assert columns(polled=report(0)) == columns() == Display(nodes="0/2")
 
