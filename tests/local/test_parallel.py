@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from support import tiny
 from support.launch import Results, launch
@@ -26,6 +28,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 METHODS: dict[str, dict[str, Any]] = {"sft": {"sft": {}}, "dpo": {"dpo": {"beta": 0.2, "rpoAlpha": 0.5}}}
 TUNERS: dict[str, dict[str, Any]] = {"lora": {"lora": {"r": 16}}, "full": {}}
+STOPPING = ("ddp", "zero2", "zero3", "fsdp2")
+BEST, STOPPED = 4, 6  # steps of a run that learns four rows by heart: then nothing else gets better
 STEPS = 3
 FOUR_DIGITS = 1e-4
 NOTHING_BUT_ROUNDING = 1e-5
@@ -62,12 +66,40 @@ def spec(files: tiny.Tiny, preset: str, tuner: str, method: str, **training: Any
     }
 
 
+def stopping(files: tiny.Tiny, preset: str) -> dict[str, Any]:
+    """Rates and rows that make the evaluation loss go down for four steps, and up for good."""
+    training = {
+        "perDeviceTrainBatchSize": 2,
+        "gradientAccumulationSteps": 1,
+        "learningRate": 0.03,
+        "lrSchedulerType": "constant",
+        "maxSteps": 16,
+        "evalSteps": 1,
+        "saveSteps": 5,
+        "earlyStoppingPatience": 2,
+        "loadBestModelAtEnd": True,
+    }
+    made = spec(files, preset, "full", "sft", **training)
+    return {**made, "dataset": {**made["dataset"], "train": [{"name": f"{files.train}#4"}]}}
+
+
+def preferring(files: tiny.Tiny) -> dict[str, Any]:
+    made = spec(files, "ddp", "lora", "dpo", **stopping(files, "ddp")["training"], saveTotalLimit=1)
+    made["training"] |= {"saveSteps": 1000, "metricForBestModel": "eval_rewards/accuracies"}
+    return {**made, "dataset": {**made["dataset"], "train": [{"name": f"{tiny.pairs(files.train)}#4"}]}}
+
+
 def cell(preset: str, tuner: str, method: str) -> str:
     return f"{preset}, {tuner}, {method}"
 
 
 @pytest.fixture(scope="module")
-def results(files: tiny.Tiny, tmp_path_factory: pytest.TempPathFactory) -> Results:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("presets") / "cells"
+
+
+@pytest.fixture(scope="module")
+def results(files: tiny.Tiny, folder: Path) -> Results:
     cells = {
         cell(preset, tuner, method): spec(files, preset, tuner, method)
         for preset in ("ddp", *PRESETS)
@@ -80,7 +112,11 @@ def results(files: tiny.Tiny, tmp_path_factory: pytest.TempPathFactory) -> Resul
         cells[f"{preset} <- {ddp}"] = spec(files, preset, "full", "sft")
         cells[f"{preset} <- {other}"] = spec(files, preset, "full", "sft")
         cells[f"ddp <- {other}"] = spec(files, "ddp", "full", "sft")
-    return launch(tmp_path_factory.mktemp("presets") / "cells", cells, ranks=2)
+    cells |= {f"{preset}, stopping": stopping(files, preset) for preset in STOPPING}
+    cells |= {f"{preset}, stopping (from step 5)": stopping(files, preset) for preset in ("ddp", "zero3")}
+    cells["ddp, stopping (again)"] = stopping(files, "ddp")
+    cells["preferring"] = preferring(files)
+    return launch(folder, cells, ranks=2)
 
 
 @pytest.mark.parametrize(
@@ -118,12 +154,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(results: Results, pr
 
 @pytest.mark.parametrize("tuner", TUNERS)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_result_holds_what_was_learned(
-    results: Results, tmp_path_factory: pytest.TempPathFactory, preset: str, tuner: str
-) -> None:
+def test_the_result_holds_what_was_learned(results: Results, folder: Path, preset: str, tuner: str) -> None:
     """The same tensors as DDP's, under the same names."""
-    folder = next(Path(tmp_path_factory.getbasetemp()).glob("presets*/cells"))
-
     ddp, spread = (weights(folder / cell(each, tuner, "sft") / "result") for each in ("ddp", preset))
 
     assert ddp.keys() == spread.keys()
@@ -132,8 +164,60 @@ def test_the_result_holds_what_was_learned(
         assert (tensor - spread[name]).abs().max() < 1e-4, name
 
 
-def weights(folder: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
+@pytest.mark.parametrize("preset", STOPPING)
+def test_a_run_stops_when_nothing_gets_better_and_publishes_the_best(
+    results: Results, folder: Path, preset: str
+) -> None:
+    losses, output = results[f"{preset}, stopping"]["eval_loss"], folder / f"{preset}, stopping"
+    assert len(losses) == STOPPED
+    assert min(losses) == losses[BEST - 1]
 
+    published = weights(output / "result")
+    saved = load_file(output / f"checkpoints/step-{BEST:08d}/training-state.safetensors")
+    last = load_file(output / f"checkpoints/step-{STOPPED:08d}/training-state.safetensors")
+
+    assert {f"weight.{name}" for name in published} == {key for key in saved if key.startswith("weight.")}
+    for name, tensor in published.items():
+        assert torch.equal(tensor, saved[f"weight.{name}"]), name
+    assert any(not torch.equal(tensor, last[f"weight.{name}"]) for name, tensor in published.items())
+
+
+@pytest.mark.parametrize("preset", STOPPING[1:])
+def test_every_way_of_spreading_evaluates_and_stops_as_ddp(results: Results, preset: str) -> None:
+    ddp, spread = results["ddp, stopping"], results[f"{preset}, stopping"]
+
+    assert spread["eval_loss"] == pytest.approx(ddp["eval_loss"], rel=FOUR_DIGITS)
+
+
+@pytest.mark.parametrize("preset", ["ddp", "zero3"])
+def test_patience_goes_on_where_it_was(results: Results, preset: str) -> None:
+    """Step 5 was the first of two without improvement, of which the checkpoint's log knows."""
+    assert results[f"{preset}, stopping (from step 5)"] == results[f"{preset}, stopping"]
+
+
+def test_a_job_that_died_after_it_had_stopped_only_publishes(results: Results) -> None:
+    assert results["ddp, stopping (again)"] == results["ddp, stopping"]
+
+
+def test_the_best_checkpoint_outlives_the_newest_and_the_report_says_whose_weights_it_lies_beside(
+    results: Results, folder: Path
+) -> None:
+    output = folder / "preferring"
+    accuracies = results["preferring"]["eval_rewards/accuracies"]
+    best = accuracies.index(max(accuracies)) + 1
+    assert accuracies[-3:-2] == [max(accuracies)]
+    assert best == len(accuracies) - 2
+
+    kept = sorted(path.name for path in (output / "checkpoints").glob("step-*"))
+    assert kept == [f"step-{step:08d}" for step in (best, best + 2)]
+    adapter = weights(output / "result")
+    saved = load_file(output / "checkpoints" / kept[0] / "adapter_model.safetensors")
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in adapter.items())
+    said = (output / "result" / "report.html").read_text()
+    assert f"stopped early at step {best + 2} of 16: 2 evaluations without a better eval_rewards/accuracies" in said
+    assert f"the weights are those of step {best}, the best of {len(accuracies)} evaluations" in said
+
+
+def weights(folder: Path) -> dict[str, Any]:
     (file,) = folder.glob("*model.safetensors")
     return load_file(file)

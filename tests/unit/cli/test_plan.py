@@ -1,5 +1,6 @@
 """`finetune plan` and `finetune validate`, as their users start them."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,17 @@ def test_the_summary_says_processes_batch_and_output(tmp_path: Path) -> None:
         "output   models:team/bert/result",
         "objects  Service bert; ConfigMap bert-0; Pods bert-0-0, bert-0-1",
     ]
+
+
+def test_rates_are_planned_as_their_page_shows(tmp_path: Path) -> None:
+    page = Path("docs/training.md").read_text()
+    (shown,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    path = write_yaml(tmp_path, yaml.safe_load(shown))
+
+    said = CliRunner().invoke(app, ["plan", str(path), "-o", "summary"])
+
+    (line,) = [line for line in said.stdout.splitlines() if line.startswith("rate ")]
+    assert line in page.splitlines()
 
 
 def test_the_summary_of_a_command_says_what_is_started(tmp_path: Path) -> None:
