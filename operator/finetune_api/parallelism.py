@@ -7,6 +7,11 @@ from pydantic import ConfigDict, Field, model_validator
 from finetune_api.kubernetes_types import RawObject
 from finetune_api.model import Model, validations
 
+QUANTIZED_IS_WHOLE = (
+    "lora.quantization: 4-bit weights cannot be spread over ranks; leave fsdp out, or take a deepspeed preset up to"
+    " zero2_offload, which spreads what the adapters need"
+)
+
 
 class Deepspeed(Model):
     """ZeRO (arXiv 1910.02054): optimizer states, gradients and weights are spread over the ranks by DeepSpeed."""
@@ -25,6 +30,14 @@ class Deepspeed(Model):
             ("has(self.preset) != has(self.config)", "set either preset or config"),
         )
     )
+
+    @property
+    def spreads_weights(self) -> bool:
+        """ZeRO-3, by preset or by config."""
+        if self.preset is not None:
+            return self.preset.startswith("zero3")
+        section = (self.config or {}).get("zero_optimization")
+        return isinstance(section, dict) and section.get("stage") == 3
 
     @model_validator(mode="after")
     def _preset_or_config(self) -> Self:

@@ -12,6 +12,7 @@ from finetune_api.command import (
 )
 from finetune_api.dataset import PACKING_NEEDS_SFT
 from finetune_api.kubernetes_types import RESERVED_PREFIX
+from finetune_api.parallelism import QUANTIZED_IS_WHOLE
 from finetune_api.training import REWARDS, REWARDS_NEED_DPO, rate_of_frozen
 from finetune_api.v1alpha1 import (
     MAX_JOB_NAME,
@@ -70,6 +71,7 @@ def spec_rules() -> tuple[Rule, ...]:
         _one_method(),
         *_fits_the_method(),
         _one_way_to_spread(),
+        _quantized_is_whole(),
         _batch_holds(),
         *_reserved(),
         _eval_steps(),
@@ -106,6 +108,12 @@ def _fits_the_method() -> tuple[Rule, ...]:
 
 def _one_way_to_spread() -> Rule:
     return Rule("!(has(self.deepspeed) && has(self.fsdp))", "deepspeed and fsdp exclude each other; set one of them")
+
+
+def _quantized_is_whole() -> Rule:
+    """A raw config of DeepSpeed is looked into by the models alone."""
+    spreads = "has(self.fsdp) || (has(self.deepspeed) && self.deepspeed.?preset.orValue('').startsWith('zero3'))"
+    return Rule(f"!(has(self.lora) && has(self.lora.quantization) && ({spreads}))", QUANTIZED_IS_WHOLE)
 
 
 _PER_DEVICE = "self.training.?perDeviceTrainBatchSize.orValue(1)"

@@ -42,6 +42,8 @@ def _inline(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     own = {key: value for key, value in schema.items() if key not in ("$ref", "$defs", "title")}
     if own.get("default") in (None, [], {}, "") or isinstance(own.get("default"), dict):
         own.pop("default", None)
+    if "const" in own:  # a choice of one; a CRD knows only choices
+        own["enum"] = [own.pop("const")]
     if "x-kubernetes-int-or-string" in own:
         own["type"] = [option["type"] for option in own.pop("anyOf")]
     (inner,) = [option for option in own.pop("anyOf", [{}]) if option.get("type") != "null"]

@@ -20,7 +20,7 @@ from finetune_api.lora import Lora
 from finetune_api.methods import Dpo, Sft
 from finetune_api.model import Model, NonEmpty, StatusModel, list_map
 from finetune_api.model_source import ModelSource
-from finetune_api.parallelism import Deepspeed, Fsdp
+from finetune_api.parallelism import QUANTIZED_IS_WHOLE, Deepspeed, Fsdp
 from finetune_api.status import JobStatus
 from finetune_api.training import REWARDS, REWARDS_NEED_DPO, Training, rate_of_frozen
 
@@ -183,6 +183,13 @@ class FineTuneJobSpec(Model):
     def _one_way_to_spread(self) -> Self:
         if self.deepspeed is not None and self.fsdp is not None:
             raise ValueError("deepspeed and fsdp exclude each other; set one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _quantized_is_whole(self) -> Self:
+        spreads = self.fsdp is not None or (self.deepspeed is not None and self.deepspeed.spreads_weights)
+        if spreads and self.lora is not None and self.lora.quantization is not None:
+            raise ValueError(QUANTIZED_IS_WHOLE)
         return self
 
     @model_validator(mode="after")

@@ -20,6 +20,7 @@ FOUR_DIGITS = 1e-4
 PAIRS, WEIGHTED = ".pairs", ".weighted"
 DPO = {"beta": 0.2, "rpoAlpha": 0.5}
 PACKED = {"packing": True, "maxLength": 300}
+NF4 = {"r": 16, "quantization": "nf4"}
 RESUMED: dict[str, Any] = {
     "dataset": PACKED,
     "lora": {"r": 16, "loraDropout": 0.1},
@@ -111,6 +112,10 @@ def two_ranks(files: tiny.Tiny, broken_model: Path, two_ranks_folder: Path) -> R
         "2x4x2, full, bfloat16": spec(
             files, (2, 4, 2), lora=None, torch_dtype="bfloat16", training={"learningRate": 0.001, "maxSteps": 2}
         ),
+        "2x4x2, 4 bits": spec(files, (2, 4, 2), lora=NF4, training={"saveSteps": 2, "saveTotalLimit": 9}),
+        "2x4x2, 4 bits (from step 2)": spec(files, (2, 4, 2), lora=NF4, training={"saveSteps": 2, "saveTotalLimit": 9}),
+        "2x4x2, 4 bits, zero2": spec(files, (2, 4, 2), lora=NF4, deepspeed={"preset": "zero2"}),
+        "2x4x2, 4 bits, dpo": spec(files, (2, 4, 2), lora=NF4, sft=None, dpo=DPO, rows=PAIRS),
         "2x4x2, dpo": spec(files, (2, 4, 2), sft=None, dpo=DPO, rows=PAIRS),
         "2x1x8, dpo": spec(files, (2, 1, 8), sft=None, dpo=DPO, rows=PAIRS),
         "2x4x2, weighted": spec(files, (2, 4, 2), rows=WEIGHTED),
@@ -135,6 +140,7 @@ def one_rank(files: tiny.Tiny, tmp_path_factory: pytest.TempPathFactory) -> Resu
         "1x16x1, mean per rank": spec(files, (1, 16, 1), training=per_rank_mean),
         "1x4x1, packed": spec(files, (1, 4, 1), dataset=PACKED),
         "1x16x1, dpo": spec(files, (1, 16, 1), sft=None, dpo=DPO, rows=PAIRS),
+        "1x16x1, 4 bits": spec(files, (1, 16, 1), lora=NF4),
         "1x16x1, weighted": spec(files, (1, 16, 1), rows=WEIGHTED),
         "1x16x1, full": spec(files, (1, 16, 1), lora=None, training={"learningRate": 0.001}),
     }
@@ -171,6 +177,27 @@ def test_weights_of_messages_are_as_exact_and_count(two_ranks: Results, one_rank
 @pytest.mark.parametrize("what", ["loss", "grad_norm", "eval_loss"])
 def test_packs_are_as_exact(two_ranks: Results, one_rank: Results, what: str) -> None:
     assert two_ranks["2x2x1, packed"][what] == pytest.approx(one_rank["1x4x1, packed"][what], rel=FOUR_DIGITS)
+
+
+@pytest.mark.parametrize("what", ["loss", "grad_norm", "eval_loss"])
+def test_adapters_on_4_bit_weights_are_as_exact(two_ranks: Results, one_rank: Results, what: str) -> None:
+    for spread in ("2x4x2, 4 bits", "2x4x2, 4 bits, zero2"):
+        assert two_ranks[spread][what] == pytest.approx(one_rank["1x16x1, 4 bits"][what], rel=FOUR_DIGITS), spread
+    whole = two_ranks["2x4x2"]
+    assert two_ranks["2x4x2, 4 bits"][what] != pytest.approx(whole[what], rel=FOUR_DIGITS), "4 bits say less"
+    assert two_ranks["2x4x2, 4 bits"][what] == pytest.approx(whole[what], rel=0.2)
+
+
+def test_adapters_on_4_bit_weights_resume_as_if_they_had_never_stopped(two_ranks: Results) -> None:
+    assert two_ranks["2x4x2, 4 bits (from step 2)"] == two_ranks["2x4x2, 4 bits"]
+
+
+def test_preferences_on_4_bit_weights_begin_at_their_own_reference(two_ranks: Results) -> None:
+    """The model without its adapters, in 4 bits too: no reward before the first step."""
+    found = two_ranks["2x4x2, 4 bits, dpo"]
+
+    assert found["rewards/margins"][0] == pytest.approx(0, abs=1e-6)
+    assert found["rewards/margins"][-1] > 0.01
 
 
 def test_packed_training_resumed_in_the_middle_of_an_epoch_is_as_if_it_had_never_stopped(two_ranks: Results) -> None:

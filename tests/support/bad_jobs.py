@@ -80,6 +80,19 @@ BAD_JOBS: dict[str, BadJob] = {
     "two ways to spread memory": BadJob(
         {"fsdp": {}, "deepspeed": {"preset": "zero2"}}, "deepspeed and fsdp exclude", "deepspeed and fsdp exclude"
     ),
+    "4-bit weights, spread": BadJob(
+        {"lora": {"quantization": "nf4"}, "deepspeed": {"preset": "zero3"}},
+        "4-bit weights cannot be spread",
+        "4-bit weights cannot be spread",
+    ),
+    "4-bit weights, spread by fsdp": BadJob(
+        {"lora": {"quantization": "nf4"}, "fsdp": {}},
+        "4-bit weights cannot be spread",
+        "4-bit weights cannot be spread",
+    ),
+    "bits that there are not": BadJob(
+        {"lora": {"quantization": "int8"}}, 'supported values: "nf4"', "Input should be 'nf4'"
+    ),
     "a preset and a config": BadJob(
         {"deepspeed": {"preset": "zero2", "config": {"zero_optimization": {"stage": 2}}}},
         "either preset or config",

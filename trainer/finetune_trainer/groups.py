@@ -8,6 +8,7 @@ import torch
 
 from finetune_api.rates import Rates
 from finetune_trainer.errors import InvalidSpec
+from finetune_trainer.model.size import whole_size
 from finetune_trainer.parallel.state import named_trained
 from finetune_trainer.vision.families import Family
 from finetune_trainer.vision.freeze import GROUPS, group_of
@@ -29,7 +30,7 @@ def measure(model: torch.nn.Module, family: Family | None) -> dict[str, Size]:
     sizes = dict.fromkeys(GROUPS if family else ("language",), Size())
     for name, parameter in model.named_parameters():
         group = group_of(name, family) if family else "language"
-        size = getattr(parameter, "ds_numel", parameter.numel())  # ZeRO-3 leaves nothing else of it on the rank
+        size = whole_size(parameter)
         before = sizes[group]
         sizes[group] = Size(before.trained + size * parameter.requires_grad, before.total + size)
     return sizes

@@ -20,6 +20,7 @@ from finetune_api.model_source import ModelSource
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound
 from finetune_trainer.model.lora import add_adapters, keep_reference
+from finetune_trainer.model.quantize import four_bit
 from finetune_trainer.vision.freeze import freeze, frozen_groups, frozen_modules
 from finetune_trainer.vision.images import Vision, describe_vision
 
@@ -73,7 +74,8 @@ def training_dtype(result: torch.dtype, *, lora: bool) -> torch.dtype:
 
 def load_model(spec: TrainerSpec, pretrained: Pretrained) -> torch.nn.Module:
     """The model to train."""
-    model = load_weights(pretrained, training_dtype(pretrained.dtype, lora=spec.lora is not None))
+    four_bits = spec.lora is not None and spec.lora.quantization is not None
+    model = load_weights(pretrained, training_dtype(pretrained.dtype, lora=spec.lora is not None), four_bits=four_bits)
     without = None
     if pretrained.vision:
         frozen = frozen_groups(spec.model.freeze)
@@ -95,11 +97,13 @@ def load_reference(pretrained: Pretrained) -> torch.nn.Module:
     return load_weights(pretrained, pretrained.dtype).requires_grad_(requires_grad=False)
 
 
-def load_weights(pretrained: Pretrained, dtype: torch.dtype) -> torch.nn.Module:
+def load_weights(pretrained: Pretrained, dtype: torch.dtype, *, four_bits: bool = False) -> torch.nn.Module:
     kind = AutoModelForImageTextToText if pretrained.vision else AutoModelForCausalLM
+    family = pretrained.vision.family if pretrained.vision else None
+    options = {"quantization_config": four_bit(pretrained.dtype, family)} if four_bits else {}
     model: torch.nn.Module = _fetch(
         pretrained.name,
-        lambda: kind.from_pretrained(pretrained.name, config=pretrained.config, dtype=dtype),
+        lambda: kind.from_pretrained(pretrained.name, config=pretrained.config, dtype=dtype, **options),
     )
     return model
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from finetune_trainer.data.tokens import IGNORED, Features
+from finetune_trainer.model.size import whole_shape, whole_size
 
 _POSITIONS = "position_ids"  # of packed rows, where they start again with every document
 
@@ -86,11 +87,9 @@ def _multiplied(model: Any, active_share: float) -> Iterator[tuple[float, bool]]
     output = model.get_output_embeddings()
     is_tied = output is not None and output.weight is looked_up
     for name, weight in model.named_parameters():
-        shape = getattr(weight, "ds_shape", weight.shape)  # ZeRO-3 leaves an empty tensor
-        if len(shape) < 2 or (weight is looked_up and not is_tied):
+        if len(whole_shape(weight)) < 2 or (weight is looked_up and not is_tied):
             continue
-        size = getattr(weight, "ds_numel", weight.numel())
-        yield size * (active_share if ".experts." in name else 1.0), bool(weight.requires_grad)
+        yield whole_size(weight) * (active_share if ".experts." in name else 1.0), bool(weight.requires_grad)
 
 
 def _active_share(text: Any) -> float:

@@ -81,11 +81,6 @@ def zero_stage(config: Config) -> object:
     return section.get("stage") if isinstance(section, dict) else None
 
 
-def is_zero3(spec: TrainerSpec) -> bool:
-    """The weights are never whole on a rank, not even while they are loaded."""
-    return spec.deepspeed is not None and zero_stage(deepspeed_config(spec.deepspeed)) == 3
-
-
 def fsdp_config(spec: TrainerSpec) -> Config | None:
     """For transformers.TrainingArguments: FSDP2, each transformer layer a unit."""
     if spec.fsdp is None:
