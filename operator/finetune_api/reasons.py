@@ -59,6 +59,12 @@ class Reason(StrEnum):
     CHECKPOINT_CORRUPT = "CheckpointCorrupt", Fault.USER, "There are checkpoints, but none of them is whole."
     NON_FINITE_LOSS = "NonFiniteLoss", Fault.USER, "The loss became NaN or infinite; the message names the step."
     WORLD_SIZE_MISMATCH = "WorldSizeMismatch", Fault.USER, "torchrun started another number of ranks than was promised."
+    MIXED_HARDWARE = (
+        "MixedHardware",
+        Fault.USER,
+        "Ranks have different GPUs, drivers or versions; choose nodes of one kind, or set "
+        "`training.allowMixedHardware`.",
+    )
     USER_CODE_ERROR = "UserCodeError", Fault.USER, "A rank raised an exception that a restart would raise again."
     START_ERROR = "StartError", Fault.USER, "The container's entrypoint cannot be run; check `spec.image`."
 

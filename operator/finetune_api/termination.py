@@ -17,6 +17,7 @@ USER_ERRORS = frozenset(
         Reason.CHECKPOINT_CORRUPT,
         Reason.DATASET_ERROR,
         Reason.INVALID_SPEC,
+        Reason.MIXED_HARDWARE,
         Reason.MODEL_ERROR,
         Reason.MODEL_NOT_FOUND,
         Reason.NON_FINITE_LOSS,

@@ -131,6 +131,10 @@ class Training(Model):
     probe: bool = Field(
         default=False, description="Try the costliest micro-batch before the first step; changes no number."
     )
+    allow_mixed_hardware: bool = Field(
+        default=False,
+        description="Train although ranks have different GPUs, drivers or versions; all wait for the slowest.",
+    )
     ddp_timeout: int = Field(
         default=1800, ge=10, le=604_800, description="Seconds until a collective that hangs fails on every rank."
     )

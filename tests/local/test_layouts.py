@@ -125,6 +125,8 @@ def two_ranks(files: tiny.Tiny, broken_model: Path, two_ranks_folder: Path) -> R
         "2x2x1, packed, dropout, probe": spec(
             files, (2, 2, 1), **{**RESUMED, "training": {**RESUMED["training"], "probe": True}}
         ),
+        "2x4x2 (mixed)": spec(files, (2, 4, 2)),
+        "2x8x1 (mixed)": spec(files, (2, 8, 1), training={"maxSteps": 1, "allowMixedHardware": True}),
         "2x4x2, not finite": spec(files, (2, 4, 2), model=broken_model),
     }
     return launch(two_ranks_folder, cells, ranks=2)
@@ -270,3 +272,12 @@ def test_a_loss_that_is_no_number_ends_the_job_at_its_step_before_anything_is_sa
     assert two_ranks["2x4x2, not finite"]["error"] == "NonFiniteLoss"
     assert "at step 1;" in two_ranks["2x4x2, not finite"]["message"]
     assert list((two_ranks_folder / "2x4x2, not finite" / "checkpoints").iterdir()) == []
+
+
+def test_ranks_that_differ_are_refused_before_anything_is_written_unless_they_may(
+    two_ranks: Results, two_ranks_folder: Path
+) -> None:
+    assert two_ranks["2x4x2 (mixed)"]["error"] == "MixedHardware"
+    assert "NVIDIA L4 on node 0 rank 1." in two_ranks["2x4x2 (mixed)"]["message"]
+    assert not (two_ranks_folder / "2x4x2 (mixed)" / "checkpoints").exists()
+    assert len(two_ranks["2x8x1 (mixed)"]["loss"]) == 1

@@ -2,7 +2,7 @@
 
 Importing torch and transformers costs ten times what such a training does. A cell called `X (again)` runs X once more
 with its result removed; `X (from step 2)` also without the checkpoints after that step. One called `Y <- X` is another
-spec that goes on from the first checkpoint of X.
+spec that goes on from the first checkpoint of X. In one called `X (mixed)` the last rank says that it has another GPU.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -23,15 +24,16 @@ from accelerate.state import AcceleratorState
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from finetune_api.v1alpha1 import TrainerSpec
+from finetune_trainer import train
+from finetune_trainer.alike import Computes, describe_rank
 from finetune_trainer.data.tokens import Features
-from finetune_trainer.errors import NonFiniteLoss
+from finetune_trainer.errors import MixedHardware, NonFiniteLoss
 from finetune_trainer.methods.sft import SftTrainer
 from finetune_trainer.monitor.summary import LOGGED
 from finetune_trainer.place import Place
 from finetune_trainer.ranks import on_rank_zero
 from finetune_trainer.reporting import Reporter
 from finetune_trainer.supervisor.contract import RunFolder
-from finetune_trainer.train import run
 
 AGAIN = re.compile(r" \((again|from step (?P<step>\d+))\)$")
 GOES_ON = " <- "
@@ -49,9 +51,11 @@ def train_cell(name: str, spec: dict[str, Any], folder: Path, place: Place) -> d
         on_rank_zero(lambda: copy_first_checkpoint(folder / uid, folder / name))
     place = replace(place, output=folder / name, uid=uid, job=uid, run=RunFolder(folder / "run"))
     reporter = Reporter(place.run.heartbeats, rank=place.ranks.rank, local_rank=place.ranks.local_rank)
+    says_otherwise = name.endswith("(mixed)") and place.ranks.rank == place.ranks.world_size - 1
     try:
-        run(TrainerSpec.model_validate(spec), place, reporter)
-    except NonFiniteLoss as error:  # which all ranks see; another error may be one rank's, and the rest would wait
+        with patch.object(train, describe_rank.__name__, of_another_gpu if says_otherwise else describe_rank):
+            train.run(TrainerSpec.model_validate(spec), place, reporter)
+    except (MixedHardware, NonFiniteLoss) as error:  # which all ranks see; of another the rest may not know, and wait
         return {"error": type(error).__name__, "message": str(error)}
     result = folder / name / "result"
     (weights,) = result.glob("*.safetensors")
@@ -88,6 +92,10 @@ def copy_first_checkpoint(source: Path, target: Path) -> None:
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("result"))
     for later in sorted((target / "checkpoints").iterdir())[1:]:
         shutil.rmtree(later)
+
+
+def of_another_gpu(device: torch.device) -> Computes:
+    return replace(describe_rank(device), device="NVIDIA L4", memory_gib=22)
 
 
 def slow_down() -> None:

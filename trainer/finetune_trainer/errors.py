@@ -41,6 +41,10 @@ class WorldSizeMismatch(UserError):
     """torchrun started another number of ranks than the operator promised."""
 
 
+class MixedHardware(UserError):
+    """Ranks compute on different devices or with different versions."""
+
+
 class NonFiniteLoss(UserError):
     """The loss became NaN or infinite: training on from the same point would end the same way."""
 

@@ -99,6 +99,13 @@ def gather_on_rank_zero(mine: T) -> list[T]:
     return gathered or []  # type: ignore[return-value]
 
 
+def gather(mine: T) -> list[T]:
+    """What every rank gave, by rank, on every rank."""
+    gathered: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, mine)
+    return gathered  # type: ignore[return-value]
+
+
 def gather_numbers(mine: tuple[float, ...], device: torch.device) -> list[tuple[float, ...]]:
     """What every rank gave, by rank, on every rank, in one collective."""
     numbers = torch.tensor(mine, dtype=torch.float64, device=device)

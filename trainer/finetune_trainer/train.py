@@ -12,6 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from finetune_api.rates import resolve_rates
 from finetune_api.v1alpha1 import TrainerSpec
+from finetune_trainer.alike import check_alike, describe_rank
 from finetune_trainer.banner import describe_data, describe_order, describe_run, describe_weights
 from finetune_trainer.callbacks import FollowEvaluations, RefuseNonFiniteLoss, StopWhenAsked, TellProgress
 from finetune_trainer.checkpoint import Checkpoints, Found
@@ -35,6 +36,7 @@ from finetune_trainer.place import Place
 from finetune_trainer.ranks import (
     check_world_size,
     choose_device,
+    gather,
     join_process_group,
     leave_process_group,
     on_rank_zero,
@@ -97,6 +99,8 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
     data = load_data(spec.dataset, tokenizing(spec, pretrained, place, reporter))
     tell(place, describe_data(data))
     join_process_group(device, timeout_seconds=spec.training.ddp_timeout)
+    if not spec.training.allow_mixed_hardware:
+        check_alike(gather(describe_rank(device)), per_node=place.ranks.local_world_size)
     if spec.deepspeed:
         from finetune_trainer.parallel.zero import join_deepspeed  # takes seconds to import
 

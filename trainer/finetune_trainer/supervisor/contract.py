@@ -31,6 +31,7 @@ USER_ERRORS = (
     "CheckpointCorrupt",
     "DatasetError",
     "InvalidSpec",
+    "MixedHardware",
     "ModelError",
     "ModelNotFound",
     "NonFiniteLoss",
