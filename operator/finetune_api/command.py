@@ -14,6 +14,7 @@ ARGS_OF_SCRIPT = "args are arguments of script; write those of exec behind its p
 
 NEEDED_BY_TRAINER = ("model", "dataset", "output")
 NOT_BESIDE_COMMAND = ("model", "dataset", "training", "lora", "deepspeed", "fsdp")
+OUTPUT_NOT_BESIDE_COMMAND = ("output.overwrite", "output.pushToHub")
 IMAGE_NEEDED = "image is required with command: the image that holds your code and its Python packages"
 
 
@@ -31,7 +32,8 @@ def misfits(given: Collection[str]) -> tuple[str, ...]:
     """What the operator's own trainer misses among the fields of a spec, or what a command has no use for."""
     if "command" not in given:
         return tuple(needed(field) for field in NEEDED_BY_TRAINER if field not in given)
-    idle = tuple(not_beside_command(field) for field in (*NOT_BESIDE_COMMAND, "output.overwrite") if field in given)
+    trainers_own = (*NOT_BESIDE_COMMAND, *OUTPUT_NOT_BESIDE_COMMAND)
+    idle = tuple(not_beside_command(field) for field in trainers_own if field in given)
     return idle if "image" in given else (*idle, IMAGE_NEEDED)
 
 

@@ -7,6 +7,7 @@ from finetune_api.command import (
     IMAGE_NEEDED,
     NEEDED_BY_TRAINER,
     NOT_BESIDE_COMMAND,
+    OUTPUT_NOT_BESIDE_COMMAND,
     needed,
     not_beside_command,
 )
@@ -97,10 +98,13 @@ def _fits_the_method() -> tuple[Rule, ...]:
             Rule(f"!has(self.command) || !has(self.{field})", not_beside_command(field), field_path=f".{field}")
             for field in NOT_BESIDE_COMMAND
         ),
-        Rule(
-            "!has(self.command) || !has(self.output) || !has(self.output.overwrite)",
-            not_beside_command("output.overwrite"),
-            field_path=".output",
+        *(
+            Rule(
+                f"!has(self.command) || !has(self.output) || !has(self.{field})",
+                not_beside_command(field),
+                field_path=".output",
+            )
+            for field in OUTPUT_NOT_BESIDE_COMMAND
         ),
         Rule("!has(self.command) || has(self.image)", IMAGE_NEEDED),
     )

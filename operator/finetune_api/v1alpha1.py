@@ -10,16 +10,15 @@ from finetune_api.dataset import PACKING_NEEDS_SFT, Dataset
 from finetune_api.kubernetes_types import (
     EnvVar,
     LocalObjectReference,
-    PersistentVolumeClaimSource,
     PodTemplate,
-    RelativePath,
     ResourceRequirements,
     Volume,
 )
 from finetune_api.lora import Lora
 from finetune_api.methods import Dpo, Sft
-from finetune_api.model import Model, NonEmpty, StatusModel, list_map
+from finetune_api.model import Model, NonEmpty, StatusModel, list_map, to_camel
 from finetune_api.model_source import ModelSource
+from finetune_api.output import Output
 from finetune_api.parallelism import QUANTIZED_IS_WHOLE, Deepspeed, Fsdp
 from finetune_api.status import JobStatus
 from finetune_api.training import REWARDS, REWARDS_NEED_DPO, Training, rate_of_frozen
@@ -67,18 +66,6 @@ class Network(Model):
         default=None, description="Network interface for gloo and NCCL (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)."
     )
     nccl: Nccl = Field(default=Nccl(), description="NCCL settings.")
-
-
-class Output(Model):
-    """Where checkpoints and the result are written: <subPath>/{checkpoints,result,logs}."""
-
-    persistent_volume_claim: PersistentVolumeClaimSource = Field(
-        description="The claim; for more than one node it must be ReadWriteMany."
-    )
-    sub_path: RelativePath | None = Field(
-        default=None, description="Folder of this job inside the claim (default: <namespace>/<name>)."
-    )
-    overwrite: bool = Field(default=False, description="Replace what another job left in that folder.")
 
 
 class RestartPolicy(Model):
@@ -173,8 +160,7 @@ class FineTuneJobSpec(Model):
     @model_validator(mode="after")
     def _fits_the_method(self) -> Self:
         given = {field for field in self.model_fields_set if getattr(self, field) is not None}
-        if self.output is not None and "overwrite" in self.output.model_fields_set:
-            given.add("output.overwrite")
+        given |= {f"output.{to_camel(field)}" for field in (self.output.model_fields_set if self.output else ())}
         if problems := misfits(given):
             raise ValueError("; ".join(problems))
         return self

@@ -74,6 +74,19 @@ BAD_JOBS: dict[str, BadJob] = {
         "output.overwrite is for the operator's own",
         "output.overwrite is for the",
     ),
+    "a command whose result would be pushed": BadJob(
+        command(
+            {"script": "train.py"},
+            output={"persistentVolumeClaim": {"claimName": "models"}, "pushToHub": {"repo": "acme/support"}},
+        ),
+        "output.pushToHub is for the operator's own",
+        "output.pushToHub is for the",
+    ),
+    "a repository without an owner": BadJob(
+        {"output": {"persistentVolumeClaim": {"claimName": "models"}, "pushToHub": {"repo": "support"}}},
+        "output.pushToHub.repo",
+        "output.pushToHub.repo",
+    ),
     "an adapter with a shape of another": BadJob(
         {"lora": {"adapter": "/data/adapter", "r": 4}}, "adapter has a shape of its", "adapter has a shape of its"
     ),

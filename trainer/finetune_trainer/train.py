@@ -21,6 +21,7 @@ from finetune_trainer.data.counted import Rules
 from finetune_trainer.data.load import Data, Method, Tokenizing, load_data
 from finetune_trainer.evaluations import Ending, conclude
 from finetune_trainer.groups import check_rates
+from finetune_trainer.hub import make_repository, upload
 from finetune_trainer.memory.parts import Parts as MemoryParts
 from finetune_trainer.methods.dpo import DpoTrainer, render_pair
 from finetune_trainer.methods.exact import ExactTrainer, Parts
@@ -106,6 +107,8 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
 
         join_deepspeed()
     output.check_shared(on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))
+    if push := spec.output.push_to_hub:
+        on_rank_zero(lambda: make_repository(push))
     checkpoints = Checkpoints(output, keep=spec.training.save_total_limit)
     schedule = plan_schedule(spec, batch, samples=len(data.order))
     expected = expect_memory(spec, pretrained, data, on_gpu=device.type == "cuda") if place.ranks.is_first else None
@@ -203,6 +206,8 @@ def publish_result(trainer: ExactTrainer, output: Output, pretrained: Pretrained
 
     def publish() -> None:
         output.publish(output.result, write)
+        if push := trainer.parts.spec.output.push_to_hub:
+            print(f"pushed: {upload(push, output.result, title=title)}", flush=True)
         output.mark_success()
         print(f"result: {output.result}", flush=True)
 

@@ -1,0 +1,80 @@
+"""As much of the Hub's HTTP API as an upload needs; what is committed is kept in memory."""
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+TOKEN = "hf_may_write"  # noqa: S105  of nobody
+
+
+@dataclass
+class FakeHub:
+    """Repositories by name, each with its files; `broken` answers every request with that status."""
+
+    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    visibility: dict[str, str] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+    broken: int | None = None
+    address: str = ""
+
+    def answer(self, path: str, body: bytes, token: str) -> tuple[int, Any]:
+        if self.broken:
+            return self.broken, {"error": "out of order"}
+        if token != f"Bearer {TOKEN}":
+            return 401, {"error": "Invalid credentials in Authorization header"}
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            return self._create(f"{asked['organization']}/{asked['name']}", visibility=asked["visibility"])
+        repository, _, action = path.removeprefix("/api/models/").rpartition("/main")[0].rpartition("/")
+        files = self.repositories[repository]
+        if action == "preupload":
+            names = [each["path"] for each in json.loads(body)["files"]]
+            told = [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]
+            return 200, {"files": told}
+        for line in map(json.loads, body.splitlines()):
+            if line["key"] == "header":
+                self.messages.append(line["value"]["summary"])
+            else:
+                files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+        return 200, {"commitUrl": f"{self.address}/{repository}/commit/1", "commitOid": "1", "success": True}
+
+    def _create(self, repository: str, *, visibility: str) -> tuple[int, Any]:
+        url = {"url": f"{self.address}/{repository}"}
+        if repository in self.repositories:
+            return 409, {"error": "You already created this model repo", **url}
+        self.repositories[repository] = {}
+        self.visibility[repository] = visibility
+        return 200, url
+
+
+@contextmanager
+def serve_hub() -> Iterator[FakeHub]:
+    hub = FakeHub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            status, said = hub.answer(self.path, body, self.headers.get("Authorization", ""))
+            told = json.dumps(said).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(told)))
+            self.end_headers()
+            self.wfile.write(told)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.address = f"http://127.0.0.1:{server.server_port}"
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
