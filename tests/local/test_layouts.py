@@ -1,6 +1,7 @@
 """What is learned depends on the effective batch, not on how ranks, micro-batches and accumulation share it."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from support import tiny
+from support.fake_hub import TOKEN, FakeHub, serve_hub
 from support.launch import Results, launch
 
 pytestmark = pytest.mark.slow
@@ -97,7 +99,15 @@ def two_ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(files: tiny.Tiny, broken_model: Path, two_ranks_folder: Path) -> Results:
+def hub() -> Iterator[FakeHub]:
+    with serve_hub() as hub, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", hub.address)
+        patch.setenv("HF_TOKEN", TOKEN)
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def two_ranks(files: tiny.Tiny, broken_model: Path, two_ranks_folder: Path, hub: FakeHub) -> Results:
     per_rank_mean = {"averageTokensAcrossDevices": False}
     cells = {
         "2x1x8": spec(files, (2, 1, 8)),
@@ -118,6 +128,12 @@ def two_ranks(files: tiny.Tiny, broken_model: Path, two_ranks_folder: Path) -> R
         "2x4x2, 4 bits, dpo": spec(files, (2, 4, 2), lora=NF4, sft=None, dpo=DPO, rows=PAIRS),
         "2x4x2, dpo": spec(files, (2, 4, 2), sft=None, dpo=DPO, rows=PAIRS),
         "2x1x8, dpo": spec(files, (2, 1, 8), sft=None, dpo=DPO, rows=PAIRS),
+        "2x8x1, pushed": spec(
+            files,
+            (2, 8, 1),
+            training={"maxSteps": 1},
+            output={"persistentVolumeClaim": {"claimName": "unused"}, "pushToHub": {"repo": "acme/support"}},
+        ),
         "2x4x2, weighted": spec(files, (2, 4, 2), rows=WEIGHTED),
         "2x2x1, packed": spec(files, (2, 2, 1), dataset=PACKED),
         "2x2x1, packed, dropout": spec(files, (2, 2, 1), **RESUMED),
@@ -281,3 +297,12 @@ def test_ranks_that_differ_are_refused_before_anything_is_written_unless_they_ma
     assert "NVIDIA L4 on node 0 rank 1." in two_ranks["2x4x2 (mixed)"]["message"]
     assert not (two_ranks_folder / "2x4x2 (mixed)" / "checkpoints").exists()
     assert len(two_ranks["2x8x1 (mixed)"]["loss"]) == 1
+
+
+def test_what_is_on_the_hub_is_the_result(two_ranks: Results, two_ranks_folder: Path, hub: FakeHub) -> None:
+    assert len(two_ranks["2x8x1, pushed"]["loss"]) == 1
+    result = two_ranks_folder / "2x8x1, pushed" / "result"
+    files = {str(file.relative_to(result)): file.read_bytes() for file in result.rglob("*") if file.is_file()}
+    del files["SUCCESS"]  # which is written when all else is done
+    assert hub.repositories["acme/support"] == files
+    assert hub.visibility == {"acme/support": "private"}

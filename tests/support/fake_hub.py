@@ -30,6 +30,8 @@ class FakeHub:
         if path == "/api/repos/create":
             asked = json.loads(body)
             return self._create(f"{asked['organization']}/{asked['name']}", visibility=asked["visibility"])
+        if path == "/api/validate-yaml":  # the head of a README.md
+            return 200, {"errors": [], "warnings": []}
         repository, _, action = path.removeprefix("/api/models/").rpartition("/main")[0].rpartition("/")
         files = self.repositories[repository]
         if action == "preupload":

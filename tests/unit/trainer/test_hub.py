@@ -38,6 +38,7 @@ def test_the_whole_result_is_uploaded(hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "merged").mkdir()
     (tmp_path / "adapter_model.safetensors").write_bytes(bytes(range(256)))
     (tmp_path / "merged/config.json").write_text("{}")
+    (tmp_path / "README.md").write_text("---\nlibrary_name: peft\n---\n# Support\n")
     make_repository(ACME)
 
     address = upload(ACME, tmp_path, title="default/first")
@@ -46,6 +47,7 @@ def test_the_whole_result_is_uploaded(hub: FakeHub, tmp_path: Path) -> None:
     assert hub.repositories["acme/support"] == {
         "adapter_model.safetensors": bytes(range(256)),
         "merged/config.json": b"{}",
+        "README.md": b"---\nlibrary_name: peft\n---\n# Support\n",
     }
     assert hub.messages == ["Result of default/first"]
 
