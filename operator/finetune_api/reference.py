@@ -93,7 +93,7 @@ def _type(field: Schema) -> str:
     if "enum" in field:
         return " \\| ".join(str(value) for value in field["enum"])
     if "x-kubernetes-int-or-string" in field:
-        return "quantity"
+        return f"integer or {field['pattern'].strip('^$')}" if "pattern" in field else "quantity"
     if field["type"] == "array":
         return f"list of {_type(field['items'])}"
     if isinstance(field.get("additionalProperties"), dict):

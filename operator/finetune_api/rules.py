@@ -120,7 +120,8 @@ def _quantized_is_whole() -> Rule:
     return Rule(f"!(has(self.lora) && has(self.lora.quantization) && ({spreads}))", QUANTIZED_IS_WHOLE)
 
 
-_PER_DEVICE = "self.training.?perDeviceTrainBatchSize.orValue(1)"
+_SIZE = "self.training.perDeviceTrainBatchSize"
+_PER_DEVICE = f"(has({_SIZE}) && type({_SIZE}) == int ? {_SIZE} : 1)"  # auto holds for every rank count that 1 does
 _ACCUMULATION = "self.training.?gradientAccumulationSteps.orValue(1)"
 _GPUS = "self.?resources.?limits[?'nvidia.com/gpu'].orValue(0)"
 _RANKS = f"self.?numNodes.orValue(1) * self.?nprocPerNode.orValue({_GPUS} > 0 ? {_GPUS} : 1)"

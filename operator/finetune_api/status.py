@@ -149,12 +149,15 @@ class Progress(StatusModel):
     best_metric: Measured = Field(default=None, description="What training.metricForBestModel was then.")
     stopped_early: bool | None = Field(default=None, description="Training ended because evaluations got no better.")
     ended: str | None = Field(default=None, description="How training ended, and whose weights the result holds.")
+    per_device_train_batch_size: int | None = Field(
+        default=None, description="Samples per rank and forward pass, where auto left it to the trainer."
+    )
     memory: MemoryStatus | None = Field(default=None, description="Forecast and peaks of memory.")
     update_time: AwareDatetime | None = Field(default=None, description="When this was reported.")
 
 
 class BatchStatus(StatusModel):
-    """The batch as it is trained."""
+    """The batch as it is trained; with perDeviceTrainBatchSize auto, from when the trainer has chosen one."""
 
     per_device_train_batch_size: int = Field(description="Samples per rank and forward pass.")
     gradient_accumulation_steps: int = Field(description="Forward passes per optimizer step.")

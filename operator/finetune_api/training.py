@@ -1,9 +1,10 @@
 """How the optimizer steps, and what is measured and saved on the way."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from finetune_api.batch import AUTO
 from finetune_api.model import Model, validations
 
 REPORTERS = ("tensorboard", "wandb", "mlflow", "swanlab")  # each needs the package of its name
@@ -40,11 +41,36 @@ class LrScaling(Model):
     base_batch_size: int = Field(ge=1, le=16_777_216, description="The effective batch that the given rates suit.")
 
 
+AUTO_NEEDS_A_SUM = (
+    "perDeviceTrainBatchSize: auto needs globalBatchSize, so that what fits does not decide what is learned; set it"
+)
+AUTO_CHOOSES_BOTH = (
+    "perDeviceTrainBatchSize: auto chooses gradientAccumulationSteps as well; leave that out, or write a number"
+)
+
+
+_AUTO = "has(self.perDeviceTrainBatchSize) && type(self.perDeviceTrainBatchSize) == string"
+
+
+MicroBatch = Annotated[
+    Annotated[int, Field(ge=1, le=65536)] | Literal["auto"],
+    Field(
+        json_schema_extra={
+            "x-kubernetes-int-or-string": True,
+            "pattern": f"^{AUTO}$",
+            **validations(("type(self) != int || (self >= 1 && self <= 65536)", "must be auto, or 1 to 65536")),
+        }
+    ),
+]
+
+
 class Training(Model):
     """How the optimizer steps. Names are those of transformers.TrainingArguments."""
 
-    per_device_train_batch_size: int | None = Field(
-        default=None, ge=1, le=65536, description="Samples per rank and forward pass (default 1)."
+    per_device_train_batch_size: MicroBatch | None = Field(
+        default=None,
+        description="Samples per rank and forward pass (default 1). auto: as many as fit into memory, of those that"
+        " divide globalBatchSize, which must be given; gradientAccumulationSteps follows.",
     )
     gradient_accumulation_steps: int | None = Field(
         default=None, ge=1, le=65536, description="Forward passes per optimizer step (default 1, or derived)."
@@ -153,6 +179,8 @@ class Training(Model):
             (f"!has(self.metricForBestModel) || {_COMPARES}", _METRIC_IS_COMPARED),
             ("!has(self.earlyStoppingThreshold) || has(self.earlyStoppingPatience)", _THRESHOLD_NEEDS_PATIENCE),
             ("!has(self.lrScaling) || has(self.learningRate)", _SCALING_NEEDS_RATE),
+            (f"!({_AUTO}) || has(self.globalBatchSize)", AUTO_NEEDS_A_SUM),
+            (f"!({_AUTO}) || !has(self.gradientAccumulationSteps)", AUTO_CHOOSES_BOTH),
         )
     )
 
@@ -164,6 +192,19 @@ class Training(Model):
     @property
     def compares_evaluations(self) -> bool:
         return self.load_best_model_at_end or self.early_stopping_patience is not None
+
+    @property
+    def chooses_batch(self) -> bool:
+        """The trainer finds out how many samples fit."""
+        return self.per_device_train_batch_size == AUTO
+
+    @model_validator(mode="after")
+    def _auto_chooses(self) -> Self:
+        if self.chooses_batch and self.global_batch_size is None:
+            raise ValueError(AUTO_NEEDS_A_SUM)
+        if self.chooses_batch and self.gradient_accumulation_steps is not None:
+            raise ValueError(AUTO_CHOOSES_BOTH)
+        return self
 
     @model_validator(mode="after")
     def _none_is_alone(self) -> Self:

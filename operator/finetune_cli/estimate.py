@@ -81,6 +81,8 @@ def _print(file: JobFile, found: Raw) -> None:
     print(f"{file.job.metadata.name}: {method} ({how}) of {spec.model.name}")
     print(f"parameters {found['parameters']:,}, of which {found['trainedParameters']:,} are trained")
     print(f"batch {found['batch']} (per device x accumulation x ranks), samples of up to {found['length']} tokens")
+    if found["auto"]:
+        print(f"perDeviceTrainBatchSize auto: {_auto(found)}")
     where = "each rank, on its GPU" if found["onGpu"] else "each rank, in host memory"
     for title, parts in ((where, found["rank"]), ("each node, in host memory", found["node"])):
         table = Table(title, "GiB", box=None, pad_edge=False)
@@ -91,6 +93,13 @@ def _print(file: JobFile, found: Raw) -> None:
         print()
         Console(highlight=False).print(table)
     print()
+
+
+def _auto(found: Raw) -> str:
+    gpu = found.get("gpu")
+    if gpu is None:
+        return "one sample at a time is forecast; --gpu NAME tells how many fit"
+    return f"{found['perDevice']} is the most that fits" if gpu["fits"] else "not even one sample at a time fits"
 
 
 def verdict(found: Raw, *, host_limit: int | None) -> list[tuple[str, bool]]:

@@ -12,7 +12,7 @@ from finetune_api.rates import resolve_rates
 from finetune_cli.jobfile import FileArgument, JobFile, NamespaceOption, read_job_file
 from finetune_operator import names
 from finetune_operator.manifests import build_children
-from finetune_operator.plan import RunPlan, Settings, plan_run
+from finetune_operator.plan import RunPlan, Settings, describe_batch, plan_run
 
 if TYPE_CHECKING:
     from finetune_api.v1alpha1 import FineTuneJob
@@ -66,7 +66,7 @@ def summarise(run: RunPlan) -> str:
     work: tuple[tuple[str, str], ...] = (("command", str(run.spec.command)),)
     if run.batch:
         rate = f"{resolve_rates(run.spec, run.batch)} {run.spec.training.lr_scheduler_type}"
-        work = (("batch", f"{run.batch} ({FACTORS})"), ("rate", rate))
+        work = (("batch", f"{describe_batch(run.spec)} ({FACTORS})"), ("rate", rate))
     result = "" if run.spec.command else "/result"
     lines = (
         ("job", f"{run.namespace}/{run.job_name}"),

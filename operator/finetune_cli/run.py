@@ -158,7 +158,7 @@ def _short(path: Path) -> str:
 
 
 def _introduce(screen: "Screen", file: JobFile, gpus: tuple[tuple[str, ...], ...]) -> None:
-    from finetune_operator.plan import batch_of
+    from finetune_operator.plan import describe_batch
 
     spec = file.job.spec
     devices = "; ".join(f"node {node}: GPU {','.join(share)}" for node, share in enumerate(gpus) if share) or "CPU"
@@ -169,7 +169,7 @@ def _introduce(screen: "Screen", file: JobFile, gpus: tuple[tuple[str, ...], ...
         screen.say(f"{spec.command}")
         screen.say(f"local mode: it runs with what this machine has ({sys.executable}), not in {spec.image}")
     else:
-        screen.say(f"effective batch {batch_of(spec)} (per device x accumulation x ranks)")
+        screen.say(f"effective batch {describe_batch(spec)} (per device x accumulation x ranks)")
     screen.say("local mode: resources, image and placement of the job are not enforced")
 
 

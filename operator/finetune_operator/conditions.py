@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from finetune_api.batch import Batch
 from finetune_api.reasons import Reason
 from finetune_api.repair import apply_repair
 from finetune_api.status import (
@@ -20,7 +21,7 @@ from finetune_api.status import (
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.observe import Life, NodeObservation, Observation
-from finetune_operator.plan import batch_of
+from finetune_operator.plan import batch_of, chosen_batch
 from finetune_operator.waiting import Wait
 
 
@@ -43,7 +44,7 @@ def tell(job: FineTuneJob, told: Told) -> JobStatus:
             "observed_generation": job.metadata.generation,
             "waiting": _waiting(status, told) if status.completion_time is None else None,
             "progress": progress,
-            "batch": _batch(job),
+            "batch": _batch(trained_batch(job, told.seen)),
             "output": _output(job),
             # of pods that are gone every replica remembers others, and they would correct each other without end
             "nodes": tuple(_node(node) for node in nodes if node.life is not Life.GONE),
@@ -212,8 +213,20 @@ def newest_progress(status: JobStatus, nodes: tuple[NodeObservation, ...], polle
     return newest
 
 
-def _batch(job: FineTuneJob) -> BatchStatus | None:
-    batch = batch_of(apply_repair(job.spec, job.status.repair))
+def trained_batch(job: FineTuneJob, seen: Observation) -> Batch | None:
+    """What the spec and its repair say; of auto what the trainer said last. None as long as nobody knows."""
+    spec = apply_repair(job.spec, job.status.repair)
+    if spec.command is not None or not spec.training.chooses_batch:
+        return batch_of(spec)
+    attempt, before = job.status.attempt, job.status.batch
+    nodes = seen.of_attempt(attempt) if attempt is not None else ()
+    said = [node.termination.progress for node in nodes if node.termination and node.termination.progress]
+    sizes = [report.per_device_train_batch_size for report in (*said, seen.progress) if report is not None]
+    known = [*sizes, before.per_device_train_batch_size if before else None]
+    return next((batch for size in known if (batch := chosen_batch(spec, size)) is not None), None)
+
+
+def _batch(batch: Batch | None) -> BatchStatus | None:
     if batch is None:
         return None
     return BatchStatus(

@@ -10,7 +10,7 @@ from finetune_api.status import AttemptRecord, AttemptState, JobStatus, Progress
 from finetune_api.termination import Outcome
 from finetune_operator.actions import Emit
 from finetune_operator.case import Case, Decision, confirmed, with_next, with_record, write
-from finetune_operator.conditions import newest_progress
+from finetune_operator.conditions import newest_progress, trained_batch
 from finetune_operator.evidence import first_evidence, more_evidence
 from finetune_operator.failure import FailureAction, Verdict, judge
 from finetune_operator.manifests import GRACE_SECONDS
@@ -107,7 +107,8 @@ def _repaired(case: Case, verdict: Verdict) -> tuple[Verdict, Repair | None]:
     before, spec = case.status.repair, case.job.spec
     if verdict.action is not FailureAction.REPAIR:
         return verdict, before
-    batch = plan_run(case.job, attempt=case.record.attempt, settings=case.settings).batch
+    run = plan_run(case.job, attempt=case.record.attempt, settings=case.settings)
+    batch = trained_batch(case.job, case.seen) or run.batch
     found = next_repair(spec, before, batch) if batch and spec.restart_policy.max_restarts else None
     if found is None:
         advice = "shorten the rows (dataset.maxLength), or use larger or more GPUs"

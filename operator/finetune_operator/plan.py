@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from finetune_api.batch import Batch, resolve_batch
+from finetune_api.batch import AUTO, Batch, resolve_batch, split_by
 from finetune_api.repair import apply_repair
 from finetune_api.v1alpha1 import FineTuneJob, FineTuneJobSpec
 from finetune_operator import names
@@ -95,7 +95,7 @@ def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
 
 
 def batch_of(spec: FineTuneJobSpec) -> Batch | None:
-    """The batch the trainer trains with, which a validated spec has; what a command makes of its rows nobody knows."""
+    """The batch of a validated spec, with auto its smallest; what a command makes of its rows nobody knows."""
     if spec.command is not None:
         return None
     training = spec.training
@@ -105,3 +105,18 @@ def batch_of(spec: FineTuneJobSpec) -> Batch | None:
         effective=training.global_batch_size,
         world_size=spec.world_size,
     )
+
+
+def chosen_batch(spec: FineTuneJobSpec, per_device: int | None) -> Batch | None:
+    """What auto came to be, as the trainer says; None for what it cannot have chosen."""
+    smallest = batch_of(spec)
+    assert smallest is not None  # who asks has a job that chooses
+    return split_by(smallest, per_device)
+
+
+def describe_batch(spec: FineTuneJobSpec) -> str:
+    """As a product, before the trainer has chosen anything."""
+    batch = batch_of(spec)
+    if batch is None or not spec.training.chooses_batch:
+        return str(batch)
+    return f"{AUTO} x {AUTO} x {batch.world_size} = {batch.effective}"

@@ -48,11 +48,14 @@ def estimate(folder: Path, *flags: str, **fields: Any) -> "subprocess.CompletedP
 
 
 def test_a_job_that_fits(tmp_path: Path, model: Path) -> None:
-    said = estimate(tmp_path, "--gpu", "a100-40g", model={"name": str(model)}, lora={"r": 8})
+    training = {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 4}
+
+    said = estimate(tmp_path, "--gpu", "a100-40g", model={"name": str(model)}, lora={"r": 8}, training=training)
 
     assert said.returncode == 0, said.stderr
     assert "parameters 7,635,801,600, of which 20,185,088 are trained" in said.stdout
     assert "batch 1 x 1 x 4 = 4 (per device x accumulation x ranks), samples of up to 2048 tokens" in said.stdout
+    assert "perDeviceTrainBatchSize auto: 1 is the most that fits\n" in said.stdout
     assert re.search(r"^weights +14\.19$", said.stdout, re.MULTILINE)
     assert "a100-40g: fits, " in said.stdout
 

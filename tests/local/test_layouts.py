@@ -46,7 +46,7 @@ def weigh(row: dict[str, Any], number: int) -> dict[str, Any]:
 
 def spec(
     files: tiny.Tiny,
-    layout: tuple[int, int, int],
+    layout: tuple[int, int | str, int | None],
     *,
     model: Path | None = None,
     workers: int = 0,
@@ -56,10 +56,10 @@ def spec(
     **fields: Any,
 ) -> dict[str, Any]:
     """world x per device x accumulation, as in 2x1x8; `rows` names another spelling of the same rows."""
-    _, per_device, accumulation = layout
+    world_size, per_device, accumulation = layout
     training = {
         "perDeviceTrainBatchSize": per_device,
-        "gradientAccumulationSteps": accumulation,
+        **({} if accumulation is None else {"gradientAccumulationSteps": accumulation}),
         "learningRate": 0.01,
         "maxSteps": STEPS,
         "saveSteps": 1000,
@@ -76,6 +76,7 @@ def spec(
         "sft": {},
         "lora": {"r": 16},
         "training": training,
+        "nprocPerNode": world_size,
         "output": {"persistentVolumeClaim": {"claimName": "unused"}},
         **fields,
     }
@@ -143,6 +144,18 @@ def two_ranks(files: tiny.Tiny, broken_model: Path, two_ranks_folder: Path, hub:
         ),
         "2x4x2 (mixed)": spec(files, (2, 4, 2)),
         "2x8x1 (mixed)": spec(files, (2, 8, 1), training={"maxSteps": 1, "allowMixedHardware": True}),
+        "auto (in 846 MiB)": spec(files, (2, "auto", None), training={"globalBatchSize": 16}),
+        "auto, bfloat16 (at most 7 sequences)": spec(
+            files, (2, "auto", None), torch_dtype="bfloat16", training={"globalBatchSize": 16, "maxSteps": 2}
+        ),
+        "auto, dpo (at most 8 sequences)": spec(
+            files, (2, "auto", None), sft=None, dpo=DPO, rows=PAIRS, training={"globalBatchSize": 16}
+        ),
+        "auto, packed, dropout (at most 9 sequences)": spec(
+            files,
+            (2, "auto", None),
+            **{**RESUMED, "training": {**RESUMED["training"], "globalBatchSize": 4}},
+        ),
         "2x4x2, not finite": spec(files, (2, 4, 2), model=broken_model),
     }
     return launch(two_ranks_folder, cells, ranks=2)
@@ -227,6 +240,19 @@ def test_packed_training_resumed_in_the_middle_of_an_epoch_is_as_if_it_had_never
 
 def test_a_probe_changes_no_bit(two_ranks: Results) -> None:
     assert two_ranks["2x2x1, packed, dropout, probe"] == two_ranks["2x2x1, packed, dropout"]
+
+
+@pytest.mark.parametrize(
+    ("auto", "written"),
+    [
+        pytest.param("auto (in 846 MiB)", "2x4x2", id="by forecast"),
+        pytest.param("auto, bfloat16 (at most 7 sequences)", "2x4x2, bfloat16", id="tried"),
+        pytest.param("auto, dpo (at most 8 sequences)", "2x4x2, dpo", id="tried, dpo"),
+        pytest.param("auto, packed, dropout (at most 9 sequences)", "2x2x1, packed, dropout", id="tried, and all fit"),
+    ],
+)
+def test_auto_finds_what_fits_on_every_rank_and_changes_no_bit(two_ranks: Results, auto: str, written: str) -> None:
+    assert two_ranks[auto] == two_ranks[written]
 
 
 @pytest.mark.parametrize("what", ["loss", "grad_norm"])

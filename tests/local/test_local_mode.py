@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -69,7 +70,10 @@ def test_a_job_that_runs_out_of_gpu_memory_fits_after_two_repairs_and_learns_the
     path = os.pathsep.join([str(INJECT), *(str(Path(each).resolve()) for each in sys.path if each)])
     env = {"PYTHONPATH": path, "MOST_SAMPLES": "1", "FINE_PASSES": "4"}
     job = write_job(
-        tmp_path / "job", tiny, training=training, env=[{"name": name, "value": text} for name, text in env.items()]
+        tmp_path / "job",
+        tiny,
+        training={**training, "perDeviceTrainBatchSize": "auto", "globalBatchSize": 8},
+        env=[{"name": name, "value": text} for name, text in env.items()],
     )
 
     for each in (whole, job):
@@ -78,6 +82,8 @@ def test_a_job_that_runs_out_of_gpu_memory_fits_after_two_repairs_and_learns_the
 
     first, second, last = job.status.attempts
     assert (first.reason, first.action, second.action) == ("CudaOutOfMemory", "Repair", "Repair"), said
+    log = (job.output / "logs/attempt-0/node-0.log").read_text()
+    assert re.search(r"perDeviceTrainBatchSize auto: 4, forecast to need .*; it is all that a rank has", log), log
     assert "at step 5 with a micro-batch of 4 x " in first.message
     assert "perDeviceTrainBatchSize 4 -> 2, gradientAccumulationSteps 1 -> 2 (effective batch stays 8)" in first.message
     assert last.first_step == 3

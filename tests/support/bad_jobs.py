@@ -158,6 +158,25 @@ BAD_JOBS: dict[str, BadJob] = {
         "is 3 x 2 x 4",
         "3 x 2 x 4 = 24",
     ),
+    "a batch of auto that ranks do not divide": BadJob(
+        {"training": {"globalBatchSize": 7, "perDeviceTrainBatchSize": "auto"}},
+        "is 1 x 1 x 4",
+        "globalBatchSize 7 is not a multiple",
+    ),
+    "auto without the sum": BadJob(
+        {"training": {"perDeviceTrainBatchSize": "auto"}}, "auto needs globalBatchSize", "auto needs globalBatchSize"
+    ),
+    "auto with half of it said": BadJob(
+        {"training": {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 8, "gradientAccumulationSteps": 2}},
+        "auto chooses gradientAccumulationSteps",
+        "auto chooses gradientAccumulationSteps",
+    ),
+    "a size that is no number": BadJob(
+        {"training": {"perDeviceTrainBatchSize": "max"}}, "should match '^auto$'", "Input should be 'auto'"
+    ),
+    "a size of zero": BadJob(
+        {"training": {"perDeviceTrainBatchSize": 0}}, "must be auto, or 1 to 65536", "greater than or equal to 1"
+    ),
     "a batch that GPUs contradict": BadJob(
         {"nprocPerNode": None, "resources": {"limits": {"nvidia.com/gpu": 3}}, "training": {"globalBatchSize": 8}},
         "is 1 x 1 x 6",

@@ -3,6 +3,8 @@
 Importing torch and transformers costs ten times what such a training does. A cell called `X (again)` runs X once more
 with its result removed; `X (from step 2)` also without the checkpoints after that step. One called `Y <- X` is another
 spec that goes on from the first checkpoint of X. In one called `X (mixed)` the last rank says that it has another GPU.
+`X (in 900 MiB)` has so much memory per rank; for `X (at most 4 sequences)` the second rank has a GPU, so to say, that
+holds no more at a time.
 """
 
 import hashlib
@@ -13,6 +15,8 @@ import shutil
 import sys
 import time
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +39,7 @@ from finetune_trainer.ranks import on_rank_zero
 from finetune_trainer.reporting import Reporter
 from finetune_trainer.supervisor.contract import RunFolder
 
+LITTLE = re.compile(r" \((in (?P<mib>\d+) MiB|at most (?P<most>\d+) sequences)\)$")
 AGAIN = re.compile(r" \((again|from step (?P<step>\d+))\)$")
 GOES_ON = " <- "
 
@@ -53,7 +58,10 @@ def train_cell(name: str, spec: dict[str, Any], folder: Path, place: Place) -> d
     reporter = Reporter(place.run.heartbeats, rank=place.ranks.rank, local_rank=place.ranks.local_rank)
     says_otherwise = name.endswith("(mixed)") and place.ranks.rank == place.ranks.world_size - 1
     try:
-        with patch.object(train, describe_rank.__name__, of_another_gpu if says_otherwise else describe_rank):
+        with (
+            little_memory(name, place),
+            patch.object(train, describe_rank.__name__, of_another_gpu if says_otherwise else describe_rank),
+        ):
             train.run(TrainerSpec.model_validate(spec), place, reporter)
     except (MixedHardware, NonFiniteLoss) as error:  # which all ranks see; of another the rest may not know, and wait
         return {"error": type(error).__name__, "message": str(error)}
@@ -64,6 +72,33 @@ def train_cell(name: str, spec: dict[str, Any], folder: Path, place: Place) -> d
     named = {name for entry in log for name in entry} - {"step", "epoch", *LOGGED}
     told = {name: [entry[name] for entry in log if name in entry] for name in sorted(named)}
     return {"eval_loss": [], **told, "weights": hashlib.sha256(weights.read_bytes()).hexdigest()}
+
+
+@contextmanager
+def little_memory(name: str, place: Place) -> Iterator[None]:
+    """As the cell's name says."""
+    little = LITTLE.search(name)
+    with ExitStack() as stack:
+        if little and little["mib"]:
+            there = int(little["mib"]) * 2**20
+            stack.enter_context(patch.object(train, "memory_of_a_rank", return_value=there))
+        elif little:
+            stack.enter_context(patch.object(train, "is_measurable", return_value=True))
+            if not place.ranks.is_first:
+                most = int(little["most"])
+                stack.enter_context(patch.object(torch.nn.Embedding, "forward", embedding_of_at_most(most)))
+        yield
+
+
+def embedding_of_at_most(most: int) -> Callable[[torch.nn.Embedding, torch.Tensor], torch.Tensor]:
+    embed = torch.nn.Embedding.forward
+
+    def embed_or_fail(embedding: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+        if len(ids) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return embed(embedding, ids)
+
+    return embed_or_fail
 
 
 def undo(output: Path, *, to_step: int | None) -> None:

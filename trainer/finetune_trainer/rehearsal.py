@@ -1,5 +1,6 @@
 """What is tried before the first step, and leaves nothing behind."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from finetune_trainer.data.order import PackOrder
+from finetune_trainer.data.order import Item, PackOrder
 from finetune_trainer.data.packing import POSITIONS
 from finetune_trainer.data.scan import costliest, name_rows
 from finetune_trainer.errors import InvalidSpec
@@ -58,6 +59,13 @@ def check_packs(model: torch.nn.Module, device: torch.device, *, name: str) -> N
         )
 
 
+def forward_and_backward(trainer: ExactTrainer, model: torch.nn.Module, items: Sequence[Item]) -> None:
+    """One micro-batch of these, as in a step."""
+    parts = trainer.parts
+    inputs = trainer._prepare_inputs(parts.collate([parts.data.samples[item] for item in items]))
+    torch.stack(trainer.summed_losses(model, inputs)).sum().backward()  # type: ignore[no-untyped-call]
+
+
 def probe(trainer: ExactTrainer) -> None:
     """Forward and backward of the costliest micro-batch, so that too little memory shows now and not after hours."""
     parts = trainer.parts
@@ -66,11 +74,10 @@ def probe(trainer: ExactTrainer) -> None:
     items = costliest(parts.data.order, parts.batch.per_device)
     if parts.ranks.is_first:  # before it runs, so that the log names the rows if memory is too small
         print(f"probe: the costliest micro-batch: {', '.join(name_rows(parts.data.train, items))}", flush=True)
-    inputs = trainer._prepare_inputs(parts.collate([parts.data.samples[item] for item in items]))
     model = trainer.model_wrapped.train()
     # With its gradients exchanged, DDP would group them anew and change the order of additions in the steps to come.
     alone = model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
     with alone:
-        torch.stack(trainer.summed_losses(model, inputs)).sum().backward()  # type: ignore[no-untyped-call]
+        forward_and_backward(trainer, model, items)
     if parts.ranks.is_first:
         print(f"probe: it fits; peak memory {peak_memory_bytes() / GIB:.2f} GiB before optimizer states", flush=True)

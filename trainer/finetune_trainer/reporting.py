@@ -33,9 +33,15 @@ class Reporter:
         self._beat = replace(self._beat, phase=phase)
         self._write()
 
+    def chose(self, per_device: int) -> None:
+        """So many samples at a time: from now on it is known, whatever becomes of it."""
+        self._beat = replace(self._beat, progress=replace(self.progress, per_device_train_batch_size=per_device))
+        self._write()
+
     def start_at(self, step: int, *, of: int, checkpoint: str | None) -> None:
         """Training begins or goes on at this step."""
-        progress = Progress(step=step, total_steps=of, last_checkpoint=checkpoint)
+        size = self.progress.per_device_train_batch_size
+        progress = Progress(step, total_steps=of, last_checkpoint=checkpoint, per_device_train_batch_size=size)
         self._beat = replace(self._beat, first_step=step, progress=progress)
         self._write()
 

@@ -66,7 +66,7 @@ def read_spec(path: Path) -> TrainerSpec:
 
 
 def plan_batch(spec: TrainerSpec, *, world_size: int) -> Batch:
-    """With the ranks that there are. Raises InvalidSpec."""
+    """With the ranks that there are; with auto one sample at a time. Raises InvalidSpec."""
     training = spec.training
     try:
         return resolve_batch(
@@ -77,6 +77,12 @@ def plan_batch(spec: TrainerSpec, *, world_size: int) -> Batch:
         )
     except BatchError as error:
         raise InvalidSpec(f"spec.training: {error}") from error
+
+
+def with_batch(spec: TrainerSpec, batch: Batch) -> TrainerSpec:
+    """The same job with the sizes written down."""
+    sizes = {"per_device_train_batch_size": batch.per_device, "gradient_accumulation_steps": batch.accumulation}
+    return spec.model_copy(update={"training": spec.training.model_copy(update=sizes)})
 
 
 def plan_eval_batch(spec: TrainerSpec, batch: Batch) -> Batch:

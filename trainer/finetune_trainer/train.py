@@ -2,7 +2,8 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 import transformers
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from finetune_api.batch import Batch
 from finetune_api.rates import resolve_rates
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.alike import check_alike, describe_rank
@@ -19,13 +21,16 @@ from finetune_trainer.checkpoint import Checkpoints, Found
 from finetune_trainer.data.batches import Collate, Collator
 from finetune_trainer.data.counted import Rules
 from finetune_trainer.data.load import Data, Method, Tokenizing, load_data
+from finetune_trainer.errors import TrainerError
 from finetune_trainer.evaluations import Ending, conclude
 from finetune_trainer.groups import check_rates
 from finetune_trainer.hub import make_repository, upload
+from finetune_trainer.memory.limit import memory_of_a_rank
 from finetune_trainer.memory.parts import Parts as MemoryParts
 from finetune_trainer.methods.dpo import DpoTrainer, render_pair
 from finetune_trainer.methods.exact import ExactTrainer, Parts
 from finetune_trainer.methods.sft import SftTrainer, render_sample
+from finetune_trainer.micro_batch import Kept, choose_by_forecast, choose_by_trial, circumstances, is_measurable
 from finetune_trainer.model.load import Pretrained, describe_model, load_model, load_reference, pad_token_id
 from finetune_trainer.model.merge import write_merged
 from finetune_trainer.monitor.expect import describe_expected, expect_memory
@@ -53,6 +58,7 @@ from finetune_trainer.settings import (
     plan_schedule,
     read_spec,
     training_arguments,
+    with_batch,
 )
 from finetune_trainer.supervisor import contract
 from finetune_trainer.supervisor.processes import die_with_parent
@@ -96,7 +102,6 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
     reporter.enter(contract.LOAD)
     device = choose_device(place.ranks)
     pretrained = describe_model(spec.model, device)
-    hardware = Hardware(device, pretrained.dtype)
     data = load_data(spec.dataset, tokenizing(spec, pretrained, place, reporter))
     tell(place, describe_data(data))
     join_process_group(device, timeout_seconds=spec.training.ddp_timeout)
@@ -109,47 +114,120 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
     output.check_shared(on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))
     if push := spec.output.push_to_hub:
         on_rank_zero(lambda: make_repository(push))
-    checkpoints = Checkpoints(output, keep=spec.training.save_total_limit)
-    schedule = plan_schedule(spec, batch, samples=len(data.order))
+    setting = Setting(place, reporter, Hardware(device, pretrained.dtype), pretrained, data, output)
+    spec, models = settle_batch(spec, setting)
     expected = expect_memory(spec, pretrained, data, on_gpu=device.type == "cuda") if place.ranks.is_first else None
+    trainer = assemble(spec, setting, models, expected_memory=expected)
+    tell(place, describe_trainer(trainer, setting))
+    tell(place, [describe_expected(expected)] if expected else [])
+    found = on_rank_zero(trainer.parts.checkpoints.newest)
+    if place.ranks.is_first:
+        for writer in build_writers(writers, logs=output.logs, first_step=found.step):
+            trainer.add_callback(writer)
+    if not train(trainer, found, total_steps=trainer.args.max_steps):
+        return contract.STOPPED
+    publish_result(trainer, output, pretrained, title=f"{place.namespace}/{place.job}")
+    return contract.DONE
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a trainer is built from besides the spec; the size of its micro-batches changes none of it."""
+
+    place: Place
+    reporter: Reporter
+    hardware: Hardware
+    pretrained: Pretrained
+    data: Data
+    output: Output
+
+
+@dataclass(frozen=True)
+class Models:
+    """What learns, and what it is compared with where that is another one."""
+
+    trained: torch.nn.Module
+    reference: torch.nn.Module | None
+
+
+def settle_batch(spec: TrainerSpec, setting: Setting) -> tuple[TrainerSpec, Models | None]:
+    """The spec with numbers in the place of auto, and the models if they had to be loaded to find them."""
+    if not spec.training.chooses_batch:
+        return spec, None
+    ranks, device, models = setting.place.ranks, setting.hardware.device, None
+    smallest = plan_batch(spec, world_size=ranks.world_size)
+    setting.reporter.chose(smallest.per_device)  # what is tried, should memory end here
+    kept = Kept(setting.output, circumstances(spec, device, world_size=ranks.world_size))
+    choice = on_rank_zero(lambda: kept.find(smallest))
+    if choice is None and is_measurable(spec, device):
+        trial = assemble(with_batch(spec, smallest), setting)
+        choice = choose_by_trial(trial)
+        models = Models(trial.model, trial.parts.reference)
+    elif choice is None:
+        expect, available = partial(expect_with, spec, setting), memory_of_a_rank(device)
+        choice = on_rank_zero(lambda: choose_by_forecast(smallest, expect, available=available))
+    chosen = choice
+    on_rank_zero(lambda: kept.keep(chosen))
+    setting.reporter.chose(chosen.batch.per_device)
+    tell(setting.place, [f"perDeviceTrainBatchSize auto: {chosen.batch.per_device}, {chosen.why}"])
+    return with_batch(spec, chosen.batch), models
+
+
+def expect_with(spec: TrainerSpec, setting: Setting, batch: Batch) -> MemoryParts | TrainerError | None:
+    on_gpu = setting.hardware.device.type == "cuda"
+    return expect_memory(with_batch(spec, batch), setting.pretrained, setting.data, on_gpu=on_gpu)
+
+
+def assemble(
+    spec: TrainerSpec,
+    setting: Setting,
+    models: Models | None = None,
+    *,
+    expected_memory: MemoryParts | TrainerError | None = None,
+) -> ExactTrainer:
+    """Loads the models unless they are given."""
+    place, pretrained, data, output = setting.place, setting.pretrained, setting.data, setting.output
+    batch = plan_batch(spec, world_size=place.ranks.world_size)
+    schedule = plan_schedule(spec, batch, samples=len(data.order))
     workers = loader_processes(spec, place.ranks)
-    args = training_arguments(spec, batch, schedule, hardware, folder=output.checkpoints, workers=workers)
-    model = load_model(spec, pretrained)  # after the arguments: under ZeRO-3 it is spread while it is read
+    args = training_arguments(spec, batch, schedule, setting.hardware, folder=output.checkpoints, workers=workers)
+    models = models or load_models(spec, pretrained)  # after the arguments: ZeRO-3 spreads it while it is read
     family, rates = pretrained.vision.family if pretrained.vision else None, resolve_rates(spec, batch)
-    check_rates(model, family, rates)
-    trainer = build_trainer(
+    check_rates(models.trained, family, rates)
+    return build_trainer(
         spec,
         Parts(
             spec=spec,
-            model=model,
-            reference=load_reference(pretrained) if spec.dpo and not spec.lora else None,
+            model=models.trained,
+            reference=models.reference,
             tokenizer=pretrained.tokenizer,
             data=data,
-            collate=collator(data, pretrained, model),
+            collate=collator(data, pretrained, models.trained),
             family=family,
             rates=rates,
             batch=batch,
             eval_batch=plan_eval_batch(spec, batch),
             args=args,
             ranks=place.ranks,
-            checkpoints=checkpoints,
-            reporter=reporter,
+            checkpoints=Checkpoints(output, keep=spec.training.save_total_limit),
+            reporter=setting.reporter,
             stop_requested=place.run.stop_request.exists,
-            expected_memory=expected.total if isinstance(expected, MemoryParts) else None,
+            expected_memory=expected_memory.total if isinstance(expected_memory, MemoryParts) else None,
         ),
     )
-    tell(place, describe_run(spec, place, batch, schedule, hardware))
-    tell(place, describe_order(data, batch))
-    tell(place, describe_weights(model, family))
-    tell(place, [describe_expected(expected)] if expected else [])
-    found = on_rank_zero(checkpoints.newest)
-    if place.ranks.is_first:
-        for writer in build_writers(writers, logs=output.logs, first_step=found.step):
-            trainer.add_callback(writer)
-    if not train(trainer, found, total_steps=schedule.total_steps):
-        return contract.STOPPED
-    publish_result(trainer, output, pretrained, title=f"{place.namespace}/{place.job}")
-    return contract.DONE
+
+
+def load_models(spec: TrainerSpec, pretrained: Pretrained) -> Models:
+    trained = load_model(spec, pretrained)
+    return Models(trained, load_reference(pretrained) if spec.dpo and not spec.lora else None)
+
+
+def describe_trainer(trainer: ExactTrainer, setting: Setting) -> Iterator[str]:
+    parts = trainer.parts
+    schedule = plan_schedule(parts.spec, parts.batch, samples=len(parts.data.order))
+    yield from describe_run(parts.spec, setting.place, parts.batch, schedule, setting.hardware)
+    yield from describe_order(parts.data, parts.batch)
+    yield from describe_weights(parts.model, parts.family)
 
 
 def build_trainer(spec: TrainerSpec, parts: Parts) -> ExactTrainer:

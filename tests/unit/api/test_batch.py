@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_api.batch import BatchError, resolve_batch
+from finetune_api.batch import AUTO, Batch, BatchError, largest_that_fits, resolve_batch, splits
 
 SIZES = st.integers(min_value=1, max_value=4096)
 RANKS = st.integers(min_value=1, max_value=512)
@@ -71,3 +71,41 @@ def test_the_same_effective_batch_on_other_layouts(nodes: int, processes: int, a
     batch = resolve_batch(per_device=None, accumulation=None, effective=16, world_size=nodes * processes)
 
     assert (batch.per_device, batch.accumulation, batch.effective) == (1, accumulation, 16)
+
+
+@given(effective=st.integers(1, 100_000), world_size=RANKS)
+def test_the_splits_of_a_batch_are_all_there_are_and_fall(effective: int, world_size: int) -> None:
+    smallest = Batch(1, effective, world_size)
+
+    found = splits(smallest)
+
+    assert {batch.effective for batch in found} == {smallest.effective}
+    assert {batch.world_size for batch in found} == {world_size}
+    assert [batch.per_device for batch in found] == [n for n in range(effective, 0, -1) if effective % n == 0]
+
+
+@given(samples=st.integers(1, 100_000), room=st.integers(0, 100_000))
+def test_the_largest_split_that_fits_is_found_with_few_trials(samples: int, room: int) -> None:
+    tried = []
+
+    def fits(batch: Batch) -> bool:
+        tried.append(batch)
+        return batch.per_device <= room
+
+    found = largest_that_fits(splits(Batch(1, samples, 4)), fits)
+
+    fitting = [size for size in range(1, min(samples, room) + 1) if samples % size == 0]
+    assert (found.per_device if found else None) == max(fitting, default=None)
+    assert len(tried) <= 8  # of the 128 that a number below 100000 can have
+
+
+@given(effective=st.integers(1, 4096), world_size=RANKS)
+def test_auto_is_one_sample_at_a_time_until_more_are_known_to_fit(effective: int, world_size: int) -> None:
+    found = resolve_batch(per_device=AUTO, accumulation=None, effective=effective * world_size, world_size=world_size)
+
+    assert found == Batch(1, effective, world_size)
+
+
+def test_auto_needs_ranks_that_divide_the_effective_batch() -> None:
+    with pytest.raises(BatchError, match=r"globalBatchSize 7 .* the nearest that fit: 4 or 8"):
+        resolve_batch(per_device=AUTO, accumulation=None, effective=7, world_size=4)

@@ -122,3 +122,22 @@ def test_the_effective_batch_survives_every_repair_and_repairs_end(
     else:
         pytest.fail("twenty repairs and no end")
     assert batch_of(apply_repair(of, repair)).per_device == 1
+
+
+def test_what_auto_came_to_is_repaired_by_a_number() -> None:
+    of = spec(numNodes=2, training={"globalBatchSize": 24, "perDeviceTrainBatchSize": "auto"})
+
+    repair, said = next_repair(of, None, Batch(6, 2, 2)) or (None, "")
+
+    assert said == "perDeviceTrainBatchSize 6 -> 3, gradientAccumulationSteps 2 -> 4 (effective batch stays 24)"
+    assert batch_of(apply_repair(of, repair)) == Batch(3, 4, 2)
+    assert not apply_repair(of, repair).training.chooses_batch
+
+
+def test_one_sample_at_a_time_is_repaired_by_other_means_and_auto_tries_again() -> None:
+    of = spec(numNodes=2, training={"globalBatchSize": 24, "perDeviceTrainBatchSize": "auto"})
+
+    repair, said = next_repair(of, None, Batch(1, 12, 2)) or (None, "")
+
+    assert said == "gradientCheckpointing: true"
+    assert apply_repair(of, repair).training.chooses_batch

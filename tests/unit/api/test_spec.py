@@ -49,3 +49,10 @@ def test_a_newer_operators_status_can_be_read() -> None:
     body = {"metadata": {"name": "bert"}, "spec": spec(), "status": {"attempt": 3, "invented": {"later": True}}}
 
     assert FineTuneJob.parse(body).status.attempt == 3
+
+
+def test_a_job_may_leave_the_size_of_its_micro_batches_to_the_trainer() -> None:
+    training = parse(training={"globalBatchSize": 16, "perDeviceTrainBatchSize": "auto"}).training
+
+    assert training.chooses_batch
+    assert not parse(training={"globalBatchSize": 16}).training.chooses_batch

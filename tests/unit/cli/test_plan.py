@@ -65,6 +65,14 @@ def test_rates_are_planned_as_their_page_shows(tmp_path: Path) -> None:
     assert line in page.splitlines()
 
 
+def test_the_summary_says_what_is_left_to_the_trainer(tmp_path: Path) -> None:
+    auto = {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 64}
+
+    said = CliRunner().invoke(app, ["plan", str(write_yaml(tmp_path, job_body(training=auto))), "-o", "summary"])
+
+    assert said.stdout.splitlines()[2] == "batch    auto x auto x 4 = 64 (per device x accumulation x ranks)"
+
+
 def test_the_summary_of_a_command_says_what_is_started(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, job_body(**command({"script": "train.py", "args": ["--lr", "1"]}, output=None)))
 

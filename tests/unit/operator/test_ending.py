@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from finetune_api.status import AttemptState, Fault, JobStatus, Phase, Repair
+from finetune_api.status import AttemptState, Fault, JobStatus, Phase, Progress, Repair
 from finetune_api.termination import Outcome, Termination
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.actions import Create, DeletePod
@@ -222,6 +222,33 @@ def test_a_job_that_ran_out_of_gpu_memory_goes_on_with_smaller_micro_batches() -
     (config,) = (a.manifest for a in step(of, seen(of))[1].actions if isinstance(a, Create) and "data" in a.manifest)
     training = json.loads(config["data"]["job.json"])["training"]
     assert training == {"perDeviceTrainBatchSize": 2, "gradientAccumulationSteps": 4}
+
+
+@pytest.mark.parametrize(
+    ("reported", "said", "repair"),
+    [
+        pytest.param(
+            Progress(step=36, per_device_train_batch_size=4),
+            "perDeviceTrainBatchSize 4 -> 2, gradientAccumulationSteps 2 -> 4 (effective batch stays 32)",
+            Repair(per_device_train_batch_size=2, gradient_accumulation_steps=4),
+            id="what was trained is halved",
+        ),
+        pytest.param(
+            None, "gradientCheckpointing: true", Repair(gradient_checkpointing=True), id="nothing was chosen yet"
+        ),
+    ],
+)
+def test_a_size_that_auto_chose_is_repaired_from_what_the_trainer_said(
+    reported: Progress | None, said: str, repair: Repair
+) -> None:
+    of = started(training={"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32})
+    assert of.status.batch is None
+    last = words(error_type="CudaOutOfMemory", message="ran out of GPU memory", rank=2, node_rank=1, progress=reported)
+    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), ended(of, 1, message=last)))
+    of, _ = step(of, seen(of))  # the pods are gone
+
+    assert of.status.attempts[0].message.endswith(f"retried with {said}")
+    assert of.status.repair == repair
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_api.status import AttemptRecord, AttemptState, Display, JobStatus, Progress
+from finetune_api.status import AttemptRecord, AttemptState, Display, JobStatus, Progress, Repair
+from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.conditions import Told, short_duration, short_number, tell
 from support.builders import NOW, Raw, deleting, ended, job, pod, running, seen
 
@@ -153,3 +154,49 @@ def test_numbers_are_short(number: float, text: str) -> None:
 )
 def test_durations_are_written_as_kubectl_writes_ages(seconds: int, text: str) -> None:
     assert short_duration(seconds) == text
+
+
+AUTO = {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32}
+
+
+def batch_of(of: FineTuneJob, *pods: Raw, polled: Progress | None = None) -> tuple[JobStatus, str]:
+    """What is told, and the batch as a product."""
+    status = tell(of, Told(seen(of, *pods, progress=polled), None, NOW))
+    batch = status.batch
+    if batch is None:
+        return status, "unknown"
+    return status, f"{batch.per_device_train_batch_size} x {batch.gradient_accumulation_steps} x {batch.world_size}"
+
+
+def test_what_auto_came_to_is_told_once_the_trainer_says_it_and_not_forgotten() -> None:
+    of = job(
+        status=JobStatus(attempt=0, attempts=(AttemptRecord(attempt=0, state=AttemptState.RUNNING),)), training=AUTO
+    )
+    before, unknown = batch_of(of, polled=report(0))
+    chosen, known = batch_of(of, polled=report(0, per_device_train_batch_size=4))
+    _, later = batch_of(of.model_copy(update={"status": chosen}))
+
+    assert (before.batch, unknown) == (None, "unknown")
+    assert known == later == "4 x 2 x 4"
+
+
+@pytest.mark.parametrize("size", [0, -4, 3, 64])
+def test_a_size_that_cannot_have_been_chosen_is_not_believed(size: int) -> None:
+    of = job(
+        status=JobStatus(attempt=0, attempts=(AttemptRecord(attempt=0, state=AttemptState.RUNNING),)), training=AUTO
+    )
+
+    assert batch_of(of, polled=report(0, per_device_train_batch_size=size))[1] == "unknown"
+
+
+def test_a_size_that_the_spec_says_is_not_taken_from_a_report() -> None:
+    of = job(training={"perDeviceTrainBatchSize": 2, "gradientAccumulationSteps": 4})
+
+    assert batch_of(of, polled=report(0, per_device_train_batch_size=8))[1] == "2 x 4 x 4"
+
+
+def test_a_repair_stands_in_the_place_of_auto() -> None:
+    repair = Repair(per_device_train_batch_size=1, gradient_accumulation_steps=8)
+    of = job(status=JobStatus(repair=repair), training=AUTO)
+
+    assert batch_of(of, polled=report(0, per_device_train_batch_size=4))[1] == "1 x 8 x 4"

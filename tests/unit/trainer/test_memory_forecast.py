@@ -12,7 +12,7 @@ from finetune_trainer.memory.forecast import Forecast, Model, forecast
 from finetune_trainer.memory.gpus import GIB, USABLE_BYTES, names_that_fit
 from finetune_trainer.memory.parts import Part, Parts
 from finetune_trainer.memory.shape import ModelShape
-from finetune_trainer.memory.suggest import suggest
+from finetune_trainer.memory.suggest import choose_size, suggest
 from finetune_trainer.settings import plan_batch
 from support import builders
 
@@ -137,3 +137,15 @@ def test_gpus_that_fit_are_named_smallest_first() -> None:
 
     assert names[0] == "l40s-48g"
     assert [USABLE_BYTES[name] for name in names] == sorted(USABLE_BYTES[name] for name in names)
+
+
+@pytest.mark.parametrize(
+    ("usable", "sizes"),
+    [pytest.param(160, (8, 1), id="all"), pytest.param(40, (2, 4), id="some"), pytest.param(1, (1, 8), id="none")],
+)
+def test_auto_is_as_much_as_fits_the_gpu(usable: int, sizes: tuple[int, int]) -> None:
+    job = spec(length=2048, training={"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32})
+
+    found = choose_size(job, rule_of_thumb, usable_bytes=usable * GIB).training
+
+    assert (found.per_device_train_batch_size, found.gradient_accumulation_steps) == sizes

@@ -39,7 +39,7 @@ def main() -> int:
 def describe(path: Path, gpu: str | None) -> dict[str, Any]:
     """Bytes by part, whether they fit, and what to change if they do not."""
     from finetune_trainer.memory.forecast import forecast, read_model, uses_gpus
-    from finetune_trainer.memory.suggest import suggest
+    from finetune_trainer.memory.suggest import choose_size, suggest
     from finetune_trainer.settings import read_spec
 
     spec = read_spec(path)
@@ -49,8 +49,11 @@ def describe(path: Path, gpu: str | None) -> dict[str, Any]:
             " leave it out to see what there is to spread"
         )
     forecaster = partial(forecast, model=read_model(spec), on_gpu=gpu is not None or uses_gpus(spec))
+    auto = spec.training.chooses_batch
+    if auto:
+        spec = choose_size(spec, forecaster, usable_bytes=USABLE_BYTES[gpu] if gpu else 0)
     found = forecaster(spec)
-    described = _describe_forecast(found)
+    described = {**_describe_forecast(found), "auto": auto}
     if gpu is None:
         return {**described, "fitsOn": names_that_fit(found.rank.total) if found.on_gpu else []}
     usable = USABLE_BYTES[gpu]

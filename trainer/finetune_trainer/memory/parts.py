@@ -7,11 +7,11 @@ from finetune_trainer.memory.gpus import GIB
 from finetune_trainer.memory.shape import ModelShape
 from finetune_trainer.memory.simulate import Live
 
-_ADAMW_STATES = 2  # mean and variance of every gradient, in the type of the weight
+ADAMW_STATES = 2  # mean and variance of every gradient, in the type of the weight
 # The next four are what published measurements need beside tensors, on the safe side: docs/memory.md.
 _CUDA_CONTEXT = GIB  # kernels and the workspaces of cuBLAS and of attention
 _NCCL_BUFFERS = int(0.4 * GIB)
-_FRAGMENTATION = 0.05  # of what is allocated: gaps between blocks
+FRAGMENTATION = 0.05  # of what is allocated: gaps between blocks
 _SPARE_LOGITS = 1 / 6  # one copy in 16 bits: of blocks so large one that was freed seldom has the right length
 _GPU_PROCESS = int(2.5 * GIB)  # of host memory: torch's and CUDA's libraries, pinned buffers
 _CPU_PROCESS = int(0.8 * GIB)
@@ -60,7 +60,7 @@ def held_parts(shape: ModelShape) -> tuple[Part, ...]:
         Part("reference model", shape.reference_bytes),
         Part("adapters", adapters),
         Part("gradients", shape.trained_bytes),
-        Part("optimizer states", _ADAMW_STATES * shape.trained_bytes),
+        Part("optimizer states", ADAMW_STATES * shape.trained_bytes),
     )
 
 
@@ -92,7 +92,7 @@ def node_parts(shape: ModelShape, rank: Parts, layout: Layout) -> Parts:
 
 
 def _gpu_parts(allocated: Iterable[Part], live: Live, layout: Layout) -> tuple[Part, ...]:
-    gaps = _FRAGMENTATION * sum(part.size for part in allocated) + _SPARE_LOGITS * live.logits
+    gaps = FRAGMENTATION * sum(part.size for part in allocated) + _SPARE_LOGITS * live.logits
     return (
         Part("CUDA context", _CUDA_CONTEXT),
         Part("NCCL buffers", _NCCL_BUFFERS if layout.world_size > 1 else 0),

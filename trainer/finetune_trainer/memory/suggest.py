@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from finetune_api.batch import Batch, largest_that_fits, splits
 from finetune_api.lora import Lora
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.memory.forecast import Forecast
+from finetune_trainer.settings import plan_batch, with_batch
 
 _SHORTEST = 256
 _LENGTHS_APART = 256
@@ -50,6 +52,17 @@ class Variant:
     def _with(self, section: str, said: str, **fields: Any) -> "Variant":
         changed = getattr(self.spec, section).model_copy(update=fields)
         return Variant(self.spec.model_copy(update={section: changed}), (*self.changes, said))
+
+
+def choose_size(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes: int) -> TrainerSpec:
+    """In the place of auto: as many samples at a time as are forecast to fit, or one."""
+
+    def fits(batch: Batch) -> bool:
+        return forecaster(with_batch(spec, batch)).rank.total <= usable_bytes
+
+    smallest = plan_batch(spec, world_size=spec.world_size)
+    found = largest_that_fits(splits(smallest), fits) if usable_bytes else None
+    return with_batch(spec, found or smallest)
 
 
 def suggest(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes: int) -> Suggestion | None:

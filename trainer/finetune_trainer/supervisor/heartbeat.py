@@ -49,6 +49,7 @@ class Progress:
     best_metric: float | None = None
     stopped_early: bool | None = None
     ended: str | None = None
+    per_device_train_batch_size: int | None = None
     memory: Memory | None = None
 
 
