@@ -184,7 +184,8 @@ def _tell_end(screen: "Screen", job: "FineTuneJob", file: JobFile, wishes: Wishe
         return INTERRUPTED
     if any(condition.type == "Complete" and condition.status == "True" for condition in status.conditions):
         steps = f"{progress.step} steps, loss {progress.loss:.4g}" if progress and progress.loss is not None else "done"
-        screen.say(f"Complete: {steps}{restarts}; {_where_it_is(file, wishes)}")
+        how = f"; {progress.ended}" if progress and progress.ended else ""
+        screen.say(f"Complete: {steps}{restarts}{how}; {_where_it_is(file, wishes)}")
         return COMPLETE
     assert record is not None, "a job that failed has an attempt that failed"
     output = job_output(file, wishes.output)

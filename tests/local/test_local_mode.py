@@ -98,8 +98,10 @@ def losses(job: LocalJob) -> list[float]:
     return [entry["loss"] for entry in log if "loss" in entry]
 
 
-def test_ctrl_c_saves_and_the_same_command_continues(tmp_path: Path, tiny: Tiny) -> None:
-    job = write_job(tmp_path, tiny, training={**LONG, "saveSteps": 1000})
+def test_ctrl_c_saves_and_the_same_command_continues_and_so_does_patience(tmp_path: Path, tiny: Tiny) -> None:
+    rows = {"train": [{"name": "/data/train.jsonl"}], "eval": [{"name": "/data/eval.jsonl#4"}], "maxLength": 256}
+    never_better = {"evalSteps": 5, "earlyStoppingPatience": 8, "earlyStoppingThreshold": 100}
+    job = write_job(tmp_path, tiny, dataset=rows, training={**LONG, "saveSteps": 1000, **never_better})
     process = job.start()
 
     job.wait_for_step(8, node_rank=0)
@@ -120,6 +122,10 @@ def test_ctrl_c_saves_and_the_same_command_continues(tmp_path: Path, tiny: Tiny)
     assert [record.state for record in job.status.attempts] == [AttemptState.STOPPED, AttemptState.SUCCEEDED]
     assert job.status.attempts[1].first_step == saved.step
     assert job.status.restarts == 0
+    # the first evaluation, after step 5, and eight more, of which one or two were before the stop
+    assert "stopped early at step 45 of 60: 8 evaluations without a better eval_loss by more than 100" in said
+    assert job.status.display is not None
+    assert job.status.display.progress == "stopped early 45/60"
 
 
 def test_a_malformed_row_ends_the_job_at_once_and_can_be_mended(tmp_path: Path, tiny: Tiny) -> None:

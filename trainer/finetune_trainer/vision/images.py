@@ -95,7 +95,8 @@ def describe_vision(source: ModelSource, config: PretrainedConfig, tokenizer: Pr
         if asked:
             raise InvalidSpec(
                 f'spec.model.{asked[0]}: model "{source.name}" is of type {config.model_type}, which only reads here;'
-                f" those that do are {', '.join(FAMILIES)}"
+                " leave it out, with the rates of vision and aligner in spec.training if there are any, or take a model"
+                f" that sees, of type {', '.join(FAMILIES)}"
             )
         return None
     processor = AutoImageProcessor.from_pretrained(source.name)
