@@ -1,9 +1,9 @@
 """The dataset of a job: which rows, and what becomes of those that do not fit."""
 
 import re
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from finetune_api.model import Model, NonEmpty, validations
 
@@ -20,8 +20,19 @@ class DatasetSource(Model):
     """One set of rows."""
 
     name: NonEmpty = Field(
-        description="A .jsonl, .json, .csv or .parquet file, or a folder of them, on a mounted volume; path#1000 takes"
-        " 1000 rows of it, drawn by training.seed."
+        description="A .jsonl, .json, .csv or .parquet file, or a folder of them, on a mounted volume, or the id of a"
+        " Hub dataset that holds such files; name#1000 takes 1000 rows of it, drawn by training.seed."
+    )
+    split: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]+$", max_length=64)] | None = Field(
+        default=None,
+        description="Of a folder or Hub dataset only files whose path says this word, such as train (default: all files"
+        " of a folder; of a Hub dataset train to train on, validation or test to evaluate on, where paths say so).",
+    )
+    subset: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)] | None = Field(
+        default=None, description="Of a folder or Hub dataset only files in a folder of this name."
+    )
+    revision: NonEmpty | None = Field(
+        default=None, description="Branch, tag or commit of a Hub dataset (default: main)."
     )
 
     model_config = ConfigDict(

@@ -15,6 +15,7 @@ from finetune_trainer.methods.sft import predict, render_sample
 from finetune_trainer.model.load import describe_model
 from finetune_trainer.vision.collate import SeeingCollator
 from support import digits, tiny_vision
+from support.downloads import NONE
 from support.launch import launch
 
 pytestmark = pytest.mark.slow
@@ -57,6 +58,7 @@ def accuracy(model: Path, rows: Path) -> float:
         cache=rows.parent / "asked",
         writes=True,
         alive=lambda: None,
+        downloads=NONE,
         vision=pretrained.vision,
     )
     samples = load_data(Dataset.model_validate({"train": [{"name": str(rows)}]}), how)

@@ -22,6 +22,7 @@ FOUR_DIGITS = 1e-4
 PAIRS, WEIGHTED = ".pairs", ".weighted"
 DPO = {"beta": 0.2, "rpoAlpha": 0.5}
 PACKED = {"packing": True, "maxLength": 300}
+FROM_HUB = [{"name": "acme/rows"}]
 NF4 = {"r": 16, "quantization": "nf4"}
 RESUMED: dict[str, Any] = {
     "dataset": PACKED,
@@ -100,10 +101,14 @@ def two_ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[FakeHub]:
+def hub(files: tiny.Tiny) -> Iterator[FakeHub]:
     with serve_hub() as hub, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_ENDPOINT", hub.address)
         patch.setenv("HF_TOKEN", TOKEN)
+        hub.datasets["acme/rows"] = {
+            "train.jsonl": files.train.read_bytes(),
+            "validation.jsonl": files.eval.read_bytes(),
+        }
         yield hub
 
 
@@ -129,6 +134,7 @@ def two_ranks(files: tiny.Tiny, broken_model: Path, two_ranks_folder: Path, hub:
         "2x4x2, 4 bits, dpo": spec(files, (2, 4, 2), lora=NF4, sft=None, dpo=DPO, rows=PAIRS),
         "2x4x2, dpo": spec(files, (2, 4, 2), sft=None, dpo=DPO, rows=PAIRS),
         "2x1x8, dpo": spec(files, (2, 1, 8), sft=None, dpo=DPO, rows=PAIRS),
+        "2x4x2, from the Hub": spec(files, (2, 4, 2), dataset={"train": FROM_HUB, "eval": FROM_HUB}),
         "2x8x1, pushed": spec(
             files,
             (2, 8, 1),
@@ -323,6 +329,10 @@ def test_ranks_that_differ_are_refused_before_anything_is_written_unless_they_ma
     assert "NVIDIA L4 on node 0 rank 1." in two_ranks["2x4x2 (mixed)"]["message"]
     assert not (two_ranks_folder / "2x4x2 (mixed)" / "checkpoints").exists()
     assert len(two_ranks["2x8x1 (mixed)"]["loss"]) == 1
+
+
+def test_rows_from_the_hub_are_learned_as_those_of_a_volume(two_ranks: Results) -> None:
+    assert two_ranks["2x4x2, from the Hub"] == two_ranks["2x4x2"]
 
 
 def test_what_is_on_the_hub_is_the_result(two_ranks: Results, two_ranks_folder: Path, hub: FakeHub) -> None:

@@ -1,14 +1,17 @@
-"""As much of the Hub's HTTP API as an upload needs; what is committed is kept in memory."""
+"""As much of the Hub's HTTP API as uploads and downloads need; what is committed is kept in memory."""
 
 import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
+from urllib.parse import unquote
 
+SHA = "5eed" * 10
 TOKEN = "hf_may_write"  # noqa: S105  of nobody
 
 
@@ -18,9 +21,29 @@ class FakeHub:
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     visibility: dict[str, str] = field(default_factory=dict)
+    datasets: dict[str, dict[str, bytes]] = field(default_factory=dict)  # all at commit SHA
+    asked: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     broken: int | None = None
     address: str = ""
+
+    def give(self, path: str) -> tuple[int, Any, dict[str, str]]:
+        """Status, body and headers of what is read: what a dataset holds, or one of its files."""
+        self.asked.append(path)
+        if self.broken:
+            return self.broken, {"error": "out of order"}, {}
+        if path.startswith("/api/datasets/"):
+            owner, name, *rest = path.removeprefix("/api/datasets/").split("/")
+            files = self.datasets.get(f"{owner}/{name}")
+            if files is None:
+                return 404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
+            if rest[:1] == ["tree"]:
+                return 200, [{"type": "file", "path": each, "size": len(files[each]), "oid": "1"} for each in files], {}
+            siblings = [{"rfilename": each} for each in files]
+            return 200, {"id": f"{owner}/{name}", "sha": SHA, "siblings": siblings}, {}
+        repository, _, file = path.removeprefix("/datasets/").partition(f"/resolve/{SHA}/")
+        content = self.datasets[repository][unquote(file)]
+        return 200, content, {"ETag": f'"{sha256(content).hexdigest()}"', "X-Repo-Commit": SHA}
 
     def answer(self, path: str, body: bytes, token: str) -> tuple[int, Any]:
         if self.broken:
@@ -68,6 +91,18 @@ def serve_hub() -> Iterator[FakeHub]:
             self.send_header("Content-Length", str(len(told)))
             self.end_headers()
             self.wfile.write(told)
+
+        def do_GET(self) -> None:
+            status, said, headers = hub.give(self.path.partition("?")[0])
+            told = said if isinstance(said, bytes) else json.dumps(said).encode()
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(told))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(told)
+
+        do_HEAD = do_GET  # noqa: N815  as http.server wants it
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""

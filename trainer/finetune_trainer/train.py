@@ -20,7 +20,8 @@ from finetune_trainer.callbacks import FollowEvaluations, RefuseNonFiniteLoss, S
 from finetune_trainer.checkpoint import Checkpoints, Found
 from finetune_trainer.data.batches import Collate, Collator
 from finetune_trainer.data.counted import Rules
-from finetune_trainer.data.load import Data, Method, Tokenizing, load_data
+from finetune_trainer.data.files import Downloads
+from finetune_trainer.data.load import Data, Method, Tokenizing, check_same, load_data
 from finetune_trainer.errors import TrainerError
 from finetune_trainer.evaluations import Ending, conclude
 from finetune_trainer.groups import check_rates
@@ -105,6 +106,7 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
     data = load_data(spec.dataset, tokenizing(spec, pretrained, place, reporter))
     tell(place, describe_data(data))
     join_process_group(device, timeout_seconds=spec.training.ddp_timeout)
+    check_same(gather(data.digest), per_node=place.ranks.local_world_size)
     if not spec.training.allow_mixed_hardware:
         check_alike(gather(describe_rank(device)), per_node=place.ranks.local_world_size)
     if spec.deepspeed:
@@ -346,6 +348,9 @@ def tokenizing(spec: TrainerSpec, pretrained: Pretrained, place: Place, reporter
         cache=place.cache,
         writes=place.ranks.local_rank == 0,
         alive=reporter.alive,
+        downloads=Downloads(
+            place.cache / "hub", place.uid, place.ranks.is_first, reporter.alive, spec.training.ddp_timeout
+        ),
         vision=pretrained.vision,
     )
 

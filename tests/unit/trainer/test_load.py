@@ -11,9 +11,10 @@ from transformers import PreTrainedTokenizerFast
 from finetune_api.dataset import Dataset
 from finetune_trainer.banner import describe_data
 from finetune_trainer.data.counted import Rules
-from finetune_trainer.data.load import Data, Method, Tokenizing, load_data
+from finetune_trainer.data.load import Data, Method, Tokenizing, check_same, load_data
 from finetune_trainer.errors import ChatTemplateError, DatasetError, OutputError
 from finetune_trainer.methods.sft import render_sample
+from support.downloads import NONE
 
 
 def row(answer: str) -> str:
@@ -37,6 +38,7 @@ def load(
         cache=folder / "cache",
         writes=True,
         alive=lambda: None,
+        downloads=NONE,
     )
     return load_data(Dataset.model_validate({"train": [{"name": str(file)} for file in files], **fields}), how)
 
@@ -156,3 +158,13 @@ def test_a_cache_that_cannot_be_written_is_named(
 
     with pytest.raises(OutputError, match=r"cache cannot be written \(Permission denied\)"):
         load(tmp_path, tokenizer, [tmp_path / "rows.jsonl"])
+
+
+def test_other_rows_on_another_node_are_named(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    for count in (2, 3):
+        (tmp_path / f"{count}.jsonl").write_text(row("a") * count)
+    few, more = (load(tmp_path, tokenizer, [tmp_path / f"{count}.jsonl"]) for count in (2, 3))
+
+    check_same([few.digest] * 4, per_node=2)
+    with pytest.raises(DatasetError, match="node 1 does not read the rows that node 0 reads"):
+        check_same([few.digest, few.digest, more.digest, more.digest], per_node=2)

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from finetune_trainer.data.rows import Row, count_rows, find_files, read_rows
+from finetune_trainer.data.rows import Row, count_rows, read_rows
 from finetune_trainer.errors import DatasetError
 
 ROWS = [{"prompt": "one", "completion": "1"}, {"prompt": "two", "completion": "2"}]
@@ -39,13 +39,6 @@ def test_a_row_knows_its_place(tmp_path: Path, suffix: str, places: list[str]) -
     path = write(tmp_path / f"rows{suffix}", ROWS)
 
     assert [row.place for row in read_rows(path) if isinstance(row, Row)] == [f"{path} {place}" for place in places]
-
-
-def test_a_folder_is_read_in_order_of_names_and_other_files_are_left_alone(tmp_path: Path) -> None:
-    for name in ("b.jsonl", "a.csv", "README.md"):
-        write(tmp_path / name, ROWS) if not name.endswith("md") else (tmp_path / name).write_text("hello")
-
-    assert [file.name for file in find_files(str(tmp_path), field="train")] == ["a.csv", "b.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -98,17 +91,3 @@ def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DatasetError, match="expected UTF-8 text, found byte 0xff"):
         list(read_rows(path))
-
-
-@pytest.mark.parametrize(("make", "message"), [(None, "does not exist"), ("rows.txt", "no .jsonl, .json, .csv")])
-def test_a_missing_or_unknown_file_is_named_with_its_field(tmp_path: Path, make: str | None, message: str) -> None:
-    path = tmp_path / (make or "none.jsonl")
-    if make:
-        path.write_text("x")
-
-    with pytest.raises(DatasetError) as raised:
-        find_files(str(path), field="spec.dataset.train[0].name")
-
-    assert str(path) in str(raised.value)
-    assert message in str(raised.value)
-    assert "spec.dataset.train[0].name" in str(raised.value)

@@ -12,6 +12,7 @@ from finetune_api.dataset import DatasetSource
 from finetune_trainer.data.rows import Row
 from finetune_trainer.data.sources import draw, find_sources, read_sources
 from finetune_trainer.errors import DatasetError
+from support.downloads import NONE
 
 
 def write(path: Path, count: int) -> Path:
@@ -20,7 +21,7 @@ def write(path: Path, count: int) -> Path:
 
 
 def taken(*names: str, seed: int = 1) -> list[tuple[object, int]]:
-    sources = find_sources([DatasetSource(name=name) for name in names], field="spec.dataset.train")
+    sources = find_sources([DatasetSource(name=name) for name in names], NONE, field="spec.dataset.train")
     return [(row.columns["n"], times) for row, times in read_sources(sources, seed=seed) if isinstance(row, Row)]
 
 
@@ -59,7 +60,7 @@ def test_more_rows_than_there_are_means_repeats(tmp_path: Path) -> None:
 
 def test_a_bad_row_may_be_drawn_too(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("[]\n")
-    sources = find_sources([DatasetSource(name=f"{tmp_path}/rows.jsonl#3")], field="spec.dataset.train")
+    sources = find_sources([DatasetSource(name=f"{tmp_path}/rows.jsonl#3")], NONE, field="spec.dataset.train")
 
     ((bad, times),) = read_sources(sources, seed=1)
 

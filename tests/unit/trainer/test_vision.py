@@ -28,6 +28,7 @@ from finetune_trainer.vision.collate import SeeingCollator
 from finetune_trainer.vision.families import FAMILIES, Family
 from finetune_trainer.vision.freeze import freeze, frozen_groups, frozen_modules, group_of, trains_sight
 from support import tiny, tiny_vision
+from support.downloads import NONE
 
 KINDS = tuple(tiny_vision.KINDS)
 ANSWERS = Method("sft", partial(render_sample, loss_on="assistant"))
@@ -51,6 +52,7 @@ class Loaded:
             cache=self.folder / "cache",
             writes=True,
             alive=lambda: None,
+            downloads=NONE,
             vision=self.pretrained.vision,
         )
         return load_data(Dataset.model_validate({"train": [{"name": str(rows)}], **fields}), how)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from torch.utils.data import Dataset as TorchDataset
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from finetune_api.dataset import Dataset, DatasetSource
 from finetune_trainer.data.cache import cache_key, obtain_tokens
 from finetune_trainer.data.counted import Rendered, Rules
+from finetune_trainer.data.files import EVAL, TRAIN, Downloads
 from finetune_trainer.data.order import Order, PackOrder, RowOrder
 from finetune_trainer.data.packing import PackedDataset
 from finetune_trainer.data.render import Renderer
@@ -42,6 +44,12 @@ class Data:
         return PackedDataset(self.train) if isinstance(self.order, PackOrder) else self.seen(self.train)
 
     @property
+    def digest(self) -> str:
+        """Equal where the same rows were found; of their tokens only the number counts."""
+        parts = (part.lengths.tobytes() for part in (self.train, self.eval) if part is not None)
+        return sha256(b"|".join(parts)).hexdigest()[:16]
+
+    @property
     def shows_images(self) -> bool:
         return len(self.train.album) > 0 or (self.eval is not None and len(self.eval.album) > 0)
 
@@ -70,12 +78,13 @@ class Tokenizing:
     cache: Path
     writes: bool
     alive: Callable[[], None]
+    downloads: Downloads
     vision: Vision | None = None
 
 
 def load_data(dataset: Dataset, how: Tokenizing) -> Data:
-    train = _load(dataset.train, how, field="spec.dataset.train")
-    evaluated = _load(dataset.eval, how, field="spec.dataset.eval") if dataset.eval else None
+    train = _load(dataset.train, how, field=TRAIN)
+    evaluated = _load(dataset.eval, how, field=EVAL) if dataset.eval else None
     if dataset.split_dataset_ratio is not None:
         train, evaluated = hold_out(train, dataset.split_dataset_ratio, seed=how.seed)
     return Data(
@@ -86,6 +95,16 @@ def load_data(dataset: Dataset, how: Tokenizing) -> Data:
         held_out=dataset.split_dataset_ratio is not None,
         vision=how.vision,
     )
+
+
+def check_same(digests: Sequence[str], *, per_node: int) -> None:
+    """Ranks that read other rows would train on shares that do not make up the whole. Raises DatasetError."""
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise DatasetError(
+                f"spec.dataset: node {rank // per_node} does not read the rows that node 0 reads; give all nodes the"
+                " same files, from storage that they share"
+            )
 
 
 def _order(dataset: Dataset, train: TokenDataset, how: Tokenizing) -> Order:
@@ -101,7 +120,7 @@ def _order(dataset: Dataset, train: TokenDataset, how: Tokenizing) -> Order:
 
 
 def _load(named: Sequence[DatasetSource], how: Tokenizing, *, field: str) -> TokenDataset:
-    sources = find_sources(named, field=field)
+    sources = find_sources(named, how.downloads, field=field)
     with explained(how.cache):
         data = obtain_tokens(
             how.cache / "tokens" / _key(sources, how),

@@ -25,20 +25,6 @@ class Row:
         return Path(self.place.rsplit(" ", 2)[0]).parent
 
 
-def find_files(source: str, *, field: str) -> tuple[Path, ...]:
-    """The file itself, or those of the folder in order of their names."""
-    path = Path(source)
-    if not path.exists():
-        raise DatasetError(
-            f'{field}: "{source}" does not exist; mount the volume that holds it (spec.volumes) or correct the path'
-        )
-    inside = sorted(path.rglob("*")) if path.is_dir() else [path]
-    files = tuple(file for file in inside if file.suffix in READERS and file.is_file())
-    if not files:
-        raise DatasetError(f'{field}: "{source}" is no {_known()} file and no folder with such files')
-    return files
-
-
 def read_rows(path: Path) -> Iterator[Row | DatasetError]:
     """Each row, or what is wrong with it; raises DatasetError where no further row can be told from the rest."""
     try:
@@ -147,7 +133,3 @@ def _row(place: str, value: object) -> Row | DatasetError:
     if not isinstance(value, dict):
         return DatasetError(f"{place}: expected a JSON object, found {describe(value)}")
     return Row(place, value)
-
-
-def _known() -> str:
-    return ", ".join(READERS)

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from finetune_api.dataset import DatasetSource
-from finetune_trainer.data.rows import Row, count_rows, find_files, read_rows
+from finetune_trainer.data.files import Downloads, find_files
+from finetune_trainer.data.rows import Row, count_rows, read_rows
 from finetune_trainer.data.tokens import Numbers
 from finetune_trainer.errors import DatasetError
 
@@ -20,9 +21,9 @@ class Source:
     rows: int | None
 
 
-def find_sources(sources: Sequence[DatasetSource], *, field: str) -> tuple[Source, ...]:
+def find_sources(sources: Sequence[DatasetSource], downloads: Downloads, *, field: str) -> tuple[Source, ...]:
     return tuple(
-        Source(find_files(source.path, field=f"{field}[{index}].name"), source.rows)
+        Source(find_files(source, downloads, field=f"{field}[{index}].name"), source.rows)
         for index, source in enumerate(sources)
     )
 
