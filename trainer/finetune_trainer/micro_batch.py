@@ -1,5 +1,6 @@
 """perDeviceTrainBatchSize auto: as many samples at a time as fit into memory, whose number changes nothing else."""
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -81,7 +82,7 @@ def choose_by_forecast(smallest: Batch, expect: Expect, *, available: int) -> Ch
     def fits(batch: Batch) -> bool:
         expected = expect(batch)
         if not isinstance(expected, Parts):
-            raise _Unknown(expected)
+            raise _Unknown(expected or "memory that is spread over the ranks is not guessed")
         needed[batch] = expected.total
         return expected.total <= available
 
@@ -127,7 +128,7 @@ def choose_by_trial(trainer: ExactTrainer) -> Choice:
                 attempt(batch)
             except torch.OutOfMemoryError:
                 mine = False
-            _free(device)
+            _forget(device)
             return all(fitted for (fitted,) in gather_numbers((float(mine),), device))
 
         try:
@@ -139,7 +140,7 @@ def choose_by_trial(trainer: ExactTrainer) -> Choice:
             ) from error
         chosen = largest_that_fits(larger, fits) or smallest
         del room
-    _free(device)
+    _forget(device)
     above = [batch.per_device for batch in larger if batch.per_device > chosen.per_device]
     return Choice(
         chosen, f"tried with the longest rows, {min(above)} do not fit" if above else "all that a rank has fit"
@@ -176,6 +177,9 @@ def _as_in_a_step(trainer: ExactTrainer) -> Iterator[torch.nn.Module]:
     model.__dict__.update(before)
 
 
-def _free(device: torch.device) -> None:
+def _forget(device: torch.device) -> None:
+    """Nothing that was tried takes memory any more, or counts as the peak of the run."""
+    gc.collect()  # what a failed pass leaves may hold itself
     if device.type == "cuda":
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)

@@ -66,12 +66,16 @@ def test_the_next_size_is_too_much(samples: int, available: int) -> None:
     assert all(two_gib_a_sample(Batch(size, samples // size, 2)).total > available for size in larger)
 
 
-def test_what_cannot_be_forecast_is_one_sample_at_a_time() -> None:
-    def nobody_knows(_batch: Batch) -> TrainerError:
-        return ModelError("what images cost is not simulated")
-
-    assert choose_by_forecast(SMALLEST, nobody_knows, available=GIB) == Choice(
-        SMALLEST, "what more would need cannot be forecast: what images cost is not simulated"
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        pytest.param(ModelError("what images cost is not simulated"), "what images cost is not simulated", id="images"),
+        pytest.param(None, "memory that is spread over the ranks is not guessed", id="spread"),
+    ],
+)
+def test_what_cannot_be_forecast_is_one_sample_at_a_time(known: TrainerError | None, words: str) -> None:
+    assert choose_by_forecast(SMALLEST, lambda _batch: known, available=GIB) == Choice(
+        SMALLEST, f"what more would need cannot be forecast: {words}"
     )
 
 
