@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "reports"
 SUITES = {  # how pytest runs each: a test that hangs must not hold up the rest
-    "unit": ("--timeout=120",),
+    "unit": ("--timeout=120", "--numprocesses=auto"),
     "property": ("--timeout=1200", "--numprocesses=auto"),  # few tests of thousands of histories each
     "local": ("--timeout=300",),
     "e2e": ("--timeout=900",),
@@ -57,7 +57,8 @@ def run_suite(suite: str) -> SuiteResult:
     report.unlink(missing_ok=True)
     print(f"== {suite} tests", flush=True)
     started = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-q", *SUITES[suite], f"tests/{suite}", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "-q", "--durations=12", "--durations-min=10", *SUITES[suite]]
+    command += [f"tests/{suite}", f"--junitxml={report}"]
     ended = subprocess.run(command, cwd=ROOT, check=False)
     seconds = time.monotonic() - started
     if not report.exists():

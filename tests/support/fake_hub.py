@@ -27,11 +27,14 @@ class FakeHub:
     broken: int | None = None
     address: str = ""
 
-    def give(self, path: str) -> tuple[int, Any, dict[str, str]]:
+    def give(self, path: str, token: str) -> tuple[int, Any, dict[str, str]]:
         """Status, body and headers of what is read: what a dataset holds, or one of its files."""
         self.asked.append(path)
         if self.broken:
             return self.broken, {"error": "out of order"}, {}
+        if path.startswith("/api/models/"):
+            may = token == f"Bearer {TOKEN}"
+            return (200, {"id": "known"}, {}) if may else (403, {"error": "you may only read this"}, {})
         if path.startswith("/api/datasets/"):
             owner, name, *rest = path.removeprefix("/api/datasets/").split("/")
             files = self.datasets.get(f"{owner}/{name}")
@@ -48,11 +51,16 @@ class FakeHub:
     def answer(self, path: str, body: bytes, token: str) -> tuple[int, Any]:
         if self.broken:
             return self.broken, {"error": "out of order"}
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked['organization']}/{asked['name']}"
+            if name in self.repositories:
+                return 409, {"error": "You already created this model repo", "url": f"{self.address}/{name}"}
         if token != f"Bearer {TOKEN}":
             return 401, {"error": "Invalid credentials in Authorization header"}
         if path == "/api/repos/create":
-            asked = json.loads(body)
-            return self._create(f"{asked['organization']}/{asked['name']}", visibility=asked["visibility"])
+            self.repositories[name], self.visibility[name] = {}, asked["visibility"]
+            return 200, {"url": f"{self.address}/{name}"}
         if path == "/api/validate-yaml":  # the head of a README.md
             return 200, {"errors": [], "warnings": []}
         repository, _, action = path.removeprefix("/api/models/").rpartition("/main")[0].rpartition("/")
@@ -67,14 +75,6 @@ class FakeHub:
             else:
                 files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
         return 200, {"commitUrl": f"{self.address}/{repository}/commit/1", "commitOid": "1", "success": True}
-
-    def _create(self, repository: str, *, visibility: str) -> tuple[int, Any]:
-        url = {"url": f"{self.address}/{repository}"}
-        if repository in self.repositories:
-            return 409, {"error": "You already created this model repo", **url}
-        self.repositories[repository] = {}
-        self.visibility[repository] = visibility
-        return 200, url
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def serve_hub() -> Iterator[FakeHub]:
             self.wfile.write(told)
 
         def do_GET(self) -> None:
-            status, said, headers = hub.give(self.path.partition("?")[0])
+            status, said, headers = hub.give(self.path.partition("?")[0], self.headers.get("Authorization", ""))
             told = said if isinstance(said, bytes) else json.dumps(said).encode()
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(told))}.items():

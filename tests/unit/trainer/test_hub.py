@@ -52,7 +52,12 @@ def test_the_whole_result_is_uploaded(hub: FakeHub, tmp_path: Path) -> None:
     assert hub.messages == ["Result of default/first"]
 
 
-def test_a_token_that_may_not_write_is_the_users_to_change(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_token_that_may_not_write_is_the_users_to_change(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, exists: bool
+) -> None:
+    if exists:
+        make_repository(ACME)
     monkeypatch.setattr(trainers_hub, "HfApi", lambda: HfApi(endpoint=hub.address, token=GUEST))
 
     with pytest.raises(InvalidSpec, match=r'pushToHub: the Hub refuses "acme/support" .*HF_TOKEN') as raised:
@@ -64,9 +69,9 @@ def test_a_token_that_may_not_write_is_the_users_to_change(hub: FakeHub, monkeyp
 def test_a_hub_that_is_out_of_order_is_asked_again_later(hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     make_repository(ACME)
-    hub.broken = 500
+    hub.broken = 501  # which the client does not ask for again by itself
 
-    with pytest.raises(HubUnavailable, match=r'could not take "acme/support": .*500'):
+    with pytest.raises(HubUnavailable, match=r'could not take "acme/support": .*501'):
         upload(ACME, tmp_path, title="default/first")
 
 

@@ -91,7 +91,7 @@ def test_few_layers_tell_what_many_take(
     lora: Lora | None, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = step(checkpointing=checkpointing, autocast=torch.bfloat16)
-    many = Architecture(config(layers=9), torch.float32, lora)
+    many = Architecture(config(layers=6), torch.float32, lora)
     extended = measure_step(many, wanted)
 
     monkeypatch.setattr("finetune_trainer.memory.shape._layers_are_equal", lambda _: False)

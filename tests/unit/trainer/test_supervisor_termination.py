@@ -101,7 +101,8 @@ def test_progress_is_what_the_status_holds() -> None:
     numbers: dict[str, Any] = {field.name: 1 for field in fields(Progress)}
     sizes: dict[str, Any] = {field.name: 1 for field in fields(Memory)}
     memory = Memory(**{**sizes, "cause": "step 1"})
-    progress = Progress(**{**numbers, "last_checkpoint": "step-00000001", "slow_rank": "rank 1 +20%", "memory": memory})
+    words = {"last_checkpoint": "step-00000001", "slow_rank": "rank 1 +20%", "ended": "by itself"}
+    progress = Progress(**{**numbers, **words, "memory": memory})
     beat = Heartbeat(rank=0, local_rank=0, pid=1, time=1.25, phase=contract.TRAIN, progress=progress)
 
     read = status.Progress.model_validate(progress_object(beat))
