@@ -1,0 +1,89 @@
+"""Models by their published shapes, or small ones of the same kind; their weights are random."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import LlavaConfig, PretrainedConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2VLConfig
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`family` is one of support.tiny_vision's, and empty where nothing is seen."""
+
+    text: dict[str, int]
+    tied: bool = False
+    family: str = ""
+    vision: dict[str, Any] = field(default_factory=dict)
+
+    def config(self, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+        text = {
+            **self.text,
+            "vocab_size": max(self.text["vocab_size"], len(tokenizer)),
+            "max_position_embeddings": 8192,
+        }
+        text |= {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
+        if not self.family:
+            return Qwen2Config(**text, tie_word_embeddings=self.tied)
+        if self.family == "llava":
+            image = tokenizer.convert_tokens_to_ids("<image>")
+            patches = (self.vision["image_size"] // self.vision["patch_size"]) ** 2
+            vision = {"model_type": "clip_vision_model", **self.vision}
+            return LlavaConfig(
+                text_config={"model_type": "llama", **text},
+                vision_config=vision,
+                image_token_id=image,
+                image_seq_length=patches,
+                tie_word_embeddings=self.tied,
+            )
+        names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+        marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+        ids = dict(zip(names, tokenizer.convert_tokens_to_ids(marks), strict=True))
+        half = text["hidden_size"] // text["num_attention_heads"] // 2
+        sections = [half // 4, half * 3 // 8, half * 3 // 8]
+        rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
+        return Qwen2VLConfig(
+            text_config={**text, "rope_parameters": rope},
+            vision_config={**self.vision, "hidden_size": text["hidden_size"]},
+            tie_word_embeddings=self.tied,
+            **ids,
+        )
+
+
+def _text(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocabulary: int) -> dict[str, int]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocabulary,
+    }
+
+
+SMALL = Shape(_text(384, 1024, 8, 6, 2, 1024), tied=True)  # 12 million weights
+QWEN2_5_3B = Shape(_text(2048, 11008, 36, 16, 2, 151936), tied=True)
+QWEN2_5_7B = Shape(_text(3584, 18944, 28, 28, 4, 152064))
+QWEN2_VL_7B = Shape(
+    _text(3584, 18944, 28, 28, 4, 152064),
+    family="qwen2_vl",
+    vision={"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_ratio": 4, "patch_size": 14},
+)
+SMALL_QWEN2_VL = Shape(
+    _text(256, 704, 4, 4, 2, 1024),
+    tied=True,
+    family="qwen2_vl",
+    vision={"depth": 4, "embed_dim": 128, "num_heads": 4, "mlp_ratio": 4, "patch_size": 14},
+)
+SMALL_LLAVA = Shape(
+    _text(256, 704, 4, 4, 2, 1024),
+    tied=True,
+    family="llava",
+    vision={
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "image_size": 56,
+        "patch_size": 14,
+    },
+)

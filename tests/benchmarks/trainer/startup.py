@@ -1,0 +1,56 @@
+"""From the start of a rank's process to its first step, by stage: `startup.py TASK.json BEGAN` (Unix seconds)."""
+
+import sys
+import time
+
+STAGES = {
+    "describe_model": "config and tokenizer",
+    "load_data": "rows",
+    "join_process_group": "process group",
+    "expect_memory": "memory forecast",
+    "load_model": "model",
+    "build_trainer": "trainer",
+}
+
+
+def main(task_file: str, began: float) -> None:
+    """Prints a JSON object of seconds."""
+    python = time.time() - began
+    import finetune_trainer.train as trainer
+
+    imports = time.time() - began - python
+    import json
+    from dataclasses import replace
+    from pathlib import Path
+
+    from benchmarks.trainer import ours
+    from benchmarks.trainer.clock import watch_every_trainer
+    from benchmarks.trainer.task import Task
+
+    spent: dict[str, float] = {}
+
+    def timed(name: str, stage: str) -> None:
+        inner = getattr(trainer, name)
+
+        def outer(*arguments: object, **named: object) -> object:
+            entered = time.perf_counter()
+            result = inner(*arguments, **named)
+            spent[stage] = spent.get(stage, 0.0) + time.perf_counter() - entered
+            return result
+
+        setattr(trainer, name, outer)
+
+    for name, stage in STAGES.items():
+        timed(name, stage)
+    clock = watch_every_trainer()
+    task = Task(**json.loads(Path(task_file).read_text()))
+    entered = time.perf_counter()
+    ours.train(replace(task, output=f"{task.output}-startup"))
+    until_step = clock.steps[0].seconds - entered
+    rest = until_step - sum(spent.values())
+    stages = {"python": python, "imports": imports, **spent, "rest, with the first step": rest}
+    print(json.dumps({**stages, "together": python + imports + until_step}), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))
