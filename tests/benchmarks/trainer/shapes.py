@@ -16,12 +16,8 @@ class Shape:
     vision: dict[str, Any] = field(default_factory=dict)
 
     def config(self, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
-        text = {
-            **self.text,
-            "vocab_size": max(self.text["vocab_size"], len(tokenizer)),
-            "max_position_embeddings": 8192,
-        }
-        text |= {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
+        text: dict[str, Any] = {**self.text, "max_position_embeddings": 8192, "eos_token_id": 2, "pad_token_id": 0}
+        text["vocab_size"] = max(text["vocab_size"], len(tokenizer))
         if not self.family:
             return Qwen2Config(**text, tie_word_embeddings=self.tied)
         if self.family == "llava":

@@ -1,6 +1,6 @@
-"""A contender's process, in its own environment: `python -m benchmarks.trainer.worker NAME`, a task or an answer a line.
+"""A contender's process: `python -m benchmarks.trainer.worker NAME` reads a task a line and answers with a line.
 
-It lives as long as the contest, because importing takes as long as a training.
+It runs in the contender's own environment, as long as the contest, because importing takes as long as a training.
 """
 
 import gc
