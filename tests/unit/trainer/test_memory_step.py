@@ -1,20 +1,22 @@
 """The simulated step against real ones: the bytes that the tensors of a tiny model take on this machine."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
 from finetune_api.lora import Lora
 from finetune_trainer.errors import ModelError
 from finetune_trainer.memory.kernels import use_fused_dropout
 from finetune_trainer.memory.parts import Layout, held_parts, rank_parts
 from finetune_trainer.memory.shape import Architecture, measure_shape, measure_step
-from finetune_trainer.memory.simulate import Live, Step, loss_of_every_token
+from finetune_trainer.memory.simulate import Live, Step, loss_of_every_token, simulate_step
 from finetune_trainer.methods.sft import target_losses
 from finetune_trainer.model.lora import add_adapters
+from finetune_trainer.model.quantize import four_bit
 from support import tiny
 
 LORA = Lora(r=4, lora_dropout=0.1, target_modules=("all-linear",))
@@ -83,6 +85,31 @@ def test_logits_take_twelve_bytes_each_when_the_loss_goes_back() -> None:
     live = measure_step(big, step(length=length, autocast=torch.bfloat16))
 
     assert live.logits == pytest.approx(12 * (length - 1) * vocabulary, rel=0.001)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
+def test_4_bit_weights_take_what_bitsandbytes_holds_and_one_layer_that_is_widened(
+    tmp_path: Path, checkpointing: bool
+) -> None:
+    of = config(layers=4, hidden_size=128, intermediate_size=512)
+    AutoModelForCausalLM.from_config(of).save_pretrained(tmp_path)
+    packed = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=four_bit(torch.float32, None))
+    lora, wanted = LORA.model_copy(update={"quantization": "nf4"}), step(checkpointing=checkpointing)
+
+    forecast = Architecture(of, torch.float32, lora)
+    shape, live = measure_shape(forecast), measure_step(forecast, wanted)
+    real = add_adapters(packed, lora, seed=0)
+    highest = max(each.total for each in simulate_step(real, wanted).values())
+
+    assert highest <= live.total <= highest + 4 * 128 * 512
+    assert shape.frozen_bytes == pytest.approx(sum(map(held_bytes, real.parameters())), rel=0.05)
+
+
+def held_bytes(parameter: torch.nn.Parameter) -> int:
+    """Of what is frozen, with the constants of what is in 4 bits."""
+    state = getattr(parameter, "quant_state", None)
+    constants = (state.absmax, state.code, state.state2.absmax, state.state2.code) if state else ()
+    return 0 if parameter.requires_grad else parameter.nbytes + sum(each.nbytes for each in constants)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])

@@ -44,8 +44,6 @@ def read_model(spec: TrainerSpec) -> Model:
 
 def forecast(spec: TrainerSpec, model: Model, *, on_gpu: bool, longest: int | None = None) -> Forecast:
     """For samples of the spec's greatest length, or of the `longest` there is. Raises TrainerError."""
-    if spec.lora is not None and spec.lora.quantization is not None:
-        raise InvalidSpec("spec.lora.quantization: 4-bit weights are not forecast; leave it out to see what they save")
     batch = plan_batch(spec, world_size=spec.world_size)
     length = longest or _greatest_length(spec, model.config)
     lora = shape_of(spec.lora) if spec.lora else None

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +38,11 @@ class Architecture:
     dtype: torch.dtype
     lora: Lora | None
 
+    @property
+    def four_bits(self) -> bool:
+        """Of the weights under the adapters."""
+        return self.lora is not None and self.lora.quantization is not None
+
     def build(self, *, layers: int | None = None) -> Any:
         """On the meta device, whole or with the first layers alone."""
         # a copy of its own: a model's config says which attention it takes
@@ -60,10 +65,11 @@ def measure_shape(architecture: Architecture) -> ModelShape:
     model = architecture.whole
     trained = [each for each in model.parameters() if each.requires_grad]
     frozen = [each for each in model.parameters() if not each.requires_grad]
+    packed = {id(each) for each in _packed(architecture)}
     return ModelShape(
         parameters=sum(each.numel() for each in (*trained, *frozen)),
         trained_parameters=sum(each.numel() for each in trained),
-        frozen_bytes=sum(each.nbytes for each in frozen),
+        frozen_bytes=sum(_nf4_bytes(each) if id(each) in packed else each.nbytes for each in frozen),
         trained_bytes=sum(each.nbytes for each in trained),
         buffer_bytes=sum(each.nbytes for each in model.buffers()),
     )
@@ -76,9 +82,28 @@ def measure_step(architecture: Architecture, step: Step) -> Live:
     """
     layers = _count_layers(architecture.config)
     if layers <= _FEWEST + 1 or not _layers_are_equal(architecture):
-        return max(_simulate(architecture, step, None).values(), key=lambda live: live.total)
-    few, more = (_simulate(architecture, step, count) for count in (_FEWEST, _FEWEST + 1))
-    return max((_extend(few[phase], more[phase], layers - _FEWEST) for phase in Phase), key=lambda live: live.total)
+        found = _simulate(architecture, step, None)
+    else:
+        few, more = (_simulate(architecture, step, count) for count in (_FEWEST, _FEWEST + 1))
+        found = {phase: _extend(few[phase], more[phase], layers - _FEWEST) for phase in Phase}
+    widened = max((each.nbytes for each in _packed(architecture)), default=0)  # one at a time, while it is multiplied
+    for phase in (Phase.FORWARD, Phase.LAYERS):
+        found[phase] = replace(found[phase], activations=found[phase].activations + widened)
+    return max(found.values(), key=lambda live: live.total)
+
+
+def _packed(architecture: Architecture) -> list[torch.Tensor]:
+    """The weights that are kept in 4 bits: of frozen linear layers, but not of the output."""
+    if not architecture.four_bits:
+        return []
+    output = architecture.whole.get_output_embeddings()
+    linear = (module for module in architecture.whole.modules() if isinstance(module, torch.nn.Linear))
+    return [module.weight for module in linear if module is not output and not module.weight.requires_grad]
+
+
+def _nf4_bytes(weight: torch.Tensor) -> int:
+    """Half a byte each, one more for 64 of them, which is quantized itself: 4 bytes for 256 of those."""
+    return int(weight.numel() * (0.5 + 1 / 64 + 4 / (64 * 256)))
 
 
 def _extend(few: Live, more: Live, further: int) -> Live:
