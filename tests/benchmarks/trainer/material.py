@@ -48,6 +48,9 @@ def write_model(folder: Path, shape: Shape, *, dtype: str, device: str) -> None:
     with torch.device(device):
         model = kind.from_config(shape.config(tokenizer), dtype=getattr(torch, dtype))
     model.save_pretrained(folder)
+    del model
+    if device == "cuda":
+        torch.cuda.empty_cache()  # the contenders' processes need all of it
     if shape.family:
         write_processor(folder, shape, tokenizer)
 

@@ -1,7 +1,11 @@
 """From the start of a rank's process to its first step, by stage: `startup.py TASK.json BEGAN` (Unix seconds)."""
 
+import json
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 
 STAGES = {
     "describe_model": "config and tokenizer",
@@ -14,34 +18,18 @@ STAGES = {
 
 
 def main(task_file: str, began: float) -> None:
-    """Prints a JSON object of seconds."""
+    """The last line on stderr is a JSON object of seconds."""
     python = time.time() - began
     import finetune_trainer.train as trainer
 
     imports = time.time() - began - python
-    import json
-    from dataclasses import replace
-    from pathlib import Path
-
     from benchmarks.trainer import ours
     from benchmarks.trainer.clock import watch_every_trainer
     from benchmarks.trainer.task import Task
 
-    spent: dict[str, float] = {}
-
-    def timed(name: str, stage: str) -> None:
-        inner = getattr(trainer, name)
-
-        def outer(*arguments: object, **named: object) -> object:
-            entered = time.perf_counter()
-            result = inner(*arguments, **named)
-            spent[stage] = spent.get(stage, 0.0) + time.perf_counter() - entered
-            return result
-
-        setattr(trainer, name, outer)
-
+    spent = dict.fromkeys(STAGES.values(), 0.0)
     for name, stage in STAGES.items():
-        timed(name, stage)
+        add_up_time_in(trainer, name, spent, stage)
     clock = watch_every_trainer()
     task = Task(**json.loads(Path(task_file).read_text()))
     entered = time.perf_counter()
@@ -50,6 +38,19 @@ def main(task_file: str, began: float) -> None:
     rest = until_step - sum(spent.values())
     stages = {"python": python, "imports": imports, **spent, "rest, with the first step": rest}
     print(json.dumps({**stages, "together": python + imports + until_step}), file=sys.stderr)
+
+
+def add_up_time_in(module: ModuleType, name: str, spent: dict[str, float], stage: str) -> None:
+    """The module's own function takes the time of its calls from now on."""
+    inner = getattr(module, name)
+
+    def outer(*arguments: object, **named: object) -> object:
+        entered = time.perf_counter()
+        result = inner(*arguments, **named)
+        spent[stage] += time.perf_counter() - entered
+        return result
+
+    setattr(module, name, outer)
 
 
 if __name__ == "__main__":

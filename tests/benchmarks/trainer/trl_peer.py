@@ -26,8 +26,9 @@ def train(task: Task) -> None:
 def build_trainer(task: Task) -> Trainer:
     kind = AutoModelForImageTextToText if task.sees else AutoModelForCausalLM
     reads = AutoProcessor if task.sees else AutoTokenizer
+    dtype = getattr(torch, task.dtype) if task.lora else torch.float32  # as ours: in 16 bits most updates are lost
     common: dict[str, Any] = {
-        "model": kind.from_pretrained(task.model, dtype=getattr(torch, task.dtype)),
+        "model": kind.from_pretrained(task.model, dtype=dtype),
         "processing_class": reads.from_pretrained(task.model),
         "train_dataset": read_rows(Path(task.columns)),
         "peft_config": adapters(task) if task.lora else None,
