@@ -73,7 +73,7 @@ def write_rows(rows: Rows, *, method: str, sees: bool) -> None:
     messages, columns = [], []
     for number in range(rows.count):
         shown = [tiny_vision.draw(rows.folder, f"{number}.png", _IMAGE, seed=number)] if sees else []
-        images: dict[str, Any] = {"images": shown} if shown else {}
+        images: dict[str, Any] = {"images": [str(rows.folder / name) for name in shown]} if shown else {}
         asked = {"role": "user", "content": f"What follows, part {number}?"}
         marked = {**asked, "content": "<image>" * len(shown) + asked["content"]}
         good, bad = ({"role": "assistant", "content": _words(tokenizer, manual, draw, rows.longest)} for _ in range(2))
