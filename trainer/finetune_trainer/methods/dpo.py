@@ -1,6 +1,6 @@
 """Direct preference optimisation (arXiv 2305.18290) and its relatives, averaged over the whole effective batch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -119,12 +119,15 @@ class DpoTrainer(ExactTrainer):
         bare = self.model
         training = bare.training
         bare.eval()
+        learn = [parameter for parameter in bare.parameters() if parameter.requires_grad]
         if REFERENCE in bare.peft_config:
             bare.set_adapter(REFERENCE, inference_mode=True)
+            _let_learn(learn)
             yield bare
             bare.set_adapter(TRAINED)
         else:
             with bare.disable_adapter():
+                _let_learn(learn)
                 yield bare
         bare.train(training)
 
@@ -141,6 +144,12 @@ class DpoTrainer(ExactTrainer):
                 "logps/rejected": pairs.policy.rejected[real].sum(),
             },
         )
+
+
+def _let_learn(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """peft freezes an adapter that is not asked, and FSDP2 gathers for ever as it finds weights in its first pass."""
+    for parameter in parameters:
+        parameter.requires_grad = True
 
 
 def answer(model: torch.nn.Module, batch: Features) -> Answers:

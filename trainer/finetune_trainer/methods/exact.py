@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
@@ -26,6 +27,7 @@ from finetune_trainer.model.lora import TRAINED
 from finetune_trainer.monitor.meter import Meter
 from finetune_trainer.monitor.monitor import Monitor
 from finetune_trainer.monitor.work import measure_work, peak_flops
+from finetune_trainer.parallel.fsdp import reshard, spread_on_cpu
 from finetune_trainer.parallel.state import (
     UNREADABLE,
     Replicated,
@@ -85,6 +87,7 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
         self.comparison = Comparison.of(parts.spec.training)
         self.stop_agreed = False
         self._tallied: dict[str, torch.Tensor] = {}
+        spread_on_cpu(parts.args)
         super().__init__(
             model=parts.model,
             args=parts.args,
@@ -92,6 +95,8 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
             eval_dataset=parts.data.eval,
             processing_class=parts.tokenizer,
         )
+        spread = self.accelerator.distributed_type is DistributedType.FSDP
+        assert parts.ranks.world_size == 1 or spread == bool(parts.args.fsdp), "accelerate took another way to spread"
         self.remove_callback(PrinterCallback)
         self.monitor = self._build_monitor()
 
@@ -268,6 +273,7 @@ class ExactTrainer(Trainer):  # type: ignore[misc]
             from finetune_trainer.parallel.zero import Zero  # takes seconds to import
 
             return Zero(self.model_wrapped)
+        reshard(self.model)
         return Replicated(self.optimizer)
 
     def whole_weights(self) -> dict[str, torch.Tensor]:
