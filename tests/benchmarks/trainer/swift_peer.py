@@ -26,7 +26,7 @@ def settings(task: Task) -> dict[str, str]:
         "model": task.model,
         "model_type": MODEL_TYPES[task.family],
         "template": MODEL_TYPES[task.family] if task.sees else "chatml",
-        "template_backend": "jinja",
+        "template_backend": "swift" if task.sees else "jinja",  # by jinja images get no tokens
         "torch_dtype": task.dtype,
         "dataset": task.rows,
         "split_dataset_ratio": "0",
