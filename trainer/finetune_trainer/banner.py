@@ -1,6 +1,6 @@
 """What rank 0 says before the first step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,13 @@ from finetune_trainer.parallel.presets import describe_parallelism
 from finetune_trainer.place import Place
 from finetune_trainer.settings import Hardware, Schedule
 from finetune_trainer.vision.families import Family
+
+
+def tell(place: Place, lines: Iterable[str]) -> None:
+    """In the log of rank 0."""
+    if place.ranks.is_first:
+        for line in lines:
+            print(line, flush=True)
 
 
 def describe_run(

@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import HashStore
 
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1 import METHODS, TrainerSpec
+from finetune_trainer.assemble import BUILDERS
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.settings import (
     Hardware,
@@ -19,7 +20,6 @@ from finetune_trainer.settings import (
     read_spec,
     training_arguments,
 )
-from finetune_trainer.train import BUILDERS
 
 
 def spec(**fields: Any) -> TrainerSpec:

@@ -22,7 +22,7 @@ class Program:
 
 def trainer_program(node: Node) -> Program:
     """Through finetune_trainer.launch, which is torchrun that also writes down the exit codes it saw."""
-    module = ("-m", "finetune_trainer.train")
+    module = ("-m", "finetune_trainer.start")
     return Program((sys.executable, "-m", "finetune_trainer.launch", *torchrun_options(node), *module))
 
 
