@@ -70,9 +70,15 @@ def _expandable_segments(spec: FineTuneJobSpec, before: Repair, _batch: Batch) -
 
 
 def _spread(spec: FineTuneJobSpec, before: Repair, batch: Batch) -> tuple[Repair, str] | None:
-    """The next preset of DeepSpeed, where there is more than one rank and the user chose no other way to spread."""
+    """The next preset of DeepSpeed, where there is more than one rank and the user chose no other way to spread.
+
+    Weights in 4 bits do not spread, and DeepSpeed's gradients cannot be undone after a probe.
+    """
     own = spec.deepspeed.preset if spec.deepspeed else None
+    packed = spec.lora is not None and spec.lora.quantization is not None
     if batch.world_size == 1 or spec.fsdp is not None or (spec.deepspeed is not None and own is None):
+        return None
+    if packed or spec.training.probe:
         return None
     presets = _PRESETS_OF_LORA if spec.lora else _PRESETS
     now = _PRESETS.index(own.replace("zero2_offload", "zero2")) if own else -1

@@ -59,6 +59,8 @@ def test_full_tuning_is_repaired_in_the_order_of_what_it_costs() -> None:
     [
         pytest.param({"lora": {}, "numNodes": 2}, ["none -> zero3", "zero3 -> zero3_offload"], id="lora"),
         pytest.param({"lora": {}, "numNodes": 1}, [], id="one rank has nobody to share with"),
+        pytest.param({"lora": {"quantization": "nf4"}, "numNodes": 2}, [], id="4-bit weights do not spread"),
+        pytest.param({"lora": {}, "numNodes": 2, "training": {"probe": True}}, [], id="DeepSpeed allows no probe"),
         pytest.param({"numNodes": 2, "fsdp": {}}, [], id="the user chose FSDP2"),
         pytest.param(
             {"numNodes": 2, "deepspeed": {"config": {"zero_optimization": {"stage": 1}}}},
@@ -73,10 +75,10 @@ def test_full_tuning_is_repaired_in_the_order_of_what_it_costs() -> None:
     ],
 )
 def test_memory_is_spread_as_far_as_the_job_allows(fields: dict[str, Any], last: list[str]) -> None:
-    training = {"gradientCheckpointing": True}
+    training = {"gradientCheckpointing": True, **fields.get("training", {})}
     env = [{"name": "PYTORCH_CUDA_ALLOC_CONF", "value": "max_split_size_mb:128"}]
 
-    told = ladder(spec(training=training, env=env, **fields))
+    told = ladder(spec(**{**fields, "training": training, "env": env}))
 
     assert told == [f"deepspeed preset {step}" for step in last]
 

@@ -85,10 +85,10 @@ def test_a_larger_batch_of_evaluation_counts() -> None:
 
 
 def rule_of_thumb(spec: TrainerSpec) -> Forecast:
-    """A forecast without a model: 20 GiB for all weights or 4 with adapters, and 4 GiB per sample of 1024 tokens."""
+    """A forecast without a model: 20 GiB for all weights, 4 with adapters, 1 of 4 bits; 4 GiB per 1024 tokens."""
     batch, length = plan_batch(spec, world_size=spec.world_size), spec.dataset.max_length or 2048
     per_sample = 4 * GIB * length // 1024 // (4 if spec.training.gradient_checkpointing else 1)
-    held = (4 if spec.lora else 20) * GIB
+    held = (20 if spec.lora is None else 1 if spec.lora.quantization else 4) * GIB
     parts = Parts((Part("held", held), Part("samples", batch.per_device * per_sample)))
     return Forecast(ModelShape(0, 0, 0, 0, 0), batch, length, parts, parts, on_gpu=True)
 
@@ -107,11 +107,22 @@ def rule_of_thumb(spec: TrainerSpec) -> Forecast:
         ),
         pytest.param(12, ("training.gradientCheckpointing: true", "lora: {}"), id="adapters"),
         pytest.param(
-            5,
+            4,
             (
                 "training.gradientCheckpointing: true",
                 "training.perDeviceTrainBatchSize: 1, training.gradientAccumulationSteps: 4",
                 "lora: {}",
+                "lora.quantization: nf4",
+            ),
+            id="adapters on 4 bits",
+        ),
+        pytest.param(
+            2,
+            (
+                "training.gradientCheckpointing: true",
+                "training.perDeviceTrainBatchSize: 1, training.gradientAccumulationSteps: 4",
+                "lora: {}",
+                "lora.quantization: nf4",
                 "dataset.maxLength: 1024",
             ),
             id="shorter samples",
@@ -129,7 +140,7 @@ def test_the_cheapest_change_that_fits_is_suggested(usable: int, changes: tuple[
 
 
 def test_what_nothing_makes_fit_has_no_suggestion() -> None:
-    assert suggest(spec(length=2048), rule_of_thumb, usable_bytes=3 * GIB) is None
+    assert suggest(spec(length=2048), rule_of_thumb, usable_bytes=1 * GIB) is None
 
 
 def test_gpus_that_fit_are_named_smallest_first() -> None:

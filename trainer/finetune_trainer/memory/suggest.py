@@ -49,6 +49,9 @@ class Variant:
     def with_lora(self) -> "Variant":
         return Variant(self.spec.model_copy(update={"lora": Lora()}), (*self.changes, "lora: {}"))
 
+    def with_four_bits(self) -> "Variant":
+        return self._with("lora", "lora.quantization: nf4", quantization="nf4")
+
     def _with(self, section: str, said: str, **fields: Any) -> "Variant":
         changed = getattr(self.spec, section).model_copy(update=fields)
         return Variant(self.spec.model_copy(update={section: changed}), (*self.changes, said))
@@ -85,9 +88,11 @@ def _ladder(variant: Variant, forecast: Forecast) -> Iterator[Sequence[Variant]]
     if variant.spec.lora is None:
         yield [variant.with_lora()]
         yield [checkpointed.with_lora(), *(each.with_lora() for each in _smaller_batches(checkpointed, forecast))]
+    adapted = smallest if variant.spec.lora else smallest.with_lora()
+    packed = adapted if adapted.spec.lora and adapted.spec.lora.quantization else adapted.with_four_bits()
+    yield [packed]
     yield _shorter(smallest, forecast)
-    if variant.spec.lora is None:
-        yield _shorter(smallest.with_lora(), forecast)
+    yield _shorter(packed, forecast)
 
 
 def _smaller_batches(variant: Variant, forecast: Forecast) -> list[Variant]:
