@@ -11,6 +11,7 @@ QUANTIZED_IS_WHOLE = (
     "lora.quantization: 4-bit weights cannot be spread over ranks; leave fsdp out, or take a deepspeed preset up to"
     " zero2_offload, which spreads what the adapters need"
 )
+NO_PROBE = "training.probe: DeepSpeed keeps gradients where they cannot be undone; leave probe out, or deepspeed"
 
 
 class Deepspeed(Model):

@@ -13,7 +13,7 @@ from finetune_api.command import (
 )
 from finetune_api.dataset import PACKING_NEEDS_SFT
 from finetune_api.kubernetes_types import RESERVED_PREFIX
-from finetune_api.parallelism import QUANTIZED_IS_WHOLE
+from finetune_api.parallelism import NO_PROBE, QUANTIZED_IS_WHOLE
 from finetune_api.training import REWARDS, REWARDS_NEED_DPO, rate_of_frozen
 from finetune_api.v1alpha1 import (
     MAX_JOB_NAME,
@@ -73,6 +73,7 @@ def spec_rules() -> tuple[Rule, ...]:
         *_fits_the_method(),
         _one_way_to_spread(),
         _quantized_is_whole(),
+        _probe_can_be_undone(),
         _batch_holds(),
         *_reserved(),
         _eval_steps(),
@@ -118,6 +119,11 @@ def _quantized_is_whole() -> Rule:
     """A raw config of DeepSpeed is looked into by the models alone."""
     spreads = "has(self.fsdp) || (has(self.deepspeed) && self.deepspeed.?preset.orValue('').startsWith('zero3'))"
     return Rule(f"!(has(self.lora) && has(self.lora.quantization) && ({spreads}))", QUANTIZED_IS_WHOLE)
+
+
+def _probe_can_be_undone() -> Rule:
+    probes = "has(self.training) && has(self.training.probe) && self.training.probe"
+    return Rule(f"!(has(self.deepspeed) && {probes})", NO_PROBE, field_path=".training")
 
 
 _SIZE = "self.training.perDeviceTrainBatchSize"

@@ -19,7 +19,7 @@ from finetune_api.methods import Dpo, Sft
 from finetune_api.model import Model, NonEmpty, StatusModel, list_map, to_camel
 from finetune_api.model_source import ModelSource
 from finetune_api.output import Output
-from finetune_api.parallelism import QUANTIZED_IS_WHOLE, Deepspeed, Fsdp
+from finetune_api.parallelism import NO_PROBE, QUANTIZED_IS_WHOLE, Deepspeed, Fsdp
 from finetune_api.status import JobStatus
 from finetune_api.training import REWARDS, REWARDS_NEED_DPO, Training, rate_of_frozen
 
@@ -176,6 +176,12 @@ class FineTuneJobSpec(Model):
         spreads = self.fsdp is not None or (self.deepspeed is not None and self.deepspeed.spreads_weights)
         if spreads and self.lora is not None and self.lora.quantization is not None:
             raise ValueError(QUANTIZED_IS_WHOLE)
+        return self
+
+    @model_validator(mode="after")
+    def _probe_can_be_undone(self) -> Self:
+        if self.deepspeed is not None and self.training.probe:
+            raise ValueError(NO_PROBE)
         return self
 
     @model_validator(mode="after")

@@ -103,6 +103,11 @@ BAD_JOBS: dict[str, BadJob] = {
         "4-bit weights cannot be spread",
         "4-bit weights cannot be spread",
     ),
+    "a probe of DeepSpeed": BadJob(
+        {"training": {"probe": True}, "deepspeed": {"preset": "zero2"}},
+        "training.probe: DeepSpeed keeps",
+        "training.probe: DeepSpeed keeps",
+    ),
     "bits that there are not": BadJob(
         {"lora": {"quantization": "int8"}}, 'supported values: "nf4"', "Input should be 'nf4'"
     ),

@@ -69,8 +69,6 @@ def forward_and_backward(trainer: ExactTrainer, model: torch.nn.Module, items: S
 def probe(trainer: ExactTrainer) -> None:
     """Forward and backward of the costliest micro-batch, so that too little memory shows now and not after hours."""
     parts = trainer.parts
-    if trainer.is_deepspeed_enabled:
-        raise InvalidSpec("spec.training.probe: DeepSpeed keeps gradients where they cannot be undone; leave probe out")
     items = costliest(parts.data.order, parts.batch.per_device)
     if parts.ranks.is_first:  # before it runs, so that the log names the rows if memory is too small
         print(f"probe: the costliest micro-batch: {', '.join(name_rows(parts.data.train, items))}", flush=True)

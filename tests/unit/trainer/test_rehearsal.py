@@ -3,12 +3,9 @@
 import random
 
 import numpy as np
-import pytest
 import torch
 
-from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.methods.exact import ExactTrainer
-from finetune_trainer.rehearsal import probe
 
 
 def bare_trainer() -> ExactTrainer:
@@ -33,12 +30,3 @@ def test_gradients_tallies_and_draws_are_undone() -> None:
     assert draw() == expected
     assert trainer._tallied == {"units": torch.tensor(3.0)}
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
-
-
-def test_deepspeed_cannot_be_probed() -> None:
-    trainer = bare_trainer()
-    trainer.is_deepspeed_enabled = True
-    trainer.parts = None  # type: ignore[assignment]
-
-    with pytest.raises(InvalidSpec, match=r"spec\.training\.probe: DeepSpeed"):
-        probe(trainer)
