@@ -45,7 +45,9 @@ class FakeHub:
             siblings = [{"rfilename": each} for each in files]
             return 200, {"id": f"{owner}/{name}", "sha": SHA, "siblings": siblings}, {}
         repository, _, file = path.removeprefix("/datasets/").partition(f"/resolve/{SHA}/")
-        content = self.datasets[repository][unquote(file)]
+        content = self.datasets.get(repository, {}).get(unquote(file))
+        if content is None:
+            return 404, {"error": "no such file"}, {}
         return 200, content, {"ETag": f'"{sha256(content).hexdigest()}"', "X-Repo-Commit": SHA}
 
     def answer(self, path: str, body: bytes, token: str) -> tuple[int, Any]:

@@ -28,7 +28,7 @@ from accelerate.state import AcceleratorState
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from finetune_api.v1alpha1 import TrainerSpec
-from finetune_trainer import train
+from finetune_trainer import assemble, train
 from finetune_trainer.alike import Computes, describe_rank
 from finetune_trainer.data.tokens import Features
 from finetune_trainer.errors import MixedHardware, NonFiniteLoss
@@ -81,9 +81,9 @@ def little_memory(name: str, place: Place) -> Iterator[None]:
     with ExitStack() as stack:
         if little and little["mib"]:
             there = int(little["mib"]) * 2**20
-            stack.enter_context(patch.object(train, "memory_of_a_rank", return_value=there))
+            stack.enter_context(patch.object(assemble, "memory_of_a_rank", return_value=there))
         elif little:
-            stack.enter_context(patch.object(train, "is_measurable", return_value=True))
+            stack.enter_context(patch.object(assemble, "is_measurable", return_value=True))
             if not place.ranks.is_first:
                 most = int(little["most"])
                 stack.enter_context(patch.object(torch.nn.Embedding, "forward", embedding_of_at_most(most)))
