@@ -96,7 +96,7 @@ def test_rank_zero_says_what_will_be_trained_and_every_step(undisturbed: tuple[J
 
     assert "effective batch: 3 x 2 x 3 = 18 (per device x accumulation x ranks)" in pod.log
     assert f"steps: {STEPS} (6 per epoch of 100 samples, 4 epochs)" in pod.log
-    assert "trainable parameters: 49,152 of 314,208" in pod.log
+    assert "trainable parameters, of lora: 49,152 of 314,208" in pod.log
     assert "devices: 3 x cpu on 1 node(s), gloo, float32" in pod.log
     assert len(re.findall(r"^step \d+/24  loss \d\.\d{4}  grad_norm ", pod.log, re.MULTILINE)) == STEPS
     assert "Warning" not in pod.log
