@@ -50,9 +50,9 @@ demo: setup ## from nothing to a job Complete on two nodes of a throwaway cluste
 bench: setup ## reconcile latency and throughput on a real API server
 	@$(RUN) -m benchmarks
 bench-trainer: setup ## the trainer's speed on CPU beside TRL and ms-swift
-	@$(RUN) -m benchmarks.trainer
+	@$(RUN) -m benchmarks.trainer $(ARGS)
 bench-gpu: setup ## its speed and memory at real shapes on a GPU, beside TRL
-	@$(RUN) -m benchmarks.trainer.gpu
+	@$(RUN) -m benchmarks.trainer.gpu $(ARGS)
 
 .PHONY: cluster-up cluster-down
 cluster-up: setup ## start the throwaway cluster and print its KUBECONFIG

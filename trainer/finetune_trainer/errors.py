@@ -55,3 +55,8 @@ class CudaOutOfMemory(TrainerError):
 
 class HubUnavailable(TrainerError):
     """The Hub did not answer; later it may."""
+
+
+def first_line(error: BaseException) -> str:
+    """What another library says, short enough for a message of ours."""
+    return (str(error).strip() or type(error).__name__).split("\n", 1)[0]

@@ -9,7 +9,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
 from finetune_api.output import PushToHub
-from finetune_trainer.errors import HubUnavailable, InvalidSpec
+from finetune_trainer.errors import HubUnavailable, InvalidSpec, first_line
 
 _REFUSED = (400, 401, 403, 404, 409)  # statuses that asking again does not change
 
@@ -37,20 +37,16 @@ def _explained(target: PushToHub) -> Iterator[None]:
         yield
     except HfHubHTTPError as error:
         if error.response is None or error.response.status_code not in _REFUSED:
-            raise HubUnavailable(f'the Hub could not take "{target.repo}": {_first_line(error)}') from error
+            raise HubUnavailable(f'the Hub could not take "{target.repo}": {first_line(error)}') from error
         raise _refused(target, error) from error
     except (LocalTokenNotFoundError, HFValidationError, OfflineModeIsEnabled) as error:
         raise _refused(target, error) from error
     except (httpx2.HTTPError, OSError) as error:
-        raise HubUnavailable(f'the Hub could not take "{target.repo}": {_first_line(error)}') from error
+        raise HubUnavailable(f'the Hub could not take "{target.repo}": {first_line(error)}') from error
 
 
 def _refused(target: PushToHub, error: Exception) -> InvalidSpec:
     return InvalidSpec(
-        f'spec.output.pushToHub: the Hub refuses "{target.repo}" ({_first_line(error)}); give HF_TOKEN, from a Secret'
+        f'spec.output.pushToHub: the Hub refuses "{target.repo}" ({first_line(error)}); give HF_TOKEN, from a Secret'
         " in spec.env, of somebody who may write there, or correct repo"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n", 1)[0]

@@ -12,7 +12,7 @@ import torch
 from finetune_api.batch import Batch, largest_that_fits, split_by, splits
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.data.scan import costliest
-from finetune_trainer.errors import CudaOutOfMemory, TrainerError
+from finetune_trainer.errors import CudaOutOfMemory, TrainerError, first_line
 from finetune_trainer.files import explained, write_json
 from finetune_trainer.memory.gpus import GIB
 from finetune_trainer.memory.parts import ADAMW_STATES, FRAGMENTATION, Parts
@@ -136,7 +136,7 @@ def choose_by_trial(trainer: ExactTrainer) -> Choice:
             attempt(smallest)  # first: it makes what kernels keep for ever
         except torch.OutOfMemoryError as error:
             raise CudaOutOfMemory(
-                f"ran out of GPU memory before the first step, with one sample at a time: {str(error).splitlines()[0]}"
+                f"ran out of GPU memory before the first step, with one sample at a time: {first_line(error)}"
             ) from error
         chosen = largest_that_fits(larger, fits) or smallest
         del room

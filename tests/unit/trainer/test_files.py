@@ -1,5 +1,6 @@
 """Which files a source means: a path, a folder, or a dataset on the Hub."""
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -9,7 +10,7 @@ from huggingface_hub import HfApi, snapshot_download
 from finetune_api.dataset import DatasetSource
 from finetune_trainer.data import files as trainers_files
 from finetune_trainer.data.files import EVAL, TRAIN, choose, find_files
-from finetune_trainer.errors import DatasetError, HubUnavailable
+from finetune_trainer.errors import DatasetError, HubUnavailable, OutputError
 from support.downloads import NONE, downloads
 from support.fake_hub import SHA, FakeHub, serve_hub
 
@@ -121,6 +122,18 @@ def test_a_rank_does_not_wait_for_ever(tmp_path: Path) -> None:
 def test_a_dataset_that_nobody_has_is_the_users_to_correct(hub: FakeHub, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r'train\[0\]\.name: "acme/none" is no path here and no dataset on the Hub'):
         find_files(DatasetSource(name="acme/none"), downloads(tmp_path), field=FIELD)
+
+
+def test_a_disk_that_is_full_is_not_the_hubs_fault(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(trainers_files, "snapshot_download", fill)
+
+    with pytest.raises(OutputError, match="is full"):
+        find_files(DatasetSource(name="acme/rows"), downloads(tmp_path), field=FIELD)
 
 
 def test_a_hub_that_is_out_of_order_may_be_asked_again(hub: FakeHub, tmp_path: Path) -> None:

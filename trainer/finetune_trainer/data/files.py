@@ -13,7 +13,8 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, Revi
 
 from finetune_api.dataset import DatasetSource
 from finetune_trainer.data.rows import READERS
-from finetune_trainer.errors import DatasetError, HubUnavailable
+from finetune_trainer.errors import DatasetError, HubUnavailable, first_line
+from finetune_trainer.files import explained, write_json
 
 TRAIN, EVAL = "spec.dataset.train", "spec.dataset.eval"
 
@@ -80,10 +81,7 @@ def _from_hub(source: DatasetSource, downloads: Downloads, *, field: str) -> tup
     name = sha256(f"{downloads.job} {field} {source.model_dump_json()}".encode()).hexdigest()[:16]
     listed = downloads.folder / f"{name}.json"
     if downloads.writes and not listed.exists():
-        files = _download(source, downloads, field=field)
-        beside = listed.with_suffix(".tmp")
-        beside.write_text(json.dumps([str(file) for file in files]), encoding="utf-8")
-        beside.rename(listed)
+        write_json(listed, [str(file) for file in _download(source, downloads, field=field)])
     deadline = time.monotonic() + downloads.patience
     while not listed.exists():
         if time.monotonic() > deadline:
@@ -102,23 +100,20 @@ def _download(source: DatasetSource, downloads: Downloads, *, field: str) -> tup
         names = sorted(PurePosixPath(each.rfilename) for each in there.siblings or ())
         chosen = choose(names, source, field=field, usual=_USUAL[field.partition("[")[0]])
         folder = downloads.folder / f"{source.path.replace('/', '--')}@{there.sha}"
-        snapshot_download(
-            source.path,
-            repo_type="dataset",
-            revision=there.sha,
-            local_dir=folder,
-            allow_patterns=[str(name) for name in chosen],
-        )
+        with explained(downloads.folder):  # a full disk is not the Hub's fault
+            snapshot_download(
+                source.path,
+                repo_type="dataset",
+                revision=there.sha,
+                local_dir=folder,
+                allow_patterns=[str(name) for name in chosen],
+            )
     except (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError) as error:
         raise DatasetError(
             f'{field}: "{source.path}" is no path here and no dataset on the Hub that this job may read'
-            f" ({_first_line(error)}); correct the name, mount the volume that holds it (spec.volumes), or give"
+            f" ({first_line(error)}); correct the name, mount the volume that holds it (spec.volumes), or give"
             " HF_TOKEN from a Secret in spec.env"
         ) from error
     except OSError as error:
-        raise HubUnavailable(f'the Hub could not give dataset "{source.path}": {_first_line(error)}') from error
+        raise HubUnavailable(f'the Hub could not give dataset "{source.path}": {first_line(error)}') from error
     return tuple(folder / name for name in chosen)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n", 1)[0]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from finetune_trainer.errors import CudaOutOfMemory
+from finetune_trainer.errors import CudaOutOfMemory, first_line
 from finetune_trainer.memory.gpus import GIB
 
 
@@ -22,7 +22,7 @@ def out_of_memory(error: torch.OutOfMemoryError, batch: Mapping[str, torch.Tenso
 def _held(device: torch.device, error: torch.OutOfMemoryError) -> str:
     """By the allocator; where there is none, the error's own first line."""
     if device.type != "cuda":
-        return str(error).split("\n", 1)[0]
+        return first_line(error)
     free, total = torch.cuda.mem_get_info(device)
     allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
     return (

@@ -5,9 +5,8 @@ import socket
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
-from finetune_trainer.ranks import gather_numbers
+from finetune_trainer.ranks import gather, gather_numbers
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
@@ -48,6 +47,4 @@ def _limit(file: Path) -> int | None:
 
 def _ranks_of_this_host() -> int:
     """A pod has a name of its own; in local mode the nodes of a job share one machine."""
-    names: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(names, socket.gethostname())
-    return names.count(socket.gethostname())
+    return gather(socket.gethostname()).count(socket.gethostname())

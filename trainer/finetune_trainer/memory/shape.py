@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from finetune_api.lora import Lora
-from finetune_trainer.errors import ModelError
+from finetune_trainer.errors import ModelError, first_line
 from finetune_trainer.memory.simulate import Live, Phase, Step, simulate_step
 from finetune_trainer.model.lora import add_adapters
 
@@ -120,9 +120,8 @@ def _simulate(architecture: Architecture, step: Step, layers: int | None) -> dic
             _give_fake_tensors(model)
             return simulate_step(model, step)
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
-        first_line = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
         raise ModelError(
-            f"the activations of a {architecture.config.model_type} model cannot be forecast: {first_line}"
+            f"the activations of a {architecture.config.model_type} model cannot be forecast: {first_line(error)}"
         ) from error
 
 

@@ -50,6 +50,9 @@ class Variant:
         return Variant(self.spec.model_copy(update={"lora": Lora()}), (*self.changes, "lora: {}"))
 
     def with_four_bits(self) -> "Variant":
+        """Of a job with adapters."""
+        if self.spec.lora and self.spec.lora.quantization:
+            return self
         return self._with("lora", "lora.quantization: nf4", quantization="nf4")
 
     def _with(self, section: str, said: str, **fields: Any) -> "Variant":
@@ -89,10 +92,12 @@ def _ladder(variant: Variant, forecast: Forecast) -> Iterator[Sequence[Variant]]
         yield [variant.with_lora()]
         yield [checkpointed.with_lora(), *(each.with_lora() for each in _smaller_batches(checkpointed, forecast))]
     adapted = smallest if variant.spec.lora else smallest.with_lora()
-    packed = adapted if adapted.spec.lora and adapted.spec.lora.quantization else adapted.with_four_bits()
-    yield [packed]
+    packed = adapted.with_four_bits()
+    if packed is not adapted:
+        yield [packed]
     yield _shorter(smallest, forecast)
-    yield _shorter(packed, forecast)
+    if packed is not smallest:
+        yield _shorter(packed, forecast)
 
 
 def _smaller_batches(variant: Variant, forecast: Forecast) -> list[Variant]:

@@ -18,7 +18,7 @@ from transformers import (
 
 from finetune_api.model_source import ModelSource
 from finetune_api.v1alpha1 import TrainerSpec
-from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound
+from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound, first_line
 from finetune_trainer.model.lora import add_adapters, keep_reference
 from finetune_trainer.model.quantize import four_bit
 from finetune_trainer.vision.freeze import freeze, frozen_groups, frozen_modules
@@ -136,10 +136,9 @@ def _fetch(name: str, load: Callable[[], T]) -> T:
                 f'spec.model.name: "{name}" is no path and no model on the Hub that this job may read; correct the'
                 " name, or give HF_TOKEN from a Secret in spec.env if it is private"
             ) from error
-        first_line = str(error).strip().split("\n", 1)[0]
         if isinstance(error, OSError) and not _is_path(name):
-            raise HubUnavailable(f'the Hub could not give "{name}": {first_line}') from error
-        raise ModelError(f'model "{name}" cannot be loaded for text generation: {first_line}') from error
+            raise HubUnavailable(f'the Hub could not give "{name}": {first_line(error)}') from error
+        raise ModelError(f'model "{name}" cannot be loaded for text generation: {first_line(error)}') from error
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:

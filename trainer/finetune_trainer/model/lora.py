@@ -7,7 +7,7 @@ from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
 from transformers import set_seed
 
 from finetune_api.lora import Lora
-from finetune_trainer.errors import InvalidSpec, ModelError, ModelNotFound
+from finetune_trainer.errors import InvalidSpec, ModelError, ModelNotFound, first_line
 
 TRAINED = "default"  # peft's own name
 REFERENCE = "reference"  # the name of the copy of an adapter that is gone on from
@@ -66,9 +66,8 @@ def _go_on_from(model: torch.nn.Module, lora: Lora, adapter: str, *, widen: bool
             model, adapter, is_trainable=True, config=config, autocast_adapter_dtype=widen
         )
     except (ValueError, RuntimeError, KeyError, OSError) as error:
-        first_line = str(error).strip().split("\n", 1)[0]
         raise ModelError(
-            f'spec.lora.adapter: "{adapter}" does not fit the model ({first_line}); it was trained from'
+            f'spec.lora.adapter: "{adapter}" does not fit the model ({first_line(error)}); it was trained from'
             f" {config.base_model_name_or_path or 'another one'}"
         ) from error
     trained: torch.nn.Module = found
