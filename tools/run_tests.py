@@ -15,7 +15,7 @@ REPORTS = ROOT / "build" / "reports"
 SUITES = {  # how pytest runs each: a test that hangs must not hold up the rest
     "unit": ("--timeout=120", "--numprocesses=auto"),
     "property": ("--timeout=1200", "--numprocesses=auto"),  # few tests of thousands of histories each
-    "local": ("--timeout=600",),  # dozens of trainings share a launch
+    "local": ("--timeout=600", "--numprocesses=2", "--dist=loadscope"),  # a file shares launches of two ranks
     "e2e": ("--timeout=900",),
 }
 

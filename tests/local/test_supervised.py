@@ -174,7 +174,8 @@ def check_killed(pod: Pod) -> None:
 
 def check_status(pod: Pod) -> None:
     told = json.loads(pod.get("/status"))
-    assert (told["phase"], told["outcome"], told["worldSize"], told["attempt"]) == ("train", "running", RANKS, 1)
+    assert told["phase"] in ("save", "train")  # some steps save
+    assert (told["outcome"], told["worldSize"], told["attempt"]) == ("running", RANKS, 1)
     assert told["progress"]["step"] >= 9
     assert [rank["rank"] for rank in told["ranks"]] == [0, 1, 2]
     assert 'finetune_total_steps{namespace="default",job="tiny",attempt="1",node_rank="0"} 24' in pod.get("/metrics")

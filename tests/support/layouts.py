@@ -7,6 +7,7 @@ spec that goes on from the first checkpoint of X. In one called `X (mixed)` the 
 holds no more at a time.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -147,6 +148,7 @@ def slow_down() -> None:
 def main(cells_file: Path, results_file: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
+    gc.freeze()  # as `finetune_trainer.start` does
     place = Place.from_environment(os.environ)
     if os.environ.get("TEST_SLOW_RANK") == str(place.ranks.rank):
         slow_down()

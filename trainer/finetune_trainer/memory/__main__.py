@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune_trainer.errors import InvalidSpec, TrainerError, UserError
+from finetune_trainer.imports import hide_what_is_not_needed
 from finetune_trainer.memory.gpus import USABLE_BYTES, names_that_fit
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def main() -> int:
 
 def describe(path: Path, gpu: str | None) -> dict[str, Any]:
     """Bytes by part, whether they fit, and what to change if they do not."""
+    hide_what_is_not_needed(path)
     from finetune_trainer.memory.forecast import forecast, read_model, uses_gpus
     from finetune_trainer.memory.suggest import choose_size, suggest
     from finetune_trainer.settings import read_spec
