@@ -21,12 +21,12 @@ def last_checkpoint(stack: Stack, job: str) -> int:
     return max(steps, default=0)
 
 
-def wait_for_checkpoint(stack: Stack, job: str, *, timeout_seconds: float = 150) -> int:
-    """The step of the first checkpoint, as soon as it is there."""
+def wait_for_checkpoint(stack: Stack, job: str, *, after: int = 0, timeout_seconds: float = 150) -> int:
+    """The step of the newest checkpoint, as soon as there is one after that step."""
     deadline = time.monotonic() + timeout_seconds
-    while (step := last_checkpoint(stack, job)) == 0:
+    while (step := last_checkpoint(stack, job)) <= after:
         if time.monotonic() > deadline:
             shown = stack.kubectl("describe", "ftj", job)
-            raise TimeoutError(f"{job}: no checkpoint within {timeout_seconds:.0f} s\n{shown}")
+            raise TimeoutError(f"{job}: no checkpoint after step {after} within {timeout_seconds:.0f} s\n{shown}")
         time.sleep(0.1)
     return step

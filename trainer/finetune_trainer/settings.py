@@ -34,6 +34,7 @@ _NOT_IN_FINGERPRINT = frozenset(
         "save_total_limit",
         "eval_steps",
         "ddp_timeout",
+        "allow_mixed_hardware",
         "probe",
     }
 )

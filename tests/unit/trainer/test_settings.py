@@ -65,9 +65,9 @@ def test_layouts_of_one_effective_batch_share_a_fingerprint() -> None:
 
 
 def test_what_only_watches_or_saves_is_not_in_the_fingerprint() -> None:
-    assert print_of() == print_of(
-        training={"loggingSteps": 5, "saveSteps": 7, "ddpTimeout": 60, "probe": True}, numNodes=2
-    )
+    watched = {"loggingSteps": 5, "saveSteps": 7, "ddpTimeout": 60, "probe": True, "allowMixedHardware": True}
+
+    assert print_of() == print_of(training=watched, numNodes=2)
 
 
 @pytest.mark.parametrize(
