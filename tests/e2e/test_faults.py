@@ -1,6 +1,6 @@
 """Whatever dies, the ranks restart together from the last checkpoint and the job ends Complete.
 
-One job goes through all the faults of a test, one after the other: starting four ranks takes longer than what is tested.
+One job goes through all the faults of a test: to start four ranks takes longer than what is tested.
 """
 
 from collections.abc import Callable
