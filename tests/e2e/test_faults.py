@@ -32,11 +32,11 @@ FAULTS = {"RankKilled": kill_rank, "ContainerKilled": kill_container, "PodDelete
 
 def test_every_fault_is_one_coherent_restart_from_the_last_checkpoint(stack: Stack, chaos: Chaos, start: Start) -> None:
     job = start(training=training(max_steps=160, save_steps=20))
-    saved = []
+    saved: list[int] = []
     for attempt, strike in enumerate(FAULTS.values()):
-        saved.append(wait_for_checkpoint(stack, job, after=saved[-1] if saved else 0))
+        saved.append(wait_for_checkpoint(stack, job, after=max(saved, default=0)))
         strike(stack, chaos, f"{job}-{attempt}-1")
-        stack.wait(job, lambda j, new=attempt + 1: j["status"]["attempt"] == new, what=f"at attempt {attempt + 1}")
+        stack.wait(job, lambda j: j["status"]["attempt"] == len(saved), what=f"at attempt {len(saved)}")
     finished = stack.wait_finished(job)
 
     assert condition(finished, "Complete"), finished["status"]
