@@ -81,6 +81,11 @@ class Reason(StrEnum):
     RANK_KILLED = "RankKilled", Fault.TRANSIENT, "A rank was ended by a signal that nobody here sent."
     CONTAINER_KILLED = "ContainerKilled", Fault.TRANSIENT, "A whole container was killed from outside."
     PEER_LOST = "PeerLost", Fault.TRANSIENT, "Ranks lost the connection to each other, and none says why."
+    HANG = (
+        "Hang",
+        Fault.TRANSIENT,
+        "Ranks gave no sign of life for too long; the message names the one that stands out.",
+    )
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout", Fault.TRANSIENT, "The nodes did not find each other in time."
     HUB_UNAVAILABLE = "HubUnavailable", Fault.TRANSIENT, "The Hub did not answer."
 

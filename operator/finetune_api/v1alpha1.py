@@ -68,6 +68,9 @@ class Network(Model):
     nccl: Nccl = Field(default=Nccl(), description="NCCL settings.")
 
 
+HANG_SECONDS = 300  # without a step; of DDP's default limit a sixth
+
+
 class RestartPolicy(Model):
     """How often and how patiently a failed attempt is tried again."""
 
@@ -84,6 +87,14 @@ class RestartPolicy(Model):
         default=10, ge=0, le=3600, description="Delay of the second restart, doubled each time; the first is immediate."
     )
     max_backoff_seconds: int = Field(default=300, ge=0, le=86_400, description="Longest delay.")
+    hang_timeout_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        le=86_400,
+        description="Seconds without a training step after which ranks are taken to hang and restarted; other phases"
+        " may take some times as long; 0: never. Default 300; for a command never, and if it is set, from the first"
+        " progress it reports.",
+    )
 
 
 class FineTuneJobSpec(Model):
@@ -144,6 +155,12 @@ class FineTuneJobSpec(Model):
             return self.nproc_per_node
         gpus = [int(n) for name, n in self.resources.limits.items() if name.endswith("/gpu") and str(n).isdigit()]
         return max(1, sum(gpus))
+
+    @property
+    def hang_seconds(self) -> int:
+        """After which silent ranks are taken to hang; 0: never."""
+        asked = self.restart_policy.hang_timeout_seconds
+        return asked if asked is not None else 0 if self.command else HANG_SECONDS
 
     @property
     def world_size(self) -> int:

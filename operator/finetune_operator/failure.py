@@ -184,6 +184,18 @@ def no_name(evidence: Evidence) -> Verdict | None:
     )
 
 
+def hang(evidence: Evidence) -> Verdict | None:
+    """A rank gave no sign of life for too long; its supervisor says of which one, and whether it only waited."""
+    if evidence.error_type != Reason.HANG:
+        return None
+    return Verdict(
+        reason=Reason.HANG,
+        action=FailureAction.RESTART,
+        message=f"{where(evidence.model_copy(update={'rank': None}))}: {first_line(evidence.message)}",
+        victim=evidence.victim,
+    )
+
+
 def victim(evidence: Evidence) -> Verdict | None:
     """Its peers went away; it only says so."""
     text = evidence.message.lower()
@@ -301,6 +313,7 @@ RULES: tuple[Rule, ...] = (
     cuda_out_of_memory,
     deleted,
     no_name,
+    hang,
     victim,
     killed,
     stopped,

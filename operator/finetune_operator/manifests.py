@@ -207,6 +207,7 @@ def build_environment(run: RunPlan, node: NodePlan) -> dict[str, str]:
         names.ENV_TERMINATION_LOG: names.TERMINATION_LOG,
         names.ENV_STATUS_PORT: str(names.STATUS_PORT),
         names.ENV_GRACE_SECONDS: str(GRACE_SECONDS),
+        names.ENV_HANG_SECONDS: str(run.spec.hang_seconds),
         **_network_environment(run),
     }
 

@@ -62,6 +62,24 @@ def test_a_killed_rank_is_one_restart_of_all_nodes_from_the_last_checkpoint(tmp_
     assert "node-1 | " in said
 
 
+def test_a_rank_that_hangs_is_named_and_all_go_on_from_the_last_checkpoint(tmp_path: Path, tiny: Tiny) -> None:
+    job = write_job(tmp_path, tiny, training=LONG, restartPolicy={"hangTimeoutSeconds": 15})
+    process = job.start("--logs")
+
+    os.kill(job.wait_for_step(12, node_rank=1), signal.SIGSTOP)
+    code, said = finish(process)
+
+    assert code == 0, said
+    hung, last = job.status.attempts
+    assert (hung.reason, hung.node_rank, hung.rank, job.status.restarts) == ("Hang", 1, 1, 1), said
+    assert "Hang: node 1 (localhost): rank 1 is stopped by a signal (SIGSTOP): no sign of life for" in said
+    assert {evidence.error_type for evidence in hung.evidence} <= {"Hang", ""}, hung.evidence
+    assert last.first_step is not None
+    assert last.first_step >= 10
+    assert last.last_step == 60
+    wait_until_nothing_runs(tmp_path)
+
+
 def test_a_job_that_runs_out_of_gpu_memory_fits_after_two_repairs_and_learns_the_same(
     tmp_path: Path, tiny: Tiny
 ) -> None:

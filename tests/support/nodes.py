@@ -25,5 +25,6 @@ def node(folder: Path, **changed: Any) -> Node:
         termination_log=folder / "termination-log",
         status_port=0,
         grace_seconds=60,
+        hang_seconds=0,
     )
     return replace(made, **changed)

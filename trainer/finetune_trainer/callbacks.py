@@ -87,6 +87,10 @@ class TellProgress(TrainerCallback):  # type: ignore[misc]
         self._began = time.monotonic()
         self._reporter.enter(contract.TRAIN)
 
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
+        """A micro-batch is done: with much accumulation a step may take minutes."""
+        self._reporter.alive()
+
     def on_step_end(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         self._steps += 1
         self._trainer.monitor.meter.end_step(state.global_step)

@@ -44,12 +44,14 @@ from finetune_trainer.settings import (
 )
 from finetune_trainer.supervisor import contract
 from finetune_trainer.supervisor.processes import die_with_parent
+from finetune_trainer.supervisor.stacks import answer_with_stack
 
 
 @record
 def main() -> None:
     die_with_parent()
     place = Place.from_environment(os.environ)
+    answer_with_stack(place.run, place.ranks.local_rank)
     reporter = Reporter(place.run.heartbeats, rank=place.ranks.rank, local_rank=place.ranks.local_rank)
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore", FutureWarning)  # between libraries whose versions we pin

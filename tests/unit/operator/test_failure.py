@@ -55,6 +55,12 @@ CASES: dict[failure.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         Fault.TRANSIENT,
         FailureAction.RESTART,
     ),
+    failure.hang: (
+        left(outcome="failed", error_type="Hang", rank=5, message="rank 5 is stopped by a signal (SIGSTOP): no sign"),
+        "Hang",
+        Fault.TRANSIENT,
+        FailureAction.RESTART,
+    ),
     failure.victim: (
         left(outcome="failed", error_type="RuntimeError", message="Connection closed by peer [10.0.0.1]"),
         "PeerLost",
@@ -121,6 +127,21 @@ def test_victims_are_set_aside_whoever_was_first() -> None:
     verdict = judge([peer, culprit])
     assert verdict is not None
     assert (verdict.reason, verdict.evidence) == ("RankKilled", culprit)
+
+
+def test_of_nodes_that_hang_the_one_that_does_not_wait_for_others_is_named() -> None:
+    waits = left(
+        node_rank=0, k8s_node="", outcome="failed", error_type="Hang", victim=True, finished_at=at(1), message="waits"
+    )
+    odd = left(outcome="failed", error_type="Hang", rank=5, finished_at=at(2), message="rank 5 is stopped")
+
+    verdict = judge([waits, odd])
+
+    assert verdict is not None
+    assert (verdict.reason, verdict.message) == ("Hang", "node 1 (gpu-7): rank 5 is stopped")
+    alone = judge([waits])
+    assert alone is not None
+    assert alone.reason == "Hang"
 
 
 def test_of_two_causes_the_earlier_decides() -> None:

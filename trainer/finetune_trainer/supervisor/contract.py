@@ -18,12 +18,15 @@ RUN_DIR = "FINETUNE_RUN_DIR"
 TERMINATION_LOG = "FINETUNE_TERMINATION_LOG"
 STATUS_PORT = "FINETUNE_STATUS_PORT"
 GRACE_SECONDS = "FINETUNE_GRACE_SECONDS"
+HANG_SECONDS = "FINETUNE_HANG_SECONDS"
 
 # What the ranks are doing, in this order; the last two are ends.
 INIT, LOAD, TRAIN, EVAL, SAVE, DONE, STOPPED = "init", "load", "train", "eval", "save", "done", "stopped"
 
 # What became of the node.
 STARTING, RUNNING, SUCCEEDED, FAILED = "starting", "running", "succeeded", "failed"  # and STOPPED
+
+HANG = "Hang"  # error type of ranks that give no sign of life
 
 # Errors of finetune_trainer.errors that a restart cannot mend; a test holds the two lists together.
 USER_ERRORS = (
@@ -53,6 +56,11 @@ class RunFolder:
     @property
     def heartbeats(self) -> Path:
         return self.path / "ranks"
+
+    @property
+    def stacks(self) -> Path:
+        """Where the ranks write what they are doing, when they are asked."""
+        return self.path / "stacks"
 
     @property
     def torchrun(self) -> Path:
@@ -99,6 +107,7 @@ class Node:
     termination_log: Path
     status_port: int
     grace_seconds: float
+    hang_seconds: float  # without a step, after which ranks hang; 0: never
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> Node:
@@ -118,6 +127,7 @@ class Node:
             termination_log=Path(env.get(TERMINATION_LOG) or "/dev/termination-log"),
             status_port=number(env, STATUS_PORT, default=8080),
             grace_seconds=number(env, GRACE_SECONDS, default=120),
+            hang_seconds=number(env, HANG_SECONDS, default=0),
         )
 
     def global_rank(self, local_rank: int) -> int:

@@ -16,12 +16,14 @@ from .command import Command, InvalidCommand, plan_program
 from .contract import Node
 from .dns import DnsTimeout, wait_for_master
 from .failures import RankFailure, first_failure
+from .hang import Silence, Watch, explain_hang
 from .heartbeat import progress_object, read_heartbeats
 from .marker import is_finished
 from .processes import Child, Output, SignalInbox
 from .program import Program, trainer_program
 from .reports import Reports
 from .server import Snapshot, serve
+from .stacks import examine
 from .termination import Termination, write_termination
 from .told import explain, last_line, read_report
 
@@ -41,6 +43,7 @@ class Supervisor:
         self._output = Output(node.log)
         self._reports = Reports(node) if command else None
         self._stopping = _Stopping(grace_seconds=node.grace_seconds)
+        self._hang: RankFailure | None = None
 
     def run(self) -> int:
         try:
@@ -83,19 +86,51 @@ class Supervisor:
     def _attend(self, child: Child) -> int:
         """Until the program has ended: pass on what it is asked, keep the termination message fresh."""
         written = 0.0
+        watch = Watch(limit=self._node.hang_seconds, ranks=self._watched_ranks(), now=time.monotonic())
         while (code := child.reap()) is None or (self._stopping.asked_at is not None and child.is_left()):
             now = time.monotonic()
             if now - written >= _MESSAGE_EVERY_SECONDS:
                 written = now
                 self._write(self._message())
-            self._obey(child, now=now)
+            watch.listen(read_heartbeats(self._node.run.heartbeats), now=now)
+            self._obey(child, now=now, watch=watch)
+            self._look_for_hang(child, watch, now=now)
             self._inbox.wait(0.5)
         return code
 
-    def _obey(self, child: Child, *, now: float) -> None:
+    def _watched_ranks(self) -> range:
+        """A program of the user's own tells its progress by rank 0 alone, if at all."""
+        return range(self._node.ranks_per_node if self._command is None else 0)
+
+    def _look_for_hang(self, child: Child, watch: Watch, *, now: float) -> None:
+        """Ranks that hang are seen by every node at about the same time, and end on each; nothing is left to save."""
+        if self._hang is not None or self._stopping.asked_at is not None:
+            return
+        silence = watch.silence(now=now)
+        if silence is not None:
+            self._end_hang(child, watch, silence, now=now)
+
+    def _end_hang(self, child: Child, watch: Watch, silence: Silence, *, now: float) -> None:
+        beats = read_heartbeats(self._node.run.heartbeats)
+        silent = {beat.local_rank: watch.silent_seconds(beat.local_rank, now=now) for beat in beats}
+        odd, said = explain_hang(examine(self._node.run, beats, silent), silence)
+        self._hang = RankFailure(
+            local_rank=odd.local_rank if odd else None,
+            error_type=contract.HANG,
+            message=said,
+            time=time.time() - (odd.silent_seconds if odd else silence.seconds),
+            stack="\n".join(odd.stack) if odd else "",
+            victim=odd is not None and not odd.stands_out,
+        )
+        self._output.say(f"the ranks hang: {said}")
+        child.signal(signal.SIGKILL)
+
+    def _obey(self, child: Child, *, now: float, watch: Watch) -> None:
         """The first signal asks for a checkpoint, if there is something to save; the second one ends at once."""
         stopping = self._stopping
         if self._inbox.stops and stopping.asked_at is None:
+            if self._hang is None and (silence := watch.nearly(now=now)):  # another node has seen it first
+                self._end_hang(child, watch, silence, now=now)
             stopping.asked_at = now
             if self._command is not None:
                 self._output.say("asked to stop: SIGTERM is passed on, and the command has the grace period to save")
@@ -124,6 +159,8 @@ class Supervisor:
             child.signal(signal.SIGKILL)
 
     def _judge(self, code: int) -> Termination:
+        if self._hang is not None:
+            return self._judge_hang(self._hang)
         phases = {beat.phase for beat in read_heartbeats(self._node.run.heartbeats)}
         if code == 0 and phases == {contract.DONE}:
             return self._succeeded()
@@ -140,6 +177,13 @@ class Supervisor:
             return self._failed("RankExited", "the ranks ended without an error and without a result")
         what = f"ended by signal {-code}" if code < 0 else f"exited with code {code}"
         return self._failed("TorchrunFailed", f"torchrun {what}; the end of its output:\n{self._output.tail()[-1500:]}")
+
+    def _judge_hang(self, hang: RankFailure) -> Termination:
+        """Ranks that have published the result and cannot end have succeeded."""
+        output = self._node.output
+        if self._phase() == contract.DONE and output and is_finished(output, uid=self._node.uid):
+            return self._succeeded()
+        return self._rank_failed(hang)
 
     def _judge_command(self, code: int) -> Termination:
         """Exit 0 is success, unless it was asked for: many scripts save at SIGTERM and then end well."""
