@@ -46,11 +46,13 @@ test-e2e: setup ## tests on a real cluster
 demo: setup ## from nothing to a job Complete on two nodes of a throwaway cluster
 	@$(RUN) tests/demo.py
 
-.PHONY: bench bench-trainer bench-gpu
+.PHONY: bench bench-trainer bench-failures bench-gpu
 bench: setup ## reconcile latency and throughput on a real API server
 	@$(RUN) -m benchmarks
 bench-trainer: setup ## the trainer's speed on CPU beside TRL and ms-swift
 	@$(RUN) -m benchmarks.trainer $(ARGS)
+bench-failures: setup ## how often the words of a failure are read right, on texts held out
+	@$(RUN) -m benchmarks.failures
 bench-gpu: setup ## its speed and memory at real shapes on a GPU, beside TRL
 	@$(RUN) -m benchmarks.trainer.gpu $(ARGS)
 

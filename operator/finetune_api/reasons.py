@@ -68,10 +68,31 @@ class Reason(StrEnum):
     USER_CODE_ERROR = "UserCodeError", Fault.USER, "A rank raised an exception that a restart would raise again."
     START_ERROR = "StartError", Fault.USER, "The container's entrypoint cannot be run; check `spec.image`."
 
+    DEVICE_ASSERT = (
+        "DeviceAssert",
+        Fault.USER,
+        "An assertion failed on the GPU, mostly a token id or label that is out of range.",
+    )
+    HUB_UNAUTHORIZED = "HubUnauthorized", Fault.USER, "The Hub lets this job's token, or the lack of one, not read it."
+    IMAGE_BROKEN = "ImageBroken", Fault.USER, "Libraries of the image do not fit together; rebuild it."
+
+    SHARED_MEMORY_EXHAUSTED = (
+        "SharedMemoryExhausted",
+        Fault.RESOURCE,
+        "Shared memory is too small for the data loaders or NCCL.",
+    )
+    DISK_FULL = "DiskFull", Fault.RESOURCE, "A volume is full or its quota is spent."
     CUDA_OUT_OF_MEMORY = "CudaOutOfMemory", Fault.RESOURCE, "A GPU ran out of memory; the same batch would again."
     HOST_OUT_OF_MEMORY = "HostOutOfMemory", Fault.RESOURCE, "The container passed its memory limit."
     EVICTED = "Evicted", Fault.RESOURCE, "The pod passed its own limits of ephemeral storage."
 
+    GPU_HARDWARE = "GpuHardware", Fault.INFRASTRUCTURE, "A GPU is broken: memory errors, NVLink, or fallen off the bus."
+    GPU_UNAVAILABLE = "GpuUnavailable", Fault.INFRASTRUCTURE, "A Kubernetes node's GPU cannot be used."
+    DRIVER_MISMATCH = (
+        "DriverMismatch",
+        Fault.INFRASTRUCTURE,
+        "A Kubernetes node's driver does not fit the image or GPU.",
+    )
     NODE_LOST = "NodeLost", Fault.INFRASTRUCTURE, "The Kubernetes node went away."
     NODE_REFUSED_POD = "NodeRefusedPod", Fault.INFRASTRUCTURE, "The kubelet had no room for the pod after all."
     POD_DELETED = "PodDeleted", Fault.INFRASTRUCTURE, "Somebody deleted a pod while the attempt was to go on."
@@ -86,9 +107,16 @@ class Reason(StrEnum):
         Fault.TRANSIENT,
         "Ranks gave no sign of life for too long; the message names the one that stands out.",
     )
+    NETWORK_FAULT = (
+        "NetworkFault",
+        Fault.TRANSIENT,
+        "The network between the nodes failed, by the words of NCCL or gloo.",
+    )
+    PORT_IN_USE = "PortInUse", Fault.TRANSIENT, "The rendezvous port was taken by another process."
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout", Fault.TRANSIENT, "The nodes did not find each other in time."
     HUB_UNAVAILABLE = "HubUnavailable", Fault.TRANSIENT, "The Hub did not answer."
 
+    CUDA_FAULT = "CudaFault", Fault.UNKNOWN, "A kernel failed on a GPU; mostly the program's fault, seldom the GPU's."
     RANK_CRASHED = "RankCrashed", Fault.UNKNOWN, "A rank crashed in native code (SIGSEGV, SIGBUS, SIGABRT ...)."
     NO_RESULT = "NoResult", Fault.UNKNOWN, "The node ended with exit 0 but left no result."
     UNEXPLAINED = "Unexplained", Fault.UNKNOWN, "Nothing the node left behind says why it ended."

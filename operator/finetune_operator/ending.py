@@ -12,10 +12,11 @@ from finetune_operator.actions import Emit
 from finetune_operator.case import Case, Decision, confirmed, with_next, with_record, write
 from finetune_operator.conditions import newest_progress, trained_batch
 from finetune_operator.evidence import first_evidence, more_evidence
-from finetune_operator.failure import FailureAction, Verdict, judge
+from finetune_operator.failure import judge
 from finetune_operator.manifests import GRACE_SECONDS
 from finetune_operator.plan import RunPlan, plan_run
 from finetune_operator.restarts import plan_restart
+from finetune_operator.verdict import FailureAction, Verdict
 
 ABORT_GRACE_SECONDS = 10  # of the siblings of a failed node: their ranks are blocked and have nothing to save
 LOOK_AGAIN = timedelta(seconds=5)

@@ -6,55 +6,20 @@ earliest decides.
 
 import signal as signals
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from enum import StrEnum
 
 from finetune_api.reasons import Reason
-from finetune_api.status import Evidence, Fault
+from finetune_api.status import Evidence
 from finetune_api.termination import USER_ERRORS, Outcome
-
-
-class FailureAction(StrEnum):
-    """What follows from a verdict, as long as the restart budget lasts."""
-
-    RESTART = "Restart"
-    REPAIR = "Repair"  # and restart
-    FAIL = "Fail"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Why an attempt ended, whose fault it was and what to do."""
-
-    reason: Reason
-    action: FailureAction
-    message: str
-    victim: bool = False
-    evidence: Evidence | None = None
-
-    @property
-    def fault(self) -> Fault:
-        assert self.reason.fault is not None  # a verdict blames somebody
-        return self.reason.fault
-
+from finetune_operator.patterns import told_by_text
+from finetune_operator.verdict import FailureAction, Verdict, first_line, where
 
 Rule = Callable[[Evidence], Verdict | None]
 
 # What a rank raises when another one died: connection errors of gloo and NCCL, and timeouts of collectives.
 VICTIM_ERRORS = frozenset(
     {"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "SignalException"}
-)
-VICTIM_TEXTS = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "connection refused",
-    "broken pipe",
-    "socket timeout",
-    "watchdog caught collective operation timeout",
-    "timed out waiting",
-    "nccl communicator was aborted",
-    "remote process exited",
 )
 PREEMPTIONS = {
     "PreemptionByScheduler": "preempted by a pod of higher priority",
@@ -64,18 +29,6 @@ PREEMPTIONS = {
     "DeletionByPodGC": "its Kubernetes node is gone",
 }
 LOST = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
-
-
-def where(evidence: Evidence) -> str:
-    """`node 1 (gpu-7)`, or `node 1 (gpu-7) rank 5`."""
-    node = f"node {evidence.node_rank}" + (f" ({evidence.k8s_node})" if evidence.k8s_node else "")
-    return f"{node} rank {evidence.rank}" if evidence.rank is not None else node
-
-
-def first_line(text: str) -> str:
-    """The line of an error that says most: the last one that is not empty."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
 
 
 def disrupted(evidence: Evidence) -> Verdict | None:
@@ -198,9 +151,7 @@ def hang(evidence: Evidence) -> Verdict | None:
 
 def victim(evidence: Evidence) -> Verdict | None:
     """Its peers went away; it only says so."""
-    text = evidence.message.lower()
-    said = evidence.victim or evidence.error_type in VICTIM_ERRORS
-    if not said and not any(phrase in text for phrase in VICTIM_TEXTS):
+    if not evidence.victim and evidence.error_type not in VICTIM_ERRORS:
         return None
     return Verdict(
         reason=Reason.PEER_LOST,
@@ -314,6 +265,7 @@ RULES: tuple[Rule, ...] = (
     deleted,
     no_name,
     hang,
+    told_by_text,
     victim,
     killed,
     stopped,

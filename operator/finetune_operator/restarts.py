@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from finetune_api.status import AttemptRecord, Fault, RestartCounts
 from finetune_api.v1alpha1 import RestartPolicy
-from finetune_operator.failure import FailureAction, Verdict
+from finetune_operator.verdict import FailureAction, Verdict
 
 UNCOUNTED = (Fault.INFRASTRUCTURE, Fault.PREEMPTION)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from finetune_api.reasons import Reason
 from finetune_api.v1alpha1 import FineTuneJob
-from finetune_operator.failure import FailureAction, Verdict
 from finetune_operator.observe import Life, NodeObservation, Observation, Waiting
+from finetune_operator.verdict import FailureAction, Verdict
 
 IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"}

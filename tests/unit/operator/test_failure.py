@@ -8,7 +8,8 @@ import pytest
 from finetune_api.status import Evidence, Fault
 from finetune_api.termination import USER_ERRORS
 from finetune_operator import failure
-from finetune_operator.failure import FailureAction, judge, judge_node
+from finetune_operator.failure import judge, judge_node
+from finetune_operator.verdict import FailureAction
 from finetune_trainer.supervisor import contract
 
 
@@ -61,8 +62,14 @@ CASES: dict[failure.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         Fault.TRANSIENT,
         FailureAction.RESTART,
     ),
+    failure.told_by_text: (
+        left(outcome="failed", error_type="RuntimeError", message="CUDA error: uncorrectable ECC error encountered"),
+        "GpuHardware",
+        Fault.INFRASTRUCTURE,
+        FailureAction.RESTART,
+    ),
     failure.victim: (
-        left(outcome="failed", error_type="RuntimeError", message="Connection closed by peer [10.0.0.1]"),
+        left(outcome="failed", error_type="DistBackendError", message="it stopped"),
         "PeerLost",
         Fault.TRANSIENT,
         FailureAction.RESTART,

@@ -8,8 +8,8 @@ import pytest
 from finetune_api.reasons import Reason
 from finetune_api.status import AttemptRecord, AttemptState, Evidence, Fault, RestartCounts
 from finetune_api.v1alpha1 import RestartPolicy
-from finetune_operator.failure import FailureAction, Verdict
 from finetune_operator.restarts import Restart, backoff, plan_restart
+from finetune_operator.verdict import FailureAction, Verdict
 
 Records = tuple[AttemptRecord, ...]
 

@@ -1,0 +1,328 @@
+"""What only the text of an error tells: named patterns, the most particular first, and what follows from each.
+
+The class of an error is often the same (RuntimeError), whoever is to blame. A labelled corpus of real texts tells how
+often these are right (`make bench-failures`); a third of it was set aside before they were written.
+"""
+
+import re
+from dataclasses import dataclass
+
+from finetune_api.reasons import Reason
+from finetune_api.status import Evidence
+from finetune_api.termination import Outcome
+from finetune_operator.verdict import FailureAction, Verdict, first_line, where
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Texts of one kind. `words`: regular expressions, of which one must be found; case does not matter."""
+
+    reason: Reason
+    words: tuple[str, ...]
+
+    def finds(self, text: str) -> bool:
+        return re.search("|".join(self.words), text, re.IGNORECASE) is not None
+
+
+_HUB = r"(huggingface\.co|hf\.co|modelscope\.cn|hf-mirror|amazonaws)"
+
+PATTERNS: tuple[Pattern, ...] = (
+    Pattern(
+        Reason.SHARED_MEMORY_EXHAUSTED,
+        (
+            r"bus error",
+            r"shared memory \(shm\)",
+            r"out of shared memory",
+            r"unable to \w+( to)? [^<]{0,40}</?torch_",
+            r"creating shared memory segment",
+            r"(no space left on device|errno 28).*(/dev/shm|torch_\d+|psm_)",
+            r"(/dev/shm|shm_open|posix_fallocate).*(no space left|failed|error)",
+        ),
+    ),
+    Pattern(
+        Reason.HOST_OUT_OF_MEMORY,
+        (
+            r"cannot allocate memory",
+            r"std::bad_alloc",
+            r"\bMemoryError\b",
+            r"_ArrayMemoryError",
+            r"DefaultCPUAllocator: .*(can't|not enough|cannot) ?(allocate)?",
+            r"worker .*killed by signal: killed",
+            r"out of memory: kill(ed)? process",
+            r"unable to allocate [\d.]+ .i?B for an array",
+            r"\berrno 12\b",
+            r"memory cgroup out of memory",
+            r"oom-kill",
+            r"exitcode: -9\b",
+        ),
+    ),
+    Pattern(
+        Reason.CUDA_OUT_OF_MEMORY,
+        (
+            r"CUDA out of memory",
+            r"HIP out of memory",
+            r"CUBLAS_STATUS_ALLOC_FAILED",
+            r"CUSOLVER_STATUS_ALLOC_FAILED",
+            r"(cuda|nccl|device|gpu|cu\w*)[^\n]{0,160}out of memory",
+            r"cudaErrorMemoryAllocation",
+            r"error out of memory at line",
+        ),
+    ),
+    Pattern(
+        Reason.GPU_HARDWARE,
+        (
+            r"Xid \(.*?\): (46|48|6[0-4]|7[49]|8[01]|9[45]|109|110|119|120|13[67]|14\d|15[0-9])\b",
+            r"\bXid:? ?(48|6[34]|7[49]|9[45]|119|120)\b",
+            r"ECC[ _]?(error|uncorrectable)|double.bit ECC",
+            r"uncorrectable.{0,12}(ECC|NVLink)",
+            r"ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE",
+            r"fallen off the bus",
+            r"GPU is lost",
+            r"row remap",
+            r"hardware stack error|CUDA_ERROR_HARDWARE",
+            r"GSP (RPC )?timeout",
+            r"NVLink: fatal error|GPU requires reset",
+        ),
+    ),
+    Pattern(
+        Reason.DRIVER_MISMATCH,
+        (
+            r"driver/library version mismatch",
+            r"forward compatibility was attempted",
+            r"driver version is insufficient",
+            r"unsupported display driver",
+            r"NVIDIA driver on your system is too old",
+            r"system not (yet )?(initialized|ready)|SystemNotReady",
+            r"no kernel image is available",
+            r"is not compatible with the current PyTorch installation",
+            r"PTX was compiled with an unsupported toolchain",
+            r"cudaErrorInsufficientDriver|COMPAT_NOT_SUPPORTED",
+            r"not supported in the installed CUDA driver",
+            r"fabric ?manager",
+        ),
+    ),
+    Pattern(
+        Reason.GPU_UNAVAILABLE,
+        (
+            r"no CUDA-capable device|CUDA_ERROR_NO_DEVICE",
+            r"CUDA unknown error",
+            r"CUDA-capable device\(s\) is/are busy",
+            r"devices? (are|is) busy or unavailable",
+            r"invalid device ordinal",
+            r"no CUDA GPUs are available",
+            r"unable to determine the device handle",
+            r"NVIDIA-SMI has failed",
+            r"failed to initialize NVML",
+            r"no NVIDIA driver",
+            r"cuInit.*(unknown error|failed)",
+        ),
+    ),
+    Pattern(
+        Reason.DEVICE_ASSERT,
+        (r"device-side assert", r"\.cu:\d+: .*block: \[.*assertion .* failed"),
+    ),
+    Pattern(
+        Reason.CUDA_FAULT,
+        (
+            r"illegal[ _]?(memory access|instruction|address)",
+            r"cuda(Error)?_?(error_)?launch_?fail",
+            r"misaligned address",
+            r"unspecified launch failure",
+            r"invalid program counter",
+            r"CU(BLAS|DNN|SOLVER|SPARSE|FFT)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)",
+            r"cudnn internal error",
+            r"Xid \(.*?\): (8|13|31|32|43|45|68|69)\b",
+            r"CUDA error: unknown error",
+        ),
+    ),
+    Pattern(Reason.RANK_CRASHED, (r"segmentation fault", r"\bSIGSEGV\b", r"exitcode: -11\b")),
+    Pattern(
+        Reason.HUB_UNAUTHORIZED,
+        (
+            r"gated repo",
+            r"is restricted and you are not",
+            r"\b(401|403) client error",
+            r"invalid (user|access|authentication) token|invalid (username or password|credentials)",
+            r"unauthorized for url|forbidden for url|make sure you are authenticated|LocalTokenNotFound",
+            r"awaiting a review from the repo authors",
+            r"token .*(expired|is invalid|required)",
+        ),
+    ),
+    Pattern(
+        Reason.HUB_UNAVAILABLE,
+        (
+            r"\b(429|50[0234]) (client|server) error",
+            r"\((429 too many requests|50[0234] [a-z ]+)\)",
+            r"too many (requests|\d+ error responses)",
+            r"(HTTPS?ConnectionPool|max retries|timed out|timeout|unreachable|reset|resolve|resolution).*" + _HUB,
+            _HUB + r".*(max retries|timed? ?out|unreachable|reset|resolve|resolution|incomplete)",
+            r"read timeout on endpoint|read timed out",
+            r"EOF occurred in violation of protocol|SSL(EOF)?Error",
+            r"IncompleteRead|ChunkedEncodingError|consistency check failed: file should be of size",
+            r"(internal server error|service (temporarily )?unavailable|bad gateway|gateway time-?out) for url",
+            r"before we received a valid response from endpoint",
+            r"cannot find the appropriate snapshot folder",
+            r"couldn't connect to .*huggingface",
+            r"(httpx|requests|urllib3|aiohttp|botocore)\.\S*(timeout|ConnectError|ConnectionError|ProtocolError)",
+        ),
+    ),
+    Pattern(
+        Reason.CHECKPOINT_CORRUPT,
+        (
+            r"PytorchStreamReader failed",
+            r"SafetensorError: error while deserializing",
+            r"HeaderTooLarge|MetadataIncompleteBuffer|InvalidHeader",
+            r"unexpected EOF, expected \d+ more bytes",
+            r"pickle data was truncated",
+            r"UnpicklingError: invalid load key",
+            r"checkpoint being loaded used a DP world size",
+            r"failed finding central directory",
+            r"EOFError: ran out of input",
+            r"invalid magic number; corrupt file|BadZipFile|file is not a zip file|unpickling stack underflow",
+            r"incomplete metadata, file not fully covered",
+        ),
+    ),
+    Pattern(
+        Reason.DISK_FULL,
+        (
+            r"no space left on device",
+            r"\berrno 28\b|os error 28\b",
+            r"disk quota exceeded",
+            r"PytorchStreamWriter failed",
+            r"inline_container\.cc:\d+\] \. unexpected pos",
+        ),
+    ),
+    Pattern(
+        Reason.IMAGE_BROKEN,
+        (
+            r"undefined symbol",
+            r"(GLIBC(XX)?|CXXABI)_[\d.]+'? not found",
+            r"error (compiling objects for|building) extension",
+            r"lib\S+\.so\S*: cannot open shared object file",
+            r"CUDA_HOME does not exist",
+            r"nvcc.*(not found|no such file)",
+            r"DLL load failed",
+        ),
+    ),
+    Pattern(
+        Reason.NON_FINITE_LOSS,
+        (
+            r"loss became infinite or nan",
+            r"loss scale already at minimum",
+            r"(loss|metric)\b.{0,40}\b(nan|inf)\b.{0,20}(not finite|stop)",
+            r"(nan|inf) (or \w+ )?(in|encountered in|detected in) (the )?(loss|grad)",
+            r"contains either `?inf`?, `?nan`?",
+            r"found (nan|inf)|(nan|inf) found|loss is (nan|inf)|(nan|non-?finite) loss",
+        ),
+    ),
+    Pattern(
+        Reason.PORT_IN_USE,
+        (
+            r"address already in use",
+            r"EADDRINUSE|port \d+ is (already )?in use",
+            r"server socket has failed to (listen|bind)",
+        ),
+    ),
+    Pattern(
+        Reason.RENDEZVOUS_TIMEOUT,
+        (
+            r"name or service not known",
+            r"temporary failure in name resolution",
+            r"gai error|getaddrinfo|nodename nor servname",
+            r"hostname of the client socket cannot be retrieved",
+            r"unable to find address for",
+            r"RendezvousTimeoutError|RendezvousConnectionError|RendezvousClosedError",
+            r"waiting for clients",
+            r"TCP client failed to connect",
+            r"client socket has timed out .*while trying to connect",
+        ),
+    ),
+    Pattern(
+        Reason.NETWORK_FAULT,
+        (
+            r"no route to host",
+            r"network is unreachable",
+            r"no (socket )?interface found|transport retry counter exceeded|local catastrophic error",
+            r"ibv_\w+ (failed|error)|ibv_\w+.*failed with error",
+            r"failed to modify QP",
+            r"got completion (with|from)",
+            r"address family not supported",
+            r"ncclSystemError|unhandled system error",
+            r"\b(RoCE|GID|IB port|mlx5)\b.{0,60}(fail|error|down|invalid)",
+        ),
+    ),
+    Pattern(
+        Reason.PEER_LOST,
+        (
+            r"connection (closed|reset) by (remote )?peer",
+            r"connection refused",
+            r"broken pipe",
+            r"socket ?timeout",
+            r"watchdog caught collective operation timeout",
+            r"watchdog thread terminated with exception",
+            r"detected by watchdog",
+            r"heartbeat monitor timed out",
+            r"communicator was aborted",
+            r"remote process exit",
+            r"ncclRemoteError",
+            r"timed out waiting|timeout waiting for key",
+            r"get exception dump flag from the global store",
+            r"asynchronous nature of CUDA kernels|taking the entire process down",
+            r"connection was likely closed|remote server shutdown|caused pair closure",
+            r"(recvValue|sendBytes|recvBytes) failed|failed to recv, got 0 bytes|NCCL timeout",
+        ),
+    ),
+)
+
+
+TOLD_BY_TEXT: dict[Reason, tuple[FailureAction, str]] = {  # what follows, and what to do about it
+    Reason.SHARED_MEMORY_EXHAUSTED: (
+        FailureAction.FAIL,
+        "raise resources.limits.memory, of which half is shared memory, or lower dataset.numWorkers",
+    ),
+    Reason.HOST_OUT_OF_MEMORY: (
+        FailureAction.FAIL,
+        "raise resources.limits.memory or use fewer loader processes (dataset.numWorkers)",
+    ),
+    Reason.CUDA_OUT_OF_MEMORY: (FailureAction.REPAIR, ""),
+    Reason.GPU_HARDWARE: (FailureAction.RESTART, "have the machine checked"),
+    Reason.DRIVER_MISMATCH: (FailureAction.RESTART, "the machine's driver, or spec.image, must be another"),
+    Reason.GPU_UNAVAILABLE: (FailureAction.RESTART, "have the machine checked"),
+    Reason.DEVICE_ASSERT: (
+        FailureAction.FAIL,
+        "check token ids and labels; CUDA_LAUNCH_BLOCKING=1 in spec.env tells where",
+    ),
+    Reason.CUDA_FAULT: (FailureAction.RESTART, ""),
+    Reason.RANK_CRASHED: (FailureAction.RESTART, ""),
+    Reason.HUB_UNAUTHORIZED: (FailureAction.FAIL, "ask for access, and give HF_TOKEN in spec.env from a Secret"),
+    Reason.HUB_UNAVAILABLE: (FailureAction.RESTART, ""),
+    Reason.CHECKPOINT_CORRUPT: (FailureAction.FAIL, "remove that file, or begin anew"),
+    Reason.DISK_FULL: (FailureAction.FAIL, "make room on the volume or take a larger one"),
+    Reason.IMAGE_BROKEN: (FailureAction.FAIL, "rebuild spec.image with libraries that fit together"),
+    Reason.NON_FINITE_LOSS: (FailureAction.FAIL, "lower training.learningRate, or look at the rows of that step"),
+    Reason.PORT_IN_USE: (FailureAction.RESTART, ""),
+    Reason.RENDEZVOUS_TIMEOUT: (FailureAction.RESTART, ""),
+    Reason.NETWORK_FAULT: (FailureAction.RESTART, ""),
+    Reason.PEER_LOST: (FailureAction.RESTART, ""),
+}
+
+
+def recognise(text: str) -> Reason | None:
+    """What the text of an error says of its cause; None where it says nothing that is known here."""
+    return next((pattern.reason for pattern in PATTERNS if pattern.finds(text)), None)
+
+
+def told_by_text(evidence: Evidence) -> Verdict | None:
+    """The words of the error name its cause, whatever class it is."""
+    if evidence.outcome == Outcome.STOPPED:
+        return None
+    reason = recognise(f"{evidence.error_type}: {evidence.message}")
+    if reason is None:
+        return None
+    action, advice = TOLD_BY_TEXT[reason]
+    return Verdict(
+        reason=reason,
+        action=action,
+        message=f"{where(evidence)}: {first_line(evidence.message)}" + (f"; {advice}" if advice else ""),
+        victim=evidence.victim or reason in (Reason.PEER_LOST, Reason.RENDEZVOUS_TIMEOUT),
+    )

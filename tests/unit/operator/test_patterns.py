@@ -1,0 +1,65 @@
+"""What the words of an error say, on the texts that the patterns were written for; the rest is for the benchmark."""
+
+import pytest
+
+from finetune_api.reasons import Reason
+from finetune_api.status import Evidence, Fault
+from finetune_operator.failure import judge_node
+from finetune_operator.patterns import PATTERNS, TOLD_BY_TEXT, recognise
+from finetune_operator.verdict import FailureAction
+from support.corpus import Labelled, read_corpus
+
+KNOWN = read_corpus(held_out=False)
+
+
+@pytest.mark.parametrize("entry", KNOWN, ids=lambda entry: f"{entry.reason}-{entry.source}")
+def test_real_texts_are_told_apart(entry: Labelled) -> None:
+    assert recognise(entry.said) == (None if entry.reason is Reason.USER_CODE_ERROR else entry.reason)
+
+
+def test_every_pattern_has_texts_and_a_consequence() -> None:
+    patterned = {pattern.reason for pattern in PATTERNS}
+
+    assert patterned == set(TOLD_BY_TEXT)
+    assert patterned <= {entry.reason for entry in KNOWN}
+    assert len(patterned) == len(PATTERNS)
+
+
+@pytest.mark.parametrize("reason", TOLD_BY_TEXT)
+def test_who_is_to_blame_decides_what_follows(reason: Reason) -> None:
+    """A user's error is never tried again, an infrastructure's always."""
+    action, advice = TOLD_BY_TEXT[reason]
+
+    assert (action is FailureAction.FAIL) == (
+        reason.fault in (Fault.USER, Fault.RESOURCE) and action is not FailureAction.REPAIR
+    )
+    assert advice or action is not FailureAction.FAIL
+
+
+def test_an_error_of_the_users_own_stays_his() -> None:
+    said = Evidence(node_rank=0, ended=True, exit_code=1, outcome="failed", error_type="KeyError", message="'messages'")
+
+    assert judge_node(said).reason is Reason.USER_CODE_ERROR
+
+
+def test_the_typed_error_of_the_trainer_speaks_before_its_words() -> None:
+    said = Evidence(
+        node_rank=0, ended=True, exit_code=2, outcome="failed", error_type="DatasetError", message="connection refused"
+    )
+
+    assert judge_node(said).reason is Reason.DATASET_ERROR
+
+
+def test_a_connection_that_was_lost_makes_a_victim() -> None:
+    said = Evidence(
+        node_rank=0, ended=True, exit_code=1, outcome="failed", error_type="RuntimeError", message="Broken pipe"
+    )
+
+    verdict = judge_node(said)
+    assert (verdict.reason, verdict.victim, verdict.action) == (Reason.PEER_LOST, True, FailureAction.RESTART)
+
+
+def test_what_was_stopped_is_not_judged_by_its_words() -> None:
+    said = Evidence(node_rank=0, ended=True, exit_code=143, outcome="stopped", message="Broken pipe")
+
+    assert judge_node(said).reason is Reason.STOPPED
