@@ -27,6 +27,7 @@ class Pattern:
 _HUB = r"(huggingface\.co|hf\.co|modelscope\.cn|hf-mirror|amazonaws)"
 
 PATTERNS: tuple[Pattern, ...] = (
+    Pattern(Reason.USER_CODE_ERROR, (r"NCCL.*invalid usage", r"duplicate GPU detected", r"\b404 client error")),
     Pattern(
         Reason.SHARED_MEMORY_EXHAUSTED,
         (
@@ -156,7 +157,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"too many (requests|\d+ error responses)",
             r"(HTTPS?ConnectionPool|max retries|timed out|timeout|unreachable|reset|resolve|resolution).*" + _HUB,
             _HUB + r".*(max retries|timed? ?out|unreachable|reset|resolve|resolution|incomplete)",
-            r"read timeout on endpoint|read timed out",
+            r"read timeout on endpoint|read (operation )?timed out|ConnectTimeoutError",
             r"EOF occurred in violation of protocol|SSL(EOF)?Error",
             r"IncompleteRead|ChunkedEncodingError|consistency check failed: file should be of size",
             r"(internal server error|service (temporarily )?unavailable|bad gateway|gateway time-?out) for url",
@@ -234,13 +235,13 @@ PATTERNS: tuple[Pattern, ...] = (
             r"RendezvousTimeoutError|RendezvousConnectionError|RendezvousClosedError",
             r"waiting for clients",
             r"TCP client failed to connect",
-            r"client socket has timed out .*while trying to connect",
+            r"client socket has timed out .*while trying to connect|connect\(\) timed out",
         ),
     ),
     Pattern(
         Reason.NETWORK_FAULT,
         (
-            r"no route to host",
+            r"no route to|ncclSocketInit|software caused connection abort",
             r"network is unreachable",
             r"no (socket )?interface found|transport retry counter exceeded|local catastrophic error",
             r"ibv_\w+ (failed|error)|ibv_\w+.*failed with error",
@@ -261,7 +262,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"watchdog caught collective operation timeout",
             r"watchdog thread terminated with exception",
             r"detected by watchdog",
-            r"heartbeat monitor timed out",
+            r"heartbeat monitor timed out|no heartbeat of its watchdog|watchdog got stuck",
             r"communicator was aborted",
             r"remote process exit",
             r"ncclRemoteError",
@@ -276,6 +277,7 @@ PATTERNS: tuple[Pattern, ...] = (
 
 
 TOLD_BY_TEXT: dict[Reason, tuple[FailureAction, str]] = {  # what follows, and what to do about it
+    Reason.USER_CODE_ERROR: (FailureAction.FAIL, "only the program or its settings can be mended"),
     Reason.SHARED_MEMORY_EXHAUSTED: (
         FailureAction.FAIL,
         "raise resources.limits.memory, of which half is shared memory, or lower dataset.numWorkers",

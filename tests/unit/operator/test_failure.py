@@ -7,7 +7,7 @@ import pytest
 
 from finetune_api.status import Evidence, Fault
 from finetune_api.termination import USER_ERRORS
-from finetune_operator import failure
+from finetune_operator import failure, patterns
 from finetune_operator.failure import judge, judge_node
 from finetune_operator.verdict import FailureAction
 from finetune_trainer.supervisor import contract
@@ -62,7 +62,7 @@ CASES: dict[failure.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         Fault.TRANSIENT,
         FailureAction.RESTART,
     ),
-    failure.told_by_text: (
+    patterns.told_by_text: (
         left(outcome="failed", error_type="RuntimeError", message="CUDA error: uncorrectable ECC error encountered"),
         "GpuHardware",
         Fault.INFRASTRUCTURE,
