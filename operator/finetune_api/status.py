@@ -82,6 +82,9 @@ class AttemptRecord(StatusModel):
     state: AttemptState = Field(description="Starting, Running, Stopping, Succeeded, Failed or Stopped.")
     created: bool = Field(default=False, description="All its objects were made: a missing pod is now a lost one.")
     not_before: AwareDatetime | None = Field(default=None, description="Its pods are not made earlier than this.")
+    avoids: tuple[str, ...] = Field(
+        default=(), description="Kubernetes nodes that failed the job before; its pods are kept away from them."
+    )
     start_time: AwareDatetime | None = Field(default=None, description="When it was decided.")
     running_time: AwareDatetime | None = Field(default=None, description="When all its nodes ran.")
     end_time: AwareDatetime | None = Field(default=None, description="When its end was decided.")

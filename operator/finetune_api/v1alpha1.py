@@ -87,6 +87,10 @@ class RestartPolicy(Model):
         default=10, ge=0, le=3600, description="Delay of the second restart, doubled each time; the first is immediate."
     )
     max_backoff_seconds: int = Field(default=300, ge=0, le=86_400, description="Longest delay.")
+    avoid_failing_nodes: bool = Field(
+        default=True,
+        description="Keep away from Kubernetes nodes with broken GPUs, and from those that failed the job twice a day.",
+    )
     hang_timeout_seconds: int | None = Field(
         default=None,
         ge=0,

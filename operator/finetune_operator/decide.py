@@ -12,7 +12,15 @@ from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator import names
 from finetune_operator.actions import Action, Create, DeleteConfigMap, DeleteJob, Emit
 from finetune_operator.case import PULL_PATIENCE, Case, Decision, confirmed, with_next, with_record, write
-from finetune_operator.ending import ABORT_GRACE_SECONDS, StopReason, begin_to_stop, complete, end_attempt, stop
+from finetune_operator.ending import (
+    ABORT_GRACE_SECONDS,
+    StopReason,
+    begin_to_stop,
+    complete,
+    end_attempt,
+    next_attempt,
+    stop,
+)
 from finetune_operator.manifests import build_children
 from finetune_operator.observe import Life, NodeObservation, Observation
 from finetune_operator.plan import Settings, plan_run
@@ -170,8 +178,8 @@ def _stay_suspended(case: Case) -> Decision:
 
 
 def _resume(case: Case) -> Decision:
-    attempt = case.record.attempt + 1
-    new = AttemptRecord(attempt=attempt, state=AttemptState.STARTING, start_time=case.now)
+    new = next_attempt(case, case.status)
+    attempt = new.attempt
     paused = (case.now - case.status.suspend_time).total_seconds() if case.status.suspend_time else 0
     status = with_next(case.status, new).model_copy(
         update={"suspended_seconds": case.status.suspended_seconds + round(paused), "suspend_time": None}

@@ -9,6 +9,7 @@ from finetune_api.repair import next_repair
 from finetune_api.status import AttemptRecord, AttemptState, JobStatus, Progress, Repair
 from finetune_api.termination import Outcome
 from finetune_operator.actions import Emit
+from finetune_operator.avoid import nodes_to_avoid
 from finetune_operator.case import Case, Decision, confirmed, with_next, with_record, write
 from finetune_operator.conditions import newest_progress, trained_batch
 from finetune_operator.evidence import first_evidence, more_evidence
@@ -90,17 +91,26 @@ def end_attempt(case: Case, verdict: Verdict, record: AttemptRecord) -> Decision
     if not restart.again:
         return fail(case, status, record, restart.message)
     old = record.model_copy(update={"state": AttemptState.FAILED, "end_time": case.now, "action": verdict.action})
-    attempt = record.attempt + 1
-    new = AttemptRecord(
-        attempt=attempt,
+    status = with_record(status, old)
+    new = next_attempt(case, status)
+    new = new.model_copy(update={"not_before": case.now + restart.delay if restart.delay else None})
+    status = with_next(status, new).model_copy(update={"restarts": status.restarts + 1})
+    how = f" in {restart.delay.total_seconds():.0f} s" if restart.delay else ""
+    how += f", away from {', '.join(new.avoids)}" if new.avoids else ""
+    said = f"{verdict.message}; attempt {new.attempt} starts{how}"
+    event = Emit("Warning", verdict.reason, said, f"restart-{new.attempt}")
+    return write(case, status, actions=(event,))
+
+
+def next_attempt(case: Case, status: JobStatus) -> AttemptRecord:
+    """The one after those in the status, kept away from Kubernetes nodes that failed them."""
+    avoiding = case.job.spec.restart_policy.avoid_failing_nodes and case.settings.has_other_machines
+    return AttemptRecord(
+        attempt=status.attempts[-1].attempt + 1,
         state=AttemptState.STARTING,
         start_time=case.now,
-        not_before=case.now + restart.delay if restart.delay else None,
+        avoids=nodes_to_avoid(status.attempts, case.now) if avoiding else (),
     )
-    status = with_next(with_record(status, old), new).model_copy(update={"restarts": status.restarts + 1})
-    after = f" in {restart.delay.total_seconds():.0f} s" if restart.delay else ""
-    event = Emit("Warning", verdict.reason, f"{verdict.message}; attempt {attempt} starts{after}", f"restart-{attempt}")
-    return write(case, status, actions=(event,))
 
 
 def _repaired(case: Case, verdict: Verdict) -> tuple[Verdict, Repair | None]:

@@ -6,6 +6,7 @@ from typing import Any
 from finetune_api.kubernetes_types import VOLUME_SOURCES, Volume
 from finetune_api.model import to_camel
 from finetune_operator import names
+from finetune_operator.avoid import keep_away
 from finetune_operator.plan import NodePlan, RunPlan
 from finetune_operator.quantity import parse_quantity
 
@@ -71,7 +72,7 @@ def build_pod(run: RunPlan, node: NodePlan) -> Manifest:
         metadata["annotations"] = dict(template.annotations)
     placement: Manifest = {
         "nodeSelector": dict(template.node_selector),
-        "affinity": template.affinity,
+        "affinity": keep_away(template.affinity, run.avoids),
         "priorityClassName": template.priority_class_name,
         "schedulerName": template.scheduler_name,
         "runtimeClassName": template.runtime_class_name,

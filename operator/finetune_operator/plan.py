@@ -14,6 +14,7 @@ class Settings:
 
     trainer_image: str
     cluster_domain: str = "cluster.local"
+    has_other_machines: bool = True  # to go to from one that fails
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class RunPlan:
     cluster_domain: str
     spec: FineTuneJobSpec
     nodes: tuple[NodePlan, ...]
+    avoids: tuple[str, ...] = ()  # Kubernetes nodes
 
     @property
     def nproc_per_node(self) -> int:
@@ -91,6 +93,7 @@ def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
         cluster_domain=settings.cluster_domain,
         spec=apply_repair(job.spec, job.status.repair),
         nodes=tuple(nodes),
+        avoids=next((record.avoids for record in job.status.attempts if record.attempt == attempt), ()),
     )
 
 

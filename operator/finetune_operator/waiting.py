@@ -34,11 +34,14 @@ def waiting_for(job: FineTuneJob, seen: Observation, nodes: Sequence[NodeObserva
     blocked = [(node, node.waiting) for node in nodes if node.life is Life.PENDING and node.waiting]
     if not blocked:
         return None
-    waits = [_explain(node, waiting, f"{len(blocked)} of {job.spec.num_nodes} pods") for node, waiting in blocked]
+    avoids = ", ".join(job.status.attempts[-1].avoids) if job.status.attempts else ""
+    away = f"; kept away from {avoids}, which failed this job before" if avoids else ""
+    share = f"{len(blocked)} of {job.spec.num_nodes} pods"
+    waits = [_explain(node, waiting, share, away) for node, waiting in blocked]
     return max(waits, key=lambda wait: (wait.hopeless, wait.image, wait.reason != Reason.UNSCHEDULABLE))
 
 
-def _explain(node: NodeObservation, waiting: Waiting, share: str) -> Wait:
+def _explain(node: NodeObservation, waiting: Waiting, share: str, away: str) -> Wait:
     if waiting.reason in IMAGE_REASONS:
         hopeless = waiting.reason == "InvalidImageName"
         message = (
@@ -50,7 +53,7 @@ def _explain(node: NodeObservation, waiting: Waiting, share: str) -> Wait:
             Reason.CONFIG_MISSING, f"{node.pod_name}: {waiting.message}; create what is missing and the pod starts"
         )
     if waiting.reason == Reason.UNSCHEDULABLE:
-        return Wait(Reason.UNSCHEDULABLE, f"{share} cannot be placed: {waiting.message}")
+        return Wait(Reason.UNSCHEDULABLE, f"{share} cannot be placed: {waiting.message}{away}")
     return Wait(waiting.reason, f"{node.pod_name}: {waiting.message}")
 
 

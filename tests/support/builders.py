@@ -83,7 +83,9 @@ def seen(of: FineTuneJob, *pods: Raw, gone: tuple[Raw, ...] = (), fresh: bool = 
     return Observation(nodes=observe_pods(pods, gone), service_exists=True, fresh=fresh, **fields)
 
 
-def step(of: FineTuneJob, observation: Observation, *, now: datetime = NOW) -> tuple[FineTuneJob, Decision]:
+def step(
+    of: FineTuneJob, observation: Observation, *, now: datetime = NOW, settings: Settings = SETTINGS
+) -> tuple[FineTuneJob, Decision]:
     """One decision, and the job as it is once the status is written."""
-    decision = decide(of, observation, now, SETTINGS)
+    decision = decide(of, observation, now, settings)
     return of.model_copy(update={"status": decision.status}), decision

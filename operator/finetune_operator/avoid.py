@@ -1,0 +1,52 @@
+"""Kubernetes nodes that an attempt keeps away from, because they failed the job before."""
+
+from collections import Counter
+from datetime import datetime, timedelta
+from typing import Any
+
+from finetune_api.reasons import Reason
+from finetune_api.status import AttemptRecord
+
+_REMEMBERED = timedelta(hours=24)
+_STRIKES = 2
+_BROKEN = frozenset({Reason.GPU_HARDWARE, Reason.GPU_UNAVAILABLE, Reason.DRIVER_MISMATCH})  # for which once is enough
+_SUSPICIOUS = frozenset(
+    {
+        Reason.CUDA_FAULT,
+        Reason.HANG,
+        Reason.NETWORK_FAULT,
+        Reason.NODE_LOST,
+        Reason.NODE_REFUSED_POD,
+        Reason.RANK_CRASHED,
+    }
+)
+
+
+def nodes_to_avoid(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[str, ...]:
+    """Those with broken hardware, and those that failed the job twice within a day in a way that a machine may."""
+    strikes: Counter[str] = Counter()
+    for record in attempts:
+        if not record.k8s_node or record.end_time is None or record.end_time < now - _REMEMBERED:
+            continue
+        if record.reason in _BROKEN:
+            strikes[record.k8s_node] += _STRIKES
+        elif record.reason in _SUSPICIOUS:
+            strikes[record.k8s_node] += 1
+    return tuple(sorted(node for node, count in strikes.items() if count >= _STRIKES))
+
+
+def keep_away(affinity: dict[str, Any] | None, nodes: tuple[str, ...]) -> dict[str, Any] | None:
+    """A pod's affinity, with these nodes excluded; what it asks for besides still holds.
+
+    Terms are alternatives, so that every one of them must exclude the nodes; a field takes one name at a time.
+    """
+    if not nodes:
+        return affinity
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    given = dict(affinity or {})
+    node_affinity = dict(given.get("nodeAffinity") or {})
+    required = dict(node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {})
+    terms = required.get("nodeSelectorTerms") or [{}]
+    required["nodeSelectorTerms"] = [{**term, "matchFields": [*term.get("matchFields", ()), *fields]} for term in terms]
+    node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = required
+    return {**given, "nodeAffinity": node_affinity}
