@@ -3,6 +3,7 @@
 One job goes through all the faults of a test: to start four ranks takes longer than what is tested.
 """
 
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -27,11 +28,15 @@ def delete_pod(stack: Stack, _: Chaos, pod: str) -> None:
     stack.kubectl("delete", "pod", pod, "--wait=false")
 
 
-FAULTS = {"RankKilled": kill_rank, "ContainerKilled": kill_container, "PodDeleted": delete_pod}
+def stop_rank(stack: Stack, chaos: Chaos, pod: str) -> None:
+    chaos.kill_rank(stack.namespace, pod, rank=3, signal_number=signal.SIGSTOP)
+
+
+FAULTS = {"RankKilled": kill_rank, "ContainerKilled": kill_container, "PodDeleted": delete_pod, "Hang": stop_rank}
 
 
 def test_every_fault_is_one_coherent_restart_from_the_last_checkpoint(stack: Stack, chaos: Chaos, start: Start) -> None:
-    job = start(training=training(max_steps=160, save_steps=20))
+    job = start(training=training(max_steps=200, save_steps=20), restartPolicy={"hangTimeoutSeconds": 30})
     saved: list[int] = []
     for attempt, strike in enumerate(FAULTS.values()):
         saved.append(wait_for_checkpoint(stack, job, after=max(saved, default=0)))
@@ -43,10 +48,11 @@ def test_every_fault_is_one_coherent_restart_from_the_last_checkpoint(stack: Sta
     *failed, last = finished["status"]["attempts"]
     assert [attempt["reason"] for attempt in failed] == list(FAULTS), failed
     assert {attempt["nodeRank"] for attempt in failed} == {1}
+    assert (failed[-1]["rank"], "rank 3 is stopped by a signal" in failed[-1]["message"]) == (3, True), failed[-1]
     resumed_from = [attempt["firstStep"] for attempt in (*failed[1:], last)]
     assert all(step >= before > 0 for step, before in zip(resumed_from, saved, strict=True)), (resumed_from, saved)
     assert finished["status"]["restarts"] == len(FAULTS)
-    assert finished["status"]["progress"]["step"] == 160
+    assert finished["status"]["progress"]["step"] == 200
     assert {pod["metadata"]["labels"]["finetune.dev/attempt"] for pod in stack.pods(job)} == {str(len(FAULTS))}
 
 

@@ -63,7 +63,7 @@ def test_a_killed_rank_is_one_restart_of_all_nodes_from_the_last_checkpoint(tmp_
 
 
 def test_a_rank_that_hangs_is_named_and_all_go_on_from_the_last_checkpoint(tmp_path: Path, tiny: Tiny) -> None:
-    job = write_job(tmp_path, tiny, training=LONG, restartPolicy={"hangTimeoutSeconds": 15})
+    job = write_job(tmp_path, tiny, training=LONG, restartPolicy={"hangTimeoutSeconds": 20})
     process = job.start("--logs")
 
     os.kill(job.wait_for_step(12, node_rank=1), signal.SIGSTOP)

@@ -33,8 +33,8 @@ def beat(local_rank: int = 0, *, step: int = 5, phase: str = contract.TRAIN, tim
     )
 
 
-def watching(*beats: Heartbeat, ranks: int = 1, limit: float = LIMIT) -> Watch:
-    watch = Watch(limit=limit, ranks=range(ranks), now=0.0)
+def watching(*beats: Heartbeat, ranks: int = 1, limit: float = LIMIT, still: bool = False) -> Watch:
+    watch = Watch(limit=limit, ranks=range(ranks), now=0.0, is_still=lambda _: still)
     watch.listen(beats, now=0.0)
     return watch
 
@@ -64,6 +64,14 @@ def test_every_phase_has_its_own_patience(seen: tuple[Heartbeat, ...], seconds: 
 
     assert watch.silence(now=seconds) is None
     assert watch.silence(now=seconds + 0.1) == Silence(0, seconds + 0.1, seconds)
+
+
+@pytest.mark.parametrize("phase", [contract.LOAD, contract.SAVE, contract.TRAIN])
+def test_a_process_that_cannot_go_on_is_given_no_more_time_in_any_phase(phase: str) -> None:
+    watch = watching(beat(phase=phase), still=True)
+
+    assert watch.silence(now=9.9) is None
+    assert watch.silence(now=10.1) == Silence(0, 10.1, 10.0)
 
 
 def test_a_supervisor_that_stood_still_itself_blames_nobody() -> None:

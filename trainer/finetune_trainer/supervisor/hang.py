@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from . import contract
@@ -42,10 +42,14 @@ class Silence:
 
 
 class Watch:
-    """Follows the heartbeats of one node's ranks by a clock that never jumps. `limit`: seconds of a step; 0: never."""
+    """Follows the heartbeats of one node's ranks by a clock that never jumps.
 
-    def __init__(self, *, limit: float, ranks: Iterable[int], now: float) -> None:
+    `limit`: seconds of a step; 0: never. `is_still`: whether a process cannot go on, whatever it was doing.
+    """
+
+    def __init__(self, *, limit: float, ranks: Iterable[int], now: float, is_still: Callable[[int], bool]) -> None:
         self._limit = limit
+        self._is_still = is_still
         self.listened = now
         self._heard: dict[int, float] = dict.fromkeys(ranks, now)
         self._beats: dict[int, Heartbeat] = {}
@@ -95,13 +99,17 @@ class Watch:
     def _most_silent(self, now: float) -> Silence | None:
         if not self._limit:
             return None
-        silences = (Silence(rank, now - heard, self._limit_of(rank)) for rank, heard in self._heard.items())
+        silences = (
+            Silence(rank, now - heard, self._limit_of(rank, now - heard)) for rank, heard in self._heard.items()
+        )
         return max(silences, key=lambda silence: silence.seconds / silence.limit, default=None)
 
-    def _limit_of(self, rank: int) -> float:
+    def _limit_of(self, rank: int, silent_seconds: float) -> float:
         beat = self._beats.get(rank)
         if beat is None:
             return self._limit * _PATIENCE[contract.INIT]
+        if silent_seconds > self._limit and beat.pid is not None and self._is_still(beat.pid):
+            return self._limit
         if beat.phase != contract.TRAIN:
             return self._limit * _PATIENCE.get(beat.phase, 1)
         if beat.progress.step == beat.first_step:

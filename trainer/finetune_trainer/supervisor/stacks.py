@@ -74,6 +74,11 @@ def process_state(pid: int, proc: Path = Path("/proc")) -> str:
     return text.rpartition(")")[2].split()[0]  # the name before it may hold anything
 
 
+def is_still(pid: int) -> bool:
+    """Stopped or dead. Whatever it was doing, waiting does not help."""
+    return process_state(pid) in ("T", "t", "Z", "")
+
+
 def kernel_function(pid: int, proc: Path = Path("/proc")) -> str:
     """Where it sleeps in the kernel; empty where that is not told."""
     try:

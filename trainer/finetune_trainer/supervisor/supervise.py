@@ -23,7 +23,7 @@ from .processes import Child, Output, SignalInbox
 from .program import Program, trainer_program
 from .reports import Reports
 from .server import Snapshot, serve
-from .stacks import examine
+from .stacks import examine, is_still
 from .termination import Termination, write_termination
 from .told import explain, last_line, read_report
 
@@ -86,7 +86,8 @@ class Supervisor:
     def _attend(self, child: Child) -> int:
         """Until the program has ended: pass on what it is asked, keep the termination message fresh."""
         written = 0.0
-        watch = Watch(limit=self._node.hang_seconds, ranks=self._watched_ranks(), now=time.monotonic())
+        limit, ranks = self._node.hang_seconds, self._watched_ranks()
+        watch = Watch(limit=limit, ranks=ranks, now=time.monotonic(), is_still=is_still)
         while (code := child.reap()) is None or (self._stopping.asked_at is not None and child.is_left()):
             now = time.monotonic()
             if now - written >= _MESSAGE_EVERY_SECONDS:
