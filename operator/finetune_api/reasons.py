@@ -45,6 +45,11 @@ class Reason(StrEnum):
     )
 
     DEADLINE_EXCEEDED = "DeadlineExceeded", Fault.USER, "The job was active for longer than `activeDeadlineSeconds`."
+    PENDING_DEADLINE_EXCEEDED = (
+        "PendingDeadlineExceeded",
+        Fault.USER,
+        "The nodes did not all run within `pendingDeadlineSeconds`; the message says what they waited for.",
+    )
     INVALID_SPEC = "InvalidSpec", Fault.USER, "The spec contradicts itself, the cluster's storage or the model."
     NAME_TAKEN = "NameTaken", Fault.USER, "A Service, ConfigMap or pod of the job's names belongs to somebody else."
     DATASET_ERROR = (
@@ -95,6 +100,11 @@ class Reason(StrEnum):
     )
     NODE_LOST = "NodeLost", Fault.INFRASTRUCTURE, "The Kubernetes node went away."
     NODE_REFUSED_POD = "NodeRefusedPod", Fault.INFRASTRUCTURE, "The kubelet had no room for the pod after all."
+    GANG_INCOMPLETE = (
+        "GangIncomplete",
+        Fault.INFRASTRUCTURE,
+        "Some nodes ran while others found no room for `startupDeadlineSeconds`; all were released, to be tried again.",
+    )
     POD_DELETED = "PodDeleted", Fault.INFRASTRUCTURE, "Somebody deleted a pod while the attempt was to go on."
     STOPPED = "Stopped", Fault.INFRASTRUCTURE, "A node was asked to stop, and nothing else explains the end."
     PREEMPTED = "Preempted", Fault.PREEMPTION, "A pod was preempted, drained or evicted from its Kubernetes node."

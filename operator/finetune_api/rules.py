@@ -25,7 +25,16 @@ from finetune_api.v1alpha1 import (
     FineTuneJobSpec,
 )
 
-MUTABLE = ("suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "restartPolicy")
+MUTABLE = (
+    *(
+        "suspend",
+        "ttlSecondsAfterFinished",
+        "activeDeadlineSeconds",
+        "pendingDeadlineSeconds",
+        "startupDeadlineSeconds",
+    ),
+    "restartPolicy",
+)
 MUTABLE_WHILE_SUSPENDED = ("resources", "image", "imagePullPolicy", "imagePullSecrets", "podTemplate", "network")
 
 

@@ -86,6 +86,9 @@ class AttemptRecord(StatusModel):
         default=(), description="Kubernetes nodes that failed the job before; its pods are kept away from them."
     )
     start_time: AwareDatetime | None = Field(default=None, description="When it was decided.")
+    pending_since: AwareDatetime | None = Field(
+        default=None, description="Since when nodes are to start and do not all run, over all attempts."
+    )
     running_time: AwareDatetime | None = Field(default=None, description="When all its nodes ran.")
     end_time: AwareDatetime | None = Field(default=None, description="When its end was decided.")
     first_step: int | None = Field(default=None, description="The step it resumed from.")

@@ -145,6 +145,17 @@ class FineTuneJobSpec(Model):
         ge=1,
         description="Seconds after the first start, suspended time not counted, until the job fails.",
     )
+    pending_deadline_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        description="Seconds without all nodes running, since they were last to start, until the job fails.",
+    )
+    startup_deadline_seconds: int = Field(
+        default=600,
+        ge=0,
+        description="Seconds that nodes which run wait for others that no Kubernetes node has room for; then all are"
+        " released, and tried again after restartPolicy.maxBackoffSeconds; 0: never.",
+    )
     ttl_seconds_after_finished: int | None = Field(
         default=None,
         ge=0,

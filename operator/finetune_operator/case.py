@@ -3,12 +3,13 @@
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from finetune_api.status import AttemptRecord, JobStatus
+from finetune_api.reasons import Reason
+from finetune_api.status import AttemptRecord, AttemptState, JobStatus
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.actions import Action, DeletePod
 from finetune_operator.conditions import Told, tell
 from finetune_operator.evidence import steps
-from finetune_operator.observe import NodeObservation, Observation
+from finetune_operator.observe import Life, NodeObservation, Observation
 from finetune_operator.plan import Settings
 from finetune_operator.waiting import Wait, waiting_for
 
@@ -62,6 +63,23 @@ class Case:
         return started + timedelta(seconds=limit + self.status.suspended_seconds)
 
     @property
+    def pending_deadline(self) -> datetime | None:
+        """When nodes that are to start must all run."""
+        limit, since = self.job.spec.pending_deadline_seconds, self.record.pending_since
+        starting = self.record.state is AttemptState.STARTING
+        return since + timedelta(seconds=limit) if starting and limit is not None and since is not None else None
+
+    @property
+    def release_time(self) -> datetime | None:
+        """When nodes that run give up waiting for those that no Kubernetes node has room for."""
+        limit, wait, told = self.job.spec.startup_deadline_seconds, self.wait, self.status.waiting
+        begun = [node.started_at for node in self.nodes if node.life is Life.RUNNING and node.started_at]
+        if not limit or not begun or wait is None or told is None or wait.reason != Reason.UNSCHEDULABLE:
+            return None
+        since = told.since if told.reason == wait.reason else self.now
+        return max(since, min(begun)) + timedelta(seconds=limit)
+
+    @property
     def steps(self) -> dict[str, int | None]:
         """First and last step of the present attempt."""
         return steps(self.record, self.nodes, self.seen.progress.step if self.seen.progress else None)
@@ -110,6 +128,8 @@ def _alarm(case: Case, status: JobStatus, look_again: timedelta | None) -> timed
     times = [look_again] if look_again is not None else []
     if case.deadline is not None and status.completion_time is None and not case.job.spec.suspend:
         times.append(case.deadline - case.now)
+    if status.completion_time is None and case.status.attempts:
+        times += [time - case.now for time in (case.pending_deadline, case.release_time) if time is not None]
     if status.waiting is not None and case.wait is not None and case.wait.image:
         patience = timedelta() if case.wait.hopeless else PULL_PATIENCE
         times.append(status.waiting.since + patience - case.now)

@@ -51,7 +51,7 @@ def decide(job: FineTuneJob, seen: Observation, now: datetime, settings: Setting
 
 
 def _start(case: Case) -> Decision:
-    record = AttemptRecord(attempt=0, state=AttemptState.STARTING, start_time=case.now)
+    record = AttemptRecord(attempt=0, state=AttemptState.STARTING, start_time=case.now, pending_since=case.now)
     return write(case, with_next(case.status.model_copy(update={"start_time": case.now, "suspend_time": None}), record))
 
 
@@ -61,7 +61,7 @@ def _suspend_before_start(case: Case) -> Decision:
 
 def _carry_on(case: Case) -> Decision:
     """Starting or Running: look for an end first, then for what is still to be made."""
-    for look in (_asked_to_stop, _refusal, _success, _failure, _still_to_be_made, _stalled_start):
+    for look in (_asked_to_stop, _refusal, _success, _failure, _late_start, _still_to_be_made, _stalled_start):
         decision = look(case)
         if decision is not None:
             return decision
@@ -137,6 +137,26 @@ def _stalled_start(case: Case) -> Decision | None:
     if not wait.hopeless and case.now < told.since + PULL_PATIENCE:
         return None
     return begin_to_stop(case, StopReason.IMAGE, message=told.message)
+
+
+def _late_start(case: Case) -> Decision | None:
+    """Nodes that do not all start in time: the job ends, or at least none holds a machine while it waits for others."""
+    told = case.status.waiting
+    if case.pending_deadline is not None and case.now >= case.pending_deadline:
+        waited_for = f": {told.message}" if told else ""
+        limit = case.job.spec.pending_deadline_seconds
+        return begin_to_stop(
+            case,
+            StopReason.PENDING,
+            message=f"not all nodes ran within pendingDeadlineSeconds ({limit} s){waited_for}",
+        )
+    if case.release_time is None or case.now < case.release_time or told is None:
+        return None
+    limit = case.job.spec.startup_deadline_seconds
+    message = (
+        f"released after startupDeadlineSeconds ({limit} s), so that no node holds its machine idle: {told.message}"
+    )
+    return begin_to_stop(case, StopReason.INCOMPLETE, message=message)
 
 
 def _running_or_waiting(case: Case) -> Decision:

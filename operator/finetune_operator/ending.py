@@ -29,6 +29,8 @@ class StopReason(StrEnum):
     SUSPENDED = Reason.SUSPENDED.value
     DEADLINE = Reason.DEADLINE_EXCEEDED.value
     IMAGE = Reason.IMAGE_PULL_FAILED.value
+    PENDING = Reason.PENDING_DEADLINE_EXCEEDED.value
+    INCOMPLETE = Reason.GANG_INCOMPLETE.value
     NODE_FAILED = "NodeFailed"
     NODE_DELETED = "NodeDeleted"
 
@@ -66,8 +68,11 @@ def _judge(case: Case, record: AttemptRecord) -> Decision:
         case StopReason.DEADLINE:
             limit = case.job.spec.active_deadline_seconds
             return fail(case, case.status, record, f"active for longer than activeDeadlineSeconds ({limit} s)")
-        case StopReason.IMAGE:
+        case StopReason.IMAGE | StopReason.PENDING:
             return fail(case, case.status, record, record.message)
+        case StopReason.INCOMPLETE:
+            released = Verdict(Reason.GANG_INCOMPLETE, FailureAction.RESTART, record.message)
+            return end_attempt(case, released, record)
         case StopReason.NODE_FAILED | StopReason.NODE_DELETED:
             return end_attempt(case, verdict, record)
 
@@ -105,10 +110,13 @@ def end_attempt(case: Case, verdict: Verdict, record: AttemptRecord) -> Decision
 def next_attempt(case: Case, status: JobStatus) -> AttemptRecord:
     """The one after those in the status, kept away from Kubernetes nodes that failed them."""
     avoiding = case.job.spec.restart_policy.avoid_failing_nodes and case.settings.has_other_machines
+    last = status.attempts[-1]
+    waited_for = last.pending_since if last.running_time is None and last.state is AttemptState.FAILED else None
     return AttemptRecord(
-        attempt=status.attempts[-1].attempt + 1,
+        attempt=last.attempt + 1,
         state=AttemptState.STARTING,
         start_time=case.now,
+        pending_since=case.now if waited_for is None else waited_for,
         avoids=nodes_to_avoid(status.attempts, case.now) if avoiding else (),
     )
 

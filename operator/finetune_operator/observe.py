@@ -51,6 +51,7 @@ class NodeObservation:
     waiting: Waiting | None
     evidence: Evidence
     termination: Termination | None
+    started_at: datetime | None = None
 
     @property
     def k8s_node(self) -> str:
@@ -151,6 +152,7 @@ def observe_pod(pod: Raw, *, gone: bool) -> NodeObservation | None:
         waiting=_waiting(status, container),
         evidence=_evidence(pod, terminated or {}, termination, node_rank=node_rank, gone=gone),
         termination=termination,
+        started_at=parse_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
     )
 
 

@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from datetime import timedelta
 
+from finetune_api.reasons import Reason
 from finetune_api.status import AttemptRecord, Fault, RestartCounts
 from finetune_api.v1alpha1 import RestartPolicy
 from finetune_operator.verdict import FailureAction, Verdict
@@ -40,6 +41,8 @@ def plan_restart(
         return Restart(True, timedelta(), counts, verdict.message)
     if not progressed and verdict.fault is Fault.UNKNOWN and _seen_before(verdict, reached, earlier):
         return Restart(False, timedelta(), counts, f"{verdict.message}; the same happened before at step {reached}")
+    if verdict.reason is Reason.GANG_INCOMPLETE:  # no failure: there is no room yet
+        return Restart(True, timedelta(seconds=policy.max_backoff_seconds), counts, verdict.message)
     infrastructure = verdict.fault in UNCOUNTED
     spent = counts.infrastructure if infrastructure else counts.counted
     limit = policy.max_infrastructure_restarts if infrastructure else policy.max_restarts

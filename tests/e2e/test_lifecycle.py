@@ -1,5 +1,6 @@
 """Suspend, resume, deadline, TTL and deletion on real pods."""
 
+import json
 import time
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ from support.training import training, wait_for_checkpoint
 
 pytestmark = pytest.mark.cluster
 Start = Callable[..., str]
+LABEL = "finetune.dev/job-name"
 
 
 def test_suspend_saves_and_releases_every_pod_and_resume_goes_on_from_there(stack: Stack, start: Start) -> None:
@@ -51,6 +53,33 @@ def test_the_deadline_fails_the_job_and_stops_its_pods(stack: Stack, start: Star
     failed = next(c for c in finished["status"]["conditions"] if c["type"] == "Failed")
     assert failed["reason"] == "DeadlineExceeded"
     assert "activeDeadlineSeconds (20 s)" in failed["message"]
+    assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.pods(job))
+
+
+def test_a_node_without_room_holds_no_machine_idle_and_at_last_ends_the_job(stack: Stack, start: Start) -> None:
+    """Both nodes must be on one machine, and never two on the same."""
+    (machine, *_) = json.loads(stack.kubectl("get", "nodes", "-o", "json"))["items"]
+    hostname = "kubernetes.io/hostname"
+    apart = {"topologyKey": hostname, "labelSelector": {"matchExpressions": [{"key": LABEL, "operator": "Exists"}]}}
+    template = {
+        "nodeSelector": {hostname: machine["metadata"]["labels"][hostname]},
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
+    }
+    job = start(
+        podTemplate=template,
+        startupDeadlineSeconds=5,
+        pendingDeadlineSeconds=25,
+        restartPolicy={"maxRestarts": 0, "maxInfrastructureRestarts": 0, "maxBackoffSeconds": 5},
+        training=training(max_steps=4),
+    )
+
+    finished = stack.wait_finished(job, timeout_seconds=120)
+
+    first, *_, last = finished["status"]["attempts"]
+    assert first["reason"] == "GangIncomplete", finished["status"]
+    assert "1 of 2 pods cannot be placed" in first["message"]
+    assert last["reason"] == "PendingDeadlineExceeded"
+    assert "pendingDeadlineSeconds (25 s)" in last["message"]
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.pods(job))
 
 

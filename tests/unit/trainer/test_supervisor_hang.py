@@ -34,7 +34,8 @@ def beat(local_rank: int = 0, *, step: int = 5, phase: str = contract.TRAIN, tim
 
 
 def watching(*beats: Heartbeat, ranks: int = 1, limit: float = LIMIT, still: bool = False) -> Watch:
-    watch = Watch(limit=limit, ranks=range(ranks), now=0.0, is_still=lambda _: still)
+    watch = Watch(limit=limit, now=0.0, is_still=lambda _: still)
+    watch.expect(range(ranks), now=0.0)
     watch.listen(beats, now=0.0)
     return watch
 
@@ -117,6 +118,20 @@ def test_slow_steps_are_given_time_and_pauses_between_them_do_not_count() -> Non
     listen(watch, beat(step=9, time=7), until=80.0)
     listen(watch, beat(step=10, time=8), until=86.0)
     assert watch.silence(now=86.0 + 30.1) is not None
+
+
+def test_ranks_are_waited_for_from_when_torchrun_starts_them(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    watch = watching(ranks=0)
+    listen(watch, until=1000.0)
+    assert (watch.silence(now=1000.0), run.ranks_began()) == (None, False)
+
+    (tmp_path / "torchrun" / "none_ab12" / "attempt_0" / "0").mkdir(parents=True)
+    assert run.ranks_began()
+    watch.expect([0], now=1000.0)
+    watch.expect([0], now=1020.0)
+    listen(watch, until=1031.0)
+    assert watch.silence(now=1031.0) == Silence(0, 31.0, 30.0)
 
 
 def test_the_most_silent_by_its_own_measure_is_named() -> None:

@@ -67,6 +67,10 @@ class RunFolder:
         """torchrun keeps the error file of each rank somewhere below."""
         return self.path / "torchrun"
 
+    def ranks_began(self) -> bool:
+        """torchrun makes their folders when all nodes have met, just before it starts them."""
+        return any(self.torchrun.glob("*/attempt_*"))
+
     @property
     def exits(self) -> Path:
         """Exit codes of failed ranks, which torchrun itself only prints."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 FIRST_ASKED_AFTER_SECONDS = 1.0  # a name asked before it exists may stay unknown for 30 s in a cache
 LONGEST_INTERVAL_SECONDS = 10.0
-DEADLINE_SECONDS = 300.0
+DEADLINE_SECONDS = 1800.0  # the operator releases nodes that wait for others earlier (spec.startupDeadlineSeconds)
 PATIENCE_SECONDS = 30.0  # where one can do without
 
 

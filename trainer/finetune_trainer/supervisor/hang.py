@@ -47,14 +47,19 @@ class Watch:
     `limit`: seconds of a step; 0: never. `is_still`: whether a process cannot go on, whatever it was doing.
     """
 
-    def __init__(self, *, limit: float, ranks: Iterable[int], now: float, is_still: Callable[[int], bool]) -> None:
+    def __init__(self, *, limit: float, now: float, is_still: Callable[[int], bool]) -> None:
         self._limit = limit
         self._is_still = is_still
         self.listened = now
-        self._heard: dict[int, float] = dict.fromkeys(ranks, now)
+        self._heard: dict[int, float] = {}
         self._beats: dict[int, Heartbeat] = {}
         self._stepped: dict[int, float] = {}
         self._steps: deque[float] = deque(maxlen=_STEPS_KEPT)
+
+    def expect(self, ranks: Iterable[int], *, now: float) -> None:
+        """From now on they are to give a sign of life; before, torchrun says how long they wait for other nodes."""
+        for rank in ranks:
+            self._heard.setdefault(rank, now)
 
     def listen(self, beats: Iterable[Heartbeat], *, now: float) -> None:
         """To be called at least every second or so."""

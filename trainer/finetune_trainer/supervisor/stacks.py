@@ -45,8 +45,9 @@ def ask_for_stacks(run: RunFolder, pids: Iterable[tuple[int, int]]) -> dict[int,
 def examine(run: RunFolder, beats: Sequence[Heartbeat], silent_seconds: dict[int, float]) -> tuple[StuckRank, ...]:
     """Every rank of the node that has ever given a sign of life."""
     pids = {beat.local_rank: beat.pid for beat in beats if beat.pid is not None}
-    states = {local_rank: process_state(pid) for local_rank, pid in pids.items()}
+    before = {local_rank: process_state(pid) for local_rank, pid in pids.items()}
     stacks = ask_for_stacks(run, pids.items())
+    after = {local_rank: process_state(pid) for local_rank, pid in pids.items()}
     return tuple(
         StuckRank(
             local_rank=beat.local_rank,
@@ -54,7 +55,9 @@ def examine(run: RunFolder, beats: Sequence[Heartbeat], silent_seconds: dict[int
             silent_seconds=silent_seconds[beat.local_rank],
             phase=beat.phase,
             step=beat.progress.step,
-            state=states[beat.local_rank],
+            state=after[beat.local_rank]
+            if before[beat.local_rank] == "D"
+            else before[beat.local_rank],  # D may be short
             kernel=kernel_function(pids[beat.local_rank]),
             stack=parse_stack(stacks.get(beat.local_rank, "")),
         )

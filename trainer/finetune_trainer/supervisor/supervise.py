@@ -86,22 +86,19 @@ class Supervisor:
     def _attend(self, child: Child) -> int:
         """Until the program has ended: pass on what it is asked, keep the termination message fresh."""
         written = 0.0
-        limit, ranks = self._node.hang_seconds, self._watched_ranks()
-        watch = Watch(limit=limit, ranks=ranks, now=time.monotonic(), is_still=is_still)
+        watch = Watch(limit=self._node.hang_seconds, now=time.monotonic(), is_still=is_still)
         while (code := child.reap()) is None or (self._stopping.asked_at is not None and child.is_left()):
             now = time.monotonic()
             if now - written >= _MESSAGE_EVERY_SECONDS:
                 written = now
                 self._write(self._message())
+            if self._command is None and self._node.run.ranks_began():
+                watch.expect(range(self._node.ranks_per_node), now=now)
             watch.listen(read_heartbeats(self._node.run.heartbeats), now=now)
             self._obey(child, now=now, watch=watch)
             self._look_for_hang(child, watch, now=now)
             self._inbox.wait(0.5)
         return code
-
-    def _watched_ranks(self) -> range:
-        """A program of the user's own tells its progress by rank 0 alone, if at all."""
-        return range(self._node.ranks_per_node if self._command is None else 0)
 
     def _look_for_hang(self, child: Child, watch: Watch, *, now: float) -> None:
         """Ranks that hang are seen by every node at about the same time, and end on each; nothing is left to save."""
