@@ -2,8 +2,8 @@
 
 import pytest
 
-from finetune_trainer.supervisor.failures import rank_ended
-from finetune_trainer.supervisor.told import explain, find_cause, find_raised, last_line, read_report
+from finetune_trainer.supervisor.failures import RankFailure, rank_ended
+from finetune_trainer.supervisor.told import explain, explain_all, find_cause, find_raised, last_line, read_report
 
 OWN = """\
 step 1 loss 2.3
@@ -147,6 +147,37 @@ def test_a_launchers_own_exception_only_passes_on() -> None:
         1,
         1,
     )
+
+
+def rank_of(failure: RankFailure) -> int | None:
+    return failure.local_rank
+
+
+def test_a_victim_that_torchrun_noticed_first_does_not_hide_who_raised() -> None:
+    """It aborts while it ends, and torchrun then ends the rank that raised before that has exited."""
+    aborted, terminated = rank_ended(0, -6, 5.0), rank_ended(1, -15, 5.0)
+
+    victim, cause = explain_all((aborted, terminated), MIXED, rank_of=rank_of)
+
+    assert (victim.error_type, victim.victim, victim.signal) == ("RuntimeError", True, None)
+    assert (cause.error_type, cause.message, cause.victim, cause.signal) == (
+        "ValueError",
+        "row 7 has no label",
+        False,
+        None,
+    )
+
+
+def test_what_a_rank_logged_before_torchrun_ended_it_explains_nothing_while_there_is_a_cause() -> None:
+    killed, terminated = rank_ended(0, -9, 5.0), rank_ended(1, -15, 5.0)
+
+    assert explain_all((killed, terminated), MIXED, rank_of=rank_of) == (killed, terminated)
+
+
+def test_a_crash_is_not_explained_by_what_was_caught_before() -> None:
+    crashed = rank_ended(1, -6, 5.0)
+
+    assert explain_all((crashed,), MIXED, rank_of=rank_of) == (crashed,)
 
 
 def test_torchrun_reports_a_killed_rank() -> None:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Tuple  # noqa: UP035
 
 from .contract import RunFolder
 
@@ -35,6 +36,9 @@ class RankFailure:
     victim: bool = False
 
 
+Failures = Tuple[RankFailure, ...]  # noqa: UP006  Python 3.9 must read it
+
+
 @dataclass(frozen=True)
 class Exit:
     """What torchrun's agent saw when it waited for a failed rank; a negative code is a signal."""
@@ -44,10 +48,10 @@ class Exit:
 
 
 def first_failure(
-    run: RunFolder, *, explain: Callable[[RankFailure], RankFailure] = lambda failure: failure
+    run: RunFolder, *, explain: Callable[[Failures], Failures] = lambda failures: failures
 ) -> RankFailure | None:
     """The earliest failure on this node; those that only echo another rank's are set aside while there is one."""
-    failures = tuple(explain(failure) for failure in read_failures(run))
+    failures = explain(read_failures(run))
     causes = [failure for failure in failures if not failure.victim]
     return min(causes or failures, key=lambda failure: failure.time, default=None)
 

@@ -15,7 +15,7 @@ from . import contract
 from .command import Command, InvalidCommand, plan_program
 from .contract import Node
 from .dns import DnsTimeout, wait_for_master
-from .failures import RankFailure, first_failure
+from .failures import Failures, RankFailure, first_failure
 from .hang import Silence, Watch, explain_hang
 from .heartbeat import progress_object, read_heartbeats
 from .marker import is_finished
@@ -25,7 +25,7 @@ from .reports import Reports
 from .server import Snapshot, serve
 from .stacks import examine, is_still
 from .termination import Termination, write_termination
-from .told import explain, last_line, read_report
+from .told import explain_all, last_line, read_report
 
 OK, FAILED_MAY_RETRY, FAILED_FOR_GOOD, STOPPED_AS_ASKED = 0, 1, 2, 143
 _MESSAGE_EVERY_SECONDS = 3.0
@@ -191,9 +191,11 @@ class Supervisor:
             return self._succeeded()
         tail = self._output.tail()
 
-        def by_rank(failure: RankFailure) -> RankFailure:
-            rank = None if failure.local_rank is None else self._node.global_rank(failure.local_rank)
-            return explain(failure, tail, rank=rank)
+        def rank_of(failure: RankFailure) -> int | None:
+            return None if failure.local_rank is None else self._node.global_rank(failure.local_rank)
+
+        def by_rank(failures: Failures) -> Failures:
+            return explain_all(failures, tail, rank_of=rank_of)
 
         failure = first_failure(self._node.run, explain=by_rank) or read_report(tail, code=code, time=time.time())
         if failure.error_type != "RankExited":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from .failures import RankFailure, is_victim, rank_ended
+from .failures import Failures, RankFailure, is_victim, rank_ended
 
 _HEADER = "Traceback (most recent call last):"
 _RANK = re.compile(r"^\[rank(\d+)\]:(?: |$)")
@@ -73,16 +74,50 @@ def _weight(numbered: tuple[int, Raised]) -> tuple[bool, bool, int]:
     return raised.error_type not in _LAUNCHERS, not is_victim(raised.error_type, raised.message), number
 
 
+def explain_all(failures: Failures, text: str, *, rank_of: Callable[[RankFailure], int | None]) -> Failures:
+    """Who raised says why; torchrun may notice a victim first, and end the rank that raised before it has exited."""
+    explained = tuple(explain(failure, text, rank=rank_of(failure)) for failure in failures)
+    if not all(failure.victim for failure in explained):
+        return explained
+    return tuple(_explain_ended(failure, text, rank=rank_of(failure)) for failure in explained)
+
+
 def explain(failure: RankFailure, text: str, *, rank: int | None) -> RankFailure:
-    """The same failure with the exception that its rank printed; one that was killed printed none."""
-    raised = find_cause(text, rank=rank) if failure.error_type == "RankExited" else None
-    if raised is None:
+    """The same failure with the exception that its rank printed; one that was killed printed none.
+
+    A rank may abort after it has raised, while the threads of its collectives end; that matters if it was a victim.
+    """
+    if failure.error_type == "RankExited":
+        raised = find_cause(text, rank=rank)
+        return failure if raised is None else _with(failure, raised)
+    if failure.signal == signal.SIGABRT and (raised := _last_of(rank, text)):
+        return _with(failure, raised) if is_victim(raised.error_type, raised.message) else failure
+    return failure
+
+
+def _explain_ended(failure: RankFailure, text: str, *, rank: int | None) -> RankFailure:
+    raised = _last_of(rank, text) if failure.signal == signal.SIGTERM else None
+    if raised is None or raised.error_type in _LAUNCHERS:
         return failure
+    return _with(failure, raised)
+
+
+def _last_of(rank: int | None, text: str) -> Raised | None:
+    """What that rank raised last, by the prefix of its lines."""
+    return (
+        next((raised for raised in reversed(find_raised(text)) if raised.rank == rank), None)
+        if rank is not None
+        else None
+    )
+
+
+def _with(failure: RankFailure, raised: Raised) -> RankFailure:
     return replace(
         failure,
         error_type=raised.error_type,
         message=raised.message,
         stack=raised.stack,
+        signal=None,
         victim=is_victim(raised.error_type, raised.message),
     )
 
