@@ -45,7 +45,7 @@ class Termination(StatusModel):
     outcome: Outcome = Outcome.STARTING
     node_rank: int = 0
     attempt: int = 0
-    phase: str = ""  # init, load, train, eval, save, done: what the ranks were doing
+    phase: str = ""  # init, load, train, eval, save, publish, done: what the ranks did
     rank: int | None = None  # the first rank of this node that failed
     local_rank: int | None = None
     error_type: str = ""  # class name of the exception, or RankKilled, DnsTimeout, StartTimeout

@@ -91,6 +91,30 @@ def test_a_trainer_of_transformers_shows_its_progress(tmp_path: Path) -> None:
     assert job.status.progress.learning_rate is not None
 
 
+def test_a_program_that_reports_progress_and_then_none_is_started_again(tmp_path: Path) -> None:
+    files = tiny.build(tmp_path / "tiny", rows=8, eval_rows=2)
+    asked = {"script": "plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "40"]}
+    policy = {"restartPolicy": {"hangTimeoutSeconds": 10}}
+    job = write_command(
+        tmp_path, {**asked, "workingDir": str(SCRIPTS)}, data=files.train.parent, nprocPerNode=1, **policy
+    )
+    process = job.start()
+
+    def step() -> int | None:
+        known = job.status.progress if (job.beside / "status.json").is_file() else None
+        return known.step if known and known.step > 2 else None
+
+    wait_until(step, "progress")
+    os.kill(pids_of(job, "plain_trainer.py")[-1], signal.SIGSTOP)
+    code, said = finish(process)
+
+    assert code == 0, said
+    hung, last = job.status.attempts
+    assert (hung.reason, hung.node_rank, last.state) == ("Hang", 0, AttemptState.SUCCEEDED), said
+    assert "no sign of life for" in hung.message
+    wait_until_nothing_runs(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("image") / "supervisor.pyz"

@@ -19,7 +19,7 @@ _REPORTED = {"model", "dataset", "sft", "dpo", "lora", "training", "num_nodes"} 
 
 def publish_result(trainer: ExactTrainer, output: Output, pretrained: Pretrained, *, title: str) -> None:
     """The adapter or the whole model, its tokenizer, the log of losses and the report; then the marker."""
-    trainer.parts.reporter.enter(contract.SAVE)
+    trainer.parts.reporter.enter(contract.PUBLISH)
     weights, lora = trainer.whole_weights(), trainer.parts.spec.lora
     ending = on_rank_zero(lambda: end_of(trainer))
     if ending:

@@ -21,7 +21,8 @@ GRACE_SECONDS = "FINETUNE_GRACE_SECONDS"
 HANG_SECONDS = "FINETUNE_HANG_SECONDS"
 
 # What the ranks are doing, in this order; the last two are ends.
-INIT, LOAD, TRAIN, EVAL, SAVE, DONE, STOPPED = "init", "load", "train", "eval", "save", "done", "stopped"
+INIT, LOAD, TRAIN, EVAL, SAVE, PUBLISH = "init", "load", "train", "eval", "save", "publish"
+DONE, STOPPED = "done", "stopped"
 
 # What became of the node.
 STARTING, RUNNING, SUCCEEDED, FAILED = "starting", "running", "succeeded", "failed"  # and STOPPED

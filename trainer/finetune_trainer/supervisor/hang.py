@@ -11,8 +11,14 @@ from dataclasses import dataclass
 from . import contract
 from .heartbeat import Heartbeat
 
-# In multiples of the limit for a training step. What comes before the first one may download or compile.
-_PATIENCE: Mapping[str, int] = {contract.INIT: 3, contract.LOAD: 12, contract.EVAL: 6, contract.SAVE: 6}
+# In multiples of the limit for a training step. Large models take hours to come down, and as long to go up to the Hub.
+_PATIENCE: Mapping[str, float] = {
+    contract.INIT: 3,
+    contract.LOAD: 72,
+    contract.EVAL: 6,
+    contract.SAVE: 6,
+    contract.PUBLISH: math.inf,
+}
 _FIRST_STEP_PATIENCE = 6
 _SLOW_STEPS = 5  # a step may take so many times as long as the slowest of a hundred
 _STEPS_KEPT = 200
@@ -99,7 +105,7 @@ class Watch:
         return found if found and found.seconds > _ALMOST * found.limit else None
 
     def silent_seconds(self, local_rank: int, *, now: float) -> float:
-        return now - self._heard[local_rank]
+        return now - self._heard.get(local_rank, now)
 
     def _most_silent(self, now: float) -> Silence | None:
         if not self._limit:

@@ -55,15 +55,18 @@ def examine(run: RunFolder, beats: Sequence[Heartbeat], silent_seconds: dict[int
             silent_seconds=silent_seconds[beat.local_rank],
             phase=beat.phase,
             step=beat.progress.step,
-            state=after[beat.local_rank]
-            if before[beat.local_rank] == "D"
-            else before[beat.local_rank],  # D may be short
+            state=_lasting(before[beat.local_rank], after[beat.local_rank]),
             kernel=kernel_function(pids[beat.local_rank]),
             stack=parse_stack(stacks.get(beat.local_rank, "")),
         )
         for beat in beats
         if beat.local_rank in pids
     )
+
+
+def _lasting(before: str, after: str) -> str:
+    """Every process waits for a disk now and then."""
+    return after if before == "D" else before
 
 
 def process_state(pid: int, proc: Path = Path("/proc")) -> str:

@@ -76,6 +76,8 @@ class Supervisor:
         code = self._attend(child)
         child.signal(signal.SIGKILL)  # whoever a launcher left behind
         child.wait_for_output(2.0)
+        if self._hang is not None:
+            return self._finish(self._judge_hang(self._hang))
         return self._finish(self._judge(code) if self._command is None else self._judge_command(code))
 
     def _program(self) -> Program:
@@ -157,8 +159,6 @@ class Supervisor:
             child.signal(signal.SIGKILL)
 
     def _judge(self, code: int) -> Termination:
-        if self._hang is not None:
-            return self._judge_hang(self._hang)
         phases = {beat.phase for beat in read_heartbeats(self._node.run.heartbeats)}
         if code == 0 and phases == {contract.DONE}:
             return self._succeeded()
@@ -305,7 +305,7 @@ class _Stopping:
 
 def _clear_leftovers(node: Node) -> None:
     """What an earlier life of this container left: our files, and shared memory, which counts against the limit."""
-    for folder in (node.run.heartbeats, node.run.torchrun):
+    for folder in (node.run.heartbeats, node.run.torchrun, node.run.stacks):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     for file in (node.run.exits, node.run.agent_error, node.run.stop_request):
