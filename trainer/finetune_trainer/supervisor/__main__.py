@@ -5,17 +5,26 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import signal
 
-from .command import read_command
-from .contract import EnvironmentProblem, Node
-from .processes import die_with_parent
-from .supervise import FAILED_FOR_GOOD, Supervisor
+_EARLY: list[int] = []
+# Before anything else: what PID 1 has no handler for is lost, and a pod deleted at once would run on for its grace.
+signal.signal(signal.SIGTERM, lambda number, _frame: _EARLY.append(number))
+
+import os  # noqa: E402
+import sys  # noqa: E402
+
+from .command import read_command  # noqa: E402
+from .contract import EnvironmentProblem, Node  # noqa: E402
+from .processes import die_with_parent  # noqa: E402
+from .supervise import FAILED_FOR_GOOD, Supervisor  # noqa: E402
 
 
 def main() -> int:
     if sys.argv[1:2] == ["exec"]:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if _EARLY:
+            return 128 + signal.SIGTERM
         die_with_parent()
         os.execv(sys.argv[2], sys.argv[2:])  # noqa: S606  the very point
     try:
@@ -23,7 +32,7 @@ def main() -> int:
     except EnvironmentProblem as problem:
         print(f"supervisor: {problem}", file=sys.stderr)
         return FAILED_FOR_GOOD
-    return Supervisor(node, read_command(os.environ)).run()
+    return Supervisor(node, read_command(os.environ), asked_to_stop=len(_EARLY)).run()
 
 
 if __name__ == "__main__":

@@ -127,8 +127,8 @@ class Child:
 class SignalInbox:
     """Signals as things to be read, so that the main loop alone acts on them."""
 
-    def __init__(self) -> None:
-        self.stops = 0
+    def __init__(self, stops: int) -> None:
+        self.stops = stops
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)

@@ -35,11 +35,11 @@ _KILL_AFTER_SECONDS = 3.0  # from torchrun's SIGTERM to its SIGKILL
 class Supervisor:
     """Runs one node to its end; `run` gives the exit code of the container. Without a command, it is the trainer's."""
 
-    def __init__(self, node: Node, command: Command | None) -> None:
+    def __init__(self, node: Node, command: Command | None, *, asked_to_stop: int = 0) -> None:
         self._node = node
         self._command = command
         self._outcome = contract.STARTING
-        self._inbox = SignalInbox()
+        self._inbox = SignalInbox(asked_to_stop)
         self._output = Output(node.log)
         self._reports = Reports(node) if command else None
         self._stopping = _Stopping(grace_seconds=node.grace_seconds)

@@ -1,0 +1,70 @@
+"""A pod that is deleted as soon as it starts: the signal comes before the supervisor is ready for it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.pods import REPOSITORY
+
+# Sends itself the signal while the supervisor's own modules are still being imported.
+START = """
+import os, runpy, signal, sys
+
+class Early:
+    def find_spec(self, name, *_):
+        if name == "finetune_trainer.supervisor.supervise":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Early())
+sys.argv[:] = ["supervisor", *sys.argv[1:]]
+runpy.run_module("finetune_trainer.supervisor", run_name="__main__", alter_sys=True)
+"""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    (folder / "run").mkdir()
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer")),
+        "FINETUNE_NAMESPACE": "default",
+        "FINETUNE_JOB": "bert",
+        "FINETUNE_JOB_UID": "ours",
+        "FINETUNE_ATTEMPT": "0",
+        "FINETUNE_WORLD_SIZE": "1",
+        "FINETUNE_OUTPUT": str(folder / "output"),
+        "FINETUNE_RUN_DIR": str(folder / "run"),
+        "FINETUNE_TERMINATION_LOG": str(folder / "termination-log"),
+        "FINETUNE_STATUS_PORT": "0",
+        "NODE_RANK": "1",
+        "NNODES": "2",
+        "NPROC_PER_NODE": "1",
+        "MASTER_ADDR": "nobody.invalid",
+        "MASTER_PORT": "29500",
+    }
+
+
+def test_it_is_stopped_before_training_begins(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", START], env=environment(tmp_path), timeout=60, check=False)
+
+    assert done.returncode == 143
+    said = json.loads((tmp_path / "termination-log").read_text())
+    assert (said["final"], said["outcome"], said["message"]) == (True, "stopped", "stopped before training began")
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_program_that_was_to_be_started_is_not(tmp_path: Path, early: bool) -> None:
+    start = START if early else START.replace("os.kill(", "(lambda *_: None)(")
+    done = subprocess.run(
+        [sys.executable, "-c", start, "exec", "/bin/echo", "ran"],
+        env=environment(tmp_path),
+        timeout=60,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert (done.returncode, done.stdout) == ((143, "") if early else (0, "ran\n"))
