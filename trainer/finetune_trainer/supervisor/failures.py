@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Tuple  # noqa: UP035
 
 from .contract import RunFolder
 
@@ -36,7 +35,7 @@ class RankFailure:
     victim: bool = False
 
 
-Failures = Tuple[RankFailure, ...]  # noqa: UP006  Python 3.9 must read it
+Failures = tuple[RankFailure, ...]
 
 
 @dataclass(frozen=True)
