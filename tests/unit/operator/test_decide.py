@@ -265,6 +265,19 @@ def test_nodes_that_wait_for_others_are_released_and_tried_again_later() -> None
     assert of.status.without_progress.infrastructure == 0
 
 
+def test_what_ran_last_begins_the_time_that_machines_idle() -> None:
+    of = begun(startupDeadlineSeconds=60)
+    of, _ = step(of, seen(of, unplaced(of, 0), unplaced(of, 1)))
+    first = running(of, 0)
+    first["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = (NOW + timedelta(hours=1)).isoformat()
+    half = seen(of, first, unplaced(of, 1))
+
+    of, waiting = step(of, half, now=NOW + timedelta(hours=1, seconds=1))
+
+    assert of.status.attempts[0].state is AttemptState.STARTING
+    assert waiting.requeue_after == timedelta(seconds=59)
+
+
 def test_nothing_is_released_while_no_node_runs_or_if_it_is_not_wanted() -> None:
     of = begun(startupDeadlineSeconds=60)
     none = seen(of, unplaced(of, 0), unplaced(of, 1))

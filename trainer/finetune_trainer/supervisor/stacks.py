@@ -30,11 +30,10 @@ def ask_for_stacks(run: RunFolder, pids: Iterable[tuple[int, int]]) -> dict[int,
     asked = []
     for local_rank, pid in pids:
         path = _file(run, local_rank)
-        if path.exists():  # else the signal would end it
-            with contextlib.suppress(OSError):
-                os.truncate(path, 0)
-                os.kill(pid, ASK)
-                asked.append((local_rank, path))
+        with contextlib.suppress(OSError):
+            os.truncate(path, 0)  # fails where it has not said that it answers: the signal would end it
+            os.kill(pid, ASK)
+            asked.append((local_rank, path))
     until = time.monotonic() + _ANSWER_SECONDS
     while time.monotonic() < until and not all(path.stat().st_size for _, path in asked):
         time.sleep(0.05)
