@@ -26,13 +26,11 @@ from finetune_api.v1alpha1 import (
 )
 
 MUTABLE = (
-    *(
-        "suspend",
-        "ttlSecondsAfterFinished",
-        "activeDeadlineSeconds",
-        "pendingDeadlineSeconds",
-        "startupDeadlineSeconds",
-    ),
+    "suspend",
+    "ttlSecondsAfterFinished",
+    "activeDeadlineSeconds",
+    "pendingDeadlineSeconds",
+    "startupDeadlineSeconds",
     "restartPolicy",
 )
 MUTABLE_WHILE_SUSPENDED = ("resources", "image", "imagePullPolicy", "imagePullSecrets", "podTemplate", "network")

@@ -150,7 +150,8 @@ def _late_start(case: Case) -> Decision | None:
             StopReason.PENDING,
             message=f"not all nodes ran within pendingDeadlineSeconds ({limit} s){waited_for}",
         )
-    if case.release_time is None or case.now < case.release_time or told is None:
+    release = case.release_time
+    if release is None or case.now < release or told is None:
         return None
     limit = case.job.spec.startup_deadline_seconds
     message = (

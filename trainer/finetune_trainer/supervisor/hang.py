@@ -36,6 +36,7 @@ _STOPPED_STATES = {
     "Z": "is dead, but its launcher has not noticed",
     "": "is gone",
 }
+STILL = frozenset(_STOPPED_STATES) - {"D"}  # for which waiting does not help, whatever the process was doing
 
 
 @dataclass(frozen=True)

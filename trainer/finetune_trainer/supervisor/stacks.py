@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .contract import RunFolder
-from .hang import StuckRank, parse_stack
+from .hang import STILL, StuckRank, parse_stack
 from .heartbeat import Heartbeat
 
 ASK = signal.SIGUSR1
@@ -80,8 +80,8 @@ def process_state(pid: int, proc: Path = Path("/proc")) -> str:
 
 
 def is_still(pid: int) -> bool:
-    """Stopped or dead. Whatever it was doing, waiting does not help."""
-    return process_state(pid) in ("T", "t", "Z", "")
+    """Stopped or dead."""
+    return process_state(pid) in STILL
 
 
 def kernel_function(pid: int, proc: Path = Path("/proc")) -> str:

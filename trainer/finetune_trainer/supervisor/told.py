@@ -104,11 +104,9 @@ def _explain_ended(failure: RankFailure, text: str, *, rank: int | None) -> Rank
 
 def _last_of(rank: int | None, text: str) -> Raised | None:
     """What that rank raised last, by the prefix of its lines."""
-    return (
-        next((raised for raised in reversed(find_raised(text)) if raised.rank == rank), None)
-        if rank is not None
-        else None
-    )
+    if rank is None:
+        return None
+    return next((raised for raised in reversed(find_raised(text)) if raised.rank == rank), None)
 
 
 def _with(failure: RankFailure, raised: Raised) -> RankFailure:
