@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cluster.cache import Cache
-from cluster.commands import ClusterError, run
+from cluster.commands import ClusterError, attempt, run
 from cluster.layout import Layout, NodeLayout
 from cluster.nodes import ctr
 from cluster.oci import stream_missing, write_single_layer_image
@@ -43,6 +43,16 @@ def load_into_node(command: tuple[str, ...], node: NodeLayout, image: Path) -> N
     said = importing.stderr.read().decode(errors="replace")
     if importing.wait() != 0:
         raise ClusterError(f"{node.name} cannot import {image}: {said.strip()[-1000:]}")
+    forget_replaced_images(command)
+
+
+def forget_replaced_images(command: tuple[str, ...]) -> None:
+    """Kubernetes gives every image a second name, its id, which would hold gigabytes when the tag has moved on."""
+    rows = [line.split() for line in run(*command, "images", "list").splitlines()[1:]]
+    targets = {name: target for name, _, target, *_ in rows}
+    tagged = {target for name, target in targets.items() if not name.startswith("sha256:")}
+    if replaced := [name for name, target in targets.items() if target not in tagged]:
+        attempt(*command, "images", "remove", *replaced)
 
 
 def pause_archive(cache: Cache) -> Path:
