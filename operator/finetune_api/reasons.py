@@ -127,6 +127,6 @@ class Reason(StrEnum):
     HUB_UNAVAILABLE = "HubUnavailable", Fault.TRANSIENT, "The Hub did not answer."
 
     CUDA_FAULT = "CudaFault", Fault.UNKNOWN, "A kernel failed on a GPU; mostly the program's fault, seldom the GPU's."
-    RANK_CRASHED = "RankCrashed", Fault.UNKNOWN, "A rank crashed in native code (SIGSEGV, SIGBUS, SIGABRT ...)."
+    RANK_CRASHED = "RankCrashed", Fault.UNKNOWN, "A rank crashed in native code (SIGSEGV, SIGABRT ...)."
     NO_RESULT = "NoResult", Fault.UNKNOWN, "The node ended with exit 0 but left no result."
     UNEXPLAINED = "Unexplained", Fault.UNKNOWN, "Nothing the node left behind says why it ended."

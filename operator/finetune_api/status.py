@@ -172,13 +172,16 @@ class BatchStatus(StatusModel):
 
 
 class Repair(StatusModel):
-    """What was changed so that the job fits into the GPUs' memory; what is set stands in the place of the spec's."""
+    """What was changed so that the job fits into memory; what is set stands in the place of the spec's."""
 
     per_device_train_batch_size: int | None = Field(default=None, description="Samples per rank and forward pass.")
     gradient_accumulation_steps: int | None = Field(default=None, description="Forward passes per optimizer step.")
     gradient_checkpointing: bool | None = Field(default=None, description="Activations are recomputed.")
     expandable_segments: bool | None = Field(default=None, description="The allocator leaves fewer gaps.")
     deepspeed: str | None = Field(default=None, description="Preset that spreads memory over the ranks.")
+    memory: str | None = Field(default=None, description="Memory limit of every node.")
+    shm_size: str | None = Field(default=None, description="Size of /dev/shm.")
+    num_workers: int | None = Field(default=None, description="Loader processes per rank.")
 
 
 class NodeStatus(StatusModel):
@@ -231,7 +234,7 @@ class JobStatus(StatusModel):
     waiting: WaitStatus | None = Field(default=None, description="What the pods wait for before they can start.")
     progress: Progress | None = Field(default=None, description="How far training is.")
     batch: BatchStatus | None = Field(default=None, description="The batch as it is trained.")
-    repair: Repair | None = Field(default=None, description="What was changed after GPUs ran out of memory.")
+    repair: Repair | None = Field(default=None, description="What was changed after memory ran out.")
     nodes: tuple[NodeStatus, ...] = Field(default=(), description="The nodes of the present attempt.")
     output: str | None = Field(default=None, description="Claim and folder of checkpoints and result.")
     display: Display | None = Field(default=None, description="The columns of kubectl get.")

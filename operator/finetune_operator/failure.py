@@ -54,14 +54,13 @@ def evicted(evidence: Evidence) -> Verdict | None:
 
 
 def host_out_of_memory(evidence: Evidence) -> Verdict | None:
-    """The kernel killed a process of the container: a restart would run out again, whatever the exit code was."""
+    """The kernel killed a process of the container, whatever the exit code was: the same would run out again."""
     if evidence.reason != "OOMKilled" or evidence.outcome == Outcome.SUCCEEDED:
         return None
     return Verdict(
         reason=Reason.HOST_OUT_OF_MEMORY,
-        action=FailureAction.FAIL,
-        message=f"{where(evidence)} ran out of host memory; raise resources.limits.memory or use fewer loader processes"
-        " (dataset.numWorkers)",
+        action=FailureAction.REPAIR,
+        message=f"{where(evidence)} ran out of host memory at step {evidence.last_step or 0}",
     )
 
 
@@ -161,6 +160,17 @@ def victim(evidence: Evidence) -> Verdict | None:
     )
 
 
+def bus_error(evidence: Evidence) -> Verdict | None:
+    """A page of a memory-mapped file could not be had, which is how most often a full /dev/shm ends a rank."""
+    if evidence.signal != signals.SIGBUS or evidence.outcome == Outcome.STOPPED:
+        return None
+    return Verdict(
+        reason=Reason.SHARED_MEMORY_EXHAUSTED,
+        action=FailureAction.REPAIR,
+        message=f"{where(evidence)} was ended by SIGBUS, as by a full /dev/shm",
+    )
+
+
 def killed(evidence: Evidence) -> Verdict | None:
     """A rank was ended by a signal that nobody here sent."""
     if evidence.signal is None or evidence.outcome == Outcome.STOPPED:
@@ -169,7 +179,7 @@ def killed(evidence: Evidence) -> Verdict | None:
         name = signals.Signals(evidence.signal).name
     except ValueError:
         name = f"signal {evidence.signal}"
-    crashed = name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
+    crashed = name in ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL")
     return Verdict(
         reason=Reason.RANK_CRASHED if crashed else Reason.RANK_KILLED,
         action=FailureAction.RESTART,
@@ -267,6 +277,7 @@ RULES: tuple[Rule, ...] = (
     hang,
     told_by_text,
     victim,
+    bus_error,
     killed,
     stopped,
     hub_unavailable,

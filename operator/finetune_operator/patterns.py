@@ -278,14 +278,8 @@ PATTERNS: tuple[Pattern, ...] = (
 
 TOLD_BY_TEXT: dict[Reason, tuple[FailureAction, str]] = {  # what follows, and what to do about it
     Reason.USER_CODE_ERROR: (FailureAction.FAIL, "only the program or its settings can be mended"),
-    Reason.SHARED_MEMORY_EXHAUSTED: (
-        FailureAction.FAIL,
-        "raise resources.limits.memory, of which half is shared memory, or lower dataset.numWorkers",
-    ),
-    Reason.HOST_OUT_OF_MEMORY: (
-        FailureAction.FAIL,
-        "raise resources.limits.memory or use fewer loader processes (dataset.numWorkers)",
-    ),
+    Reason.SHARED_MEMORY_EXHAUSTED: (FailureAction.REPAIR, ""),
+    Reason.HOST_OUT_OF_MEMORY: (FailureAction.REPAIR, ""),
     Reason.CUDA_OUT_OF_MEMORY: (FailureAction.REPAIR, ""),
     Reason.GPU_HARDWARE: (FailureAction.RESTART, "have the machine checked"),
     Reason.DRIVER_MISMATCH: (FailureAction.RESTART, "the machine's driver, or spec.image, must be another"),
