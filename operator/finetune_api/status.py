@@ -92,7 +92,12 @@ class AttemptRecord(StatusModel):
     running_time: AwareDatetime | None = Field(default=None, description="When all its nodes ran.")
     end_time: AwareDatetime | None = Field(default=None, description="When its end was decided.")
     first_step: int | None = Field(default=None, description="The step it resumed from.")
+    first_step_time: AwareDatetime | None = Field(default=None, description="When it had done a step.")
     last_step: int | None = Field(default=None, description="The last step it reported.")
+    downtime_seconds: int | None = Field(
+        default=None, description="From its end until an attempt had done a step again, if it failed after one itself."
+    )
+    steps_lost: int | None = Field(default=None, description="Steps that had to be done again.")
     reason: str = Field(default="", description="Why it ended.")
     fault: Fault | None = Field(default=None, description="Who has to act.")
     action: str = Field(default="", description="What the operator did: Restart, Repair, Fail, Suspend or Complete.")
@@ -135,6 +140,8 @@ class Progress(StatusModel):
     """How far training is, as rank 0 last reported."""
 
     step: int = Field(default=0, description="Optimizer steps done.")
+    first_step: int | None = Field(default=None, description="The step from which the present attempt went on.")
+    first_step_time: AwareDatetime | None = Field(default=None, description="When that attempt had done a step.")
     total_steps: int | None = Field(default=None, description="Optimizer steps in all.")
     epoch: Measured = Field(default=None, description="Passes over the rows.")
     loss: Measured = Field(default=None, description="Training loss of the last report.")

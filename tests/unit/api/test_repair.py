@@ -208,8 +208,8 @@ def test_shared_memory_becomes_larger_once_and_then_loaders_become_fewer(of: Fin
 
 
 def test_a_program_of_the_users_own_gets_what_its_container_can_get() -> None:
-    fields = {"resources": {"limits": {"memory": "1Gi"}}, "restartPolicy": {"maxMemory": "2Gi"}}
-    of = job(**command({"script": "a.py"}), **fields).spec
+    limits = {"limits": {"memory": "1Gi"}}
+    of = job(**command({"script": "a.py"}), resources=limits, restartPolicy={"maxMemory": "2Gi"}).spec
 
     assert ladder(of, reason=HOST, batch=None) == ["resources.limits.memory 1Gi -> 2Gi"]
     assert ladder(of, reason=SHM, batch=None) == ["shmSize 512Mi -> 1Gi"]

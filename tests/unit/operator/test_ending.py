@@ -233,7 +233,7 @@ def test_nodes_that_ran_out_of_host_memory_get_more_of_it_and_then_the_job_ends_
 
     old = of.status.attempts[0]
     assert (old.reason, old.action) == ("HostOutOfMemory", "Repair")
-    assert old.message.endswith("ran out of host memory at step 0; retried with resources.limits.memory 2Gi -> 3Gi")
+    assert old.message.endswith("host memory at step 0; retried with resources.limits.memory 2Gi -> 3Gi")
     (pod,) = (
         a.manifest for a in step(of, seen(of))[1].actions if isinstance(a, Create) and a.manifest["kind"] == "Pod"
     )
