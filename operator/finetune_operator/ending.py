@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 from enum import StrEnum
 
-from finetune_api.reasons import Reason
+from finetune_api.reasons import FailureAction, Reason
 from finetune_api.repair import Shortage, advise, next_repair
 from finetune_api.status import AttemptRecord, AttemptState, JobStatus, Progress, Repair
 from finetune_api.termination import Outcome
@@ -17,7 +17,7 @@ from finetune_operator.failure import judge
 from finetune_operator.manifests import GRACE_SECONDS
 from finetune_operator.plan import RunPlan, plan_run
 from finetune_operator.restarts import plan_restart
-from finetune_operator.verdict import FailureAction, Verdict
+from finetune_operator.verdict import Verdict
 
 ABORT_GRACE_SECONDS = 10  # of the siblings of a failed node: their ranks are blocked and have nothing to save
 LOOK_AGAIN = timedelta(seconds=5)
@@ -71,7 +71,7 @@ def _judge(case: Case, record: AttemptRecord) -> Decision:
         case StopReason.IMAGE | StopReason.PENDING:
             return fail(case, case.status, record, record.message)
         case StopReason.INCOMPLETE:
-            released = Verdict(Reason.GANG_INCOMPLETE, FailureAction.RESTART, record.message)
+            released = Verdict(Reason.GANG_INCOMPLETE, record.message)
             return end_attempt(case, released, record)
         case StopReason.NODE_FAILED | StopReason.NODE_DELETED:
             return end_attempt(case, verdict, record)
@@ -132,7 +132,7 @@ def _repaired(case: Case, verdict: Verdict) -> tuple[Verdict, Repair | None]:
     found = next_repair(shortage) if spec.restart_policy.max_restarts else None
     if found is None:
         message = f"{verdict.message}; {advise(shortage)}"
-        return replace(verdict, action=FailureAction.FAIL, message=message), before
+        return replace(verdict, helpless=True, message=message), before
     repair, said = found
     return replace(verdict, message=f"{verdict.message}; retried with {said}"), repair
 

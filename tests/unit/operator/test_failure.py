@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from finetune_api.reasons import FailureAction
 from finetune_api.status import Evidence, Fault
 from finetune_api.termination import USER_ERRORS
 from finetune_operator import failure, patterns
 from finetune_operator.failure import judge, judge_node
-from finetune_operator.verdict import FailureAction
 from finetune_trainer.supervisor import contract
 
 
