@@ -209,6 +209,7 @@ def build_environment(run: RunPlan, node: NodePlan) -> dict[str, str]:
         names.ENV_GRACE_SECONDS: str(GRACE_SECONDS),
         names.ENV_HANG_SECONDS: str(run.spec.hang_seconds),
         **_network_environment(run),
+        **_secret_environment(run),
     }
 
 
@@ -221,6 +222,12 @@ def _output_environment(run: RunPlan) -> dict[str, str]:
         names.ENV_CACHE_DIR: f"{names.OUTPUT_DIR}/cache",
         names.ENV_OUTPUT: f"{names.OUTPUT_DIR}/{run.output_folder}",
     }
+
+
+def _secret_environment(run: RunPlan) -> dict[str, str]:
+    """Which variables nobody may quote."""
+    given = [variable.name for variable in run.spec.env if "secretKeyRef" in (variable.value_from or {})]
+    return {names.ENV_HIDDEN: ",".join(given)} if given else {}
 
 
 def _network_environment(run: RunPlan) -> dict[str, str]:
