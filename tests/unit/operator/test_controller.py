@@ -119,7 +119,8 @@ async def test_a_failed_pass_is_repeated_and_told_once_until_one_succeeds(caplog
         with caplog.at_level(logging.WARNING):
             controller.take(put_job(api, "a"))
             await until(lambda: len(pods(api)) == 2)
-        assert metrics.registry.get_sample_value("finetune_reconcile_seconds_count", {"result": "ClusterError"}) > 3
+        failed = metrics.registry.get_sample_value("finetune_reconcile_seconds_count", {"result": "ClusterError"})
+        assert (failed or 0) > 3
     # one pass succeeded in between: it wrote the status
     assert [vars(record)["job"] for record in caplog.records] == ["default/a"] * 2
 
