@@ -18,8 +18,10 @@ def first_evidence(record: AttemptRecord, nodes: tuple[NodeObservation, ...], nu
 
 
 def _first(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Evidence:
+    if node is None and not record.created:  # it never began, and so is not the cause
+        return Evidence(node_rank=rank, ended=True, outcome=Outcome.STOPPED.value)
     if node is None:
-        return Evidence(node_rank=rank, ended=True, deleted=record.created)
+        return Evidence(node_rank=rank, ended=True, deleted=True)
     taken_away = node.deleting or node.life is Life.GONE
     return node.evidence.model_copy(update={"deleted": taken_away and node.evidence.outcome not in LAST_WORDS})
 
