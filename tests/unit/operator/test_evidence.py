@@ -61,6 +61,16 @@ def test_a_pod_that_was_made_and_is_not_there_was_deleted_by_somebody() -> None:
     assert first(running(OF, 0))[1] == Evidence(node_rank=1, ended=True, deleted=True)
 
 
+def test_two_replicas_that_see_a_lost_node_at_different_times_do_not_correct_each_other() -> None:
+    tainted = disrupted(deleting(running(OF, 0)), "DeletionByTaintManager")
+    collected = disrupted(deleting(running(OF, 0)), "DeletionByPodGC")
+    known = first_evidence(RECORD, nodes(tainted), 1)
+
+    later = more_evidence(known, nodes(gone=(collected,)))
+    assert (later[0].disruption, later[0].ended) == ("DeletionByTaintManager", True)
+    assert more_evidence(later, nodes(tainted)) == later
+
+
 def test_a_pod_that_was_never_made_is_not_the_cause() -> None:
     half_made = RECORD.model_copy(update={"created": False})
     evicted = disrupted(deleting(running(OF, 1)), "EvictionByEvictionAPI")
