@@ -42,6 +42,11 @@ test-local: setup ## tests that train with local processes
 test-e2e: setup ## tests on a real cluster
 	@$(RUN) tools/run_tests.py e2e
 
+.PHONY: search
+search: setup ## look for broken promises in more histories; HISTORIES=1000000 WORKERS=2 MINUTES=60
+	@$(RUN) -m support.simulator $(if $(HISTORIES),--histories $(HISTORIES)) $(if $(WORKERS),--workers $(WORKERS)) \
+		$(if $(MINUTES),--minutes $(MINUTES))
+
 .PHONY: demo
 demo: setup ## from nothing to a job Complete on two nodes of a throwaway cluster
 	@$(RUN) tests/demo.py

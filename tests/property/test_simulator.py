@@ -8,10 +8,11 @@ import pytest
 from finetune_operator import names
 from support.simulator.answers import ANSWERS
 from support.simulator.apiserver import Raw
-from support.simulator.choices import SeededChoices
+from support.simulator.choices import RepeatedChoices, SeededChoices, shrink
 from support.simulator.contract import STORIES, Facts, Site
 from support.simulator.history import Scenario, play
 from support.simulator.network import Link
+from support.simulator.scenarios import KINDS
 from support.simulator.trainer import Workload
 from support.simulator.world import World
 from support.virtual_time import run_in_virtual_time
@@ -66,6 +67,25 @@ def test_a_history_without_trouble_completes_in_one_attempt_and_few_writes() -> 
 
     assert (story.violations, story.phase, story.restarts) == ([], "Complete", 0)
     assert story.commits < 45
+
+
+def test_what_is_found_is_made_shorter_and_calmer() -> None:
+    tried = []
+
+    def fails(made: list[int]) -> bool:
+        tried.append(made)
+        return 7 in made and made[:1] != [7]
+
+    assert shrink([3, 1, 4, 7, 5, 9, 2, 6], fails, tries=100) == [0, 7]
+    assert len(tried) < 100
+
+
+def test_choices_can_be_repeated() -> None:
+    choices = SeededChoices(7)
+    first = play(KINDS["anything"](choices), choices)
+    again = RepeatedChoices(choices.made)
+
+    assert play(KINDS["anything"](again), again).trace == first.trace
 
 
 def test_equal_choices_give_equal_histories() -> None:
