@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -143,7 +143,7 @@ def count_requests(text: str) -> Counter[str]:
 async def bench_rig(*, keep: bool) -> AsyncIterator[Rig]:
     """A cluster with the operator, and a watch of its pods."""
     async with fake_cluster("bench", keep=keep) as (cluster, api):
-        with operator_process(cluster.kubeconfig) as operator:
+        with operator_process(cluster.kubeconfig, open_log()) as operator:
             clock = PodClock()
             pods = collection_path("Pod", NAMESPACE)
             informer = Informer(api, pods, selector=names.JOB_UID, on_change=clock.note)
@@ -180,10 +180,15 @@ async def connected(kubeconfig: Path) -> AsyncIterator[ApiServer]:
         yield ApiServer(access.server, calls=calls, streams=streams)
 
 
-def operator_process(kubeconfig: Path) -> subprocess.Popen[bytes]:
-    """The operator as in development: one process, no election."""
+def open_log() -> IO[bytes]:
+    """Where operators write, one after the other."""
     log = tempfile.NamedTemporaryFile(prefix="bench-operator-", suffix=".log", delete=False)  # noqa: SIM115
     print(f"operator log: {log.name}", file=sys.stderr)
+    return log
+
+
+def operator_process(kubeconfig: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The operator as in development: one process, no election."""
     flags = [
         "--kubeconfig",
         str(kubeconfig),

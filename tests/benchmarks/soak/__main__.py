@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from benchmarks.load import JOBS, Raw
 from benchmarks.rig import FAKE_NODES, NAMESPACE, fake_cluster
-from benchmarks.soak.actors import Keeper, Player, Scene, take_nodes_away
+from benchmarks.soak.actors import Keeper, Player, Scene, Thief
 from benchmarks.soak.scripts import Plan, plan_jobs
 from cluster.throwaway import ThrowawayCluster
 from finetune_operator import names
@@ -25,6 +25,7 @@ from finetune_operator.cluster import collection_path
 
 PATIENCE_SECONDS = 300.0  # with jobs that have not ended when the faults do, and with garbage collection
 LOOK_SECONDS = 5.0
+NODE_EVERY_SECONDS = 20.0  # one is taken away
 KINDS = ("Pod", "Service", "ConfigMap")
 
 
@@ -55,7 +56,7 @@ async def _soak(cluster: ThrowawayCluster, api: ApiServer, options: argparse.Nam
     luck = random.Random(options.seed)
     plans = plan_jobs(options.jobs, seconds=seconds, seed=options.seed)
     scene, keeper = Scene(api), Keeper(cluster.kubeconfig)
-    player = Player(scene, luck)
+    player, thief = Player(scene, luck), Thief(api, luck)
     began = time.monotonic()
     watches = scene.watches()
     background = [asyncio.create_task(watch.run()) for watch in watches]
@@ -63,7 +64,7 @@ async def _soak(cluster: ThrowawayCluster, api: ApiServer, options: argparse.Nam
         await watch.synced.wait()
     faults_go_on = lambda: time.monotonic() - began < seconds  # noqa: E731
     keeping = asyncio.create_task(keeper.keep(every=options.kill_every, killing=faults_go_on))
-    taking = asyncio.create_task(take_nodes_away(api, luck, count=FAKE_NODES, every=20.0))
+    taking = asyncio.create_task(thief.take(count=FAKE_NODES, every=NODE_EVERY_SECONDS))
     playing = asyncio.gather(*(player.play(plan) for plan in plans))
     try:
         await _until_over([keeping, taking], seconds)
@@ -71,13 +72,14 @@ async def _soak(cluster: ThrowawayCluster, api: ApiServer, options: argparse.Nam
         with suppress(TimeoutError):
             await asyncio.wait_for(playing, PATIENCE_SECONDS)
         wrong = [*_check_ends(scene, plans), *await _check_rest(api, scene)]
+        print(_render_jobs(scene, player, plans))
         wrong += await _check_nothing_left(api, scene)
     finally:
         playing.cancel()
         for task in (keeping, taking, *background):
             task.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
-    print(_render(scene, player, keeper, plans))
+    print(_render_operator(keeper, nodes_taken=thief.taken, jobs=len(plans)))
     return wrong
 
 
@@ -139,24 +141,37 @@ async def _children(api: ApiServer) -> list[tuple[str, Raw]]:
     ]
 
 
-def _render(scene: Scene, player: Player, keeper: Keeper, plans: tuple[Plan, ...]) -> str:
+def _render_jobs(scene: Scene, player: Player, plans: tuple[Plan, ...]) -> str:
+    """How the jobs ended, and what was done to them."""
     ends = Counter(" ".join(scene.end(plan.name) or ("no end",)).strip() for plan in plans)
+    return _table(
+        [
+            *((f"ended: {end}", count) for end, count in ends.most_common()),
+            *((f"done: {act}", count) for act, count in player.acts.most_common()),
+            ("restarts of jobs", scene.restarts()),
+        ]
+    )
+
+
+def _render_operator(keeper: Keeper, *, nodes_taken: int, jobs: int) -> str:
+    """What became of the operators."""
     last = max((seconds for seconds, _ in keeper.samples), default=0.0)
     first_third = [mib for seconds, mib in keeper.samples if seconds < last / 3]
     last_third = [mib for seconds, mib in keeper.samples if seconds > 2 * last / 3]
-    requests = keeper.requests
-    rows: list[tuple[str, object]] = [
-        *((f"jobs: {end}", count) for end, count in ends.most_common()),
-        *((f"done: {act}", count) for act, count in player.acts.most_common()),
-        ("restarts of jobs", scene.restarts()),
-        ("operators killed", keeper.kills),
-        ("an operator's start until ready, s, median", f"{statistics.median(keeper.starts):.2f}"),
-        ("memory, first third, MiB, median and most", _spread(first_third)),
-        ("memory, last third, MiB, median and most", _spread(last_third)),
-        ("API requests per job, without those of the last operator", f"{requests.total() / len(plans):.1f}"),
-    ]
-    width = max(len(title) for title, _ in rows)
-    return "\n".join(f"{title.ljust(width)}  {value}" for title, value in rows)
+    return _table(
+        [
+            ("Kubernetes nodes taken away", nodes_taken),
+            ("operators killed", keeper.kills),
+            ("an operator's start until ready, s, median", f"{statistics.median(keeper.starts):.2f}"),
+            ("memory, first third, MiB, median and most", _spread(first_third)),
+            ("memory, last third, MiB, median and most", _spread(last_third)),
+            ("API requests per job, by those that were killed", f"{keeper.requests.total() / jobs:.1f}"),
+        ]
+    )
+
+
+def _table(rows: list[tuple[str, object]]) -> str:
+    return "\n".join(f"{title.ljust(50)}  {value}" for title, value in rows)
 
 
 def _spread(values: list[float]) -> str:

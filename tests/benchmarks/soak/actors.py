@@ -8,11 +8,11 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from benchmarks.load import JOBS, PODS, Raw, job_body
-from benchmarks.rig import NAMESPACE, count_requests, memory_mib, operator_process, read_metrics, ready
+from benchmarks.rig import NAMESPACE, count_requests, memory_mib, open_log, operator_process, read_metrics, ready
 from benchmarks.soak.scripts import GONE, RESTART_POLICY, Act, Plan, how_it_ends
 from cluster.kwok import render_fake_node
 from finetune_operator import names
@@ -155,26 +155,32 @@ class Player:
                 await asyncio.sleep(LOOK_SECONDS)
 
 
-async def take_nodes_away(api: ApiServer, luck: random.Random, *, count: int, every: float) -> None:
-    """Delete a Kubernetes node now and then, for ever; each comes back after a while."""
-    away: set[asyncio.Task[None]] = set()
-    while True:
-        await asyncio.sleep(every)
-        number = luck.randrange(1, count + 1)
-        node = render_fake_node(number)
-        if not await _unless_gone(api.call("DELETE", f"/api/v1/nodes/{node['metadata']['name']}")):
-            continue
-        away.add(asyncio.create_task(_bring_back(api, dict(node))))
+class Thief:
+    """Takes Kubernetes nodes away and brings them back."""
+
+    def __init__(self, api: ApiServer, luck: random.Random) -> None:
+        self.taken = 0
+        self._api = api
+        self._luck = luck
+        self._returns: set[asyncio.Task[None]] = set()
+
+    async def take(self, *, count: int, every: float) -> None:
+        """One of so many now and then, for ever."""
+        while True:
+            await asyncio.sleep(every)
+            node = dict(render_fake_node(self._luck.randrange(1, count + 1)))
+            if await _unless_gone(self._api.call("DELETE", f"/api/v1/nodes/{node['metadata']['name']}")):
+                self.taken += 1
+                self._returns.add(asyncio.create_task(self._bring_back(node)))
+
+    async def _bring_back(self, node: Raw) -> None:
+        await asyncio.sleep(NODE_AWAY_SECONDS)
+        await self._api.call("POST", "/api/v1/nodes", body=node)
 
 
-async def _bring_back(api: ApiServer, node: Raw) -> None:
-    await asyncio.sleep(NODE_AWAY_SECONDS)
-    await api.call("POST", "/api/v1/nodes", body=node)
-
-
-async def _unless_gone(call: asyncio.Future[Raw] | object) -> bool:
+async def _unless_gone(call: Awaitable[Raw]) -> bool:
     try:
-        await call  # type: ignore[misc]
+        await call
     except ApiError as error:
         if error.status == 404:
             return False
@@ -191,13 +197,14 @@ class Keeper:
         self.requests: Counter[str] = Counter()
         self.starts: list[float] = []  # seconds until it was ready
         self._kubeconfig = kubeconfig
+        self._log = open_log()
         self._began = time.monotonic()
 
     async def keep(self, *, every: float, killing: Callable[[], bool]) -> None:
         """For ever."""
         while True:
             began = time.monotonic()
-            with operator_process(self._kubeconfig) as process:
+            with operator_process(self._kubeconfig, self._log) as process:
                 await ready()
                 self.starts.append(time.monotonic() - began)
                 while time.monotonic() - began < every or not killing():
