@@ -11,6 +11,7 @@ from support.simulator.apiserver import Raw
 from support.simulator.choices import RepeatedChoices, SeededChoices, shrink
 from support.simulator.contract import STORIES, Facts, Site
 from support.simulator.history import Scenario, play
+from support.simulator.machines import Machine
 from support.simulator.network import Link
 from support.simulator.scenarios import KINDS
 from support.simulator.trainer import Workload
@@ -56,6 +57,64 @@ async def tell(story: Story) -> Facts:
 @pytest.mark.parametrize("story", STORIES, ids=[story.__name__ for story in STORIES])
 def test_the_simulator_answers_as_kubernetes_does(story: Story) -> None:
     assert run_in_virtual_time(tell(story)) == ANSWERS[story.__name__]
+
+
+async def lose_a_machine(what: Callable[[World, Machine], None]) -> list[tuple[bool, bool, bool, str]]:
+    """Of a pod and its process, before, long after, and once the machine is back: there, leaving, alive; disruption."""
+    world = World(SeededChoices(0), Workload(num_nodes=2, patience_seconds=3600.0))
+    body = pod("lost")
+    body["metadata"]["namespace"] = "default"
+    world.server.create(body, actor="user")
+    await asyncio.sleep(10.0)
+    [(process, machine)] = world.machines.processes.values()
+
+    def look() -> tuple[bool, bool, bool, str]:
+        there = [body for _, body in world.pods()]
+        reasons = [
+            c["reason"] for body in there for c in body["status"]["conditions"] if c["type"] == "DisruptionTarget"
+        ]
+        leaving = any("deletionTimestamp" in body["metadata"] for body in there)
+        return bool(there), leaving, process.alive, "".join(reasons)
+
+    seen = [look()]
+    what(world, machine)
+    await asyncio.sleep(600.0)
+    seen.append(look())
+    world.nodes.find(machine)
+    await asyncio.sleep(60.0)
+    return [*seen, look()]
+
+
+def cut_power_of_the_kubelet(world: World, machine: Machine) -> None:
+    world.nodes.lose(machine)
+
+
+def delete_the_node(world: World, machine: Machine) -> None:
+    world.nodes.lose(machine)
+    world.nodes.delete_node(machine)
+
+
+def taint_it_as_out_of_service(world: World, machine: Machine) -> None:
+    world.nodes.lose(machine)
+    world.nodes.take_out_of_service(machine)
+
+
+@pytest.mark.parametrize(
+    ("what", "long_after"),
+    [
+        (cut_power_of_the_kubelet, (True, True, True, "DeletionByTaintManager")),
+        (delete_the_node, (False, False, True, "")),
+        (taint_it_as_out_of_service, (False, False, True, "")),
+    ],
+)
+def test_what_runs_on_a_lost_machine_runs_on_until_its_kubelet_is_back(
+    what: Callable[[World, Machine], None], long_after: tuple[bool, bool, bool, str]
+) -> None:
+    before, lost, found = run_in_virtual_time(lose_a_machine(what))
+
+    assert before == (True, False, True, "")
+    assert lost == long_after
+    assert found == (False, False, False, "")
 
 
 def test_every_answer_belongs_to_a_story() -> None:

@@ -49,7 +49,8 @@ class Monitor:
         if job is None or status.waiting is None or status.waiting.reason != Reason.UNSCHEDULABLE:
             self._idle = None, 0.0
             return
-        held = any("running" in _state(pod) for _, pod in self._world.pods())
+        present = [p for _, p in self._world.pods() if p["metadata"]["labels"][names.ATTEMPT] == str(status.attempt)]
+        held = any("running" in _state(pod) and not self._world.is_lost(pod) for pod in present)
         attempt, idle = self._idle if self._idle[0] == status.attempt and held else (status.attempt, 0.0)
         self._idle = attempt, idle + seconds * attended
         limit = job["spec"].get("startupDeadlineSeconds", DEFAULT_STARTUP_SECONDS)
@@ -90,11 +91,17 @@ class Monitor:
         return not owned and body["metadata"]["uid"] != self._world.job_uid
 
     def _placed(self, change: Change) -> None:
-        """No attempt comes to a machine that it avoids."""
-        pod = observe_pod(change.body, gone=False)
-        records = (record for record in self._status().attempts if pod and record.attempt == pod.attempt)
-        if pod and any(pod.k8s_node in record.avoids for record in records):
-            self.report(f"{pod.pod_name} was placed on {pod.k8s_node}, which its attempt avoids")
+        """No attempt comes to a machine that it avoids, nor back to one that is broken."""
+        pod, job = observe_pod(change.body, gone=False), self._world.job
+        if pod is None or job is None:
+            return
+        for record in self._status().attempts:
+            if record.attempt == pod.attempt and pod.k8s_node in record.avoids:
+                self.report(f"{pod.pod_name} was placed on {pod.k8s_node}, which its attempt avoids")
+            known = record.attempt < pod.attempt and record.reason == Reason.GPU_HARDWARE
+            avoiding = job["spec"].get("restartPolicy", {}).get("avoidFailingNodes", True)
+            if avoiding and known and record.k8s_node == pod.k8s_node:
+                self.report(f"{pod.pod_name} was placed on {pod.k8s_node}, whose GPU failed attempt {record.attempt}")
 
     def _status(self) -> JobStatus:
         if self._world.job is not self._last[0]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from support.simulator.accidents import LOSSES, MACHINE_INCIDENTS, machine_without_power
+from support.simulator.accidents import LOSSES, MACHINE_INCIDENTS, crowded, machine_broken, machine_without_power
 from support.simulator.choices import Choices
 from support.simulator.history import Moment, Promise, Scenario
 from support.simulator.incidents import (
@@ -94,7 +94,8 @@ def hard_times(choices: Choices) -> Scenario:
         "startupDeadlineSeconds": choices.pick((20, 0, 60)),
         "training": {"perDeviceTrainBatchSize": choices.pick((4, 1, 6))},
     }
-    incidents = (*MACHINE_INCIDENTS, *(4 * (rank_hung, gpu_out_of_memory)), rank_killed, operator_crashed)
+    often = 3 * (rank_hung, gpu_out_of_memory, crowded, machine_broken)
+    incidents = (*MACHINE_INCIDENTS, *often, rank_killed, operator_crashed)
     return Scenario(
         workload=Workload(num_nodes=choices.pick((2, 1, 3)), total_steps=choices.pick((6, 30)), hang_seconds=30.0),
         fields=fields,
