@@ -50,3 +50,10 @@ def test_what_was_stopped_is_not_judged_by_its_words() -> None:
     said = Evidence(node_rank=0, ended=True, exit_code=143, outcome="stopped", message="Broken pipe")
 
     assert judge_node(said).reason is Reason.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("full", "reason"), [("/dev/shm", Reason.SHARED_MEMORY_EXHAUSTED), ("/output", Reason.DISK_FULL)]
+)
+def test_the_volume_that_the_supervisor_found_full_decides(full: str, reason: Reason) -> None:
+    assert recognise(f"OSError: [Errno 28] No space left on device (full: {full})") is reason

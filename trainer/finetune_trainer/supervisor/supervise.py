@@ -6,8 +6,10 @@ import contextlib
 import os
 import shutil
 import signal
+import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from .server import Snapshot, serve
 from .stacks import examine, is_still
 from .termination import Termination, write_termination
 from .told import explain_all, last_line, read_report
+from .volumes import SHARED_MEMORY, name_full
 
 OK, FAILED_MAY_RETRY, FAILED_FOR_GOOD, STOPPED_AS_ASKED = 0, 1, 2, 143
 _MESSAGE_EVERY_SECONDS = 3.0
@@ -250,7 +253,7 @@ class Supervisor:
 
     def _rank_failed(self, failure: RankFailure) -> Termination:
         return replace(
-            self._failed(failure.error_type, failure.message),
+            self._failed(failure.error_type, name_full(failure.message, self._volumes())),
             rank=None if failure.local_rank is None else self._node.global_rank(failure.local_rank),
             local_rank=failure.local_rank,
             stack=failure.stack[-3000:],
@@ -259,6 +262,11 @@ class Supervisor:
             victim=failure.victim,
             time=failure.time,
         )
+
+    def _volumes(self) -> Iterator[Path]:
+        yield from (SHARED_MEMORY, Path(tempfile.gettempdir()), self._node.run.path)
+        if self._node.output:
+            yield self._node.output
 
     def _write(self, message: Termination) -> None:
         try:
