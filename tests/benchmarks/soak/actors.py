@@ -22,6 +22,7 @@ from finetune_operator.informer import Informer
 
 LOOK_SECONDS = 1.0
 SAMPLE_SECONDS = 2.0
+READY_SECONDS = 120.0  # with hundreds of jobs, on a machine that does much else
 NODE_AWAY_SECONDS = 90.0  # longer than pod garbage collection waits
 CONFLICT = 409
 
@@ -205,7 +206,7 @@ class Keeper:
         while True:
             began = time.monotonic()
             with operator_process(self._kubeconfig, self._log) as process:
-                await ready()
+                await ready(within_seconds=READY_SECONDS)
                 self.starts.append(time.monotonic() - began)
                 while time.monotonic() - began < every or not killing():
                     await asyncio.sleep(SAMPLE_SECONDS)

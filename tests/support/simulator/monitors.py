@@ -178,6 +178,9 @@ class Monitor:
         of_victim = later.reason == Reason.PEER_LOST or (later.reason == Reason.HANG and later.node_rank in victims)
         if of_victim and later.reason != record.reason and self._could_know_better(later):
             yield f"the verdict on attempt {record.attempt} is that of a victim: {later.message}"
+        unseen = {evidence.node_rank for evidence in later.evidence if not evidence.pod_name and not evidence.deleted}
+        if later.reason == Reason.UNEXPLAINED and later.node_rank in unseen:
+            yield f"the verdict on attempt {record.attempt} is that of node {later.node_rank}, which was never made"
         if not present and later != record:
             yield f"the record of attempt {record.attempt} changed after its end"
 

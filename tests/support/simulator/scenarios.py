@@ -69,8 +69,11 @@ def operator_troubles(choices: Choices) -> Scenario:
 
 
 def lost_machines(choices: Choices) -> Scenario:
-    """Long trainings whose machines get lost and come back, under one operator or two, which is no fault of the job."""
-    policy = {"maxRestarts": 0, "backoffSeconds": 1, "maxBackoffSeconds": 20, "avoidFailingNodes": choices.chance(50)}
+    """Long trainings whose machines get lost and come back, under one operator or two, which is no fault of the job.
+
+    It needs a few restarts of its own all the same: what a node left behind is gone if no operator is there to see it.
+    """
+    policy = {"maxRestarts": 3, "backoffSeconds": 1, "maxBackoffSeconds": 20, "avoidFailingNodes": choices.chance(50)}
     return Scenario(
         workload=Workload(
             num_nodes=choices.pick((2, 1, 3)),
