@@ -36,7 +36,8 @@ class Failure:
 class Expectation:
     """How a fault is made, and all that must be seen of it. Every failed attempt is named; none is none.
 
-    `node_rank` and `rank` are those blamed for the first failure, where one stands out.
+    `node_rank` and `rank` are those blamed for the first failure, where one stands out. `avoids`: the last attempt
+    keeps away from a machine.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Expectation:
     node_rank: int | None = None
     rank: int | None = None
     steps_lost: int | None = None
+    avoids: bool = False
 
     @property
     def phase(self) -> Phase:
@@ -129,6 +131,7 @@ RANKS = (
         node_rank=1,
         rank=3,
         steps_lost=SAVE_STEPS,
+        avoids=True,
     ),
     Expectation(
         "port-in-use",

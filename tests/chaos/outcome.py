@@ -39,6 +39,7 @@ class Run:
     counted: int = 0
     detected_seconds: float | None = None
     again_seconds: float | None = None
+    avoided: tuple[str, ...] = ()  # machines that the last attempt kept away from
     steps_lost: int = 0  # trained twice
     steps_missing: int = 0  # never trained, although a later one was
     leftovers: tuple[str, ...] = ()
@@ -69,19 +70,21 @@ def read_status(status: Raw) -> Raw:
         for attempt in status.get("attempts", ())
         if attempt["state"] == "Failed"
     )
+    last: Raw = next(reversed(status.get("attempts", ())), {})
     finished: Raw = next((c for c in status.get("conditions", ()) if c["type"] == "Finished"), {})
     return {
         "phase": status.get("phase", ""),
         "failures": failures,
         "restarts": status.get("restarts", 0),
         "counted": (status.get("withoutProgress") or {}).get("counted", 0),
+        "avoided": tuple(last.get("avoids", ())),
         "message": finished.get("message", ""),
     }
 
 
 def deviations(expected: Expectation, run: Run) -> tuple[str, ...]:
     """Everything in which the run is not as expected; empty if all is well."""
-    return (*_wrong_verdicts(expected, run), *_lost(expected, run))
+    return (*_wrong_verdicts(expected, run), *_wrong_blame(expected, run), *_lost(expected, run))
 
 
 def _wrong_verdicts(expected: Expectation, run: Run) -> Iterator[str]:
@@ -98,6 +101,11 @@ def _wrong_verdicts(expected: Expectation, run: Run) -> Iterator[str]:
         yield f"{run.counted} restarts counted against the budget, expected {expected.counted}"
     if expected.waits_for is not None and expected.waits_for not in run.waited_for:
         yield f"said to wait for {', '.join(run.waited_for) or 'nothing'}, expected {expected.waits_for}"
+
+
+def _wrong_blame(expected: Expectation, run: Run) -> Iterator[str]:
+    if bool(run.avoided) != expected.avoids:
+        yield f"kept away from {', '.join(run.avoided) or 'no machine'}"
     if run.failures and expected.failures:
         blamed = run.failures[0]
         for name, wanted_number in (("node_rank", expected.node_rank), ("rank", expected.rank)):

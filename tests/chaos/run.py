@@ -87,7 +87,7 @@ def follow(scene: Scene, fault: Fault, expected: Expectation, times: Times) -> N
         with trains_on(scene):
             scene.wait(lambda watch: is_well(watch, expected, times), what="training again", timeout_seconds=patience)
     with trains_on(scene):
-        scene.wait(lambda watch: watch.finished, what="finished", timeout_seconds=60)
+        scene.wait(lambda watch: watch.finished, what="finished", timeout_seconds=120)
 
 
 @contextmanager

@@ -41,6 +41,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no rank": ({"failures": (replace(KILLED, rank=None),)}, "blamed rank None, expected 3"),
     "too much lost": ({"steps_lost": 11}, "11 steps lost, expected at most 10"),
     "a gap": ({"steps_missing": 2}, "2 steps were never trained"),
+    "a machine in disgrace": ({"avoided": ("node1",)}, "kept away from node1"),
     "leftovers": ({"leftovers": ("service/x",)}, "left behind: service/x"),
     "waited in vain": ({"trouble": "not training again within 90 s"}, "not training again within 90 s"),
 }
@@ -115,7 +116,7 @@ def test_the_status_is_read_at_its_end() -> None:
             "nodeRank": 1,
             "rank": 3,
         },
-        {"attempt": 1, "state": "Succeeded", "reason": "Completed", "action": "Complete"},
+        {"attempt": 1, "state": "Succeeded", "reason": "Completed", "action": "Complete", "avoids": ["node1"]},
     ]
     status = {
         "phase": "Complete",
@@ -127,4 +128,11 @@ def test_the_status_is_read_at_its_end() -> None:
 
     read = read_status(status)
 
-    assert read == {"phase": "Complete", "failures": (KILLED,), "restarts": 1, "counted": 1, "message": "it ended"}
+    assert read == {
+        "phase": "Complete",
+        "failures": (KILLED,),
+        "restarts": 1,
+        "counted": 1,
+        "avoided": ("node1",),
+        "message": "it ended",
+    }
