@@ -13,7 +13,7 @@ from finetune_operator.avoid import nodes_to_avoid
 from finetune_operator.case import Case, Decision, confirmed, with_next, with_record, write
 from finetune_operator.conditions import newest_progress, trained_batch
 from finetune_operator.evidence import first_evidence, more_evidence
-from finetune_operator.failure import judge
+from finetune_operator.failure import LOST, judge
 from finetune_operator.manifests import GRACE_SECONDS
 from finetune_operator.plan import RunPlan, plan_run
 from finetune_operator.restarts import plan_restart
@@ -53,7 +53,9 @@ def stop(case: Case) -> Decision:
         return confirmed(case, _judge(case, record))
     failed = any(evidence.outcome == Outcome.FAILED for evidence in record.evidence)
     grace_seconds = GRACE_SECONDS if record.reason in SAVING and not failed else ABORT_GRACE_SECONDS
-    actions = case.deletions(running, grace_seconds)
+    lost = [node for node in running if node.evidence.disruption in LOST]  # nobody there obeys, or waits so long
+    reachable = [node for node in running if node not in lost]
+    actions = (*case.deletions(reachable, grace_seconds), *case.deletions(lost, ABORT_GRACE_SECONDS))
     return write(case, with_record(case.status, record), actions=actions, look_again=LOOK_AGAIN)
 
 

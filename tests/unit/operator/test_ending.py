@@ -148,6 +148,21 @@ def test_a_lost_machine_is_waited_for_until_it_is_fenced_and_no_longer() -> None
     assert (waiting.status.attempt, moved_on.status.attempt) == (0, 1)
 
 
+def test_a_lost_machine_is_given_no_time_to_save_but_its_peers_are() -> None:
+    """Kubernetes gave both the pods' own grace; nobody on the lost one obeys, and all wait until it is fenced."""
+    of = started()
+    lost = disrupted(
+        deleting(running(of, 1), deadline=NOW + timedelta(seconds=GRACE_SECONDS)), "DeletionByTaintManager"
+    )
+    of, _ = step(of, seen(of, running(of, 0), lost))
+    _, decision = step(of, seen(of, running(of, 0), lost))
+
+    assert decision.actions == (
+        DeletePod("bert-0-0", "pod-0-0", GRACE_SECONDS),
+        DeletePod("bert-0-1", "pod-0-1", ABORT_GRACE_SECONDS),
+    )
+
+
 def test_the_verdict_and_the_next_attempt_are_one_write() -> None:
     of = started()
     of, _ = step(of, seen(of, ended(of, 0, **KILLED), ended(of, 1, **VICTIM)))
