@@ -26,6 +26,7 @@ CHART_SETTINGS: dict[str, tuple[str, ...]] = {
         'priorityClassName="system-cluster-critical"',
         'extraArgs=["--log-level=debug"]',
         'podMonitor={"enabled":true,"labels":{"release":"prometheus"}}',
+        'networkPolicy={"enabled":true,"namespaces":["a","b"],"metricsFrom":[{"namespaceSelector":{}}]}',
     ),
 }
 OTHERS_KINDS = ("PodMonitor",)  # of operators that Kubernetes knows nothing of

@@ -10,10 +10,12 @@ import yaml
 
 from finetune_api.crd import build_crd, build_json_schema
 from finetune_api.reference import render_reference
+from finetune_operator.failure_guide import render_failure_guide
 from helm import NAMESPACE, find_helm, render_chart
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "Generated from operator/finetune_api by `make generate`; do not edit."
+GUIDE_NOTE = "Generated from finetune_api/reasons.py and the operator's limits by `make generate`; do not edit."
 INSTALL_NOTE = "Generated from charts/finetune-operator by `make generate`; do not edit."
 HELM_ONLY = ("helm.sh/chart", "helm.sh/resource-policy", "app.kubernetes.io/managed-by")
 
@@ -46,7 +48,7 @@ def replace(path: Path, text: str, *, check: bool) -> bool:
 
 
 def render_from_models() -> dict[Path, str]:
-    """Every file that is made from finetune_api, by its path from the root."""
+    """Every file that is made from the models and rules, by its path from the root."""
     crd = build_crd()
     kept = {**crd, "metadata": {**crd["metadata"], "annotations": {"helm.sh/resource-policy": "keep"}}}
     schema = json.dumps({"$comment": NOTE, **build_json_schema()}, indent=1, ensure_ascii=False)
@@ -55,6 +57,7 @@ def render_from_models() -> dict[Path, str]:
         Path("charts/finetune-operator/files/finetunejobs.yaml"): f"# {NOTE}\n{dump_yaml(kept)}",
         Path("manifests/finetunejob.schema.json"): schema.replace("{\n", "{", 1) + "\n",
         Path("manifests/reference.md"): f"<!-- {NOTE} -->\n{render_reference()}",
+        Path("docs/failures.md"): f"<!-- {GUIDE_NOTE} -->\n{render_failure_guide()}",
     }
 
 

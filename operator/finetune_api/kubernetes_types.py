@@ -1,7 +1,7 @@
 """The parts of the Kubernetes pod API that a job may use, no wider than what the operator passes on."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
 
@@ -56,6 +56,12 @@ class ResourceRequirements(Model):
 
     limits: dict[str, Quantity] = Field(default={}, max_length=12, description="Upper bounds, such as nvidia.com/gpu.")
     requests: dict[str, Quantity] = Field(default={}, max_length=12, description="What the scheduler reserves.")
+
+    def with_memory(self, limit: str) -> Self:
+        """With another memory limit; a request that was equal to the old one stays equal."""
+        equal = "memory" in self.requests and self.requests["memory"] == self.limits.get("memory")
+        requests = {**self.requests, "memory": limit} if equal else self.requests
+        return self.model_copy(update={"limits": {**self.limits, "memory": limit}, "requests": requests})
 
 
 class EnvVar(Model):

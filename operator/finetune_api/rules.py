@@ -17,6 +17,7 @@ from finetune_api.parallelism import NO_PROBE, QUANTIZED_IS_WHOLE
 from finetune_api.training import REWARDS, REWARDS_NEED_DPO, rate_of_frozen
 from finetune_api.v1alpha1 import (
     MAX_JOB_NAME,
+    MEMORY_HAS_NO_LIMIT,
     METHODS,
     RESERVED_ENV,
     RESERVED_ENV_PREFIXES,
@@ -33,7 +34,15 @@ MUTABLE = (
     "startupDeadlineSeconds",
     "restartPolicy",
 )
-MUTABLE_WHILE_SUSPENDED = ("resources", "image", "imagePullPolicy", "imagePullSecrets", "podTemplate", "network")
+MUTABLE_WHILE_SUSPENDED = (
+    "resources",
+    "shmSize",
+    "image",
+    "imagePullPolicy",
+    "imagePullSecrets",
+    "podTemplate",
+    "network",
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,7 @@ def spec_rules() -> tuple[Rule, ...]:
         _one_method(),
         *_fits_the_method(),
         _one_way_to_spread(),
+        _memory_can_grow(),
         _quantized_is_whole(),
         _probe_can_be_undone(),
         _batch_holds(),
@@ -120,6 +130,16 @@ def _fits_the_method() -> tuple[Rule, ...]:
 
 def _one_way_to_spread() -> Rule:
     return Rule("!(has(self.deepspeed) && has(self.fsdp))", "deepspeed and fsdp exclude each other; set one of them")
+
+
+def _memory_can_grow() -> Rule:
+    """That it is more than the limit is left to the operator: quantities are too dear to compare here."""
+    return Rule(
+        "!has(self.restartPolicy) || !has(self.restartPolicy.maxMemory)"
+        " || (has(self.resources) && has(self.resources.limits) && 'memory' in self.resources.limits)",
+        MEMORY_HAS_NO_LIMIT,
+        field_path=".restartPolicy",
+    )
 
 
 def _quantized_is_whole() -> Rule:

@@ -92,7 +92,12 @@ class AttemptRecord(StatusModel):
     running_time: AwareDatetime | None = Field(default=None, description="When all its nodes ran.")
     end_time: AwareDatetime | None = Field(default=None, description="When its end was decided.")
     first_step: int | None = Field(default=None, description="The step it resumed from.")
+    first_step_time: AwareDatetime | None = Field(default=None, description="When it had done a step.")
     last_step: int | None = Field(default=None, description="The last step it reported.")
+    downtime_seconds: int | None = Field(
+        default=None, description="From its end until an attempt had done a step again, if it failed after one itself."
+    )
+    steps_lost: int | None = Field(default=None, description="Steps that had to be done again.")
     reason: str = Field(default="", description="Why it ended.")
     fault: Fault | None = Field(default=None, description="Who has to act.")
     action: str = Field(default="", description="What the operator did: Restart, Repair, Fail, Suspend or Complete.")
@@ -135,6 +140,8 @@ class Progress(StatusModel):
     """How far training is, as rank 0 last reported."""
 
     step: int = Field(default=0, description="Optimizer steps done.")
+    first_step: int | None = Field(default=None, description="The step from which the present attempt went on.")
+    first_step_time: AwareDatetime | None = Field(default=None, description="When that attempt had done a step.")
     total_steps: int | None = Field(default=None, description="Optimizer steps in all.")
     epoch: Measured = Field(default=None, description="Passes over the rows.")
     loss: Measured = Field(default=None, description="Training loss of the last report.")
@@ -172,13 +179,16 @@ class BatchStatus(StatusModel):
 
 
 class Repair(StatusModel):
-    """What was changed so that the job fits into the GPUs' memory; what is set stands in the place of the spec's."""
+    """What was changed so that the job fits into memory; what is set stands in the place of the spec's."""
 
     per_device_train_batch_size: int | None = Field(default=None, description="Samples per rank and forward pass.")
     gradient_accumulation_steps: int | None = Field(default=None, description="Forward passes per optimizer step.")
     gradient_checkpointing: bool | None = Field(default=None, description="Activations are recomputed.")
     expandable_segments: bool | None = Field(default=None, description="The allocator leaves fewer gaps.")
     deepspeed: str | None = Field(default=None, description="Preset that spreads memory over the ranks.")
+    memory: str | None = Field(default=None, description="Memory limit of every node.")
+    shm_size: str | None = Field(default=None, description="Size of /dev/shm.")
+    num_workers: int | None = Field(default=None, description="Loader processes per rank.")
 
 
 class NodeStatus(StatusModel):
@@ -231,7 +241,7 @@ class JobStatus(StatusModel):
     waiting: WaitStatus | None = Field(default=None, description="What the pods wait for before they can start.")
     progress: Progress | None = Field(default=None, description="How far training is.")
     batch: BatchStatus | None = Field(default=None, description="The batch as it is trained.")
-    repair: Repair | None = Field(default=None, description="What was changed after GPUs ran out of memory.")
+    repair: Repair | None = Field(default=None, description="What was changed after memory ran out.")
     nodes: tuple[NodeStatus, ...] = Field(default=(), description="The nodes of the present attempt.")
     output: str | None = Field(default=None, description="Claim and folder of checkpoints and result.")
     display: Display | None = Field(default=None, description="The columns of kubectl get.")

@@ -11,6 +11,7 @@ from finetune_api.kubernetes_types import (
     EnvVar,
     LocalObjectReference,
     PodTemplate,
+    Quantity,
     ResourceRequirements,
     Volume,
 )
@@ -20,6 +21,7 @@ from finetune_api.model import Model, NonEmpty, StatusModel, list_map, to_camel
 from finetune_api.model_source import ModelSource
 from finetune_api.output import Output
 from finetune_api.parallelism import NO_PROBE, QUANTIZED_IS_WHOLE, Deepspeed, Fsdp
+from finetune_api.quantity import parse_quantity
 from finetune_api.status import JobStatus
 from finetune_api.training import REWARDS, REWARDS_NEED_DPO, Training, rate_of_frozen
 
@@ -69,6 +71,8 @@ class Network(Model):
 
 
 HANG_SECONDS = 300  # without a step; of DDP's default limit a sixth
+DEFAULT_SHM_BYTES = 2 * 1024**3
+MEMORY_HAS_NO_LIMIT = "restartPolicy.maxMemory raises resources.limits.memory, which is not set; set it to begin with"
 
 
 class RestartPolicy(Model):
@@ -99,6 +103,10 @@ class RestartPolicy(Model):
         " may take some times as long; 0: never. Default 300; for a command never, and if it is set, from the first"
         " progress it reports.",
     )
+    max_memory: Quantity | None = Field(
+        default=None,
+        description="How far resources.limits.memory may be raised, doubled each time, after a node ran out of it.",
+    )
 
 
 class FineTuneJobSpec(Model):
@@ -121,6 +129,10 @@ class FineTuneJobSpec(Model):
         description="Processes (ranks) per node (default: one per GPU in resources.limits, or 1).",
     )
     resources: ResourceRequirements = Field(default=ResourceRequirements(), description="Resources of each node.")
+    shm_size: Quantity | None = Field(
+        default=None,
+        description="Size of /dev/shm, part of the memory limit (default: half of it, or 2Gi where there is none).",
+    )
     image: NonEmpty | None = Field(
         default=None, description="Image of the pods (default: the trainer of the operator's release)."
     )
@@ -170,6 +182,14 @@ class FineTuneJobSpec(Model):
             return self.nproc_per_node
         gpus = [int(n) for name, n in self.resources.limits.items() if name.endswith("/gpu") and str(n).isdigit()]
         return max(1, sum(gpus))
+
+    @property
+    def shm_bytes(self) -> int:
+        """Size of /dev/shm: what is written there counts against the memory limit, so it gets half of that."""
+        if self.shm_size is not None:
+            return int(parse_quantity(self.shm_size))
+        memory = self.resources.limits.get("memory")
+        return DEFAULT_SHM_BYTES if memory is None else int(parse_quantity(memory) / 2)
 
     @property
     def hang_seconds(self) -> int:
@@ -227,6 +247,17 @@ class FineTuneJobSpec(Model):
             )
         except BatchError as error:
             raise ValueError(f"training: {error}") from error
+        return self
+
+    @model_validator(mode="after")
+    def _memory_can_grow(self) -> Self:
+        limit, most = self.resources.limits.get("memory"), self.restart_policy.max_memory
+        if most is not None and limit is None:
+            raise ValueError(MEMORY_HAS_NO_LIMIT)
+        if most is not None and limit is not None and parse_quantity(most) < parse_quantity(limit):
+            raise ValueError(
+                f"restartPolicy.maxMemory ({most}) is less than resources.limits.memory ({limit}); raise it"
+            )
         return self
 
     @model_validator(mode="after")

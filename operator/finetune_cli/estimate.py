@@ -132,7 +132,7 @@ def _gib(size: int) -> str:
 
 
 def _host_limit(file: JobFile) -> int | None:
-    from finetune_operator.quantity import parse_quantity
+    from finetune_api.quantity import parse_quantity
 
     limit = file.job.spec.resources.limits.get("memory")
     return None if limit is None else int(parse_quantity(limit))

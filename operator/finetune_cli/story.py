@@ -110,6 +110,9 @@ def _attempt(record: AttemptRecord, now: datetime) -> Iterator[str]:
     )
     if record.message:
         yield f"   {record.message}"
+    if record.downtime_seconds is not None:
+        again = f", {record.steps_lost} steps done again" if record.steps_lost is not None else ""
+        yield f"   trained again after {short_duration(record.downtime_seconds)}{again}"
 
 
 def _ago(time: datetime | None, now: datetime) -> str:

@@ -9,8 +9,8 @@ from finetune_api.status import AttemptRecord
 
 _REMEMBERED = timedelta(hours=24)
 _STRIKES = 2
-_BROKEN = frozenset({Reason.GPU_HARDWARE, Reason.GPU_UNAVAILABLE, Reason.DRIVER_MISMATCH})  # for which once is enough
-_SUSPICIOUS = frozenset(
+BROKEN = frozenset({Reason.GPU_HARDWARE, Reason.GPU_UNAVAILABLE, Reason.DRIVER_MISMATCH})  # for which once is enough
+SUSPICIOUS = frozenset(
     {
         Reason.CUDA_FAULT,
         Reason.HANG,
@@ -28,9 +28,9 @@ def nodes_to_avoid(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[
     for record in attempts:
         if not record.k8s_node or record.end_time is None or record.end_time < now - _REMEMBERED:
             continue
-        if record.reason in _BROKEN:
+        if record.reason in BROKEN:
             strikes[record.k8s_node] += _STRIKES
-        elif record.reason in _SUSPICIOUS:
+        elif record.reason in SUSPICIOUS:
             strikes[record.k8s_node] += 1
     return tuple(sorted(node for node, count in strikes.items() if count >= _STRIKES))
 

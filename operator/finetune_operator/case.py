@@ -8,7 +8,7 @@ from finetune_api.status import AttemptRecord, AttemptState, JobStatus
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.actions import Action, DeletePod
 from finetune_operator.conditions import Told, tell
-from finetune_operator.evidence import steps
+from finetune_operator.evidence import steps, with_losses
 from finetune_operator.observe import Life, NodeObservation, Observation
 from finetune_operator.plan import Settings
 from finetune_operator.waiting import Wait, waiting_for
@@ -80,9 +80,9 @@ class Case:
         return max(since, min(begun)) + timedelta(seconds=limit)
 
     @property
-    def steps(self) -> dict[str, int | None]:
-        """First and last step of the present attempt."""
-        return steps(self.record, self.nodes, self.seen.progress.step if self.seen.progress else None)
+    def steps(self) -> dict[str, object]:
+        """First and last step of the present attempt, and when it trained."""
+        return steps(self.record, self.nodes, self.seen.progress)
 
     def running_pods(self) -> list[NodeObservation]:
         """Pods of any attempt of which a process may still run."""
@@ -99,8 +99,8 @@ class Case:
 
 
 def with_record(status: JobStatus, record: AttemptRecord) -> JobStatus:
-    """The status with the present attempt's record replaced."""
-    return status.model_copy(update={"attempts": (*status.attempts[:-1], record)})
+    """The status with the present attempt's record replaced, and what it tells of the one before."""
+    return status.model_copy(update={"attempts": (*with_losses(status.attempts[:-1], record), record)})
 
 
 def with_next(status: JobStatus, record: AttemptRecord) -> JobStatus:

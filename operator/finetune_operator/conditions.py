@@ -76,7 +76,9 @@ def essence(status: JobStatus) -> JobStatus:
     if status.attempts:
         last = status.attempts[-1]
         ends = tuple(evidence for evidence in last.evidence if evidence.ended and evidence.outcome != Outcome.STOPPED)
-        record = last.model_copy(update={"evidence": ends, "last_step": None, "first_step": None})
+        record = last.model_copy(
+            update={"evidence": ends, "last_step": None, "first_step": None, "first_step_time": None}
+        )
         update["attempts"] = (*status.attempts[:-1], record)
     return status.model_copy(update=update)
 

@@ -35,6 +35,7 @@ class Controller:
         self._metrics = metrics
         self._namespaces = namespaces
         self._refusals: dict[JobKey, tuple[Refusal, ...]] = {}
+        self._complaints: dict[JobKey, str] = {}  # of passes that failed, until one succeeds
         self._written: dict[JobKey, float] = {}  # when we last wrote the job's status, monotonic
         self._leading: Callable[[], bool] = lambda: False
         self.jobs = Jobs()
@@ -69,6 +70,7 @@ class Controller:
         self.children.forget(key)
         self.progress.forget(key)
         self._refusals.pop(key, None)
+        self._complaints.pop(key, None)
         self._written.pop(key, None)
 
     async def list_jobs(self) -> None:
@@ -120,7 +122,9 @@ class Controller:
         except ClusterError as error:
             result = type(error).__name__
             pause = self.queue.retry(key, at_least=error.retry_after or 0.0)
-            level = logging.DEBUG if isinstance(error, Conflict) else logging.WARNING
+            known = isinstance(error, Conflict) or self._complaints.get(key) == str(error)
+            level = logging.DEBUG if known else logging.WARNING
+            self._complaints[key] = str(error)
             said = {"job": job_label(job), "pause": round(pause, 3)}
             logger.log(level, "pass failed, will be repeated: %s", error, extra=said)
         except Exception:  # the outermost loop: one job's bug must not stop the others
@@ -139,6 +143,7 @@ class Controller:
         if key not in self.jobs:  # deleted meanwhile: what comes back from the pass must not revive it
             return "gone"
         self.queue.succeeded(key)
+        self._complaints.pop(key, None)
         self._count_restarts(job, outcome.job)
         if self.jobs.offer(outcome.job):
             self._written[key] = time.monotonic()

@@ -4,8 +4,8 @@ from dataclasses import replace
 from datetime import timedelta
 from enum import StrEnum
 
-from finetune_api.reasons import Reason
-from finetune_api.repair import next_repair
+from finetune_api.reasons import FailureAction, Reason
+from finetune_api.repair import Shortage, advise, next_repair
 from finetune_api.status import AttemptRecord, AttemptState, JobStatus, Progress, Repair
 from finetune_api.termination import Outcome
 from finetune_operator.actions import Emit
@@ -17,7 +17,7 @@ from finetune_operator.failure import LOST, judge
 from finetune_operator.manifests import GRACE_SECONDS
 from finetune_operator.plan import RunPlan, plan_run
 from finetune_operator.restarts import plan_restart
-from finetune_operator.verdict import FailureAction, Verdict
+from finetune_operator.verdict import Verdict
 
 ABORT_GRACE_SECONDS = 10  # of the siblings of a failed node: their ranks are blocked and have nothing to save
 LOOK_AGAIN = timedelta(seconds=5)
@@ -73,7 +73,7 @@ def _judge(case: Case, record: AttemptRecord) -> Decision:
         case StopReason.IMAGE | StopReason.PENDING:
             return fail(case, case.status, record, record.message)
         case StopReason.INCOMPLETE:
-            released = Verdict(Reason.GANG_INCOMPLETE, FailureAction.RESTART, record.message)
+            released = Verdict(Reason.GANG_INCOMPLETE, record.message)
             return end_attempt(case, released, record)
         case StopReason.NODE_FAILED | StopReason.NODE_DELETED:
             return end_attempt(case, verdict, record)
@@ -111,7 +111,7 @@ def end_attempt(case: Case, verdict: Verdict, record: AttemptRecord) -> Decision
 
 def next_attempt(case: Case, status: JobStatus) -> AttemptRecord:
     """The one after those in the status, kept away from Kubernetes nodes that failed them."""
-    avoiding = case.job.spec.restart_policy.avoid_failing_nodes and case.settings.has_other_machines
+    avoiding = case.job.spec.restart_policy.avoid_failing_nodes and case.settings.on_cluster
     last = status.attempts[-1]
     waited_for = last.pending_since if last.running_time is None and last.state is AttemptState.FAILED else None
     return AttemptRecord(
@@ -130,12 +130,11 @@ def _repaired(case: Case, verdict: Verdict) -> tuple[Verdict, Repair | None]:
         return verdict, before
     run = plan_run(case.job, attempt=case.record.attempt, settings=case.settings)
     batch = trained_batch(case.job, case.seen) or run.batch
-    found = next_repair(spec, before, batch) if batch and spec.restart_policy.max_restarts else None
+    shortage = Shortage(verdict.reason, spec, before, batch, in_container=case.settings.on_cluster)
+    found = next_repair(shortage) if spec.restart_policy.max_restarts else None
     if found is None:
-        advice = "shorten the rows (dataset.maxLength), or use larger or more GPUs"
-        if spec.command is not None or not spec.restart_policy.max_restarts:
-            advice = "use smaller batches, or larger or more GPUs"
-        return replace(verdict, action=FailureAction.FAIL, message=f"{verdict.message}; {advice}"), before
+        message = f"{verdict.message}; {advise(shortage)}"
+        return replace(verdict, helpless=True, message=message), before
     repair, said = found
     return replace(verdict, message=f"{verdict.message}; retried with {said}"), repair
 

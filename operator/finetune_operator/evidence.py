@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from finetune_api.status import AttemptRecord, Evidence
+from finetune_api.status import AttemptRecord, AttemptState, Evidence, Progress
 from finetune_api.termination import Outcome
 from finetune_operator.failure import LOST
 from finetune_operator.observe import Life, NodeObservation
@@ -55,10 +55,36 @@ def _stopped_by_us(now: Evidence, deadline: datetime | None) -> bool:
     return deadline is not None and now.finished_at >= deadline
 
 
-def steps(record: AttemptRecord, nodes: tuple[NodeObservation, ...], polled: int | None) -> dict[str, int | None]:
-    """The first and last step of the attempt, as far as anybody has told."""
-    firsts = [n.termination.first_step for n in nodes if n.termination and n.termination.first_step is not None]
-    lasts = [n.evidence.last_step for n in nodes]
-    told = [step for step in (*lasts, polled, record.last_step) if step is not None]
-    first = record.first_step if record.first_step is not None else min(firsts, default=None)
-    return {"first_step": first, "last_step": max(told, default=None)}
+def steps(record: AttemptRecord, nodes: tuple[NodeObservation, ...], polled: Progress | None) -> dict[str, object]:
+    """The first and last step of the attempt and when it trained, as far as anybody has told."""
+    ended = [node.termination for node in nodes if node.termination]
+    told = [*(said.progress for said in ended), polled]
+    reports = [report for report in told if report is not None]
+    firsts = [said.first_step for said in ended] + [report.first_step for report in reports]
+    times = [report.first_step_time for report in reports]
+    lasts = [*(node.evidence.last_step for node in nodes), record.last_step]
+    lasts += [report.step for report in reports]
+    first, time = record.first_step, record.first_step_time
+    return {
+        "first_step": first if first is not None else min((step for step in firsts if step is not None), default=None),
+        "first_step_time": time or min((time for time in times if time is not None), default=None),
+        "last_step": max((step for step in lasts if step is not None), default=None),
+    }
+
+
+def with_losses(ended: tuple[AttemptRecord, ...], record: AttemptRecord) -> tuple[AttemptRecord, ...]:
+    """What the last attempt that failed in the middle of training cost, once this one trains again."""
+    trained = [number for number, each in enumerate(ended) if each.first_step_time is not None]
+    if record.first_step_time is None or not trained:
+        return ended
+    before = ended[trained[-1]]
+    if before.state is not AttemptState.FAILED or before.downtime_seconds is not None:
+        return ended
+    ends = [each.finished_at for each in before.evidence if each.finished_at and each.outcome != Outcome.STOPPED]
+    since = min(ends, default=before.end_time)
+    lost = (before.last_step or 0) - record.first_step if record.first_step is not None else None
+    update = {
+        "downtime_seconds": round((record.first_step_time - since).total_seconds()) if since else None,
+        "steps_lost": lost if lost is None else max(0, lost),
+    }
+    return (*ended[: trained[-1]], before.model_copy(update=update), *ended[trained[-1] + 1 :])

@@ -13,7 +13,7 @@ from finetune_api.reasons import Reason
 from finetune_api.status import Evidence
 from finetune_api.termination import USER_ERRORS, Outcome
 from finetune_operator.patterns import told_by_text
-from finetune_operator.verdict import FailureAction, Verdict, first_line, where
+from finetune_operator.verdict import Verdict, first_line, where
 
 Rule = Callable[[Evidence], Verdict | None]
 
@@ -37,7 +37,6 @@ def disrupted(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.NODE_LOST if evidence.disruption in LOST else Reason.PREEMPTED,
-        action=FailureAction.RESTART,
         message=f"{where(evidence)}: {PREEMPTIONS[evidence.disruption]}",
     )
 
@@ -48,20 +47,17 @@ def evicted(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.EVICTED,
-        action=FailureAction.FAIL,
         message=f"{where(evidence)}: {first_line(evidence.message)}; raise ephemeral-storage in resources.limits",
     )
 
 
 def host_out_of_memory(evidence: Evidence) -> Verdict | None:
-    """The kernel killed a process of the container: a restart would run out again, whatever the exit code was."""
+    """The kernel killed a process of the container, whatever the exit code was: the same would run out again."""
     if evidence.reason != "OOMKilled" or evidence.outcome == Outcome.SUCCEEDED:
         return None
     return Verdict(
         reason=Reason.HOST_OUT_OF_MEMORY,
-        action=FailureAction.FAIL,
-        message=f"{where(evidence)} ran out of host memory; raise resources.limits.memory or use fewer loader processes"
-        " (dataset.numWorkers)",
+        message=f"{where(evidence)} ran out of host memory at step {evidence.last_step or 0}",
     )
 
 
@@ -71,7 +67,6 @@ def not_admitted(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.NODE_REFUSED_POD,
-        action=FailureAction.RESTART,
         message=f"{where(evidence)}: the kubelet refused the pod: {evidence.reason}",
     )
 
@@ -85,7 +80,6 @@ def cannot_start(evidence: Evidence) -> Verdict | None:
         said = "spec.image has no python3 on its PATH, which command mode needs (3.9 or newer)"
     return Verdict(
         reason=Reason.START_ERROR,
-        action=FailureAction.FAIL,
         message=f"{where(evidence)}: the container could not start: {said}",
     )
 
@@ -96,7 +90,6 @@ def user_error(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason(evidence.error_type),
-        action=FailureAction.FAIL,
         message=f"{where(evidence)}: {first_line(evidence.message)}",
     )
 
@@ -109,7 +102,6 @@ def cuda_out_of_memory(evidence: Evidence) -> Verdict | None:
     said = first_line(evidence.message) if typed else f"ran out of GPU memory at step {evidence.last_step or 0}"
     return Verdict(
         reason=Reason.CUDA_OUT_OF_MEMORY,
-        action=FailureAction.REPAIR,
         message=f"{where(evidence)} {said}",
     )
 
@@ -120,7 +112,6 @@ def deleted(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.POD_DELETED,
-        action=FailureAction.RESTART,
         message=f"{where(evidence)}: pod {evidence.pod_name} was deleted",
     )
 
@@ -131,7 +122,6 @@ def no_name(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.RENDEZVOUS_TIMEOUT,
-        action=FailureAction.RESTART,
         message=f"{where(evidence)}: {first_line(evidence.message)}",
         victim=True,
     )
@@ -143,7 +133,6 @@ def hang(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.HANG,
-        action=FailureAction.RESTART,
         message=f"{where(evidence.model_copy(update={'rank': None}))}: {first_line(evidence.message)}",
         victim=evidence.victim,
     )
@@ -155,9 +144,18 @@ def victim(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.PEER_LOST,
-        action=FailureAction.RESTART,
         message=f"{where(evidence)} lost its peers: {first_line(evidence.message)}",
         victim=True,
+    )
+
+
+def bus_error(evidence: Evidence) -> Verdict | None:
+    """A page of a memory-mapped file could not be had, which is how most often a full /dev/shm ends a rank."""
+    if evidence.signal != signals.SIGBUS or evidence.outcome == Outcome.STOPPED:
+        return None
+    return Verdict(
+        reason=Reason.SHARED_MEMORY_EXHAUSTED,
+        message=f"{where(evidence)} was ended by SIGBUS, as by a full /dev/shm",
     )
 
 
@@ -169,10 +167,9 @@ def killed(evidence: Evidence) -> Verdict | None:
         name = signals.Signals(evidence.signal).name
     except ValueError:
         name = f"signal {evidence.signal}"
-    crashed = name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
+    crashed = name in ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL")
     return Verdict(
         reason=Reason.RANK_CRASHED if crashed else Reason.RANK_KILLED,
-        action=FailureAction.RESTART,
         message=f"{where(evidence)} was ended by {name}",
     )
 
@@ -183,7 +180,6 @@ def stopped(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.STOPPED,
-        action=FailureAction.RESTART,
         message=f"{where(evidence)} was stopped",
         victim=True,
     )
@@ -195,7 +191,6 @@ def hub_unavailable(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.HUB_UNAVAILABLE,
-        action=FailureAction.RESTART,
         message=f"{where(evidence)}: {first_line(evidence.message)}",
     )
 
@@ -206,7 +201,6 @@ def launcher_failed(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.UNEXPLAINED,
-        action=FailureAction.RESTART,
         message=f"{where(evidence)}: {evidence.error_type}: {first_line(evidence.message)}",
     )
 
@@ -217,7 +211,6 @@ def raised(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.USER_CODE_ERROR,
-        action=FailureAction.FAIL,
         message=f"{where(evidence)}: {evidence.error_type}: {first_line(evidence.message)}",
     )
 
@@ -228,7 +221,6 @@ def container_killed(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.CONTAINER_KILLED,
-        action=FailureAction.RESTART,
         message=f"{where(evidence)}: the container was killed (exit {evidence.exit_code})",
     )
 
@@ -239,7 +231,6 @@ def no_result(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.NO_RESULT,
-        action=FailureAction.RESTART,
         message=f"{where(evidence)} ended with exit 0 but left no result",
     )
 
@@ -249,7 +240,6 @@ def unexplained(evidence: Evidence) -> Verdict | None:
     said = first_line(evidence.message) or evidence.reason or "no message"
     return Verdict(
         reason=Reason.UNEXPLAINED,
-        action=FailureAction.RESTART,
         message=f"{where(evidence)} failed with exit {evidence.exit_code}: {said}",
     )
 
@@ -267,6 +257,7 @@ RULES: tuple[Rule, ...] = (
     hang,
     told_by_text,
     victim,
+    bus_error,
     killed,
     stopped,
     hub_unavailable,

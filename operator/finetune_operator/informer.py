@@ -36,6 +36,7 @@ class Informer:
         self._objects: dict[str, Raw] = {}
         self._version: str | None = None  # where the next watch begins; None asks for a LIST
         self._failures = 0
+        self._complaint = ""  # of the last try, if it failed
 
     def silent_seconds(self) -> float:
         """How long this loop has shown no sign of life."""
@@ -106,11 +107,15 @@ class Informer:
         if 400 <= error.status < 500 and error.status != 429:  # 410 above all: what we hold is too old to go on from
             self._version = None
         level = logging.INFO if error.status == GONE else logging.WARNING
+        if error.message == self._complaint:
+            level = logging.DEBUG  # said once, for as long as it lasts
+        self._complaint = error.message
         logger.log(level, "%s: %s", self.path, error.message, extra={"failures": self._failures})
 
     def _contact(self) -> None:
         self.last_contact = self.last_activity = time.monotonic()
         self._failures = 0
+        self._complaint = ""
 
     def _pause(self) -> float:
         if self._failures == 0:

@@ -5,17 +5,16 @@ from typing import Any
 
 from finetune_api.kubernetes_types import VOLUME_SOURCES, Volume
 from finetune_api.model import to_camel
+from finetune_api.quantity import parse_quantity
 from finetune_operator import names
 from finetune_operator.avoid import keep_away
 from finetune_operator.plan import NodePlan, RunPlan
-from finetune_operator.quantity import parse_quantity
 
 Manifest = dict[str, Any]
 
 GRACE_SECONDS = 120  # long enough for a checkpoint
 TORCHRUN_MARGIN_SECONDS = 10  # torchrun must give up before the kubelet does
 LOST_NODE_SECONDS = 60
-DEFAULT_SHM_BYTES = 2 * 1024**3
 SUPERVISOR_RESOURCES = {"cpu": "100m", "memory": "128Mi"}  # equal, so that a Guaranteed pod stays one
 
 RESTRICTED_POD = {
@@ -210,6 +209,7 @@ def build_environment(run: RunPlan, node: NodePlan) -> dict[str, str]:
         names.ENV_GRACE_SECONDS: str(GRACE_SECONDS),
         names.ENV_HANG_SECONDS: str(run.spec.hang_seconds),
         **_network_environment(run),
+        **_secret_environment(run),
     }
 
 
@@ -222,6 +222,12 @@ def _output_environment(run: RunPlan) -> dict[str, str]:
         names.ENV_CACHE_DIR: f"{names.OUTPUT_DIR}/cache",
         names.ENV_OUTPUT: f"{names.OUTPUT_DIR}/{run.output_folder}",
     }
+
+
+def _secret_environment(run: RunPlan) -> dict[str, str]:
+    """Which variables nobody may quote."""
+    given = [variable.name for variable in run.spec.env if "secretKeyRef" in (variable.value_from or {})]
+    return {names.ENV_HIDDEN: ",".join(given)} if given else {}
 
 
 def _network_environment(run: RunPlan) -> dict[str, str]:
@@ -239,12 +245,6 @@ def _threads_per_rank(run: RunPlan) -> int:
     return max(1, math.floor(parse_quantity(cores) / run.nproc_per_node)) if cores is not None else 1
 
 
-def _shm_bytes(run: RunPlan) -> int:
-    """Half the memory limit: what is written to /dev/shm counts against that limit."""
-    memory = run.spec.resources.limits.get("memory")
-    return int(parse_quantity(memory) / 2) if memory is not None else DEFAULT_SHM_BYTES
-
-
 def _volumes(run: RunPlan) -> list[Manifest]:
     output = run.spec.output
     claim = output and {"claimName": output.persistent_volume_claim.claim_name}
@@ -253,7 +253,7 @@ def _volumes(run: RunPlan) -> list[Manifest]:
         *([{"name": "output", "persistentVolumeClaim": claim}] if claim else []),
         {"name": "run", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(_shm_bytes(run))}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(run.spec.shm_bytes)}},
         *(_volume(volume) for volume in run.spec.volumes),
     ]
 

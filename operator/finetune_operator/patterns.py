@@ -1,4 +1,4 @@
-"""What only the text of an error tells: named patterns, the most particular first, and what follows from each.
+"""What only the text of an error tells: named patterns, the most particular first.
 
 The class of an error is often the same (RuntimeError), whoever is to blame. A labelled corpus of real texts tells how
 often these are right (`make bench-failures`); a third of it was set aside before they were written.
@@ -7,10 +7,10 @@ often these are right (`make bench-failures`); a third of it was set aside befor
 import re
 from dataclasses import dataclass
 
-from finetune_api.reasons import Reason
-from finetune_api.status import Evidence
+from finetune_api.reasons import FailureAction, Reason
+from finetune_api.status import Evidence, Fault
 from finetune_api.termination import Outcome
-from finetune_operator.verdict import FailureAction, Verdict, first_line, where
+from finetune_operator.verdict import Verdict, first_line, where
 
 
 @dataclass(frozen=True)
@@ -276,39 +276,6 @@ PATTERNS: tuple[Pattern, ...] = (
 )
 
 
-TOLD_BY_TEXT: dict[Reason, tuple[FailureAction, str]] = {  # what follows, and what to do about it
-    Reason.USER_CODE_ERROR: (FailureAction.FAIL, "only the program or its settings can be mended"),
-    Reason.SHARED_MEMORY_EXHAUSTED: (
-        FailureAction.FAIL,
-        "raise resources.limits.memory, of which half is shared memory, or lower dataset.numWorkers",
-    ),
-    Reason.HOST_OUT_OF_MEMORY: (
-        FailureAction.FAIL,
-        "raise resources.limits.memory or use fewer loader processes (dataset.numWorkers)",
-    ),
-    Reason.CUDA_OUT_OF_MEMORY: (FailureAction.REPAIR, ""),
-    Reason.GPU_HARDWARE: (FailureAction.RESTART, "have the machine checked"),
-    Reason.DRIVER_MISMATCH: (FailureAction.RESTART, "the machine's driver, or spec.image, must be another"),
-    Reason.GPU_UNAVAILABLE: (FailureAction.RESTART, "have the machine checked"),
-    Reason.DEVICE_ASSERT: (
-        FailureAction.FAIL,
-        "check token ids and labels; CUDA_LAUNCH_BLOCKING=1 in spec.env tells where",
-    ),
-    Reason.CUDA_FAULT: (FailureAction.RESTART, ""),
-    Reason.RANK_CRASHED: (FailureAction.RESTART, ""),
-    Reason.HUB_UNAUTHORIZED: (FailureAction.FAIL, "ask for access, and give HF_TOKEN in spec.env from a Secret"),
-    Reason.HUB_UNAVAILABLE: (FailureAction.RESTART, ""),
-    Reason.CHECKPOINT_CORRUPT: (FailureAction.FAIL, "remove that file, or begin anew"),
-    Reason.DISK_FULL: (FailureAction.FAIL, "make room on the volume or take a larger one"),
-    Reason.IMAGE_BROKEN: (FailureAction.FAIL, "rebuild spec.image with libraries that fit together"),
-    Reason.NON_FINITE_LOSS: (FailureAction.FAIL, "lower training.learningRate, or look at the rows of that step"),
-    Reason.PORT_IN_USE: (FailureAction.RESTART, ""),
-    Reason.RENDEZVOUS_TIMEOUT: (FailureAction.RESTART, ""),
-    Reason.NETWORK_FAULT: (FailureAction.RESTART, ""),
-    Reason.PEER_LOST: (FailureAction.RESTART, ""),
-}
-
-
 def recognise(text: str) -> Reason | None:
     """What the text of an error says of its cause; None where it says nothing that is known here."""
     return next((pattern.reason for pattern in PATTERNS if pattern.finds(text)), None)
@@ -321,10 +288,9 @@ def told_by_text(evidence: Evidence) -> Verdict | None:
     reason = recognise(f"{evidence.error_type}: {evidence.message}")
     if reason is None:
         return None
-    action, advice = TOLD_BY_TEXT[reason]
+    needed = reason.action is FailureAction.FAIL or reason.fault is Fault.INFRASTRUCTURE
     return Verdict(
         reason=reason,
-        action=action,
-        message=f"{where(evidence)}: {first_line(evidence.message)}" + (f"; {advice}" if advice else ""),
+        message=f"{where(evidence)}: {first_line(evidence.message)}" + (f"; {reason.advice}" if needed else ""),
         victim=evidence.victim or reason in (Reason.PEER_LOST, Reason.RENDEZVOUS_TIMEOUT),
     )

@@ -14,7 +14,7 @@ class Settings:
 
     trainer_image: str
     cluster_domain: str = "cluster.local"
-    has_other_machines: bool = True  # to go to from one that fails
+    on_cluster: bool = True  # nodes are pods, whose limits can be raised, and there are other machines to go to
 
 
 @dataclass(frozen=True)

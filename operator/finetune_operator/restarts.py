@@ -4,10 +4,10 @@ import hashlib
 from dataclasses import dataclass
 from datetime import timedelta
 
-from finetune_api.reasons import Reason
+from finetune_api.reasons import FailureAction, Reason
 from finetune_api.status import AttemptRecord, Fault, RestartCounts
 from finetune_api.v1alpha1 import RestartPolicy
-from finetune_operator.verdict import FailureAction, Verdict
+from finetune_operator.verdict import Verdict
 
 UNCOUNTED = (Fault.INFRASTRUCTURE, Fault.PREEMPTION)
 

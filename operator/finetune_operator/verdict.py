@@ -1,18 +1,9 @@
 """What is said of a failed node: the reason, what follows, and the words for it."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-from finetune_api.reasons import Reason
+from finetune_api.reasons import FailureAction, Reason
 from finetune_api.status import Evidence, Fault
-
-
-class FailureAction(StrEnum):
-    """What follows from a verdict, as long as the restart budget lasts."""
-
-    RESTART = "Restart"
-    REPAIR = "Repair"  # and restart
-    FAIL = "Fail"
 
 
 @dataclass(frozen=True)
@@ -20,10 +11,14 @@ class Verdict:
     """Why an attempt ended, whose fault it was and what to do."""
 
     reason: Reason
-    action: FailureAction
     message: str
     victim: bool = False
     evidence: Evidence | None = None
+    helpless: bool = False  # nothing is left that could be changed
+
+    @property
+    def action(self) -> FailureAction:
+        return FailureAction.FAIL if self.helpless else self.reason.action
 
     @property
     def fault(self) -> Fault:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from finetune_api.reasons import Reason
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.observe import Life, NodeObservation, Observation, Waiting
-from finetune_operator.verdict import FailureAction, Verdict
+from finetune_operator.verdict import Verdict
 
 IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"}
@@ -94,4 +94,4 @@ def refused_for_good(job: FineTuneJob, seen: Observation) -> Verdict | None:
 
 
 def _never(reason: Reason, message: str) -> Verdict:
-    return Verdict(reason=reason, action=FailureAction.FAIL, message=message)
+    return Verdict(reason=reason, message=message)

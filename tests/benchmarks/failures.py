@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from finetune_api.reasons import Reason
+from finetune_api.reasons import FailureAction, Reason
 from finetune_api.status import Evidence, Fault
 from finetune_operator.failure import judge_node
-from finetune_operator.verdict import FailureAction, Verdict
+from finetune_operator.verdict import Verdict
 from support.corpus import Labelled, read_corpus
 
 _NOT_THE_USERS = (Fault.INFRASTRUCTURE, Fault.TRANSIENT)

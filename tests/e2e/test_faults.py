@@ -52,7 +52,7 @@ def test_every_fault_is_one_coherent_restart_from_the_last_checkpoint(stack: Sta
     assert (failed[-1]["rank"], "rank 3 is stopped by a signal" in failed[-1]["message"]) == (3, True), failed[-1]
     resumed_from = [attempt["firstStep"] for attempt in (*failed[1:], last)]
     assert all(step >= before > 0 for step, before in zip(resumed_from, saved, strict=True)), (resumed_from, saved)
-    assert finished["status"]["restarts"] == len(FAULTS)
+    assert finished["status"]["restarts"] == len(FAULTS), finished["status"]["attempts"]
     assert finished["status"]["progress"]["step"] == 200
     assert {pod["metadata"]["labels"]["finetune.dev/attempt"] for pod in stack.pods(job)} == {str(len(FAULTS))}
 
@@ -86,7 +86,7 @@ def test_killing_the_operator_in_every_phase_changes_nothing(stack: Stack, chaos
     finished = stack.wait_finished(job)
 
     assert condition(finished, "Complete"), finished["status"]
-    assert finished["status"]["restarts"] == 1
+    assert finished["status"]["restarts"] == 1, finished["status"]["attempts"]
     assert [attempt["action"] for attempt in finished["status"]["attempts"]] == ["Restart", "Suspend", "Complete"]
     assert finished["status"]["progress"]["step"] == 120
 

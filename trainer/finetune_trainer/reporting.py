@@ -46,6 +46,9 @@ class Reporter:
         self._write()
 
     def report(self, progress: Progress) -> None:
+        first = self._beat.first_step
+        if self._beat.first_step_time is None and first is not None and progress.step > first:
+            self._beat = replace(self._beat, first_step_time=time.time())
         self._beat = replace(self._beat, progress=progress)
         self.alive()
 

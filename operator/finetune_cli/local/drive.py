@@ -55,7 +55,7 @@ class Drive:
     async def run(self, cluster: LocalCluster) -> FineTuneJob:
         """The job at its end; no process of it is left."""
         self._queue.add(self._key)
-        run = Pass(cluster, Settings(trainer_image=LOCAL_IMAGE, has_other_machines=False), lambda: datetime.now(UTC))
+        run = Pass(cluster, Settings(trainer_image=LOCAL_IMAGE, on_cluster=False), lambda: datetime.now(UTC))
         async with self._asking(cluster):
             try:
                 while not self._is_over():

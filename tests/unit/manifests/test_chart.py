@@ -1,5 +1,6 @@
 """The chart, rendered: settings do what they say, and wrong ones are refused."""
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 from check_manifests import CHART_SETTINGS
+from finetune_operator.names import JOB_NAME
 from helm import CHART, find_helm, render_chart
 from kubernetes_schema import load_kubernetes_schema
 
@@ -71,6 +73,31 @@ def test_an_image_of_ones_own(helm: Path) -> None:
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert (container["image"], container["imagePullPolicy"]) == ("registry.example/operator:v9", "Never")
     assert container["env"] == [{"name": "FINETUNE_TRAINER_IMAGE", "value": "registry.example/trainer:v9"}]
+
+
+def test_training_pods_hear_their_peers_the_operator_and_who_scrapes_them(helm: Path) -> None:
+    scraper = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
+    settings = json.dumps({"enabled": True, "metricsFrom": [scraper]})
+    documents = rendered(helm, f"networkPolicy={settings}", 'watchNamespaces=["a","b"]')
+
+    own, *training = (document for document in documents if document["kind"] == "NetworkPolicy")
+    (deployment,) = (document for document in documents if document["kind"] == "Deployment")
+    assert own["spec"]["podSelector"]["matchLabels"] == deployment["spec"]["selector"]["matchLabels"]
+    assert [policy["metadata"]["namespace"] for policy in training] == ["a", "b"]
+    for policy in training:
+        peers, status = policy["spec"]["ingress"]
+        (ours,) = policy["spec"]["podSelector"]["matchExpressions"]
+        assert ours == {"key": JOB_NAME, "operator": "Exists"}
+        assert peers == {"from": [{"podSelector": {"matchExpressions": [ours]}}]}
+        operator, scraping = status["from"]
+        assert operator["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "finetune-system"}}
+        assert operator["podSelector"] == own["spec"]["podSelector"]
+        assert scraping == scraper
+        assert status["ports"] == [{"port": "status", "protocol": "TCP"}]
+
+
+def test_no_policy_is_made_unasked(helm: Path) -> None:
+    assert "NetworkPolicy" not in kinds(rendered(helm, 'watchNamespaces=["a"]'))
 
 
 @pytest.mark.parametrize("setting", ['replicas="two"', "replicaCount=2", "watchNamespaces=[1]", 'image="x:v1"'])

@@ -104,7 +104,7 @@ def test_the_next_attempt_keeps_away_and_says_so() -> None:
     "fields",
     [
         {"restartPolicy": {"avoidFailingNodes": False}},
-        {"settings": Settings(trainer_image="local", has_other_machines=False)},
+        {"settings": Settings(trainer_image="local", on_cluster=False)},
     ],
     ids=["not wanted", "one machine"],
 )

@@ -237,7 +237,9 @@ def test_a_job_is_suspended_only_when_asked_to_and_without_pods() -> None:
 def test_readers_alone_miss_progress_columns_nodes_and_steps() -> None:
     before = told(attempts(AttemptState.RUNNING), running(OF, 0))
     [record] = before.attempts
-    steps = record.model_copy(update={"first_step": 0, "last_step": 9, "evidence": (Evidence(node_rank=0),)})
+    steps = record.model_copy(
+        update={"first_step": 0, "first_step_time": NOW, "last_step": 9, "evidence": (Evidence(node_rank=0),)}
+    )
     after = before.model_copy(update={"attempts": (steps,), "nodes": (), "display": None, "progress": Progress(step=9)})
     assert essence(after) == essence(before)
 

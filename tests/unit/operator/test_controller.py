@@ -112,15 +112,16 @@ async def test_a_worker_that_lost_the_lease_begins_no_pass() -> None:
     assert api.asked("PUT", "finetunejobs") == []
 
 
-async def test_a_failed_pass_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_pass_is_repeated_and_told_once_until_one_succeeds(caplog: pytest.LogCaptureFixture) -> None:
     api = HttpApi()
-    api.faults.append(Fault("PUT", "finetunejobs", 500, times=3))
+    api.faults += [Fault("PUT", "finetunejobs", 500, times=3), Fault("POST", "pods", 507, times=20)]
     async with controlling(api) as (controller, metrics):
         with caplog.at_level(logging.WARNING):
             controller.take(put_job(api, "a"))
             await until(lambda: len(pods(api)) == 2)
-        assert metrics.registry.get_sample_value("finetune_reconcile_seconds_count", {"result": "ClusterError"}) == 3
-    assert [vars(record)["job"] for record in caplog.records] == ["default/a"] * 3
+        assert metrics.registry.get_sample_value("finetune_reconcile_seconds_count", {"result": "ClusterError"}) > 3
+    # one pass succeeded in between: it wrote the status
+    assert [vars(record)["job"] for record in caplog.records] == ["default/a"] * 2
 
 
 async def test_a_bug_in_one_jobs_pass_stops_no_other_job(caplog: pytest.LogCaptureFixture) -> None:

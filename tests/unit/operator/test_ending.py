@@ -239,6 +239,29 @@ def test_a_job_that_ran_out_of_gpu_memory_goes_on_with_smaller_micro_batches() -
     assert training == {"perDeviceTrainBatchSize": 2, "gradientAccumulationSteps": 4}
 
 
+def test_nodes_that_ran_out_of_host_memory_get_more_of_it_and_then_the_job_ends_with_numbers() -> None:
+    limits = {"limits": {"cpu": 4, "memory": "2Gi"}}
+    of = started(numNodes=1, resources=limits, restartPolicy={"maxMemory": "3Gi"}, **command({"script": "train.py"}))
+    killed = ended(of, 0, reason="OOMKilled", exit_code=137)
+    of, _ = step(of, seen(of, killed))
+    of, _ = step(of, seen(of, killed))
+
+    old = of.status.attempts[0]
+    assert (old.reason, old.action) == ("HostOutOfMemory", "Repair")
+    assert old.message.endswith("host memory at step 0; retried with resources.limits.memory 2Gi -> 3Gi")
+    (pod,) = (
+        a.manifest for a in step(of, seen(of))[1].actions if isinstance(a, Create) and a.manifest["kind"] == "Pod"
+    )
+    assert pod["spec"]["containers"][0]["resources"] == {"limits": {"cpu": 4, "memory": "3Gi"}}
+    assert {"medium": "Memory", "sizeLimit": str(3 * 2**29)} in [v.get("emptyDir") for v in pod["spec"]["volumes"]]
+
+    killed = ended(of, 0, attempt=1, reason="OOMKilled", exit_code=137)
+    of, _ = step(of, seen(of, killed))
+    of, _ = step(of, seen(of, killed))
+    assert of.status.phase is Phase.FAILED
+    assert "the limit was 3Gi: raise resources.limits.memory, or start fewer" in of.status.attempts[-1].message
+
+
 @pytest.mark.parametrize(
     ("reported", "said", "repair"),
     [

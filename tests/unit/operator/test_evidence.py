@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from finetune_api.status import AttemptRecord, AttemptState, Evidence
+from finetune_api.status import AttemptRecord, AttemptState, Evidence, Progress
 from finetune_api.termination import Outcome
-from finetune_operator.evidence import first_evidence, more_evidence, steps
+from finetune_operator.evidence import first_evidence, more_evidence, steps, with_losses
 from finetune_operator.observe import NodeObservation, observe_pods
 from support.builders import NOW, Raw, deleting, ended, job, running
 
@@ -154,9 +154,8 @@ def test_a_disruption_explains_what_we_did_not_do(before: Raw, now: Raw, disrupt
 
 
 def told_steps(*pods: Raw, record: AttemptRecord = RECORD, polled: int | None = None) -> tuple[int | None, int | None]:
-    found = steps(record, nodes(*pods), polled)
-    assert found.keys() == {"first_step", "last_step"}
-    return found["first_step"], found["last_step"]
+    record = record.model_copy(update=steps(record, nodes(*pods), None if polled is None else Progress(step=polled)))
+    return record.first_step, record.last_step
 
 
 def test_nobody_has_told_a_step_yet() -> None:
@@ -174,3 +173,65 @@ def test_the_last_step_is_the_furthest_that_anybody_told() -> None:
 def test_the_first_step_is_the_earliest_that_anybody_told() -> None:
     early, late = (ended(OF, rank, message=words(firstStep=step)) for rank, step in ((0, 0), (1, 4)))
     assert told_steps(late, early) == (0, None)
+
+
+def test_while_it_runs_its_own_progress_tells_where_and_when_it_began() -> None:
+    polled = Progress(step=9, first_step=4, first_step_time=NOW)
+
+    found = RECORD.model_copy(update=steps(RECORD, nodes(running(OF, 0)), polled))
+    assert (found.first_step, found.first_step_time, found.last_step) == (4, NOW, 9)
+    later = Progress(step=12, first_step=4, first_step_time=NOW + timedelta(minutes=1))
+    assert steps(found, (), later)["first_step_time"] == NOW
+
+
+def attempt(number: int, *, state: AttemptState = AttemptState.FAILED, **fields: Any) -> AttemptRecord:
+    return AttemptRecord(attempt=number, state=state, **fields)
+
+
+TRAINED = attempt(
+    0,
+    first_step=0,
+    first_step_time=NOW,
+    last_step=37,
+    end_time=NOW + timedelta(seconds=75),
+    evidence=(
+        Evidence(node_rank=0, outcome="stopped", finished_at=NOW + timedelta(seconds=50)),
+        Evidence(node_rank=1, outcome="failed", finished_at=NOW + timedelta(seconds=60)),
+    ),
+)
+AGAIN = attempt(1, state=AttemptState.RUNNING, first_step=30, first_step_time=NOW + timedelta(seconds=90))
+
+
+def test_an_interruption_lasts_from_the_failure_until_training_goes_on() -> None:
+    (before,) = with_losses((TRAINED,), AGAIN)
+    assert (before.downtime_seconds, before.steps_lost) == (30, 7)
+    assert with_losses((before,), AGAIN.model_copy(update={"first_step_time": NOW + timedelta(hours=1)})) == (before,)
+
+
+def test_attempts_that_never_trained_prolong_the_interruption() -> None:
+    never = attempt(1, end_time=NOW + timedelta(seconds=80))
+    before, between = with_losses((TRAINED, never), AGAIN.model_copy(update={"attempt": 2}))
+    assert (before.downtime_seconds, before.steps_lost) == (30, 7)
+    assert between == never
+
+
+@pytest.mark.parametrize(
+    ("ended", "record"),
+    [
+        pytest.param(TRAINED, AGAIN.model_copy(update={"first_step_time": None}), id="not yet"),
+        pytest.param(TRAINED.model_copy(update={"state": AttemptState.STOPPED}), AGAIN, id="suspended"),
+        pytest.param(TRAINED.model_copy(update={"first_step_time": None}), AGAIN, id="it had not trained"),
+    ],
+)
+def test_other_pauses_are_no_interruption(ended: AttemptRecord, record: AttemptRecord) -> None:
+    assert with_losses((ended,), record) == (ended,)
+
+
+def test_a_program_that_does_not_say_where_it_went_on_lost_nobody_knows_how_much() -> None:
+    (before,) = with_losses((TRAINED,), AGAIN.model_copy(update={"first_step": None}))
+    assert (before.downtime_seconds, before.steps_lost) == (30, None)
+
+
+def test_evidence_without_a_time_leaves_the_time_of_the_decision() -> None:
+    (before,) = with_losses((TRAINED.model_copy(update={"evidence": ()}),), AGAIN)
+    assert before.downtime_seconds == 15

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from finetune_api.reasons import FailureAction
 from finetune_api.status import Evidence, Fault
 from finetune_api.termination import USER_ERRORS
 from finetune_operator import failure, patterns
 from finetune_operator.failure import judge, judge_node
-from finetune_operator.verdict import FailureAction
 from finetune_trainer.supervisor import contract
 
 
@@ -35,7 +35,7 @@ CASES: dict[failure.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         Fault.RESOURCE,
         FailureAction.FAIL,
     ),
-    failure.host_out_of_memory: (left(reason="OOMKilled"), "HostOutOfMemory", Fault.RESOURCE, FailureAction.FAIL),
+    failure.host_out_of_memory: (left(reason="OOMKilled"), "HostOutOfMemory", Fault.RESOURCE, FailureAction.REPAIR),
     failure.not_admitted: (left(reason="OutOfcpu"), "NodeRefusedPod", Fault.INFRASTRUCTURE, FailureAction.RESTART),
     failure.cannot_start: (left(reason="StartError", exit_code=128), "StartError", Fault.USER, FailureAction.FAIL),
     failure.user_error: (
@@ -73,6 +73,12 @@ CASES: dict[failure.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         "PeerLost",
         Fault.TRANSIENT,
         FailureAction.RESTART,
+    ),
+    failure.bus_error: (
+        left(outcome="failed", error_type="RankKilled", signal=7),
+        "SharedMemoryExhausted",
+        Fault.RESOURCE,
+        FailureAction.REPAIR,
     ),
     failure.killed: (
         left(outcome="failed", error_type="RankKilled", signal=9),

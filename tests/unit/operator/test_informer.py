@@ -1,6 +1,7 @@
 """The informer against an API server in memory: nothing is missed, nothing is told twice, gaps are healed."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -206,6 +207,17 @@ async def test_lists_and_watches_are_tried_again(status: int) -> None:
         put(api, "b")
         await until(lambda: heard.agrees_with(api))
         assert informer.silent_seconds() < 5
+
+
+async def test_a_right_that_is_missing_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    api = HttpApi()
+    api.faults.append(Fault("GET", "pods", 403, times=4))
+    with caplog.at_level(logging.WARNING):
+        async with following(api):
+            pass
+
+    (record,) = caplog.records
+    assert (record.levelname, vars(record)["failures"]) == ("WARNING", 1)
 
 
 async def test_an_object_that_loses_our_label_is_gone_for_us() -> None:

@@ -2,11 +2,10 @@
 
 import pytest
 
-from finetune_api.reasons import Reason
-from finetune_api.status import Evidence, Fault
+from finetune_api.reasons import FailureAction, Reason
+from finetune_api.status import Evidence
 from finetune_operator.failure import judge_node
-from finetune_operator.patterns import PATTERNS, TOLD_BY_TEXT, recognise
-from finetune_operator.verdict import FailureAction
+from finetune_operator.patterns import PATTERNS, recognise
 from support.corpus import Labelled, read_corpus
 
 KNOWN = read_corpus(held_out=False)
@@ -17,23 +16,11 @@ def test_real_texts_are_told_apart(entry: Labelled) -> None:
     assert (recognise(entry.said) or Reason.USER_CODE_ERROR) is entry.reason
 
 
-def test_every_pattern_has_texts_and_a_consequence() -> None:
+def test_every_pattern_has_texts() -> None:
     patterned = {pattern.reason for pattern in PATTERNS}
 
-    assert patterned == set(TOLD_BY_TEXT)
     assert patterned <= {entry.reason for entry in KNOWN}
     assert len(patterned) == len(PATTERNS)
-
-
-@pytest.mark.parametrize("reason", TOLD_BY_TEXT)
-def test_who_is_to_blame_decides_what_follows(reason: Reason) -> None:
-    """A user's error is never tried again, an infrastructure's always."""
-    action, advice = TOLD_BY_TEXT[reason]
-
-    assert (action is FailureAction.FAIL) == (
-        reason.fault in (Fault.USER, Fault.RESOURCE) and action is not FailureAction.REPAIR
-    )
-    assert advice or action is not FailureAction.FAIL
 
 
 def test_an_error_of_the_users_own_stays_his() -> None:

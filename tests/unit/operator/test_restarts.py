@@ -9,14 +9,14 @@ from finetune_api.reasons import Reason
 from finetune_api.status import AttemptRecord, AttemptState, Evidence, Fault, RestartCounts
 from finetune_api.v1alpha1 import RestartPolicy
 from finetune_operator.restarts import Restart, backoff, plan_restart
-from finetune_operator.verdict import FailureAction, Verdict
+from finetune_operator.verdict import Verdict
 
 Records = tuple[AttemptRecord, ...]
 
 
-def verdict(fault: Fault = Fault.TRANSIENT, action: FailureAction = FailureAction.RESTART) -> Verdict:
+def verdict(fault: Fault = Fault.TRANSIENT, **fields: Any) -> Verdict:
     reason = next(reason for reason in reversed(Reason) if reason.fault is fault)
-    return Verdict(reason=reason, action=action, message="m", evidence=Evidence(node_rank=0, rank=1))
+    return Verdict(reason=reason, message="m", evidence=Evidence(node_rank=0, rank=1), **fields)
 
 
 def record(last_step: int | None = None, **fields: Any) -> AttemptRecord:
@@ -67,7 +67,9 @@ def test_reaching_the_same_step_again_is_no_progress() -> None:
 
 
 def test_a_users_error_is_never_retried() -> None:
-    assert not plan(verdict(Fault.USER, FailureAction.FAIL)).again
+    assert not plan(verdict(Fault.USER)).again
+    assert not plan(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m", helpless=True)).again
+    assert plan(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m")).again
 
 
 def test_the_same_unexplained_failure_at_the_same_step_ends_the_job() -> None:

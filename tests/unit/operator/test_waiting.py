@@ -2,9 +2,9 @@
 
 import pytest
 
+from finetune_api.reasons import FailureAction
 from finetune_api.status import Fault
 from finetune_operator.observe import Claim, Observation, Refusal
-from finetune_operator.verdict import FailureAction
 from finetune_operator.waiting import Wait, claim_names, refused_for_good, waiting_for
 from support.builders import Raw, command, job, pod, running, seen
 

@@ -20,6 +20,7 @@ BEAT = Heartbeat(
     time=100.0,
     phase=contract.TRAIN,
     first_step=10,
+    first_step_time=90.0,
     peak_memory_bytes=5,
     own_step_seconds=0.5,
     progress=Progress(step=12, total_steps=40, loss=1.5, last_checkpoint="step-00000010", memory=Memory(forecast=9)),
@@ -50,6 +51,9 @@ def test_a_rank_reports_at_most_twice_a_second_but_every_phase(tmp_path: Path) -
     (after,) = read_heartbeats(tmp_path)
 
     assert (before.phase, before.progress.step, before.first_step) == (contract.INIT, 10, 10)
+    assert before.first_step_time is None
+    assert after.first_step_time is not None
+    assert after.first_step_time <= after.time
     assert (after.phase, after.progress.step, after.progress.last_checkpoint) == (contract.DONE, 19, "step-00000010")
     assert after.peak_memory_bytes is not None
     assert after.peak_memory_bytes > 1_000_000
@@ -63,6 +67,8 @@ def test_the_status_tells_phase_progress_and_ranks(tmp_path: Path) -> None:
         "totalSteps": 40,
         "loss": 1.5,
         "lastCheckpoint": "step-00000010",
+        "firstStep": 10,
+        "firstStepTime": "1970-01-01T00:01:30.000Z",
         "memory": {"forecast": 9, "peakHighest": 0, "peakHighestRank": 0, "peakLowest": 0, "peakLowestRank": 0},
         "updateTime": "1970-01-01T00:01:40.000Z",
     }

@@ -79,6 +79,7 @@ def test_transformers_reports_here_without_being_asked(
     assert (told.step, told.total_steps, told.epoch, told.loss) == (10, 40, 0.5, 1.25)
     assert (told.learning_rate, told.grad_norm) == (1e-4, 2.0)
     assert told.eta_seconds is not None
+    assert beat.first_step_time is not None
     callback.on_train_end(arguments, state, control)
     assert read_heartbeats(listening.heartbeats)[0].progress.step == 40
 
@@ -102,6 +103,17 @@ def test_the_few_lines_of_the_manual_are_a_report(listening: Listening, monkeypa
 
     (beat,) = read_heartbeats(listening.heartbeats)
     assert beat.progress == Progress(step=12, total_steps=60, loss=1.5)
+
+
+def test_a_first_step_is_known_once_steps_advance(listening: Listening) -> None:
+    times = []
+    for step in (20, 20, 21, 22):  # the first may be what it goes on from
+        listening.post(report(current_step=step))
+        times.append(read_heartbeats(listening.heartbeats)[0].first_step_time)
+
+    assert times[:2] == [None, None]
+    assert times[2] is not None
+    assert times[3] == times[2]
 
 
 @pytest.mark.parametrize(

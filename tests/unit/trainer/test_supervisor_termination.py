@@ -107,7 +107,9 @@ def test_progress_is_what_the_status_holds() -> None:
 
     read = status.Progress.model_validate(progress_object(beat))
 
-    assert {field.name for field in fields(Progress)} | {"update_time"} == set(status.Progress.model_fields)
+    assert {field.name for field in fields(Progress)} | {"update_time", "first_step", "first_step_time"} == set(
+        status.Progress.model_fields
+    )
     assert {field.name for field in fields(Memory)} == set(status.MemoryStatus.model_fields)
     assert read.eta_seconds == 1
     assert read.memory == status.MemoryStatus.model_validate(asdict(memory))

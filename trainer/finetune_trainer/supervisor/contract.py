@@ -19,6 +19,7 @@ TERMINATION_LOG = "FINETUNE_TERMINATION_LOG"
 STATUS_PORT = "FINETUNE_STATUS_PORT"
 GRACE_SECONDS = "FINETUNE_GRACE_SECONDS"
 HANG_SECONDS = "FINETUNE_HANG_SECONDS"
+HIDDEN_ENV = "FINETUNE_HIDDEN_ENV"  # names of variables that come from Secrets
 
 # What the ranks are doing, in this order; the last two are ends.
 INIT, LOAD, TRAIN, EVAL, SAVE, PUBLISH = "init", "load", "train", "eval", "save", "publish"

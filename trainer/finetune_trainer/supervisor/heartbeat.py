@@ -63,6 +63,7 @@ class Heartbeat:
     time: float
     phase: str
     first_step: int | None = None
+    first_step_time: float | None = None  # when this attempt had done a step
     peak_memory_bytes: int | None = None
     own_step_seconds: float | None = None
     progress: Progress = field(default_factory=Progress)
@@ -99,7 +100,9 @@ def _known(kind: type[Progress | Memory], raw: dict[str, Any]) -> dict[str, Any]
 
 def progress_object(heartbeat: Heartbeat) -> dict[str, object]:
     """status.progress as the resource spells it: absent values left out, no NaN (JSON has none)."""
-    return {**_present(asdict(heartbeat.progress)), "updateTime": rfc3339(heartbeat.time)}
+    began = heartbeat.first_step_time
+    since = {"first_step": heartbeat.first_step, "first_step_time": None if began is None else rfc3339(began)}
+    return {**_present({**asdict(heartbeat.progress), **since}), "updateTime": rfc3339(heartbeat.time)}
 
 
 def _present(values: dict[str, Any]) -> dict[str, object]:

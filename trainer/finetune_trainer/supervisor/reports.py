@@ -26,6 +26,8 @@ class Reports:
         self._node = node
         self._token = secrets.token_hex(16)
         self._progress = Progress()
+        self._first_told: int | None = None  # before or after a first step, nobody knows
+        self._first_step_time: float | None = None
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """What makes transformers report here, without a change of the script. A server of the user's own stays."""
@@ -47,8 +49,20 @@ class Reports:
         if progress is None:
             return False
         self._progress = progress
-        rank = self._node.global_rank(0)
-        beat = Heartbeat(rank, local_rank=0, pid=None, time=time.time(), phase=contract.TRAIN, progress=progress)
+        now = time.time()
+        if self._first_told is None:
+            self._first_told = progress.step
+        if self._first_step_time is None and progress.step > self._first_told:
+            self._first_step_time = now
+        beat = Heartbeat(
+            self._node.global_rank(0),
+            local_rank=0,
+            pid=None,
+            time=now,
+            phase=contract.TRAIN,
+            first_step_time=self._first_step_time,
+            progress=progress,
+        )
         write_heartbeat(self._node.run.heartbeats, beat)
         return True
 

@@ -21,6 +21,7 @@ from .heartbeat import progress_object, read_heartbeats
 from .marker import is_finished
 from .processes import Child, Output, SignalInbox
 from .program import Program, trainer_program
+from .redact import redacted, secrets_of
 from .reports import Reports
 from .server import Snapshot, serve
 from .stacks import examine, is_still
@@ -44,6 +45,7 @@ class Supervisor:
         self._reports = Reports(node) if command else None
         self._stopping = _Stopping(grace_seconds=node.grace_seconds)
         self._hang: RankFailure | None = None
+        self._secrets = secrets_of(os.environ)
 
     def run(self) -> int:
         try:
@@ -204,6 +206,7 @@ class Supervisor:
         return self._rank_failed(replace(failure, message=said, stack=tail))
 
     def _finish(self, message: Termination) -> int:
+        message = redacted(message, self._secrets)
         self._outcome = message.outcome
         self._write(message)
         if message.outcome == contract.SUCCEEDED:

@@ -20,6 +20,14 @@ def parse_quantity(quantity: str | int | float) -> float:
     return _number(text, quantity)
 
 
+def format_bytes(count: int) -> str:
+    """The shortest exact quantity: 2147483648 -> `2Gi`, 1000000000 -> `1G`."""
+    for suffix in ("Ti", "Gi", "Mi", "Ki", "G", "M"):
+        if count and count % int(_FACTORS[suffix]) == 0:
+            return f"{count // int(_FACTORS[suffix])}{suffix}"
+    return str(count)
+
+
 def _number(text: str, quantity: str | int | float) -> float:
     try:
         number = float(text)

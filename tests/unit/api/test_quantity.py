@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from finetune_api.kubernetes_types import ResourceRequirements
-from finetune_operator.quantity import parse_quantity
+from finetune_api.quantity import format_bytes, parse_quantity
 
 FACTORS = {"n": "1e-9", "u": "1e-6", "m": "1e-3", "": "1", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12"}
 BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
@@ -68,3 +68,12 @@ def test_what_a_job_may_say_is_read(quantity: str) -> None:
 def test_what_the_operator_could_not_read_no_job_may_say(quantity: str) -> None:
     with pytest.raises(ValidationError, match="must be a quantity such as 4, 500m or 64Gi"):
         ResourceRequirements(limits={"cpu": quantity})
+
+
+@pytest.mark.parametrize(
+    ("count", "quantity"),
+    [(2**31, "2Gi"), (3 * 2**29, "1536Mi"), (10**9, "1G"), (5, "5"), (0, "0"), (2**40, "1Ti"), (12 * 10**6, "12M")],
+)
+def test_bytes_are_said_exactly(count: int, quantity: str) -> None:
+    assert format_bytes(count) == quantity
+    assert parse_quantity(quantity) == count
