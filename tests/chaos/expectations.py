@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from finetune_api.reasons import Reason
+from finetune_api.reasons import FailureAction, Reason
 from finetune_api.status import Fault, Phase
 from finetune_operator.restarts import UNCOUNTED
-from finetune_operator.verdict import FailureAction
 
 SAVE_STEPS = 10  # of the program that is trained here; its pods save once more when they are asked to stop
 TRAINER_SAVE_STEPS = 20  # of the operator's own trainer
