@@ -21,6 +21,7 @@ from finetune_operator.verdict import Verdict
 
 ABORT_GRACE_SECONDS = 10  # of the siblings of a failed node: their ranks are blocked and have nothing to save
 LOOK_AGAIN = timedelta(seconds=5)
+LAST_WORDS_WITHIN = timedelta(seconds=3)  # of a node whose peers have noticed already that it failed
 
 
 class StopReason(StrEnum):
@@ -51,12 +52,26 @@ def stop(case: Case) -> Decision:
     running = case.running_pods()
     if not running:
         return confirmed(case, _judge(case, record))
+    if (pause := _culprit_may_speak(case, record)) > timedelta():
+        return write(case, with_record(case.status, record), look_again=pause)
     failed = any(evidence.outcome == Outcome.FAILED for evidence in record.evidence)
     grace_seconds = GRACE_SECONDS if record.reason in SAVING and not failed else ABORT_GRACE_SECONDS
     lost = [node for node in running if node.evidence.disruption in LOST]  # nobody there obeys, or waits so long
     reachable = [node for node in running if node not in lost]
     actions = (*case.deletions(reachable, grace_seconds), *case.deletions(lost, ABORT_GRACE_SECONDS))
     return write(case, with_record(case.status, record), actions=actions, look_again=LOOK_AGAIN)
+
+
+def _culprit_may_speak(case: Case, record: AttemptRecord) -> timedelta:
+    """How long to wait before the others are stopped: who is seen first is often a victim.
+
+    A node that is asked to stop ends as one that was stopped, and does not say any more what it died of.
+    """
+    verdict = judge(record.evidence)
+    if record.reason != StopReason.NODE_FAILED or verdict is None or not verdict.victim:
+        return timedelta()
+    seen = verdict.evidence.finished_at if verdict.evidence else None
+    return min(LAST_WORDS_WITHIN, seen + LAST_WORDS_WITHIN - case.now) if seen else timedelta()
 
 
 def _judge(case: Case, record: AttemptRecord) -> Decision:
