@@ -182,7 +182,8 @@ def _success(run: RunPlan, progress: Progress | None) -> str:
 
 def fail(case: Case, status: JobStatus, record: AttemptRecord, message: str) -> Decision:
     """The end without a result."""
-    update = {"state": AttemptState.FAILED, "end_time": case.now, "action": "Fail", "message": message}
+    fault = Reason(record.reason).fault  # deadlines come without a verdict, and are somebody's fault all the same
+    update = {"state": AttemptState.FAILED, "end_time": case.now, "action": "Fail", "message": message, "fault": fault}
     record = record.model_copy(update=update)
     status = with_record(status, record).model_copy(update={"completion_time": case.now})
     return write(case, status, actions=(Emit("Warning", record.reason, message, "end"),))
