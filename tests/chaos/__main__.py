@@ -8,7 +8,9 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 
 from chaos.expectations import EXPECTATIONS, Expectation
 from chaos.matrix import FAULTS
@@ -16,9 +18,10 @@ from chaos.outcome import Run, describe_failures, deviations
 from chaos.run import run_fault
 from chaos.table import Setup, render_page
 from cluster.cgroups import is_unified
+from cluster.chaos import Chaos
 from cluster.provider import ThrowawayProvider
 from cluster.throwaway import ThrowawayCluster
-from support.stack import Stack
+from support.stack import OPERATOR_NAMESPACE, Stack
 
 REPOSITORY = Path(__file__).parents[2]
 RUNS = REPOSITORY / "build" / "chaos" / "runs.jsonl"
@@ -33,11 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
     stack = Stack(provider)
     try:
         stack.prepare()
+        stack.kubectl("rollout", "restart", "deployment", "-n", OPERATOR_NAMESPACE)  # of a cluster kept: a newer image
         bring_programs(stack)
         forget([expected.name for expected in chosen], all_of_them=not options.only)
-        for number in range(options.runs):
-            for expected in chosen:
-                tell(number, expected, keep(run_fault(stack, provider.chaos, FAULTS[expected.name], expected)))
+        run_all(stack, provider.chaos, [*chosen] * options.runs, at_once=options.at_once)
         runs = read_runs()
         PAGE.write_text(render_page(EXPECTATIONS, runs, describe(provider.cluster)))
     finally:
@@ -50,6 +52,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--runs", type=int, default=3, help="of each fault (default 3)")
     parser.add_argument("--only", default="", metavar="NAME,NAME", help="these faults; what was seen of others is kept")
+    parser.add_argument("--at-once", type=int, default=1, help="of those that touch no other job (default 1)")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     return parser.parse_args(arguments)
 
@@ -62,6 +65,24 @@ def choose(only: str) -> tuple[Expectation, ...]:
     if unknown:
         raise SystemExit(f"chaos: no fault {', '.join(unknown)}; there are {', '.join(known)}")
     return tuple(expected for name, expected in known.items() if name in wanted)
+
+
+def run_all(stack: Stack, chaos: Chaos, wanted: Sequence[Expectation], *, at_once: int) -> None:
+    """First those that can share the cluster, then those that need it for themselves."""
+    lock = Lock()
+
+    def run_one(expected: Expectation) -> None:
+        fault = FAULTS[expected.name]
+        run = run_fault(stack, chaos, fault, expected, at_once=at_once if fault.spares_others else 1)
+        with lock:
+            keep(run)
+            tell(expected, run)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(run_one, (expected for expected in wanted if FAULTS[expected.name].spares_others)))
+    for expected in wanted:
+        if not FAULTS[expected.name].spares_others:
+            run_one(expected)
 
 
 def bring_programs(stack: Stack) -> None:
@@ -81,22 +102,21 @@ def forget(faults: Sequence[str], *, all_of_them: bool) -> None:
     RUNS.write_text("".join(f"{run.to_json()}\n" for run in kept))
 
 
-def keep(run: Run) -> Run:
+def keep(run: Run) -> None:
     """At once: a matrix takes an hour, and may be interrupted."""
     with RUNS.open("a") as file:
         file.write(f"{run.to_json()}\n")
-    return run
 
 
 def read_runs() -> list[Run]:
     return [Run.from_json(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
 
 
-def tell(number: int, expected: Expectation, run: Run) -> None:
+def tell(expected: Expectation, run: Run) -> None:
     wrong = deviations(expected, run)
     seen = f"{describe_failures(run.failures)}; {run.phase}"
     figures = f"noticed {run.detected_seconds}, again {run.again_seconds}, lost {run.steps_lost}"
-    line = f"{time.strftime('%H:%M:%S')} {number + 1} {'WRONG' if wrong else 'ok':5} {expected.name}: {seen}; {figures}"
+    line = f"{time.strftime('%H:%M:%S')} {'WRONG' if wrong else 'ok':5} {expected.name}: {seen}; {figures}"
     print("\n        ".join([line, *wrong]), flush=True)
 
 

@@ -36,7 +36,7 @@ def nothing(_scene: Scene) -> Iterator[None]:
 class Fault:
     """`strike` is entered to make the fault and left to undo it: after `lasts_seconds`, or when the job trains again.
 
-    `fields` are those of the spec that differ from the example's.
+    `fields` are those of the spec that differ from the example's. `spares_others`: jobs beside it are not touched.
     """
 
     fields: Callable[[Scene], Raw]
@@ -45,6 +45,7 @@ class Fault:
     at_step: int = 15
     lasts_seconds: float | None = None
     patience_seconds: float = 90
+    spares_others: bool = False
 
 
 def program(*words: str, ranks: int = 1, **fields: Any) -> Raw:
@@ -66,7 +67,9 @@ def does(*words: str, ranks: int = 1, **fields: Any) -> Callable[[Scene], Raw]:
 def does_wrong(what: str, *words: str, ranks: int = 1, **fields: Any) -> Fault:
     """The program itself does something wrong: in the last rank, by default in its first attempt only."""
     return Fault(
-        does("--fault", what, "--rank", str(2 * ranks - 1), *words, ranks=ranks, **fields), when=When.BY_ITSELF
+        does("--fault", what, "--rank", str(2 * ranks - 1), *words, ranks=ranks, **fields),
+        when=When.BY_ITSELF,
+        spares_others=True,
     )
 
 

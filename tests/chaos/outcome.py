@@ -32,6 +32,7 @@ class Run:
 
     fault: str
     began: str  # UTC, ISO 8601
+    at_once: int = 1  # so many jobs at most were struck at that time
     phase: str = ""
     failures: tuple[SeenFailure, ...] = ()
     waited_for: tuple[str, ...] = ()

@@ -63,7 +63,7 @@ def preempt(scene: Scene) -> Iterator[None]:
     """In a namespace of its own kind of security: it is no job."""
     priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1000}
     container = {"name": "sleep", "image": image_name("operator"), "command": ["sleep", "600"]}
-    scene.stack.apply(
+    scene.cluster.kubectl.apply(
         {**priority, "metadata": {"name": PREEMPTOR}, "description": "of the fault matrix"},
         {
             "apiVersion": "v1",
@@ -151,13 +151,13 @@ def requests(cpu: str) -> Raw:
 
 
 POD_FAULTS = {
-    "container-kill": Fault(does(), kill_container),
-    "pod-delete": Fault(does(), delete_pod),
-    "pod-evict": Fault(does(), evict_pod),
+    "container-kill": Fault(does(), kill_container, spares_others=True),
+    "pod-delete": Fault(does(), delete_pod, spares_others=True),
+    "pod-evict": Fault(does(), evict_pod, spares_others=True),
     "drain": Fault(does(), drain),
     "preemption": Fault(does(resources=requests("1100m")), preempt, lasts_seconds=8),
-    "sigterm-ignored": Fault(does("--ignore-sigterm"), delete_pod_in_a_hurry),
-    "service-deleted": Fault(does(), delete_service),
+    "sigterm-ignored": Fault(does("--ignore-sigterm"), delete_pod_in_a_hurry, spares_others=True),
+    "service-deleted": Fault(does(), delete_service, spares_others=True),
 }
 
 MACHINE_FAULTS = {

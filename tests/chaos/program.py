@@ -210,8 +210,15 @@ def take_memory(mib: int) -> None:
 
 
 def fill_shm(mib: int) -> None:
-    write_file(SHARED_MEMORY, mib)
-    SHARED_MEMORY.unlink()
+    """In torch's words: Python's own name no file."""
+    try:
+        write_file(SHARED_MEMORY, mib)
+    except OSError as error:
+        raise RuntimeError(
+            f"unable to write to file </{SHARED_MEMORY.name}>: {error.strerror} ({error.errno})"
+        ) from None
+    finally:
+        SHARED_MEMORY.unlink()
 
 
 def map_shm(mib: int) -> None:

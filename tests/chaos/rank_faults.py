@@ -50,7 +50,7 @@ def hangs_after(seconds: int) -> Raw:
 RANK_FAULTS = {
     "rank-exception": does_wrong("exception", ranks=2),
     "rank-exit-42": does_wrong("exit-42", ranks=2),
-    "rank-sigkill": Fault(does(ranks=2), kill_rank),
+    "rank-sigkill": Fault(does(ranks=2), kill_rank, spares_others=True),
     "rank-segfault": does_wrong("segfault", ranks=2),
     "rank-sigstop": Fault(
         lambda _: trainer(restartPolicy=hangs_after(20)), stop_rank, at_step=25, patience_seconds=150

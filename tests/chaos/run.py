@@ -34,7 +34,7 @@ class Times:
     over: float | None = None
 
 
-def run_fault(stack: Stack, chaos: Chaos, fault: Fault, expected: Expectation) -> Run:
+def run_fault(stack: Stack, chaos: Chaos, fault: Fault, expected: Expectation, *, at_once: int = 1) -> Run:
     """Leaves the cluster as it was; what went wrong on the way is told in `trouble`."""
     settle(stack, chaos.cluster)
     scene = Scene(stack, chaos, f"{expected.name[:40]}-{token_hex(2)}")
@@ -56,6 +56,7 @@ def run_fault(stack: Stack, chaos: Chaos, fault: Fault, expected: Expectation) -
     return Run(
         fault=expected.name,
         began=began,
+        at_once=at_once,
         trouble=trouble,
         leftovers=leftovers,
         waited_for=waited_for(scene.watch.sightings),

@@ -107,9 +107,13 @@ def image_without_python(scene: Scene) -> str:
 TOKEN = [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": SECRET, "key": "token"}}}]
 
 START_FAULTS = {
-    "image-missing": Fault(does(image="localhost/chaos/none:v0", pendingDeadlineSeconds=15), when=When.BEFORE),
-    "image-name-invalid": Fault(does(image="localhost/Not A Name"), when=When.BEFORE),
-    "image-without-python": Fault(lambda scene: program(image=image_without_python(scene)), when=When.BEFORE),
+    "image-missing": Fault(
+        does(image="localhost/chaos/none:v0", pendingDeadlineSeconds=15), when=When.BEFORE, spares_others=True
+    ),
+    "image-name-invalid": Fault(does(image="localhost/Not A Name"), when=When.BEFORE, spares_others=True),
+    "image-without-python": Fault(
+        lambda scene: program(image=image_without_python(scene)), when=When.BEFORE, spares_others=True
+    ),
     "unschedulable": Fault(lambda _: needs_room(), no_room, when=When.BEFORE, lasts_seconds=8),
     "unschedulable-for-ever": Fault(lambda _: needs_room(pendingDeadlineSeconds=10), no_room, when=When.BEFORE),
     "gang-incomplete": Fault(
@@ -121,5 +125,5 @@ START_FAULTS = {
     "quota": Fault(does(), no_quota, when=When.BEFORE, lasts_seconds=8),
     "secret-missing": Fault(does(env=TOKEN), no_secret, when=When.BEFORE, lasts_seconds=8),
     "dns-blocked": Fault(does(), no_dns, when=When.BEFORE, lasts_seconds=20),
-    "name-taken": Fault(does(), foreign_service, when=When.BEFORE),
+    "name-taken": Fault(does(), foreign_service, when=When.BEFORE, spares_others=True),
 }

@@ -44,12 +44,19 @@ def render_page(expectations: Sequence[Expectation], runs: Sequence[Run], setup:
     head = _HEAD.format(
         when=" to ".join(dict.fromkeys((days[0], days[-1]))) if days else "never",
         summary=f"{done} runs of {len(expectations)} faults; {len(wrong)} not as expected.",
+        at_once=_describe_company(max((run.at_once for run in runs), default=1)),
         setup=f"Kubernetes {setup.kubernetes}, {setup.nodes} nodes on one machine of {setup.cores} cores,"
         f" cgroups {setup.cgroups}",
     )
     rows = [_row(expected, by_fault[expected.name]) for expected in expectations]
     deviating = "\n".join(["", "## Not as expected", "", *wrong, ""]) if wrong else ""
     return f"{head}\n{_table(rows)}{deviating}"
+
+
+def _describe_company(at_once: int) -> str:
+    if at_once == 1:
+        return "one at a time"
+    return f"and those that touch no other job did so up to {at_once} at a time (their seconds tell of the company)"
 
 
 _HEAD = """\
@@ -64,8 +71,9 @@ Runs: {when}. {summary}
 **Set-up.** {setup}; a machine counts as lost after 20 s without its kubelet. The operator is installed by its chart
 with two replicas. A job has two nodes, on two machines. Unless the row says "the operator's trainer", it runs
 `tests/chaos/program.py`: steps of 0.1 s, saved every 10 steps, one process per node, or two per node under torchrun
-where a rank is named. One fault at a time, on a job of its own; `make chaos RUNS=3` does it all again,
-`make chaos ONLY=name,name` some of it ([development-cluster.md](development-cluster.md)).
+where a rank is named. Each fault strikes a job of its own, {at_once}.
+`make chaos RUNS=3` does it all again, `make chaos ONLY=name,name` some of it
+([development-cluster.md](development-cluster.md)).
 
 **Columns.** Expected and seen: the reason of each failed attempt, whose fault it is, what followed, and how the job
 ended. Noticed: until the status says it. Training again: until the first step of the next attempt, or, where the job
