@@ -260,7 +260,7 @@ MACHINES = (
 STARTS = (
     Expectation(
         "image-missing",
-        "an image that no machine has; pendingDeadlineSeconds 15",
+        "an image that no machine has; pendingDeadlineSeconds 30",
         failed(Reason.PENDING_DEADLINE_EXCEEDED),
         waits_for=Reason.IMAGE_PULL_FAILED,
     ),

@@ -108,7 +108,7 @@ TOKEN = [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": SECRET, "key":
 
 START_FAULTS = {
     "image-missing": Fault(
-        does(image="localhost/chaos/none:v0", pendingDeadlineSeconds=15), when=When.BEFORE, spares_others=True
+        does(image="localhost/chaos/none:v0", pendingDeadlineSeconds=30), when=When.BEFORE, spares_others=True
     ),
     "image-name-invalid": Fault(does(image="localhost/Not A Name"), when=When.BEFORE, spares_others=True),
     "image-without-python": Fault(
