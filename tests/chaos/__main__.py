@@ -38,7 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
         stack.prepare()
         stack.kubectl("rollout", "restart", "deployment", "-n", OPERATOR_NAMESPACE)  # of a cluster kept: a newer image
         bring_programs(stack)
-        forget([expected.name for expected in chosen], all_of_them=not options.only)
+        if not options.add:
+            forget([expected.name for expected in chosen], all_of_them=not options.only)
         run_all(stack, provider.chaos, [*chosen] * options.runs, at_once=options.at_once)
         runs = read_runs()
         PAGE.write_text(render_page(EXPECTATIONS, runs, describe(provider.cluster)))
@@ -53,6 +54,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, help="of each fault (default 3)")
     parser.add_argument("--only", default="", metavar="NAME,NAME", help="these faults; what was seen of others is kept")
     parser.add_argument("--at-once", type=int, default=1, help="of those that touch no other job (default 1)")
+    parser.add_argument("--add", action="store_true", help="keep what was seen of them before, too")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     return parser.parse_args(arguments)
 

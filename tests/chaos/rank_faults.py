@@ -62,11 +62,14 @@ RANK_FAULTS = {
             "env": injected(MOST_SAMPLES="1", FINE_PASSES="25"),
         },
         when=When.BY_ITSELF,
+        spares_others=True,
     ),
     "cuda-oom-command": does_wrong("cuda-oom", ranks=2),
     "gpu-ecc": does_wrong("ecc", ranks=2),
     "port-in-use": does_wrong("port-in-use", ranks=2),
-    "nan-loss": Fault(lambda _: trainer(env=injected(GIVE_NAN="1", FINE_PASSES="25")), when=When.BY_ITSELF),
+    "nan-loss": Fault(
+        lambda _: trainer(env=injected(GIVE_NAN="1", FINE_PASSES="25")), when=When.BY_ITSELF, spares_others=True
+    ),
 }
 
 RESOURCE_FAULTS = {
