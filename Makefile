@@ -42,13 +42,20 @@ test-local: setup ## tests that train with local processes
 test-e2e: setup ## tests on a real cluster
 	@$(RUN) tools/run_tests.py e2e
 
+.PHONY: search
+search: setup ## look for broken promises in more histories; HISTORIES=1000000 WORKERS=2 MINUTES=60
+	@$(RUN) -m support.simulator $(if $(HISTORIES),--histories $(HISTORIES)) $(if $(WORKERS),--workers $(WORKERS)) \
+		$(if $(MINUTES),--minutes $(MINUTES))
+
 .PHONY: demo
 demo: setup ## from nothing to a job Complete on two nodes of a throwaway cluster
 	@$(RUN) tests/demo.py
 
-.PHONY: bench bench-trainer bench-failures bench-gpu
-bench: setup ## reconcile latency and throughput on a real API server
-	@$(RUN) -m benchmarks
+.PHONY: bench soak bench-trainer bench-failures bench-gpu
+bench: setup ## reconcile latency and throughput on a real API server; ARGS="--jobs 1000 --nodes 2 --no-floor" for many jobs
+	@$(RUN) -m benchmarks $(ARGS)
+soak: setup ## jobs with faults while the operator is killed every minute; MINUTES=30 JOBS=500
+	@$(RUN) -m benchmarks.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(JOBS),--jobs $(JOBS))
 bench-trainer: setup ## the trainer's speed on CPU beside TRL and ms-swift
 	@$(RUN) -m benchmarks.trainer $(ARGS)
 bench-failures: setup ## how often the words of a failure are read right, on texts held out

@@ -1,6 +1,6 @@
 """The base of every model in the contract: camelCase outside, snake_case inside, frozen, no unknown fields."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
@@ -17,6 +17,10 @@ class Model(BaseModel):
     """One object of the resource; unknown fields are errors, as the API server's strict validation has it."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True, extra="forbid")
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Itself, because it never changes: pydantic copies every default, which took half the time of a parse."""
+        return self
 
 
 class StatusModel(Model):

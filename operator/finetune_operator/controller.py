@@ -145,7 +145,8 @@ class Controller:
         self.queue.succeeded(key)
         self._complaints.pop(key, None)
         self._count_restarts(job, outcome.job)
-        if self.jobs.offer(outcome.job):
+        self.jobs.offer(outcome.job)
+        if outcome.job is not job:  # even if the watch was faster and has told of it already
             self._written[key] = time.monotonic()
         self._refusals[key] = outcome.refusals
         if outcome.requeue_after is not None:

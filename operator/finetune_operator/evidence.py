@@ -18,8 +18,10 @@ def first_evidence(record: AttemptRecord, nodes: tuple[NodeObservation, ...], nu
 
 
 def _first(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Evidence:
+    if node is None and not record.created:  # it never began, and so is not the cause
+        return Evidence(node_rank=rank, ended=True, outcome=Outcome.STOPPED.value)
     if node is None:
-        return Evidence(node_rank=rank, ended=True, deleted=record.created)
+        return Evidence(node_rank=rank, ended=True, deleted=True)
     taken_away = node.deleting or node.life is Life.GONE
     return node.evidence.model_copy(update={"deleted": taken_away and node.evidence.outcome not in LAST_WORDS})
 
@@ -34,9 +36,9 @@ def _merge(before: Evidence, node: NodeObservation | None) -> Evidence:
     if node is None or (before.ended and not before.deleted):
         return before
     now = node.evidence
-    if before.exit_code is not None and now.exit_code is None:
+    if (before.ended and not now.ended) or (before.exit_code is not None and now.exit_code is None):
         return before
-    kept = {"deleted": before.deleted, "disruption": now.disruption or before.disruption}
+    kept = {"deleted": before.deleted, "disruption": before.disruption or now.disruption}
     if not before.deleted and (node.deleting or node.life is Life.GONE):  # by us, for until now it was to go on
         if now.disruption not in LOST:  # a lost machine is no work of ours
             kept["disruption"] = before.disruption

@@ -71,6 +71,17 @@ def not_admitted(evidence: Evidence) -> Verdict | None:
     )
 
 
+def machine_restarted(evidence: Evidence) -> Verdict | None:
+    """The kubelet, or its runtime, came back and knows nothing of the container's end: the machine lost power."""
+    by_runtime = evidence.reason == "Unknown" and evidence.exit_code == 255
+    if not by_runtime and evidence.reason != "ContainerStatusUnknown":
+        return None
+    return Verdict(
+        reason=Reason.NODE_LOST,
+        message=f"{where(evidence)}: the container is gone without a trace; its Kubernetes node was restarted",
+    )
+
+
 def cannot_start(evidence: Evidence) -> Verdict | None:
     """The image has no such entrypoint."""
     if evidence.reason not in ("StartError", "ContainerCannotRun"):
@@ -249,6 +260,7 @@ RULES: tuple[Rule, ...] = (
     evicted,
     host_out_of_memory,
     not_admitted,
+    machine_restarted,
     cannot_start,
     user_error,
     cuda_out_of_memory,

@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=100, help="jobs started at once (default 100)")
     parser.add_argument("--nodes", type=int, default=4, help="nodes of each (default 4)")
     parser.add_argument("--rounds", type=int, default=10, help="single jobs for the latency figures (default 10)")
+    parser.add_argument("--no-floor", action="store_true", help="only what the operator does, not the floor beside it")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     options = parser.parse_args()
     figures = asyncio.run(measure(options))
@@ -40,12 +41,8 @@ async def measure(options: argparse.Namespace) -> Figures:
             await load.delete([name])
         figures["one 2-node job, POST to both pods created"] = created
         figures["after a failure, all pods of the next attempt running"] = restarted
-        floor, empty = Floor(rig), [f"floor-{number:03}" for number in range(options.jobs)]
-        figures[f"floor: objects of {options.jobs} jobs made by hand, to all running"] = await floor.start_many(
-            empty, nodes=options.nodes
-        )
-        figures["floor: their pods deleted and made again"] = await floor.restart_many(empty, nodes=options.nodes)
-        await floor.delete(empty)
+        if not options.no_floor:
+            await measure_floor(Floor(rig), options, figures)
         before = rig.usage()
         names = [f"many-{number:03}" for number in range(options.jobs)]
         figures[f"{options.jobs} jobs x {options.nodes} nodes at once, POST to all running"] = await load.start_many(
@@ -57,11 +54,21 @@ async def measure(options: argparse.Namespace) -> Figures:
         figures["operator's memory, MiB"] = [after.memory_mib]
         for program, seconds in (after.others - before.others).most_common():
             figures[f"  {program}'s CPU, s"] = [seconds]
+        figures["a pass of reconcile at most"] = list((after.passes - before.passes).elements())
         requests = after.requests - before.requests
         figures["API requests per job, both"] = [requests.total() / len(names)]
         for title, count in requests.most_common():
             figures[f"  {title}"] = [count / len(names)]
         return figures
+
+
+async def measure_floor(floor: Floor, options: argparse.Namespace, figures: Figures) -> None:
+    """What the same objects take without an operator."""
+    jobs = [f"floor-{number:03}" for number in range(options.jobs)]
+    started = await floor.start_many(jobs, nodes=options.nodes)
+    figures[f"floor: objects of {options.jobs} jobs made by hand, to all running"] = started
+    figures["floor: their pods deleted and made again"] = await floor.restart_many(jobs, nodes=options.nodes)
+    await floor.delete(jobs)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from finetune_operator.plan import Settings, plan_run
 Raw = dict[str, Any]
 JOBS = f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.FINETUNEJOB[2]}"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
-PATIENCE_SECONDS = 180
+PATIENCE_SECONDS = 600
 MERGE_PATCH = "application/merge-patch+json"
 
 KILLED = {

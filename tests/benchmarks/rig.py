@@ -10,12 +10,12 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -43,6 +43,7 @@ class Usage:
     cpu_seconds: float
     memory_mib: float
     requests: Counter[str]
+    passes: Counter[float]  # by the upper bound of their duration, in seconds
     others: Counter[str]  # CPU seconds of the cluster's own processes, by program
 
 
@@ -79,10 +80,15 @@ class Rig:
 
     def usage(self) -> Usage:
         """From /proc and from the operator's own metrics."""
-        cpu = cpu_seconds(Path(f"/proc/{self.operator.pid}"))
-        status = Path(f"/proc/{self.operator.pid}/status").read_text()
-        memory = int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) / 1024  # type: ignore[index]
-        return Usage(cpu, memory, count_requests(), measure_cluster())
+        cpu, memory = cpu_seconds(Path(f"/proc/{self.operator.pid}")), memory_mib(self.operator.pid)
+        text = read_metrics()
+        return Usage(cpu, memory, count_requests(text), count_passes(text), measure_cluster())
+
+
+def memory_mib(pid: int) -> float:
+    """What a process holds in RAM."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) / 1024  # type: ignore[index]
 
 
 def cpu_seconds(process: Path) -> float:
@@ -102,10 +108,30 @@ def measure_cluster() -> Counter[str]:
     return used
 
 
-def count_requests() -> Counter[str]:
-    """API requests of the operator so far, by verb and resource."""
+def read_metrics() -> str:
+    """The operator's own."""
     with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=5) as response:
-        text = response.read().decode()
+        text: str = response.read().decode()
+    return text
+
+
+def count_passes(text: str) -> Counter[float]:
+    """How many passes of reconcile took at most how long: of cumulative buckets, what each has more than the last."""
+    cumulative: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for labels, number in re.findall(r"^finetune_reconcile_seconds_bucket\{(.*)\} (\S+)$", text, re.MULTILINE):
+        said = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        cumulative[said["result"]].append((float(said["le"]), float(number)))
+    counted: Counter[float] = Counter()
+    for buckets in cumulative.values():
+        below = 0.0
+        for bound, count in sorted(buckets):
+            counted[bound] += int(count - below)
+            below = count
+    return counted
+
+
+def count_requests(text: str) -> Counter[str]:
+    """API requests of the operator so far, by verb and resource."""
     counted: Counter[str] = Counter()
     for labels, number in re.findall(r"^finetune_api_requests_total\{(.*)\} (\S+)$", text, re.MULTILINE):
         said = dict(re.findall(r'(\w+)="([^"]*)"', labels))
@@ -115,8 +141,25 @@ def count_requests() -> Counter[str]:
 
 @asynccontextmanager
 async def bench_rig(*, keep: bool) -> AsyncIterator[Rig]:
-    """Cluster up, kwok nodes, CRD, claims, operator; all ended afterwards."""
-    cluster = ThrowawayCluster.named("bench")
+    """A cluster with the operator, and a watch of its pods."""
+    async with fake_cluster("bench", keep=keep) as (cluster, api):
+        with operator_process(cluster.kubeconfig, open_log()) as operator:
+            clock = PodClock()
+            pods = collection_path("Pod", NAMESPACE)
+            informer = Informer(api, pods, selector=names.JOB_UID, on_change=clock.note)
+            following = asyncio.create_task(informer.run())
+            await informer.synced.wait()
+            await ready()
+            yield Rig(api, operator, clock)
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
+
+
+@asynccontextmanager
+async def fake_cluster(name: str, *, keep: bool) -> AsyncIterator[tuple[ThrowawayCluster, ApiServer]]:
+    """Cluster up, kwok nodes, CRD, claims; all ended afterwards."""
+    cluster = ThrowawayCluster.named(name)
     cluster.up(node_count=1)
     try:
         start_kwok(cluster, FAKE_NODES)
@@ -124,17 +167,7 @@ async def bench_rig(*, keep: bool) -> AsyncIterator[Rig]:
         cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.finetune.dev", "--timeout=30s")
         cluster.kubectl.apply(*claims())
         async with connected(cluster.kubeconfig) as api:
-            with operator_process(cluster.kubeconfig) as operator:
-                clock = PodClock()
-                pods = collection_path("Pod", NAMESPACE)
-                informer = Informer(api, pods, selector=names.JOB_UID, on_change=clock.note)
-                following = asyncio.create_task(informer.run())
-                await informer.synced.wait()
-                await ready()
-                yield Rig(api, operator, clock)
-                following.cancel()
-                with suppress(asyncio.CancelledError):
-                    await following
+            yield cluster, api
     finally:
         if not keep:
             cluster.down(purge=True)
@@ -147,10 +180,15 @@ async def connected(kubeconfig: Path) -> AsyncIterator[ApiServer]:
         yield ApiServer(access.server, calls=calls, streams=streams)
 
 
-def operator_process(kubeconfig: Path) -> subprocess.Popen[bytes]:
-    """The operator as in development: one process, no election."""
+def open_log() -> IO[bytes]:
+    """Where operators write, one after the other."""
     log = tempfile.NamedTemporaryFile(prefix="bench-operator-", suffix=".log", delete=False)  # noqa: SIM115
     print(f"operator log: {log.name}", file=sys.stderr)
+    return log
+
+
+def operator_process(kubeconfig: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The operator as in development: one process, no election."""
     flags = [
         "--kubeconfig",
         str(kubeconfig),

@@ -25,6 +25,15 @@ said = " ".join(os.environ[name] for name in ("NNODES", "NODE_RANK", "NPROC_PER_
 pathlib.Path(os.environ["FINETUNE_OUTPUT"], "node-" + os.environ["NODE_RANK"]).write_text(said)
 """
 
+FILLS_ITS_MEMORY = "data = bytearray(120 * 2**20); data[::4096] = bytes(len(data) // 4096)"
+FILLS_SHARED_MEMORY = """
+import mmap
+with open("/dev/shm/all", "w+b") as file:
+    file.truncate(48 * 2**20)
+    with mmap.mmap(file.fileno(), 0) as pages:
+        pages[::4096] = bytes(len(pages) // 4096)
+"""
+
 
 @pytest.fixture
 def scripts(stack: Stack) -> str:
@@ -108,6 +117,36 @@ def test_an_exception_is_the_users_and_told_with_its_rank(stack: Stack, start: S
     assert "rank 3" in told["message"]
     assert "ValueError: row 1 of rank 3 has no label" in told["message"]
     assert len(finished["status"]["attempts"]) == 1
+
+
+SHORT_OF = {
+    "memory": (FILLS_ITS_MEMORY, "96Mi", {}, "HostOutOfMemory", "resources.limits.memory 96Mi -> 192Mi"),
+    "shared memory": (
+        FILLS_SHARED_MEMORY,
+        "160Mi",
+        {"shmSize": "32Mi"},
+        "SharedMemoryExhausted",
+        "shmSize 32Mi -> 64Mi",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SHORT_OF)
+def test_a_container_that_ran_short_gets_more_and_ends_well(stack: Stack, start: Start, what: str) -> None:
+    program, limit, fields, reason, changed = SHORT_OF[what]
+    job = start(
+        **command({"exec": ["python3", "-c", program]}, image=WITHOUT_TORCH, numNodes=1),
+        resources={"limits": {"cpu": 1, "memory": limit}},
+        restartPolicy={"maxMemory": "256Mi"},
+        **fields,
+    )
+
+    finished = stack.wait_finished(job)
+
+    assert condition(finished, "Complete"), finished["status"]
+    first, last = finished["status"]["attempts"]
+    assert (first["reason"], first["action"], last["state"]) == (reason, "Repair", "Succeeded"), first
+    assert first["message"].endswith(f"retried with {changed}")
 
 
 def image_without_torch(_: Stack) -> str:

@@ -8,10 +8,12 @@ import pytest
 from finetune_operator import names
 from support.simulator.answers import ANSWERS
 from support.simulator.apiserver import Raw
-from support.simulator.choices import SeededChoices
+from support.simulator.choices import RepeatedChoices, SeededChoices, shrink
 from support.simulator.contract import STORIES, Facts, Site
 from support.simulator.history import Scenario, play
+from support.simulator.machines import Machine
 from support.simulator.network import Link
+from support.simulator.scenarios import KINDS
 from support.simulator.trainer import Workload
 from support.simulator.world import World
 from support.virtual_time import run_in_virtual_time
@@ -57,6 +59,64 @@ def test_the_simulator_answers_as_kubernetes_does(story: Story) -> None:
     assert run_in_virtual_time(tell(story)) == ANSWERS[story.__name__]
 
 
+async def lose_a_machine(what: Callable[[World, Machine], None]) -> list[tuple[bool, bool, bool, str]]:
+    """Of a pod and its process, before, long after, and once the machine is back: there, leaving, alive; disruption."""
+    world = World(SeededChoices(0), Workload(num_nodes=2, patience_seconds=3600.0))
+    body = pod("lost")
+    body["metadata"]["namespace"] = "default"
+    world.server.create(body, actor="user")
+    await asyncio.sleep(10.0)
+    [(process, machine)] = world.machines.processes.values()
+
+    def look() -> tuple[bool, bool, bool, str]:
+        there = [body for _, body in world.pods()]
+        reasons = [
+            c["reason"] for body in there for c in body["status"]["conditions"] if c["type"] == "DisruptionTarget"
+        ]
+        leaving = any("deletionTimestamp" in body["metadata"] for body in there)
+        return bool(there), leaving, process.alive, "".join(reasons)
+
+    seen = [look()]
+    what(world, machine)
+    await asyncio.sleep(600.0)
+    seen.append(look())
+    world.nodes.find(machine)
+    await asyncio.sleep(60.0)
+    return [*seen, look()]
+
+
+def cut_power_of_the_kubelet(world: World, machine: Machine) -> None:
+    world.nodes.lose(machine)
+
+
+def delete_the_node(world: World, machine: Machine) -> None:
+    world.nodes.lose(machine)
+    world.nodes.delete_node(machine)
+
+
+def taint_it_as_out_of_service(world: World, machine: Machine) -> None:
+    world.nodes.lose(machine)
+    world.nodes.take_out_of_service(machine)
+
+
+@pytest.mark.parametrize(
+    ("what", "long_after"),
+    [
+        (cut_power_of_the_kubelet, (True, True, True, "DeletionByTaintManager")),
+        (delete_the_node, (False, False, True, "")),
+        (taint_it_as_out_of_service, (False, False, True, "")),
+    ],
+)
+def test_what_runs_on_a_lost_machine_runs_on_until_its_kubelet_is_back(
+    what: Callable[[World, Machine], None], long_after: tuple[bool, bool, bool, str]
+) -> None:
+    before, lost, found = run_in_virtual_time(lose_a_machine(what))
+
+    assert before == (True, False, True, "")
+    assert lost == long_after
+    assert found == (False, False, False, "")
+
+
 def test_every_answer_belongs_to_a_story() -> None:
     assert set(ANSWERS) == {story.__name__ for story in STORIES}
 
@@ -66,6 +126,25 @@ def test_a_history_without_trouble_completes_in_one_attempt_and_few_writes() -> 
 
     assert (story.violations, story.phase, story.restarts) == ([], "Complete", 0)
     assert story.commits < 45
+
+
+def test_what_is_found_is_made_shorter_and_calmer() -> None:
+    tried = []
+
+    def fails(made: list[int]) -> bool:
+        tried.append(made)
+        return 7 in made and made[:1] != [7]
+
+    assert shrink([3, 1, 4, 7, 5, 9, 2, 6], fails, tries=100) == [0, 7]
+    assert len(tried) < 100
+
+
+def test_choices_can_be_repeated() -> None:
+    choices = SeededChoices(7)
+    first = play(KINDS["anything"](choices), choices)
+    again = RepeatedChoices(choices.made)
+
+    assert play(KINDS["anything"](again), again).trace == first.trace
 
 
 def test_equal_choices_give_equal_histories() -> None:

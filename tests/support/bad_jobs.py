@@ -103,6 +103,11 @@ BAD_JOBS: dict[str, BadJob] = {
         "4-bit weights cannot be spread",
         "4-bit weights cannot be spread",
     ),
+    "memory that grows from nowhere": BadJob(
+        {"restartPolicy": {"maxMemory": "64Gi"}, "resources": {"limits": {"cpu": 1}}},
+        "resources.limits.memory, which is not set",
+        "resources.limits.memory, which is not set",
+    ),
     "a probe of DeepSpeed": BadJob(
         {"training": {"probe": True}, "deepspeed": {"preset": "zero2"}},
         "training.probe: DeepSpeed keeps",

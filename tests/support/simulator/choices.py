@@ -1,78 +1,67 @@
-"""Where the simulator's luck comes from: hypothesis, which can then shrink it, or a seeded generator."""
+"""Where the simulator's luck comes from: a seeded generator, or what was chosen once, made calmer bit by bit."""
 
 import random
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
-
-from hypothesis import strategies as st
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 Option = TypeVar("Option")
 
-DRAWS = 600  # of one history; what comes later is calm, because hypothesis has an end to its patience
 
-
-class Choices(Protocol):
-    """Decides. What is calm comes first, so that shrinking makes histories calmer."""
+class Choices:
+    """Decides. What is calm comes first, so that smaller numbers make histories calmer."""
 
     def number(self, below: int) -> int:
         """A number from 0."""
-
-    def pick(self, options: Sequence[Option]) -> Option:
-        """One of them."""
-
-    def chance(self, percent: float) -> bool:
-        """Whether something with this probability happens."""
-
-    def check(self) -> None:
-        """Raises if the source wants the history to be given up."""
-
-
-class _Choices:
-    def number(self, below: int) -> int:
         raise NotImplementedError
 
     def pick(self, options: Sequence[Option]) -> Option:
+        """One of them."""
         return options[self.number(len(options))]
 
     def chance(self, percent: float) -> bool:
+        """Whether something with this probability happens."""
         return percent > 0 and self.number(1000) >= 1000 - 10 * percent
 
-    def check(self) -> None:
-        """Nothing is wrong with most sources."""
 
-
-class DrawnChoices(_Choices):
-    """From hypothesis."""
-
-    def __init__(self, data: st.DataObject) -> None:
-        self._data = data
-        self._left = DRAWS
-        self._stop: BaseException | None = None
-
-    def number(self, below: int) -> int:
-        """Drawn, as long as there are draws left."""
-        if self._left == 0 or below < 2:
-            return 0
-        self._left -= 1
-        try:
-            drawn: int = self._data.conjecture_data.draw_integer(0, below - 1)
-        except BaseException as stop:  # an event loop would swallow what hypothesis means for the test's own frame
-            self._stop, self._left = stop, 0
-            return 0
-        return drawn
-
-    def check(self) -> None:
-        """Raises what hypothesis raised."""
-        if self._stop is not None:
-            raise self._stop
-
-
-class SeededChoices(_Choices):
-    """From a seed, without end."""
+class SeededChoices(Choices):
+    """From a seed, without end; `made` is what was chosen."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
+        self.made: list[int] = []
 
     def number(self, below: int) -> int:
         """The generator's next."""
-        return self._random.randrange(below)
+        number = int(self._random.random() * below)
+        self.made.append(number)
+        return number
+
+
+class RepeatedChoices(Choices):
+    """What was chosen before, and calm after that."""
+
+    def __init__(self, made: Sequence[int]) -> None:
+        self._made = iter(made)
+
+    def number(self, below: int) -> int:
+        """The next of them that still fits."""
+        return min(next(self._made, 0), below - 1)
+
+
+def shrink(made: list[int], fails: Callable[[list[int]], bool], *, tries: int) -> list[int]:
+    """Shorter and calmer choices that still fail: runs of them are left out or made 0, longer runs first."""
+    size = len(made)
+    while size:
+        at = 0
+        while at < len(made) and tries > 0:
+            before, after = made[:at], made[at + size :]
+            calmer = [*before, *(0 for _ in made[at : at + size]), *after]
+            for candidate in ([*before, *after], calmer):
+                if candidate != made and fails(candidate):
+                    made = candidate
+                    break
+                tries -= 1
+            else:
+                at += size
+        size //= 2
+    return made

@@ -3,11 +3,14 @@
 import asyncio
 import functools
 import logging
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 from unittest import mock
 
+from finetune_api.reasons import Reason
 from finetune_operator.controller import logger as controller_log
 from support.simulator.apiserver import Change
 from support.simulator.choices import Choices
@@ -20,6 +23,7 @@ from support.virtual_time import VirtualTimeLoop
 
 HORIZON_SECONDS = 3600.0
 SETTLING_SECONDS = 400.0  # longer than any grace period or tolerated absence
+TICK_SECONDS = 10.0
 MOST_COMMITS = 5000
 
 
@@ -34,6 +38,14 @@ class Moment:
 TWO_NODES = Workload(num_nodes=2)
 
 
+class Promise(StrEnum):
+    """What must come of a history, whatever happens on the way."""
+
+    END = "ends, or waits for what it names"
+    COMPLETE = "is complete, or waits for machines"
+    UNDISTURBED = "is complete in the first attempt"
+
+
 @dataclass(frozen=True)
 class Scenario:
     """What is decided beforehand; the rest is up to the choices on the way."""
@@ -43,6 +55,7 @@ class Scenario:
     weather: Weather = CALM
     incidents: tuple[tuple[Moment, Incident], ...] = ()
     takeovers: tuple[tuple[Moment, float], ...] = ()  # when another operator leads, and how long the old one goes on
+    promise: Promise = Promise.END
     resume_at_end: bool = True
     faults_end: float = 60.0
 
@@ -60,6 +73,7 @@ class Story:
 
 def play(scenario: Scenario, choices: Choices) -> Story:
     """The whole history, in virtual time."""
+    random.seed(choices.number(1000))  # for the jitter of the operator's pauses
     with (
         asyncio.Runner(loop_factory=VirtualTimeLoop) as runner,
         mock.patch("time.monotonic", runner.get_loop().time),
@@ -77,6 +91,8 @@ async def _play(scenario: Scenario, choices: Choices) -> Story:
     try:
         await _live(world, monitor, scenario)
         monitor.check_output()
+        if not monitor.violations:
+            _check_promise(world, monitor, scenario.promise)
     finally:
         controller_log.removeHandler(errors)
     return Story(
@@ -103,7 +119,8 @@ async def _live(world: World, monitor: Monitor, scenario: Scenario) -> None:
     if monitor.violations:
         return
     if not ended:
-        monitor.report(f"no end: {world.status.get('phase')} {world.status.get('conditions')}")
+        if not _waits_for_machines(world):
+            monitor.report(f"no end: {world.status.get('phase')} {world.status.get('conditions')}")
         return
     await _advance(world, monitor, until=None, limit=SETTLING_SECONDS)
     await _check_rest(world, monitor)
@@ -134,7 +151,7 @@ def _bring_back_enough(world: World, scenario: Scenario) -> None:
     """Some machines may stay away for ever, but a job that nobody can place would wait for ever."""
     lost = [machine for machine in world.machines.machines if not machine.up.is_set()]
     for machine in lost[SPARE_MACHINES:]:
-        world.machines.find(machine)
+        world.nodes.find(machine)
 
 
 async def _advance(world: World, monitor: Monitor, *, until: Callable[[], bool] | None, limit: float) -> bool:
@@ -143,11 +160,26 @@ async def _advance(world: World, monitor: Monitor, *, until: Callable[[], bool] 
     while not monitor.violations and world.time < deadline:
         if until is not None and until():
             return True
-        world.choices.check()
         if len(world.server.history) > MOST_COMMITS:
             monitor.report("no rest: too many writes")
-        await asyncio.sleep(5.0)
+        await asyncio.sleep(TICK_SECONDS)
+        monitor.check_idle(TICK_SECONDS)
     return until is not None and until()
+
+
+def _waits_for_machines(world: World) -> bool:
+    """There are too few of them, and the status says that it waits for them."""
+    said: str = world.status.get("waiting", {}).get("reason", "")
+    return world.lacks_machines() and said == Reason.UNSCHEDULABLE
+
+
+def _check_promise(world: World, monitor: Monitor, promise: Promise) -> None:
+    if promise is Promise.END or _waits_for_machines(world):
+        return
+    if world.condition("Complete") != "True":
+        monitor.report(f"not complete although the program was well: {world.status.get('conditions')}")
+    if promise is Promise.UNDISTURBED and world.status.get("restarts"):
+        monitor.report(f"restarted {world.status['restarts']} times although nothing happened to pods or machines")
 
 
 async def _check_rest(world: World, monitor: Monitor) -> None:

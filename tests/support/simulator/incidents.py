@@ -1,8 +1,9 @@
-"""What users, machines and trainers do to a job, each at a time of its own."""
+"""What users and trainers do to a job, each at a time of its own; accidents.py has what machines do."""
 
 import asyncio
 from collections.abc import Callable
 
+from finetune_operator import names
 from support.simulator.apiserver import Key
 from support.simulator.world import JOB, World
 
@@ -39,13 +40,13 @@ def pod_deleted_by_force(world: World) -> None:
 def pod_evicted(world: World) -> None:
     """kubectl drain."""
     if picked := world.pick_pod():
-        world.machines.disrupt(picked[0], "EvictionByEvictionAPI")
+        world.nodes.disrupt(picked[0], "EvictionByEvictionAPI")
 
 
 def pod_tainted_away(world: World) -> None:
     """Somebody taints a machine whose kubelet is well."""
     if picked := world.pick_pod():
-        world.machines.disrupt(picked[0], "DeletionByTaintManager")
+        world.nodes.disrupt(picked[0], "DeletionByTaintManager")
 
 
 def suspended(world: World) -> None:
@@ -81,31 +82,6 @@ def job_deleted(world: World) -> None:
     world.delete(JOB, {"propagationPolicy": world.choices.pick(("Background", "Foreground"))})
 
 
-def machine_lost(world: World) -> None:
-    """A kubelet dies, and comes back."""
-    machine = world.pick_machine()
-    world.note(f"{machine.name} is lost")
-    world.machines.lose(machine)
-    later(world, lambda: world.machines.find(machine))
-
-
-def machine_lost_for_ever(world: World) -> None:
-    """A kubelet dies."""
-    machine = world.pick_machine()
-    world.note(f"{machine.name} is lost for ever")
-    world.machines.lose(machine)
-
-
-def machine_without_power(world: World) -> None:
-    """A machine and all that runs on it are gone, and nobody tells."""
-    machine = world.pick_machine()
-    world.note(f"{machine.name} has no power")
-    world.machines.lose(machine)
-    for process, place in world.machines.processes.values():
-        if place is machine:
-            world.trainer.kill(process)
-
-
 def rank_killed(world: World) -> None:
     """SIGKILL of a rank; its supervisor tells."""
     if process := world.pick_process():
@@ -116,6 +92,18 @@ def rank_raised(world: World) -> None:
     """An exception, foreseen or not."""
     if process := world.pick_process():
         world.trainer.fail(process, error_type=world.choices.pick(CRASHES), message="it went wrong")
+
+
+def rank_hung(world: World) -> None:
+    """SIGSTOP of a rank, or a kernel that spins."""
+    if process := world.pick_process():
+        world.trainer.hang(process)
+
+
+def gpu_out_of_memory(world: World) -> None:
+    """A batch was too large."""
+    if process := world.pick_process():
+        world.trainer.fail(process, error_type="CudaOutOfMemory", message="ran out of GPU memory")
 
 
 def container_killed(world: World) -> None:
@@ -134,16 +122,6 @@ def left_without_result(world: World) -> None:
     """Exit 0 in the middle."""
     if process := world.pick_process():
         world.trainer.exit_early(process)
-
-
-def no_room(world: World) -> None:
-    """Nothing can be scheduled for a while."""
-    world.machines.room = False
-
-    def make_room() -> None:
-        world.machines.room = True
-
-    later(world, make_room)
 
 
 def no_image(world: World) -> None:
@@ -177,23 +155,36 @@ def operator_cut_off(world: World) -> None:
 
 def name_taken(world: World) -> None:
     """Somebody else has a pod of the name that the next attempt needs."""
-    name = f"{JOB.name}-{(world.status.get('attempt') or 0) + 1}-0"
-    manifest = {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": name, "namespace": JOB.namespace}}
+    name = names.pod_name(JOB.name, (world.status.get("attempt") or 0) + 1, 0)
     if world.server.get(Key("Pod", JOB.namespace, name)) is None:
-        world.server.create({**manifest, "spec": {}}, actor="stranger")
+        metadata = {"name": name, "namespace": JOB.namespace}
+        world.server.create({"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "spec": {}}, actor="stranger")
+
+
+def config_map_replaced(world: World) -> None:
+    """Somebody else's ConfigMap has the name of one that was the job's."""
+    key = Key("ConfigMap", JOB.namespace, names.config_map_name(JOB.name, world.status.get("attempt") or 0))
+    if world.server.get(key) is not None:
+        world.delete(key, {})
+        metadata = {"name": key.name, "namespace": key.namespace}
+        world.server.create({"kind": "ConfigMap", "apiVersion": "v1", "metadata": metadata}, actor="stranger")
 
 
 OPERATOR_INCIDENTS: tuple[Incident, ...] = (operator_crashed, touched, operator_cut_off)
 
-INCIDENTS: tuple[Incident, ...] = (  # the commonest more than once
-    *(4 * (container_killed, rank_killed, pod_deleted, machine_lost, suspended_for_a_while, operator_crashed)),
-    *(2 * (touched, pod_deleted_by_force, pod_evicted, pod_tainted_away, machine_without_power, resumed)),
-    *(2 * (left_without_result, no_room, no_image, operator_cut_off)),
+USER_INCIDENTS: tuple[Incident, ...] = (  # the commonest more than once
+    *(4 * (suspended_for_a_while, pod_deleted)),
+    *(2 * (pod_deleted_by_force, pod_evicted, pod_tainted_away, resumed)),
     suspended,
     resumed_with_another_size,
-    machine_lost_for_ever,
+    name_taken,
+    config_map_replaced,
+    job_deleted,
+)
+
+TRAINER_INCIDENTS: tuple[Incident, ...] = (
+    *(4 * (container_killed, rank_killed)),
+    *(2 * (left_without_result, no_image, rank_hung, gpu_out_of_memory)),
     rank_raised,
     out_of_memory,
-    name_taken,
-    job_deleted,
 )

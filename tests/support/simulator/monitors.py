@@ -1,12 +1,15 @@
 """What must never be seen at the API server, nor in the output, whatever happens."""
 
+from collections import Counter
 from collections.abc import Iterator
 
-from finetune_api.status import AttemptRecord, AttemptState, JobStatus
-from finetune_api.v1alpha1 import FineTuneJob, RestartPolicy
+from finetune_api.reasons import Reason
+from finetune_api.status import AttemptRecord, AttemptState, Fault, JobStatus, RestartCounts
+from finetune_api.v1alpha1 import RestartPolicy
 from finetune_operator import names
-from finetune_operator.observe import observe_pod
+from finetune_operator.observe import controller, observe_pod
 from support.simulator.apiserver import Change, Raw
+from support.simulator.node_controllers import FORCING
 from support.simulator.world import World
 
 NEXT_STATES = {
@@ -19,6 +22,10 @@ NEXT_STATES = {
 }
 
 
+DEFAULT_STARTUP_SECONDS = 600
+ATTENDING_SECONDS = 120.0  # that an operator which is there may need, in any weather
+
+
 class Monitor:
     """Hears of every commit and collects what is wrong with it."""
 
@@ -27,11 +34,28 @@ class Monitor:
         self._world = world
         self._several = several_operators
         self._forced: set[str] = set()  # pods whose objects are gone although they ran
+        self._last: tuple[Raw, JobStatus] = ({}, JobStatus())  # the job as it was last written
+        self._idle: tuple[int | None, float] = (None, 0.0)  # attempt, seconds of nodes that wait for room for others
         world.server.listeners.append(self._hear)
 
     def report(self, what: str) -> None:
         """Something is wrong."""
         self.violations.append(f"{self._world.time:8.3f} {what}")
+
+    def check_idle(self, seconds: float) -> None:
+        """Once in so many seconds: nodes that run do not hold their machines for others that find no room."""
+        status, job = self._status(), self._world.job
+        attended = any(operator.alive and not operator.link.cut for operator in self._world.operators)
+        if job is None or status.waiting is None or status.waiting.reason != Reason.UNSCHEDULABLE:
+            self._idle = None, 0.0
+            return
+        present = [p for _, p in self._world.pods() if p["metadata"]["labels"][names.ATTEMPT] == str(status.attempt)]
+        held = any("running" in _state(pod) and not self._world.is_lost(pod) for pod in present)
+        attempt, idle = self._idle if self._idle[0] == status.attempt and held else (status.attempt, 0.0)
+        self._idle = attempt, idle + seconds * attended
+        limit = job["spec"].get("startupDeadlineSeconds", DEFAULT_STARTUP_SECONDS)
+        if limit and idle > limit + ATTENDING_SECONDS:
+            self.report(f"nodes of attempt {attempt} waited {idle} s for others that find no room")
 
     def check_output(self) -> None:
         """Who published what: an older attempt never after a newer one took the lock, and one result."""
@@ -41,29 +65,57 @@ class Monitor:
             self.report(f"older pods published after newer ones (attempt, set of pods): {groups}")
         if [publication.what for publication in folder.publications].count("result") > 1:
             self.report("two results were published")
+        for attempts in self._world.trainer.meetings():
+            if len(attempts) > 1:
+                self.report(f"processes of attempts {sorted(attempts)} met at one rendezvous")
 
     def _hear(self, change: Change) -> None:
         by_operator = change.actor.startswith("operator")
         if change.kind == "Pod":
-            if change.after is None and change.actor in ("user", "garbage collector"):
+            if change.after is None and change.actor in ("user", *FORCING):
                 self._forced.add(change.body["metadata"]["uid"])
+            if change.actor == "scheduler":
+                self._placed(change)
             if by_operator:
                 found = self._pod_made(change) if change.before is None else self._pod_deleted(change)
                 for what in found:
                     self.report(what)
+        if by_operator and change.before and self._is_foreign(change.before):
+            self.report(f"{change.type} {change.kind} {change.body['metadata']['name']}, which is somebody else's")
         if change.kind == names.FINETUNEJOB_KIND and by_operator and change.before and change.after:
             for what in self._status_written(change.before, change.after):
                 self.report(what)
 
+    def _is_foreign(self, body: Raw) -> bool:
+        owned = controller(body) == self._world.job_uid
+        return not owned and body["metadata"]["uid"] != self._world.job_uid
+
+    def _placed(self, change: Change) -> None:
+        """No attempt comes to a machine that it avoids, nor back to one that is broken."""
+        pod, job = observe_pod(change.body, gone=False), self._world.job
+        if pod is None or job is None:
+            return
+        for record in self._status().attempts:
+            if record.attempt == pod.attempt and pod.k8s_node in record.avoids:
+                self.report(f"{pod.pod_name} was placed on {pod.k8s_node}, which its attempt avoids")
+            known = record.attempt < pod.attempt and record.reason == Reason.GPU_HARDWARE
+            avoiding = job["spec"].get("restartPolicy", {}).get("avoidFailingNodes", True)
+            if avoiding and known and record.k8s_node == pod.k8s_node:
+                self.report(f"{pod.pod_name} was placed on {pod.k8s_node}, whose GPU failed attempt {record.attempt}")
+
     def _status(self) -> JobStatus:
-        return JobStatus.model_validate(self._world.status)
+        if self._world.job is not self._last[0]:
+            self._last = self._world.job or {}, JobStatus.model_validate(self._world.status)
+        return self._last[1]
 
     def _pod_made(self, change: Change) -> Iterator[str]:
         made = observe_pod(change.body, gone=False)
         assert made is not None
+        status = self._status()
+        if self._world.job is not None and made.attempt > (-1 if status.attempt is None else status.attempt):
+            yield f"{made.pod_name} was made before its attempt was written"
         if self._several or self._world.job is None:
             return
-        status = self._status()
         if status.attempt != made.attempt or status.completion_time is not None:
             yield f"{made.pod_name} was made while the status says attempt {status.attempt}"
         elif status.attempts[-1].state is not AttemptState.STARTING or status.attempts[-1].created:
@@ -89,14 +141,17 @@ class Monitor:
             yield f"{pod.pod_name} was deleted while the status says {status.attempts[-1].state}"
 
     def _status_written(self, body: Raw, written: Raw) -> Iterator[str]:
-        before = JobStatus.model_validate(body.get("status") or {})
+        before = self._last[1] if body is self._last[0] else JobStatus.model_validate(body.get("status") or {})
         after = JobStatus.model_validate(written["status"])
+        self._last = written, after
         if before.completion_time is not None:
             if before != after:
                 yield "the status changed after the end"
             return
         yield from self._attempts(before, after)
-        yield from self._budgets(before, after, FineTuneJob.parse(written).spec.restart_policy)
+        yield from self._budgets(before, after, written["spec"].get("restartPolicy", {}))
+        yield from self._avoided(after)
+        yield from self._repaired(before, after)
         yield from self._claims(after)
 
     def _attempts(self, before: JobStatus, after: JobStatus) -> Iterator[str]:
@@ -119,7 +174,9 @@ class Monitor:
     def _record(self, record: AttemptRecord, later: AttemptRecord, *, present: bool) -> Iterator[str]:
         if later.state not in NEXT_STATES[record.state]:
             yield f"attempt {record.attempt} went from {record.state} to {later.state}"
-        if later.reason == "PeerLost" != record.reason and self._could_know_better(later):
+        victims = {evidence.node_rank for evidence in later.evidence if evidence.victim}
+        of_victim = later.reason == Reason.PEER_LOST or (later.reason == Reason.HANG and later.node_rank in victims)
+        if of_victim and later.reason != record.reason and self._could_know_better(later):
             yield f"the verdict on attempt {record.attempt} is that of a victim: {later.message}"
         if not present and later != record:
             yield f"the record of attempt {record.attempt} changed after its end"
@@ -127,23 +184,47 @@ class Monitor:
     def _could_know_better(self, ended: AttemptRecord) -> bool:
         """The node that ended the training has told, or can still tell."""
         cause = self._world.trainer.causes.get(ended.attempt)
-        if any(evidence.node_rank == cause and evidence.exit_code is not None for evidence in ended.evidence):
-            return True
+        told = (evidence for evidence in ended.evidence if evidence.node_rank == cause)
+        if (evidence := next(told, None)) and evidence.exit_code is not None:
+            return not evidence.victim  # where a link failed, all nodes are victims
         labels = {names.ATTEMPT: str(ended.attempt), names.NODE_RANK: str(cause)}
         pods = (pod for _, pod in self._world.pods() if labels.items() <= pod["metadata"]["labels"].items())
         return any(not self._world.is_lost(pod) for pod in pods)
 
-    def _budgets(self, before: JobStatus, after: JobStatus, policy: RestartPolicy) -> Iterator[str]:
+    def _budgets(self, before: JobStatus, after: JobStatus, limits: Raw) -> Iterator[str]:
+        """Repairs and a lack of room cost nothing, lost machines nothing that failures of the job itself may use."""
         if after.restarts == before.restarts:
             return
-        spent = sum((after.without_progress.counted, after.without_progress.infrastructure))
-        spent_before = sum((before.without_progress.counted, before.without_progress.infrastructure))
-        progressed = after.without_progress.best_step > before.without_progress.best_step
-        if spent != (1 if progressed else spent_before + 1):
-            yield f"a restart took the spent restarts from {before.without_progress} to {after.without_progress}"
-        counts = after.without_progress
+        ended, counts = after.attempts[-2], after.without_progress
+        started = before.without_progress
+        if counts.best_step > started.best_step:
+            started = RestartCounts(best_step=counts.best_step)
+        kind = "infrastructure" if ended.fault in (Fault.INFRASTRUCTURE, Fault.PREEMPTION) else "counted"
+        if ended.action != "Repair" and ended.reason != Reason.GANG_INCOMPLETE:
+            started = started.model_copy(update={kind: getattr(started, kind) + 1})
+        policy = RestartPolicy.model_validate(limits)
+        if counts != started:
+            yield f"after {ended.reason} the spent restarts went from {before.without_progress} to {counts}"
         if counts.counted > policy.max_restarts or counts.infrastructure > policy.max_infrastructure_restarts:
             yield f"restarts beyond the limits: {counts}"
+
+    def _avoided(self, after: JobStatus) -> Iterator[str]:
+        """Only what failed the job, and once only where its hardware is broken."""
+        blamed = Counter(record.k8s_node for record in after.attempts if record.state is AttemptState.FAILED)
+        broken = {record.k8s_node for record in after.attempts if record.reason == Reason.GPU_HARDWARE}
+        for node in after.attempts[-1].avoids if after.attempts else ():
+            if blamed[node] < 2 and node not in broken:
+                yield f"{node} is avoided, but failed the job {blamed[node]} times"
+
+    def _repaired(self, before: JobStatus, after: JobStatus) -> Iterator[str]:
+        """What is learnt stays the same, and no change is taken back."""
+        if before.repair == after.repair or before.batch is None or after.batch is None:
+            return
+        if before.batch.effective != after.batch.effective:
+            yield f"a repair changed the effective batch from {before.batch.effective} to {after.batch.effective}"
+        made = before.repair.model_dump(exclude_none=True) if before.repair else {}
+        if after.repair is None or not made.keys() <= after.repair.model_dump(exclude_none=True).keys():
+            yield f"a repair was taken back: {before.repair} -> {after.repair}"
 
     def _claims(self, after: JobStatus) -> Iterator[str]:
         holds = {condition.type for condition in after.conditions if condition.status == "True"}
@@ -157,3 +238,9 @@ class Monitor:
             node = observe_pod(pod, gone=False)
             if node and node.may_run(self._world.now()):
                 yield f"Suspended while {node.pod_name} may run"
+
+
+def _state(pod: Raw) -> Raw:
+    statuses: list[Raw] = pod.get("status", {}).get("containerStatuses") or [{}]
+    state: Raw = statuses[0].get("state", {})
+    return state

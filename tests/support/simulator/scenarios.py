@@ -1,19 +1,22 @@
-"""Which histories there are, as hypothesis draws them: each has only some kinds of trouble, so that they go deep."""
+"""Which histories there are: each kind has only some troubles, and each history few of those, so that they go deep."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from hypothesis import strategies as st
-
-from support.simulator.history import Moment, Scenario
+from support.simulator.accidents import LOSSES, MACHINE_INCIDENTS, crowded, machine_broken, machine_without_power
+from support.simulator.choices import Choices
+from support.simulator.history import Moment, Promise, Scenario
 from support.simulator.incidents import (
-    INCIDENTS,
     OPERATOR_INCIDENTS,
+    TRAINER_INCIDENTS,
+    USER_INCIDENTS,
     Incident,
     container_killed,
-    machine_without_power,
+    gpu_out_of_memory,
     operator_crashed,
     pod_deleted,
+    pod_evicted,
+    rank_hung,
     rank_killed,
     suspended_for_a_while,
 )
@@ -21,98 +24,169 @@ from support.simulator.network import CALM, Weather
 from support.simulator.trainer import Workload
 
 MOST_INCIDENTS = 6
+MOST_TAKEOVERS = 3
 
-moments = st.one_of(
-    st.builds(Moment, seconds=st.sampled_from((3.0, 8.0, 0.02, 0.3, 1.0, 5.0, 10.0, 12.0, 14.0, 16.0, 25.0, 70.0))),
-    st.builds(Moment, seconds=st.sampled_from((0.0, 0.0015, 0.05, 1.0, 3.0)), commits=st.integers(4, 40)),
-)
-overlaps = st.tuples(moments, st.sampled_from((0.1, 0.01, 2.0, 15.0)))
+SECONDS = (3.0, 8.0, 0.02, 0.3, 1.0, 5.0, 10.0, 12.0, 14.0, 16.0, 25.0, 70.0)
+AFTER_COMMITS = (0.0, 0.0015, 0.05, 1.0, 3.0)
+OVERLAPS = (0.1, 0.01, 2.0, 15.0, 120.0)
 
-
-def rates(*percentages: float) -> st.SearchStrategy[float]:
-    """Mostly none at all."""
-    return st.sampled_from((0.0, 0.0, *percentages))
+Draw = Callable[[Choices], Scenario]
 
 
-weathers = st.builds(
-    Weather,
-    slow=rates(10.0, 50.0),
-    refused=rates(5.0, 20.0),
-    lost=rates(5.0, 20.0),
-    crash=rates(2.0, 10.0),
-    lag=rates(10.0, 50.0),
-    broken=rates(5.0, 20.0),
-    repeated=rates(10.0),
-)
+def anything(choices: Choices) -> Scenario:
+    """Whatever can happen to a job, with one operator at a time."""
+    incidents = (*USER_INCIDENTS, *TRAINER_INCIDENTS, *MACHINE_INCIDENTS, *OPERATOR_INCIDENTS)
+    return _scenario(choices, incidents, weather=_weather(choices))
 
-policies = st.fixed_dictionaries(
-    {
-        "maxRestarts": st.sampled_from((1, 0, 3)),
-        "maxInfrastructureRestarts": st.sampled_from((1, 0, 3)),
-        "backoffSeconds": st.sampled_from((1, 0, 10)),
-        "maxBackoffSeconds": st.just(20),
+
+def takeovers(choices: Choices) -> Scenario:
+    """The same, with operators that all believe they lead."""
+    incidents = (*USER_INCIDENTS, *TRAINER_INCIDENTS, *MACHINE_INCIDENTS, *OPERATOR_INCIDENTS)
+    return _scenario(choices, incidents, weather=_weather(choices), takeovers=_takeovers(choices, least=1))
+
+
+def stale_caches(choices: Choices) -> Scenario:
+    """Operators and users act while the watches are far behind."""
+    weather = Weather(slow=_rate(choices, 10.0), crash=_rate(choices, 5.0), lag=choices.pick((50.0, 90.0)))
+    incidents = (suspended_for_a_while, operator_crashed, container_killed, pod_deleted)
+    return _scenario(choices, incidents, weather=weather)
+
+
+def failing_nodes(choices: Choices) -> Scenario:
+    """Nodes fail and everything else goes well."""
+    return _scenario(choices, (container_killed, rank_killed, rank_hung, machine_without_power), weather=CALM)
+
+
+def operator_troubles(choices: Choices) -> Scenario:
+    """Only operators and their way to the API server have trouble, which must never reach the training."""
+    return Scenario(
+        workload=Workload(num_nodes=choices.pick((2, 1, 3)), patience_seconds=3600.0),
+        weather=_weather(choices),
+        incidents=_happenings(choices, OPERATOR_INCIDENTS),
+        takeovers=_takeovers(choices),
+        promise=Promise.UNDISTURBED,
+    )
+
+
+def lost_machines(choices: Choices) -> Scenario:
+    """Long trainings whose machines get lost and come back, under one operator or two, which is no fault of the job."""
+    policy = {"maxRestarts": 0, "backoffSeconds": 1, "maxBackoffSeconds": 20, "avoidFailingNodes": choices.chance(50)}
+    return Scenario(
+        workload=Workload(
+            num_nodes=choices.pick((2, 1, 3)),
+            total_steps=choices.pick((6, 15)),
+            step_seconds=choices.pick((2.0, 40.0)),
+            patience_seconds=3600.0,
+        ),
+        fields={"restartPolicy": policy},
+        weather=choices.pick((CALM, _weather(choices))),
+        incidents=_happenings(choices, (*LOSSES, *LOSSES, pod_evicted, *OPERATOR_INCIDENTS), apart=(30.0, 300.0)),
+        takeovers=_takeovers(choices),
+        faults_end=choices.pick((240.0, 600.0, 1200.0)),
+        promise=Promise.COMPLETE,
+    )
+
+
+def hard_times(choices: Choices) -> Scenario:
+    """Machines that break or are full, ranks that hang or need too much memory: a patient job gets through."""
+    fields = {
+        "restartPolicy": {"maxRestarts": 20, "backoffSeconds": 1, "maxBackoffSeconds": 20},
+        "startupDeadlineSeconds": choices.pick((20, 0, 60)),
+        "training": {"perDeviceTrainBatchSize": choices.pick((4, 1, 6))},
     }
-)
+    often = 3 * (rank_hung, gpu_out_of_memory, crowded, machine_broken)
+    incidents = (*MACHINE_INCIDENTS, *often, rank_killed, operator_crashed)
+    return Scenario(
+        workload=Workload(num_nodes=choices.pick((2, 1, 3)), total_steps=choices.pick((6, 30)), hang_seconds=30.0),
+        fields=fields,
+        weather=choices.pick((CALM, _weather(choices))),
+        incidents=_happenings(choices, incidents, apart=(10.0, 100.0)),
+        takeovers=_takeovers(choices),
+        faults_end=choices.pick((240.0, 600.0)),
+        promise=Promise.COMPLETE,
+    )
 
 
-@st.composite
-def fields(draw: st.DrawFn) -> dict[str, Any]:
+KINDS: dict[str, Draw] = {
+    draw.__name__: draw
+    for draw in (anything, takeovers, stale_caches, failing_nodes, operator_troubles, lost_machines, hard_times)
+}
+
+
+def _scenario(
+    choices: Choices,
+    incidents: Sequence[Incident],
+    *,
+    weather: Weather,
+    takeovers: tuple[tuple[Moment, float], ...] = (),
+) -> Scenario:
+    return Scenario(
+        workload=Workload(num_nodes=choices.pick((2, 1, 3)), total_steps=choices.pick((6, 15))),
+        fields=_fields(choices),
+        weather=weather,
+        incidents=_happenings(choices, incidents),
+        takeovers=takeovers,
+        resume_at_end=choices.pick((True, True, True, False)),
+        faults_end=choices.pick((60.0, 240.0)),
+    )
+
+
+def _fields(choices: Choices) -> dict[str, Any]:
     """What the spec says besides the workload."""
-    chosen: dict[str, Any] = {"restartPolicy": draw(policies)}
+    policy = {
+        "maxRestarts": choices.pick((1, 0, 3)),
+        "maxInfrastructureRestarts": choices.pick((1, 0, 3)),
+        "backoffSeconds": choices.pick((1, 0, 10)),
+        "maxBackoffSeconds": 20,
+        "avoidFailingNodes": choices.pick((True, True, False)),
+    }
+    chosen: dict[str, Any] = {"restartPolicy": policy}
     for name, values in (
         ("activeDeadlineSeconds", (None, None, None, 5, 20, 60)),
+        ("pendingDeadlineSeconds", (None, None, None, 5, 30, 200)),
+        ("startupDeadlineSeconds", (None, 0, 20, 60)),
         ("ttlSecondsAfterFinished", (None, None, None, None, None, None, 0, 5, 60)),
         ("suspend", (None, None, None, None, True)),
     ):
-        value = draw(st.sampled_from(values))
+        value = choices.pick(values)
         if value is not None:
             chosen[name] = value
     return chosen
 
 
-def scenarios(
-    *,
-    weather: st.SearchStrategy[Weather] = weathers,
-    incidents: Sequence[Incident] = INCIDENTS,
-    takeovers: bool = False,
-) -> st.SearchStrategy[Scenario]:
-    """Any history, of one operator at a time or of several that each believe that they lead."""
-    return st.builds(
-        Scenario,
-        workload=st.builds(Workload, num_nodes=st.sampled_from((2, 1, 3)), total_steps=st.sampled_from((6, 15))),
-        fields=fields(),
-        weather=weather,
-        incidents=happenings(incidents),
-        takeovers=st.lists(overlaps, min_size=1, max_size=3).map(tuple) if takeovers else st.just(()),
-        resume_at_end=st.sampled_from((True, True, True, False)),
-        faults_end=st.sampled_from((60.0, 240.0)),
+def _weather(choices: Choices) -> Weather:
+    return Weather(
+        slow=_rate(choices, 10.0, 50.0),
+        refused=_rate(choices, 5.0, 20.0),
+        lost=_rate(choices, 5.0, 20.0),
+        crash=_rate(choices, 2.0, 10.0),
+        lag=_rate(choices, 10.0, 50.0),
+        broken=_rate(choices, 5.0, 20.0),
+        repeated=_rate(choices, 10.0),
     )
 
 
-def operator_troubles() -> st.SearchStrategy[Scenario]:
-    """Histories in which only the operator and its way to the API server have trouble."""
-    return st.builds(
-        Scenario,
-        workload=st.builds(Workload, num_nodes=st.sampled_from((2, 1, 3)), patience_seconds=st.just(3600.0)),
-        weather=weathers,
-        incidents=happenings(OPERATOR_INCIDENTS),
-        takeovers=st.one_of(st.just(()), st.lists(overlaps, max_size=2).map(tuple)),
-    )
+def _rate(choices: Choices, *percentages: float) -> float:
+    """Mostly none at all."""
+    return choices.pick((0.0, 0.0, *percentages))
 
 
-def stale_caches() -> st.SearchStrategy[Scenario]:
-    """Histories in which operators and users act while the watches are far behind."""
-    weather = st.builds(Weather, slow=rates(10.0), crash=rates(5.0), lag=st.sampled_from((50.0, 90.0)))
-    return scenarios(
-        weather=weather, incidents=(suspended_for_a_while, operator_crashed, container_killed, pod_deleted)
-    )
+def _happenings(
+    choices: Choices, incidents: Sequence[Incident], *, apart: tuple[float, ...] = ()
+) -> tuple[tuple[Moment, Incident], ...]:
+    """Some of these incidents, each at its moment, a few of them later by these seconds."""
+    count = choices.number(MOST_INCIDENTS + 1)
+    return tuple((_moment(choices, apart), choices.pick(incidents)) for _ in range(count))
 
 
-def failing_nodes() -> st.SearchStrategy[Scenario]:
-    """Histories in which nodes fail and everything else goes well."""
-    return scenarios(weather=st.just(CALM), incidents=(container_killed, rank_killed, machine_without_power))
+def _moment(choices: Choices, later: tuple[float, ...] = ()) -> Moment:
+    """Interesting things happen close to commits."""
+    if choices.number(2):
+        return Moment(seconds=choices.pick(AFTER_COMMITS), commits=4 + choices.number(37))
+    return Moment(seconds=choices.pick((*SECONDS, *(4 * later))))
 
 
-def happenings(incidents: Sequence[Incident]) -> st.SearchStrategy[tuple[tuple[Moment, Incident], ...]]:
-    """Some of these incidents, each at its moment."""
-    return st.lists(st.tuples(moments, st.sampled_from(incidents)), max_size=MOST_INCIDENTS).map(tuple)
+def _takeovers(choices: Choices, *, least: int = 0) -> tuple[tuple[Moment, float], ...]:
+    """When another operator takes over, and how long the one before goes on."""
+    count = least + choices.number(MOST_TAKEOVERS + 1 - least)
+    return tuple((_moment(choices), choices.pick(OVERLAPS)) for _ in range(count))

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from finetune_api.reasons import Reason
 from finetune_api.status import Progress
 from finetune_api.termination import Outcome, Termination
 from support.simulator.choices import Choices
@@ -25,6 +27,7 @@ class Workload:
     step_seconds: float = 2.0
     save_steps: int = 2
     patience_seconds: float = 120.0  # of a node that waits for the others
+    hang_seconds: float = 60.0  # without a step, until the supervisors end their ranks
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,11 @@ class Exit:
 class Process:
     """The trainer of one node."""
 
-    def __init__(self, *, attempt: int, node_rank: int, num_nodes: int, pod_uid: str) -> None:
+    def __init__(self, *, attempt: int, node_rank: int, num_nodes: int, rendezvous: str, pod_uid: str) -> None:
         self.attempt = attempt
         self.num_nodes = num_nodes
         self.node_rank = node_rank
+        self.rendezvous = rendezvous
         self.pod_uid = pod_uid
         self.stop_requests = 0
         self.ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
@@ -54,16 +58,23 @@ class Process:
 
 
 class Group:
-    """The processes of one attempt that trained, or will train, together."""
+    """The processes that met at one rendezvous and trained, or will train, together."""
 
-    def __init__(self, attempt: int, number: int) -> None:
-        self.attempt = attempt
+    def __init__(self, number: int) -> None:
         self.number = number
         self.members: dict[int, Process] = {}
         self.state = "waiting"  # then training, then broken
         self.first_step = 0
         self.step = 0
         self.task: asyncio.Task[None] | None = None
+        self.moving = asyncio.Event()  # no rank hangs
+        self.moving.set()
+        self.culprit: Process | None = None  # whose rank hangs; None while it is a link that does
+
+    @property
+    def attempt(self) -> int:
+        """Rank 0 publishes."""
+        return self.members[0].attempt
 
 
 class Trainer:
@@ -75,7 +86,7 @@ class Trainer:
         self.causes: dict[int, int] = {}  # attempt -> node rank that ended its training
         self._workload = workload
         self._choices = choices
-        self._groups: defaultdict[int, list[Group]] = defaultdict(list)
+        self._groups: defaultdict[str, list[Group]] = defaultdict(list)  # by rendezvous
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, process: Process) -> Process:
@@ -88,10 +99,24 @@ class Trainer:
         """From outside: no last words but those written now and then."""
         self._end(process, Exit(code, self._words(process, Outcome.RUNNING, final=False), reason))
 
-    def fail(self, process: Process, *, error_type: str, message: str, signal: int | None = None) -> None:
+    def fail(self, process: Process, *, error_type: str, message: str, **more: Any) -> None:
         """A rank raises, or is killed by a signal while its supervisor lives."""
-        said = self._words(process, Outcome.FAILED, error_type=error_type, message=message, signal=signal)
-        self._end(process, Exit(2 if signal is None else 1, said))
+        said = self._words(process, Outcome.FAILED, error_type=error_type, message=message, **more)
+        self._end(process, Exit(1 if "signal" in more else 2, said))
+
+    def hang(self, process: Process) -> None:
+        """A rank of it does nothing any more, and all others wait for that."""
+        if group := self._training(process):
+            group.culprit = process
+            self._halt(group)
+
+    def cut_off(self, process: Process) -> Callable[[], None]:
+        """The others do not hear of it any more; gives what mends the link."""
+        group = self._training(process)
+        if group is None or len(group.members) == 1:
+            return lambda: None
+        self._halt(group)
+        return lambda: None if group.culprit else group.moving.set()
 
     def exit_early(self, process: Process) -> None:
         """Exit 0 without a word about success."""
@@ -100,6 +125,11 @@ class Trainer:
     def terminate(self, process: Process, grace_seconds: float) -> None:
         """SIGTERM, and SIGKILL once the grace is over."""
         self._spawn(self._stop(process, grace_seconds))
+
+    def meetings(self) -> list[set[int]]:
+        """The attempts whose processes met, for each group of them."""
+        groups = (group for groups in self._groups.values() for group in groups)
+        return [{process.attempt for process in group.members.values()} for group in groups]
 
     def progress(self) -> Progress | None:
         """What node rank 0 of the newest group that trains would answer, if asked."""
@@ -124,10 +154,10 @@ class Trainer:
 
     def _group_for(self, process: Process) -> Group | None:
         """The attempt's group that still waits for this rank; who comes to a group that has begun waits in vain."""
-        groups = self._groups[process.attempt]
+        groups = self._groups[process.rendezvous]
         newest = groups[-1] if groups else None
         if newest is None or not any(member.alive for member in newest.members.values()):
-            newest = Group(process.attempt, number=len(groups))
+            newest = Group(number=len(groups))
             groups.append(newest)
         there = newest.members.get(process.node_rank)
         return newest if newest.state == "waiting" and (there is None or not there.alive) else None
@@ -144,6 +174,7 @@ class Trainer:
             group.step = group.first_step = self.folder.step
             while group.step < self._workload.total_steps:
                 await asyncio.sleep(self._workload.step_seconds)
+                await group.moving.wait()
                 group.step += 1
                 stop = any(process.stop_requests for process in members)
                 if stop or group.step % self._workload.save_steps == 0:
@@ -170,6 +201,9 @@ class Trainer:
     async def _stop(self, process: Process, grace_seconds: float) -> None:
         process.stop_requests += 1
         group = self._group_of(process)
+        if group is not None and not group.moving.is_set():
+            await asyncio.sleep(min(3.0, grace_seconds))
+            self._tell_hang(group, process)
         deaf = group is not None and group.state == "broken" and self._choices.chance(20)
         if process.stop_requests > 1 or group is None or group.state == "waiting":
             await asyncio.sleep(0.5)
@@ -183,7 +217,31 @@ class Trainer:
         self.kill(process)
 
     def _group_of(self, process: Process) -> Group | None:
-        return next((g for g in self._groups[process.attempt] if process in g.members.values()), None)
+        return next((g for g in self._groups[process.rendezvous] if process in g.members.values()), None)
+
+    def _training(self, process: Process) -> Group | None:
+        group = self._group_of(process)
+        return group if group is not None and group.state == "training" else None
+
+    def _halt(self, group: Group) -> None:
+        group.moving.clear()
+        self._spawn(self._notice_hang(group))
+
+    async def _notice_hang(self, group: Group) -> None:
+        """Every supervisor finds it out by its own clock."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(group.moving.wait(), self._workload.hang_seconds)
+        members = list(group.members.values())
+        while members and not group.moving.is_set():
+            member = members.pop(self._choices.number(len(members)))
+            await asyncio.sleep(self._choices.pick((0.0, 0.3, 2.0)))
+            self._tell_hang(group, member)
+
+    def _tell_hang(self, group: Group, process: Process) -> None:
+        if process.alive and not group.moving.is_set():
+            waits = group.culprit is not process
+            words = "waited for the others" if waits else "a rank stands still"
+            self.fail(process, error_type=Reason.HANG, message=words, victim=waits)
 
     def _succeed(self, process: Process) -> None:
         self._end(process, Exit(0, self._words(process, Outcome.SUCCEEDED), "Completed"))
@@ -199,11 +257,11 @@ class Trainer:
         if group is None or group.state != "training":
             return
         group.state = "broken"
-        self.causes[process.attempt] = process.node_rank
+        self.causes[process.attempt] = (group.culprit or process).node_rank
         if group.task is not None:
             group.task.cancel()
         for member in group.members.values():
-            if member.alive and not self._choices.chance(25):  # the rest hangs until it is stopped
+            if member.alive and member is not group.culprit and not self._choices.chance(25):  # the rest hangs
                 self._spawn(self._lose_peer(member))
 
     async def _lose_peer(self, process: Process) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
+from finetune_api.status import JobStatus
 from finetune_operator import names
 from finetune_operator.apiserver import ApiError
 from support.builders import SETTINGS, spec
@@ -13,6 +14,7 @@ from support.simulator.apiserver import Change, Key, Raw, SimulatedApiServer
 from support.simulator.choices import Choices
 from support.simulator.machines import Machine, Machines
 from support.simulator.network import CALM, Link, Weather
+from support.simulator.node_controllers import GarbageCollector, NodeControllers
 from support.simulator.process import OperatorProcess
 from support.simulator.trainer import EPOCH, Process, Trainer, Workload
 
@@ -33,8 +35,9 @@ class World:
         self.server = SimulatedApiServer(self.now)
         self.server.listeners.append(self._note_change)
         self.trainer = Trainer(workload, choices)
-        count = MOST_NODES + SPARE_MACHINES
-        self.machines = Machines(self.server, self.trainer, choices, count=count)
+        self.machines = Machines(self.server, self.trainer, choices, count=MOST_NODES + SPARE_MACHINES)
+        self.nodes = NodeControllers(self.server, self.machines, choices)
+        self.garbage = GarbageCollector(self.server, self.machines, choices)
         self.operators: list[OperatorProcess] = []
         self.several_operators = False
         self.calm = False
@@ -164,6 +167,13 @@ class World:
         """A machine with a pod, if there is one."""
         used = [machine for _, pod in self.pods() if (machine := self.machines.machine_of(pod))]
         return self.choices.pick(used or self.machines.machines)
+
+    def lacks_machines(self) -> bool:
+        """Those that are well and not avoided are fewer than the job needs."""
+        avoided = JobStatus.model_validate(self.status).attempts[-1].avoids if self.status.get("attempts") else ()
+        well = [m for m in self.machines.machines if m.up.is_set() and m.has_room and m.name not in avoided]
+        wanted: int = self.job["spec"]["numNodes"] if self.job else 0
+        return len(well) < wanted
 
     def note(self, text: str) -> None:
         """For the trace."""

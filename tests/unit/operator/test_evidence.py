@@ -9,6 +9,7 @@ import pytest
 from finetune_api.status import AttemptRecord, AttemptState, Evidence, Progress
 from finetune_api.termination import Outcome
 from finetune_operator.evidence import first_evidence, more_evidence, steps, with_losses
+from finetune_operator.failure import judge
 from finetune_operator.observe import NodeObservation, observe_pods
 from support.builders import NOW, Raw, deleting, ended, job, running
 
@@ -60,9 +61,24 @@ def test_a_pod_that_was_made_and_is_not_there_was_deleted_by_somebody() -> None:
     assert first(running(OF, 0))[1] == Evidence(node_rank=1, ended=True, deleted=True)
 
 
-def test_a_pod_that_was_never_made_was_not_deleted() -> None:
+def test_two_replicas_that_see_a_lost_node_at_different_times_do_not_correct_each_other() -> None:
+    tainted = disrupted(deleting(running(OF, 0)), "DeletionByTaintManager")
+    collected = disrupted(deleting(running(OF, 0)), "DeletionByPodGC")
+    known = first_evidence(RECORD, nodes(tainted), 1)
+
+    later = more_evidence(known, nodes(gone=(collected,)))
+    assert (later[0].disruption, later[0].ended) == ("DeletionByTaintManager", True)
+    assert more_evidence(later, nodes(tainted)) == later
+
+
+def test_a_pod_that_was_never_made_is_not_the_cause() -> None:
     half_made = RECORD.model_copy(update={"created": False})
-    assert first(running(OF, 0), record=half_made)[1] == Evidence(node_rank=1, ended=True, deleted=False)
+    evicted = disrupted(deleting(running(OF, 1)), "EvictionByEvictionAPI")
+
+    verdict = judge(first(evicted, record=half_made))
+
+    assert verdict is not None
+    assert (verdict.reason, verdict.evidence and verdict.evidence.node_rank) == ("Preempted", 1)
 
 
 @pytest.mark.parametrize(

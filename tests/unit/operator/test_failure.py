@@ -37,6 +37,12 @@ CASES: dict[failure.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
     ),
     failure.host_out_of_memory: (left(reason="OOMKilled"), "HostOutOfMemory", Fault.RESOURCE, FailureAction.REPAIR),
     failure.not_admitted: (left(reason="OutOfcpu"), "NodeRefusedPod", Fault.INFRASTRUCTURE, FailureAction.RESTART),
+    failure.machine_restarted: (
+        left(reason="ContainerStatusUnknown", exit_code=137),
+        "NodeLost",
+        Fault.INFRASTRUCTURE,
+        FailureAction.RESTART,
+    ),
     failure.cannot_start: (left(reason="StartError", exit_code=128), "StartError", Fault.USER, FailureAction.FAIL),
     failure.user_error: (
         left(outcome="failed", error_type="DatasetError", message="a.jsonl line 2: no messages"),

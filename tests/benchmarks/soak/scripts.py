@@ -1,0 +1,121 @@
+"""What happens to each job of a soak, act by act, and how it must end. Pure."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+Raw = dict[str, Any]
+
+MOST_ACTS = 3  # that a repeated last act needs until the job ends
+RESTART_POLICY = {"maxRestarts": 2, "maxInfrastructureRestarts": 1000, "backoffSeconds": 1, "maxBackoffSeconds": 5}
+
+
+class Act(StrEnum):
+    """What happens to one attempt that runs."""
+
+    SUCCEED = "every node succeeds"
+    KILL_RANK = "a rank is killed"
+    KILL_CONTAINER = "a container is killed"
+    EXIT_EARLY = "a node ends with exit 0 and no result"
+    CRASH = "a rank crashes"
+    FILL_GPU = "a GPU runs out of memory"
+    FILL_MEMORY = "a container runs out of memory"
+    READ_BAD_ROWS = "a row is malformed"
+    DELETE_POD = "a pod is deleted"
+    DELETE_POD_BY_FORCE = "a pod is deleted by force"
+    DELETE_JOB = "the job is deleted"
+
+
+@dataclass(frozen=True)
+class Script:
+    """The acts, of which the last repeats, and the reason of the job's end; no reason: it is deleted."""
+
+    acts: tuple[Act, ...]
+    phase: str
+    reason: str
+
+    def __str__(self) -> str:
+        return ", then ".join(self.acts)
+
+    def act(self, number: int) -> Act:
+        """The act of that number."""
+        return self.acts[min(number, len(self.acts) - 1)]
+
+
+GONE = "Deleted"
+SCRIPTS = (
+    Script((Act.SUCCEED,), "Complete", "Completed"),
+    Script((Act.KILL_RANK, Act.SUCCEED), "Complete", "Completed"),
+    Script((Act.KILL_CONTAINER, Act.SUCCEED), "Complete", "Completed"),
+    Script((Act.EXIT_EARLY, Act.SUCCEED), "Complete", "Completed"),
+    Script((Act.DELETE_POD, Act.DELETE_POD, Act.SUCCEED), "Complete", "Completed"),
+    Script((Act.DELETE_POD_BY_FORCE, Act.SUCCEED), "Complete", "Completed"),
+    Script((Act.FILL_GPU, Act.FILL_GPU, Act.SUCCEED), "Complete", "Completed"),
+    Script((Act.KILL_RANK,), "Failed", "RankKilled"),
+    Script((Act.KILL_CONTAINER,), "Failed", "ContainerKilled"),
+    Script((Act.CRASH,), "Failed", "RankCrashed"),
+    Script((Act.READ_BAD_ROWS,), "Failed", "DatasetError"),
+    Script((Act.KILL_RANK, Act.FILL_MEMORY), "Failed", "HostOutOfMemory"),
+    Script((Act.DELETE_POD, Act.DELETE_JOB), GONE, ""),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One job: its size, its script, and how long each of its attempts runs before something happens."""
+
+    name: str
+    nodes: int
+    script: Script
+    start: float
+    run_seconds: float
+
+
+def plan_jobs(count: int, *, seconds: float, seed: int) -> tuple[Plan, ...]:
+    """Jobs that begin within the first tenth of the time and end, all being well, before nine tenths."""
+    luck = random.Random(seed)
+    plans = []
+    for number in range(count):
+        script = SCRIPTS[number % len(SCRIPTS)]
+        acts = max(len(script.acts), 1 if script.act(0) is Act.SUCCEED else MOST_ACTS)
+        plans.append(
+            Plan(
+                name=f"soak-{number:04}",
+                nodes=luck.choice((1, 2, 2, 3)),
+                script=script,
+                start=luck.uniform(0, 0.1) * seconds,
+                run_seconds=luck.uniform(0.1, 0.7) * seconds / acts,
+            )
+        )
+    return tuple(plans)
+
+
+def how_it_ends(act: Act, *, time: float) -> tuple[int, str, str]:
+    """Exit code, reason and termination message of the container that an act ends."""
+
+    def failed(error_type: str, message: str, **more: Any) -> str:
+        said = {"outcome": "failed", "rank": 0, "errorType": error_type, "message": message, **more}
+        return json.dumps({"final": True, "time": time, **said})
+
+    match act:
+        case Act.SUCCEED:
+            return 0, "Completed", json.dumps({"final": True, "outcome": "succeeded", "time": time})
+        case Act.KILL_RANK:
+            return 1, "Error", failed("RankKilled", "rank 0 was killed", signal=9)
+        case Act.CRASH:
+            return 1, "Error", failed("RankKilled", "rank 0 crashed", signal=11)
+        case Act.FILL_GPU:
+            return 2, "Error", failed("CudaOutOfMemory", "ran out of GPU memory")
+        case Act.READ_BAD_ROWS:
+            return 2, "Error", failed("DatasetError", "train.jsonl line 2: no messages")
+        case Act.KILL_CONTAINER:
+            return 137, "Error", ""
+        case Act.FILL_MEMORY:
+            return 137, "OOMKilled", ""
+        case Act.EXIT_EARLY:
+            return 0, "Completed", json.dumps({"final": False, "outcome": "running"})
+    raise AssertionError(f"{act} ends no container")
