@@ -85,10 +85,10 @@ def away_from_the_leader(scene: Scene) -> Raw:
 
 CONTROL_PLANE_FAULTS = {
     "api-server-down": Fault(does(), stop_api_server, lasts_seconds=60),
-    "killed-while-api-server-down": Fault(does(), kill_unseen, lasts_seconds=20, patience_seconds=120),
+    "killed-while-api-server-down": Fault(does(), kill_unseen, lasts_seconds=20),
     "etcd-restart": Fault(does(), restart_etcd),
     "operator-killed-starting": Fault(does(), kill_operators, when=When.STARTING),
     "operator-killed-running": Fault(does(), kill_operators),
-    "operator-killed-stopping": Fault(does("--save-seconds", "5"), kill_operators_amid_a_stop, patience_seconds=120),
-    "leader-partitioned": Fault(away_from_the_leader, cut_off_the_leader, lasts_seconds=30, patience_seconds=120),
+    "operator-killed-stopping": Fault(does("--save-seconds", "5"), kill_operators_amid_a_stop),
+    "leader-partitioned": Fault(away_from_the_leader, cut_off_the_leader, lasts_seconds=30),
 }

@@ -59,11 +59,7 @@ def with_rows_of_its_own(scene: Scene) -> Raw:
 
 
 DATA_FAULTS = {
-    "checkpoint-truncated": Fault(
-        lambda _: trainer(), cut_the_newest_checkpoint, at_step=45, patience_seconds=150, spares_others=True
-    ),
-    "checkpoints-truncated": Fault(
-        lambda _: trainer(), cut_all_checkpoints, at_step=25, patience_seconds=150, spares_others=True
-    ),
-    "dataset-vanished": Fault(with_rows_of_its_own, remove_rows, at_step=25, patience_seconds=150, spares_others=True),
+    "checkpoint-truncated": Fault(lambda _: trainer(), cut_the_newest_checkpoint, at_step=45, spares_others=True),
+    "checkpoints-truncated": Fault(lambda _: trainer(), cut_all_checkpoints, at_step=25, spares_others=True),
+    "dataset-vanished": Fault(with_rows_of_its_own, remove_rows, at_step=25, spares_others=True),
 }

@@ -44,7 +44,7 @@ class Fault:
     when: When = When.TRAINING
     at_step: int = 15
     lasts_seconds: float | None = None
-    patience_seconds: float = 90
+    patience_seconds: float = 200
     spares_others: bool = False
 
 

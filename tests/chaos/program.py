@@ -46,11 +46,11 @@ def main() -> None:
         time.sleep(options.seconds)
         fails = options.rank == RANK and int(os.environ["FINETUNE_ATTEMPT"]) < options.failing_attempts
         if options.fault and fails and step == options.at:
-            print(f"fault strikes at {time.time()}", flush=True)
+            say(f"fault strikes at {time.time()}")
             FAULTS[options.fault](options.mib)
         agreed = peers.agree(own_word())
         if RANK == 0:
-            print(f"step {step}", flush=True)
+            say(f"step {step}")
             report(step)
             if step % options.save_steps == 0 or agreed != GO:
                 save_step(step, seconds=options.save_seconds if agreed == STOP else 0)
@@ -72,6 +72,11 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=60, help="seconds that a rank waits for its peers")
     parser.add_argument("--ignore-sigterm", action="store_true")
     return parser.parse_args()
+
+
+def say(line: str) -> None:
+    """In one piece: print writes the end of the line by itself, and what the supervisor says may come between."""
+    os.write(1, f"{line}\n".encode())
 
 
 def note_stop(_number: int, _frame: object) -> None:
@@ -165,7 +170,7 @@ def report(step: int) -> None:
     try:
         urllib.request.urlopen(request, timeout=5).close()  # noqa: S310
     except OSError as error:
-        print(f"not reported: {error}", flush=True)
+        say(f"not reported: {error}")
 
 
 def print_as_torch_does(kind: type[BaseException], error: BaseException, stack: object) -> None:
@@ -206,7 +211,7 @@ def hang(_mib: int) -> None:
 def take_memory(mib: int) -> None:
     """Written to, or the kernel would only promise it."""
     held = [bytearray(MIB) for _ in range(mib)]
-    print(f"holding {len(held)} MiB", flush=True)
+    say(f"holding {len(held)} MiB")
 
 
 def fill_shm(mib: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from chaos.fault import FOLDER, Fault, When, does, does_wrong, trainer
 from chaos.scene import Raw, Scene
@@ -52,9 +51,7 @@ RANK_FAULTS = {
     "rank-exit-42": does_wrong("exit-42", ranks=2),
     "rank-sigkill": Fault(does(ranks=2), kill_rank, spares_others=True),
     "rank-segfault": does_wrong("segfault", ranks=2),
-    "rank-sigstop": Fault(
-        lambda _: trainer(restartPolicy=hangs_after(20)), stop_rank, at_step=25, patience_seconds=150
-    ),
+    "rank-sigstop": Fault(lambda _: trainer(restartPolicy=hangs_after(20)), stop_rank, at_step=25),
     "program-hangs": does_wrong("hang", restartPolicy=hangs_after(10)),
     "cuda-oom": Fault(
         lambda _: {
@@ -83,14 +80,11 @@ RESOURCE_FAULTS = {
     "shm-full": does_wrong("shm", *ALWAYS, "--mib", "650", ranks=2, resources=limits(memory="1200Mi")),
     "shm-sigbus": does_wrong("shm-mmap", *ALWAYS, "--mib", "650", ranks=2, resources=limits(memory="1200Mi")),
     "disk-full": does_wrong("disk", "--mib", "32", volumes=scratch(medium="Memory", sizeLimit="16Mi")),
-    "storage-limit": replace(
-        does_wrong(
-            "fill",
-            "--mib",
-            "100",
-            resources={"requests": {"cpu": "100m"}, "limits": {"ephemeral-storage": "50Mi"}},
-            volumes=scratch(),
-        ),
-        patience_seconds=180,
+    "storage-limit": does_wrong(
+        "fill",
+        "--mib",
+        "100",
+        resources={"requests": {"cpu": "100m"}, "limits": {"ephemeral-storage": "50Mi"}},
+        volumes=scratch(),
     ),
 }
