@@ -63,6 +63,10 @@ bench-failures: setup ## how often the words of a failure are read right, on tex
 bench-gpu: setup ## its speed and memory at real shapes on a GPU, beside TRL
 	@$(RUN) -m benchmarks.trainer.gpu $(ARGS)
 
+.PHONY: chaos
+chaos: setup ## fifty faults on a real cluster, and docs/fault-matrix.md of them; RUNS=3, ONLY=name,name
+	@$(RUN) -m chaos --runs $(or $(RUNS),3) --only "$(ONLY)" $(ARGS)
+
 .PHONY: cluster-up cluster-down
 cluster-up: setup ## start the throwaway cluster and print its KUBECONFIG
 	@$(RUN) -m cluster up

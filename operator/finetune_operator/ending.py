@@ -13,7 +13,7 @@ from finetune_operator.avoid import nodes_to_avoid
 from finetune_operator.case import Case, Decision, confirmed, with_next, with_record, write
 from finetune_operator.conditions import newest_progress, trained_batch
 from finetune_operator.evidence import first_evidence, more_evidence
-from finetune_operator.failure import judge
+from finetune_operator.failure import LOST, judge
 from finetune_operator.manifests import GRACE_SECONDS
 from finetune_operator.plan import RunPlan, plan_run
 from finetune_operator.restarts import plan_restart
@@ -21,6 +21,7 @@ from finetune_operator.verdict import Verdict
 
 ABORT_GRACE_SECONDS = 10  # of the siblings of a failed node: their ranks are blocked and have nothing to save
 LOOK_AGAIN = timedelta(seconds=5)
+LAST_WORDS_WITHIN = timedelta(seconds=3)  # of a node whose peers have noticed already that it failed
 
 
 class StopReason(StrEnum):
@@ -51,10 +52,26 @@ def stop(case: Case) -> Decision:
     running = case.running_pods()
     if not running:
         return confirmed(case, _judge(case, record))
+    if (pause := _culprit_may_speak(case, record)) > timedelta():
+        return write(case, with_record(case.status, record), look_again=pause)
     failed = any(evidence.outcome == Outcome.FAILED for evidence in record.evidence)
     grace_seconds = GRACE_SECONDS if record.reason in SAVING and not failed else ABORT_GRACE_SECONDS
-    actions = case.deletions(running, grace_seconds)
+    lost = [node for node in running if node.evidence.disruption in LOST]  # nobody there obeys, or waits so long
+    reachable = [node for node in running if node not in lost]
+    actions = (*case.deletions(reachable, grace_seconds), *case.deletions(lost, ABORT_GRACE_SECONDS))
     return write(case, with_record(case.status, record), actions=actions, look_again=LOOK_AGAIN)
+
+
+def _culprit_may_speak(case: Case, record: AttemptRecord) -> timedelta:
+    """How long to wait before the others are stopped: who is seen first is often a victim.
+
+    A node that is asked to stop ends as one that was stopped, and does not say any more what it died of.
+    """
+    verdict = judge(record.evidence)
+    if record.reason != StopReason.NODE_FAILED or verdict is None or not verdict.victim:
+        return timedelta()
+    seen = verdict.evidence.finished_at if verdict.evidence else None
+    return min(LAST_WORDS_WITHIN, seen + LAST_WORDS_WITHIN - case.now) if seen else timedelta()
 
 
 def _judge(case: Case, record: AttemptRecord) -> Decision:
@@ -165,7 +182,8 @@ def _success(run: RunPlan, progress: Progress | None) -> str:
 
 def fail(case: Case, status: JobStatus, record: AttemptRecord, message: str) -> Decision:
     """The end without a result."""
-    update = {"state": AttemptState.FAILED, "end_time": case.now, "action": "Fail", "message": message}
+    fault = Reason(record.reason).fault  # deadlines come without a verdict, and are somebody's fault all the same
+    update = {"state": AttemptState.FAILED, "end_time": case.now, "action": "Fail", "message": message, "fault": fault}
     record = record.model_copy(update=update)
     status = with_record(status, record).model_copy(update={"completion_time": case.now})
     return write(case, status, actions=(Emit("Warning", record.reason, message, "end"),))

@@ -140,7 +140,7 @@ def test_the_deadline_is_an_alarm_and_then_the_end() -> None:
     assert step(of, seen(of, *pods))[1].requeue_after == timedelta(seconds=60)
     stopping, _ = step(of, seen(of, *pods), now=NOW + timedelta(seconds=60))
     failed, _ = step(stopping, seen(of), now=NOW + timedelta(seconds=61))
-    assert failed.status.attempts[-1].reason == "DeadlineExceeded"
+    assert (failed.status.attempts[-1].reason, failed.status.attempts[-1].fault) == ("DeadlineExceeded", "user")
     assert condition(failed.status, "Stalled") == "True"
 
 
@@ -317,7 +317,7 @@ def test_the_pending_deadline_counts_over_releases_and_ends_the_job() -> None:
         of, _ = step(of, NOTHING, now=NOW + timedelta(seconds=400))
 
     assert condition(of.status, "Failed") == "True"
-    assert of.status.attempts[-1].reason == "PendingDeadlineExceeded"
+    assert (of.status.attempts[-1].reason, of.status.attempts[-1].fault) == ("PendingDeadlineExceeded", "user")
     assert "not all nodes ran within pendingDeadlineSeconds (400 s)" in of.status.attempts[-1].message
 
 

@@ -10,7 +10,7 @@ from finetune_api.status import AttemptState, Fault, JobStatus, Phase, Progress,
 from finetune_api.termination import Outcome, Termination
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.actions import Create, DeletePod
-from finetune_operator.ending import ABORT_GRACE_SECONDS
+from finetune_operator.ending import ABORT_GRACE_SECONDS, LAST_WORDS_WITHIN
 from finetune_operator.manifests import GRACE_SECONDS
 from support.builders import NOW, Raw, command, deleting, ended, job, pod, running, seen, step
 
@@ -117,7 +117,7 @@ def test_success_on_every_node_wins_over_whatever_began_the_stop() -> None:
     ("first", "grace_seconds"),
     [
         pytest.param(lambda of: deleting(running(of, 1)), GRACE_SECONDS, id="a drain leaves time to save"),
-        pytest.param(lambda of: ended(of, 1, **VICTIM), ABORT_GRACE_SECONDS, id="ranks of a failed job are blocked"),
+        pytest.param(lambda of: ended(of, 1, **KILLED), ABORT_GRACE_SECONDS, id="ranks of a failed job are blocked"),
     ],
 )
 def test_siblings_get_as_long_as_they_can_use(first: Any, grace_seconds: int) -> None:
@@ -127,6 +127,21 @@ def test_siblings_get_as_long_as_they_can_use(first: Any, grace_seconds: int) ->
     _, decision = step(of, seen(of, *pods))
 
     assert [a.grace_seconds for a in decision.actions if isinstance(a, DeletePod)] == [grace_seconds]
+
+
+def test_a_victim_that_is_seen_first_leaves_its_culprit_time_to_say_what_happened() -> None:
+    """One that is asked to stop before it has told its end is told as stopped, and its peer takes the blame."""
+    of = started()
+    pods = (ended(of, 0, **VICTIM), running(of, 1))
+    of, _ = step(of, seen(of, *pods))
+    of, at_first = step(of, seen(of, *pods), now=LATER)
+    _, in_vain = step(of, seen(of, *pods), now=LATER + LAST_WORDS_WITHIN)
+    of, _ = step(of, seen(of, pods[0], ended(of, 1, message=words(error_type="ValueError"))), now=LATER)
+
+    assert at_first.actions == ()
+    assert at_first.requeue_after == timedelta(seconds=1.4)  # the victim ended at 0.4 s
+    assert in_vain.actions == (DeletePod("bert-0-1", "pod-0-1", ABORT_GRACE_SECONDS),)
+    assert (of.status.attempts[0].reason, of.status.attempts[0].node_rank) == ("UserCodeError", 1)
 
 
 def test_a_failure_during_a_drain_hurries_the_siblings() -> None:
@@ -146,6 +161,21 @@ def test_a_lost_machine_is_waited_for_until_it_is_fenced_and_no_longer() -> None
     moved_on, _ = step(of, seen(of, ended(of, 0, **KILLED), lost), now=NOW + timedelta(seconds=30))
 
     assert (waiting.status.attempt, moved_on.status.attempt) == (0, 1)
+
+
+def test_a_lost_machine_is_given_no_time_to_save_but_its_peers_are() -> None:
+    """Kubernetes gave both the pods' own grace; nobody on the lost one obeys, and all wait until it is fenced."""
+    of = started()
+    lost = disrupted(
+        deleting(running(of, 1), deadline=NOW + timedelta(seconds=GRACE_SECONDS)), "DeletionByTaintManager"
+    )
+    of, _ = step(of, seen(of, running(of, 0), lost))
+    _, decision = step(of, seen(of, running(of, 0), lost))
+
+    assert decision.actions == (
+        DeletePod("bert-0-0", "pod-0-0", GRACE_SECONDS),
+        DeletePod("bert-0-1", "pod-0-1", ABORT_GRACE_SECONDS),
+    )
 
 
 def test_the_verdict_and_the_next_attempt_are_one_write() -> None:

@@ -207,4 +207,13 @@ def test_a_killed_rank_is_not_explained_by_what_others_printed() -> None:
     ],
 )
 def test_the_last_line_that_says_something(text: str, line: str) -> None:
-    assert last_line(text) == line
+    assert last_line(text, rank=None) == line
+    assert last_line(text, rank=1) == line
+
+
+def test_what_another_rank_said_last_is_not_this_ones() -> None:
+    """A peer that lost it says so later than the rank that exited, and would make a victim of it."""
+    said = "no licence left\n[rank2]: DistBackendError: Connection closed by peer\n"
+
+    assert last_line(said, rank=3) == "no licence left"
+    assert last_line(said + "[rank3]: I gave up\n[rank2]: bye\n", rank=3) == "I gave up"

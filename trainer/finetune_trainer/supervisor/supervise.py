@@ -205,7 +205,7 @@ class Supervisor:
         failure = first_failure(self._node.run, explain=by_rank) or read_report(tail, code=code, time=time.time())
         if failure.error_type != "RankExited":
             return self._rank_failed(failure)
-        said = f"exited with code {failure.exit_code}; its last line: {last_line(tail)}"
+        said = f"exited with code {failure.exit_code}; its last line: {last_line(tail, rank=rank_of(failure))}"
         return self._rank_failed(replace(failure, message=said, stack=tail))
 
     def _finish(self, message: Termination) -> int:

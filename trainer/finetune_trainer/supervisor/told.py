@@ -129,9 +129,10 @@ def read_report(text: str, *, code: int, time: float) -> RankFailure:
     return explain(rank_ended(None, code, time), text, rank=None)
 
 
-def last_line(text: str) -> str:
-    """What was said last before torchrun reported; of a progress bar, what it came to."""
-    said = (line.rpartition("\r")[2].strip() for line in text.partition("\n" + "=" * 60)[0].rstrip("\r\n").splitlines())
+def last_line(text: str, *, rank: int | None) -> str:
+    """What that rank, or nobody known, said last before torchrun reported; of a progress bar, what it came to."""
+    told = _by_rank(text.partition("\n" + "=" * 60)[0].rstrip("\r\n"))
+    said = (line.rpartition("\r")[2].strip() for who, line in told if rank is None or who in (None, rank))
     return next((line for line in reversed([*said]) if line and "torch/distributed/elastic" not in line), "")
 
 
