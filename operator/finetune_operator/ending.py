@@ -71,7 +71,8 @@ def _culprit_may_speak(case: Case, record: AttemptRecord) -> timedelta:
     if record.reason != StopReason.NODE_FAILED or verdict is None or not verdict.victim:
         return timedelta()
     seen = verdict.evidence.finished_at if verdict.evidence else None
-    return min(LAST_WORDS_WITHIN, seen + LAST_WORDS_WITHIN - case.now) if seen else timedelta()
+    left = seen + LAST_WORDS_WITHIN - case.now if seen else timedelta()
+    return left if left <= 2 * LAST_WORDS_WITHIN else timedelta()  # no longer where a machine's clock is wrong
 
 
 def _judge(case: Case, record: AttemptRecord) -> Decision:

@@ -163,6 +163,14 @@ def test_a_lost_machine_is_waited_for_until_it_is_fenced_and_no_longer() -> None
     assert (waiting.status.attempt, moved_on.status.attempt) == (0, 1)
 
 
+def test_a_machine_whose_clock_is_wrong_delays_nobody() -> None:
+    ahead = ended(of := started(), 0, message=words(error_type="DistBackendError", time=NOW.timestamp() + 3600))
+    of, _ = step(of, seen(of, ahead, running(of, 1)))
+    _, decision = step(of, seen(of, ahead, running(of, 1)))
+
+    assert decision.actions == (DeletePod("bert-0-1", "pod-0-1", ABORT_GRACE_SECONDS),)
+
+
 def test_a_lost_machine_is_given_no_time_to_save_but_its_peers_are() -> None:
     """Kubernetes gave both the pods' own grace; nobody on the lost one obeys, and all wait until it is fenced."""
     of = started()
