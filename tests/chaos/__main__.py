@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
             forget([expected.name for expected in chosen], all_of_them=not options.only)
         run_all(stack, provider.chaos, [*chosen] * options.runs, at_once=options.at_once)
         runs = read_runs()
-        PAGE.write_text(render_page(EXPECTATIONS, runs, describe(provider.cluster)))
+        PAGE.write_text(render_page(EXPECTATIONS, runs, describe(provider.cluster, options.note)))
     finally:
         if not options.keep:
             provider.down()
@@ -54,6 +54,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, help="of each fault (default 3)")
     parser.add_argument("--only", default="", metavar="NAME,NAME", help="these faults; what was seen of others is kept")
     parser.add_argument("--at-once", type=int, default=1, help="of those that touch no other job (default 1)")
+    parser.add_argument("--note", default="", help="a sentence for the page, such as what else the machine did")
     parser.add_argument("--add", action="store_true", help="keep what was seen of them before, too")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     return parser.parse_args(arguments)
@@ -122,12 +123,13 @@ def tell(expected: Expectation, run: Run) -> None:
     print("\n        ".join([line, *wrong]), flush=True)
 
 
-def describe(cluster: ThrowawayCluster) -> Setup:
+def describe(cluster: ThrowawayCluster, note: str) -> Setup:
     return Setup(
         kubernetes=cluster.state.versions.kubernetes,
         nodes=cluster.state.node_count,
         cores=os.cpu_count() or 0,
         cgroups="version 2" if is_unified() else "version 1",
+        note=note,
     )
 
 

@@ -28,6 +28,7 @@ class Setup:
     nodes: int
     cores: int
     cgroups: str
+    note: str = ""  # what else there is to know about these runs
 
 
 def render_page(expectations: Sequence[Expectation], runs: Sequence[Run], setup: Setup) -> str:
@@ -47,6 +48,7 @@ def render_page(expectations: Sequence[Expectation], runs: Sequence[Run], setup:
         at_once=_describe_company(max((run.at_once for run in runs), default=1)),
         setup=f"Kubernetes {setup.kubernetes}, {setup.nodes} nodes on one machine of {setup.cores} cores,"
         f" cgroups {setup.cgroups}",
+        note=f"\n{setup.note}\n" if setup.note else "",
     )
     rows = [_row(expected, by_fault[expected.name]) for expected in expectations]
     deviating = "\n".join(["", "## Not as expected", "", *wrong, ""]) if wrong else ""
@@ -68,13 +70,14 @@ Every fault here was made on a real cluster while a job trained, and what the op
 
 Runs: {when}. {summary}
 
-**Set-up.** {setup}; a machine counts as lost after 20 s without its kubelet. The operator is installed by its chart
-with two replicas. A job has two nodes, on two machines. Unless the row says "the operator's trainer", it runs
-`tests/chaos/program.py`: steps of 0.1 s, saved every 10 steps, one process per node, or two per node under torchrun
-where a rank is named. Each fault strikes a job of its own, {at_once}.
+**Set-up.** {setup}; a machine counts as lost
+after 20 s without its kubelet. The operator is installed by its chart with two replicas. A job has two nodes, on two
+machines. Unless the row says "the operator's trainer", it runs `tests/chaos/program.py`: steps of 0.1 s, saved every
+10 steps, one process per node, or two per node under torchrun where a rank is named. Each fault strikes a job of its
+own, {at_once}.
 `make chaos RUNS=3` does it all again, `make chaos ONLY=name,name` some of it
 ([development-cluster.md](development-cluster.md)).
-
+{note}
 **Columns.** Expected and seen: the reason of each failed attempt, whose fault it is, what followed, and how the job
 ended. Noticed: until the status says it. Training again: until the first step of the next attempt, or, where the job
 could not begin, from the end of the obstacle to its first step. Both count from the moment the fault began to be made.

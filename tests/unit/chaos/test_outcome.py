@@ -99,6 +99,7 @@ def test_the_table_shows_medians_and_where_runs_differ() -> None:
     ]
     assert "3 runs of 1 faults; 0 not as expected" in page
     assert "one at a time" in page
+    assert "It was busy." in render_page([EXPECTED], [GOOD], replace(SETUP, note="It was busy."))
     assert "up to 3 at a time" in render_page([EXPECTED], [GOOD, replace(GOOD, at_once=3)], SETUP)
     assert spread([None]) == ""
 
