@@ -15,6 +15,7 @@ Raw = dict[str, Any]
 
 MESSAGE_CHARACTERS = 600  # of one node's evidence in status: a few lines, not a log
 FENCED_AFTER_SECONDS = 30  # past its deletion deadline, on a node that the taint manager gave up
+OVERDUE_SECONDS = 300  # past it anywhere: no kubelet is there, though a drain or a toleration hides who said so
 
 
 class Life(StrEnum):
@@ -71,9 +72,11 @@ class NodeObservation:
         """Whether a process of it may still run: not ended, and not given up together with its lost k8s node."""
         if self.ended:
             return False
-        if not (self.deletion_deadline and self.evidence.disruption == "DeletionByTaintManager"):
+        if self.deletion_deadline is None:
             return True
-        return (now - self.deletion_deadline).total_seconds() < FENCED_AFTER_SECONDS
+        given_up = self.evidence.disruption == "DeletionByTaintManager"
+        patience = FENCED_AFTER_SECONDS if given_up else OVERDUE_SECONDS
+        return (now - self.deletion_deadline).total_seconds() < patience
 
 
 @dataclass(frozen=True)

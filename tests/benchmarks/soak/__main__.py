@@ -56,8 +56,8 @@ async def _soak(cluster: ThrowawayCluster, api: ApiServer, options: argparse.Nam
     luck = random.Random(options.seed)
     plans = plan_jobs(options.jobs, seconds=seconds, seed=options.seed)
     scene, keeper = Scene(api), Keeper(cluster.kubeconfig)
-    player, thief = Player(scene, luck), Thief(api, luck)
     began = time.monotonic()
+    player, thief = Player(scene, luck, deadline=began + seconds), Thief(api, luck)
     watches = scene.watches()
     background = [asyncio.create_task(watch.run()) for watch in watches]
     for watch in watches:

@@ -83,8 +83,9 @@ def _runs(pod: Raw) -> bool:
 class Player:
     """Plays the scripts: what a kubelet and a trainer would tell, and what users do."""
 
-    def __init__(self, scene: Scene, luck: random.Random) -> None:
+    def __init__(self, scene: Scene, luck: random.Random, *, deadline: float) -> None:
         self.acts: Counter[str] = Counter()
+        self._deadline = deadline  # monotonic; whoever is late hurries then
         self._scene = scene
         self._luck = luck
 
@@ -100,7 +101,7 @@ class Player:
             if attempt is None or attempt == last:
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
-            await asyncio.sleep(plan.run_seconds)
+            await asyncio.sleep(max(LOOK_SECONDS, min(plan.run_seconds, self._deadline - time.monotonic())))
             if self._scene.running_attempt(plan) != attempt:
                 continue  # something else happened to it
             last = attempt

@@ -150,7 +150,7 @@ class Monitor:
             return
         yield from self._attempts(before, after)
         yield from self._budgets(before, after, written["spec"].get("restartPolicy", {}))
-        yield from self._avoided(after)
+        yield from self._avoided(before, after)
         yield from self._repaired(before, after)
         yield from self._claims(after)
 
@@ -211,11 +211,14 @@ class Monitor:
         if counts.counted > policy.max_restarts or counts.infrastructure > policy.max_infrastructure_restarts:
             yield f"restarts beyond the limits: {counts}"
 
-    def _avoided(self, after: JobStatus) -> Iterator[str]:
+    def _avoided(self, before: JobStatus, after: JobStatus) -> Iterator[str]:
         """Only what failed the job, and once only where its hardware is broken."""
-        blamed = Counter(record.k8s_node for record in after.attempts if record.state is AttemptState.FAILED)
-        broken = {record.k8s_node for record in after.attempts if record.reason == Reason.GPU_HARDWARE}
-        for node in after.attempts[-1].avoids if after.attempts else ():
+        if not after.attempts or after.attempt == before.attempt:
+            return
+        records = {record.attempt: record for record in (*before.attempts, *after.attempts)}.values()  # 20 are kept
+        blamed = Counter(record.k8s_node for record in records if record.state is AttemptState.FAILED)
+        broken = {record.k8s_node for record in records if record.reason == Reason.GPU_HARDWARE}
+        for node in after.attempts[-1].avoids:
             if blamed[node] < 2 and node not in broken:
                 yield f"{node} is avoided, but failed the job {blamed[node]} times"
 

@@ -8,6 +8,7 @@ import pytest
 from finetune_operator import names
 from finetune_operator.observe import (
     FENCED_AFTER_SECONDS,
+    OVERDUE_SECONDS,
     Life,
     NodeObservation,
     Observation,
@@ -154,7 +155,9 @@ def test_a_lost_machine_is_given_up_some_time_after_its_pods_deadline() -> None:
     lost = look({**body, "status": {**body["status"], "conditions": [taint]}})
     assert lost.may_run(fenced - timedelta(seconds=1))
     assert not lost.may_run(fenced)
-    assert look(body).may_run(fenced + timedelta(days=1))  # of any other pod the kubelet will tell
+    overdue = NOW + timedelta(seconds=OVERDUE_SECONDS)  # a drain of a dead node leaves another reason
+    assert look(body).may_run(overdue - timedelta(seconds=1))
+    assert not look(body).may_run(overdue)
 
 
 def test_a_deletion_shows_with_its_deadline() -> None:
