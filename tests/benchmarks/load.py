@@ -184,7 +184,7 @@ def job_body(name: str, nodes: int) -> Raw:
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": {
             "model": {"name": "/output/model"},
-            "dataset": {"train": [{"name": "/output/train.jsonl"}]},
+            "dataset": {"train": [{"name": "/output/train.jsonl"}], "numWorkers": 0},
             "sft": {},
             "numNodes": nodes,
             "output": {"persistentVolumeClaim": {"claimName": "models"}},
