@@ -168,9 +168,10 @@ async def _advance(world: World, monitor: Monitor, *, until: Callable[[], bool] 
 
 
 def _waits_for_machines(world: World) -> bool:
-    """There are too few of them, and the status says that it waits for them."""
+    """There are too few of them, and the status says that it waits for them, or pauses after it has."""
     said: str = world.status.get("waiting", {}).get("reason", "")
-    return world.lacks_machines() and said == Reason.UNSCHEDULABLE
+    pauses = any(record.get("reason") == Reason.GANG_INCOMPLETE for record in world.status.get("attempts", ())[-2:])
+    return world.lacks_machines() and (said == Reason.UNSCHEDULABLE or pauses)
 
 
 def _check_promise(world: World, monitor: Monitor, promise: Promise) -> None:
