@@ -1,14 +1,13 @@
 """A pod that is deleted as soon as it starts: the signal comes before the supervisor is ready for it."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from support.pods import REPOSITORY
+from support.supervisor_process import environment
 
 # Sends itself the signal while the supervisor's own modules are still being imported.
 START = """
@@ -23,28 +22,6 @@ sys.meta_path.insert(0, Early())
 sys.argv[:] = ["supervisor", *sys.argv[1:]]
 runpy.run_module("finetune_trainer.supervisor", run_name="__main__", alter_sys=True)
 """
-
-
-def environment(folder: Path) -> dict[str, str]:
-    (folder / "run").mkdir()
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer")),
-        "FINETUNE_NAMESPACE": "default",
-        "FINETUNE_JOB": "bert",
-        "FINETUNE_JOB_UID": "ours",
-        "FINETUNE_ATTEMPT": "0",
-        "FINETUNE_WORLD_SIZE": "1",
-        "FINETUNE_OUTPUT": str(folder / "output"),
-        "FINETUNE_RUN_DIR": str(folder / "run"),
-        "FINETUNE_TERMINATION_LOG": str(folder / "termination-log"),
-        "FINETUNE_STATUS_PORT": "0",
-        "NODE_RANK": "1",
-        "NNODES": "2",
-        "NPROC_PER_NODE": "1",
-        "MASTER_ADDR": "nobody.invalid",
-        "MASTER_PORT": "29500",
-    }
 
 
 def test_it_is_stopped_before_training_begins(tmp_path: Path) -> None:
