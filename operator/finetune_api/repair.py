@@ -74,9 +74,7 @@ def advise(shortage: Shortage) -> str:
     loaders = "start fewer loader processes" + ("" if by_user else " (dataset.numWorkers)")
     if shortage.reason is Reason.CUDA_OUT_OF_MEMORY:
         smaller = by_user or not shortage.spec.restart_policy.max_restarts  # else nothing smaller is left
-        if smaller:
-            return "use smaller batches, or larger or more GPUs"
-        return "shorten the rows (dataset.maxLength), or use larger or more GPUs"
+        return "use smaller batches, or larger or more GPUs" if smaller else shortage.reason.advice
     if not shortage.in_container:
         return f"{loaders}, or use a machine with more memory"
     if shortage.reason is Reason.SHARED_MEMORY_EXHAUSTED:

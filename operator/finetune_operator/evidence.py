@@ -64,8 +64,7 @@ def steps(record: AttemptRecord, nodes: tuple[NodeObservation, ...], polled: Pro
     reports = [report for report in told if report is not None]
     firsts = [said.first_step for said in ended] + [report.first_step for report in reports]
     times = [report.first_step_time for report in reports]
-    lasts = [*(node.evidence.last_step for node in nodes), record.last_step]
-    lasts += [report.step for report in reports]
+    lasts = [record.last_step, *(report.step for report in reports)]
     first, time = record.first_step, record.first_step_time
     return {
         "first_step": first if first is not None else min((step for step in firsts if step is not None), default=None),

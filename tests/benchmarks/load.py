@@ -130,25 +130,10 @@ class Load:
     async def fail(self, name: str) -> float:
         """One node's trainer ends as if a rank had been killed."""
         pod = f"{name}-0-0"
-        body = self.clock.pods[pod]
-        terminated = {"exitCode": 1, "reason": "Error", "message": json.dumps({**KILLED, "time": time.time()})}
-        statuses = body["status"].get("containerStatuses") or [{}]
-        status = {
-            "image": "none",
-            "imageID": "",
-            "restartCount": 0,
-            **statuses[0],
-            "name": names.CONTAINER,
-            "ready": False,
-            "started": False,
-            "state": {"terminated": terminated},
-        }
+        message = json.dumps({**KILLED, "time": time.time()})
+        body = ended_pod(self.clock.pods[pod], code=1, reason="Error", message=message)
         began = time.monotonic()
-        await self.rig.api.call(
-            "PUT",
-            f"{PODS}/{pod}/status",
-            body={**body, "status": {**body["status"], "phase": "Failed", "containerStatuses": [status]}},
-        )
+        await self.rig.api.call("PUT", f"{PODS}/{pod}/status", body=body)
         return began
 
     async def delete(self, jobs: Iterable[str]) -> None:
@@ -191,3 +176,20 @@ def job_body(name: str, nodes: int) -> Raw:
             "podTemplate": {"nodeSelector": {"type": "kwok"}, "tolerations": [{"operator": "Exists"}]},
         },
     }
+
+
+def ended_pod(pod: Raw, *, code: int, reason: str, message: str) -> Raw:
+    """The pod as its kubelet would report it once the trainer has ended."""
+    told = (pod["status"].get("containerStatuses") or [{}])[0]
+    container = {
+        "image": "none",
+        "imageID": "",
+        "restartCount": 0,
+        **told,
+        "name": names.CONTAINER,
+        "ready": False,
+        "started": False,
+        "state": {"terminated": {"exitCode": code, "reason": reason, "message": message}},
+    }
+    phase = "Failed" if code else "Succeeded"
+    return {**pod, "status": {**pod["status"], "phase": phase, "containerStatuses": [container]}}

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from benchmarks.load import JOBS, PODS, Raw, job_body
+from benchmarks.load import JOBS, PODS, Raw, ended_pod, job_body
 from benchmarks.rig import NAMESPACE, count_requests, memory_mib, open_log, operator_process, read_metrics, ready
 from benchmarks.soak.scripts import GONE, RESTART_POLICY, Act, Plan, how_it_ends
 from cluster.kwok import render_fake_node
@@ -136,20 +136,8 @@ class Player:
             pod = self._scene.pods.get(name)
             if pod is None or not _runs(pod):
                 return False
-            told = (pod["status"].get("containerStatuses") or [{}])[0]
-            container = {
-                "image": "none",
-                "imageID": "",
-                "restartCount": 0,
-                **told,
-                "name": names.CONTAINER,
-                "ready": False,
-                "started": False,
-                "state": {"terminated": {"exitCode": code, "reason": reason, "message": message}},
-            }
-            status = {**pod["status"], "phase": "Failed" if code else "Succeeded", "containerStatuses": [container]}
+            body = ended_pod(pod, code=code, reason=reason, message=message)
             try:
-                body = {**pod, "status": status}
                 return await _unless_gone(self._scene.api.call("PUT", f"{PODS}/{name}/status", body=body))
             except ApiError as error:
                 if error.status != CONFLICT:

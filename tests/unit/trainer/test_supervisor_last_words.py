@@ -8,7 +8,7 @@ from pathlib import Path
 from finetune_trainer.supervisor import contract
 from support.supervisor_process import environment
 
-TOKEN = "a-token-of-somebody"
+HIDDEN = "a-token-of-somebody"
 
 # The supervisor, on a machine where the volume of the output has no block left.
 FULL_OUTPUT = """
@@ -41,10 +41,10 @@ def last_words(folder: Path, program: str, *, supervisor: tuple[str, ...], **var
 def test_they_hold_no_secret(tmp_path: Path) -> None:
     raises = "import os; raise ValueError('401 for ' + os.environ['MINE'])"
     plain = ("-m", "finetune_trainer.supervisor")
-    said = last_words(tmp_path, raises, supervisor=plain, MINE=TOKEN, FINETUNE_HIDDEN_ENV="MINE")
+    said = last_words(tmp_path, raises, supervisor=plain, MINE=HIDDEN, FINETUNE_HIDDEN_ENV="MINE")
 
     assert "401 for ***" in said["message"]
-    assert TOKEN not in json.dumps(said)
+    assert HIDDEN not in json.dumps(said)
 
 
 def test_they_name_the_volume_that_is_full(tmp_path: Path) -> None:
