@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from finetune_trainer.errors import CheckpointCorrupt
+from finetune_trainer.errors import CheckpointCorrupt, DiskFull
 from finetune_trainer.files import remove, write_json
 from finetune_trainer.output import Output
 
@@ -49,9 +49,25 @@ class Checkpoints:
             write(staged)
             _write_manifest(staged, {"step": step, "worldSize": world_size, **self._identity(), "time": time.time()})
 
-        self.output.publish(folder, write_all)
-        self._prune(spared)
+        self.publish(folder, write_all, spared=spared)
+        _prune(list(self._newest_first())[self.keep :], spared)
         return folder.name
+
+    def publish(self, folder: Path, write: Callable[[Path], None], *, spared: int | None = None) -> None:
+        """As the output does; into a full volume once more, after the checkpoints that can be spared. Raises DiskFull.
+
+        `write` may be called twice. What stays is the newest whole checkpoint, and that of the step `spared`.
+        """
+        try:
+            self.output.publish(folder, write)
+        except DiskFull as error:
+            found = list(self._newest_first())
+            whole = next((number for number, each in enumerate(found) if self._problem(each) is None), len(found))
+            removed = _prune(found[whole + 1 :], spared)
+            if not removed:
+                raise
+            print(f"{error}; {', '.join(removed)} made room, {folder.name} is written again", flush=True)
+            self.output.publish(folder, write)
 
     def newest(self) -> Found:
         """The newest whole checkpoint of this job. Raises CheckpointCorrupt if there are some and none is whole."""
@@ -105,17 +121,18 @@ class Checkpoints:
                 return f"{name} has {path.stat().st_size} bytes of {size}"
         return None
 
-    def _prune(self, spared: int | None) -> None:
-        """The manifest goes first: a half-deleted checkpoint must not pass for a whole one."""
-        for folder in list(self._newest_first())[self.keep :]:
-            if step_of(folder) == spared:
-                continue
-            (folder / _MANIFEST).unlink(missing_ok=True)
-            remove(folder)
-
 
 def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix(_PREFIX))
+
+
+def _prune(checkpoints: Iterable[Path], spared: int | None) -> tuple[str, ...]:
+    """Gives the names of those that went. The manifest goes first: half a checkpoint must not pass for a whole one."""
+    old = [checkpoint for checkpoint in checkpoints if step_of(checkpoint) != spared]
+    for checkpoint in old:
+        (checkpoint / _MANIFEST).unlink(missing_ok=True)
+        remove(checkpoint)
+    return tuple(checkpoint.name for checkpoint in old)
 
 
 def _write_manifest(folder: Path, described: dict[str, object]) -> None:

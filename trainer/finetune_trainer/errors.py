@@ -30,7 +30,7 @@ class ModelError(UserError):
 
 
 class OutputError(UserError):
-    """The output belongs to another job or attempt, is not shared, is full or cannot be written."""
+    """The output belongs to another job or attempt, is not shared or cannot be written."""
 
 
 class CheckpointCorrupt(UserError):
@@ -47,6 +47,10 @@ class MixedHardware(UserError):
 
 class NonFiniteLoss(UserError):
     """The loss became NaN or infinite: training on from the same point would end the same way."""
+
+
+class DiskFull(TrainerError):
+    """A volume has no room left, or its quota is spent."""
 
 
 class CudaOutOfMemory(TrainerError):

@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from finetune_trainer.errors import OutputError
+from finetune_trainer.errors import DiskFull, OutputError, TrainerError
+from finetune_trainer.supervisor.volumes import is_full
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -60,17 +62,31 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Turn a full or closed disk into an OutputError; other faults of the disk may pass and stay what they are."""
+    """Turn what a full or closed disk raises into DiskFull and OutputError; its other faults stay what they are.
+
+    safetensors says why it could not write in words, torch not at all.
+    """
     try:
         yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise OutputError(
-                f"{folder} is full ({error.strerror}); enlarge its volume or lower training.saveTotalLimit"
-            ) from error
-        if error.errno in _CLOSED:
-            raise OutputError(
-                f"{folder} cannot be written ({error.strerror}); let the trainer's user write there"
-                " or choose another claim"
-            ) from error
+    except TrainerError:
         raise
+    except Exception as error:
+        number = _number(error)
+        if number is None and is_full(folder):
+            number = errno.ENOSPC
+        if number is None or number not in (*_FULL, *_CLOSED):
+            raise
+        why = os.strerror(number)
+        if number in _FULL:
+            raise DiskFull(f"{folder} is full ({why})") from error
+        raise OutputError(
+            f"{folder} cannot be written ({why}); let the trainer's user write there or choose another claim"
+        ) from error
+
+
+def _number(error: Exception) -> int | None:
+    """That of the system, which Rust's libraries give in their words."""
+    if isinstance(error, OSError):
+        return error.errno
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    return int(told[1]) if told else None

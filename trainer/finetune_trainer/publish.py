@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from finetune_trainer.checkpoint import step_of
 from finetune_trainer.evaluations import Ending, conclude
 from finetune_trainer.hub import upload
 from finetune_trainer.methods.exact import ExactTrainer
@@ -39,7 +40,8 @@ def publish_result(trainer: ExactTrainer, output: Output, pretrained: Pretrained
             write_merged(pretrained, folder, folder / "merged")
 
     def publish() -> None:
-        output.publish(output.result, write)
+        best = step_of(ending.checkpoint) if ending and ending.checkpoint else None
+        trainer.parts.checkpoints.publish(output.result, write, spared=best)
         if push := trainer.parts.spec.output.push_to_hub:
             print(f"pushed: {upload(push, output.result, title=title)}", flush=True)
         output.mark_success()

@@ -1,3 +1,5 @@
+import errno
+import os
 import random
 from pathlib import Path
 
@@ -6,7 +8,7 @@ import pytest
 import torch
 
 from finetune_trainer.checkpoint import Checkpoints, random_state, restore_random_state, step_of
-from finetune_trainer.errors import CheckpointCorrupt
+from finetune_trainer.errors import CheckpointCorrupt, DiskFull
 from finetune_trainer.output import Output
 from support.identity import identity
 
@@ -80,6 +82,52 @@ def test_a_failed_save_prunes_nothing(output: Output) -> None:
     found = checkpoints.newest()
     assert found.path is not None
     assert step_of(found.path) == 1
+
+
+class SmallVolume:
+    """Room for so many checkpoints, the one that is being written among them."""
+
+    def __init__(self, output: Output, *, holds: int) -> None:
+        self._output, self._holds = output, holds
+
+    def write(self, folder: Path) -> None:
+        write(folder)
+        if len(list(self._output.checkpoints.iterdir())) > self._holds:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_old_checkpoints_make_room_in_a_full_volume(output: Output, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoints = save(output, 1, 2, 3)
+
+    checkpoints.save(4, 2, SmallVolume(output, holds=2).write)
+
+    assert names(output) == ["step-00000003", "step-00000004"]
+    assert "step-00000002, step-00000001 made room, step-00000004 is written again" in capsys.readouterr().out
+
+
+def test_what_can_be_resumed_from_and_the_best_stay_in_a_full_volume(output: Output) -> None:
+    checkpoints = save(output, 1, 2, 3, 4)
+    (output.checkpoints / "step-00000004" / "weights").unlink()
+
+    with pytest.raises(DiskFull):
+        checkpoints.save(5, 2, SmallVolume(output, holds=3).write, spared=1)
+
+    assert [name for name in names(output) if not name.startswith(".tmp")] == [
+        "step-00000001",
+        "step-00000003",
+        "step-00000004",
+    ]
+
+
+def test_nothing_goes_where_nothing_could_be_resumed_from(output: Output) -> None:
+    checkpoints = save(output, 1, 2)
+    for step in (1, 2):
+        (output.checkpoints / f"step-{step:08d}" / "weights").unlink()
+
+    with pytest.raises(DiskFull):
+        checkpoints.save(3, 2, SmallVolume(output, holds=1).write)
+
+    assert {"step-00000001", "step-00000002"} <= set(names(output))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from huggingface_hub import HfApi, snapshot_download
 from finetune_api.dataset import DatasetSource
 from finetune_trainer.data import files as trainers_files
 from finetune_trainer.data.files import EVAL, TRAIN, choose, find_files
-from finetune_trainer.errors import DatasetError, HubUnavailable, OutputError
+from finetune_trainer.errors import DatasetError, DiskFull, HubUnavailable
 from support.downloads import NONE, downloads
 from support.fake_hub import SHA, FakeHub, serve_hub
 
@@ -132,7 +132,7 @@ def test_a_disk_that_is_full_is_not_the_hubs_fault(
 
     monkeypatch.setattr(trainers_files, "snapshot_download", fill)
 
-    with pytest.raises(OutputError, match="is full"):
+    with pytest.raises(DiskFull, match="is full"):
         find_files(DatasetSource(name="acme/rows"), downloads(tmp_path), field=FIELD)
 
 

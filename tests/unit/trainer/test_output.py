@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from finetune_trainer import files as trainers_files
 from finetune_trainer import output as module
-from finetune_trainer.errors import OutputError
+from finetune_trainer.errors import DiskFull, OutputError
 from finetune_trainer.files import explained
 from finetune_trainer.output import Output
 from support.identity import identity
@@ -160,13 +161,38 @@ def test_a_node_that_does_not_see_the_token_says_so(output: Output, monkeypatch:
         output.check_shared("the token of another folder")
 
 
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [(errno.ENOSPC, "is full"), (errno.EROFS, "cannot be written"), (errno.EACCES, "cannot be written")],
-)
-def test_a_full_or_closed_disk_is_the_users_to_mend(tmp_path: Path, number: int, words: str) -> None:
-    with pytest.raises(OutputError, match=words), explained(tmp_path):
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_closed_disk_is_the_users_to_mend(tmp_path: Path, number: int) -> None:
+    with pytest.raises(OutputError, match="cannot be written"), explained(tmp_path):
         raise OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_by_its_number(tmp_path: Path, number: int) -> None:
+    with pytest.raises(DiskFull, match=rf"{tmp_path} is full \({os.strerror(number)}\)"), explained(tmp_path):
+        raise OSError(number, os.strerror(number))
+
+
+def test_a_full_disk_is_told_by_the_words_of_safetensors(tmp_path: Path) -> None:
+    """It asks for the room of the whole file first, so that the volume is not full afterwards."""
+    with pytest.raises(DiskFull), explained(tmp_path):
+        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+def test_an_error_of_torch_is_explained_by_the_volume_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainers_files, "is_full", lambda folder: folder == tmp_path)
+
+    with pytest.raises(DiskFull, match="No space left on device"), explained(tmp_path):
+        raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+
+
+def test_errors_of_our_own_are_not_blamed_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainers_files, "is_full", lambda _folder: True)
+
+    with pytest.raises(OutputError, match="superseded"), explained(tmp_path):
+        raise OutputError("superseded by attempt 2")
 
 
 def test_other_faults_of_the_disk_stay_what_they_are(tmp_path: Path) -> None:

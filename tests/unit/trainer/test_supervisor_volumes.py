@@ -29,6 +29,12 @@ def test_full_volumes_are_named(message: str) -> None:
     assert name_full(message, [*FOLDERS, Path("/none")]) == f"{message} (full: /shm, /tmp)"
 
 
+def test_a_volume_that_is_named_already_is_not_named_again() -> None:
+    message = "/output is full (No space left on device)"
+    assert name_full(message, [Path("/shm")]) == f"{message} (full: /shm)"
+    assert name_full("/shm is full (No space left on device)", [Path("/shm")]).endswith("on device)")
+
+
 def test_a_volume_with_room_is_not_blamed() -> None:
     message = "[Errno 28] No space left on device"
     assert name_full(message, [Path("/output")]) == message

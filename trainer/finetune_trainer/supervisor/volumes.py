@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  a volume of the pod
@@ -13,18 +13,17 @@ _ALMOST_NOTHING = 2**20  # bytes; what wrote last may have given back the part o
 
 
 def name_full(message: str, folders: Iterable[Path]) -> str:
-    """The message, with the full ones of these folders if it is about space."""
+    """The message, with the full ones of these folders that it does not name, if it is about space."""
     if not _NO_SPACE.search(message):
         return message
-    full = sorted({str(folder) for folder in _full(folders)})
+    full = sorted({str(folder) for folder in folders if str(folder) not in message and is_full(folder)})
     return f"{message} (full: {', '.join(full)})" if full else message
 
 
-def _full(folders: Iterable[Path]) -> Iterator[Path]:
-    for folder in folders:
-        try:
-            there = os.statvfs(folder)
-        except OSError:
-            continue
-        if there.f_blocks and there.f_bavail * there.f_frsize < _ALMOST_NOTHING:
-            yield folder
+def is_full(folder: Path) -> bool:
+    """Whether its volume has no room left; a quota is not seen."""
+    try:
+        there = os.statvfs(folder)
+    except OSError:
+        return False
+    return there.f_blocks > 0 and there.f_bavail * there.f_frsize < _ALMOST_NOTHING
