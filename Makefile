@@ -51,9 +51,11 @@ search: setup ## look for broken promises in more histories; HISTORIES=1000000 W
 demo: setup ## from nothing to a job Complete on two nodes of a throwaway cluster
 	@$(RUN) tests/demo.py
 
-.PHONY: bench soak bench-trainer bench-failures bench-gpu
+.PHONY: bench bench-recovery soak bench-trainer bench-failures bench-gpu
 bench: setup ## reconcile latency and throughput on a real API server; ARGS="--jobs 1000 --nodes 2 --no-floor" for many jobs
 	@$(RUN) -m benchmarks $(ARGS)
+bench-recovery: setup ## how long a job does not train after a rank was killed, by stage, on real pods
+	@$(RUN) -m benchmarks.recovery $(ARGS)
 soak: setup ## jobs with faults while the operator is killed every minute; MINUTES=30 JOBS=500
 	@$(RUN) -m benchmarks.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(JOBS),--jobs $(JOBS))
 bench-trainer: setup ## the trainer's speed on CPU beside TRL and ms-swift
