@@ -1,4 +1,4 @@
-"""The model that is trained, and how its images are read."""
+"""The model that is trained, and how its images and videos are read."""
 
 from typing import Literal, Self
 
@@ -26,6 +26,22 @@ class ModelSource(Model):
     )
     min_pixels: int | None = Field(
         default=None, ge=1, le=1_000_000_000, description="Pixels of an image below which it is made larger."
+    )
+    video_fps: float | None = Field(
+        default=None,
+        gt=0,
+        le=60,
+        description="Frames that are taken of a second of a video. Default: what the model's processor says, else 2.",
+    )
+    video_max_frames: int | None = Field(
+        default=None, ge=1, le=10_000, description="Most frames that are taken of a video. Default: likewise, else 768."
+    )
+    video_max_pixels: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000_000,
+        description="Pixels above which videos are made smaller: those of a frame for Qwen2-VL and Qwen2.5-VL, of all"
+        " frames together for Qwen3-VL. Default: what the model's processor says.",
     )
     freeze: tuple[Literal["vision", "aligner", "language"], ...] | None = Field(
         default=None,

@@ -62,7 +62,7 @@ def accuracy(model: Path, rows: Path) -> float:
         vision=pretrained.vision,
     )
     samples = load_data(Dataset.model_validate({"train": [{"name": str(rows)}]}), how)
-    batch = SeeingCollator(0, pretrained.vision, always=False)([samples.samples[i] for i in range(len(samples.train))])
+    batch = SeeingCollator(0, pretrained.vision, always=())([samples.samples[i] for i in range(len(samples.train))])
     likeliest = predict(AutoModelForImageTextToText.from_pretrained(model).eval(), batch).argmax(dim=-1)
     learned = batch["labels"][:, 1:] != IGNORED
     first = learned.int().argmax(dim=1, keepdim=True)

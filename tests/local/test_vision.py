@@ -24,6 +24,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "fsdp2": {"fsdp": {}},
 }
+SPREADING = ("zero3", "fsdp2")  # the weights, which every rank needs of the others in every layer
 RATES = {"learningRate": 0.003, "visionLearningRate": 0.0003, "alignerLearningRate": 0.01}
 RESUMED = ("qwen2_vl", "zero1", "zero2", "zero3", "fsdp2")
 DPO = {"beta": 0.2, "rpoAlpha": 0.5}
@@ -63,6 +64,13 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows with an image, with a video, with both and with nothing."""
+    folder = tmp_path_factory.mktemp("videos")
+    return tiny_vision.rows(folder, 24, images=lambda number: number % 4 // 2, videos=lambda number: number % 2)
+
+
+@pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     return {kind: tiny_vision.build(folder / kind, kind) for kind in tiny_vision.KINDS}
@@ -74,7 +82,7 @@ def two_ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(models: dict[str, Path], rows: Path, two_ranks_folder: Path) -> Results:
+def two_ranks(models: dict[str, Path], rows: Path, videos: Path, two_ranks_folder: Path) -> Results:
     cells = {kind: spec(model, rows, (1, 4)) for kind, model in models.items()}
     cells |= {f"{kind}, lora": spec(model, rows, (1, 4), lora={"r": 16}) for kind, model in models.items()}
     cells |= {
@@ -89,14 +97,17 @@ def two_ranks(models: dict[str, Path], rows: Path, two_ranks_folder: Path) -> Re
     cells["loader processes"] = spec(models["qwen2_vl"], rows, (1, 4))
     cells["loader processes"]["dataset"]["numWorkers"] = 1
     cells["smaller images"] = spec(models["qwen2_vl"], rows, (1, 4), {"maxPixels": 28 * 28 * 2})
+    cells |= {f"{kind}, videos": spec(models[kind], videos, (1, 4)) for kind in tiny_vision.SEE_VIDEOS}
+    cells |= {f"{preset}, videos": spec(models["qwen2_vl"], videos, (1, 4), **PRESETS[preset]) for preset in SPREADING}
     return launch(two_ranks_folder, cells, ranks=2)
 
 
 @pytest.fixture(scope="module")
-def one_rank(models: dict[str, Path], rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+def one_rank(models: dict[str, Path], rows: Path, videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     cells = {kind: spec(model, rows, (8, 1)) for kind, model in models.items()}
     cells |= {f"{kind}, lora": spec(model, rows, (8, 1), lora={"r": 16}) for kind, model in models.items()}
     cells["dpo"] = spec(models["qwen2_vl"], tiny.pairs(rows), (8, 1), sft=None, dpo=DPO)
+    cells |= {f"{kind}, videos": spec(models[kind], videos, (8, 1)) for kind in tiny_vision.SEE_VIDEOS}
     return launch(tmp_path_factory.mktemp("one") / "cells", cells, ranks=1)
 
 
@@ -111,6 +122,23 @@ def test_ranks_that_show_nothing_change_no_gradient(
     assert spread[what] == pytest.approx(whole[what], rel=FOUR_DIGITS)
     assert len(whole["loss"]) == STEPS
     assert whole["loss"][-1] < whole["loss"][0]
+
+
+@pytest.mark.parametrize("what", ["loss", "grad_norm", "eval_loss"])
+@pytest.mark.parametrize("kind", tiny_vision.SEE_VIDEOS)
+def test_videos_are_as_exact(two_ranks: Results, one_rank: Results, kind: str, what: str) -> None:
+    spread, whole = two_ranks[f"{kind}, videos"], one_rank[f"{kind}, videos"]
+
+    assert spread[what] == pytest.approx(whole[what], rel=FOUR_DIGITS)
+    assert whole["loss"][-1] < whole["loss"][0]
+
+
+@pytest.mark.parametrize("preset", SPREADING)
+def test_videos_are_as_exact_where_weights_are_spread(two_ranks: Results, preset: str) -> None:
+    """Ranks that ran the tower more or less often than others would wait for each other without end."""
+    for what in ("loss", "grad_norm", "eval_loss"):
+        ddp, spread = two_ranks["qwen2_vl, videos"][what], two_ranks[f"{preset}, videos"][what]
+        assert spread == pytest.approx(ddp, rel=FOUR_DIGITS), what
 
 
 @pytest.mark.parametrize("tuner", ["", ", lora"])

@@ -1,10 +1,12 @@
-"""One small model of each family that sees, with random weights, and rows that show images made on the spot."""
+"""One small model of each family that sees, with random weights, and rows that show what is made on the spot."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import av
 import torch
 from PIL import Image
 from tokenizers import AddedToken
@@ -33,6 +35,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from support import tiny
 
 _QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+_QWEN_VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 _MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _TEXT = {
     "hidden_size": 32,
@@ -56,13 +59,15 @@ class Kind:
     marks: tuple[str, ...]
     config: Callable[[int, PreTrainedTokenizerFast], PretrainedConfig]
     processor: Callable[[], Any]
+    pixels: tuple[int, int] | None = None  # least and most of a video, of families that see them
 
 
 def _template(image: str) -> str:
     return (
         "{%- for message in messages -%}{{ '<|im_start|>' + message['role'] + '\\n' }}"
         "{%- for part in message['content'] -%}"
-        "{%- if part['type'] == 'image' -%}{{ '" + image + "' }}{%- else -%}{{ part['text'] }}{%- endif -%}"
+        "{%- if part['type'] == 'image' -%}{{ '" + image + "' }}"
+        "{%- elif part['type'] == 'video' -%}{{ '" + _QWEN_VIDEO + "' }}{%- else -%}{{ part['text'] }}{%- endif -%}"
         "{%- endfor -%}{{ '<|im_end|>\\n' }}{%- endfor -%}"
         "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
     )
@@ -164,9 +169,11 @@ def _qwen_processor(**options: Any) -> Any:
 
 _SMALL = {"height": 56, "width": 56}
 KINDS: dict[str, Kind] = {
-    "qwen2_vl": Kind(_QWEN_IMAGE, _MARKS, _qwen2_vl, _qwen_processor),
-    "qwen2_5_vl": Kind(_QWEN_IMAGE, _MARKS, _qwen2_5_vl, _qwen_processor),
-    "qwen3_vl": Kind(_QWEN_IMAGE, _MARKS, _qwen3_vl, lambda: _qwen_processor(patch_size=16)),
+    "qwen2_vl": Kind(_QWEN_IMAGE, _MARKS, _qwen2_vl, _qwen_processor, (28 * 28, 28 * 28 * 8)),
+    "qwen2_5_vl": Kind(_QWEN_IMAGE, _MARKS, _qwen2_5_vl, _qwen_processor, (28 * 28, 28 * 28 * 8)),
+    "qwen3_vl": Kind(
+        _QWEN_IMAGE, _MARKS, _qwen3_vl, lambda: _qwen_processor(patch_size=16), (32 * 32 * 2, 32 * 32 * 64)
+    ),
     "internvl": Kind(
         "<IMG_CONTEXT>\\n",
         ("<img>", "</img>", "<IMG_CONTEXT>"),
@@ -185,6 +192,9 @@ KINDS: dict[str, Kind] = {
 }
 
 
+SEE_VIDEOS = tuple(kind for kind, made in KINDS.items() if made.pixels)
+
+
 def build_tokenizer(kind: str) -> PreTrainedTokenizerFast:
     tokenizer = tiny.build_tokenizer()
     tokenizer.add_special_tokens(
@@ -195,7 +205,7 @@ def build_tokenizer(kind: str) -> PreTrainedTokenizerFast:
 
 
 def build(folder: Path, kind: str = "qwen2_vl", *, seed: int = 0) -> Path:
-    """A model, its tokenizer and image processor."""
+    """A model, its tokenizer and its processors."""
     tokenizer = build_tokenizer(kind)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(seed)
@@ -206,6 +216,9 @@ def build(folder: Path, kind: str = "qwen2_vl", *, seed: int = 0) -> Path:
             torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(folder)
     KINDS[kind].processor().save_pretrained(folder)
+    if pixels := KINDS[kind].pixels:
+        size = dict(zip(("shortest_edge", "longest_edge"), pixels, strict=True))
+        (folder / "video_preprocessor_config.json").write_text(json.dumps({"size": size}))
     return folder
 
 
@@ -216,8 +229,25 @@ def draw(folder: Path, name: str, size: tuple[int, int], *, seed: int) -> str:
     return name
 
 
-def rows(folder: Path, count: int, *, images: Callable[[int], int]) -> Path:
-    """Chat rows beside their images, and the same as preferences; row `number` shows `images(number)` of them."""
+def film(folder: Path, name: str, size: tuple[int, int], *, frames: int, fps: int, seed: int = 0) -> str:
+    """A file of frames in one random colour each; gives its name."""
+    colours = torch.randint(0, 256, (frames, 3), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    with av.open(str(folder / name), "w") as file:
+        stream = file.add_stream("mpeg4", rate=fps)
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        for colour in colours:
+            frame = av.VideoFrame.from_ndarray(colour.expand(size[1], size[0], 3).contiguous().numpy(), format="rgb24")
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    return name
+
+
+def none(_number: int) -> int:
+    return 0
+
+
+def rows(folder: Path, count: int, *, images: Callable[[int], int] = none, videos: Callable[[int], int] = none) -> Path:
+    """Chat rows beside their images and videos, and the same as preferences; each row shows as many as it is told."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for number, row in zip(range(count), tiny.chat_rows(), strict=False):
@@ -225,9 +255,13 @@ def rows(folder: Path, count: int, *, images: Callable[[int], int]) -> Path:
             draw(folder, f"{number}-{each}.png", (28 + 28 * ((number + each) % 3), 56), seed=10 * number + each)
             for each in range(images(number))
         ]
+        films = [
+            film(folder, f"{number}-{each}.mp4", (56, 28), frames=8 + 2 * (number % 3), fps=4, seed=number)
+            for each in range(videos(number))
+        ]
         question, answer = row["messages"]
-        asked = {**question, "content": "<image>" * len(names) + question["content"]}
-        shown = {"images": names} if names else {}
+        asked = {**question, "content": "<image>" * len(names) + "<video>" * len(films) + question["content"]}
+        shown = {column: value for column, value in (("images", names), ("videos", films)) if value}
         written.append({"messages": [asked, {**answer, "content": answer["content"][:80]}], **shown})
     path = folder / "rows.jsonl"
     tiny.write_jsonl(path, written)

@@ -14,6 +14,7 @@ from finetune_trainer.callbacks import FollowEvaluations, RefuseNonFiniteLoss, S
 from finetune_trainer.checkpoint import Checkpoints
 from finetune_trainer.data.batches import Collate, Collator
 from finetune_trainer.data.load import Data
+from finetune_trainer.data.pictures import Kind
 from finetune_trainer.errors import TrainerError
 from finetune_trainer.groups import check_rates
 from finetune_trainer.memory.limit import memory_of_a_rank
@@ -157,5 +158,5 @@ def collator(data: Data, pretrained: Pretrained, model: torch.nn.Module) -> Coll
     pad_id = pad_token_id(pretrained.tokenizer)
     if pretrained.vision is None:
         return Collator(pad_id)
-    always = data.shows_images or trains_sight(model, pretrained.vision.family)
+    always = data.shown or ((Kind.IMAGE,) if trains_sight(model, pretrained.vision.family) else ())
     return SeeingCollator(pad_id, pretrained.vision, always=always)

@@ -89,7 +89,7 @@ def test_without_images_the_tag_is_a_word(columns: dict[str, Any]) -> None:
         ),
         pytest.param(
             ask([{"type": "image_url", "image_url": {"url": "data:image/png;base64,%%"}}]),
-            "expected an image in base64",
+            "expected the image in base64",
             id="no base64",
         ),
         pytest.param(
@@ -99,14 +99,14 @@ def test_without_images_the_tag_is_a_word(columns: dict[str, Any]) -> None:
         ),
         pytest.param(ask([{"type": "image"}]), "content[0]: expected the image here", id="a part without an image"),
         pytest.param(
-            ask([{"type": "audio", "audio": "a.wav"}]), "content[0].type: expected text or image", id="a sound"
+            ask([{"type": "audio", "audio": "a.wav"}]), "content[0].type: expected text, image or video", id="a sound"
         ),
         pytest.param(
             {
                 "messages": [{"role": "user", "content": "draw"}, {"role": "assistant", "content": "<image>"}],
                 "images": ["a"],
             },
-            "turn 1 is the assistant's and shows an image",
+            "turn 1 is the assistant's and shows image /data/a; only",
             id="an image as an answer",
         ),
         pytest.param(

@@ -19,6 +19,7 @@ from finetune_api.lora import Lora
 from finetune_api.model_source import ModelSource
 from finetune_trainer.data.counted import Rules
 from finetune_trainer.data.load import Data, Method, Tokenizing, load_data
+from finetune_trainer.data.pictures import Kind
 from finetune_trainer.data.tokens import IGNORED, Features
 from finetune_trainer.errors import DatasetError, InvalidSpec
 from finetune_trainer.methods.sft import predict, render_sample, target_losses
@@ -57,7 +58,7 @@ class Loaded:
         )
         return load_data(Dataset.model_validate({"train": [{"name": str(rows)}], **fields}), how)
 
-    def collate(self, *, always: bool) -> SeeingCollator:
+    def collate(self, *always: Kind) -> SeeingCollator:
         assert self.pretrained.vision is not None
         return SeeingCollator(pad_token_id(self.pretrained.tokenizer), self.pretrained.vision, always=always)
 
@@ -116,7 +117,7 @@ def test_an_image_has_as_many_tokens_as_the_model_makes_of_it(loaded: Loaded, tm
     """The models raise an error where they differ."""
     names = [tiny_vision.draw(tmp_path, f"{size}.png", size, seed=1) for size in ((28, 28), (200, 60), (90, 300))]
     data = loaded.data(write(tmp_path, *(asked("<image>?", name) for name in names), asked("<image>" * 3, *names)))
-    collate = loaded.collate(always=False)
+    collate = loaded.collate()
 
     for index in range(4):
         assert predict(loaded.model, collate([data.samples[index]])).isfinite().all()
@@ -127,7 +128,7 @@ def test_an_image_has_as_many_tokens_as_the_model_makes_of_it(loaded: Loaded, tm
 def test_an_image_is_seen(loaded: Loaded, tmp_path: Path) -> None:
     names = [tiny_vision.draw(tmp_path, f"{seed}.png", (56, 56), seed=seed) for seed in range(2)]
     data = loaded.data(write(tmp_path, *(asked("<image>?", name) for name in names)))
-    collate = loaded.collate(always=False)
+    collate = loaded.collate()
 
     one, other = (predict(loaded.model, collate([data.samples[index]])) for index in range(2))
 
@@ -137,8 +138,8 @@ def test_an_image_is_seen(loaded: Loaded, tmp_path: Path) -> None:
 def test_an_image_that_shows_nothing_changes_no_logit_and_no_gradient(loaded: Loaded, tmp_path: Path) -> None:
     data = loaded.data(tiny_vision.rows(tmp_path, 4, images=lambda number: number // 3))
     rows = [data.samples[index] for index in range(3)]
-    real = gradients_of(loaded.model, loaded.collate(always=True)([data.samples[3]]))
-    plain, seeing = loaded.collate(always=False)(rows), loaded.collate(always=True)(rows)
+    real = gradients_of(loaded.model, loaded.collate(Kind.IMAGE)([data.samples[3]]))
+    plain, seeing = loaded.collate()(rows), loaded.collate(Kind.IMAGE)(rows)
     assert "pixel_values" in seeing
     assert "pixel_values" not in plain
 
@@ -199,7 +200,7 @@ def test_what_no_image_runs_through_is_not_trained(loaded: Loaded, tmp_path: Pat
     model = copy_of(loaded.model)
     freeze(model, family, (), unreached=family.unreached(model.config))
 
-    reached = gradients_of(model, loaded.collate(always=True)([data.samples[index] for index in range(2)])).keys()
+    reached = gradients_of(model, loaded.collate(Kind.IMAGE)([data.samples[index] for index in range(2)])).keys()
 
     assert {name for name, each in model.named_parameters() if each.requires_grad} == set(reached)
 
@@ -267,7 +268,7 @@ def test_turned_photos_are_counted_as_they_are_seen(qwen: Loaded, tmp_path: Path
     data = qwen.data(write(tmp_path, asked("<image>?", "lying.jpg")))
 
     assert data.samples[0][0]["image_grid_thw"].tolist() == [[1, 16, 6]]
-    assert predict(qwen.model, qwen.collate(always=False)([data.samples[0]])).isfinite().all()
+    assert predict(qwen.model, qwen.collate()([data.samples[0]])).isfinite().all()
 
 
 def test_length_is_counted_with_image_tokens_and_truncation_keeps_an_image_whole(qwen: Loaded, tmp_path: Path) -> None:
@@ -372,7 +373,7 @@ def test_a_model_that_sees_is_not_trained_on_packs(qwen: Loaded, tmp_path: Path)
         qwen.data(write(tmp_path, asked("no image")), Rules(max_length=64), packing=True, maxLength=64)
 
 
-@pytest.mark.parametrize("field", [{"freeze": ["vision"]}, {"maxPixels": 602112}, {"minPixels": 784}])
+@pytest.mark.parametrize("field", [{"freeze": ["vision"]}, {"maxPixels": 602112}, {"minPixels": 784}, {"videoFps": 1}])
 def test_fields_of_sight_are_refused_for_a_model_that_reads(tmp_path: Path, field: dict[str, Any]) -> None:
     tokenizer = tiny.build_tokenizer()
     tokenizer.save_pretrained(tmp_path)

@@ -1,15 +1,15 @@
-"""The images of tokenised sequences: paths, and the bytes of those that stood in their rows. No pixels."""
+"""The images and videos of tokenised sequences: paths, and the bytes of those that stood in their rows. No pixels."""
 
 import json
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
-from finetune_trainer.data.pictures import Picture
+from finetune_trainer.data.pictures import Kind, Picture
 
 _ENDS, _SOURCES, _BYTES = "image-ends.npy", "images.json", "images.bin"
 
@@ -20,7 +20,7 @@ class AlbumWriter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._ends = array("q")
-        self._sources: list[str | tuple[int, int]] = []
+        self._sources: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
         self._bytes = (self._folder / _BYTES).open("wb")
@@ -34,12 +34,13 @@ class AlbumWriter:
 
     def add(self, pictures: Iterable[Picture]) -> None:
         for picture in pictures:
+            source: dict[str, Any] = {"path": picture.path}
             if picture.data:
-                start = self._bytes.tell()
+                source = {"at": (self._bytes.tell(), len(picture.data))}
                 self._bytes.write(picture.data)
-                self._sources.append((start, len(picture.data)))
-            else:
-                self._sources.append(picture.path)
+            elif picture.frames:
+                source = {"frames": picture.frames}
+            self._sources.append(source if picture.kind is Kind.IMAGE else {**source, "kind": picture.kind})
         self._ends.append(len(self._sources))
 
 
@@ -49,20 +50,18 @@ class Album:
     def __init__(self, folder: Path) -> None:
         self._bytes = folder / _BYTES
         self._ends = np.load(folder / _ENDS)
-        self._sources: list[str | list[int]] = json.loads((folder / _SOURCES).read_text(encoding="utf-8"))
-
-    def __len__(self) -> int:
-        """Images of all sequences."""
-        return len(self._sources)
+        self._sources: list[dict[str, Any]] = json.loads((folder / _SOURCES).read_text(encoding="utf-8"))
+        self.kinds = frozenset(Kind(source.get("kind", Kind.IMAGE)) for source in self._sources)
 
     def __getitem__(self, sequence: int) -> tuple[Picture, ...]:
         start = int(self._ends[sequence - 1]) if sequence else 0
         return tuple(self._picture(source) for source in self._sources[start : int(self._ends[sequence])])
 
-    def _picture(self, source: str | list[int]) -> Picture:
-        if isinstance(source, str):
-            return Picture(path=source)
-        start, size = source
+    def _picture(self, source: dict[str, Any]) -> Picture:
+        kind = Kind(source.get("kind", Kind.IMAGE))
+        if "at" not in source:
+            return Picture(source.get("path", ""), kind=kind, frames=tuple(source.get("frames", ())))
+        start, size = source["at"]
         with self._bytes.open("rb") as file:
             file.seek(start)
-            return Picture(data=file.read(size))
+            return Picture(data=file.read(size), kind=kind)

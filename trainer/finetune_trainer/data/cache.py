@@ -17,7 +17,7 @@ from finetune_trainer.data.places import PlaceBook
 from finetune_trainer.data.tokens import TokenDataset
 from finetune_trainer.errors import TrainerError
 
-_FORMAT = 4
+_FORMAT = 5
 
 Rows = Iterable[Rendered | TrainerError]
 

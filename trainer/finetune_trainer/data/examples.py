@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from finetune_trainer.data.pictures import MARK, TAG, Picture, column_pictures, part_picture, place_pictures
+from finetune_trainer.data.pictures import MARK, Kind, Picture, column_pictures, part_picture, place_pictures
 from finetune_trainer.data.rows import Row, describe
 from finetune_trainer.errors import DatasetError
 
@@ -128,8 +128,9 @@ def query_prompt(row: Row) -> list[Turn]:
 
 
 def _prompt_completion(row: Row) -> Completion:
-    if column_pictures(row):
-        raise DatasetError(f"{row.place}: a prompt with its completion shows no images; give the row as messages")
+    for kind in Kind:
+        if column_pictures(row, kind):
+            raise DatasetError(f"{row.place}: a prompt with its completion shows no {kind}s; give the row as messages")
     completion = text_in(row, "completion")
     if not completion:
         raise DatasetError(f"{row.place}, column completion: expected text to learn, found none")
@@ -156,7 +157,7 @@ def _conversation(row: Row, turns: list[Turn]) -> Conversation:
 
 
 def with_pictures(row: Row, turns: list[Turn]) -> list[Turn]:
-    """The turns with what the row's column of images shows in them; only the user shows images."""
+    """The turns with what the row's columns show in them; only the user shows images and videos."""
     placed = place_pictures(row, [turn.content for turn in turns], [turn.pictures for turn in turns])
     seeing = [
         replace(turn, content=content, pictures=pictures)
@@ -165,7 +166,7 @@ def with_pictures(row: Row, turns: list[Turn]) -> list[Turn]:
     for index, turn in enumerate(seeing):
         if turn.pictures and turn.role is not Role.USER:
             raise DatasetError(
-                f"{row.place}: turn {index} is the {turn.role}'s and shows an image; only the user's may"
+                f"{row.place}: turn {index} is the {turn.role}'s and shows {turn.pictures[0]}; only the user's may"
             )
     return seeing
 
@@ -219,7 +220,7 @@ def _weight(where: str, value: object) -> float:
 
 
 def _content(row: Row, where: str, value: object) -> tuple[str, tuple[Picture, ...]]:
-    """Text, or OpenAI's list of parts: text and images."""
+    """Text, or OpenAI's list of parts: text, images and videos."""
     if not isinstance(value, list):
         return _text(where, value), ()
     texts: list[str] = []
@@ -227,15 +228,21 @@ def _content(row: Row, where: str, value: object) -> tuple[str, tuple[Picture, .
     for index, part in enumerate(value):
         at = f"{where}[{index}]"
         found = _object(at, part)
-        kind = found.get("type")
+        kind = str(found.get("type")).removesuffix("_url")
         if kind == "text":
             texts.append(_text(f"{at}.text", found.get("text")))
-        elif kind in ("image", "image_url"):
-            picture = part_picture(row, at, found)
-            if picture is None and not column_pictures(row):
-                raise DatasetError(f"{at}: expected the image here (image, path or image_url) or in a column images")
-            texts.append(MARK if picture else TAG)
+        elif kind in tuple(Kind):
+            sign, picture = _shown(row, at, found, Kind(kind))
+            texts.append(sign)
             pictures += [picture] if picture else []
         else:
-            raise DatasetError(f"{at}.type: expected text or image, found {describe(kind)}")
+            raise DatasetError(f"{at}.type: expected text, image or video, found {describe(found.get('type'))}")
     return "".join(texts), tuple(pictures)
+
+
+def _shown(row: Row, where: str, part: dict[str, object], kind: Kind) -> tuple[str, Picture | None]:
+    """What stands in the words for a part that shows something, and that, if it is not in a column."""
+    picture = part_picture(row, where, part, kind)
+    if picture is None and not column_pictures(row, kind):
+        raise DatasetError(f"{where}: expected the {kind} here ({kind}, path or {kind}_url) or in a column {kind}s")
+    return (MARK, picture) if picture else (kind.tag, None)

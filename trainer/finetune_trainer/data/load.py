@@ -14,6 +14,7 @@ from finetune_trainer.data.counted import Rendered, Rules
 from finetune_trainer.data.files import EVAL, TRAIN, Downloads
 from finetune_trainer.data.order import Order, PackOrder, RowOrder
 from finetune_trainer.data.packing import PackedDataset
+from finetune_trainer.data.pictures import Kind
 from finetune_trainer.data.render import Renderer
 from finetune_trainer.data.rows import Row
 from finetune_trainer.data.sources import Source, find_sources, read_sources
@@ -50,8 +51,9 @@ class Data:
         return sha256(b"|".join(parts)).hexdigest()[:16]
 
     @property
-    def shows_images(self) -> bool:
-        return len(self.train.album) > 0 or (self.eval is not None and len(self.eval.album) > 0)
+    def shown(self) -> frozenset[Kind]:
+        """Whether there are images, and whether there are videos."""
+        return frozenset().union(*(part.album.kinds for part in (self.train, self.eval) if part is not None))
 
     def seen(self, rows: TokenDataset) -> Samples:
         """The rows with the pixels of their images, if the model sees."""

@@ -1,19 +1,21 @@
-"""Batches of a model that sees: pixels beside the tokens, and an image that shows nothing where there is none."""
+"""Batches of a model that sees: pixels beside the tokens, and something that shows nothing where nothing is shown."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch.utils.data import Dataset
 
 from finetune_trainer.data.batches import Collator
+from finetune_trainer.data.pictures import Kind
 from finetune_trainer.data.tokens import FILLER, IGNORED, Features, TokenDataset
 from finetune_trainer.vision.images import Vision
 
-_LEARNED = ("input_ids", "labels", "weights")  # of a sequence; what else it has is of its images
+_LEARNED = ("input_ids", "labels", "weights")  # of a sequence; what else it has is of what it shows
+_SHOWN_BY = {Kind.IMAGE: "pixel_values", Kind.VIDEO: "pixel_values_videos"}
 
 
 class SeeingDataset(Dataset[tuple[Features, ...]]):
-    """Rows with the pixels of their images, which are read here, in the loader's process."""
+    """Rows with the pixels of their images and videos, which are read here, in the loader's process."""
 
     def __init__(self, rows: TokenDataset, vision: Vision) -> None:
         self._rows = rows
@@ -28,39 +30,33 @@ class SeeingDataset(Dataset[tuple[Features, ...]]):
 
 
 class SeeingCollator:
-    """Pads the tokens and joins the images of all sequences, in their order.
+    """Pads the tokens and joins the images and the videos of all sequences, in their order.
 
-    A batch without images gets one that shows nothing, if `always`: behind the end of its shortest sequence, where no
-    token sees it and none is learned. So every rank runs the vision tower in every step, as the collectives of trained
-    or spread weights need it, and runs it in the same place of the graph as for a real image.
+    A batch without any of a kind in `always` gets one that shows nothing: behind the end of its shortest sequence,
+    where no token sees it and none is learned. So every rank runs the vision tower equally often in every step, as the
+    collectives of trained or spread weights need it, and in the same places of the graph as for real ones.
     """
 
-    def __init__(self, pad_id: int, vision: Vision, *, always: bool) -> None:
+    def __init__(self, pad_id: int, vision: Vision, *, always: Collection[Kind]) -> None:
         self._collate = Collator(pad_id)
         self._vision = vision
-        self._stand_in = vision.stand_in() if always else None
+        self._stand_ins = {_SHOWN_BY[kind]: vision.stand_in(kind) for kind in sorted(always)}
 
     def __call__(self, rows: Sequence[tuple[Features, ...]]) -> Features:
         sequences = [row[number] for number in range(len(rows[0])) for row in rows]
-        if self._stand_in is not None and not any("pixel_values" in sequence for sequence in sequences):
-            shortest = min(range(len(sequences)), key=lambda index: len(sequences[index]["input_ids"]))
-            sequences[shortest] = _followed_by(sequences[shortest], self._stand_in)
+        for pixels, stand_in in self._stand_ins.items():
+            if not any(pixels in sequence for sequence in sequences):
+                shortest = min(range(len(sequences)), key=lambda index: len(sequences[index]["input_ids"]))
+                sequences[shortest] = _followed_by(sequences[shortest], stand_in)
         batch = self._collate([({name: each[name] for name in _LEARNED if name in each},) for each in sequences])
-        seeing = [each for each in sequences if "pixel_values" in each]
-        pixels = {name: torch.cat([each[name] for each in seeing]) for name in _pixel_names(seeing)}
-        return {**batch, **pixels, **self._vision.types(batch["input_ids"])}
+        shown = {name: None for each in sequences for name in each if name not in _LEARNED}
+        seen = {name: torch.cat([each[name] for each in sequences if name in each]) for name in shown}
+        return {**batch, **seen, **self._vision.types(batch["input_ids"])}
 
 
-def _followed_by(sequence: Features, image: Features) -> Features:
-    """Nothing of the image is learned."""
-    tokens = image["input_ids"]
-    behind = {"labels": torch.full_like(tokens, IGNORED), "weights": torch.zeros(len(tokens)), **image}
-    return {
-        name: torch.cat((sequence[name], value)) if name in sequence else value
-        for name, value in behind.items()
-        if name in sequence or name not in _LEARNED
-    }
-
-
-def _pixel_names(seeing: Sequence[Features]) -> list[str]:
-    return [name for name in seeing[0] if name not in _LEARNED] if seeing else []
+def _followed_by(sequence: Features, stand_in: Features) -> Features:
+    """Nothing of what stands in is learned."""
+    tokens = stand_in["input_ids"]
+    behind = {"labels": torch.full_like(tokens, IGNORED), "weights": torch.zeros(len(tokens)), **stand_in}
+    joined = {name: torch.cat((sequence[name], behind[name])) for name in _LEARNED if name in sequence}
+    return {**sequence, **joined, **{name: value for name, value in stand_in.items() if name not in _LEARNED}}

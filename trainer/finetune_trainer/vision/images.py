@@ -1,26 +1,25 @@
-"""From an image file to what the model sees: its size for the text, its pixels for the vision tower."""
+"""From a file to what the model sees: its size for the text, its pixels for the vision tower."""
 
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from finetune_api.model_source import ModelSource
-from finetune_trainer.data.pictures import Picture
+from finetune_trainer.data.pictures import Kind, Picture
 from finetune_trainer.errors import DatasetError, InvalidSpec
-from finetune_trainer.vision.families import FAMILIES, Family, Seen, Size
-
-Features = dict[str, torch.Tensor]
+from finetune_trainer.vision.clips import FILM, Features, VideoEye, describe_videos
+from finetune_trainer.vision.families import FAMILIES, Family, Seen
+from finetune_trainer.vision.videos import Size, open_upright
 
 _PIXELS = ("pixel_values", "image_grid_thw")  # what models take of what processors give
-SEEN = (*_PIXELS, "mm_token_type_ids", "token_type_ids")  # inputs that only a model that sees takes
+SEEN = (*_PIXELS, *FILM, "mm_token_type_ids", "token_type_ids")  # inputs that only a model that sees takes
 _ORIENTATION, _LYING = 0x0112, (5, 6, 7, 8)  # of EXIF: height and width are swapped
 _SMALL = 56  # edge of an image that only has to be there
 
@@ -31,48 +30,69 @@ class Vision:
 
     family: Family
     seen: Seen
+    videos: VideoEye | None = None  # of a family that sees them
 
     @property
-    def placeholder(self) -> str:
-        """What the chat template writes for an image."""
-        return self.family.placeholder(self.seen)
+    def placeholders(self) -> dict[Kind, str]:
+        """What the chat template writes for what is shown, of each kind that the family sees."""
+        image = {Kind.IMAGE: self.family.placeholder(self.seen)}
+        return {**image, Kind.VIDEO: self.videos.placeholder} if self.videos else image
 
     @property
     def described(self) -> str:
-        """All that decides how long an image is, for the cache."""
-        return str(self.seen.processor.to_json_string()) + str(self.seen.config.to_json_string())
+        """All that decides how long an image or a video is, for the cache."""
+        sampling = self.videos.sampling if self.videos else None
+        return f"{self.seen.processor.to_json_string()}{self.seen.config.to_json_string()}{sampling}"
 
     def write(self, place: str, picture: Picture) -> str:
-        """What stands for the image in the text. Reads its header only."""
-        with _explained(place, picture), _open(picture) as image:
-            width, height = image.size
-            if image.getexif().get(_ORIENTATION) in _LYING:
-                width, height = height, width
-            return self.write_size((height, width))
+        """What stands for it in the text. Reads of an image its header only, of a video its first frame."""
+        with _explained(place, picture):
+            if picture.kind is Kind.VIDEO:
+                return self._eye.write(picture)
+            with Image.open(_source(picture)) as image:
+                width, height = image.size
+                if image.getexif().get(_ORIENTATION) in _LYING:
+                    width, height = height, width
+                return self.write_size((height, width))
 
     def write_size(self, size: Size) -> str:
         return self.family.write(self.seen, size)
 
     def pixels(self, place: str, pictures: tuple[Picture, ...]) -> Features:
-        """Of the images one after the other, as the model takes them."""
-        images = []
+        """Of the images one after the other, and of the videos, as the model takes them."""
+        images, videos = [], []
         for picture in pictures:
-            with _explained(place, picture), _open(picture) as image:
-                images.append(ImageOps.exif_transpose(image).convert("RGB"))
-        return self._process(images)
+            with _explained(place, picture):
+                if picture.kind is Kind.VIDEO:
+                    videos.append(self._eye.pixels(picture))
+                else:
+                    images.append(open_upright(_source(picture)))
+        joined = {name: torch.cat([video[name] for video in videos]) for name in (videos[0] if videos else ())}
+        return {**(self._process(images) if images else {}), **joined}
 
-    def stand_in(self) -> Features:
-        """Tokens and pixels of an image that shows nothing, for batches without one."""
-        blank = Image.new("RGB", (_SMALL, _SMALL), (128, 128, 128))
-        text = self.write_size((_SMALL, _SMALL))
+    def stand_in(self, kind: Kind) -> Features:
+        """Tokens and pixels of an image or a video that shows nothing, for batches without one."""
+        if kind is Kind.VIDEO:
+            text, pixels = self._eye.blank(_SMALL)
+        else:
+            blank = Image.new("RGB", (_SMALL, _SMALL), (128, 128, 128))
+            text, pixels = self.write_size((_SMALL, _SMALL)), self._process([blank])
         tokens = self.seen.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return {"input_ids": torch.tensor(tokens), **self._process([blank])}
+        return {"input_ids": torch.tensor(tokens), **pixels}
 
     def types(self, tokens: torch.Tensor) -> Features:
-        """The input that tells image tokens from others, of models that want it."""
+        """The input that tells the tokens of images and videos from others, of models that want it."""
         if self.family.types is None:
             return {}
-        return {self.family.types: (tokens == self.seen.config.image_token_id).long()}
+        types = (tokens == self.seen.config.image_token_id).long()
+        if self.videos:
+            types += 2 * (tokens == self.seen.config.video_token_id)
+        return {self.family.types: types}
+
+    @property
+    def _eye(self) -> VideoEye:
+        assert self.videos is not None  # words.expand refuses videos that the model does not see
+        return self.videos
 
     def _process(self, images: list[Image.Image]) -> Features:
         found = self.seen.processor(images, return_tensors="pt", **(self.family.options or {}))
@@ -89,6 +109,9 @@ def describe_vision(source: ModelSource, config: PretrainedConfig, tokenizer: Pr
                 ("freeze", source.freeze),
                 ("maxPixels", source.max_pixels),
                 ("minPixels", source.min_pixels),
+                ("videoFps", source.video_fps),
+                ("videoMaxFrames", source.video_max_frames),
+                ("videoMaxPixels", source.video_max_pixels),
             )
             if value is not None
         ]
@@ -101,28 +124,29 @@ def describe_vision(source: ModelSource, config: PretrainedConfig, tokenizer: Pr
         return None
     processor = AutoImageProcessor.from_pretrained(source.name)
     _resize(source, family, processor)
-    return Vision(family, Seen(config, processor, tokenizer))
+    seen = Seen(config, processor, tokenizer)
+    return Vision(family, seen, describe_videos(source, family, seen))
 
 
 @contextmanager
 def _explained(place: str, picture: Picture) -> Iterator[None]:
-    """What PIL and the processor say, as an error that names row and image."""
-    named = f"{place}: image {picture.path or 'in the row'}"
+    """What the libraries and the processor say, as an error that names row and file."""
+    named = f"{place}: {picture}"
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DatasetError(
-            f"{named} does not exist; correct its path, which begins at the folder of the rows unless it begins with /,"
-            " or mount the volume that holds it (spec.volumes)"
+            f"{place}: {picture.kind} {error.filename} does not exist; correct its path, which begins at the folder of"
+            " the rows unless it begins with /, or mount the volume that holds it (spec.volumes)"
         ) from error
     except UnidentifiedImageError as error:
         raise DatasetError(f"{named} is no image that can be read; replace it, or take the row out") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (DatasetError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DatasetError(f"{named} cannot be read ({error}); replace it, or take the row out") from error
 
 
-def _open(picture: Picture) -> Image.Image:
-    return Image.open(io.BytesIO(picture.data) if picture.data else Path(picture.path))
+def _source(picture: Picture) -> str | io.BytesIO:
+    return io.BytesIO(picture.data) if picture.data else picture.path
 
 
 def _resize(source: ModelSource, family: Family, processor: object) -> None:

@@ -5,23 +5,32 @@ from pathlib import Path
 
 from transformers.utils import cached_file
 
+from finetune_trainer.vision.clips import DESCRIBED, settings_of
 from finetune_trainer.vision.images import Vision
 
 _PROCESSOR = "processor_config.json"
-_OTHERS = ("video_preprocessor_config.json", "chat_template.json")
+_TEMPLATE = "chat_template.json"
 
 
 def save_processor(vision: Vision, model_name: str, folder: Path) -> None:
-    """The image processor as it was used; what else the model's own processor is made of as it was found."""
+    """The processors of images and videos as they were used; what else there is of them as it was found."""
     vision.seen.processor.save_pretrained(folder)
-    for name in _OTHERS:
-        if found := _find(model_name, name):
-            (folder / name).write_bytes(found.read_bytes())
+    videos = settings_of(vision.videos, model_name) if vision.videos else None
+    if videos:
+        _write(folder / DESCRIBED, videos)
+    if found := _find(model_name, _TEMPLATE):
+        (folder / _TEMPLATE).write_bytes(found.read_bytes())
     if found := _find(model_name, _PROCESSOR):
         described = json.loads(found.read_text(encoding="utf-8"))
         if "image_processor" in described:
             described["image_processor"] = json.loads(vision.seen.processor.to_json_string())
-        (folder / _PROCESSOR).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        if "video_processor" in described and videos:
+            described["video_processor"] = videos
+        _write(folder / _PROCESSOR, described)
+
+
+def _write(path: Path, described: dict[str, object]) -> None:
+    path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 
 def _find(model_name: str, name: str) -> Path | None:
