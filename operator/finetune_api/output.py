@@ -1,6 +1,6 @@
 """Where what was learned goes."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -9,8 +9,12 @@ from finetune_api.model import Model
 
 
 class PushToHub(Model):
-    """A repository on the Hugging Face Hub; HF_TOKEN, from a Secret in spec.env, must be allowed to write there."""
+    """A repository that takes the result, with a token from a Secret in spec.env that may write there."""
 
+    hub: Literal["huggingface", "modelscope"] = Field(
+        default="huggingface",
+        description="The Hugging Face Hub, with HF_TOKEN, or ModelScope, with MODELSCOPE_API_TOKEN.",
+    )
     repo: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$", max_length=96)] = Field(
         description="owner/name; made if it is not there."
     )

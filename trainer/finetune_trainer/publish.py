@@ -4,7 +4,7 @@ from pathlib import Path
 
 from finetune_trainer.checkpoint import step_of
 from finetune_trainer.evaluations import Ending, conclude
-from finetune_trainer.hub import upload
+from finetune_trainer.hubs import upload
 from finetune_trainer.methods.exact import ExactTrainer
 from finetune_trainer.model.load import Pretrained
 from finetune_trainer.model.merge import write_merged

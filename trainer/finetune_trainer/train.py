@@ -16,7 +16,7 @@ from finetune_trainer.checkpoint import Found
 from finetune_trainer.data.counted import Rules
 from finetune_trainer.data.files import Downloads
 from finetune_trainer.data.load import Method, Tokenizing, check_same, load_data
-from finetune_trainer.hub import make_repository
+from finetune_trainer.hubs import make_repository
 from finetune_trainer.methods.dpo import render_pair
 from finetune_trainer.methods.exact import ExactTrainer
 from finetune_trainer.methods.sft import render_sample

@@ -7,9 +7,9 @@ import pytest
 from huggingface_hub import HfApi
 
 from finetune_api.output import PushToHub
-from finetune_trainer import hub as trainers_hub
 from finetune_trainer.errors import HubUnavailable, InvalidSpec
-from finetune_trainer.hub import make_repository, upload
+from finetune_trainer.hubs import huggingface as trainers_hub
+from finetune_trainer.hubs import make_repository, upload
 from support.fake_hub import TOKEN, FakeHub, serve_hub
 
 GUEST = "hf_may_read"

@@ -15,17 +15,12 @@ _REFUSED = (400, 401, 403, 404, 409)  # statuses that asking again does not chan
 
 
 def make_repository(target: PushToHub) -> None:
-    """If it is not there yet. What would forbid the upload at the end should show before the first step.
-
-    Raises InvalidSpec where the Hub refuses, HubUnavailable where it does not answer.
-    """
     with _explained(target):
         HfApi().create_repo(target.repo, private=target.private, exist_ok=True)
         HfApi().auth_check(target.repo, write=True)  # one that exists already may be somebody else's
 
 
 def upload(target: PushToHub, folder: Path, *, title: str) -> str:
-    """The address of the commit. A file that is there already as it is travels no second time. Raises as above."""
     with _explained(target):
         commit = HfApi().upload_folder(repo_id=target.repo, folder_path=folder, commit_message=f"Result of {title}")
         return str(commit.commit_url)
