@@ -24,8 +24,8 @@ from cluster.throwaway import ThrowawayCluster
 from support.stack import OPERATOR_NAMESPACE, Stack
 
 REPOSITORY = Path(__file__).parents[2]
-RUNS = REPOSITORY / "build" / "chaos" / "runs.jsonl"
 PAGE = REPOSITORY / "docs" / "fault-matrix.md"
+RUNS = PAGE.with_suffix(".jsonl")  # beside the page, so that what was seen elsewhere and before can be added to
 INJECT = REPOSITORY / "tests" / "support" / "inject"
 
 
@@ -100,7 +100,6 @@ def bring_programs(stack: Stack) -> None:
 
 def forget(faults: Sequence[str], *, all_of_them: bool) -> None:
     """Runs of before that are about to be made again."""
-    RUNS.parent.mkdir(parents=True, exist_ok=True)
     kept = [] if all_of_them else [run for run in read_runs() if run.fault not in faults]
     RUNS.write_text("".join(f"{run.to_json()}\n" for run in kept))
 
