@@ -79,8 +79,13 @@ class Record:
 
     def _write(self) -> None:
         beside = self.file.with_suffix(".tmp")
-        beside.write_text(json.dumps(self._body, indent=1, default=str) + "\n", encoding="utf-8")
-        beside.replace(self.file)
+        try:
+            beside.write_text(json.dumps(self._body, indent=1, default=str) + "\n", encoding="utf-8")
+            beside.replace(self.file)
+        except OSError as error:
+            raise BadInput(
+                f"{self.file}: cannot be written ({error.strerror}); make room there, or give another --output"
+            ) from error
 
 
 def continued(status: JobStatus, *, now: datetime) -> JobStatus:

@@ -1,5 +1,6 @@
 """What is kept beside the output, and when the same command continues, tries again or starts another job."""
 
+import errno
 import subprocess
 import sys
 from contextlib import closing
@@ -39,6 +40,16 @@ def test_the_same_command_goes_on_with_the_same_job(tmp_path: Path) -> None:
 
     assert second["metadata"] == first["metadata"]
     assert second["status"]["attempts"][0]["state"] == "Stopped"
+
+
+def test_a_status_that_cannot_be_kept_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+
+    with closing(Record(tmp_path / "bert.local")) as record, pytest.raises(BadInput, match=r"status\.json: .*No space"):
+        record.write_status(render_status(status(AttemptState.RUNNING)))
 
 
 @pytest.mark.parametrize(
