@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from finetune_api.output import PushToHub
 
@@ -20,6 +21,6 @@ def upload(target: PushToHub, folder: Path, *, title: str) -> str:
     return address
 
 
-def _client(target: PushToHub):  # type: ignore[no-untyped-def]
+def _client(target: PushToHub) -> ModuleType:
     """Only the one that is asked for: each brings libraries of its own."""
     return import_module(f"{__name__}.{target.hub}")

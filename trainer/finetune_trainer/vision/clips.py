@@ -17,6 +17,7 @@ from finetune_trainer.vision.videos import Film, Sampling, Size, frames, survey
 
 Features = dict[str, torch.Tensor]
 
+OF_VIDEOS = ("videoFps", "videoMaxFrames", "videoMaxPixels")  # fields of spec.model
 DESCRIBED = "video_preprocessor_config.json"
 FILM = ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
 _FPS, _MIN_FRAMES, _MAX_FRAMES = 2.0, 4, 768  # of qwen-vl-utils and ms-swift
@@ -79,12 +80,11 @@ class VideoEye:
 def describe_videos(source: ModelSource, family: Family, seen: Seen) -> VideoEye | None:
     """None for a family that sees images only. Raises InvalidSpec where the spec asks such a model for videos."""
     if family.videos is None:
-        asked = {"Fps": source.video_fps, "MaxFrames": source.video_max_frames, "MaxPixels": source.video_max_pixels}
-        for name, value in asked.items():
-            if value is not None:
-                raise InvalidSpec(
-                    f'spec.model.video{name}: model "{source.name}" is not trained on videos here; leave it out'
-                )
+        asked = [name for name in OF_VIDEOS if name in source.model_dump(by_alias=True, exclude_none=True)]
+        if asked:
+            raise InvalidSpec(
+                f'spec.model.{asked[0]}: model "{source.name}" is not trained on videos here; leave it out'
+            )
         return None
     found = read_settings(source.name)
     size = found.get("size") or {}

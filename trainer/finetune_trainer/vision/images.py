@@ -14,13 +14,13 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from finetune_api.model_source import ModelSource
 from finetune_trainer.data.pictures import Kind, Picture
 from finetune_trainer.errors import DatasetError, InvalidSpec
-from finetune_trainer.vision.clips import FILM, Features, VideoEye, describe_videos
+from finetune_trainer.vision.clips import FILM, OF_VIDEOS, Features, VideoEye, describe_videos
 from finetune_trainer.vision.families import FAMILIES, Family, Seen
-from finetune_trainer.vision.videos import Size, open_upright
+from finetune_trainer.vision.videos import Size, open_upright, upright_size
 
 _PIXELS = ("pixel_values", "image_grid_thw")  # what models take of what processors give
 SEEN = (*_PIXELS, *FILM, "mm_token_type_ids", "token_type_ids")  # inputs that only a model that sees takes
-_ORIENTATION, _LYING = 0x0112, (5, 6, 7, 8)  # of EXIF: height and width are swapped
+_OF_SIGHT = ("freeze", "maxPixels", "minPixels", *OF_VIDEOS)  # fields that a model which only reads refuses
 _SMALL = 56  # edge of an image that only has to be there
 
 
@@ -49,11 +49,7 @@ class Vision:
         with _explained(place, picture):
             if picture.kind is Kind.VIDEO:
                 return self._eye.write(picture)
-            with Image.open(_source(picture)) as image:
-                width, height = image.size
-                if image.getexif().get(_ORIENTATION) in _LYING:
-                    width, height = height, width
-                return self.write_size((height, width))
+            return self.write_size(upright_size(_source(picture)))
 
     def write_size(self, size: Size) -> str:
         return self.family.write(self.seen, size)
@@ -103,18 +99,7 @@ def describe_vision(source: ModelSource, config: PretrainedConfig, tokenizer: Pr
     """None for a model that only reads. Raises InvalidSpec where the spec asks such a model to see."""
     family = FAMILIES.get(config.model_type)
     if family is None:
-        asked = [
-            name
-            for name, value in (
-                ("freeze", source.freeze),
-                ("maxPixels", source.max_pixels),
-                ("minPixels", source.min_pixels),
-                ("videoFps", source.video_fps),
-                ("videoMaxFrames", source.video_max_frames),
-                ("videoMaxPixels", source.video_max_pixels),
-            )
-            if value is not None
-        ]
+        asked = [name for name in _OF_SIGHT if name in source.model_dump(by_alias=True, exclude_none=True)]
         if asked:
             raise InvalidSpec(
                 f'spec.model.{asked[0]}: model "{source.name}" is of type {config.model_type}, which only reads here;'

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]  # height, width
 
+_ORIENTATION, _LYING = 0x0112, (5, 6, 7, 8)  # of EXIF: height and width are swapped
 _JOINED = 2  # frames that become one in time, in every model that sees videos
 
 
@@ -59,9 +60,8 @@ Choose = Callable[[Sampling, int, float], tuple[int, ...]]  # of so many frames 
 def survey(video: Picture, sampling: Sampling, choose: Choose) -> Film:
     """Reads no more than the first frame, unless the file does not say how many there are."""
     if video.frames:
-        first = open_upright(video.frames[0])
         numbers = choose(sampling, len(video.frames), sampling.fps)
-        return Film(numbers, len(video.frames), sampling.fps, (first.height, first.width))
+        return Film(numbers, len(video.frames), sampling.fps, upright_size(video.frames[0]))
     with _opened(video) as container:
         stream = container.streams.video[0]
         fps = float(stream.average_rate or stream.guessed_rate or Fraction(24))
@@ -89,6 +89,13 @@ def frames(video: Picture, film: Film) -> list[Image.Image]:
     if not found:
         raise DatasetError("it has no frames")
     return [found.get(number, last) for number in film.numbers]
+
+
+def upright_size(source: str | io.BytesIO) -> Size:
+    """Of an image, as the camera was held. Reads its header only."""
+    with Image.open(source) as image:
+        width, height = image.size
+        return (width, height) if image.getexif().get(_ORIENTATION) in _LYING else (height, width)
 
 
 def open_upright(source: str | io.BytesIO) -> Image.Image:
