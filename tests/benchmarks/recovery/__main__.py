@@ -40,19 +40,21 @@ def main() -> int:
     options = parser.parse_args()
     provider = ThrowawayProvider(ThrowawayCluster.named())
     stack = Stack(provider)
-    figures: Figures = {}
+    started: Figures = {}
+    recovered: Figures = {}
     try:
         stack.prepare()
         stack.kubectl("rollout", "restart", "deployment", "-n", OPERATOR_NAMESPACE)  # of a cluster kept: a newer image
         bring_program(stack)
         for _ in range(options.rounds):
             settle(stack, provider.cluster)
-            for title, seconds in recover(stack, provider.chaos).items():
-                figures.setdefault(title, []).append(seconds)
+            for figures, stages in zip((started, recovered), break_once(stack, provider.chaos), strict=True):
+                for title, taken in stages.items():
+                    figures.setdefault(title, []).append(taken)
     finally:
         if not options.keep:
             provider.down()
-    print(render_table(figures, PEER))
+    print(render_table(started, {}), render_table(recovered, PEER), sep="\n\n")
     return 0
 
 
@@ -65,8 +67,8 @@ def bring_program(stack: Stack) -> None:
         path.chmod(0o755)
 
 
-def recover(stack: Stack, chaos: Chaos) -> dict[str, float]:
-    """One job, broken once: seconds of the whole and of each stage."""
+def break_once(stack: Stack, chaos: Chaos) -> tuple[dict[str, float], dict[str, float]]:
+    """One job: seconds of its start and of its recovery, each as a whole and by stage."""
     scene = Scene(stack, chaos, f"recovery-{token_hex(2)}")
     scene.watch.start()
     try:
@@ -77,7 +79,7 @@ def recover(stack: Stack, chaos: Chaos) -> dict[str, float]:
         scene.wait(lambda watch: bool(watch.steps) and watch.steps[-1].attempt == 1, what="again", timeout_seconds=120)
         scene.finish()
         scene.wait(lambda watch: watch.finished, what="finished", timeout_seconds=120)
-        return {**start(scene, posted), **recovery(scene, struck)}
+        return start(scene, posted), recovery(scene, struck)
     finally:
         scene.watch.end()
         remove(scene)
@@ -109,7 +111,7 @@ def start(scene: Scene, posted: float) -> dict[str, float]:
         "  until it has imported torch": told["imported"],
         "  until it has joined the group": told["joined"],
     }
-    return {f"{title} ": round(moment - posted, 3) for title, moment in reached.items()}  # told from those below
+    return {title: round(moment - posted, 3) for title, moment in reached.items()}
 
 
 def recovery(scene: Scene, struck: float) -> dict[str, float]:
