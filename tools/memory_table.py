@@ -41,12 +41,14 @@ def compare(rows: Iterable[Row]) -> tuple[Compared, ...]:
 
 
 def render(compared: Sequence[Compared]) -> str:
-    steady = [each for each in compared if not each.row.spread]
+    spread = [each for each in compared if each.row.way is not None]
+    steady = [each for each in compared if not each.row.varied]
     return "\n".join(
         [
             "",
             f"- All rows: {summarise(compared)}.",
             f"- Rows whose samples are as long as the table says (not marked \\*): {summarise(steady)}.",
+            f"- Rows of memory that is spread (zero2, zero3): {summarise(spread)}.",
             "",
             "| source | model | method | batch x length | published | forecast | error |",
             "| --- | --- | --- | --- | ---: | ---: | ---: |",
@@ -74,7 +76,7 @@ def render_row(compared: Compared) -> str:
         row.source.name.rpartition("/")[2],
         row.model,
         describe_method(row),
-        f"{row.batch} x {row.length}{_MANY_LENGTHS if row.spread else ''}",
+        f"{row.batch} x {row.length}{_MANY_LENGTHS if row.varied else ''}",
         f"{row.published:.{digits}f} {UNITS[unit]}",
         f"{compared.forecast / unit:.{digits}f} {UNITS[unit]}",
         f"{compared.error:+.1%}",
@@ -84,6 +86,8 @@ def render_row(compared: Compared) -> str:
 
 def describe_method(row: Row) -> str:
     how = "full" if row.lora is None else f"lora r={row.lora.r} {', '.join(row.lora.target_modules)}"
+    if row.way is not None:
+        how = f"{how}; zero{row.way.stage} on {row.ranks}"
     return how if row.checkpointing else f"{how}; no checkpointing"
 
 

@@ -152,23 +152,27 @@ def _expandable_segments(shortage: Shortage) -> tuple[Repair, str] | None:
 
 
 def _spread(shortage: Shortage) -> tuple[Repair, str] | None:
-    """The next preset of DeepSpeed, where there is more than one rank and the user chose no other way to spread.
+    spec, batch = shortage.trained, shortage.batch
+    presets = further_presets(spec, world_size=batch.world_size) if batch else ()
+    if not presets:
+        return None
+    own = spec.deepspeed.preset if spec.deepspeed else "none"
+    return shortage.changed(deepspeed=presets[0]), f"deepspeed preset {own} -> {presets[0]}"
+
+
+def further_presets(spec: FineTuneJobSpec, *, world_size: int) -> tuple[str, ...]:
+    """Of DeepSpeed, that spread more than the job does, unless its user chose another way to spread.
 
     Weights in 4 bits do not spread, and DeepSpeed's gradients cannot be undone after a probe.
     """
-    spec, batch = shortage.trained, shortage.batch
     own = spec.deepspeed.preset if spec.deepspeed else None
     packed = spec.lora is not None and spec.lora.quantization is not None
-    if batch is None or batch.world_size == 1 or spec.fsdp is not None or (spec.deepspeed is not None and own is None):
-        return None
-    if packed or spec.training.probe:
-        return None
+    another = spec.fsdp is not None or (spec.deepspeed is not None and own is None)
+    if world_size == 1 or another or packed or spec.training.probe:
+        return ()
     presets = _PRESETS_OF_LORA if spec.lora else _PRESETS
     now = _PRESETS.index(own.replace("zero2_offload", "zero2")) if own else -1
-    preset = next((preset for preset in presets if _PRESETS.index(preset) > now), None)
-    if preset is None:
-        return None
-    return shortage.changed(deepspeed=preset), f"deepspeed preset {own or 'none'} -> {preset}"
+    return tuple(preset for preset in presets if _PRESETS.index(preset) > now)
 
 
 _LADDERS: dict[Reason, tuple[Step, ...]] = {

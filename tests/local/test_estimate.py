@@ -107,8 +107,13 @@ def test_on_cpu_everything_is_host_memory(tmp_path: Path, model: Path) -> None:
     assert "does not fit; raise resources.limits.memory of 64.0 GiB" in said.stdout
 
 
-def test_memory_that_is_spread_is_not_guessed(tmp_path: Path, model: Path) -> None:
-    said = estimate(tmp_path, model={"name": str(model)}, deepspeed={"preset": "zero3"})
+def test_memory_that_is_spread_says_what_is_where(tmp_path: Path, model: Path) -> None:
+    spread = {"lora": None, "deepspeed": {"preset": "zero3_offload"}}
 
-    assert said.returncode == 2
-    assert "spec.deepspeed: only memory that is whole on every rank is forecast" in said.stderr
+    said = estimate(tmp_path, "--gpu", "l40s-48g", model={"name": str(model)}, **spread)
+
+    assert said.returncode == 0, said.stderr
+    rank, node = said.stdout.split("each node, in host memory")
+    assert "gathered weights" in rank
+    assert "optimizer states" not in rank
+    assert "offloaded" in node

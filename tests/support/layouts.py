@@ -4,7 +4,7 @@ Importing torch and transformers costs ten times what such a training does. A ce
 with its result removed; `X (from step 2)` also without the checkpoints after that step. One called `Y <- X` is another
 spec that goes on from the first checkpoint of X. In one called `X (mixed)` the last rank says that it has another GPU.
 `X (in 900 MiB)` has so much memory per rank; for `X (at most 4 sequences)` the second rank has a GPU, so to say, that
-holds no more at a time.
+holds no more at a time. Of `X (booked)` the results also tell what its steps allocate.
 """
 
 import gc
@@ -17,7 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,14 @@ from finetune_trainer import assemble, train
 from finetune_trainer.alike import Computes, describe_rank
 from finetune_trainer.data.tokens import Features
 from finetune_trainer.errors import MixedHardware, NonFiniteLoss
+from finetune_trainer.methods.exact import ExactTrainer
 from finetune_trainer.methods.sft import SftTrainer
 from finetune_trainer.monitor.summary import LOGGED
 from finetune_trainer.place import Place
 from finetune_trainer.ranks import on_rank_zero
 from finetune_trainer.reporting import Reporter
 from finetune_trainer.supervisor.contract import RunFolder
+from support.booked import Book, Follow
 
 LITTLE = re.compile(r" \((in (?P<mib>\d+) MiB|at most (?P<most>\d+) sequences)\)$")
 AGAIN = re.compile(r" \((again|from step (?P<step>\d+))\)$")
@@ -58,8 +60,10 @@ def train_cell(name: str, spec: dict[str, Any], folder: Path, place: Place) -> d
     place = replace(place, output=folder / name, uid=uid, job=uid, run=RunFolder(folder / "run"))
     reporter = Reporter(place.run.heartbeats, rank=place.ranks.rank, local_rank=place.ranks.local_rank)
     says_otherwise = name.endswith("(mixed)") and place.ranks.rank == place.ranks.world_size - 1
+    follow = Follow(Book())
     try:
         with (
+            booked(follow) if name.endswith("(booked)") else nullcontext(),
             little_memory(name, place),
             patch.object(train, describe_rank.__name__, of_another_gpu if says_otherwise else describe_rank),
         ):
@@ -72,7 +76,19 @@ def train_cell(name: str, spec: dict[str, Any], folder: Path, place: Place) -> d
     log = [entry for entry in log if "train_runtime" not in entry]  # the summary, which tells the time
     named = {name for entry in log for name in entry} - {"step", "epoch", *LOGGED}
     told = {name: [entry[name] for entry in log if name in entry] for name in sorted(named)}
-    return {"eval_loss": [], **told, "weights": hashlib.sha256(weights.read_bytes()).hexdigest()}
+    booked_bytes = {"held": follow.held, "highest": follow.highest}
+    return {"eval_loss": [], **told, **booked_bytes, "weights": hashlib.sha256(weights.read_bytes()).hexdigest()}
+
+
+@contextmanager
+def booked(follow: Follow) -> Iterator[None]:
+    def build_and_follow(*arguments: Any, **named: Any) -> ExactTrainer:
+        trainer = assemble.assemble(*arguments, **named)
+        trainer.add_callback(follow)
+        return trainer
+
+    with patch.object(train, assemble.assemble.__name__, build_and_follow), follow.book:
+        yield
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from finetune_api.lora import Lora
 from finetune_trainer.memory.parts import Layout, rank_parts
 from finetune_trainer.memory.shape import Architecture, measure_shape, measure_step
 from finetune_trainer.memory.simulate import Live, Step, loss_of_every_token
+from finetune_trainer.memory.spread import Zero
 
 GB, MIB, GIB = 10**9, 2**20, 2**30
 UNITS = {GB: "GB", MIB: "MiB", GIB: "GiB"}
@@ -47,6 +48,8 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "Qwen-1.8B": {**_QWEN, **_sizes(2048, 24, 16, 5504, num_key_value_heads=16, vocab_size=151936)},
     "Qwen-7B": {**_QWEN, **_sizes(4096, 32, 32, 11008, num_key_value_heads=32, vocab_size=151936)},
     "Qwen-14B": {**_QWEN, **_sizes(5120, 40, 40, 13696, num_key_value_heads=40, vocab_size=152064)},
+    "Qwen-72B": {**_QWEN, **_sizes(8192, 80, 64, 24576, num_key_value_heads=64, vocab_size=152064)},
+    "Qwen2.5-7B": {**_QWEN, **_sizes(3584, 28, 28, 18944, num_key_value_heads=4, vocab_size=152064)},
     "Yi-6B": {**_LLAMA, **_sizes(4096, 32, 32, 11008, num_key_value_heads=4, vocab_size=64000)},
     "Yi-34B": {**_LLAMA, **_sizes(7168, 60, 56, 20480, num_key_value_heads=8, vocab_size=64000)},
     "Llama-2-7B": {**_LLAMA, **_sizes(4096, 32, 32, 11008, vocab_size=32000)},
@@ -114,12 +117,13 @@ SWIFT = Source(
 LITGPT = Source("Lightning-AI/litgpt", "tutorials/resource-tables.md", GB, Measure.ALLOCATED, in_16_bits=True)
 LITGPT_HUB = Source("Lightning-AI/litgpt", "config_hub/finetune/README.md", GB, Measure.ALLOCATED, in_16_bits=True)
 TORCHTUNE = Source("pytorch/torchtune", "README.md", GIB, Measure.ALLOCATED, in_16_bits=True)
-SOURCES = (QWEN, SWIFT, LITGPT, LITGPT_HUB, TORCHTUNE)
+SWIFT_EXAMPLES = Source("modelscope/ms-swift", "examples/train", GIB, Measure.DEVICE, in_16_bits=False)
+SOURCES = (QWEN, SWIFT, SWIFT_EXAMPLES, LITGPT, LITGPT_HUB, TORCHTUNE)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One published number. `spread`: samples are shorter than `length` more often than not."""
+    """One published number, of one GPU. `varied`: samples are shorter than `length` more often than not."""
 
     source: Source
     model: str
@@ -128,18 +132,13 @@ class Row:
     published: float  # in the source's unit
     batch: int = 1
     checkpointing: bool = True
-    spread: bool = False
+    varied: bool = False
+    ranks: int = 1
+    way: Zero | None = None  # of spreading; DDP without one
 
     @property
     def published_bytes(self) -> float:
         return self.published * self.source.unit
-
-
-class _Sixteen(Architecture):
-    """Adapters are in 16 bits, too."""
-
-    def build(self, *, layers: int | None = None) -> Any:
-        return super().build(layers=layers).to(torch.bfloat16)
 
 
 def forecast_row(row: Row) -> int:
@@ -147,13 +146,14 @@ def forecast_row(row: Row) -> int:
     source, bf16 = row.source, torch.bfloat16
     config = AutoConfig.for_model(**MODELS[row.model])
     # ms-swift keeps the weights in 16 bits when it trains them, too.
-    pure = source.in_16_bits or row.lora is None
-    architecture = (_Sixteen if pure else Architecture)(config, bf16, row.lora)
+    pure = source.in_16_bits or row.lora is None or row.way is not None
+    architecture = Architecture(config, bf16, row.lora, pure=pure)
     step = Step(row.batch, row.length, row.checkpointing, None if pure else bf16, loss_of_every_token)
     shape, live = measure_shape(architecture), measure_step(architecture, step)
-    if source.update_copies and shape.trained_bytes > live.total:
+    if source.update_copies and row.way is None and shape.trained_bytes > live.total:
         live = Live(activations=shape.trained_bytes)
-    parts = rank_parts(shape, live, Layout(world_size=1, ranks_per_node=1, loaders_per_rank=0, on_gpu=True)).parts
+    layout = Layout(row.ranks, ranks_per_node=1, loaders_per_rank=0, on_gpu=True, spread=row.way)
+    parts = rank_parts(shape, live, layout).parts
     return sum(part.size for part in parts if part.name not in _NOT_COUNTED[source.measure])
 
 
@@ -164,9 +164,24 @@ def _lora(r: int, *targets: str) -> Lora:
 def _by_length(source: Source, model: str, lora: Lora | None, published: Mapping[int, float]) -> tuple[Row, ...]:
     """ms-swift cuts samples of 3234 tokens in the mean: below that nearly all are of the greatest length."""
     return tuple(
-        Row(source, model, lora, length, value, spread=source is SWIFT and length > 2048)
+        Row(source, model, lora, length, value, varied=source is SWIFT and length > 2048)
         for length, value in published.items()
     )
+
+
+def _by_gpus(ranks: int, way: Zero, model: str, lora: Lora | None, published: Mapping[int, float]) -> tuple[Row, ...]:
+    """Qwen's page gives the sum of all GPUs."""
+    return tuple(
+        Row(QWEN, model, lora, length, value / ranks, ranks=ranks, way=way) for length, value in published.items()
+    )
+
+
+def _zero(stage: int, hidden: int) -> Zero:
+    """As both projects configure DeepSpeed."""
+    billion = 1_000_000_000
+    if stage == 3:
+        return Zero(stage, itemsize=2, bucket=hidden**2, buffers=1, live=billion, group=billion)
+    return Zero(stage, itemsize=2, bucket=200_000_000, buffers=2, live=billion, group=billion)
 
 
 _EVERY = _lora(64, "all-linear")
@@ -178,6 +193,31 @@ _QWEN_ROWS = (
     *_by_length(QWEN, "Qwen-1.8B", _EVERY, {256: 6.7, 512: 7.4, 1024: 8.4, 2048: 11.0, 4096: 16.2, 8192: 21.8}),
     *_by_length(QWEN, "Qwen-7B", _EVERY, {256: 20.1, 512: 20.4, 1024: 21.5, 2048: 23.8, 4096: 29.7, 8192: 36.6}),
     *_by_length(QWEN, "Qwen-14B", _EVERY, {256: 34.6, 512: 35.1, 1024: 35.3, 2048: 37.4, 4096: 42.5, 8192: 55.2}),
+)
+_SPREAD_ROWS = (
+    *_by_gpus(2, _zero(3, 4096), "Qwen-7B", None, {256: 139.2, 512: 148.0, 1024: 162.0}),
+    *_by_gpus(
+        1,
+        _zero(3, 2048),
+        "Qwen-1.8B",
+        None,
+        {256: 43.5, 512: 43.5, 1024: 43.5, 2048: 43.5, 4096: 47.1, 8192: 48.3},
+    ),
+    *_by_gpus(
+        4,
+        _zero(2, 4096),
+        "Qwen-7B",
+        _EVERY,
+        {256: 74.7, 512: 77.6, 1024: 84.9, 2048: 95.1, 4096: 121.1, 8192: 155.5},
+    ),
+    *_by_gpus(
+        4,
+        _zero(3, 8192),
+        "Qwen-72B",
+        _EVERY,
+        {256: 215.4, 512: 217.7, 1024: 222.6, 2048: 228.8, 4096: 249.0, 8192: 289.2},
+    ),
+    Row(SWIFT_EXAMPLES, "Qwen2.5-7B", None, 8192, 54, ranks=4, way=_zero(3, 3584)),
 )
 _SWIFT_ROWS = (
     *_by_length(SWIFT, "Qwen-1.8B", _ATTENTION, {512: 4610, 1024: 5576, 2048: 7624, 4096: 17324, 8192: 36620}),
@@ -225,4 +265,4 @@ _LITGPT_HUB_ROWS = tuple(
     )
 )
 _TORCHTUNE_ROWS = (Row(TORCHTUNE, "Llama-3.2-3B", None, 4096, 60.0, batch=2, checkpointing=False),)
-ROWS = (*_QWEN_ROWS, *_SWIFT_ROWS, *_LITGPT_ROWS, *_LITGPT_HUB_ROWS, *_TORCHTUNE_ROWS)
+ROWS = (*_QWEN_ROWS, *_SPREAD_ROWS, *_SWIFT_ROWS, *_LITGPT_ROWS, *_LITGPT_HUB_ROWS, *_TORCHTUNE_ROWS)

@@ -93,7 +93,7 @@ def settle_batch(spec: TrainerSpec, setting: Setting) -> tuple[TrainerSpec, Mode
     return with_batch(spec, chosen.batch), models
 
 
-def expect_with(spec: TrainerSpec, setting: Setting, batch: Batch) -> MemoryParts | TrainerError | None:
+def expect_with(spec: TrainerSpec, setting: Setting, batch: Batch) -> MemoryParts | TrainerError:
     on_gpu = setting.hardware.device.type == "cuda"
     return expect_memory(with_batch(spec, batch), setting.pretrained, setting.data, on_gpu=on_gpu)
 

@@ -24,7 +24,7 @@ from finetune_trainer.rehearsal import forward_and_backward
 
 _FILE = "batch.json"
 
-Expect = Callable[[Batch], Parts | TrainerError | None]
+Expect = Callable[[Batch], Parts | TrainerError]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def choose_by_forecast(smallest: Batch, expect: Expect, *, available: int) -> Ch
     def fits(batch: Batch) -> bool:
         expected = expect(batch)
         if not isinstance(expected, Parts):
-            raise _Unknown(expected or "memory that is spread over the ranks is not guessed")
+            raise _Unknown(expected)
         needed[batch] = expected.total
         return expected.total <= available
 

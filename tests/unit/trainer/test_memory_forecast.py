@@ -85,10 +85,15 @@ def test_a_larger_batch_of_evaluation_counts() -> None:
 
 
 def rule_of_thumb(spec: TrainerSpec) -> Forecast:
-    """A forecast without a model: 20 GiB for all weights, 4 with adapters, 1 of 4 bits; 4 GiB per 1024 tokens."""
+    """A forecast without a model: 20 GiB for all weights, 4 with adapters, 1 of 4 bits; 4 GiB per 1024 tokens.
+
+    zero2 halves what is held, zero3 leaves an eighth of it.
+    """
     batch, length = plan_batch(spec, world_size=spec.world_size), spec.dataset.max_length or 2048
     per_sample = 4 * GIB * length // 1024 // (4 if spec.training.gradient_checkpointing else 1)
     held = (20 if spec.lora is None else 1 if spec.lora.quantization else 4) * GIB
+    if spec.deepspeed and spec.deepspeed.preset != "zero1":
+        held //= 2 if spec.deepspeed.preset == "zero2" else 8
     parts = Parts((Part("held", held), Part("samples", batch.per_device * per_sample)))
     return Forecast(ModelShape(0, 0, 0, 0, 0), batch, length, parts, parts, on_gpu=True)
 
@@ -130,13 +135,39 @@ def rule_of_thumb(spec: TrainerSpec) -> Forecast:
     ],
 )
 def test_the_cheapest_change_that_fits_is_suggested(usable: int, changes: tuple[str, ...]) -> None:
-    job = spec(length=2048, training={"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 1})
+    training = {"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 1}
+    job = spec(length=2048, numNodes=1, nprocPerNode=1, training=training)
 
     found = suggest(job, rule_of_thumb, usable_bytes=usable * GIB)
 
     assert found is not None
     assert found.changes == changes
     assert found.forecast.rank.total <= usable * GIB
+
+
+@pytest.mark.parametrize(
+    ("usable", "fields", "change"),
+    [
+        pytest.param(12, {}, "deepspeed: {preset: zero2}", id="gradients spread"),
+        pytest.param(4, {}, "deepspeed: {preset: zero3}", id="weights spread"),
+        pytest.param(4, {"deepspeed": {"preset": "zero1"}}, "deepspeed: {preset: zero3}", id="more than before"),
+        pytest.param(2, {"lora": {}}, "deepspeed: {preset: zero3}", id="the frozen model spread"),
+        pytest.param(12, {"fsdp": {}}, "lora: {}", id="spread in another way"),
+    ],
+)
+def test_several_ranks_spread_before_anything_else_is_learned(usable: int, fields: dict[str, Any], change: str) -> None:
+    training = {"perDeviceTrainBatchSize": 1, "gradientAccumulationSteps": 4, "gradientCheckpointing": True}
+
+    found = suggest(spec(nprocPerNode=2, training=training, **fields), rule_of_thumb, usable_bytes=usable * GIB)
+
+    assert found is not None
+    assert found.changes == (change,)
+
+
+def test_spread_weights_are_not_put_into_four_bits() -> None:
+    job = spec(length=512, nprocPerNode=2, lora={}, deepspeed={"preset": "zero3_offload"})
+
+    assert suggest(job, rule_of_thumb, usable_bytes=GIB // 4) is None
 
 
 def test_what_nothing_makes_fit_has_no_suggestion() -> None:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Con
 from finetune_api.lora import Lora
 from finetune_trainer.errors import ModelError
 from finetune_trainer.memory.kernels import use_fused_dropout
-from finetune_trainer.memory.parts import Layout, held_parts, rank_parts
+from finetune_trainer.memory.parts import Layout, Whole, rank_parts
 from finetune_trainer.memory.shape import Architecture, measure_shape, measure_step
 from finetune_trainer.memory.simulate import Live, Step, loss_of_every_token, simulate_step
 from finetune_trainer.methods.sft import target_losses
@@ -49,7 +49,7 @@ def test_what_stays_is_counted_to_the_byte(lora: Lora | None) -> None:
         "gradients": sum(p.grad.nbytes for p in model.parameters() if p.grad is not None),
         "optimizer states": sum(each.nbytes for each in states),
     }
-    forecast = {part.name: part.size for part in held_parts(measure_shape(architecture))}
+    forecast = {part.name: part.size for part in Whole(on_gpu=True).footprint(measure_shape(architecture), 1).held}
     assert forecast.pop("reference model") == 0
     assert forecast.pop("weights") + forecast.pop("adapters") == real.pop("weights")
     assert forecast == real

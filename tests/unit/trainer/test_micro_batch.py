@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1 import TrainerSpec
-from finetune_trainer.errors import ModelError, OutputError, TrainerError
+from finetune_trainer.errors import ModelError, OutputError
 from finetune_trainer.memory.gpus import GIB
 from finetune_trainer.memory.parts import Part, Parts
 from finetune_trainer.micro_batch import (
@@ -66,16 +66,11 @@ def test_the_next_size_is_too_much(samples: int, available: int) -> None:
     assert all(two_gib_a_sample(Batch(size, samples // size, 2)).total > available for size in larger)
 
 
-@pytest.mark.parametrize(
-    ("known", "words"),
-    [
-        pytest.param(ModelError("what images cost is not simulated"), "what images cost is not simulated", id="images"),
-        pytest.param(None, "memory that is spread over the ranks is not guessed", id="spread"),
-    ],
-)
-def test_what_cannot_be_forecast_is_one_sample_at_a_time(known: TrainerError | None, words: str) -> None:
-    assert choose_by_forecast(SMALLEST, lambda _batch: known, available=GIB) == Choice(
-        SMALLEST, f"what more would need cannot be forecast: {words}"
+def test_what_cannot_be_forecast_is_one_sample_at_a_time() -> None:
+    unknown = ModelError("what images cost is not simulated")
+
+    assert choose_by_forecast(SMALLEST, lambda _batch: unknown, available=GIB) == Choice(
+        SMALLEST, "what more would need cannot be forecast: what images cost is not simulated"
     )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune_trainer.errors import InvalidSpec, TrainerError, UserError
+from finetune_trainer.errors import TrainerError, UserError
 from finetune_trainer.imports import hide_what_is_not_needed
 from finetune_trainer.memory.gpus import USABLE_BYTES, names_that_fit
 
@@ -45,11 +45,6 @@ def describe(path: Path, gpu: str | None) -> dict[str, Any]:
     from finetune_trainer.settings import read_spec
 
     spec = read_spec(path)
-    if spec.deepspeed is not None or spec.fsdp is not None:
-        raise InvalidSpec(
-            f"spec.{'deepspeed' if spec.deepspeed else 'fsdp'}: only memory that is whole on every rank is forecast;"
-            " leave it out to see what there is to spread"
-        )
     forecaster = partial(forecast, model=read_model(spec), on_gpu=gpu is not None or uses_gpus(spec))
     auto = spec.training.chooses_batch
     if auto:

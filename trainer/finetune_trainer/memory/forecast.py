@@ -10,7 +10,8 @@ from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.memory.parts import Layout, Parts, node_parts, rank_parts
 from finetune_trainer.memory.shape import Architecture, ModelShape, measure_shape, measure_step
-from finetune_trainer.memory.simulate import Live, Step, loss_of_every_token
+from finetune_trainer.memory.simulate import Step, loss_of_every_token
+from finetune_trainer.memory.spread import spread_of
 from finetune_trainer.model.load import choose_dtype, max_length, read_config, training_dtype
 from finetune_trainer.model.lora import shape_of
 from finetune_trainer.settings import MOST_LOADERS, plan_batch, plan_eval_batch
@@ -47,26 +48,33 @@ def forecast(spec: TrainerSpec, model: Model, *, on_gpu: bool, longest: int | No
     batch = plan_batch(spec, world_size=spec.world_size)
     length = longest or _greatest_length(spec, model.config)
     lora = shape_of(spec.lora) if spec.lora else None
-    architecture = Architecture(model.config, training_dtype(model.dtype, lora=lora is not None), lora)
+    spread = spread_of(spec, model.dtype, hidden_size=model.config.get_text_config().hidden_size)
+    dtype = model.dtype if spread else training_dtype(model.dtype, lora=lora is not None)
+    architecture = Architecture(model.config, dtype, lora, pure=spread is not None)
     shape = replace(measure_shape(architecture), reference_bytes=_reference_bytes(spec, model))
+    autocast = None if spread or model.dtype is torch.float32 else model.dtype  # else all is of that type already
     live = max(
-        (measure_step(architecture, step) for step in _steps(spec, model, batch, length)), key=lambda live: live.total
+        (measure_step(architecture, step) for step in _steps(spec, batch, length, autocast)),
+        key=lambda live: live.total,
     )
-    return _add_up(spec, shape, live, batch=batch, length=length, on_gpu=on_gpu)
+    loaders = MOST_LOADERS if spec.dataset.num_workers is None else spec.dataset.num_workers
+    layout = Layout(spec.world_size, spec.ranks_per_node, loaders, on_gpu, spread)
+    rank = rank_parts(shape, live, layout)
+    return Forecast(shape, batch, length, rank, node_parts(shape, rank, layout), on_gpu)
 
 
 def uses_gpus(spec: TrainerSpec) -> bool:
     return any(name.endswith("/gpu") for name in spec.resources.limits)
 
 
-def _steps(spec: TrainerSpec, model: Model, batch: Batch, length: int) -> list[Step]:
+def _steps(spec: TrainerSpec, batch: Batch, length: int, autocast: torch.dtype | None) -> list[Step]:
     """A training step and, where its batch is larger, one of evaluation."""
     sequences = 1 if spec.dpo is None else 2  # of a row; the reference needs less for them than the policy
     train = Step(
         batch=sequences * batch.per_device,
         length=length,
         checkpointing=spec.training.gradient_checkpointing,
-        autocast=None if model.dtype is torch.float32 else model.dtype,
+        autocast=autocast,
         loss=loss_of_every_token,
         packed=spec.dataset.packing,
     )
@@ -92,10 +100,3 @@ def _greatest_length(spec: TrainerSpec, config: PretrainedConfig) -> int:
             " memory cannot be forecast"
         )
     return length
-
-
-def _add_up(spec: TrainerSpec, shape: ModelShape, live: Live, *, batch: Batch, length: int, on_gpu: bool) -> Forecast:
-    loaders = MOST_LOADERS if spec.dataset.num_workers is None else spec.dataset.num_workers
-    layout = Layout(spec.world_size, spec.ranks_per_node, loaders, on_gpu)
-    rank = rank_parts(shape, live, layout)
-    return Forecast(shape, batch, length, rank, node_parts(shape, rank, layout), on_gpu)

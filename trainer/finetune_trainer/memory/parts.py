@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from finetune_trainer.memory.gpus import GIB
 from finetune_trainer.memory.shape import ModelShape
@@ -34,11 +35,50 @@ class Parts:
 
     @property
     def total(self) -> int:
-        return sum(part.size for part in self.parts)
+        return sum_up(self.parts)
 
     @property
     def largest(self) -> Part:
         return max(self.parts, key=lambda part: part.size)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a rank has of a model, and what a step adds to it beside activations."""
+
+    held: tuple[Part, ...] = ()  # on its device, from step to step
+    offloaded: tuple[Part, ...] = ()  # in host memory, from step to step
+    computing: tuple[Part, ...] = ()  # in forward and backward
+    updating: tuple[Part, ...] = ()  # while the optimizer works, when the activations are gone
+    scattered: int = 0  # bytes on a GPU that were freed, but that the allocator can give to nothing else
+
+
+class Spread(Protocol):
+    """A way to divide a model among ranks."""
+
+    def footprint(self, shape: ModelShape, ranks: int) -> Footprint:
+        """Of one of so many."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Every rank has all of it (DDP). Gradients count as there in every moment, as with accumulation they are."""
+
+    on_gpu: bool
+
+    def footprint(self, shape: ModelShape, ranks: int) -> Footprint:
+        """accelerate takes DDP, which copies gradients into buckets, for several GPUs, and on CPU always."""
+        weights = shape.frozen_bytes + shape.buffer_bytes
+        adapters = shape.trained_bytes if shape.frozen_bytes else 0
+        held = (
+            Part("weights", weights + shape.trained_bytes - adapters),
+            Part("reference model", shape.reference_bytes),
+            Part("adapters", adapters),
+            Part("gradients", shape.trained_bytes),
+            Part("optimizer states", ADAMW_STATES * shape.trained_bytes),
+        )
+        in_buckets = ranks > 1 or not self.on_gpu
+        return Footprint(held, computing=(Part("gradient buckets", shape.trained_bytes if in_buckets else 0),))
 
 
 @dataclass(frozen=True)
@@ -49,19 +89,10 @@ class Layout:
     ranks_per_node: int
     loaders_per_rank: int
     on_gpu: bool
+    spread: Spread | None = None  # of the model; None: it is whole on every rank
 
-
-def held_parts(shape: ModelShape) -> tuple[Part, ...]:
-    """What stays from step to step."""
-    weights = shape.frozen_bytes + shape.buffer_bytes
-    adapters = shape.trained_bytes if shape.frozen_bytes else 0
-    return (
-        Part("weights", weights + shape.trained_bytes - adapters),
-        Part("reference model", shape.reference_bytes),
-        Part("adapters", adapters),
-        Part("gradients", shape.trained_bytes),
-        Part("optimizer states", ADAMW_STATES * shape.trained_bytes),
-    )
+    def footprint(self, shape: ModelShape) -> Footprint:
+        return (self.spread or Whole(self.on_gpu)).footprint(shape, self.world_size)
 
 
 def step_parts(live: Live) -> tuple[Part, ...]:
@@ -70,14 +101,17 @@ def step_parts(live: Live) -> tuple[Part, ...]:
 
 
 def rank_parts(shape: ModelShape, live: Live, layout: Layout) -> Parts:
-    """All that a rank takes on its device. Gradients count as there in every moment, as with accumulation they are."""
-    allocated = (*held_parts(shape), Part("gradient buckets", bucket_bytes(shape, layout)), *step_parts(live))
-    return _without_empty((*allocated, *(_gpu_parts(allocated, live, layout) if layout.on_gpu else ())))
+    """All that a rank takes on its device, which is host memory without a GPU."""
+    found = layout.footprint(shape)
+    held = found.held if layout.on_gpu else (*found.held, *found.offloaded)
+    allocated = (*held, *max((*found.computing, *step_parts(live)), found.updating, key=sum_up))
+    gaps = _SPARE_LOGITS * live.logits + found.scattered
+    return _without_empty((*allocated, *(_gpu_parts(allocated, gaps, layout) if layout.on_gpu else ())))
 
 
-def bucket_bytes(shape: ModelShape, layout: Layout) -> int:
-    """DDP copies gradients into buckets of its own. accelerate takes DDP for several GPUs, and on CPU always."""
-    return shape.trained_bytes if layout.world_size > 1 or not layout.on_gpu else 0
+def sum_up(parts: Iterable[Part]) -> int:
+    """Bytes."""
+    return sum(part.size for part in parts)
 
 
 def node_parts(shape: ModelShape, rank: Parts, layout: Layout) -> Parts:
@@ -87,16 +121,16 @@ def node_parts(shape: ModelShape, rank: Parts, layout: Layout) -> Parts:
     if not layout.on_gpu:
         return _without_empty((Part("processes", ranks * _CPU_PROCESS), Part("ranks", ranks * rank.total), loaders))
     processes = Part("processes", ranks * _GPU_PROCESS)
-    weights = Part("weights being loaded", ranks * (shape.frozen_bytes + shape.trained_bytes + shape.reference_bytes))
-    return _without_empty((processes, max(weights, loaders, key=lambda part: part.size)))
+    weights = Part("weights being loaded", ranks * (shape.frozen_bytes + shape.loaded_bytes + shape.reference_bytes))
+    training = (loaders, Part("offloaded", ranks * sum_up(layout.footprint(shape).offloaded)))
+    return _without_empty((processes, *max((weights,), training, key=sum_up)))
 
 
-def _gpu_parts(allocated: Iterable[Part], live: Live, layout: Layout) -> tuple[Part, ...]:
-    gaps = FRAGMENTATION * sum(part.size for part in allocated) + _SPARE_LOGITS * live.logits
+def _gpu_parts(allocated: Iterable[Part], gaps: float, layout: Layout) -> tuple[Part, ...]:
     return (
         Part("CUDA context", _CUDA_CONTEXT),
         Part("NCCL buffers", _NCCL_BUFFERS if layout.world_size > 1 else 0),
-        Part("fragmentation", int(gaps)),
+        Part("fragmentation", int(gaps + FRAGMENTATION * sum_up(allocated))),
     )
 
 

@@ -28,6 +28,15 @@ class ModelShape:
     trained_bytes: int
     buffer_bytes: int
     reference_bytes: int = 0  # of a second model, which does not learn
+    # Numbers, not bytes, of what is gathered together where weights are spread:
+    layer_parameters: int = 0  # of the largest layer
+    outer_parameters: int = 0  # outside of layers: embeddings, output
+    largest_parameter: int = 0
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Of what is trained, which is read as float32 wherever it is kept."""
+        return 4 * self.trained_parameters
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class Architecture:
     config: PretrainedConfig
     dtype: torch.dtype
     lora: Lora | None
+    pure: bool = False  # adapters are of that type, too
 
     @property
     def four_bits(self) -> bool:
@@ -50,7 +60,8 @@ class Architecture:
         try:
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, dtype=self.dtype)
-                return add_adapters(model, self.lora, seed=0) if self.lora else model
+                model = add_adapters(model, self.lora, seed=0) if self.lora else model
+                return model.to(self.dtype) if self.pure else model
         except (ValueError, KeyError, AttributeError) as error:
             raise ModelError(f"a {config.model_type} model cannot be built from its config: {error}") from error
 
@@ -66,12 +77,16 @@ def measure_shape(architecture: Architecture) -> ModelShape:
     trained = [each for each in model.parameters() if each.requires_grad]
     frozen = [each for each in model.parameters() if not each.requires_grad]
     packed = {id(each) for each in _packed(architecture)}
+    layers = [sum(each.numel() for each in layer.parameters()) for layer in _layers(architecture)]
     return ModelShape(
         parameters=sum(each.numel() for each in (*trained, *frozen)),
         trained_parameters=sum(each.numel() for each in trained),
         frozen_bytes=sum(_nf4_bytes(each) if id(each) in packed else each.nbytes for each in frozen),
         trained_bytes=sum(each.nbytes for each in trained),
         buffer_bytes=sum(each.nbytes for each in model.buffers()),
+        layer_parameters=max(layers, default=0),
+        outer_parameters=sum(each.numel() for each in (*trained, *frozen)) - sum(layers),
+        largest_parameter=max((each.numel() for each in trained), default=0),
     )
 
 
@@ -159,13 +174,17 @@ def _per_layer(text: PretrainedConfig) -> list[str]:
     return [name for name, value in vars(text).items() if isinstance(value, list | tuple) and len(value) == layers]
 
 
+def _layers(architecture: Architecture) -> list[Any]:
+    """Of the model whole; none if they are not told apart by how many there are."""
+    count = _count_layers(architecture.config)
+    lists = (module for module in architecture.whole.modules() if isinstance(module, torch.nn.ModuleList))
+    return next((list(found) for found in lists if len(found) == count), [])
+
+
 def _layers_are_equal(architecture: Architecture) -> bool:
     """Of the same tensors and, by the config, of the same kind."""
     text = architecture.config.get_text_config()
     if any(len({repr(each) for each in getattr(text, name)}) > 1 for name in _per_layer(text)):
         return False
-    for module in architecture.whole.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == text.num_hidden_layers:
-            kinds = [Counter((tuple(p.shape), p.dtype) for p in layer.parameters()) for layer in module]
-            return all(kind == kinds[0] for kind in kinds)
-    return False
+    kinds = [Counter((tuple(p.shape), p.dtype) for p in layer.parameters()) for layer in _layers(architecture)]
+    return bool(kinds) and all(kind == kinds[0] for kind in kinds)

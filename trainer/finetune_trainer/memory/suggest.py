@@ -7,6 +7,8 @@ from typing import Any
 
 from finetune_api.batch import Batch, largest_that_fits, splits
 from finetune_api.lora import Lora
+from finetune_api.parallelism import Deepspeed
+from finetune_api.repair import further_presets
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.memory.forecast import Forecast
 from finetune_trainer.settings import plan_batch, with_batch
@@ -46,12 +48,18 @@ class Variant:
     def with_length(self, length: int) -> "Variant":
         return self._with("dataset", f"dataset.maxLength: {length}", max_length=length)
 
+    def with_preset(self, preset: str) -> "Variant":
+        spread = Deepspeed.model_validate({"preset": preset})
+        said = f"deepspeed: {{preset: {preset}}}"
+        return Variant(self.spec.model_copy(update={"deepspeed": spread}), (*self.changes, said))
+
     def with_lora(self) -> "Variant":
         return Variant(self.spec.model_copy(update={"lora": Lora()}), (*self.changes, "lora: {}"))
 
     def with_four_bits(self) -> "Variant":
-        """Of a job with adapters."""
-        if self.spec.lora and self.spec.lora.quantization:
+        """Of a job with adapters. Such weights cannot be spread."""
+        spreads = self.spec.fsdp or (self.spec.deepspeed and self.spec.deepspeed.spreads_weights)
+        if spreads or (self.spec.lora and self.spec.lora.quantization):
             return self
         return self._with("lora", "lora.quantization: nf4", quantization="nf4")
 
@@ -88,6 +96,8 @@ def _ladder(variant: Variant, forecast: Forecast) -> Iterator[Sequence[Variant]]
         yield _smaller_batches(variant, forecast)
     yield _smaller_batches(checkpointed, forecast)
     smallest = (_smaller_batches(checkpointed, forecast) or [checkpointed])[-1]
+    presets = further_presets(variant.spec, world_size=variant.spec.world_size)
+    yield [smallest.with_preset(preset) for preset in presets]
     if variant.spec.lora is None:
         yield [variant.with_lora()]
         yield [checkpointed.with_lora(), *(each.with_lora() for each in _smaller_batches(checkpointed, forecast))]

@@ -9,12 +9,8 @@ from finetune_trainer.memory.parts import Part, Parts
 from finetune_trainer.model.load import Pretrained
 
 
-def expect_memory(
-    spec: TrainerSpec, pretrained: Pretrained, data: Data, *, on_gpu: bool
-) -> Parts | TrainerError | None:
-    """Or why it cannot be told; a run does not end for that. None: what is spread over the ranks is not guessed."""
-    if spec.deepspeed or spec.fsdp:
-        return None
+def expect_memory(spec: TrainerSpec, pretrained: Pretrained, data: Data, *, on_gpu: bool) -> Parts | TrainerError:
+    """Or why it cannot be told; a run does not end for that."""
     if pretrained.vision:
         return ModelError("what images cost is not simulated")
     longest = spec.dataset.max_length if spec.dataset.packing else int(data.train.lengths.max())
