@@ -1,6 +1,7 @@
 """Run test suites one after the other, the fast ones first, and say at the end what ran, what did not, and why."""
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -9,6 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
+
+from cluster.commands import ClusterError
+from cluster.packages import BROWSER, ensure_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "reports"
@@ -43,11 +47,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suites", nargs="+", choices=SUITES)
     suites: list[str] = parser.parse_args().suites
+    if "unit" in suites and os.geteuid() == 0:
+        install_browser()
     results = [run_suite(suite) for suite in suites]
     summary = "\n".join(summary_lines(results))
     print(f"\n{summary}", flush=True)
     (REPORTS / "summary.txt").write_text(summary + "\n")
     return 0 if all(result.ok for result in results) else 1
+
+
+def install_browser() -> None:
+    """Reports are opened in it. Tests that miss it are skipped, and said so."""
+    try:
+        ensure_packages(BROWSER)
+    except ClusterError as problem:
+        print(f"no browser for report.html: {problem}", flush=True)
 
 
 def run_suite(suite: str) -> SuiteResult:

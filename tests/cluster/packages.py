@@ -34,6 +34,7 @@ IMAGE_BUILDING = (
     Package("debian-archive-keyring", "/usr/share/keyrings/debian-archive-keyring.gpg"),
     Package("ca-certificates", "/etc/ssl/certs/ca-certificates.crt"),
 )
+BROWSER = (Package("chromium", "chromium"),)
 
 
 PATIENT = ("-o", "DPkg::Lock::Timeout=300")  # somebody else may be installing something
