@@ -17,6 +17,10 @@ class ModelSource(Model):
     torch_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         default="auto", description="Data type of the weights; auto takes what the checkpoint's config says."
     )
+    attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = Field(
+        default="auto",
+        description="How attention is computed; auto takes the fastest of what is installed for the GPU, else sdpa.",
+    )
     max_pixels: int | None = Field(
         default=None,
         ge=1,

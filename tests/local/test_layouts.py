@@ -52,6 +52,7 @@ def spec(
     model: Path | None = None,
     workers: int = 0,
     torch_dtype: str = "auto",
+    attention: str = "auto",
     rows: str = "",
     dataset: dict[str, Any] | None = None,
     **fields: Any,
@@ -67,7 +68,11 @@ def spec(
         **fields.pop("training", {}),
     }
     return {
-        "model": {"name": str(model or files.model), "torchDtype": torch_dtype},
+        "model": {
+            "name": str(model or files.model),
+            "torchDtype": torch_dtype,
+            "attnImplementation": attention,
+        },
         "dataset": {
             "train": [{"name": str(files.train.with_suffix(f"{rows}.jsonl"))}],
             "eval": [{"name": str(files.eval.with_suffix(f"{rows}.jsonl"))}],
@@ -176,6 +181,7 @@ def one_rank(files: tiny.Tiny, tmp_path_factory: pytest.TempPathFactory) -> Resu
         "1x1x16": spec(files, (1, 1, 16)),
         "1x16x1, mean per rank": spec(files, (1, 16, 1), training=per_rank_mean),
         "1x4x1, packed": spec(files, (1, 4, 1), dataset=PACKED),
+        "1x4x1, packed, eager": spec(files, (1, 4, 1), dataset=PACKED, attention="eager"),
         "1x16x1, dpo": spec(files, (1, 16, 1), sft=None, dpo=DPO, rows=PAIRS),
         "1x16x1, 4 bits": spec(files, (1, 16, 1), lora=NF4),
         "1x16x1, weighted": spec(files, (1, 16, 1), rows=WEIGHTED),
@@ -235,6 +241,14 @@ def test_preferences_on_4_bit_weights_begin_at_their_own_reference(two_ranks: Re
 
     assert found["rewards/margins"][0] == pytest.approx(0, abs=1e-6)
     assert found["rewards/margins"][-1] > 0.01
+
+
+@pytest.mark.parametrize("what", ["loss", "grad_norm", "eval_loss"])
+def test_how_attention_is_computed_changes_nothing_but_rounding(one_rank: Results, what: str) -> None:
+    sdpa, eager = one_rank["1x4x1, packed"], one_rank["1x4x1, packed, eager"]
+
+    assert eager[what] == pytest.approx(sdpa[what], rel=FOUR_DIGITS)
+    assert eager["weights"] != sdpa["weights"], "it was another implementation"
 
 
 def test_packed_training_resumed_in_the_middle_of_an_epoch_is_as_if_it_had_never_stopped(two_ranks: Results) -> None:

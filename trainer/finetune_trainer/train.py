@@ -3,8 +3,10 @@
 import os
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
+import torch
 import transformers
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -15,11 +17,12 @@ from finetune_trainer.banner import describe_data, describe_order, describe_run,
 from finetune_trainer.checkpoint import Found
 from finetune_trainer.data.counted import Rules
 from finetune_trainer.data.files import Downloads
-from finetune_trainer.data.load import Method, Tokenizing, check_same, load_data
+from finetune_trainer.data.load import Data, Method, Tokenizing, check_same, load_data
 from finetune_trainer.hubs import make_repository
 from finetune_trainer.methods.dpo import render_pair
 from finetune_trainer.methods.exact import ExactTrainer
 from finetune_trainer.methods.sft import render_sample
+from finetune_trainer.model.attention import Attention, settle_attention, trial_of
 from finetune_trainer.model.load import Pretrained, describe_model
 from finetune_trainer.monitor.expect import describe_expected, expect_memory
 from finetune_trainer.monitor.writers import build_writers, chosen_writers
@@ -89,6 +92,9 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
     output.check_shared(on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))
     if push := spec.output.push_to_hub:
         on_rank_zero(lambda: make_repository(push))
+    attention = on_rank_zero(lambda: choose_attention(spec, pretrained, data, output, device))
+    tell(place, [f"attention: {attention.name} ({attention.why})"])
+    pretrained = replace(pretrained, attention=attention.name)
     setting = Setting(place, reporter, Hardware(device, pretrained.dtype), pretrained, data, output)
     spec, models = settle_batch(spec, setting)
     expected = expect_memory(spec, pretrained, data, on_gpu=device.type == "cuda") if place.ranks.is_first else None
@@ -103,6 +109,16 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
         return contract.STOPPED
     publish_result(trainer, output, pretrained, title=f"{place.namespace}/{place.job}")
     return contract.DONE
+
+
+def choose_attention(
+    spec: TrainerSpec, pretrained: Pretrained, data: Data, output: Output, device: torch.device
+) -> Attention:
+    """For the longest rows there are, or for the room of a pack."""
+    longest = spec.dataset.max_length if spec.dataset.packing else int(data.train.lengths.max())
+    assert longest is not None  # the spec has no packing without it
+    trial = trial_of(spec, pretrained.config, pretrained.dtype, device, longest)
+    return settle_attention(spec, trial, output.checkpoints, sees=pretrained.vision is not None)
 
 
 def describe_trainer(trainer: ExactTrainer, setting: Setting) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 
+import bitsandbytes
 import pytest
 import torch
 from bitsandbytes.nn.modules import Linear4bit
@@ -65,3 +66,16 @@ def test_an_image_without_bitsandbytes_says_so(monkeypatch: pytest.MonkeyPatch) 
 
     with pytest.raises(InvalidSpec, match=r"spec\.lora\.quantization: this image has no bitsandbytes"):
         four_bit(torch.float32, None)
+
+
+def test_an_evaluation_leaves_weights_in_4_bits_as_they_are(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a CPU that multiplies bfloat16, for which bitsandbytes packs them anew."""
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: True)
+    model = load_weights(describe(text), torch.float32, four_bits=True)
+    before = [each.clone() for each in model.parameters()]
+
+    model.eval()
+    with torch.no_grad():
+        model(input_ids=torch.arange(8).view(1, -1))
+
+    assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))

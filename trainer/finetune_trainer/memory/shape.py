@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from finetune_api.lora import Lora
 from finetune_trainer.errors import ModelError, first_line
 from finetune_trainer.memory.simulate import Live, Phase, Step, simulate_step
+from finetune_trainer.model.layers import per_layer, with_layers
 from finetune_trainer.model.lora import add_adapters
 
 _FEWEST = 2  # layers of the smallest model that stands in for a large one
@@ -56,7 +57,7 @@ class Architecture:
     def build(self, *, layers: int | None = None) -> Any:
         """On the meta device, whole or with the first layers alone."""
         # a copy of its own: a model's config says which attention it takes
-        config = copy.deepcopy(self.config) if layers is None else _with_layers(self.config, layers)
+        config = copy.deepcopy(self.config) if layers is None else with_layers(self.config, layers)
         try:
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, dtype=self.dtype)
@@ -159,21 +160,6 @@ def _count_layers(config: PretrainedConfig) -> int:
     return int(config.get_text_config().num_hidden_layers)
 
 
-def _with_layers(config: PretrainedConfig, layers: int) -> PretrainedConfig:
-    """Lists with an entry per layer are cut, too."""
-    fewer = copy.deepcopy(config)
-    text = fewer.get_text_config()
-    for name in _per_layer(text):
-        setattr(text, name, getattr(text, name)[:layers])
-    text.num_hidden_layers = layers
-    return fewer
-
-
-def _per_layer(text: PretrainedConfig) -> list[str]:
-    layers = text.num_hidden_layers
-    return [name for name, value in vars(text).items() if isinstance(value, list | tuple) and len(value) == layers]
-
-
 def _layers(architecture: Architecture) -> list[Any]:
     """Of the model whole; none if they are not told apart by how many there are."""
     count = _count_layers(architecture.config)
@@ -184,7 +170,7 @@ def _layers(architecture: Architecture) -> list[Any]:
 def _layers_are_equal(architecture: Architecture) -> bool:
     """Of the same tensors and, by the config, of the same kind."""
     text = architecture.config.get_text_config()
-    if any(len({repr(each) for each in getattr(text, name)}) > 1 for name in _per_layer(text)):
+    if any(len({repr(each) for each in getattr(text, name)}) > 1 for name in per_layer(text)):
         return False
     kinds = [Counter((tuple(p.shape), p.dtype) for p in layer.parameters()) for layer in _layers(architecture)]
     return bool(kinds) and all(kind == kinds[0] for kind in kinds)

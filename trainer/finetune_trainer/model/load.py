@@ -19,8 +19,9 @@ from transformers import (
 from finetune_api.model_source import ModelSource
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound, first_line
+from finetune_trainer.model.attention import SDPA
 from finetune_trainer.model.lora import add_adapters, keep_reference
-from finetune_trainer.model.quantize import four_bit
+from finetune_trainer.model.quantize import four_bit, keep_as_quantized
 from finetune_trainer.vision.freeze import freeze, frozen_groups, frozen_modules
 from finetune_trainer.vision.images import Vision, describe_vision
 
@@ -36,6 +37,7 @@ class Pretrained:
     tokenizer: PreTrainedTokenizerBase
     dtype: torch.dtype  # of the result; training may keep its weights in more bits
     vision: Vision | None = None  # of a model that sees
+    attention: str = SDPA  # the name of its implementation
 
     @property
     def max_length(self) -> int | None:
@@ -103,8 +105,15 @@ def load_weights(pretrained: Pretrained, dtype: torch.dtype, *, four_bits: bool 
     options = {"quantization_config": four_bit(pretrained.dtype, family)} if four_bits else {}
     model: torch.nn.Module = _fetch(
         pretrained.name,
-        lambda: kind.from_pretrained(pretrained.name, config=pretrained.config, dtype=dtype, **options),
+        lambda: kind.from_pretrained(
+            pretrained.name,
+            config=pretrained.config,
+            dtype=dtype,
+            attn_implementation=pretrained.attention,
+            **options,
+        ),
     )
+    keep_as_quantized(model)
     return model
 
 

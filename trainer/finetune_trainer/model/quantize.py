@@ -28,3 +28,14 @@ def four_bit(compute: torch.dtype, family: Family | None) -> BitsAndBytesConfig:
         bnb_4bit_compute_dtype=compute,
         llm_int8_skip_modules=[family.vision, *family.aligner, _OUTPUT] if family else None,
     )
+
+
+def keep_as_quantized(model: torch.nn.Module) -> None:
+    """On CPUs that multiply bfloat16 bitsandbytes would repack weights in the first evaluation, for good.
+
+    Their constants would be rounded to 16 bits, so that what is trained afterwards differs, and a layer whose width is
+    no multiple of 64 would fail.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
