@@ -7,9 +7,9 @@ from pathlib import Path
 
 import yaml
 from jsonschema import Draft202012Validator
-from pydantic import ValidationError
 
-from finetune_api.v1alpha1 import FineTuneJob
+from finetune_cli.bad_input import BadInput
+from finetune_cli.jobfile import read_job_file
 from helm import find_helm, render_chart
 from kubernetes_schema import KubernetesSchema, Schema, load_kubernetes_schema
 
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def example_problems() -> Iterator[str]:
-    """Each example against the schema for editors and against the models."""
+    """Each example against the schema for editors, and as the command line reads it."""
     validator = Draft202012Validator(json.loads((MANIFESTS / "finetunejob.schema.json").read_text()))
     paths = sorted((MANIFESTS / "examples").glob("*.yaml"))
     if not paths:
@@ -56,9 +56,9 @@ def example_problems() -> Iterator[str]:
         for error in validator.iter_errors(job):
             yield f"{path.name}: {'.'.join(str(part) for part in error.path)}: {error.message}"
         try:
-            FineTuneJob.parse(job)
-        except ValidationError as error:
-            yield f"{path.name}: {error}"
+            read_job_file(path)
+        except BadInput as error:
+            yield str(error)
 
 
 def kubernetes_problems(schema: KubernetesSchema) -> Iterator[str]:

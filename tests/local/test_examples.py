@@ -36,6 +36,7 @@ def history(job: LocalJob) -> list[dict[str, float]]:
         ("one-node-four-gpus", 32, "ddp"),
         ("internvl", 16, "ddp"),
         ("qwen2-vl", 4, "deepspeed zero3_offload"),
+        ("qwen-vl-video", 16, "ddp"),
     ],
 )
 def test_an_example_trains_an_adapter(folder: Path, example: str, effective: int, parallelism: str) -> None:

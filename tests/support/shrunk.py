@@ -34,7 +34,9 @@ def lay_out(folder: Path) -> Path:
         link.symlink_to(target)
     tiny_vision.build(models / "Qwen2-VL-7B-Instruct", "qwen2_vl")
     tiny_vision.build(folder / "OpenGVLab" / "InternVL3-8B-hf", "internvl")
+    tiny_vision.build(folder / "Qwen" / "Qwen2.5-VL-7B-Instruct", "qwen2_5_vl")
     tiny_vision.rows(data, 24, images=lambda number: number % 3).rename(data / "vl.jsonl")
+    tiny_vision.rows(data, 24, videos=lambda number: number % 2).rename(data / "videos.jsonl")
     return folder
 
 
