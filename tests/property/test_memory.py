@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from transformers import Qwen2Config
 
 from finetune_api.lora import Lora
-from finetune_trainer.memory.parts import Layout, Parts, node_parts, rank_parts
+from finetune_trainer.memory.parts import Layout, Parts, Spread, node_parts, rank_parts
 from finetune_trainer.memory.shape import Architecture, ModelShape, measure_shape, measure_step
 from finetune_trainer.memory.simulate import Live, Step, loss_of_every_token
+from finetune_trainer.memory.spread import Sharded, Zero
 
 SIZE = st.integers(min_value=0, max_value=10**12)
 
@@ -44,6 +45,34 @@ def test_more_ranks_cost_a_rank_nothing(shape: ModelShape, live: Live, layout: L
     first, second = (rank_parts(shape, live, replace(layout, world_size=ranks)) for ranks in (few, many))
 
     assert first == second
+
+
+WAYS = st.one_of(
+    st.builds(
+        Zero,
+        stage=st.integers(1, 3),
+        itemsize=st.sampled_from((2, 4)),
+        bucket=st.integers(0, 10**9),
+        buffers=st.integers(1, 2),
+        live=st.integers(0, 10**10),
+        group=st.integers(1, 10**10),
+        offloads_states=st.booleans(),
+        offloads_weights=st.booleans(),
+    ),
+    st.builds(Sharded, itemsize=st.sampled_from((2, 4)), keeps_gathered=st.booleans(), offloads=st.booleans()),
+)
+
+
+@given(shapes(), LIVES, LAYOUTS, WAYS, st.integers(2, 64), st.integers(0, 64))
+def test_what_is_spread_over_more_ranks_costs_each_no_more(
+    shape: ModelShape, live: Live, layout: Layout, way: Spread, few: int, more: int
+) -> None:
+    first, second = (
+        rank_parts(shape, live, replace(layout, spread=way, world_size=ranks)) for ranks in (few, few + more)
+    )
+
+    assert second.total <= first.total
+    assert len(sizes(second)) == len(second.parts)
 
 
 @given(shapes(), LIVES, LAYOUTS)

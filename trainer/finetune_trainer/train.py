@@ -18,6 +18,7 @@ from finetune_trainer.checkpoint import Found
 from finetune_trainer.data.counted import Rules
 from finetune_trainer.data.files import Downloads
 from finetune_trainer.data.load import Data, Method, Tokenizing, check_same, load_data
+from finetune_trainer.files import explained
 from finetune_trainer.hubs import make_repository
 from finetune_trainer.methods.dpo import render_pair
 from finetune_trainer.methods.exact import ExactTrainer
@@ -118,7 +119,8 @@ def choose_attention(
     longest = spec.dataset.max_length if spec.dataset.packing else int(data.train.lengths.max())
     assert longest is not None  # the spec has no packing without it
     trial = trial_of(spec, pretrained.config, pretrained.dtype, device, longest)
-    return settle_attention(spec, trial, output.checkpoints, sees=pretrained.vision is not None)
+    with explained(output.root):
+        return settle_attention(spec, trial, output.checkpoints, sees=pretrained.vision is not None)
 
 
 def describe_trainer(trainer: ExactTrainer, setting: Setting) -> Iterator[str]:

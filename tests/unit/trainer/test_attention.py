@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AttentionInterface, Qwen2Config
+from transformers import AttentionInterface, PretrainedConfig, Qwen2Config
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -84,6 +85,16 @@ def test_the_fastest_is_taken_and_all_are_told() -> None:
 @pytest.mark.usefixtures("kinds")
 def test_what_is_hardly_faster_is_not_taken() -> None:
     assert measure(TRIAL, ("as_quick",)).name == SDPA
+
+
+@pytest.mark.usefixtures("kinds")
+def test_a_layer_that_cannot_be_tried_leaves_torchs_own() -> None:
+    nameless = PretrainedConfig(num_hidden_layers=2, vocab_size=100)
+
+    found = measure(replace(TRIAL, config=nameless), ("quick",))
+
+    assert found.name == SDPA
+    assert found.why.startswith("a layer alone cannot be tried: ")
 
 
 @pytest.mark.usefixtures("kinds")

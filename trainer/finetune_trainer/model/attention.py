@@ -102,24 +102,29 @@ def choose_fastest(trial: Trial, candidates: Iterable[str], kept: Path) -> Atten
 def measure(trial: Trial, candidates: Iterable[str]) -> Attention:
     """Forward and backward of one layer with each; one that fails or computes something else is out."""
     with _left_as_it_was(trial.device):
-        layer = _one_layer(trial)
-        expected, own = _run(layer, SDPA, trial)
+        try:
+            layer = _one_layer(trial)
+            expected, own = _run(layer, SDPA, trial)
+        except Exception as error:  # the model itself may work; if not, it says why
+            return Attention(SDPA, f"a layer alone cannot be tried: {first_line(error)}")
         seconds, told = {SDPA: own}, [f"{SDPA} {1000 * own:.2f}"]
         for name in candidates:
-            try:
-                result, took = _run(layer, name, trial)
-            except Exception as error:
-                told.append(f"{name} fails: {first_line(error)}")
-                continue
-            if _differ(result, expected):
-                told.append(f"{name} computes something else")
-                continue
-            told.append(f"{name} {1000 * took:.2f}")
-            if took < _FASTER * own:
+            took = _compare(layer, name, trial, expected)
+            told.append(f"{name} {took if isinstance(took, str) else f'{1000 * took:.2f}'}")
+            if isinstance(took, float) and took < _FASTER * own:
                 seconds[name] = took
     fastest = min(seconds, key=lambda name: seconds[name])
     shape = f"{trial.rows} x {trial.length} tokens{' in packs' if trial.packed else ''}"
     return Attention(fastest, f"ms for a layer forward and backward, {shape}: {', '.join(told)}")
+
+
+def _compare(layer: torch.nn.Module, name: str, trial: Trial, expected: torch.Tensor) -> float | str:
+    """Its seconds, or why it cannot be taken."""
+    try:
+        result, took = _run(layer, name, trial)
+    except Exception as error:  # whatever a library throws means that it cannot be taken
+        return f"fails: {first_line(error)}"
+    return "computes something else" if _differ(result, expected) else took
 
 
 def _one_layer(trial: Trial) -> torch.nn.Module:
