@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from support import tiny_vision
 from support.job_files import job_body, write_yaml
 
 QWEN_7B = {
@@ -105,6 +106,23 @@ def test_on_cpu_everything_is_host_memory(tmp_path: Path, model: Path) -> None:
     assert said.returncode == 1, said.stderr
     assert "each rank, in host memory" in said.stdout
     assert "does not fit; raise resources.limits.memory of 64.0 GiB" in said.stdout
+
+
+def test_a_model_that_sees_is_shown_an_image(tmp_path: Path) -> None:
+    folder = tiny_vision.build(tmp_path / "seeing", "qwen2_vl")
+    rows = {**ROWS, "maxLength": 256}
+
+    said = {
+        pixels: estimate(tmp_path, "--gpu", "l4-24g", model={"name": str(folder), "maxPixels": pixels}, dataset=rows)
+        for pixels in (50_000, 150_000)
+    }
+
+    assert [each.returncode for each in said.values()] == [0, 0], said
+    small, large = (re.search(r"^activations +([\d.]+)$", each.stdout, re.MULTILINE) for each in said.values())
+    assert small is not None
+    assert large is not None
+    assert float(small[1]) <= float(large[1])
+    assert "samples of up to 256 tokens" in said[50_000].stdout
 
 
 def test_memory_that_is_spread_says_what_is_where(tmp_path: Path, model: Path) -> None:

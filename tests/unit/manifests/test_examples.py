@@ -33,6 +33,7 @@ def test_the_examples_that_the_pages_promise_are_there() -> None:
         "command",
         "qwen2-vl",
         "internvl",
+        "qwen-vl-video",
     }
 
 

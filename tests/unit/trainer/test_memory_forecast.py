@@ -1,5 +1,6 @@
 """From a job's spec to the sums of its ranks and nodes, and to what should change if they are too large."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -162,6 +163,13 @@ def test_several_ranks_spread_before_anything_else_is_learned(usable: int, field
 
     assert found is not None
     assert found.changes == (change,)
+
+
+def test_samples_with_images_do_not_become_shorter() -> None:
+    def seeing(spec: TrainerSpec) -> Forecast:
+        return replace(rule_of_thumb(spec), sees=True)
+
+    assert suggest(spec(length=2048, numNodes=1, nprocPerNode=1), seeing, usable_bytes=2 * GIB) is None
 
 
 def test_spread_weights_are_not_put_into_four_bits() -> None:

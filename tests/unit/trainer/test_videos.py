@@ -24,7 +24,7 @@ from finetune_trainer.vision.families import FAMILIES
 from finetune_trainer.vision.save import save_processor
 from finetune_trainer.vision.videos import Sampling, frames, survey
 from support import tiny_vision
-from unit.trainer.test_vision import Loaded, describe, gradients_of, write
+from support.seeing import Loaded, assert_equal_but_for_rounding, describe, gradients_of, write
 
 CLIP = Picture("/data/clip.mp4", kind=Kind.VIDEO)
 CLOSELY = Sampling(fps=2.0, min_frames=4, max_frames=768, min_pixels=1, max_pixels=10**9)
@@ -256,7 +256,7 @@ def test_stand_ins_of_both_kinds_change_no_gradient(loaded: Loaded, tmp_path: Pa
         assert {"pixel_values", "pixel_values_videos"} <= always.keys()
         expected, found = gradients_of(loaded.model, plain), gradients_of(loaded.model, always)
         for name, gradient in expected.items():
-            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+            assert_equal_but_for_rounding(found[name], gradient)
         for name in found.keys() - expected.keys():
             assert found[name].abs().max() == 0
 

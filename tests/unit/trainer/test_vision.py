@@ -4,7 +4,7 @@ import base64
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,57 +14,20 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, LlavaProcessor
 
-from finetune_api.dataset import Dataset
 from finetune_api.lora import Lora
-from finetune_api.model_source import ModelSource
 from finetune_trainer.data.counted import Rules
-from finetune_trainer.data.load import Data, Method, Tokenizing, load_data
+from finetune_trainer.data.load import Method
 from finetune_trainer.data.pictures import Kind
-from finetune_trainer.data.tokens import IGNORED, Features
+from finetune_trainer.data.tokens import IGNORED
 from finetune_trainer.errors import DatasetError, InvalidSpec
-from finetune_trainer.methods.sft import predict, render_sample, target_losses
-from finetune_trainer.model.load import Pretrained, describe_model, pad_token_id
+from finetune_trainer.methods.sft import predict, render_sample
 from finetune_trainer.model.lora import add_adapters
-from finetune_trainer.vision.collate import SeeingCollator
 from finetune_trainer.vision.families import FAMILIES, Family
 from finetune_trainer.vision.freeze import freeze, frozen_groups, frozen_modules, group_of, trains_sight
 from support import tiny, tiny_vision
-from support.downloads import NONE
+from support.seeing import Loaded, assert_equal_but_for_rounding, describe, gradients_of, write
 
 KINDS = tuple(tiny_vision.KINDS)
-ANSWERS = Method("sft", partial(render_sample, loss_on="assistant"))
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A tiny model that sees, and a folder for its rows."""
-
-    folder: Path
-    pretrained: Pretrained
-    model: Any
-
-    def data(self, rows: Path, rules: Rules | None = None, method: Method = ANSWERS, **fields: Any) -> Data:
-        how = Tokenizing(
-            tokenizer=self.pretrained.tokenizer,
-            model_name="tiny",
-            method=method,
-            rules=rules or Rules(),
-            seed=1,
-            cache=self.folder / "cache",
-            writes=True,
-            alive=lambda: None,
-            downloads=NONE,
-            vision=self.pretrained.vision,
-        )
-        return load_data(Dataset.model_validate({"train": [{"name": str(rows)}], **fields}), how)
-
-    def collate(self, *always: Kind) -> SeeingCollator:
-        assert self.pretrained.vision is not None
-        return SeeingCollator(pad_token_id(self.pretrained.tokenizer), self.pretrained.vision, always=always)
-
-
-def describe(folder: Path, **fields: Any) -> Pretrained:
-    return describe_model(ModelSource.model_validate({"name": str(folder), **fields}), torch.device("cpu"))
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -77,11 +40,6 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     folder = tiny_vision.build(tmp_path_factory.mktemp("qwen"))
     return Loaded(folder, describe(folder), AutoModelForImageTextToText.from_pretrained(folder))
-
-
-def write(folder: Path, *rows: dict[str, Any]) -> Path:
-    tiny.write_jsonl(folder / "rows.jsonl", list(rows))
-    return folder / "rows.jsonl"
 
 
 def asked(question: str, *names: str, answer: str = "It is blue.") -> dict[str, Any]:
@@ -148,18 +106,10 @@ def test_an_image_that_shows_nothing_changes_no_logit_and_no_gradient(loaded: Lo
     assert found.keys() == real.keys()  # it runs through all that a real image runs through
     for name, gradient in found.items():
         if name in expected:
-            torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
+            assert_equal_but_for_rounding(gradient, expected[name])
         else:
             assert group_of(name, FAMILIES[loaded.model.config.model_type]) != "language"
             assert gradient.abs().max() == 0
-
-
-def gradients_of(model: torch.nn.Module, batch: Features) -> dict[str, torch.Tensor]:
-    model.zero_grad(set_to_none=True)
-    target_losses(predict(model, batch), batch["labels"]).sum().backward()  # type: ignore[no-untyped-call]
-    found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    model.zero_grad(set_to_none=True)
-    return found
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,16 @@ from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.memory.parts import Layout, Parts, node_parts, rank_parts
 from finetune_trainer.memory.shape import Architecture, ModelShape, measure_shape, measure_step
+from finetune_trainer.memory.sight import Sight, blank_sample
 from finetune_trainer.memory.simulate import Step, loss_of_every_token
 from finetune_trainer.memory.spread import spread_of
-from finetune_trainer.model.load import choose_dtype, max_length, read_config, training_dtype
+from finetune_trainer.model.load import choose_dtype, describe_model, max_length, read_config, training_dtype
 from finetune_trainer.model.lora import shape_of
 from finetune_trainer.settings import MOST_LOADERS, plan_batch, plan_eval_batch
+from finetune_trainer.vision.clips import Features
+from finetune_trainer.vision.families import FAMILIES
+from finetune_trainer.vision.freeze import frozen_groups
+from finetune_trainer.vision.images import Vision
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,7 @@ class Model:
 
     config: PretrainedConfig
     dtype: torch.dtype  # of the result
+    vision: Vision | None = None  # of a model that sees
 
 
 @dataclass(frozen=True)
@@ -35,23 +41,39 @@ class Forecast:
     rank: Parts
     node: Parts
     on_gpu: bool
+    sees: bool = False  # so that samples cannot be as short as one likes
 
 
 def read_model(spec: TrainerSpec) -> Model:
-    """Raises TrainerError. No device is asked whether it computes in the model's type."""
-    config = read_config(spec.model)
-    return Model(config, choose_dtype(spec.model, config, torch.device("meta")))
+    """Raises TrainerError. No device is asked whether it computes in the model's type.
+
+    Of a model that only reads, config.json is enough; of one that sees, tokenizer and processor are read, too.
+    """
+    config, no_device = read_config(spec.model), torch.device("meta")
+    if config.model_type in FAMILIES:
+        found = describe_model(spec.model, no_device)
+        return Model(found.config, found.dtype, found.vision)
+    return Model(config, choose_dtype(spec.model, config, no_device))
 
 
-def forecast(spec: TrainerSpec, model: Model, *, on_gpu: bool, longest: int | None = None) -> Forecast:
-    """For samples of the spec's greatest length, or of the `longest` there is. Raises TrainerError."""
+def forecast(
+    spec: TrainerSpec, model: Model, *, on_gpu: bool, longest: int | None = None, sample: Features | None = None
+) -> Forecast:
+    """For samples of the spec's greatest length, or of the `longest` there is. Raises TrainerError.
+
+    A model that sees is shown the `sample`, or one image, as large as the length and the processor let it be.
+    """
     batch = plan_batch(spec, world_size=spec.world_size)
     length = longest or _greatest_length(spec, model.config)
     lora = shape_of(spec.lora) if spec.lora else None
     spread = spread_of(spec, model.dtype, hidden_size=model.config.get_text_config().hidden_size)
     dtype = model.dtype if spread else training_dtype(model.dtype, lora=lora is not None)
-    architecture = Architecture(model.config, dtype, lora, pure=spread is not None)
-    shape = replace(measure_shape(architecture), reference_bytes=_reference_bytes(spec, model))
+    sight = None
+    if model.vision:
+        sample = sample or blank_sample(model.vision, length)
+        sight = Sight(model.vision, frozen_groups(spec.model.freeze), sample)
+    architecture = Architecture(model.config, dtype, lora, pure=spread is not None, sight=sight)
+    shape = replace(measure_shape(architecture), reference_bytes=_reference_bytes(spec, model, sight))
     autocast = None if spread or model.dtype is torch.float32 else model.dtype  # else all is of that type already
     live = max(
         (measure_step(architecture, step) for step in _steps(spec, batch, length, autocast)),
@@ -60,7 +82,7 @@ def forecast(spec: TrainerSpec, model: Model, *, on_gpu: bool, longest: int | No
     loaders = MOST_LOADERS if spec.dataset.num_workers is None else spec.dataset.num_workers
     layout = Layout(spec.world_size, spec.ranks_per_node, loaders, on_gpu, spread)
     rank = rank_parts(shape, live, layout)
-    return Forecast(shape, batch, length, rank, node_parts(shape, rank, layout), on_gpu)
+    return Forecast(shape, batch, length, rank, node_parts(shape, rank, layout), on_gpu, sees=sight is not None)
 
 
 def uses_gpus(spec: TrainerSpec) -> bool:
@@ -84,12 +106,12 @@ def _steps(spec: TrainerSpec, batch: Batch, length: int, autocast: torch.dtype |
     return [train, replace(train, batch=sequences * evaluated, checkpointing=False, learns=False)]
 
 
-def _reference_bytes(spec: TrainerSpec, model: Model) -> int:
+def _reference_bytes(spec: TrainerSpec, model: Model, sight: Sight | None) -> int:
     """Of the frozen copy that full tuning by DPO is compared with; with LoRA it is the model without its adapters."""
     if spec.dpo is None or spec.lora is not None:
         return 0
-    shape = measure_shape(Architecture(model.config, model.dtype, lora=None))
-    return shape.trained_bytes + shape.buffer_bytes
+    shape = measure_shape(Architecture(model.config, model.dtype, lora=None, sight=sight))
+    return shape.trained_bytes + shape.frozen_bytes + shape.buffer_bytes
 
 
 def _greatest_length(spec: TrainerSpec, config: PretrainedConfig) -> int:

@@ -69,7 +69,7 @@ class Whole:
     def footprint(self, shape: ModelShape, ranks: int) -> Footprint:
         """accelerate takes DDP, which copies gradients into buckets, for several GPUs, and on CPU always."""
         weights = shape.frozen_bytes + shape.buffer_bytes
-        adapters = shape.trained_bytes if shape.frozen_bytes else 0
+        adapters = shape.trained_bytes if shape.adapted else 0
         held = (
             Part("weights", weights + shape.trained_bytes - adapters),
             Part("reference model", shape.reference_bytes),

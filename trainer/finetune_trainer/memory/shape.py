@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 
 from finetune_api.lora import Lora
 from finetune_trainer.errors import ModelError, first_line
-from finetune_trainer.memory.simulate import Live, Phase, Step, simulate_step
+from finetune_trainer.memory.known import KnownNumbers
+from finetune_trainer.memory.sight import Sight
+from finetune_trainer.memory.simulate import Live, Phase, Shown, Step, simulate_step
 from finetune_trainer.model.layers import per_layer, with_layers
 from finetune_trainer.model.lora import add_adapters
+from finetune_trainer.vision.freeze import freeze_as_asked, group_of
 
 _FEWEST = 2  # layers of the smallest model that stands in for a large one
 
@@ -28,6 +31,7 @@ class ModelShape:
     frozen_bytes: int
     trained_bytes: int
     buffer_bytes: int
+    adapted: bool = False  # what is trained are adapters
     reference_bytes: int = 0  # of a second model, which does not learn
     # Numbers, not bytes, of what is gathered together where weights are spread:
     layer_parameters: int = 0  # of the largest layer
@@ -48,6 +52,7 @@ class Architecture:
     dtype: torch.dtype
     lora: Lora | None
     pure: bool = False  # adapters are of that type, too
+    sight: Sight | None = None  # of a model that sees
 
     @property
     def four_bits(self) -> bool:
@@ -60,8 +65,10 @@ class Architecture:
         config = copy.deepcopy(self.config) if layers is None else with_layers(self.config, layers)
         try:
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config, dtype=self.dtype)
-                model = add_adapters(model, self.lora, seed=0) if self.lora else model
+                kind = AutoModelForImageTextToText if self.sight else AutoModelForCausalLM
+                model = kind.from_config(config, dtype=self.dtype)
+                without = freeze_as_asked(model, self.sight.vision, self.sight.frozen) if self.sight else None
+                model = add_adapters(model, self.lora, seed=0, without=without) if self.lora else model
                 return model.to(self.dtype) if self.pure else model
         except (ValueError, KeyError, AttributeError) as error:
             raise ModelError(f"a {config.model_type} model cannot be built from its config: {error}") from error
@@ -85,6 +92,7 @@ def measure_shape(architecture: Architecture) -> ModelShape:
         frozen_bytes=sum(_nf4_bytes(each) if id(each) in packed else each.nbytes for each in frozen),
         trained_bytes=sum(each.nbytes for each in trained),
         buffer_bytes=sum(each.nbytes for each in model.buffers()),
+        adapted=architecture.lora is not None,
         layer_parameters=max(layers, default=0),
         outer_parameters=sum(each.numel() for each in (*trained, *frozen)) - sum(layers),
         largest_parameter=max((each.numel() for each in trained), default=0),
@@ -132,9 +140,15 @@ def _extend(few: Live, more: Live, further: int) -> Live:
 def _simulate(architecture: Architecture, step: Step, layers: int | None) -> dict[Phase, Live]:
     model = architecture.build(layers=layers)
     try:
-        with FakeTensorMode():
+        if architecture.sight is None:
+            with FakeTensorMode():
+                _give_fake_tensors(model)
+                return simulate_step(model, step)
+        batch, tower = architecture.sight.batch(step.batch), architecture.sight.vision.family.vision
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake, KnownNumbers(fake):
             _give_fake_tensors(model)
-            return simulate_step(model, step)
+            pixels = {name: fake.from_tensor(value) for name, value in batch.items() if value.is_floating_point()}
+            return simulate_step(model, step, Shown({**batch, **pixels}, tower))
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
         raise ModelError(
             f"the activations of a {architecture.config.model_type} model cannot be forecast: {first_line(error)}"
@@ -163,8 +177,12 @@ def _count_layers(config: PretrainedConfig) -> int:
 def _layers(architecture: Architecture) -> list[Any]:
     """Of the model whole; none if they are not told apart by how many there are."""
     count = _count_layers(architecture.config)
-    lists = (module for module in architecture.whole.modules() if isinstance(module, torch.nn.ModuleList))
-    return next((list(found) for found in lists if len(found) == count), [])
+    family = architecture.sight.vision.family if architecture.sight else None
+    for name, module in architecture.whole.named_modules():
+        in_language = family is None or group_of(name, family) == "language"
+        if in_language and isinstance(module, torch.nn.ModuleList) and len(module) == count:
+            return list(module)
+    return []
 
 
 def _layers_are_equal(architecture: Architecture) -> bool:

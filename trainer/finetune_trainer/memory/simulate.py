@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from finetune_trainer.memory.kernels import use_fused_attention, use_fused_dropout
+from finetune_trainer.vision.clips import Features
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of logits and token ids
 
@@ -21,6 +22,7 @@ _BLOCK = 512  # bytes; torch's CUDA allocator rounds up to it
 class Phase(StrEnum):
     """Stretches of a step. The peak of each grows evenly with the number of layers; that of the whole step does not."""
 
+    SIGHT = "sight"  # the vision tower, there and back
     FORWARD = "forward"
     LOSS = "loss"
     LAYERS = "layers"
@@ -52,7 +54,15 @@ class Step:
     packed: bool = False  # several rows in one sample
 
 
-def simulate_step(model: Any, step: Step) -> dict[Phase, Live]:
+@dataclass(frozen=True)
+class Shown:
+    """A micro-batch of a model that sees."""
+
+    batch: Features  # all inputs of the model
+    tower: str  # name of the module that looks at pixels
+
+
+def simulate_step(model: Any, step: Step, shown: Shown | None = None) -> dict[Phase, Live]:
     """The highest moment of each phase. `model` holds fake tensors; all samples are as long as `step` says."""
     model.train(step.learns)
     use_fused_attention(model, packed=step.packed)
@@ -62,11 +72,15 @@ def simulate_step(model: Any, step: Step) -> dict[Phase, Live]:
     for parameter in model.parameters():
         if parameter.requires_grad and step.learns:
             parameter.grad = torch.empty_like(parameter)  # of the micro-batches before
-    ids = torch.zeros(step.batch, step.length, dtype=torch.int64)
-    ledger = _Ledger(model)
+    inputs = shown.batch if shown else {"input_ids": torch.zeros(step.batch, step.length, dtype=torch.int64)}
+    ids = inputs["input_ids"]
+    ledger = _Ledger(model, shown.tower if shown else None)
+    for pixels in inputs.values():
+        if pixels.is_floating_point():
+            ledger.book(pixels)  # they stay for the whole step
     with ledger, torch.set_grad_enabled(step.learns):
         with torch.autocast("cpu", dtype=step.autocast or torch.bfloat16, enabled=step.autocast is not None):
-            output = model(input_ids=ids, use_cache=False)
+            output = model(**inputs, use_cache=False)
         ledger.phase = Phase.LOSS
         loss = step.loss(output.logits, ids)
         del output
@@ -87,7 +101,7 @@ def loss_of_every_token(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor
 class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Books every storage from the operation that makes it to its end. What the model holds before does not count."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, tower: str | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = Phase.FORWARD
         self.peaks: dict[Phase, Live] = {phase: Live() for phase in Phase}
@@ -97,6 +111,21 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._activations = 0
         self._logits = 0
         self._follow(model)
+        if tower is not None:
+            self._follow_tower(model.get_base_model() if hasattr(model, "get_base_model") else model, tower)
+
+    def _follow_tower(self, model: Any, tower: str) -> None:
+        """It looks before the first layer, and learns after the last gradient of the embeddings, if it does."""
+
+        def seen(_module: Any, _inputs: Any, made: Any) -> None:
+            self.phase = Phase.FORWARD
+            for tensor in tree_leaves(made if isinstance(made, torch.Tensor) else list(dict(made).values())):
+                if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                    tensor.register_hook(lambda _gradient: setattr(self, "phase", Phase.SIGHT))  # type: ignore[no-untyped-call]
+
+        module = model.get_submodule(tower)
+        module.register_forward_pre_hook(lambda _module, _inputs: setattr(self, "phase", Phase.SIGHT))
+        module.register_forward_hook(seen)
 
     def _follow(self, model: Any) -> None:
         """The backward pass enters a phase when the gradient of what that phase made is there."""
@@ -112,10 +141,11 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
             if isinstance(tensor, torch.Tensor):
-                self._book(tensor)
+                self.book(tensor)
         return made
 
-    def _book(self, tensor: torch.Tensor) -> None:
+    def book(self, tensor: torch.Tensor) -> None:
+        """Once per storage."""
         storage = tensor.untyped_storage()
         if storage._cdata in self._known:
             return

@@ -144,7 +144,7 @@ class Sharded:
 
 def _weights(shape: ModelShape, trained: int, among: int) -> tuple[Part, ...]:
     """Buffers are never spread."""
-    adapters = trained if shape.frozen_bytes else 0
+    adapters = trained if shape.adapted else 0
     return (
         Part("weights", _share(shape.frozen_bytes + trained - adapters, among) + shape.buffer_bytes),
         Part("reference model", _share(shape.reference_bytes, among)),

@@ -117,6 +117,9 @@ def _smaller_batches(variant: Variant, forecast: Forecast) -> list[Variant]:
 
 
 def _shorter(variant: Variant, forecast: Forecast) -> list[Variant]:
+    """None for a model that sees: shorter samples leave no room for its images."""
+    if forecast.sees:
+        return []
     longest = (forecast.length - 1) // _LENGTHS_APART * _LENGTHS_APART
     return [variant.with_length(length) for length in range(longest, _SHORTEST - 1, -_LENGTHS_APART)]
 

@@ -22,7 +22,7 @@ from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, Mod
 from finetune_trainer.model.attention import SDPA
 from finetune_trainer.model.lora import add_adapters, keep_reference
 from finetune_trainer.model.quantize import four_bit, keep_as_quantized
-from finetune_trainer.vision.freeze import freeze, frozen_groups, frozen_modules
+from finetune_trainer.vision.freeze import freeze_as_asked, frozen_groups
 from finetune_trainer.vision.images import Vision, describe_vision
 
 T = TypeVar("T")
@@ -80,11 +80,7 @@ def load_model(spec: TrainerSpec, pretrained: Pretrained) -> torch.nn.Module:
     model = load_weights(pretrained, training_dtype(pretrained.dtype, lora=spec.lora is not None), four_bits=four_bits)
     without = None
     if pretrained.vision:
-        frozen = frozen_groups(spec.model.freeze)
-        family = pretrained.vision.family
-        unreached = family.unreached(pretrained.config)
-        freeze(model, family, frozen, unreached=unreached)
-        without = frozen_modules(family, frozen, unreached=unreached)
+        without = freeze_as_asked(model, pretrained.vision, frozen_groups(spec.model.freeze))
     if spec.lora is None:
         return model
     widen = spec.deepspeed is None

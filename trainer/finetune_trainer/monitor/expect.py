@@ -1,22 +1,28 @@
 """The memory that a rank is expected to need, from the samples that there are."""
 
+import numpy as np
+import torch
+
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.data.load import Data
-from finetune_trainer.errors import ModelError, TrainerError
+from finetune_trainer.data.pictures import Kind
+from finetune_trainer.errors import TrainerError
 from finetune_trainer.memory.forecast import Model, forecast
 from finetune_trainer.memory.gpus import GIB
 from finetune_trainer.memory.parts import Part, Parts
+from finetune_trainer.memory.sight import a_word
 from finetune_trainer.model.load import Pretrained
+from finetune_trainer.vision.clips import Features
+from finetune_trainer.vision.images import SEEN, Vision
 
 
 def expect_memory(spec: TrainerSpec, pretrained: Pretrained, data: Data, *, on_gpu: bool) -> Parts | TrainerError:
     """Or why it cannot be told; a run does not end for that."""
-    if pretrained.vision:
-        return ModelError("what images cost is not simulated")
     longest = spec.dataset.max_length if spec.dataset.packing else int(data.train.lengths.max())
-    model = Model(pretrained.config, pretrained.dtype)
+    model = Model(pretrained.config, pretrained.dtype, pretrained.vision)
     try:
-        found = forecast(spec, model, on_gpu=on_gpu, longest=longest)
+        sample = costliest_sample(data, pretrained.vision) if pretrained.vision else None
+        found = forecast(spec, model, on_gpu=on_gpu, longest=longest, sample=sample)
     except TrainerError as error:
         return error
     if on_gpu:
@@ -24,6 +30,20 @@ def expect_memory(spec: TrainerSpec, pretrained: Pretrained, data: Data, *, on_g
     # without a GPU the peak that is measured is that of the whole process
     processes = sum(part.size for part in found.node.parts if part.name == "processes")
     return Parts((*found.rank.parts, Part("process", processes // spec.ranks_per_node)))
+
+
+def costliest_sample(data: Data, vision: Vision) -> Features:
+    """The longest row that shows something, with as many words more as the longest of all has tokens."""
+    by_length = np.argsort(-data.train.lengths, kind="stable").tolist()
+    row = next((row for row in by_length if any(data.train.pictures(row))), None)
+    if row is None:
+        shown = vision.stand_in(Kind.IMAGE)
+    else:
+        sequences = data.seen(data.train)[row]
+        shown = max(sequences, key=lambda each: (any(name in each for name in SEEN), len(each["input_ids"])))
+    ids = shown["input_ids"]
+    words = torch.full((max(int(data.train.lengths.max()) - len(ids), 0),), a_word(vision))
+    return {**{name: shown[name] for name in SEEN if name in shown}, "input_ids": torch.cat((ids, words))}
 
 
 def describe_expected(expected: Parts | TrainerError) -> str:

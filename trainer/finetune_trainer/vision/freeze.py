@@ -7,6 +7,7 @@ import torch
 
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.vision.families import Family
+from finetune_trainer.vision.images import Vision
 
 GROUPS = ("vision", "aligner", "language")
 USUALLY_FROZEN = ("vision", "aligner")
@@ -47,6 +48,13 @@ def frozen_modules(family: Family, frozen: Collection[str], *, unreached: str | 
     }
     patterns = [*(inside[group] for group in frozen), *([unreached] if unreached else [])]
     return "|".join(f"{pattern}.*" for pattern in patterns) or None
+
+
+def freeze_as_asked(model: torch.nn.Module, vision: Vision, frozen: Collection[str]) -> str | None:
+    """Freezes these groups; gives the pattern of the modules that get no adapters."""
+    family, unreached = vision.family, vision.family.unreached(vision.seen.config)
+    freeze(model, family, frozen, unreached=unreached)
+    return frozen_modules(family, frozen, unreached=unreached)
 
 
 def trains_sight(model: torch.nn.Module, family: Family) -> bool:

@@ -54,6 +54,10 @@ class Vision:
     def write_size(self, size: Size) -> str:
         return self.family.write(self.seen, size)
 
+    def count(self, size: Size) -> int:
+        """Tokens of an image, with those around it."""
+        return len(self.seen.tokenizer(self.write_size(size), add_special_tokens=False)["input_ids"])
+
     def pixels(self, place: str, pictures: tuple[Picture, ...]) -> Features:
         """Of the images one after the other, and of the videos, as the model takes them."""
         images, videos = [], []
@@ -64,7 +68,7 @@ class Vision:
                 else:
                     images.append(open_upright(_source(picture)))
         joined = {name: torch.cat([video[name] for video in videos]) for name in (videos[0] if videos else ())}
-        return {**(self._process(images) if images else {}), **joined}
+        return {**(self.process(images) if images else {}), **joined}
 
     def stand_in(self, kind: Kind) -> Features:
         """Tokens and pixels of an image or a video that shows nothing, for batches without one."""
@@ -72,7 +76,7 @@ class Vision:
             text, pixels = self._eye.blank(_SMALL)
         else:
             blank = Image.new("RGB", (_SMALL, _SMALL), (128, 128, 128))
-            text, pixels = self.write_size((_SMALL, _SMALL)), self._process([blank])
+            text, pixels = self.write_size((_SMALL, _SMALL)), self.process([blank])
         tokens = self.seen.tokenizer(text, add_special_tokens=False)["input_ids"]
         return {"input_ids": torch.tensor(tokens), **pixels}
 
@@ -90,7 +94,8 @@ class Vision:
         assert self.videos is not None  # words.expand refuses videos that the model does not see
         return self.videos
 
-    def _process(self, images: list[Image.Image]) -> Features:
+    def process(self, images: list[Image.Image]) -> Features:
+        """Pixels as the model takes them."""
         found = self.seen.processor(images, return_tensors="pt", **(self.family.options or {}))
         return {name: cast(torch.Tensor, found[name]) for name in _PIXELS if name in found}
 
