@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
+from finetune_api.lora import Lora
 from finetune_api.model_source import ModelSource
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.memory.shape import Architecture, measure_shape, measure_step
@@ -71,6 +72,22 @@ def test_what_is_held_is_all_of_it(described: dict[str, Pretrained], kind: str) 
     sizes = {learns: sum(p.nbytes for p in model.parameters() if p.requires_grad is learns) for learns in (True, False)}
     assert (shape.trained_bytes, shape.frozen_bytes) == (sizes[True], sizes[False])
     assert shape.layer_parameters == sum(p.numel() for p in model.model.language_model.layers[0].parameters())
+
+
+@pytest.mark.parametrize("kind", tiny_vision.KINDS)
+def test_what_sees_keeps_its_bits_where_the_rest_has_four(described: dict[str, Pretrained], kind: str) -> None:
+    pretrained, vision = described[kind], vision_of(described[kind])
+    sight = Sight(vision, ("vision", "aligner"), blank_sample(vision, LENGTH))
+    whole, packed = (
+        measure_shape(Architecture(pretrained.config, torch.float32, Lora(r=2, quantization=bits), sight=sight))
+        for bits in (None, "nf4")
+    )
+    layers = AutoModelForImageTextToText.from_config(pretrained.config).model.language_model.layers
+    linear = sum(
+        each.weight.nbytes for layer in layers for each in layer.modules() if isinstance(each, torch.nn.Linear)
+    )
+
+    assert whole.frozen_bytes - packed.frozen_bytes == pytest.approx(linear * (1 - 0.516 / 4), rel=0.02)
 
 
 @pytest.mark.parametrize("kind", tiny_vision.KINDS)

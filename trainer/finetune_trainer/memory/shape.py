@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -117,11 +118,11 @@ def measure_step(architecture: Architecture, step: Step) -> Live:
 
 
 def _packed(architecture: Architecture) -> list[torch.Tensor]:
-    """The weights that are kept in 4 bits: of frozen linear layers, but not of the output."""
+    """The weights that are kept in 4 bits: of frozen linear layers, but not of the output, nor of what sees."""
     if not architecture.four_bits:
         return []
     output = architecture.whole.get_output_embeddings()
-    linear = (module for module in architecture.whole.modules() if isinstance(module, torch.nn.Linear))
+    linear = (module for module in _in_language(architecture) if isinstance(module, torch.nn.Linear))
     return [module.weight for module in linear if module is not output and not module.weight.requires_grad]
 
 
@@ -149,7 +150,7 @@ def _simulate(architecture: Architecture, step: Step, layers: int | None) -> dic
             _give_fake_tensors(model)
             pixels = {name: fake.from_tensor(value) for name, value in batch.items() if value.is_floating_point()}
             return simulate_step(model, step, Shown({**batch, **pixels}, tower))
-    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
+    except Exception as error:  # whatever a model does with tensors that have no data: no job ends for it
         raise ModelError(
             f"the activations of a {architecture.config.model_type} model cannot be forecast: {first_line(error)}"
         ) from error
@@ -177,12 +178,16 @@ def _count_layers(config: PretrainedConfig) -> int:
 def _layers(architecture: Architecture) -> list[Any]:
     """Of the model whole; none if they are not told apart by how many there are."""
     count = _count_layers(architecture.config)
+    lists = (module for module in _in_language(architecture) if isinstance(module, torch.nn.ModuleList))
+    return next((list(found) for found in lists if len(found) == count), [])
+
+
+def _in_language(architecture: Architecture) -> Iterator[torch.nn.Module]:
+    """All modules but those of the vision tower and its aligner."""
     family = architecture.sight.vision.family if architecture.sight else None
     for name, module in architecture.whole.named_modules():
-        in_language = family is None or group_of(name, family) == "language"
-        if in_language and isinstance(module, torch.nn.ModuleList) and len(module) == count:
-            return list(module)
-    return []
+        if family is None or group_of(name, family) == "language":
+            yield module
 
 
 def _layers_are_equal(architecture: Architecture) -> bool:

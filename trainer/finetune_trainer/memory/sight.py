@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product, takewhile
 
 import torch
 from PIL import Image
@@ -49,11 +50,13 @@ def blank_sample(vision: Vision, length: int) -> Features:
 
 def _fitting(vision: Vision, length: int) -> Iterator[tuple[int, Size]]:
     """Sizes with their tokens, the smallest image first."""
-    squares = ((edge, edge) for edge in _EDGES)
-    tiles = ((_TILE * high, _TILE * wide) for high in _TILES for wide in _TILES if high * wide <= max(_TILES))
-    for size in squares if vision.family.any_size else tiles:
-        tokens = vision.count(size)
-        if tokens <= length:
+    if vision.family.any_size:
+        squares = ((vision.count((edge, edge)), (edge, edge)) for edge in _EDGES)
+        yield from takewhile(lambda found: found[0] <= length, squares)
+        return
+    for high, wide in product(_TILES, _TILES):
+        size = _TILE * high, _TILE * wide
+        if high * wide <= max(_TILES) and (tokens := vision.count(size)) <= length:
             yield tokens, size
 
 

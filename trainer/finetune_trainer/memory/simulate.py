@@ -119,7 +119,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def seen(_module: Any, _inputs: Any, made: Any) -> None:
             self.phase = Phase.FORWARD
-            for tensor in tree_leaves(made if isinstance(made, torch.Tensor) else list(dict(made).values())):
+            for tensor in tree_leaves(made):
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                     tensor.register_hook(lambda _gradient: setattr(self, "phase", Phase.SIGHT))  # type: ignore[no-untyped-call]
 

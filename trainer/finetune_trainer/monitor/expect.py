@@ -34,7 +34,7 @@ def expect_memory(spec: TrainerSpec, pretrained: Pretrained, data: Data, *, on_g
 
 def costliest_sample(data: Data, vision: Vision) -> Features:
     """The longest row that shows something, with as many words more as the longest of all has tokens."""
-    by_length = np.argsort(-data.train.lengths, kind="stable").tolist()
+    by_length = np.argsort(-data.train.lengths, kind="stable").tolist() if data.train.album.kinds else ()
     row = next((row for row in by_length if any(data.train.pictures(row))), None)
     if row is None:
         shown = vision.stand_in(Kind.IMAGE)
