@@ -12,7 +12,7 @@ from finetune_trainer.data.batches import padding_share
 from finetune_trainer.data.counted import Counted, Rules
 from finetune_trainer.data.load import Data
 from finetune_trainer.data.order import PackOrder
-from finetune_trainer.data.scan import describe_lengths
+from finetune_trainer.data.scan import describe_lengths, describe_shown
 from finetune_trainer.groups import Size, measure
 from finetune_trainer.parallel.presets import describe_parallelism
 from finetune_trainer.place import Place
@@ -58,6 +58,8 @@ def describe_data(data: Data) -> Iterator[str]:
     yield f"train: {len(data.train)} of {counted.rows} rows, {data.train.tokens} tokens"
     yield from describe_losses("train", data.train.counted, data.rules)
     yield from (f"train: {line}" for line in describe_lengths(data.train))
+    if data.vision and data.train.album.kinds:
+        yield from (f"train: {line}" for line in describe_shown(data.train, data.vision.visual_tokens))
     if data.eval is None:
         return
     if data.held_out:

@@ -13,7 +13,7 @@ from finetune_trainer.data.cache import obtain_tokens
 from finetune_trainer.data.counted import Rules
 from finetune_trainer.data.order import PackOrder, RowOrder
 from finetune_trainer.data.render import Sample
-from finetune_trainer.data.scan import costliest, describe_lengths, longest, name_rows
+from finetune_trainer.data.scan import costliest, describe_lengths, describe_shown, longest, name_rows
 from finetune_trainer.data.tokens import FILLER, TokenDataset
 
 
@@ -44,6 +44,31 @@ def test_a_histogram_is_short_and_complete(tmp_path_factory: pytest.TempPathFact
 
     assert len(bars) <= 8
     assert sum(int(bar.split(" rows")[0].split()[-1]) for bar in bars) == len(lengths)
+
+
+def test_visual_tokens_are_told_of_the_rows_that_have_some(tmp_path: Path) -> None:
+    image, video = 7, 8
+    shown = ([1, image, image, 1], [1, 1], [video] * 9, [image])
+    rows = [(Sample(f"rows.jsonl line {number}", ids, [1.0] * len(ids)),) for number, ids in enumerate(shown, start=1)]
+    data = obtain_tokens(tmp_path / "key", lambda: rows, rules=Rules(), writes=True, alive=lambda: None)
+
+    assert list(describe_shown(data, (image, video))) == [
+        "visual tokens of 3 rows: 1 to 9 tokens, median 2",
+        "  up to  1 tokens  1 rows  ########################################",
+        "  up to  2 tokens  1 rows  ########################################",
+        "  up to  4 tokens  0 rows",
+        "  up to  8 tokens  0 rows",
+        "  up to 16 tokens  1 rows  ########################################",
+        "most visual tokens: rows.jsonl line 3 (9), rows.jsonl line 1 (2), rows.jsonl line 4 (1)",
+    ]
+    assert list(describe_shown(data, (99,))) == []
+
+
+def test_the_sequence_of_a_pair_that_shows_most_counts(tmp_path: Path) -> None:
+    pair = tuple(Sample("rows.jsonl line 1", [7] * count + [1], [1.0] * (count + 1)) for count in (2, 5))
+    data = obtain_tokens(tmp_path / "key", lambda: [pair], rules=Rules(), writes=True, alive=lambda: None)
+
+    assert data.count((7,)).tolist() == [5]
 
 
 def test_ten_are_named_and_copies_once(tmp_path: Path) -> None:

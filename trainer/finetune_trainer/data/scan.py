@@ -1,11 +1,11 @@
 """How long the rows are, for the log: a histogram, and the longest by name."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 from finetune_trainer.data.order import Item, Order
-from finetune_trainer.data.tokens import FILLER, TokenDataset
+from finetune_trainer.data.tokens import FILLER, Numbers, TokenDataset
 
 _LINES = 8  # of the histogram
 _BAR = 40  # characters of its longest bar
@@ -14,14 +14,30 @@ _NAMED = 10
 
 def describe_lengths(data: TokenDataset) -> Iterator[str]:
     """Lines of a log."""
-    lengths = data.lengths
-    yield f"lengths: {lengths.min()} to {lengths.max()} tokens, median {int(np.median(lengths))}"
-    ends = _ends(int(lengths.min()), int(lengths.max()))
-    counts = np.bincount(np.searchsorted(ends, lengths), minlength=len(ends)).tolist()
+    yield from _describe("lengths", data.lengths)
+    yield f"longest: {', '.join(name_rows(data, longest(data, _NAMED)))}"
+
+
+def describe_shown(data: TokenDataset, visual: Collection[int]) -> Iterator[str]:
+    """How many tokens of the rows that show something are of images and videos: those that are in `visual`."""
+    counts = data.count(visual)
+    shown = counts[counts > 0]
+    if not len(shown):
+        return
+    yield from _describe(f"visual tokens of {len(shown)} rows", shown)
+    _, firsts = np.unique(data.origins, return_index=True)
+    most = [int(row) for row in firsts[np.argsort(-counts[firsts], kind="stable")[:_NAMED]] if counts[row]]
+    yield f"most visual tokens: {', '.join(f'{data.place(row)} ({counts[row]})' for row in most)}"
+
+
+def _describe(what: str, numbers: Numbers) -> Iterator[str]:
+    """Range, median and histogram."""
+    yield f"{what}: {numbers.min()} to {numbers.max()} tokens, median {int(np.median(numbers))}"
+    ends = _ends(int(numbers.min()), int(numbers.max()))
+    counts = np.bincount(np.searchsorted(ends, numbers), minlength=len(ends)).tolist()
     for end, count in zip(ends, counts, strict=True):
         bar = "#" * -(-count * _BAR // max(counts))
         yield f"  up to {end:>{len(str(ends[-1]))}} tokens  {count:>{len(str(max(counts)))}} rows  {bar}".rstrip()
-    yield f"longest: {', '.join(name_rows(data, longest(data, _NAMED)))}"
 
 
 def longest(data: TokenDataset, count: int) -> list[int]:

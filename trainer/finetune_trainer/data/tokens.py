@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,13 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
     def tokens(self) -> int:
         """Of all sequences."""
         return int(self._all_lengths().sum())
+
+    def count(self, tokens: Collection[int]) -> Numbers:
+        """How many of these each row has, in the sequence that has most."""
+        starts = np.concatenate(([0], self._ends[:-1]))
+        found = np.add.reduceat(np.isin(self._tokens, list(tokens)), starts, dtype=np.int64)
+        most: Numbers = found.reshape(-1, self._sequences)[self._rows].max(axis=1)
+        return most
 
     @property
     def origins(self) -> Numbers:

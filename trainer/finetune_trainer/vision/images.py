@@ -39,6 +39,12 @@ class Vision:
         return {**image, Kind.VIDEO: self.videos.placeholder} if self.videos else image
 
     @property
+    def visual_tokens(self) -> tuple[int, ...]:
+        """Ids that images and videos take the places of."""
+        videos = (self.seen.config.video_token_id,) if self.videos else ()
+        return (self.seen.config.image_token_id, *videos)
+
+    @property
     def described(self) -> str:
         """All that decides how long an image or a video is, for the cache."""
         sampling = self.videos.sampling if self.videos else None
