@@ -27,6 +27,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 SPREADING = ("zero3", "fsdp2")  # the weights, which every rank needs of the others in every layer
 RATES = {"learningRate": 0.003, "visionLearningRate": 0.0003, "alignerLearningRate": 0.01}
 RESUMED = ("qwen2_vl", "zero1", "zero2", "zero3", "fsdp2")
+PACKING = [kind for kind in tiny_vision.KINDS if FAMILIES[kind].packs]
 DPO = {"beta": 0.2, "rpoAlpha": 0.5}
 
 
@@ -56,6 +57,11 @@ def spec(
         "output": {"persistentVolumeClaim": {"claimName": "unused"}},
         **fields,
     }
+
+
+def packed(model: Path, rows: Path, layout: tuple[int, int], **fields: Any) -> dict[str, Any]:
+    made = spec(model, rows, layout, **fields)
+    return {**made, "dataset": {**made["dataset"], "packing": True, "maxLength": 256}}
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +105,9 @@ def two_ranks(models: dict[str, Path], rows: Path, videos: Path, two_ranks_folde
     cells["smaller images"] = spec(models["qwen2_vl"], rows, (1, 4), {"maxPixels": 28 * 28 * 2})
     cells |= {f"{kind}, videos": spec(models[kind], videos, (1, 4)) for kind in tiny_vision.SEE_VIDEOS}
     cells |= {f"{preset}, videos": spec(models["qwen2_vl"], videos, (1, 4), **PRESETS[preset]) for preset in SPREADING}
+    cells |= {f"{kind}, packed": packed(models[kind], rows, (1, 2)) for kind in PACKING}
+    cells |= {f"{preset}, packed": packed(models["qwen2_vl"], rows, (1, 2), **PRESETS[preset]) for preset in SPREADING}
+    cells["qwen2_vl, packed (from step 2)"] = cells["qwen2_vl, packed"]
     return launch(two_ranks_folder, cells, ranks=2)
 
 
@@ -108,6 +117,7 @@ def one_rank(models: dict[str, Path], rows: Path, videos: Path, tmp_path_factory
     cells |= {f"{kind}, lora": spec(model, rows, (8, 1), lora={"r": 16}) for kind, model in models.items()}
     cells["dpo"] = spec(models["qwen2_vl"], tiny.pairs(rows), (8, 1), sft=None, dpo=DPO)
     cells |= {f"{kind}, videos": spec(models[kind], videos, (8, 1)) for kind in tiny_vision.SEE_VIDEOS}
+    cells |= {f"{kind}, packed": packed(models[kind], rows, (4, 1)) for kind in PACKING}
     return launch(tmp_path_factory.mktemp("one") / "cells", cells, ranks=1)
 
 
@@ -131,6 +141,23 @@ def test_videos_are_as_exact(two_ranks: Results, one_rank: Results, kind: str, w
 
     assert spread[what] == pytest.approx(whole[what], rel=FOUR_DIGITS)
     assert whole["loss"][-1] < whole["loss"][0]
+
+
+@pytest.mark.parametrize("what", ["loss", "grad_norm", "eval_loss"])
+@pytest.mark.parametrize("kind", PACKING)
+def test_packs_of_rows_with_images_are_as_exact(two_ranks: Results, one_rank: Results, kind: str, what: str) -> None:
+    spread, whole = two_ranks[f"{kind}, packed"], one_rank[f"{kind}, packed"]
+
+    assert spread[what] == pytest.approx(whole[what], rel=FOUR_DIGITS)
+    assert whole["loss"] != one_rank[kind]["loss"]
+
+
+def test_packs_with_images_are_resumed_and_spread_like_others(two_ranks: Results) -> None:
+    whole = two_ranks["qwen2_vl, packed"]
+
+    assert two_ranks["qwen2_vl, packed (from step 2)"] == whole
+    for preset in SPREADING:
+        assert two_ranks[f"{preset}, packed"]["loss"] == pytest.approx(whole["loss"], rel=FOUR_DIGITS)
 
 
 @pytest.mark.parametrize("preset", SPREADING)

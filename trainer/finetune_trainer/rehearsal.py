@@ -9,8 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from finetune_trainer.data.order import Item, PackOrder
-from finetune_trainer.data.packing import POSITIONS
+from finetune_trainer.data.packing import AXES, POSITIONS
 from finetune_trainer.data.scan import costliest, name_rows
+from finetune_trainer.data.tokens import Features
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.memory.gpus import GIB
 from finetune_trainer.methods.exact import ExactTrainer
@@ -33,28 +34,34 @@ class Rehearse(TrainerCallback):  # type: ignore[misc]
         with trainer.rehearsing():
             if isinstance(trainer.parts.data.order, PackOrder):
                 rows = min(trainer.parts.batch.per_device, 2)
-                check_packs(trainer.model_wrapped, trainer.args.device, name=spec.model.name, rows=rows)
+                vision = trainer.parts.data.vision
+                axes = vision is not None and vision.family.has_axes
+                packs = two_rows_each(rows, trainer.args.device, axes=axes)
+                check_packs(trainer.model_wrapped, packs, name=spec.model.name)
             if spec.training.probe:
                 probe(trainer)
 
 
+def two_rows_each(packs: int, device: torch.device, *, axes: bool) -> tuple[Features, Features]:
+    """Micro-batches of so many packs that differ in the first row of each, and not in the second."""
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]] * packs, device=device)
+    shared = {POSITIONS: positions, **({AXES: positions.unsqueeze(2).expand(-1, -1, 3)} if axes else {})}
+    one, other = (
+        torch.tensor([[*first, 8, 9, 10, 11]] * packs, device=device) for first in ((0, 1, 2, 3), (4, 5, 6, 7))
+    )
+    return {"input_ids": one, **shared}, {"input_ids": other, **shared}
+
+
 @torch.no_grad()
-def check_packs(model: torch.nn.Module, device: torch.device, *, name: str, rows: int = 1) -> None:
+def check_packs(model: torch.nn.Module, packs: tuple[Features, Features], *, name: str) -> None:
     """Raises InvalidSpec if what the first row of a pack says changes what is predicted in the second.
 
-    `rows` packs in a micro-batch: some kernels of attention tell a pack by its positions only where it is alone.
+    As many packs as in a micro-batch, or two: some kernels tell a pack by its positions only where it is alone.
     """
     trained = model.training
     model.eval()
-    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]] * rows, device=device)
     try:
-        one, other = (
-            predict(
-                model,
-                {"input_ids": torch.tensor([[*first, 8, 9, 10, 11]] * rows, device=device), POSITIONS: positions},
-            )
-            for first in ((0, 1, 2, 3), (4, 5, 6, 7))
-        )
+        one, other = (predict(model, batch) for batch in packs)
     except TypeError as error:
         raise InvalidSpec(f'spec.dataset.packing: model "{name}" takes no positions ({error}); leave it out') from error
     model.train(trained)

@@ -23,7 +23,7 @@ from finetune_trainer.data.render import Sample
 from finetune_trainer.data.tokens import Features, TokenDataset
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.methods.sft import SftTrainer, predict
-from finetune_trainer.rehearsal import check_packs
+from finetune_trainer.rehearsal import check_packs, two_rows_each
 from support import tiny
 
 VOCABULARY = 64
@@ -127,16 +127,16 @@ def test_a_pack_of_fillers_teaches_nothing(rows: TokenDataset) -> None:
 def test_models_that_keep_rows_apart_are_let_through_as_they_were(build: type[PreTrainedModel]) -> None:
     model = build().train()
 
-    check_packs(model, torch.device("cpu"), name="tiny")
+    check_packs(model, two_rows_each(2, torch.device("cpu"), axes=False), name="tiny")
 
     assert model.training
 
 
 def test_a_model_that_carries_something_over_is_refused_by_name() -> None:
     with pytest.raises(InvalidSpec, match=r'spec\.dataset\.packing: the rows .* not kept apart by model "tiny"'):
-        check_packs(stateful(), torch.device("cpu"), name="tiny")
+        check_packs(stateful(), two_rows_each(2, torch.device("cpu"), axes=False), name="tiny")
 
 
 def test_a_model_without_positions_is_refused_by_name() -> None:
     with pytest.raises(InvalidSpec, match=r'spec\.dataset\.packing: model "tiny" takes no positions'):
-        check_packs(torch.nn.Linear(1, 1), torch.device("cpu"), name="tiny")
+        check_packs(torch.nn.Linear(1, 1), two_rows_each(2, torch.device("cpu"), axes=False), name="tiny")

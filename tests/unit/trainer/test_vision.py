@@ -318,11 +318,6 @@ def test_a_model_that_reads_is_shown_no_images(qwen: Loaded, tmp_path: Path) -> 
         Loaded(tmp_path, blind, qwen.model).data(write(tmp_path, asked("<image>?", name)))
 
 
-def test_a_model_that_sees_is_not_trained_on_packs(qwen: Loaded, tmp_path: Path) -> None:
-    with pytest.raises(InvalidSpec, match=r"spec\.dataset\.packing"):
-        qwen.data(write(tmp_path, asked("no image")), Rules(max_length=64), packing=True, maxLength=64)
-
-
 @pytest.mark.parametrize("field", [{"freeze": ["vision"]}, {"maxPixels": 602112}, {"minPixels": 784}, {"videoFps": 1}])
 def test_fields_of_sight_are_refused_for_a_model_that_reads(tmp_path: Path, field: dict[str, Any]) -> None:
     tokenizer = tiny.build_tokenizer()

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from finetune_api.batch import Batch
 from finetune_trainer.data.order import Epoch, Item, Order
-from finetune_trainer.data.packing import POSITIONS
+from finetune_trainer.data.packing import AXES, POSITIONS
 from finetune_trainer.data.tokens import FILLER, IGNORED, Features
 
 Collate = Callable[[Sequence[Any]], Features]
@@ -93,7 +93,8 @@ class Collator:
     """
 
     def __init__(self, pad_id: int) -> None:
-        self._padding = {"input_ids": float(pad_id), "labels": float(IGNORED), "weights": 0.0, POSITIONS: 0.0}
+        zeros = dict.fromkeys(("weights", POSITIONS, AXES), 0.0)
+        self._padding = {"input_ids": float(pad_id), "labels": float(IGNORED), **zeros}
 
     def __call__(self, rows: Sequence[tuple[Features, ...]]) -> Features:
         """(rows x sequences, longest) of each feature, and the attention mask."""

@@ -42,7 +42,10 @@ class Data:
     @property
     def samples(self) -> Samples:
         """What `order` takes: rows, or packs of them."""
-        return PackedDataset(self.train) if isinstance(self.order, PackOrder) else self.seen(self.train)
+        rows = self.seen(self.train)
+        if not isinstance(self.order, PackOrder):
+            return rows
+        return PackedDataset(rows, self.vision.axes if self.vision and self.vision.family.has_axes else None)
 
     @property
     def digest(self) -> str:
@@ -112,10 +115,10 @@ def check_same(digests: Sequence[str], *, per_node: int) -> None:
 def _order(dataset: Dataset, train: TokenDataset, how: Tokenizing) -> Order:
     if not dataset.packing:
         return RowOrder(train.lengths, seed=how.seed)
-    if how.vision:
+    if how.vision and not how.vision.family.packs:
         raise InvalidSpec(
-            f'spec.dataset.packing: model "{how.model_name}" sees, and positions of image tokens do not begin anew'
-            " inside a pack; leave packing out"
+            f'spec.dataset.packing: model "{how.model_name}" reads images in both directions, and in doing so takes no'
+            " notice of where a row of a pack ends; leave packing out"
         )
     assert dataset.max_length is not None  # the models see to it
     return PackOrder(train.lengths, room=dataset.max_length, seed=how.seed)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from finetune_trainer.data.examples import Conversation, Role, parse_example
-from finetune_trainer.data.packing import POSITIONS
+from finetune_trainer.data.packing import AXES, POSITIONS
 from finetune_trainer.data.render import Renderer, Sample
 from finetune_trainer.data.rows import Row
 from finetune_trainer.data.tokens import IGNORED, Features
@@ -54,6 +54,8 @@ def predict(model: torch.nn.Module, batch: Features) -> torch.Tensor:
     """
     kept_apart = POSITIONS if POSITIONS in batch else "attention_mask"
     inputs = {name: batch[name] for name in ("input_ids", kept_apart, *SEEN) if name in batch}
+    if AXES in batch:  # positions first: by those rows are kept apart
+        inputs[POSITIONS] = torch.cat((batch[POSITIONS].unsqueeze(0), batch[AXES].permute(2, 0, 1)))
     logits: torch.Tensor = model(**inputs, use_cache=False).logits
     return logits
 

@@ -5,6 +5,7 @@ import torch
 
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.data.load import Data
+from finetune_trainer.data.order import Item, PackOrder
 from finetune_trainer.data.pictures import Kind
 from finetune_trainer.errors import TrainerError
 from finetune_trainer.memory.forecast import Model, forecast
@@ -18,10 +19,11 @@ from finetune_trainer.vision.images import SEEN, Vision
 
 def expect_memory(spec: TrainerSpec, pretrained: Pretrained, data: Data, *, on_gpu: bool) -> Parts | TrainerError:
     """Or why it cannot be told; a run does not end for that."""
-    longest = spec.dataset.max_length if spec.dataset.packing else int(data.train.lengths.max())
+    room = spec.dataset.max_length if spec.dataset.packing else None
+    longest = room or int(data.train.lengths.max())
     model = Model(pretrained.config, pretrained.dtype, pretrained.vision)
     try:
-        sample = costliest_sample(data, pretrained.vision) if pretrained.vision else None
+        sample = costliest_sample(data, pretrained.vision, longest) if pretrained.vision else None
         found = forecast(spec, model, on_gpu=on_gpu, longest=longest, sample=sample)
     except TrainerError as error:
         return error
@@ -32,18 +34,26 @@ def expect_memory(spec: TrainerSpec, pretrained: Pretrained, data: Data, *, on_g
     return Parts((*found.rank.parts, Part("process", processes // spec.ranks_per_node)))
 
 
-def costliest_sample(data: Data, vision: Vision) -> Features:
-    """The longest row that shows something, with as many words more as the longest of all has tokens."""
-    by_length = np.argsort(-data.train.lengths, kind="stable").tolist() if data.train.album.kinds else ()
-    row = next((row for row in by_length if any(data.train.pictures(row))), None)
-    if row is None:
+def costliest_sample(data: Data, vision: Vision, length: int) -> Features:
+    """The row or pack with most visual tokens, followed by words up to that length."""
+    item = _shows_most(data, vision)
+    if item is None:
         shown = vision.stand_in(Kind.IMAGE)
     else:
-        sequences = data.seen(data.train)[row]
-        shown = max(sequences, key=lambda each: (any(name in each for name in SEEN), len(each["input_ids"])))
-    ids = shown["input_ids"]
-    words = torch.full((max(int(data.train.lengths.max()) - len(ids), 0),), a_word(vision))
-    return {**{name: shown[name] for name in SEEN if name in shown}, "input_ids": torch.cat((ids, words))}
+        shown = max(data.samples[item], key=lambda each: (any(name in each for name in SEEN), len(each["input_ids"])))
+    words = torch.full((max(length - len(shown["input_ids"]), 0),), a_word(vision))
+    seen = {name: shown[name] for name in SEEN if name in shown}
+    return {**seen, "input_ids": torch.cat((shown["input_ids"], words))}
+
+
+def _shows_most(data: Data, vision: Vision) -> Item | None:
+    """Of the first epoch; None if nothing is shown at all."""
+    if not data.train.album.kinds:
+        return None
+    visual = data.train.count(vision.visual_tokens)
+    if isinstance(data.order, PackOrder):
+        return max(data.order.epoch(0).items, key=lambda pack: int(visual[np.atleast_1d(pack)].sum()))
+    return int(np.argmax(visual))
 
 
 def describe_expected(expected: Parts | TrainerError) -> str:

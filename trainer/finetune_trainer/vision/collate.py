@@ -6,11 +6,12 @@ import torch
 from torch.utils.data import Dataset
 
 from finetune_trainer.data.batches import Collator
+from finetune_trainer.data.packing import AXES, POSITIONS
 from finetune_trainer.data.pictures import Kind
 from finetune_trainer.data.tokens import FILLER, IGNORED, Features, TokenDataset
 from finetune_trainer.vision.images import Vision
 
-_LEARNED = ("input_ids", "labels", "weights")  # of a sequence; what else it has is of what it shows
+_OF_TOKENS = ("input_ids", "labels", "weights", POSITIONS, AXES)  # what else a sequence has is of what it shows
 _SHOWN_BY = {Kind.IMAGE: "pixel_values", Kind.VIDEO: "pixel_values_videos"}
 
 
@@ -47,16 +48,20 @@ class SeeingCollator:
         for pixels, stand_in in self._stand_ins.items():
             if not any(pixels in sequence for sequence in sequences):
                 shortest = min(range(len(sequences)), key=lambda index: len(sequences[index]["input_ids"]))
-                sequences[shortest] = _followed_by(sequences[shortest], stand_in)
-        batch = self._collate([({name: each[name] for name in _LEARNED if name in each},) for each in sequences])
-        shown = {name: None for each in sequences for name in each if name not in _LEARNED}
+                sequences[shortest] = _followed_by(sequences[shortest], stand_in, self._vision)
+        batch = self._collate([({name: each[name] for name in _OF_TOKENS if name in each},) for each in sequences])
+        shown = {name: None for each in sequences for name in each if name not in _OF_TOKENS}
         seen = {name: torch.cat([each[name] for each in sequences if name in each]) for name in shown}
         return {**batch, **seen, **self._vision.types(batch["input_ids"])}
 
 
-def _followed_by(sequence: Features, stand_in: Features) -> Features:
-    """Nothing of what stands in is learned."""
+def _followed_by(sequence: Features, stand_in: Features, vision: Vision) -> Features:
+    """Nothing of what stands in is learned. In a pack it is a row of its own."""
     tokens = stand_in["input_ids"]
     behind = {"labels": torch.full_like(tokens, IGNORED), "weights": torch.zeros(len(tokens)), **stand_in}
-    joined = {name: torch.cat((sequence[name], behind[name])) for name in _LEARNED if name in sequence}
-    return {**sequence, **joined, **{name: value for name, value in stand_in.items() if name not in _LEARNED}}
+    if POSITIONS in sequence:
+        behind[POSITIONS] = torch.arange(len(tokens))
+    if AXES in sequence:
+        behind[AXES] = vision.axes(stand_in)
+    joined = {name: torch.cat((sequence[name], behind[name])) for name in _OF_TOKENS if name in sequence}
+    return {**sequence, **joined, **{name: value for name, value in stand_in.items() if name not in _OF_TOKENS}}

@@ -55,6 +55,8 @@ class Family:
     write: Callable[[Seen, Size], str]  # the text that an image of that size becomes
     placeholder: Callable[[Seen], str] = lambda seen: seen.image_token  # what the chat template writes for an image
     types: str | None = None  # the input that tells image tokens from others
+    packs: bool = True  # rows of a pack are kept apart, whatever they show
+    has_axes: bool = False  # image tokens have positions in time, height and width
     any_size: bool = False  # an image has as many tokens as its pixels ask for
     videos: Videos | None = None
     options: Mapping[str, Any] | None = None  # of the image processor
@@ -96,7 +98,9 @@ def _gemma3(seen: Seen, _size: Size) -> str:
 
 
 def _qwen_vl(videos: Videos, *aligner: str) -> Family:
-    return Family("model.visual", aligner, _qwen, types="mm_token_type_ids", any_size=True, videos=videos)
+    return Family(
+        "model.visual", aligner, _qwen, types="mm_token_type_ids", has_axes=True, any_size=True, videos=videos
+    )
 
 
 def _count(sampling: Sampling, total: int, fps: float) -> float:
@@ -182,5 +186,6 @@ FAMILIES: dict[str, Family] = {  # by the config's model_type
         _gemma3,
         placeholder=lambda seen: seen.token(seen.config.boi_token_index),
         types="token_type_ids",
+        packs=False,
     ),
 }

@@ -10,6 +10,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from finetune_api.model_source import ModelSource
 from finetune_trainer.data.pictures import Kind, Picture
@@ -94,6 +95,20 @@ class Vision:
         if self.videos:
             types += 2 * (tokens == self.seen.config.video_token_id)
         return {self.family.types: types}
+
+    def axes(self, row: Features) -> torch.Tensor:
+        """(tokens, 3): the positions that the model itself gives a row with images or videos."""
+        ids = row["input_ids"]
+        grids = {name: row[name] for name in row if name in SEEN and not name.startswith("pixel_values")}
+        if not grids:
+            return torch.arange(len(ids)).unsqueeze(1).expand(-1, 3)
+        kind = MODEL_MAPPING[type(self.seen.config)]
+        model = kind.__new__(kind)  # its rule reads the config alone
+        torch.nn.Module.__init__(model)
+        model.config = self.seen.config
+        positions, _ = model.get_rope_index(ids.unsqueeze(0), **{**grids, **self.types(ids.unsqueeze(0))})
+        found: torch.Tensor = positions[:, 0].T
+        return found
 
     @property
     def _eye(self) -> VideoEye:
