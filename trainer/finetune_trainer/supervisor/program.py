@@ -20,10 +20,29 @@ class Program:
     group: bool = False  # signals go to all its process group: a launcher may not pass them on
 
 
-def trainer_program(node: Node) -> Program:
+def trainer_program(node: Node, env: Mapping[str, str]) -> Program:
     """Through finetune_trainer.launch, which is torchrun that also writes down the exit codes it saw."""
     module = ("-m", "finetune_trainer.start")
-    return Program((sys.executable, "-m", "finetune_trainer.launch", *torchrun_options(node), *module))
+    argv = (sys.executable, "-m", "finetune_trainer.launch", *torchrun_options(node), *module)
+    return Program(argv, environment=env)
+
+
+def with_flight_recorder(env: Mapping[str, str], node: Node) -> dict[str, str]:
+    """torch's record of each rank's last collectives, which NCCL writes when one times out, is kept beside the logs.
+
+    By the names of today and of older versions, which images of users may have; what the user says stays.
+    """
+    if node.log is None:
+        return dict(env)
+    file = str(node.log.parent / "collectives-rank-")  # torch adds the rank
+    names = {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": file,
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": file,
+    }
+    return {**names, **env}
 
 
 def torchrun_options(node: Node) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from .hang import Silence, Watch, explain_hang
 from .heartbeat import progress_object, read_heartbeats
 from .marker import is_finished
 from .processes import Child, Output, SignalInbox
-from .program import Program, trainer_program
+from .program import Program, trainer_program, with_flight_recorder
 from .redact import redacted, secrets_of
 from .reports import Reports
 from .server import Snapshot, serve
@@ -86,9 +86,10 @@ class Supervisor:
         return self._finish(self._judge(code) if self._command is None else self._judge_command(code))
 
     def _program(self) -> Program:
+        env = with_flight_recorder(os.environ, self._node)
         if self._command is None or self._reports is None:
-            return trainer_program(self._node)
-        return plan_program(self._command, self._node, self._reports.environment(os.environ))
+            return trainer_program(self._node, env)
+        return plan_program(self._command, self._node, self._reports.environment(env))
 
     def _attend(self, child: Child) -> int:
         """Until the program has ended: pass on what it is asked, keep the termination message fresh."""
