@@ -176,6 +176,11 @@ class FineTuneJobSpec(Model):
     pod_template: PodTemplate = Field(default=PodTemplate(), description="Placement, identity and labels of the pods.")
 
     @property
+    def spreads_weights(self) -> bool:
+        """Over the ranks, so that none has them whole."""
+        return self.fsdp is not None or (self.deepspeed is not None and self.deepspeed.spreads_weights)
+
+    @property
     def ranks_per_node(self) -> int:
         """`nprocPerNode`, or one process per GPU of the limits, or 1."""
         if self.nproc_per_node is not None:
@@ -225,8 +230,7 @@ class FineTuneJobSpec(Model):
 
     @model_validator(mode="after")
     def _quantized_is_whole(self) -> Self:
-        spreads = self.fsdp is not None or (self.deepspeed is not None and self.deepspeed.spreads_weights)
-        if spreads and self.lora is not None and self.lora.quantization is not None:
+        if self.spreads_weights and self.lora is not None and self.lora.quantization is not None:
             raise ValueError(QUANTIZED_IS_WHOLE)
         return self
 

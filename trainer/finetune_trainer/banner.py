@@ -16,6 +16,7 @@ from finetune_trainer.data.scan import describe_lengths, describe_shown
 from finetune_trainer.groups import Size, measure
 from finetune_trainer.parallel.presets import describe_parallelism
 from finetune_trainer.place import Place
+from finetune_trainer.ranks import device_name
 from finetune_trainer.settings import Hardware, Schedule
 from finetune_trainer.vision.families import Family
 
@@ -41,10 +42,9 @@ def describe_run(
         f" {schedule.epochs:g} epochs)"
     )
     yield f"parallelism: {describe_parallelism(spec)}"
-    where = torch.cuda.get_device_name(hardware.device) if hardware.device.type == "cuda" else "cpu"
     yield (
-        f"devices: {place.ranks.world_size} x {where} on {place.ranks.nodes} node(s), {dist.get_backend()},"
-        f" {str(hardware.dtype).removeprefix('torch.')}"
+        f"devices: {place.ranks.world_size} x {device_name(hardware.device)} on {place.ranks.nodes} node(s),"
+        f" {dist.get_backend()}, {str(hardware.dtype).removeprefix('torch.')}"
     )
     training = spec.training
     yield (

@@ -19,7 +19,7 @@ from finetune_trainer.memory.parts import ADAMW_STATES, FRAGMENTATION, Parts
 from finetune_trainer.methods.exact import ExactTrainer
 from finetune_trainer.output import Output
 from finetune_trainer.parallel.presets import describe_parallelism
-from finetune_trainer.ranks import gather_numbers
+from finetune_trainer.ranks import device_name, gather_numbers
 from finetune_trainer.rehearsal import forward_and_backward
 
 _FILE = "batch.json"
@@ -64,7 +64,7 @@ def circumstances(spec: TrainerSpec, device: torch.device, *, world_size: int) -
     """What decides how much fits, beside what the fingerprint of a job holds."""
     return {
         "worldSize": world_size,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": device_name(device),
         "parallelism": describe_parallelism(spec),
         "gradientCheckpointing": spec.training.gradient_checkpointing,
     }

@@ -73,6 +73,11 @@ def join_process_group(device: torch.device, *, timeout_seconds: int) -> None:
         dist.init_process_group("gloo", timeout=timeout)
 
 
+def device_name(device: torch.device) -> str:
+    """Of the GPU's model, or cpu."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
 def leave_process_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()

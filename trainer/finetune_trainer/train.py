@@ -120,6 +120,7 @@ def choose_attention(
     assert longest is not None  # the spec has no packing without it
     trial = trial_of(spec, pretrained.config, pretrained.dtype, device, longest)
     with explained(output.root):
+        output.assert_holder()  # it may write what it chose
         return settle_attention(spec, trial, output.checkpoints, sees=pretrained.vision is not None)
 
 

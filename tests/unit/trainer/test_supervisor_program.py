@@ -22,7 +22,9 @@ def test_what_collectives_did_last_is_kept_beside_the_logs(tmp_path: Path) -> No
 def test_what_the_user_says_of_the_recorder_stays(tmp_path: Path) -> None:
     here = replace(node(tmp_path), output=tmp_path / "output")
 
-    assert with_flight_recorder({"TORCH_FR_BUFFER_SIZE": "0"}, here)["TORCH_FR_BUFFER_SIZE"] == "0"
+    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
+        env = with_flight_recorder({name: "0"}, here)
+        assert {env.get(each) for each in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")} == {"0", None}
 
 
 def test_without_an_output_nothing_is_recorded(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 from transformers import PreTrainedTokenizerBase
 
@@ -12,7 +14,7 @@ from finetune_api.dataset import Dataset, DatasetSource
 from finetune_trainer.data.cache import cache_key, obtain_tokens
 from finetune_trainer.data.counted import Rendered, Rules
 from finetune_trainer.data.files import EVAL, TRAIN, Downloads
-from finetune_trainer.data.order import Order, PackOrder, RowOrder
+from finetune_trainer.data.order import Item, Order, PackOrder, RowOrder
 from finetune_trainer.data.packing import PackedDataset
 from finetune_trainer.data.pictures import Kind
 from finetune_trainer.data.render import Renderer
@@ -57,6 +59,16 @@ class Data:
     def shown(self) -> frozenset[Kind]:
         """Whether there are images, and whether there are videos."""
         return frozenset().union(*(part.album.kinds for part in (self.train, self.eval) if part is not None))
+
+    @cached_property
+    def shows_most(self) -> Item | None:
+        """The row, or the pack of the first epoch, with most visual tokens; None if nothing is shown at all."""
+        if self.vision is None or not self.train.album.kinds:
+            return None
+        visual = self.train.count(self.vision.visual_tokens)
+        if isinstance(self.order, PackOrder):
+            return max(self.order.epoch(0).items, key=lambda pack: int(visual[np.atleast_1d(pack)].sum()))
+        return int(np.argmax(visual))
 
     def seen(self, rows: TokenDataset) -> Samples:
         """The rows with the pixels of their images, if the model sees."""

@@ -58,8 +58,7 @@ class Variant:
 
     def with_four_bits(self) -> "Variant":
         """Of a job with adapters. Such weights cannot be spread."""
-        spreads = self.spec.fsdp or (self.spec.deepspeed and self.spec.deepspeed.spreads_weights)
-        if spreads or (self.spec.lora and self.spec.lora.quantization):
+        if self.spec.spreads_weights or (self.spec.lora and self.spec.lora.quantization):
             return self
         return self._with("lora", "lora.quantization: nf4", quantization="nf4")
 

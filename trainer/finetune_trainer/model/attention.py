@@ -16,6 +16,7 @@ from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.errors import InvalidSpec, first_line
 from finetune_trainer.files import write_json
 from finetune_trainer.model.layers import with_layers
+from finetune_trainer.ranks import device_name
 
 SDPA = "sdpa"  # torch's own; it runs everywhere
 _INSTALLED = {
@@ -87,8 +88,7 @@ def choose_fastest(trial: Trial, candidates: Iterable[str], kept: Path) -> Atten
     names = tuple(candidates)
     if not names:
         return Attention(SDPA, "the only one here")
-    where = torch.cuda.get_device_name(trial.device) if trial.device.type == "cuda" else "cpu"
-    circumstances = {"device": where, "candidates": list(names)}
+    circumstances = {"device": device_name(trial.device), "candidates": list(names)}
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads(kept.read_text(encoding="utf-8"))
         if found["circumstances"] == circumstances:

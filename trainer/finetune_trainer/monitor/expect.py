@@ -1,11 +1,9 @@
 """The memory that a rank is expected to need, from the samples that there are."""
 
-import numpy as np
 import torch
 
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.data.load import Data
-from finetune_trainer.data.order import Item, PackOrder
 from finetune_trainer.data.pictures import Kind
 from finetune_trainer.errors import TrainerError
 from finetune_trainer.memory.forecast import Model, forecast
@@ -36,7 +34,7 @@ def expect_memory(spec: TrainerSpec, pretrained: Pretrained, data: Data, *, on_g
 
 def costliest_sample(data: Data, vision: Vision, length: int) -> Features:
     """The row or pack with most visual tokens, followed by words up to that length."""
-    item = _shows_most(data, vision)
+    item = data.shows_most
     if item is None:
         shown = vision.stand_in(Kind.IMAGE)
     else:
@@ -44,16 +42,6 @@ def costliest_sample(data: Data, vision: Vision, length: int) -> Features:
     words = torch.full((max(length - len(shown["input_ids"]), 0),), a_word(vision))
     seen = {name: shown[name] for name in SEEN if name in shown}
     return {**seen, "input_ids": torch.cat((shown["input_ids"], words))}
-
-
-def _shows_most(data: Data, vision: Vision) -> Item | None:
-    """Of the first epoch; None if nothing is shown at all."""
-    if not data.train.album.kinds:
-        return None
-    visual = data.train.count(vision.visual_tokens)
-    if isinstance(data.order, PackOrder):
-        return max(data.order.epoch(0).items, key=lambda pack: int(visual[np.atleast_1d(pack)].sum()))
-    return int(np.argmax(visual))
 
 
 def describe_expected(expected: Parts | TrainerError) -> str:

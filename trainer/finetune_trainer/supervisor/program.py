@@ -35,14 +35,13 @@ def with_flight_recorder(env: Mapping[str, str], node: Node) -> dict[str, str]:
     if node.log is None:
         return dict(env)
     file = str(node.log.parent / "collectives-rank-")  # torch adds the rank
-    names = {
-        "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_FR_DUMP_TEMP_FILE": file,
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": file,
-    }
-    return {**names, **env}
+    wanted = (
+        (("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
+        (("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"),
+        (("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), file),
+    )
+    ours = {name: value for names, value in wanted if not any(name in env for name in names) for name in names}
+    return {**ours, **env}
 
 
 def torchrun_options(node: Node) -> tuple[str, ...]:
