@@ -207,8 +207,8 @@ def hub_unavailable(evidence: Evidence) -> Verdict | None:
 
 
 def launcher_failed(evidence: Evidence) -> Verdict | None:
-    """torchrun or a rank ended without an exception that anybody recorded."""
-    if evidence.error_type not in ("TorchrunFailed", "RankExited", "UnknownError"):
+    """A launcher or a rank ended without an exception that anybody recorded."""
+    if evidence.error_type not in ("LauncherFailed", "RankExited", "UnknownError"):
         return None
     return Verdict(
         reason=Reason.UNEXPLAINED,

@@ -55,7 +55,7 @@ class Chaos:
         raise ClusterError(f"pod {namespace}/{pod}: container {wanted[:12]} has no process any more")
 
     def kill_rank(self, namespace: str, pod: str, *, rank: int, signal_number: int = signal.SIGKILL) -> None:
-        """A signal to the torchrun rank whose RANK (over the whole job) it is."""
+        """A signal to the process whose RANK (over the whole job) it is."""
         ranks = self.ranks(namespace, pod)
         if rank not in ranks:
             raise ClusterError(f"pod {namespace}/{pod}: has no rank {rank}; ranks running there: {sorted(ranks)}")
@@ -63,12 +63,11 @@ class Chaos:
             os.kill(process.pid, signal_number)
 
     def ranks(self, namespace: str, pod: str) -> dict[int, tuple[PodProcess, ...]]:
-        """Processes by RANK; children of a rank (data loaders) have it in their environment too."""
+        """Processes by RANK; children of a rank (data loaders) are told by it too."""
         found: dict[int, tuple[PodProcess, ...]] = {}
         for process in self.processes(self.pod(namespace, pod)):
-            if "RANK" in process.environment and "LOCAL_RANK" in process.environment:
-                rank = int(process.environment["RANK"])
-                found[rank] = (*found.get(rank, ()), process)
+            if process.rank is not None:
+                found[process.rank] = (*found.get(process.rank, ()), process)
         return found
 
     def stop_api_server(self) -> None:

@@ -16,7 +16,15 @@ class PodProcess:
     pid: int
     container_id: str
     namespace_pid: int
+    name: str
     environment: dict[str, str]
+
+    @property
+    def rank(self) -> int | None:
+        """Over the whole job: by the name that a fork of our launcher has, or by torchrun's variables."""
+        if self.name.startswith("rank-"):
+            return int(self.name.removeprefix("rank-"))
+        return int(self.environment["RANK"]) if {"RANK", "LOCAL_RANK"} <= self.environment.keys() else None
 
 
 def processes_of_pod(node_cgroup: str, pod_uid: str) -> tuple[PodProcess, ...]:
@@ -40,6 +48,7 @@ def read_process(pid: int, *, container_id: str) -> PodProcess | None:
             pid=pid,
             container_id=container_id,
             namespace_pid=int(next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1]),
+            name=Path(f"/proc/{pid}/comm").read_text().strip(),
             environment={key: value for key, _, value in pairs},
         )
     return None

@@ -25,16 +25,16 @@ def ddp(*args: str, out: str = "$(FINETUNE_OUTPUT)") -> dict[str, Any]:
     return {"script": "plain_ddp.py", "args": ["--save_dir", out, *args], "workingDir": str(SCRIPTS)}
 
 
-def pids_of(job: LocalJob, word: str) -> list[int]:
-    """Ranks of the job: processes with its folder in the environment and the script in their command line."""
+def pids_of(job: LocalJob) -> list[int]:
+    """Ranks of the job: processes with its folder in the environment and the name that the launcher gives them."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            line = (entry / "cmdline").read_bytes().split(b"\0")
+            name = (entry / "comm").read_text()
             ours = str(job.folder).encode() in (entry / "environ").read_bytes()
         except OSError:
             continue
-        if ours and line[1:3] == [b"-u", word.encode()]:
+        if ours and name.startswith("rank-"):
             found.append(int(entry.name))
     return sorted(found)
 
@@ -57,7 +57,7 @@ def test_a_killed_rank_restarts_every_node_and_the_script_goes_on_from_its_own_c
     process = job.start("--logs")
 
     wait_until(lambda: 1 if (job.output / "model.pt").is_file() else None, "the first checkpoint")
-    os.kill(pids_of(job, "plain_ddp.py")[-1], signal.SIGKILL)
+    os.kill(pids_of(job)[-1], signal.SIGKILL)
     code, said = finish(process)
 
     assert code == 0, said
@@ -105,7 +105,7 @@ def test_a_program_that_reports_progress_and_then_none_is_started_again(tmp_path
         return known.step if known and known.step > 2 else None
 
     wait_until(step, "progress")
-    os.kill(pids_of(job, "plain_trainer.py")[-1], signal.SIGSTOP)
+    os.kill(pids_of(job)[-1], signal.SIGSTOP)
     code, said = finish(process)
 
     assert code == 0, said

@@ -30,7 +30,7 @@ from support.stack import OPERATOR_NAMESPACE, Stack, example_job
 FOLDER = "/data/recovery"  # where pods see the program
 STEPS_BEFORE = 20
 PEER = {"rank killed to the first step of the next attempt": "18.2", "  until the new pods are made": "5.8"}
-_SAID = re.compile(r"^(process|imported|joined|step 1) at ([\d.]+)$", re.MULTILINE)
+_SAID = re.compile(r"^(imported|joined|step 1) at ([\d.]+)$", re.MULTILINE)
 
 
 def main() -> int:
@@ -107,8 +107,7 @@ def start(scene: Scene, posted: float) -> dict[str, float]:
         "job applied to its first step": told["step 1"],
         "  until its pods are made": seconds(status["attempts"][0]["startTime"]),
         "  until the operator sees both run": seconds(status["attempts"][0]["runningTime"]),
-        "  until rank 0's process runs": told["process"],
-        "  until it has imported torch": told["imported"],
+        "  until rank 0 has imported torch": told["imported"],
         "  until it has joined the group": told["joined"],
     }
     return {title: round(moment - posted, 3) for title, moment in reached.items()}
@@ -127,8 +126,7 @@ def recovery(scene: Scene, struck: float) -> dict[str, float]:
         "  until the operator stopped the attempt": noticed,
         "  until the new pods are made": seconds(status["attempts"][1]["startTime"]),
         "  until the operator sees both run": seconds(status["attempts"][1]["runningTime"]),
-        "  until rank 0's process runs": told["process"],
-        "  until it has imported torch": told["imported"],
+        "  until rank 0 has imported torch": told["imported"],
         "  until it has joined the group": told["joined"],
     }
     return {title: round(moment - struck, 3) for title, moment in reached.items()}

@@ -6,6 +6,10 @@ import os
 import time
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
 
 def say(words: str) -> None:
     """In one piece: what other processes write may come between two."""
@@ -13,11 +17,6 @@ def say(words: str) -> None:
 
 
 def main() -> None:
-    say(f"process at {time.time():.3f}")
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
     say(f"imported at {time.time():.3f}")
     dist.init_process_group("gloo")
     say(f"joined at {time.time():.3f}")

@@ -1,12 +1,13 @@
-"""First on the PYTHONPATH of a rank: after FINE_PASSES, micro-batches of more than MOST_SAMPLES run out of memory, or,
+"""First on the PYTHONPATH of ranks, and of the launcher they are forks of: after FINE_PASSES, micro-batches of more than MOST_SAMPLES run out of memory, or,
 with GIVE_NAN, the model knows no number any more.
 
 Python imports a module of this name before any other.
 """
 
 import os
+import sys
 
-if "LOCAL_RANK" in os.environ and "FINE_PASSES" in os.environ:
+if ("LOCAL_RANK" in os.environ or "ranks" in sys.orig_argv) and "FINE_PASSES" in os.environ:
     import time
 
     import torch

@@ -101,7 +101,7 @@ CASES: dict[failure.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         FailureAction.RESTART,
     ),
     failure.launcher_failed: (
-        left(outcome="failed", error_type="TorchrunFailed", message="no ranks"),
+        left(outcome="failed", error_type="LauncherFailed", message="no ranks"),
         "Unexplained",
         Fault.UNKNOWN,
         FailureAction.RESTART,

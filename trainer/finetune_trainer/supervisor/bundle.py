@@ -11,11 +11,7 @@ PACKAGE = Path(__file__).parents[1]
 MAIN = """import sys
 if sys.version_info < (3, 9):
     sys.exit("supervisor: spec.image has python3 %d.%d; command mode needs 3.9 or newer" % sys.version_info[:2])
-if sys.argv[1:2] == ["torchrun"]:
-    del sys.argv[1]
-    from finetune_trainer.launch import main  # with torch, which the supervisor never imports
-else:
-    from finetune_trainer.supervisor.__main__ import main
+from finetune_trainer.supervisor.__main__ import main
 sys.exit(main())
 """
 
@@ -25,7 +21,7 @@ def write_bundle(path: Path) -> None:
     modules = sorted((PACKAGE / "supervisor").glob("*.py"))
     beside = path.with_name(path.name + ".tmp")
     with zipfile.ZipFile(beside, "w", zipfile.ZIP_STORED) as archive:
-        for module in (PACKAGE / "__init__.py", PACKAGE / "launch.py", *modules):
+        for module in (PACKAGE / "__init__.py", *modules):
             archive.write(module, module.relative_to(PACKAGE.parent))
         archive.writestr("__main__.py", MAIN)
     beside.chmod(0o644)

@@ -1,4 +1,4 @@
-"""spec.command as this node runs it: torchrun with the user's script, or the user's own launcher."""
+"""spec.command as this node runs it: the user's script in every rank, or the user's own launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from . import contract
 from .contract import Node
-from .program import Program, torchrun_options
+from .program import Program, own_program
 
 _VARIABLE = re.compile(r"\$?\$\((\w+)\)")
 
@@ -50,14 +50,13 @@ def plan_program(command: Command, node: Node, env: Mapping[str, str]) -> Progra
     folder = Path(os.path.abspath(command.working_dir or "."))
     if not folder.is_dir():
         raise InvalidCommand(f"spec.command.workingDir: {command.working_dir}: no such folder in the image or a volume")
+    # where a torchrun that is started by the program puts the errors of scripts that record them
+    env = {**env, "PET_LOG_DIR": str(node.run.torchrun)}
     if command.script is None:
-        # where a torchrun that is started by the program puts the errors of scripts that record them
-        errors = {"PET_LOG_DIR": str(node.run.torchrun)}
-        return Program(_exec(command, folder, env), folder, {**env, **errors}, group=True)
+        return Program(_exec(command, folder, env), folder, env, group=True, meets=False)
     if not (folder / command.script).is_file():
         raise InvalidCommand(f"spec.command.script: {command.script}: no such file in {folder}")
-    words = (command.script, *(expand(word, env) for word in command.args))
-    return Program((*_torchrun(node, env), *words), folder, env)
+    return _script(command.script, command.args, folder, env)
 
 
 def expand(word: str, env: Mapping[str, str]) -> str:
@@ -70,22 +69,6 @@ def expand(word: str, env: Mapping[str, str]) -> str:
     return _VARIABLE.sub(value, word)
 
 
-def own_program() -> tuple[str, ...]:
-    """How to start this code once more: the file that was dropped into a foreign image, or the module."""
-    archive = _archive()
-    return (sys.executable, archive) if archive else (sys.executable, "-m", "finetune_trainer.supervisor")
-
-
-def own_torchrun() -> tuple[str, ...]:
-    """Our words around torchrun, which keep what it only prints."""
-    archive = _archive()
-    return (sys.executable, archive, "torchrun") if archive else (sys.executable, "-m", "finetune_trainer.launch")
-
-
-def _archive() -> str | None:
-    return getattr(globals().get("__loader__"), "archive", None)
-
-
 def _exec(command: Command, folder: Path, env: Mapping[str, str]) -> tuple[str, ...]:
     program, *rest = (expand(word, env) for word in command.exec)
     found = str(folder / program) if "/" in program else shutil.which(program, path=env.get("PATH"))
@@ -94,16 +77,16 @@ def _exec(command: Command, folder: Path, env: Mapping[str, str]) -> tuple[str, 
     return (*own_program(), "exec", found, *rest)
 
 
-def _torchrun(node: Node, env: Mapping[str, str]) -> tuple[str, ...]:
-    """With our words around it where python3 has torch: exit codes of ranks in a file, ranks that end with it."""
-    options = torchrun_options(node)
+def _script(script: str, args: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> Program:
+    """By our launcher where python3 has torch, else by a torchrun of another Python."""
+    words = (script, *(expand(word, env) for word in args))
     if importlib.util.find_spec("torch") is not None:
-        rank = (*own_program(), "exec", sys.executable, "-u")
-        return (*own_torchrun(), *options, "--no_python", *rank)
+        return Program((*own_program(), "ranks", *words), folder, env)
     torchrun = shutil.which("torchrun", path=env.get("PATH"))
     if torchrun is None:
         raise InvalidCommand(
             f"spec.image: {sys.executable} has no torch, and there is no torchrun on the PATH ({env.get('PATH', '')});"
             " use an image with torch, or spec.command.exec"
         )
-    return (*own_program(), "exec", torchrun, *options)
+    errors = ("--max_restarts=0", f"--log_dir={env['PET_LOG_DIR']}")  # restarts are the operator's: all nodes together
+    return Program((*own_program(), "exec", torchrun, *errors, *words), folder, env, meets=False)

@@ -51,7 +51,7 @@ class EnvironmentProblem(Exception):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The pod's own folder, through which the supervisor, torchrun and the ranks of one node talk."""
+    """The pod's own folder, through which supervisor, launcher and ranks of one node talk."""
 
     path: Path
 
@@ -66,22 +66,22 @@ class RunFolder:
 
     @property
     def torchrun(self) -> Path:
-        """torchrun keeps the error file of each rank somewhere below."""
+        """The error file of each rank lies somewhere below, ours or those of a torchrun that a command starts."""
         return self.path / "torchrun"
 
     def ranks_began(self) -> bool:
-        """torchrun makes their folders when all nodes have met, just before it starts them."""
+        """The launcher makes their folders when all nodes have met, just before it lets them go."""
         return any(self.torchrun.glob("*/attempt_*"))
 
     @property
     def exits(self) -> Path:
-        """Exit codes of failed ranks, which torchrun itself only prints."""
+        """Exit codes of failed ranks, and when each ended."""
         return self.path / "exits.json"
 
     @property
-    def agent_error(self) -> Path:
-        """What torchrun itself raised, in the format of a rank's error file."""
-        return self.path / "torchrun-error.json"
+    def launcher_error(self) -> Path:
+        """What the launcher itself raised, in the format of a rank's error file."""
+        return self.path / "launcher-error.json"
 
     @property
     def token(self) -> Path:

@@ -1,4 +1,4 @@
-"""Why ranks failed: torchrun's error files and exit codes, and which of several failures came first."""
+"""Why ranks failed: error files and exit codes, and which of several failures came first."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _VICTIM_TEXT = re.compile(
 
 @dataclass(frozen=True)
 class RankFailure:
-    """How one rank of this node, or torchrun, failed."""
+    """How one rank of this node, or the launcher, failed."""
 
-    local_rank: int | None  # None: torchrun itself, or a rank that is not known
+    local_rank: int | None  # None: the launcher itself, or a rank that is not known
     error_type: str
     message: str
     time: float
@@ -40,7 +40,7 @@ Failures = tuple[RankFailure, ...]
 
 @dataclass(frozen=True)
 class Exit:
-    """What torchrun's agent saw when it waited for a failed rank; a negative code is a signal."""
+    """What the launcher saw when it waited for a failed rank; a negative code is a signal."""
 
     code: int
     time: float
@@ -65,8 +65,8 @@ def read_failures(run: RunFolder) -> tuple[RankFailure, ...]:
         for local_rank, seen in exits.items()
         if local_rank not in raised
     }
-    if not raised and not ended and run.agent_error.is_file():
-        return (_raised(None, run.agent_error, None),)
+    if not raised and not ended and run.launcher_error.is_file():
+        return (_raised(None, run.launcher_error, None),)
     return (*raised.values(), *ended.values())
 
 
@@ -105,7 +105,7 @@ def rank_ended(local_rank: int | None, code: int, time: float) -> RankFailure:
         time,
         exit_code=code,
         signal=number,
-        victim=number == signal.SIGTERM,  # torchrun ends the others so when one has failed
+        victim=number == signal.SIGTERM,  # the others are ended so when one has failed
     )
 
 

@@ -64,7 +64,7 @@ class Watch:
         self._steps: deque[float] = deque(maxlen=_STEPS_KEPT)
 
     def expect(self, ranks: Iterable[int], *, now: float) -> None:
-        """From now on they are to give a sign of life; before, torchrun says how long they wait for other nodes."""
+        """From now on they are to give a sign of life; before, the launcher says how long they wait for other nodes."""
         for rank in ranks:
             self._heard.setdefault(rank, now)
 

@@ -18,13 +18,19 @@ class Program:
     folder: Path | None = None
     environment: Mapping[str, str] | None = None
     group: bool = False  # signals go to all its process group: a launcher may not pass them on
+    meets: bool = True  # it finds the other nodes itself
 
 
-def trainer_program(node: Node, env: Mapping[str, str]) -> Program:
-    """Through finetune_trainer.launch, which is torchrun that also writes down the exit codes it saw."""
-    module = ("-m", "finetune_trainer.start")
-    argv = (sys.executable, "-m", "finetune_trainer.launch", *torchrun_options(node), *module)
-    return Program(argv, environment=env)
+def trainer_program(env: Mapping[str, str]) -> Program:
+    """finetune_trainer.start in every rank."""
+    return Program((*own_program(), "ranks", "-m", "finetune_trainer.start"), environment=env)
+
+
+def own_program() -> tuple[str, ...]:
+    """How to start this code once more, with lines that are written when they are said: the file that was dropped into
+    a foreign image, or the module."""
+    archive = getattr(globals().get("__loader__"), "archive", None)
+    return (sys.executable, "-u", *([archive] if archive else ["-m", "finetune_trainer.supervisor"]))
 
 
 def with_flight_recorder(env: Mapping[str, str], node: Node) -> dict[str, str]:
@@ -42,16 +48,3 @@ def with_flight_recorder(env: Mapping[str, str], node: Node) -> dict[str, str]:
     )
     ours = {name: value for names, value in wanted if not any(name in env for name in names) for name in names}
     return {**ours, **env}
-
-
-def torchrun_options(node: Node) -> tuple[str, ...]:
-    """With underscores, which every torchrun takes."""
-    return (
-        f"--nnodes={node.nodes}",
-        f"--node_rank={node.node_rank}",
-        f"--nproc_per_node={node.ranks_per_node}",
-        f"--master_addr={node.master_addr}",
-        f"--master_port={node.master_port}",
-        "--max_restarts=0",  # restarts are the operator's: all nodes together
-        f"--log_dir={node.run.torchrun}",
-    )

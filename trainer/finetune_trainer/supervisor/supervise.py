@@ -33,7 +33,7 @@ from .volumes import SHARED_MEMORY, name_full
 
 OK, FAILED_MAY_RETRY, FAILED_FOR_GOOD, STOPPED_AS_ASKED = 0, 1, 2, 143
 _MESSAGE_EVERY_SECONDS = 3.0
-_KILL_AFTER_SECONDS = 3.0  # from torchrun's SIGTERM to its SIGKILL
+_KILL_AFTER_SECONDS = 3.0  # from SIGTERM to SIGKILL
 
 
 class Supervisor:
@@ -66,16 +66,17 @@ class Supervisor:
             return self._finish(self._succeeded())
         self._serve()
         try:
-            meets = self._command is None or self._command.script is not None  # a program of its own may never do so
-            wait_for_master(self._node.master_addr, node_rank=self._node.node_rank, pause=self._pause, needed=meets)
+            program = self._program()
+            if not program.meets:
+                needed = self._command is not None and self._command.script is not None
+                host, node_rank = self._node.master_addr, self._node.node_rank
+                wait_for_master(host, node_rank=node_rank, pause=self._pause, needed=needed)
+        except InvalidCommand as error:
+            return self._finish(self._failed("InvalidSpec", str(error)))
         except DnsTimeout as error:
             return self._finish(self._failed("DnsTimeout", str(error)))
         except _StoppedEarlyError:
             return self._finish(self._stopped("stopped before training began"))
-        try:
-            program = self._program()
-        except InvalidCommand as error:
-            return self._finish(self._failed("InvalidSpec", str(error)))
         self._outcome = contract.RUNNING
         child = Child(program, output=self._output)
         code = self._attend(child)
@@ -88,7 +89,7 @@ class Supervisor:
     def _program(self) -> Program:
         env = with_flight_recorder(os.environ, self._node)
         if self._command is None or self._reports is None:
-            return trainer_program(self._node, env)
+            return trainer_program(env)
         return plan_program(self._command, self._node, self._reports.environment(env))
 
     def _attend(self, child: Child) -> int:
@@ -180,7 +181,9 @@ class Supervisor:
         if code == 0:
             return self._failed("RankExited", "the ranks ended without an error and without a result")
         what = f"ended by signal {-code}" if code < 0 else f"exited with code {code}"
-        return self._failed("TorchrunFailed", f"torchrun {what}; the end of its output:\n{self._output.tail()[-1500:]}")
+        return self._failed(
+            "LauncherFailed", f"the launcher {what}; the end of its output:\n{self._output.tail()[-1500:]}"
+        )
 
     def _judge_hang(self, hang: RankFailure) -> Termination:
         """Ranks that have published the result and cannot end have succeeded."""
@@ -320,7 +323,7 @@ def _clear_leftovers(node: Node) -> None:
     for folder in (node.run.heartbeats, node.run.torchrun, node.run.stacks):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    for file in (node.run.exits, node.run.agent_error, node.run.stop_request):
+    for file in (node.run.exits, node.run.launcher_error, node.run.stop_request):
         file.unlink(missing_ok=True)
     if os.getpid() == 1:  # not on somebody's laptop
         for entry in Path("/dev/shm").iterdir():  # noqa: S108
