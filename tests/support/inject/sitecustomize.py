@@ -1,5 +1,5 @@
-"""First on the PYTHONPATH of ranks, and of the launcher they are forks of: after FINE_PASSES, micro-batches of more than MOST_SAMPLES run out of memory, or,
-with GIVE_NAN, the model knows no number any more.
+"""First on the PYTHONPATH of ranks, and of the launcher that forks them: after FINE_PASSES, micro-batches of more than
+MOST_SAMPLES run out of memory, or, with GIVE_NAN, the model knows no number any more.
 
 Python imports a module of this name before any other.
 """

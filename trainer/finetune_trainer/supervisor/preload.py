@@ -1,7 +1,8 @@
 """What the ranks of a node would each import is imported once, before they are forked: seconds, and memory, per rank.
 
 Only what cannot tell a rank from the launcher: libraries that everybody knows, which a script imports before it does
-anything that could change how they load.
+anything that could change how they load. Nothing more: torch 2.13 with torch._dynamo imported before DDP is made, say,
+often hangs when a program under gloo ends (its process group's destructor waits, with the GIL, for one who wants it).
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import ctypes
-import importlib
 import os
 import sys
 import threading
@@ -26,14 +26,6 @@ def preload_script(script: Path) -> None:
     with contextlib.suppress(Exception):
         for statement in leading_imports(script.read_text(encoding="utf-8")):
             exec(compile(ast.Module([statement], []), str(script), "exec"), {})  # noqa: S102  an import that it makes
-    if "torch" in sys.modules:
-        preload_compiler()
-
-
-def preload_compiler() -> None:
-    """Every optimizer of torch imports it when it is made, which takes nearly as long as torch itself."""
-    with contextlib.suppress(Exception):
-        importlib.import_module("torch._dynamo")
 
 
 def leading_imports(source: str) -> Iterator[ast.stmt]:
