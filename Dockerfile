@@ -52,6 +52,8 @@ COPY operator operator
 COPY trainer trainer
 RUN touch README.md && pip install --no-deps --no-build-isolation --target /code . && rm -rf /code/bin \
  && mkdir /operator /trainer && cp -r /code/*.dist-info /code/finetune_api /code/finetune_operator /operator \
+ && mkdir /operator/finetune_trainer \
+ && cp -r /code/finetune_trainer/__init__.py /code/finetune_trainer/supervisor /operator/finetune_trainer \
  && cp -r /code/*.dist-info /code/finetune_api /code/finetune_trainer /trainer
 
 FROM operator-dependencies AS operator

@@ -13,6 +13,7 @@ from finetune_operator.credentials import NoAccess
 from finetune_operator.logs import configure_logs
 from finetune_operator.plan import Settings
 from finetune_operator.replica import Options, operate
+from finetune_operator.supervisor_file import SupervisorMissing, pack_supervisor
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -25,7 +26,7 @@ def main() -> None:
     configure_logs(flags.log_level)
     try:
         asyncio.run(operate(build_options(flags)))
-    except NoAccess as error:
+    except (NoAccess, SupervisorMissing) as error:
         logger.error("%s", error)
         sys.exit(2)
     except Exception:  # the outermost loop: one line of JSON, not a bare traceback
@@ -73,7 +74,9 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
 def build_options(flags: argparse.Namespace) -> Options:
     """The flags with their types."""
     return Options(
-        settings=Settings(trainer_image=flags.trainer_image, cluster_domain=flags.cluster_domain),
+        settings=Settings(
+            trainer_image=flags.trainer_image, supervisor=pack_supervisor(), cluster_domain=flags.cluster_domain
+        ),
         namespaces=tuple(dict.fromkeys(flags.namespaces)),
         kubeconfig=flags.kubeconfig or None,
         context=flags.context or None,

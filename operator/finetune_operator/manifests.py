@@ -15,7 +15,6 @@ Manifest = dict[str, Any]
 GRACE_SECONDS = 120  # long enough for a checkpoint
 TORCHRUN_MARGIN_SECONDS = 10  # torchrun must give up before the kubelet does
 LOST_NODE_SECONDS = 60
-SUPERVISOR_RESOURCES = {"cpu": "100m", "memory": "128Mi"}  # equal, so that a Guaranteed pod stays one
 
 RESTRICTED_POD = {
     "runAsNonRoot": True,
@@ -52,13 +51,14 @@ def build_service(run: RunPlan) -> Manifest:
 
 
 def build_config_map(run: RunPlan) -> Manifest:
-    """The validated spec, which the trainer parses with the same class."""
+    """The validated spec, which the trainer parses with the same class; for the user's own image the supervisor too."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _metadata(run, run.config_map_name, attempt=True),
         "immutable": True,
         "data": {names.CONFIG_KEY: run.spec.model_dump_json(by_alias=True, exclude_unset=True)},
+        **({"binaryData": {names.SUPERVISOR_KEY: run.supervisor}} if run.spec.command else {}),
     }
 
 
@@ -93,7 +93,6 @@ def build_pod(run: RunPlan, node: NodePlan) -> Manifest:
             "tolerations": _tolerations(run),
             "topologySpreadConstraints": [_spread(run)],
             **{key: value for key, value in placement.items() if value},
-            **({"initContainers": [_supervisor_container(run)]} if run.spec.command else {}),
             "containers": [_container(run, node)],
             "volumes": _volumes(run),
         },
@@ -136,19 +135,6 @@ def _tolerations(run: RunPlan) -> list[Manifest]:
     return [*(toleration.model_dump(by_alias=True, exclude_none=True) for toleration in given), *lost]
 
 
-def _supervisor_container(run: RunPlan) -> Manifest:
-    """Puts the supervisor, one file for any python3, where the user's own image finds it."""
-    return {
-        "name": names.SUPERVISOR_CONTAINER,
-        "image": run.trainer_image,
-        "command": ["python", "-m", "finetune_trainer.supervisor.bundle", names.SUPERVISOR_FILE],
-        "resources": {"requests": SUPERVISOR_RESOURCES, "limits": SUPERVISOR_RESOURCES},
-        "securityContext": RESTRICTED_CONTAINER,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [{"name": "run", "mountPath": names.RUN_DIR}],
-    }
-
-
 def _container(run: RunPlan, node: NodePlan) -> Manifest:
     resources = run.spec.resources.model_dump(by_alias=True, exclude_defaults=True)
     security = run.spec.pod_template.container_security_context
@@ -163,7 +149,7 @@ def _container(run: RunPlan, node: NodePlan) -> Manifest:
         "volumeMounts": _mounts(run),
     }
     if run.spec.command:
-        container["command"] = ["python3", names.SUPERVISOR_FILE]
+        container["command"] = ["python3", f"{names.CONFIG_DIR}/{names.SUPERVISOR_KEY}"]
     if resources:
         container["resources"] = resources
     if run.spec.image_pull_policy:
@@ -180,7 +166,7 @@ def _environment(run: RunPlan, node: NodePlan) -> list[Manifest]:
 
 
 def build_environment(run: RunPlan, node: NodePlan) -> dict[str, str]:
-    """What drives torchrun, our trainer and NCCL; never RANK, which scripts take for a running torchrun."""
+    """What drives launcher, trainer and NCCL; never RANK, which scripts take for a running torchrun."""
     torchrun = {
         "NNODES": str(len(run.nodes)),
         "NODE_RANK": str(node.node_rank),

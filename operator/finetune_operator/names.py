@@ -14,16 +14,15 @@ ATTEMPT = f"{GROUP}/attempt"
 NODE_RANK = f"{GROUP}/node-rank"
 
 CONTAINER = "trainer"
-SUPERVISOR_CONTAINER = "supervisor"  # copies the supervisor for an image that lacks it
 STATUS_PORT = 8080
 USER_ID = 1000
 USER = "finetune"
 
 CONFIG_DIR = "/etc/finetune"
 CONFIG_KEY = "job.json"
+SUPERVISOR_KEY = "supervisor.pyz"
 OUTPUT_DIR = "/output"
 RUN_DIR = "/run/finetune"
-SUPERVISOR_FILE = f"{RUN_DIR}/supervisor.pyz"
 SHM_DIR = "/dev/shm"  # noqa: S108  the place where torch's loaders share tensors
 TMP_DIR = "/tmp"  # noqa: S108  an emptyDir of the pod's own
 TERMINATION_LOG = "/dev/termination-log"

@@ -199,7 +199,7 @@ def _life(status: Raw, container: Raw, *, gone: bool) -> Life:
 def _waiting(status: Raw, container: Raw) -> Waiting | None:
     for status_of, image in (
         (container, "spec.image"),
-        *((before, "trainerImage of the operator's chart") for before in status.get("initContainerStatuses") or []),
+        *((before, f"the image of {before['name']}") for before in status.get("initContainerStatuses") or []),
     ):
         waiting = (status_of.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") and waiting["reason"] not in ("ContainerCreating", "PodInitializing"):

@@ -13,13 +13,14 @@ class Settings:
     """What the installation decides for all jobs."""
 
     trainer_image: str
+    supervisor: str = ""  # for images of users, which do without where nothing is made of a plan
     cluster_domain: str = "cluster.local"
     on_cluster: bool = True  # nodes are pods, whose limits can be raised, and there are other machines to go to
 
 
 @dataclass(frozen=True)
 class NodePlan:
-    """One torchrun node, which is one pod."""
+    """One node, which is one pod."""
 
     node_rank: int
     pod_name: str
@@ -34,7 +35,7 @@ class RunPlan:
     job_uid: str
     attempt: int
     image: str
-    trainer_image: str  # of the installation: where the supervisor comes from if the job's image is another
+    supervisor: str
     cluster_domain: str
     spec: FineTuneJobSpec
     nodes: tuple[NodePlan, ...]
@@ -89,7 +90,7 @@ def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
         job_uid=job.metadata.uid,
         attempt=attempt,
         image=job.spec.image or settings.trainer_image,
-        trainer_image=settings.trainer_image,
+        supervisor=settings.supervisor,
         cluster_domain=settings.cluster_domain,
         spec=apply_repair(job.spec, job.status.repair),
         nodes=tuple(nodes),

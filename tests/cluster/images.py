@@ -27,7 +27,7 @@ from cluster.packages import IMAGE_BUILDING, ensure_packages
 REPOSITORY = Path(__file__).parents[2]
 BUILD_FILES = ("Dockerfile", ".dockerignore", "pyproject.toml", "constraints.txt")
 CODE = {
-    "operator": ("operator/finetune_api", "operator/finetune_operator"),
+    "operator": ("operator/finetune_api", "operator/finetune_operator", "trainer/finetune_trainer/supervisor"),
     "trainer": ("operator/finetune_api", "trainer/finetune_trainer"),
 }
 TARGETS = tuple(CODE)

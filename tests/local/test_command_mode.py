@@ -11,10 +11,10 @@ import pytest
 
 from finetune_api.status import AttemptState
 from finetune_api.termination import Outcome
-from finetune_trainer.supervisor.bundle import write_bundle
 from support import tiny
 from support.local_mode import PATIENCE_SECONDS, LocalJob, finish, wait_until, wait_until_nothing_runs, write_command
 from support.pods import Job, Pod, stop
+from support.supervisor_file import write_supervisor
 
 pytestmark = pytest.mark.slow
 
@@ -117,9 +117,7 @@ def test_a_program_that_reports_progress_and_then_none_is_started_again(tmp_path
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("image") / "supervisor.pyz"
-    write_bundle(path)
-    return path
+    return write_supervisor(tmp_path_factory.mktemp("image"))
 
 
 def foreign(folder: Path, bundle: Path, asked: dict[str, Any], **more: Any) -> Pod:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from finetune_trainer.supervisor.bundle import write_bundle
 from support.pods import free_port
+from support.supervisor_file import write_supervisor
 from support.supervisor_process import environment
 
 pytestmark = pytest.mark.slow
@@ -59,12 +59,10 @@ def launch(folder: Path, source: str, *args: str, **variables: str) -> subproces
     """Two ranks of one node."""
     script = folder / "train.py"
     script.write_text(source)
-    bundle = folder / "supervisor.pyz"
-    write_bundle(bundle)
     meets = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NNODES": "1", "NODE_RANK": "0"}
     ranks = {"NPROC_PER_NODE": "2", "FINETUNE_WORLD_SIZE": "2", "PYTHONPATH": ""}
     return subprocess.Popen(
-        [sys.executable, "-u", str(bundle), "ranks", str(script), *args],
+        [sys.executable, "-u", str(write_supervisor(folder)), "ranks", str(script), *args],
         env={**environment(folder), **meets, **ranks, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -186,7 +184,7 @@ def test_what_is_registered_for_the_end_of_a_process_is_done(tmp_path: Path) -> 
     source = """
 import torch
 import atexit, os, sys
-atexit.register(lambda: print("the end of rank " + os.environ["RANK"]))
+atexit.register(lambda: os.write(1, b"the end of rank " + os.environ["RANK"].encode() + b"\\n"))
 """
     code, said = finish(launch(tmp_path, source))
 

@@ -12,7 +12,7 @@ from finetune_operator.observe import Observation, observe_pods
 from finetune_operator.plan import Settings, plan_run
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
-SETTINGS = Settings(trainer_image="registry.example/trainer:v1")
+SETTINGS = Settings(trainer_image="registry.example/trainer:v1", supervisor="UEsDBA==")
 UID = "11111111-2222-3333-4444-555555555555"
 
 Raw = dict[str, Any]

@@ -1,25 +1,23 @@
 """What every rank runs: `prepare` once per node, before the ranks are forked, then `main` in each."""
 
 import gc
+import importlib
 import os
 from pathlib import Path
 
 from finetune_trainer.imports import hide_what_is_not_needed, uses_gpus_when_imported
 from finetune_trainer.supervisor import contract
-from finetune_trainer.supervisor.preload import preload_compiler
 
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def prepare() -> None:
-    """Import what training needs, unless that would take hold of a GPU, which forks could not use then."""
+    """Import what training needs, unless that might take hold of a GPU, which forks could not use then."""
     if not any(Path(file).exists() for file in _GPU_FILES):  # on CPU DDP warns of what settings.py chooses with reason
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     spec_file = Path(os.environ.get(contract.CONFIG, ""))
     hide_what_is_not_needed(spec_file)
-    if not uses_gpus_when_imported(spec_file):
-        pass
-    preload_compiler()
+    importlib.import_module("torch" if uses_gpus_when_imported(spec_file) else "finetune_trainer.train")
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """`make bench-recovery`: until a job trains, and after the death of a rank until it trains again, on real pods.
 
-2 nodes x 2 ranks run a bare torch DDP loop (`ddp.py`) under torchrun, with images that are on the machines already.
+2 nodes x 2 ranks run a bare torch DDP loop (`ddp.py`), with images that are on the machines already: as a script, which
+our launcher starts, and in turn with it under a torchrun that the job starts itself.
 SIGKILL strikes one rank of the second node. The clock is one: the nodes are network namespaces of this machine.
 """
 
@@ -29,6 +30,8 @@ from support.stack import OPERATOR_NAMESPACE, Stack, example_job
 
 FOLDER = "/data/recovery"  # where pods see the program
 STEPS_BEFORE = 20
+SCRIPT = {"script": "ddp.py"}
+TORCHRUN = {"exec": ["torchrun", "ddp.py"]}
 PEER = {"rank killed to the first step of the next attempt": "18.2", "  until the new pods are made": "5.8"}
 _SAID = re.compile(r"^(imported|joined|step 1) at ([\d.]+)$", re.MULTILINE)
 
@@ -40,21 +43,24 @@ def main() -> int:
     options = parser.parse_args()
     provider = ThrowawayProvider(ThrowawayCluster.named())
     stack = Stack(provider)
-    started: Figures = {}
-    recovered: Figures = {}
+    started: tuple[Figures, Figures] = ({}, {})
+    recovered: tuple[Figures, Figures] = ({}, {})
     try:
         stack.prepare()
         stack.kubectl("rollout", "restart", "deployment", "-n", OPERATOR_NAMESPACE)  # of a cluster kept: a newer image
         bring_program(stack)
         for _ in range(options.rounds):
-            settle(stack, provider.cluster)
-            for figures, stages in zip((started, recovered), break_once(stack, provider.chaos), strict=True):
-                for title, taken in stages.items():
-                    figures.setdefault(title, []).append(taken)
+            for way, run in enumerate((SCRIPT, TORCHRUN)):
+                settle(stack, provider.cluster)
+                taken = break_once(stack, provider.chaos, run)
+                for figures, stages in zip((started[way], recovered[way]), taken, strict=True):
+                    for title, seconds_taken in stages.items():
+                        figures.setdefault(title, []).append(seconds_taken)
     finally:
         if not options.keep:
             provider.down()
-    print(render_table(started, {}), render_table(recovered, PEER), sep="\n\n")
+    for way, title in enumerate(("script", "exec: torchrun")):
+        print(f"\n{title}", render_table(started[way], {}), render_table(recovered[way], PEER), sep="\n\n")
     return 0
 
 
@@ -67,13 +73,13 @@ def bring_program(stack: Stack) -> None:
         path.chmod(0o755)
 
 
-def break_once(stack: Stack, chaos: Chaos) -> tuple[dict[str, float], dict[str, float]]:
+def break_once(stack: Stack, chaos: Chaos, run: Raw) -> tuple[dict[str, float], dict[str, float]]:
     """One job: seconds of its start and of its recovery, each as a whole and by stage."""
     scene = Scene(stack, chaos, f"recovery-{token_hex(2)}")
     scene.watch.start()
     try:
         posted = time.time()
-        stack.apply(example_job(scene.job, **program()))
+        stack.apply(example_job(scene.job, **program(run)))
         scene.wait_for_step(STEPS_BEFORE)
         struck = kill_rank(scene)
         scene.wait(lambda watch: bool(watch.steps) and watch.steps[-1].attempt == 1, what="again", timeout_seconds=120)
@@ -85,10 +91,11 @@ def break_once(stack: Stack, chaos: Chaos) -> tuple[dict[str, float], dict[str, 
         remove(scene)
 
 
-def program() -> Raw:
+def program(run: Raw) -> Raw:
     """Fields of the spec. What the node requests is small, so that both fit beside the cluster itself."""
-    run = {"script": "ddp.py", "workingDir": FOLDER}
-    return command(run, image=image_name("trainer"), env=[{"name": "OMP_NUM_THREADS", "value": "1"}])
+    return command(
+        {**run, "workingDir": FOLDER}, image=image_name("trainer"), env=[{"name": "OMP_NUM_THREADS", "value": "1"}]
+    )
 
 
 def kill_rank(scene: Scene) -> float:

@@ -105,14 +105,18 @@ def test_a_job_that_brings_its_own_program() -> None:
     assert_golden("command", build_children(run_of(**command(program))))
 
 
-def test_the_supervisor_comes_from_the_installations_image_into_the_users() -> None:
-    pod = first_pod(**command({"exec": ["swift", "sft"]}))["spec"]
-    [before], [trainer] = pod["initContainers"], pod["containers"]
-    assert (before["image"], trainer["image"]) == (SETTINGS.trainer_image, "registry.example/minimind:1")
-    assert before["command"][-1] == trainer["command"][-1]
-    assert [mount["mountPath"] for mount in before["volumeMounts"]] == [names.RUN_DIR]
-    assert trainer["command"][-1].startswith(names.RUN_DIR)
-    assert before["resources"]["requests"] == before["resources"]["limits"]  # else no pod of it is Guaranteed
+def test_the_supervisor_comes_to_the_users_image_in_the_config_map() -> None:
+    _, config_map, first, *_ = build_children(run_of(**command({"exec": ["swift", "sft"]})))
+
+    [trainer] = first["spec"]["containers"]
+    [(name, content)] = config_map["binaryData"].items()
+    assert (trainer["image"], content) == ("registry.example/minimind:1", SETTINGS.supervisor)
+    assert trainer["command"] == ["python3", f"{names.CONFIG_DIR}/{name}"]
+    assert "initContainers" not in first["spec"]
+
+
+def test_a_job_of_the_trainers_own_brings_no_supervisor() -> None:
+    assert "binaryData" not in build_children(run_of())[1]
 
 
 def test_a_command_without_an_output_has_none() -> None:

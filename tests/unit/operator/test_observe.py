@@ -199,7 +199,7 @@ def test_nodes_of_an_attempt_come_by_rank_and_without_those_of_others() -> None:
 
 def before(state: Raw, own: Raw) -> Raw:
     """A pod with an init container in one state and the trainer in another."""
-    statuses = {"initContainerStatuses": [{"name": names.SUPERVISOR_CONTAINER, "state": state}]}
+    statuses = {"initContainerStatuses": [{"name": "istio-init", "state": state}]}
     return container(own, **statuses)
 
 
@@ -207,7 +207,7 @@ def test_what_the_container_before_the_trainer_waits_for_is_waited_for() -> None
     node = look(before({"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}, INITIALIZING))
 
     assert node.life is Life.PENDING
-    assert node.waiting == Waiting("ErrImagePull", "no such tag", "trainerImage of the operator's chart")
+    assert node.waiting == Waiting("ErrImagePull", "no such tag", "the image of istio-init")
 
 
 def test_a_container_before_the_trainer_that_failed_is_the_end() -> None:

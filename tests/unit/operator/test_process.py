@@ -65,7 +65,7 @@ async def running(url: str, folder: Path, *flags: str, user: Raw | None = None) 
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "finetune_operator", "--kubeconfig", str(kubeconfig), "--metrics-port", str(port)),
         *("--trainer-image", "registry.example/trainer:1", *flags),
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "operator")},
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}/operator:{REPOSITORY}/trainer"},
         stderr=asyncio.subprocess.PIPE,
     )
     operator = Operator(process, port)
@@ -274,7 +274,7 @@ def test_flags_come_from_the_environment_and_beat_it() -> None:
 async def test_a_kubeconfig_that_is_not_there_ends_the_program_with_words(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "finetune_operator", "--trainer-image", "x", "--kubeconfig", str(tmp_path / "none")),
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "operator")},
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}/operator:{REPOSITORY}/trainer"},
         stderr=asyncio.subprocess.PIPE,
     )
     _, error = await process.communicate()

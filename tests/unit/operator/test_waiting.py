@@ -203,13 +203,11 @@ def test_a_command_without_an_output_mounts_the_claims_of_its_volumes() -> None:
     assert refused_for_good(job(**fields), observation) is None
 
 
-def test_of_the_supervisors_image_the_installation_is_told() -> None:
+def test_the_image_of_a_container_that_somebody_injected_is_named() -> None:
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}
-    body = pod(OF, 0, initContainerStatuses=[{"name": "supervisor", "state": waiting}])
+    body = pod(OF, 0, initContainerStatuses=[{"name": "istio-init", "state": waiting}])
 
     found = wait(body)
 
     assert found is not None
-    assert (
-        found.message == "bert-0-0: no such tag; check trainerImage of the operator's chart and spec.imagePullSecrets"
-    )
+    assert found.message == "bert-0-0: no such tag; check the image of istio-init and spec.imagePullSecrets"

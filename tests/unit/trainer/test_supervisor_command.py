@@ -1,15 +1,12 @@
-"""What a command becomes on a node, and the one file that runs it in a foreign image."""
+"""What a command becomes on a node."""
 
+import importlib.util
 import json
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from finetune_trainer.supervisor.bundle import write_bundle
 from finetune_trainer.supervisor.command import Command, InvalidCommand, expand, plan_program, read_command
 from support.nodes import node
 
@@ -34,17 +31,31 @@ def test_words_are_expanded_as_kubernetes_does(word: str, becomes: str) -> None:
     assert expand(word, ENV) == becomes
 
 
-def test_a_script_is_what_torchrun_starts_on_every_rank(tmp_path: Path) -> None:
+def test_a_script_is_what_the_launcher_starts_on_every_rank(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     asked = command(script="train.py", args=("--out", "$(FINETUNE_OUTPUT)"), working_dir=str(tmp_path))
 
     program = plan_program(asked, node(tmp_path, node_rank=1), ENV)
 
-    assert program.argv[-3:] == ("train.py", "--out", "/output/default/bert")
-    assert {"finetune_trainer.launch", "--nnodes=2", "--node_rank=1", "--nproc_per_node=2", "--no_python"} <= set(
-        program.argv
-    )
-    assert (program.folder, program.group) == (tmp_path, False)
+    assert program.argv[-4:] == ("ranks", "train.py", "--out", "/output/default/bert")
+    assert (program.folder, program.group, program.meets) == (tmp_path, False, True)
+
+
+def test_where_python_has_no_torch_a_torchrun_of_another_starts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes, ranks and the master's address are in the environment that it reads."""
+    (tmp_path / "train.py").touch()
+    torchrun = tmp_path / "torchrun"
+    torchrun.touch(mode=0o755)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+
+    asked = command(script="train.py", working_dir=str(tmp_path))
+    program = plan_program(asked, node(tmp_path), {**ENV, "PATH": str(tmp_path)})
+
+    logs = f"--log_dir={tmp_path / 'torchrun'}"
+    assert program.argv[-5:] == ("exec", str(torchrun), "--max_restarts=0", logs, "train.py")
+    assert not program.meets
 
 
 def test_a_program_is_started_as_it_is_and_gets_every_signal(tmp_path: Path) -> None:
@@ -52,7 +63,7 @@ def test_a_program_is_started_as_it_is_and_gets_every_signal(tmp_path: Path) -> 
 
     assert program.argv[-3:][1:] == ("-c", "echo ")
     assert program.argv[-3].endswith("/sh")
-    assert program.group
+    assert (program.group, program.meets) == (True, False)
     assert program.environment is not None
     assert program.environment["PET_LOG_DIR"] == str(tmp_path / "torchrun")
 
@@ -85,30 +96,3 @@ def test_the_config_tells_whether_it_is_a_command(tmp_path: Path) -> None:
         config.write_text(text)
         assert read_command({"FINETUNE_CONFIG": str(config)}) is None
     assert read_command({}) is None
-
-
-def test_the_one_file_runs_alone_and_holds_torchruns_wrapper(tmp_path: Path) -> None:
-    """Isolated: neither the project nor any package is there, as in an image that has only python3."""
-    bundle = tmp_path / "supervisor.pyz"
-    write_bundle(bundle)
-
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(bundle)], capture_output=True, text=True, check=False, env={}
-    )
-
-    assert done.returncode == 2
-    assert "FINETUNE_NAMESPACE is missing" in done.stderr
-    with zipfile.ZipFile(bundle) as archive:
-        assert "finetune_trainer/launch.py" in archive.namelist()
-        assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_STORED}
-    assert bundle.stat().st_mode & 0o444 == 0o444
-    assert [path.name for path in tmp_path.iterdir()] == ["supervisor.pyz"]
-
-
-def test_the_one_file_becomes_the_program_that_it_starts(tmp_path: Path) -> None:
-    write_bundle(tmp_path / "supervisor.pyz")
-    words = [sys.executable, str(tmp_path / "supervisor.pyz"), "exec", "/bin/sh", "-c", "echo $1; exit 7", "sh", "a b"]
-
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-
-    assert (done.returncode, done.stdout) == (7, "a b\n")

@@ -106,7 +106,7 @@ def test_a_rank_that_torchrun_ended_is_a_victim(run: RunFolder) -> None:
 
 def test_torchruns_own_error_counts_if_no_rank_has_one(run: RunFolder) -> None:
     said = {"message": "DistNetworkError: the port is taken", "extraInfo": {"py_callstack": "Traceback"}}
-    run.agent_error.write_text(json.dumps({"message": said}))
+    run.launcher_error.write_text(json.dumps({"message": said}))
 
     failure = first_failure(run)
 

@@ -16,7 +16,7 @@ def test_what_collectives_did_last_is_kept_beside_the_logs(tmp_path: Path) -> No
     assert env["PATH"] == "/bin"
     assert env["TORCH_FR_DUMP_TEMP_FILE"] == env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == kept
     assert env["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
-    assert trainer_program(here, env).environment == env
+    assert trainer_program(env).environment == env
 
 
 def test_what_the_user_says_of_the_recorder_stays(tmp_path: Path) -> None:

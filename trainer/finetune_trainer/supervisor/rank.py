@@ -89,7 +89,9 @@ def become(target: Target, *, in_place: bool) -> int:
         raise
     except BaseException as error:  # told as if nobody had called it
         frames = error.__traceback__
-        sys.excepthook(type(error), error, frames and frames.tb_next)
+        while frames is not None and frames.tb_frame.f_globals is globals():
+            frames = frames.tb_next
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
         sys.stderr.flush()
         return 1
     return 0
