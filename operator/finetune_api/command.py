@@ -41,7 +41,8 @@ class Command(Model):
     """Your own program, unmodified, in your own image, under the same supervision, restarts and reports."""
 
     script: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = Field(
-        default=None, description="A Python script that torchrun starts once per rank; relative to workingDir."
+        default=None,
+        description="A Python script that is started once per rank, as torchrun would; relative to workingDir.",
     )
     args: tuple[Word, ...] = Field(
         default=(), max_length=512, description="Arguments of script; $(NAME) becomes that environment variable."

@@ -130,7 +130,7 @@ class Reason(StrEnum):
     WORLD_SIZE_MISMATCH = (
         "WorldSizeMismatch",
         Fault.USER,
-        "torchrun started another number of ranks than was promised.",
+        "Another number of ranks was started than was promised.",
         "start as many ranks as nprocPerNode says, or leave that to the operator",
     )
     MIXED_HARDWARE = (

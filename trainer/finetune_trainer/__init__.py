@@ -1,1 +1,1 @@
-"""What runs in the pod: the supervisor (PID 1) and, under torchrun, the training itself."""
+"""What runs in the pod: the supervisor (PID 1), its launcher and, in every rank, the training itself."""

@@ -38,7 +38,7 @@ class CheckpointCorrupt(UserError):
 
 
 class WorldSizeMismatch(UserError):
-    """torchrun started another number of ranks than the operator promised."""
+    """Another number of ranks was started than the operator promised."""
 
 
 class MixedHardware(UserError):

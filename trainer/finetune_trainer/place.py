@@ -1,4 +1,4 @@
-"""Where and as whom a rank runs: torchrun's numbers and the operator's names, read once."""
+"""Where and as whom a rank runs: the launcher's numbers and the operator's names, read once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -44,7 +44,7 @@ def check_world_size(ranks: Ranks, *, promised: int) -> None:
     """Fewer ranks would train with another effective batch and nobody would notice."""
     if ranks.world_size != promised:
         raise WorldSizeMismatch(
-            f"torchrun started {ranks.world_size} ranks, but the job plans {promised}"
+            f"{ranks.world_size} ranks were started, but the job plans {promised}"
             " (numNodes x nprocPerNode); do not set torchrun's variables in the image or in spec.env"
         )
 

@@ -65,7 +65,7 @@ class Output:
 
 
 class Child:
-    """torchrun, in a session of its own: a Ctrl-C in the terminal reaches us, not it."""
+    """The launcher, in a session of its own: a Ctrl-C in the terminal reaches us, not it."""
 
     def __init__(self, program: Program, *, output: Output) -> None:
         self._group = program.group
