@@ -30,8 +30,8 @@ from support.stack import OPERATOR_NAMESPACE, Stack, example_job
 
 FOLDER = "/data/recovery"  # where pods see the program
 STEPS_BEFORE = 20
-SCRIPT = {"script": "ddp.py"}
-TORCHRUN = {"exec": ["torchrun", "ddp.py"]}
+SCRIPT: Raw = {"script": "ddp.py"}
+TORCHRUN: Raw = {"exec": ["torchrun", "ddp.py"]}
 PEER = {"rank killed to the first step of the next attempt": "18.2", "  until the new pods are made": "5.8"}
 _SAID = re.compile(r"^(imported|joined|step 1) at ([\d.]+)$", re.MULTILINE)
 

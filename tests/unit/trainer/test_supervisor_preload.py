@@ -1,6 +1,7 @@
 """What of a script may be imported before its ranks exist, and when a fork is as good as a new process."""
 
 import ast
+import ctypes
 import sys
 import threading
 from pathlib import Path
@@ -107,6 +108,6 @@ def test_a_process_that_has_begun_to_use_cuda_is_not_forked(
 ) -> None:
     """3 is CUDA_ERROR_NOT_INITIALIZED, which the driver answers to whoever has not called cuInit."""
     monkeypatch.setattr(threading, "active_count", lambda: 1)
-    monkeypatch.setattr(preload.ctypes, "CDLL", lambda *_, **__: Driver(says))
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Driver(says))
 
     assert can_fork() is may
