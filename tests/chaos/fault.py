@@ -49,7 +49,7 @@ class Fault:
 
 
 def program(*words: str, ranks: int = 1, **fields: Any) -> Raw:
-    """Fields of a job that runs `program.py`: under torchrun where a node has more than one rank."""
+    """Fields of a job that runs `program.py`: as a script where a node has more than one rank."""
     if ranks == 1:
         run: Raw = {"exec": ["python3", f"{FOLDER}/program.py", *words]}
         image = image_name("operator")  # has a Python and nothing else that matters here

@@ -1,6 +1,6 @@
 """What trains in the fault matrix: ranks that step together, save, go on from what was saved, and do one thing wrong.
 
-It stands for a program of the user's own: standard library only, one process per node or, under torchrun, per rank.
+It stands for a program of the user's own: standard library only, one process per node or, as a script, per rank.
 Ranks meet at rank 0, as an all-reduce would: who dies is missed by all within one step. It trains until a file `finish`
 appears in the output.
 """

@@ -73,7 +73,7 @@ Runs: {when}. {summary}
 **Set-up.** {setup}; a machine counts as lost
 after 20 s without its kubelet. The operator is installed by its chart with two replicas. A job has two nodes, on two
 machines. Unless the row says "the operator's trainer", it runs `tests/chaos/program.py`: steps of 0.1 s, saved every
-10 steps, one process per node, or two per node under torchrun where a rank is named. Each fault strikes a job of its
+10 steps, one process per node, or two per node where a rank is named. Each fault strikes a job of its
 own, {at_once}.
 `make chaos RUNS=3` does it all again, `make chaos ONLY=name,name` some of it
 ([development-cluster.md](development-cluster.md)).

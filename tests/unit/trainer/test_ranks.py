@@ -17,7 +17,7 @@ def test_numbers_come_from_torchruns_environment() -> None:
 
 def test_another_world_size_than_promised_is_refused_with_both_numbers() -> None:
     check_world_size(RANKS, promised=8)
-    with pytest.raises(WorldSizeMismatch, match="started 8 ranks, but the job plans 16"):
+    with pytest.raises(WorldSizeMismatch, match="8 ranks were started, but the job plans 16"):
         check_world_size(RANKS, promised=16)
 
 
