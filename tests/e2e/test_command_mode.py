@@ -20,7 +20,7 @@ SCRIPTS = Path(__file__).parents[1] / "support" / "scripts"
 WITH_TORCH, WITHOUT_TORCH = image_name("trainer"), image_name("operator")
 FOREIGN = """
 import importlib.util, os, pathlib
-assert importlib.util.find_spec("finetune_trainer") is None, "this image is no foreign one"
+assert importlib.util.find_spec("torch") is None, "this image is no foreign one"
 said = " ".join(os.environ[name] for name in ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT"))
 pathlib.Path(os.environ["FINETUNE_OUTPUT"], "node-" + os.environ["NODE_RANK"]).write_text(said)
 """
