@@ -21,6 +21,7 @@ from finetune_operator.ending import (
     next_attempt,
     stop,
 )
+from finetune_operator.failure import judge_node
 from finetune_operator.manifests import build_children
 from finetune_operator.observe import Life, NodeObservation, Observation
 from finetune_operator.plan import Settings, plan_run
@@ -61,7 +62,16 @@ def _suspend_before_start(case: Case) -> Decision:
 
 def _carry_on(case: Case) -> Decision:
     """Starting or Running: look for an end first, then for what is still to be made."""
-    for look in (_asked_to_stop, _refusal, _success, _failure, _late_start, _still_to_be_made, _stalled_start):
+    for look in (
+        _asked_to_stop,
+        _refusal,
+        _success,
+        _left_alone,
+        _failure,
+        _late_start,
+        _still_to_be_made,
+        _stalled_start,
+    ):
         decision = look(case)
         if decision is not None:
             return decision
@@ -87,6 +97,19 @@ def _success(case: Case) -> Decision | None:
     if len(nodes) < case.job.spec.num_nodes or not all(node.succeeded for node in nodes):
         return None
     return complete(case, case.record)
+
+
+def _left_alone(case: Case) -> Decision | None:
+    """Nodes that gave up waiting for others that no Kubernetes node has room for; nothing has failed."""
+    wait = case.wait
+    if wait is None or wait.reason != Reason.UNSCHEDULABLE:
+        return None
+    bad = [node for node in case.nodes if node.life not in (Life.PENDING, Life.RUNNING)]
+    if not bad or not all(node.life is Life.FAILED and judge_node(node.evidence).victim for node in bad):
+        return None
+    return begin_to_stop(
+        case, StopReason.INCOMPLETE, message=f"nodes that ran gave up waiting for others: {wait.message}"
+    )
 
 
 def _failure(case: Case) -> Decision | None:

@@ -265,6 +265,40 @@ def test_nodes_that_wait_for_others_are_released_and_tried_again_later() -> None
     assert of.status.without_progress.infrastructure == 0
 
 
+def gave_up(of: FineTuneJob, node_rank: int, **said: Any) -> Raw:
+    why = {"errorType": "RendezvousTimeoutError", "message": "node ranks 1 of 2 did not come within 120s", **said}
+    return ended(of, node_rank, message=json.dumps({"final": True, "outcome": "failed", **why}))
+
+
+def test_a_node_that_gave_up_on_one_without_room_has_not_failed() -> None:
+    """A program of the user's own may wait for its peers for less than startupDeadlineSeconds."""
+    of, _ = half_started(restartPolicy={"maxRestarts": 0})
+    of, _ = step(of, seen(of, gave_up(of, 0), unplaced(of, 1)))
+    of, _ = step(of, NOTHING)
+
+    released, again = of.status.attempts
+    assert (released.reason, again.state) == ("GangIncomplete", AttemptState.STARTING)
+    assert "gave up waiting for others: 1 of 2 pods cannot be placed: 0/3 nodes fit" in released.message
+    assert (of.status.without_progress.counted, again.not_before) == (0, NOW + timedelta(seconds=300))
+
+
+def test_a_node_that_failed_by_itself_has_failed_whoever_else_has_no_room() -> None:
+    of, _ = half_started()
+    failed = gave_up(of, 0, errorType="DatasetError", message="row 3 has no messages")
+    of, _ = step(of, seen(of, failed, unplaced(of, 1)))
+    of, _ = step(of, NOTHING)
+
+    assert of.status.attempts[-1].reason == "DatasetError"
+
+
+def test_nodes_that_did_not_find_each_other_have_failed_if_all_had_room() -> None:
+    of, _ = half_started()
+    of, _ = step(of, seen(of, gave_up(of, 0), running(of, 1)))
+    of, _ = step(of, NOTHING)
+
+    assert of.status.attempts[0].reason == "RendezvousTimeout"
+
+
 def test_what_ran_last_begins_the_time_that_machines_idle() -> None:
     of = begun(startupDeadlineSeconds=60)
     of, _ = step(of, seen(of, unplaced(of, 0), unplaced(of, 1)))
