@@ -14,6 +14,8 @@ HISTORIES = int(os.environ.get("FINETUNE_HISTORIES", "10500"))  # of all kinds t
 PIECES = 6  # of each kind, so that several processes have something to do
 SIZE = -(-HISTORIES // len(KINDS) // PIECES)
 
+FOUND = (("hard_times", 5000110),)  # by `make search`: what it broke is mended
+
 
 @pytest.mark.parametrize("piece", range(PIECES))
 @pytest.mark.parametrize("kind", KINDS)
@@ -22,3 +24,10 @@ def test_every_promise_is_kept(kind: str, piece: int) -> None:
 
     assert found.finding is None, explain(found.finding)
     assert found.phases.total() == SIZE
+
+
+@pytest.mark.parametrize(("kind", "seed"), FOUND)
+def test_what_was_found_once_stays_mended(kind: str, seed: int) -> None:
+    found = search(kind, (seed,))
+
+    assert found.finding is None, explain(found.finding)
