@@ -30,8 +30,7 @@ from support.stack import OPERATOR_NAMESPACE, Stack, example_job
 
 FOLDER = "/data/recovery"  # where pods see the program
 STEPS_BEFORE = 20
-SCRIPT: Raw = {"script": "ddp.py"}
-TORCHRUN: Raw = {"exec": ["torchrun", "ddp.py"]}
+WAYS: dict[str, Raw] = {"script": {"script": "ddp.py"}, "exec: torchrun": {"exec": ["torchrun", "ddp.py"]}}
 PEER = {
     "rank killed to the first step of the next attempt": "11.9",
     "  until the new pods are made": "4.9",
@@ -46,24 +45,22 @@ def main() -> int:
     options = parser.parse_args()
     provider = ThrowawayProvider(ThrowawayCluster.named())
     stack = Stack(provider)
-    started: tuple[Figures, Figures] = ({}, {})
-    recovered: tuple[Figures, Figures] = ({}, {})
+    figures: dict[str, tuple[Figures, Figures]] = {way: ({}, {}) for way in WAYS}  # of the start, and of the recovery
     try:
         stack.prepare()
         stack.kubectl("rollout", "restart", "deployment", "-n", OPERATOR_NAMESPACE)  # of a cluster kept: a newer image
         bring_program(stack)
         for _ in range(options.rounds):
-            for way, run in enumerate((SCRIPT, TORCHRUN)):
+            for way, run in WAYS.items():
                 settle(stack, provider.cluster)
-                taken = break_once(stack, provider.chaos, run)
-                for figures, stages in zip((started[way], recovered[way]), taken, strict=True):
-                    for title, seconds_taken in stages.items():
-                        figures.setdefault(title, []).append(seconds_taken)
+                for known, stages in zip(figures[way], break_once(stack, provider.chaos, run), strict=True):
+                    for title, taken in stages.items():
+                        known.setdefault(title, []).append(taken)
     finally:
         if not options.keep:
             provider.down()
-    for way, title in enumerate(("script", "exec: torchrun")):
-        print(f"\n{title}", render_table(started[way], {}), render_table(recovered[way], PEER), sep="\n\n")
+    for way, (started, recovered) in figures.items():
+        print(f"\n{way}", render_table(started, {}), render_table(recovered, PEER), sep="\n\n")
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from finetune_trainer.imports import hide_what_is_not_needed
+from finetune_trainer.imports import hide_what_is_not_needed, uses_gpus_when_imported
 
 HIDDEN = ("bitsandbytes", "datasets", "deepspeed", "scipy")
 QUANTIZED = {"lora": {"quantization": "nf4"}}
@@ -40,6 +40,7 @@ def test_a_rank_sees_the_libraries_that_its_job_needs(tmp_path: Path, spec: dict
     hide_what_is_not_needed(tmp_path / "spec.json")
 
     assert {module for module in HIDDEN if importlib.util.find_spec(module) is not None} == needed
+    assert uses_gpus_when_imported(tmp_path / "spec.json") is bool(needed), "what is left may take hold of a GPU"
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]"])

@@ -5,6 +5,7 @@ The process groups of the ranks use it too. It outlives them, so that the last t
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import time
 from collections.abc import Callable
@@ -50,11 +51,15 @@ class Meeting:
     def wait_for_all(self) -> None:
         """Raises RendezvousTimeoutError, which names who is missing."""
         self._store.set(f"came/{self._node.node_rank}", "")
-        if not self._wait("came", seconds=self._seconds):
-            raise RendezvousTimeoutError(
-                f"node ranks {', '.join(map(str, self._missing('came')))} of {self._node.nodes} did not come within"
-                f" {self._seconds:.0f}s"
-            )
+        until = time.monotonic() + self._seconds
+        while missing := self._missing("came"):
+            if time.monotonic() >= until:
+                raise RendezvousTimeoutError(
+                    f"node ranks {', '.join(map(str, missing))} of {self._node.nodes} did not come within"
+                    f" {self._seconds:.0f}s"
+                )
+            with contextlib.suppress(RuntimeError):  # of its time limit
+                self._store.wait([f"came/{missing[0]}"], _SLICE)
 
     def leave(self, pause: Callable[[float], None]) -> None:
         """Node rank 0 stays for a while, until the others need its store no more."""
@@ -63,17 +68,6 @@ class Meeting:
             until = time.monotonic() + LEAVE_SECONDS
             while self._missing("left") and time.monotonic() < until:
                 pause(0.1)
-
-    def _wait(self, what: str, *, seconds: float) -> bool:
-        until = time.monotonic() + seconds
-        while missing := self._missing(what):
-            if time.monotonic() >= until:
-                return False
-            try:
-                self._store.wait([f"{what}/{missing[0]}"], _SLICE)
-            except RuntimeError:  # of its time limit
-                continue
-        return True
 
     def _missing(self, what: str) -> list[int]:
         return [number for number in range(self._node.nodes) if not self._store.check([f"{what}/{number}"])]

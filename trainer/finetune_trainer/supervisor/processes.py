@@ -17,14 +17,20 @@ from typing import BinaryIO
 
 from .program import Program
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _TAIL_BYTES = 65_536  # tracebacks of all ranks of a node, with what each says while it is stopped
 
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends, so that a killed supervisor leaves no training behind."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def name_process(name: str) -> None:
+    """For lists of processes; at most 15 bytes of it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 class Output:

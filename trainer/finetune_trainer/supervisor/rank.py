@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import ctypes
 import importlib
 import os
 import signal
@@ -15,9 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from .contract import Node
-from .processes import die_with_parent
-
-_PR_SET_NAME = 15
+from .processes import die_with_parent, name_process
 
 
 @dataclass(frozen=True)
@@ -72,8 +69,7 @@ def settle(name: str) -> None:
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+    name_process(name)
     if "numpy" in sys.modules:  # Python's own are thrown anew at every fork
         sys.modules["numpy"].random.seed()
 
