@@ -17,10 +17,6 @@ from finetune_operator.verdict import Verdict, first_line, where
 
 Rule = Callable[[Evidence], Verdict | None]
 
-# What a rank raises when another one died: connection errors of gloo and NCCL, and timeouts of collectives.
-VICTIM_ERRORS = frozenset(
-    {"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "SignalException"}
-)
 PREEMPTIONS = {
     "PreemptionByScheduler": "preempted by a pod of higher priority",
     "EvictionByEvictionAPI": "drained from its Kubernetes node",
@@ -150,12 +146,12 @@ def hang(evidence: Evidence) -> Verdict | None:
 
 
 def victim(evidence: Evidence) -> Verdict | None:
-    """Its peers went away; it only says so."""
-    if not evidence.victim and evidence.error_type not in VICTIM_ERRORS:
+    """Its peers went away; it only says so, and its supervisor knows such words."""
+    if not evidence.victim:
         return None
     return Verdict(
         reason=Reason.PEER_LOST,
-        message=f"{where(evidence)} lost its peers: {first_line(evidence.message)}",
+        message=f"{where(evidence)} lost its peers: {evidence.error_type}: {first_line(evidence.message)}",
         victim=True,
     )
 

@@ -6,6 +6,7 @@ from finetune_api.reasons import FailureAction, Reason
 from finetune_api.status import Evidence, Fault
 from finetune_operator.failure import judge_node
 from finetune_operator.verdict import Verdict
+from finetune_trainer.supervisor.failures import is_victim
 from support.corpus import Labelled, read_corpus
 
 _NOT_THE_USERS = (Fault.INFRASTRUCTURE, Fault.TRANSIENT)
@@ -13,14 +14,16 @@ _NOT_THE_USERS = (Fault.INFRASTRUCTURE, Fault.TRANSIENT)
 
 def judged(entry: Labelled) -> Verdict:
     """As if a rank had raised it."""
+    error_type = entry.error_type.rpartition(".")[2] or "RuntimeError"
     return judge_node(
         Evidence(
             node_rank=0,
             ended=True,
             exit_code=1,
             outcome="failed",
-            error_type=entry.error_type.rpartition(".")[2] or "RuntimeError",
+            error_type=error_type,
             message=entry.text,
+            victim=is_victim(error_type, entry.text),
         )
     )
 

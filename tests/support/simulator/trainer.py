@@ -267,7 +267,7 @@ class Trainer:
     async def _lose_peer(self, process: Process) -> None:
         await asyncio.sleep(self._choices.pick((0.05, 0.5, 3.0)))
         if process.alive:
-            self.fail(process, error_type="DistBackendError", message="connection closed by peer")
+            self.fail(process, error_type="DistBackendError", message="connection closed by peer", victim=True)
 
     def _words(self, process: Process, outcome: Outcome, *, final: bool = True, **more: Any) -> Termination:
         group = self._group_of(process)

@@ -75,7 +75,7 @@ CASES: dict[failure.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         FailureAction.RESTART,
     ),
     failure.victim: (
-        left(outcome="failed", error_type="DistBackendError", message="it stopped"),
+        left(outcome="failed", error_type="TimeoutError", message="timed out", victim=True),
         "PeerLost",
         Fault.TRANSIENT,
         FailureAction.RESTART,

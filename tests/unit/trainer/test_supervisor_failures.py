@@ -63,6 +63,8 @@ def test_the_earliest_exception_is_the_cause(run: RunFolder) -> None:
         "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp",
         "RuntimeError: Timed out waiting 30000ms for recv operation to complete",
         "DistNetworkError: The client socket has timed out",
+        "TimeoutError: timed out",
+        "ConnectionAbortedError: [Errno 103]",
     ],
 )
 def test_who_was_left_alone_is_not_the_cause_even_if_it_spoke_first(run: RunFolder, error: str) -> None:

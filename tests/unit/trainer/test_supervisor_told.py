@@ -186,6 +186,16 @@ def test_torchrun_reports_a_killed_rank() -> None:
     assert (told.error_type, told.signal, told.local_rank, told.victim) == ("RankKilled", 9, 1, False)
 
 
+@pytest.mark.parametrize("error", ["TimeoutError: timed out", "ConnectionError: end of stream", "BrokenPipeError"])
+def test_a_program_that_speaks_to_its_peers_itself_is_their_victim(error: str) -> None:
+    told = read_report(
+        f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n{error}\n', code=1, time=5.0
+    )
+
+    assert told.victim
+    assert told.error_type == error.partition(":")[0]
+
+
 def test_a_program_without_torchrun_is_told_by_its_own_end() -> None:
     assert read_report("usage: train [-h]\n", code=2, time=5.0).error_type == "RankExited"
     assert read_report("", code=-11, time=5.0).signal == 11

@@ -11,8 +11,12 @@ from pathlib import Path
 
 from .contract import RunFolder
 
-# A rank that fails this way was left alone by another one, whose failure is the cause.
-_VICTIM_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
+# A rank that fails this way was left alone by another one, whose failure is the cause: what torch.distributed raises,
+# what Python's own sockets do in programs that speak to their peers themselves, and a launcher that was told to end.
+_VICTIM_TYPES = frozenset(
+    {"DistBackendError", "DistNetworkError", "DistStoreError", "SignalException", "TimeoutError", "ConnectionError"}
+    | {error.__name__ for error in ConnectionError.__subclasses__()}
+)
 _VICTIM_TEXT = re.compile(
     r"connection (closed|reset) by peer|connection refused|broken pipe|read error|socket timeout"
     r"|timed out waiting|NCCL (error|timeout)|watchdog caught collective|collective operation timeout"
