@@ -156,6 +156,20 @@ os._exit(7)
     assert {rank: seen["code"] for rank, seen in exits(tmp_path).items()} == {"0": 1, "1": 7}
 
 
+def test_nothing_is_waited_for_when_a_rank_was_killed(tmp_path: Path) -> None:
+    source = """
+import torch
+import os, time
+if os.environ["RANK"] == "0":
+    os.kill(os.getpid(), 9)
+time.sleep(0.15)
+os._exit(7)
+"""
+    finish(launch(tmp_path, source))
+
+    assert {rank: seen["code"] for rank, seen in exits(tmp_path).items()} == {"0": -9, "1": -signal.SIGTERM}
+
+
 def test_sigterm_reaches_every_rank_which_may_end_well(tmp_path: Path) -> None:
     source = """
 import torch

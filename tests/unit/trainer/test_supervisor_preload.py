@@ -2,6 +2,7 @@
 
 import ast
 import ctypes
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ ALL_AT_ONCE = '''#!/usr/bin/env python
 from __future__ import annotations
 
 import argparse, os
+import subprocess
 import sys
 __package__ = "trainer"
 sys.path.append("..")
@@ -81,6 +83,20 @@ def test_only_the_imports_of_a_script_are_done(tmp_path: Path, monkeypatch: pyte
 
     assert "familiar.part" in sys.modules
     assert not (tmp_path / "ran").exists()
+
+
+def test_of_what_optimizers_import_nothing_comes_early_that_keeps_a_process_group(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n")
+    program = f"""
+import pathlib, sys
+from finetune_trainer.supervisor.preload import preload_script
+preload_script(pathlib.Path({str(script)!r}))
+print(*(name in sys.modules for name in ("torch.distributed.tensor", "torch.distributed.fsdp", "torch._dynamo")))
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert said.stdout.split() == ["True", "False", "False"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks its ranks")

@@ -13,23 +13,35 @@ signal.signal(signal.SIGTERM, lambda number, _frame: _EARLY.append(number))
 
 import os  # noqa: E402
 import sys  # noqa: E402
-
-from .command import read_command  # noqa: E402
-from .contract import EnvironmentProblem, Node  # noqa: E402
-from .launcher import main as launch  # noqa: E402
-from .processes import die_with_parent  # noqa: E402
-from .supervise import FAILED_FOR_GOOD, Supervisor  # noqa: E402
+from typing import NoReturn  # noqa: E402
 
 
 def main() -> int:
+    """Each imports its own: in a pod the sources are compiled anew, by every process that imports them."""
     if sys.argv[1:2] in (["exec"], ["ranks"]):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if _EARLY:
             return 128 + signal.SIGTERM
-        if sys.argv[1] == "ranks":
-            return launch(sys.argv[2:])
-        die_with_parent()
-        os.execv(sys.argv[2], sys.argv[2:])  # noqa: S606  the very point
+        if sys.argv[1] == "exec":
+            _become(sys.argv[2:])
+        from .launcher import main as launch
+
+        return launch(sys.argv[2:])
+    return _supervise()
+
+
+def _become(program: list[str]) -> NoReturn:
+    from .processes import die_with_parent
+
+    die_with_parent()
+    os.execv(program[0], program)  # noqa: S606  the very point
+
+
+def _supervise() -> int:
+    from .command import read_command
+    from .contract import EnvironmentProblem, Node
+    from .supervise import FAILED_FOR_GOOD, Supervisor
+
     try:
         node = Node.from_environment(os.environ)
     except EnvironmentProblem as problem:

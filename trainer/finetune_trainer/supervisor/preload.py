@@ -1,8 +1,12 @@
 """What the ranks of a node would each import is imported once, before they are forked: seconds, and memory, per rank.
 
 Only what cannot tell a rank from the launcher: libraries that everybody knows, which a script imports before it does
-anything that could change how they load. Nothing more: torch 2.13 with torch._dynamo imported before DDP is made, say,
-often hangs when a program under gloo ends (its process group's destructor waits, with the GIL, for one who wants it).
+anything that could change how they load. And a part of torch that the first optimizer imports, whoever makes it.
+
+Not all that it imports: functions of torch.distributed.fsdp, which torch._dynamo needs, have the process group of the
+moment of their import as a default. As a rule that is made before the optimizer, and so is never destroyed. Under gloo
+the destructor in torch 2.13 often waits for ever: it has the GIL, and joins a thread that wants it, to let go of the
+context of a backward pass.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import ctypes
+import importlib
 import os
 import sys
 import threading
@@ -19,13 +24,17 @@ from pathlib import Path
 FAMILIAR = frozenset({"accelerate", "datasets", "numpy", "peft", "safetensors", "torch", "transformers", "trl"})
 _HARMLESS_CALLS = ("sys.path.append", "sys.path.insert", "warnings.filterwarnings", "warnings.simplefilter")
 _CUDA_ERROR_NOT_INITIALIZED = 3
+_NEEDED_BY_OPTIMIZERS = "torch.distributed.tensor"  # half of a second of CPU, sympy included
 
 
 def preload_script(script: Path) -> None:
-    """Import what the script begins with; what fails here fails again in the rank, which says so."""
+    """Import what the script begins with, and more of torch; what fails here fails again in the rank, which says so."""
     with contextlib.suppress(Exception):
         for statement in leading_imports(script.read_text(encoding="utf-8")):
             exec(compile(ast.Module([statement], []), str(script), "exec"), {})  # noqa: S102  an import that it makes
+    if "torch" in sys.modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(_NEEDED_BY_OPTIMIZERS)
 
 
 def leading_imports(source: str) -> Iterator[ast.stmt]:
