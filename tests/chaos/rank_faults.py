@@ -84,6 +84,8 @@ RESOURCE_FAULTS = {
         "fill",
         "--mib",
         "100",
+        "--patience",  # a kubelet measures volumes once in a minute, and then looks again every ten seconds
+        "150",
         resources={"requests": {"cpu": "100m"}, "limits": {"ephemeral-storage": "50Mi"}},
         volumes=scratch(),
     ),
