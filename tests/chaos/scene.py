@@ -85,8 +85,8 @@ class Scene:
         self.wait(reached, what=f"at step {step}", timeout_seconds=120)
 
     def finish(self) -> None:
-        """Have the program end well at its next step."""
-        self.output.mkdir(parents=True, exist_ok=True)
+        """Have the program end well at its next step. Raises FileNotFoundError if it never ran, and made no folder: one
+        of ours would be closed to the programs."""
         (self.output / "finish").touch()
 
     def operators(self) -> list[Raw]:
