@@ -17,7 +17,6 @@ ALL_AT_ONCE = '''#!/usr/bin/env python
 from __future__ import annotations
 
 import argparse, os
-import subprocess
 import sys
 __package__ = "trainer"
 sys.path.append("..")
