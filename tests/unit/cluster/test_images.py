@@ -116,7 +116,7 @@ def repository(folder: Path) -> Path:
     for name in BUILD_FILES:
         (folder / name).write_text(name)
     for code in {code for codes in CODE.values() for code in codes}:
-        (folder / code).mkdir(parents=True)
+        (folder / code).mkdir(parents=True, exist_ok=True)
         (folder / code / "module.py").write_text(code)
     return folder
 
@@ -126,6 +126,7 @@ def repository(folder: Path) -> Path:
     [
         pytest.param("operator/finetune_operator/module.py", {"operator"}, id="the operator's code"),
         pytest.param("trainer/finetune_trainer/module.py", {"trainer"}, id="the trainer's code"),
+        pytest.param("trainer/finetune_trainer/supervisor/module.py", {"operator", "trainer"}, id="the supervisor"),
         pytest.param("operator/finetune_api/module.py", {"operator", "trainer"}, id="the contract"),
         pytest.param("constraints.txt", {"operator", "trainer"}, id="a requirement"),
     ],
