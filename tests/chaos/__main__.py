@@ -76,10 +76,10 @@ def run_all(stack: Stack, chaos: Chaos, wanted: Sequence[Expectation], *, at_onc
 
     def run_one(expected: Expectation) -> None:
         fault = FAULTS[expected.name]
-        run = run_fault(stack, chaos, fault, expected, at_once=at_once if fault.spares_others else 1)
+        run, evidence = run_fault(stack, chaos, fault, expected, at_once=at_once if fault.spares_others else 1)
         with lock:
             keep(run)
-            tell(expected, run)
+            tell(expected, run, evidence)
 
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(run_one, (expected for expected in wanted if FAULTS[expected.name].spares_others)))
@@ -114,8 +114,8 @@ def read_runs() -> list[Run]:
     return [Run.from_json(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
 
 
-def tell(expected: Expectation, run: Run) -> None:
-    wrong = deviations(expected, run)
+def tell(expected: Expectation, run: Run, evidence: str) -> None:
+    wrong = [*deviations(expected, run), *([f"kept: {evidence}"] if evidence else [])]
     seen = f"{describe_failures(run.failures)}; {run.phase}"
     figures = f"noticed {run.detected_seconds}, again {run.again_seconds}, lost {run.steps_lost}"
     line = f"{time.strftime('%H:%M:%S')} {'WRONG' if wrong else 'ok':5} {expected.name}: {seen}; {figures}"

@@ -7,13 +7,14 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from secrets import token_hex
 
+from chaos.evidence import keep_evidence
 from chaos.expectations import Expectation
 from chaos.fault import Fault, When
-from chaos.outcome import Run, read_status
+from chaos.outcome import Run, deviations, read_status
 from chaos.scene import Raw, Scene, settle
 from chaos.watch import Sighting, Step, Watch
 from cluster.chaos import Chaos
@@ -34,8 +35,8 @@ class Times:
     over: float | None = None
 
 
-def run_fault(stack: Stack, chaos: Chaos, fault: Fault, expected: Expectation, *, at_once: int = 1) -> Run:
-    """Leaves the cluster as it was; what went wrong on the way is told in `trouble`."""
+def run_fault(stack: Stack, chaos: Chaos, fault: Fault, expected: Expectation, *, at_once: int = 1) -> tuple[Run, str]:
+    """Leaves the cluster as it was. Returns the folder of the evidence as well if it went otherwise than expected."""
     settle(stack, chaos.cluster)
     scene = Scene(stack, chaos, f"{expected.name[:40]}-{token_hex(2)}")
     times, began = Times(), datetime.now(UTC).isoformat(timespec="seconds")
@@ -49,11 +50,7 @@ def run_fault(stack: Stack, chaos: Chaos, fault: Fault, expected: Expectation, *
         trouble = " ".join(str(error).split())[:300]
     finally:
         scene.watch.end()
-    try:
-        leftovers = (*leftovers, *remove(scene))
-    except TROUBLE as error:
-        trouble = trouble or f"not removed: {error}"
-    return Run(
+    run = Run(
         fault=expected.name,
         began=began,
         at_once=at_once,
@@ -63,6 +60,12 @@ def run_fault(stack: Stack, chaos: Chaos, fault: Fault, expected: Expectation, *
         **read_status(scene.watch.status),
         **measure(scene.watch, times),
     )
+    evidence = str(keep_evidence(scene, began)) if deviations(expected, run) else ""
+    try:
+        run = replace(run, leftovers=(*leftovers, *remove(scene)))
+    except TROUBLE as error:
+        run = replace(run, trouble=trouble or f"not removed: {error}")
+    return run, evidence
 
 
 def follow(scene: Scene, fault: Fault, expected: Expectation, times: Times) -> None:
