@@ -2,6 +2,7 @@
 
 import base64
 import os
+import socket
 import ssl
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,13 @@ import yaml
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 LONGEST_LINE = 8 * 1024 * 1024  # of a watch; etcd refuses objects of more than 1.5 MiB
+DEAD_SECONDS = 20
+TCP_OPTIONS = {
+    "TCP_KEEPIDLE": DEAD_SECONDS // 2,
+    "TCP_KEEPINTVL": DEAD_SECONDS // 4,
+    "TCP_KEEPCNT": 2,
+    "TCP_USER_TIMEOUT": 1000 * DEAD_SECONDS,  # milliseconds; covers what was sent and never acknowledged, too
+}
 
 
 class NoAccess(Exception):
@@ -148,9 +156,27 @@ def open_session(
     """A session that logs in by itself; `connections` 0 means without limit, for watches."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
-            limit=connections, ssl=access.tls if access.tls is not None else True, keepalive_timeout=75
+            limit=connections,
+            ssl=access.tls if access.tls is not None else True,
+            keepalive_timeout=75,
+            socket_factory=open_socket,
         ),
         headers={"User-Agent": "finetune-operator", "Accept": "application/json"},
         middlewares=(*middlewares, BearerToken(access)),
         read_bufsize=LONGEST_LINE // 2,
     )
+
+
+def open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket whose connection ends after DEAD_SECONDS without any sign of its peer.
+
+    A load balancer or a lost machine that forgets a connection tells nobody: without this a watch stays silent until
+    its next bookmark is overdue, and a call until its timeout.
+    """
+    family, kind, protocol, _, _ = address
+    opened = socket.socket(family, kind, protocol)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in TCP_OPTIONS.items():
+        if hasattr(socket, name):  # macOS, where people develop, has not all of them
+            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return opened

@@ -10,6 +10,7 @@ from chaos.fault import Fault, When, does, program
 from chaos.scene import Raw, Scene
 from cluster.commands import ClusterError
 from cluster.processes import end_processes
+from support.deaf import deafen_connections
 from support.stack import OPERATOR_NAMESPACE
 
 
@@ -77,6 +78,15 @@ def cut_off_the_leader(scene: Scene) -> Iterator[None]:
         scene.chaos.heal(machine)
 
 
+@contextmanager
+def forget_connections(scene: Scene) -> Iterator[None]:
+    """Those that the leader has now, as a load balancer does that fails over; new ones work."""
+    for process in scene.chaos.processes(scene.leader()):
+        deafen_connections(process.pid)
+    scene.kill_container(1)
+    yield
+
+
 def away_from_the_leader(scene: Scene) -> Raw:
     machine = scene.leader()["spec"]["nodeName"]
     other = next(name for name in scene.machines() if name != machine)
@@ -90,5 +100,6 @@ CONTROL_PLANE_FAULTS = {
     "operator-killed-starting": Fault(does(), kill_operators, when=When.STARTING),
     "operator-killed-running": Fault(does(), kill_operators),
     "operator-killed-stopping": Fault(does("--save-seconds", "5"), kill_operators_amid_a_stop),
+    "connections-forgotten": Fault(does(), forget_connections),
     "leader-partitioned": Fault(away_from_the_leader, cut_off_the_leader, lasts_seconds=30),
 }

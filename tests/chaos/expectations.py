@@ -312,6 +312,14 @@ CONTROL_PLANE = (
         steps_lost=STOPPED_WELL,
     ),
     Expectation(
+        "connections-forgotten",
+        "the network forgets every connection of the leading replica, as a load balancer that fails over; then PID 1 of"
+        " node 1 is killed",
+        restarted(Reason.CONTAINER_KILLED),
+        node_rank=1,
+        steps_lost=SAVE_STEPS,
+    ),
+    Expectation(
         "leader-partitioned",
         "the leading replica's machine is cut off for 30 s; then PID 1 of node 1 is killed on the other machine",
         restarted(Reason.CONTAINER_KILLED),

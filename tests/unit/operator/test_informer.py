@@ -2,16 +2,19 @@
 
 import asyncio
 import logging
+import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from finetune_operator import apiserver
+from finetune_operator import apiserver, credentials
 from finetune_operator import informer as informer_module
 from finetune_operator.informer import Informer
 from support.api_client import connected
+from support.deaf import deafen_connections
 from support.http_api import Fault, HttpApi
 
 Raw = dict[str, Any]
@@ -183,6 +186,19 @@ async def test_an_object_replaced_in_a_gap_is_a_deletion_and_an_addition() -> No
         api.end_watches()
         await until(lambda: len(heard.words) == 3)
     assert heard.words == ["added a", "deleted a", "added a"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can make a connection deaf")
+async def test_a_connection_that_the_network_forgot_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before the next bookmark is overdue, which takes longer than this test waits."""
+    quick = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1, "TCP_USER_TIMEOUT": 1000}
+    monkeypatch.setattr(credentials, "TCP_OPTIONS", quick)
+    api = HttpApi()
+    async with following(api) as (_, heard):
+        await until(lambda: api.watches == 1)
+        assert deafen_connections(os.getpid())
+        put(api, "meanwhile")
+        await until(lambda: heard.words == ["added meanwhile"])
 
 
 async def test_an_error_event_other_than_gone_is_survived() -> None:
