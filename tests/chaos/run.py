@@ -127,8 +127,11 @@ def stale_pods(scene: Scene, *, patience_seconds: float = 30) -> tuple[str, ...]
     return left
 
 
-def remove(scene: Scene, *, patience_seconds: float = 60) -> tuple[str, ...]:
-    """Delete the job and its output; the names of children that outlive it."""
+def remove(scene: Scene, *, patience_seconds: float = 180) -> tuple[str, ...]:
+    """Delete the job and its output; the names of children that outlive it.
+
+    The garbage collector needs its watches: after an API server that was away for long they may pause for a minute.
+    """
     scene.stack.delete(scene.job)
     selector = f"{names.JOB_NAME}={scene.job}"
     deadline = time.monotonic() + patience_seconds
