@@ -60,12 +60,17 @@ def run_fault(stack: Stack, chaos: Chaos, fault: Fault, expected: Expectation, *
         **read_status(scene.watch.status),
         **measure(scene.watch, times),
     )
-    evidence = str(keep_evidence(scene, began)) if deviations(expected, run) else ""
+    evidence = evidence_of(scene, expected, run)  # the job's own goes with it
     try:
         run = replace(run, leftovers=(*leftovers, *remove(scene)))
     except TROUBLE as error:
         run = replace(run, trouble=trouble or f"not removed: {error}")
-    return run, evidence
+    return run, evidence or evidence_of(scene, expected, run)
+
+
+def evidence_of(scene: Scene, expected: Expectation, run: Run) -> str:
+    """The folder where it is kept if the run is not as expected."""
+    return str(keep_evidence(scene, run.began)) if deviations(expected, run) else ""
 
 
 def follow(scene: Scene, fault: Fault, expected: Expectation, times: Times) -> None:

@@ -25,7 +25,7 @@ def deafen(heard: socket.socket) -> None:
 
 
 def deafen_connections(pid: int) -> int:
-    """Every TCP connection that another process has now; returns how many. Needs CAP_SYS_PTRACE."""
+    """Every TCP connection that a process has now; returns how many. Of another process it needs CAP_SYS_PTRACE."""
     count = 0
     for connection in connections_of(pid):
         with connection, suppress(OSError):  # not connected, or no longer
@@ -37,23 +37,25 @@ def deafen_connections(pid: int) -> int:
 
 def connections_of(pid: int) -> Iterator[socket.socket]:
     """Its internet sockets, as copies to be closed."""
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # closed while we looked
+            if not os.readlink(link).startswith("socket:"):
+                continue
+            copied = socket.socket(fileno=_copy(pid, int(link.name)))
+            if copied.family in (socket.AF_INET, socket.AF_INET6) and copied.type == socket.SOCK_STREAM:
+                yield copied
+            else:
+                copied.close()
+
+
+def _copy(pid: int, descriptor: int) -> int:
+    if pid == os.getpid():
+        return os.dup(descriptor)
     process = os.pidfd_open(pid)
     try:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                if not os.readlink(link).startswith("socket:"):
-                    continue
-                copied = socket.socket(fileno=_copy(process, int(link.name)))
-                if copied.family in (socket.AF_INET, socket.AF_INET6) and copied.type == socket.SOCK_STREAM:
-                    yield copied
-                else:
-                    copied.close()
+        copied: int = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, descriptor, 0)
     finally:
         os.close(process)
-
-
-def _copy(process: int, descriptor: int) -> int:
-    copied: int = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, descriptor, 0)
     if copied < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), f"descriptor {descriptor} of a process")
     return copied
