@@ -32,9 +32,8 @@ async def measure(options: argparse.Namespace) -> Figures:
     async with bench_rig(keep=options.keep) as rig:
         load = Load(rig)
         figures: Figures = {}
-        await load.start_to_created(
-            "first", nodes=2
-        )  # a watch of a CRD that is seconds old may wait 2 s for its first event
+        # not measured: a watch of a CRD that is seconds old may wait 2 s for its first event
+        await load.start_to_created("first", nodes=2)
         await load.delete(["first"])
         created, restarted = [], []
         for number in range(options.rounds):

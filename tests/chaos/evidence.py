@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from chaos.scene import Scene
-from cluster.commands import ClusterError
+from chaos.scene import TROUBLE, Scene
 from support.stack import OPERATOR_NAMESPACE
 
 FOLDER = Path(__file__).parents[2] / "build" / "chaos"
 MOST_LOG_BYTES = 2 << 20  # of each of the cluster's own programs: an hour of it at least
-UNREACHABLE = (ClusterError, RuntimeError, OSError, subprocess.SubprocessError, ValueError)
 
 
 def keep_evidence(scene: Scene, began: str) -> Path:
@@ -46,12 +43,12 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
 def operator_pods(scene: Scene) -> list[str]:
     try:
         return [pod["metadata"]["name"] for pod in scene.operators()]
-    except UNREACHABLE:
+    except TROUBLE:
         return []
 
 
 def ask(scene: Scene, path: Path, *arguments: str) -> None:
     try:
         path.write_text(scene.stack.kubectl(*arguments))
-    except UNREACHABLE as error:
+    except TROUBLE as error:
         path.write_text(f"{error}\n")

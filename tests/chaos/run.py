@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,16 +14,14 @@ from chaos.evidence import keep_evidence
 from chaos.expectations import Expectation
 from chaos.fault import Fault, When
 from chaos.outcome import Run, deviations, read_status
-from chaos.scene import Raw, Scene, settle
+from chaos.scene import TROUBLE, Raw, Scene, settle
 from chaos.watch import Sighting, Step, Watch
 from cluster.chaos import Chaos
-from cluster.commands import ClusterError
 from finetune_operator import names
 from support.stack import Stack, example_job
 
 STEPS_AFTERWARDS = 5  # that a job must train on before it is believed to be well
 CHILDREN = "pods,services,configmaps"
-TROUBLE = (TimeoutError, ClusterError, RuntimeError, OSError, subprocess.SubprocessError)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 from chaos.watch import POLL_SECONDS, Watch
 from cluster.chaos import Chaos
+from cluster.commands import ClusterError
 from cluster.pod_processes import container_id_of
 from cluster.processes import end_processes
 from cluster.throwaway import ThrowawayCluster
@@ -18,6 +20,8 @@ from finetune_operator import names
 from support.stack import OPERATOR_NAMESPACE, Stack
 
 Raw = dict[str, Any]
+
+TROUBLE = (ClusterError, RuntimeError, OSError, subprocess.SubprocessError)  # with the cluster, or in waiting for it
 
 
 @dataclass(frozen=True)
