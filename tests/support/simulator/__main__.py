@@ -1,6 +1,7 @@
 """`make search`: histories by the million, in several processes, until one breaks a promise or the time is over."""
 
 import argparse
+import gc
 import logging
 import multiprocessing
 import os
@@ -30,7 +31,7 @@ def main() -> int:
     began = time.monotonic()
     ends: defaultdict[str, Counter[str]] = defaultdict(Counter)
     told = began
-    with multiprocessing.get_context("fork").Pool(options.workers, initializer=_be_quiet) as pool:
+    with multiprocessing.get_context("fork").Pool(options.workers, initializer=_prepare) as pool:
         for kind, found in pool.imap_unordered(_search, _pieces(options.histories, options.start)):
             ends[kind] += found.phases
             if found.finding is not None:
@@ -75,8 +76,10 @@ def _search(piece: Piece) -> tuple[str, Found]:
     return kind, search(kind, seeds)
 
 
-def _be_quiet() -> None:
+def _prepare() -> None:
     logging.disable(logging.WARNING)  # troubles are the subject, and the operator warns of each
+    gc.freeze()  # what was imported stays, and a history is soon over: looking for garbage less often is 6 % faster
+    gc.set_threshold(50_000)
 
 
 if __name__ == "__main__":
