@@ -11,6 +11,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 60.0
+PASSES_AT_ONCE = 50
+SECONDS_PER_PASS = 0.2
 
 
 class QueueClosed(Exception):
@@ -21,6 +23,8 @@ class WorkQueue(Generic[Key]):
     """A coalescing queue with delays; times are seconds of the running loop's clock.
 
     After every add a pass begins that has not begun before it. Of several delayed adds the earliest counts.
+    A key that never rests gets `PASSES_AT_ONCE`, then one each `SECONDS_PER_PASS` (a token bucket): two operators that
+    see different things and undo each other's writes, or a bug of ours, cost the API server little and others nothing.
     """
 
     def __init__(self, *, on_wait: Callable[[float], None] | None = None) -> None:
@@ -30,6 +34,7 @@ class WorkQueue(Generic[Key]):
         self._again: dict[Key, float] = {}  # added while running: goes in line once the pass is over
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
+        self._rested: dict[Key, float] = {}  # when the bucket is full again
         self._changed = asyncio.Event()
         self.closed = False
 
@@ -42,18 +47,11 @@ class WorkQueue(Generic[Key]):
         if key in self._running:
             self._again.setdefault(key, now)
         elif key not in self._ready:
-            self._ready[key] = now
-            self._changed.set()
+            self._line_up(key, since=now)
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Ask for a pass at a later time, or earlier if one was asked for earlier."""
-        due = _now() + max(0.0, seconds)
-        waiting = self._timers.get(key)
-        if waiting is not None:
-            if waiting.when() <= due:
-                return
-            waiting.cancel()
-        self._timers[key] = asyncio.get_running_loop().call_at(due, self._fire, key)
+        self._add_at(key, _now() + max(0.0, seconds))
 
     def retry(self, key: Key, *, at_least: float = 0.0) -> float:
         """Ask again after a pause that doubles with every failure in a row; returns the pause."""
@@ -71,6 +69,7 @@ class WorkQueue(Generic[Key]):
     def forget(self, key: Key) -> None:
         """Nothing more is asked of this key, and nothing is remembered of it."""
         self._failures.pop(key, None)
+        self._rested.pop(key, None)
         self._ready.pop(key, None)
         self._again.pop(key, None)
         if timer := self._timers.pop(key, None):
@@ -87,16 +86,16 @@ class WorkQueue(Generic[Key]):
         if self.closed:
             raise QueueClosed
         key, since = self._ready.popitem(last=False)
-        self._running[key] = _now()
+        now = self._running[key] = _now()
+        self._rested[key] = max(now, self._rested.get(key, 0.0)) + SECONDS_PER_PASS
         if self._on_wait is not None:
-            self._on_wait(self._running[key] - since)
+            self._on_wait(now - since)
         try:
             yield key
         finally:
             del self._running[key]
             if (asked := self._again.pop(key, None)) is not None:
-                self._ready[key] = asked
-                self._changed.set()
+                self._line_up(key, since=asked)
 
     def close(self) -> None:
         """Hand out no more keys; passes that run go on."""
@@ -110,6 +109,22 @@ class WorkQueue(Generic[Key]):
     def longest_pass_seconds(self) -> float:
         """How long the slowest running pass has taken so far."""
         return max((_now() - since for since in self._running.values()), default=0.0)
+
+    def _line_up(self, key: Key, *, since: float) -> None:
+        due = self._rested.get(key, 0.0) - (PASSES_AT_ONCE - 1) * SECONDS_PER_PASS
+        if due > _now():
+            self._add_at(key, due)
+        else:
+            self._ready[key] = since
+            self._changed.set()
+
+    def _add_at(self, key: Key, due: float) -> None:
+        waiting = self._timers.get(key)
+        if waiting is not None:
+            if waiting.when() <= due:
+                return
+            waiting.cancel()
+        self._timers[key] = asyncio.get_running_loop().call_at(due, self._fire, key)
 
     def _fire(self, key: Key) -> None:
         self._timers.pop(key, None)

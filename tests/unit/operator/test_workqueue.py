@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune_operator.workqueue import FIRST_PAUSE, LONGEST_PAUSE, QueueClosed, WorkQueue
+from finetune_operator.workqueue import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    PASSES_AT_ONCE,
+    SECONDS_PER_PASS,
+    QueueClosed,
+    WorkQueue,
+)
 from support.virtual_time import run_in_virtual_time
 
 
@@ -155,6 +162,47 @@ def test_a_forgotten_key_gets_no_pass() -> None:
     assert run_in_virtual_time(story()).began == []
 
 
+def test_a_key_that_never_rests_gets_its_share_and_the_others_theirs() -> None:
+    async def insist(queue: WorkQueue[str]) -> None:
+        while not queue.closed:
+            queue.add("a")
+            await asyncio.sleep(0.001)
+
+    async def story() -> Log:
+        queue, log = WorkQueue[str](), Log()
+        insisting = asyncio.create_task(insist(queue))
+        asyncio.get_running_loop().call_at(5.05, queue.add, "b")
+        await run_workers(queue, log, until=20, seconds=0.001)
+        await insisting
+        return log
+
+    began = run_in_virtual_time(story()).began
+    passes = [at for key, at in began if key == "a"]
+    assert sum(at < 1 for at in passes) >= PASSES_AT_ONCE
+    assert len(passes) == pytest.approx(PASSES_AT_ONCE + 20 / SECONDS_PER_PASS, abs=2)
+    assert passes[-1] == pytest.approx(20, abs=1.1 * SECONDS_PER_PASS), "it is slowed down, not left out"
+    assert [at for key, at in began if key == "b"] == pytest.approx([5.05], abs=0.01)
+
+
+def test_a_key_that_rested_may_hurry_again() -> None:
+    async def hurry(queue: WorkQueue[str]) -> None:
+        for _ in range(PASSES_AT_ONCE):
+            queue.add("a")
+            await asyncio.sleep(0.002)
+
+    async def story() -> Log:
+        queue, log = WorkQueue[str](), Log()
+        rest = PASSES_AT_ONCE * SECONDS_PER_PASS
+        worker = asyncio.create_task(run_workers(queue, log, until=2 * rest, seconds=0.001))
+        await hurry(queue)
+        await asyncio.sleep(rest)
+        await hurry(queue)
+        await worker
+        return log
+
+    assert len(run_in_virtual_time(story()).began) == 2 * PASSES_AT_ONCE
+
+
 def test_a_closed_queue_lets_passes_finish_and_begins_none() -> None:
     async def story() -> Log:
         queue, log = WorkQueue[str](), Log()
@@ -234,7 +282,7 @@ def test_every_add_is_followed_by_a_pass_and_no_key_has_two_at_once(
         return log
 
     log = run_in_virtual_time(story())
-    longest_line = (len(steps) + 3) * max(seconds, 0.001)
+    longest_line = (len(steps) + 3) * max(seconds, 0.001) + SECONDS_PER_PASS * len(steps)
     for key, passes_before, due in asked:
         later = [began for k, began in log.began[passes_before:] if k == key]
         assert later, f"no pass of {key} after it was asked for"
