@@ -140,6 +140,12 @@ RANKS = (
         rank=3,
         steps_lost=SAVE_STEPS,
     ),
+    Expectation(
+        "link-lost",
+        "rank 3 raises Python's own ConnectionResetError, as when the network fails: all are victims",
+        restarted(Reason.PEER_LOST),
+        steps_lost=SAVE_STEPS,
+    ),
 )
 
 RESOURCES = (

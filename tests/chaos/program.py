@@ -196,6 +196,10 @@ def raise_port_in_use(_mib: int) -> None:
     raise OSError(98, "Address already in use")
 
 
+def lose_link(_mib: int) -> None:
+    raise ConnectionResetError(104, "Connection reset by peer")
+
+
 def exit_42(_mib: int) -> None:
     sys.exit(42)
 
@@ -259,6 +263,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "exit-42": exit_42,
     "fill": fill_and_wait,
     "hang": hang,
+    "link": lose_link,
     "memory": take_memory,
     "port-in-use": raise_port_in_use,
     "segfault": segfault,

@@ -64,6 +64,7 @@ RANK_FAULTS = {
     "cuda-oom-command": does_wrong("cuda-oom", ranks=2),
     "gpu-ecc": does_wrong("ecc", ranks=2),
     "port-in-use": does_wrong("port-in-use", ranks=2),
+    "link-lost": does_wrong("link", ranks=2),
     "nan-loss": Fault(
         lambda _: trainer(env=injected(GIVE_NAN="1", FINE_PASSES="25")), when=When.BY_ITSELF, spares_others=True
     ),
