@@ -229,7 +229,10 @@ class JobStatus(StatusModel):
         json_schema_extra=list_map("type"),
     )
     attempt: int | None = Field(default=None, description="The present attempt.")
-    attempts: tuple[AttemptRecord, ...] = Field(default=(), description="The last 20 attempts, oldest first.")
+    attempts: tuple[AttemptRecord, ...] = Field(
+        default=(),
+        description="The last 20 attempts, oldest first; rather older ones for which a Kubernetes node is avoided.",
+    )
     restarts: int = Field(default=0, description="Restarts after failures so far.")
     without_progress: RestartCounts = Field(
         default=RestartCounts(), description="Restarts since the job last got further than ever before."

@@ -1,4 +1,4 @@
-"""Kubernetes nodes that an attempt keeps away from, because they failed the job before."""
+"""Kubernetes nodes that an attempt keeps away from, and the failures for which it does."""
 
 from collections import Counter
 from datetime import datetime, timedelta
@@ -7,6 +7,7 @@ from typing import Any
 from finetune_api.reasons import Reason
 from finetune_api.status import AttemptRecord
 
+KEPT_ATTEMPTS = 20
 _REMEMBERED = timedelta(hours=24)
 _STRIKES = 2
 BROKEN = frozenset({Reason.GPU_HARDWARE, Reason.GPU_UNAVAILABLE, Reason.DRIVER_MISMATCH})  # for which once is enough
@@ -26,13 +27,26 @@ def nodes_to_avoid(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[
     """Those with broken hardware, and those that failed the job twice within a day in a way that a machine may."""
     strikes: Counter[str] = Counter()
     for record in attempts:
-        if not record.k8s_node or record.end_time is None or record.end_time < now - _REMEMBERED:
-            continue
-        if record.reason in BROKEN:
-            strikes[record.k8s_node] += _STRIKES
-        elif record.reason in SUSPICIOUS:
-            strikes[record.k8s_node] += 1
+        strikes[record.k8s_node] += _strikes(record, now)
     return tuple(sorted(node for node, count in strikes.items() if count >= _STRIKES))
+
+
+def remember(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[AttemptRecord, ...]:
+    """The last 20, but rather those for which a Kubernetes node is avoided: it would be forgiven with them."""
+    if len(attempts) <= KEPT_ATTEMPTS:
+        return attempts
+    avoided = nodes_to_avoid(attempts, now)
+    numbers = range(len(attempts) - 2)  # the newest two say how it goes on
+    needed = {number for number in numbers if _strikes(attempts[number], now) and attempts[number].k8s_node in avoided}
+    least = next((number for number in numbers if number not in needed), 0)
+    return (*attempts[:least], *attempts[least + 1 :])
+
+
+def _strikes(record: AttemptRecord, now: datetime) -> int:
+    """What an attempt holds against the machine of the node that ended it."""
+    if not record.k8s_node or record.end_time is None or record.end_time < now - _REMEMBERED:
+        return 0
+    return _STRIKES if record.reason in BROKEN else int(record.reason in SUSPICIOUS)
 
 
 def keep_away(affinity: dict[str, Any] | None, nodes: tuple[str, ...]) -> dict[str, Any] | None:

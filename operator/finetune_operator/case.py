@@ -7,6 +7,7 @@ from finetune_api.reasons import Reason
 from finetune_api.status import AttemptRecord, AttemptState, JobStatus
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.actions import Action, DeletePod
+from finetune_operator.avoid import remember
 from finetune_operator.conditions import Told, tell
 from finetune_operator.evidence import steps, with_losses
 from finetune_operator.observe import Life, NodeObservation, Observation
@@ -14,7 +15,6 @@ from finetune_operator.plan import Settings
 from finetune_operator.waiting import Wait, waiting_for
 
 PULL_PATIENCE = timedelta(minutes=10)
-KEPT_ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,10 @@ def with_record(status: JobStatus, record: AttemptRecord) -> JobStatus:
     return status.model_copy(update={"attempts": (*with_losses(status.attempts[:-1], record), record)})
 
 
-def with_next(status: JobStatus, record: AttemptRecord) -> JobStatus:
-    """The status with a new attempt begun; only the last 20 are kept."""
-    return status.model_copy(
-        update={"attempt": record.attempt, "attempts": (*status.attempts, record)[-KEPT_ATTEMPTS:]}
-    )
+def with_next(status: JobStatus, record: AttemptRecord, now: datetime) -> JobStatus:
+    """The status with a new attempt begun."""
+    attempts = remember((*status.attempts, record), now)
+    return status.model_copy(update={"attempt": record.attempt, "attempts": attempts})
 
 
 def write(

@@ -53,7 +53,8 @@ def decide(job: FineTuneJob, seen: Observation, now: datetime, settings: Setting
 
 def _start(case: Case) -> Decision:
     record = AttemptRecord(attempt=0, state=AttemptState.STARTING, start_time=case.now, pending_since=case.now)
-    return write(case, with_next(case.status.model_copy(update={"start_time": case.now, "suspend_time": None}), record))
+    status = case.status.model_copy(update={"start_time": case.now, "suspend_time": None})
+    return write(case, with_next(status, record, case.now))
 
 
 def _suspend_before_start(case: Case) -> Decision:
@@ -225,7 +226,7 @@ def _resume(case: Case) -> Decision:
     new = next_attempt(case, case.status)
     attempt = new.attempt
     paused = (case.now - case.status.suspend_time).total_seconds() if case.status.suspend_time else 0
-    status = with_next(case.status, new).model_copy(
+    status = with_next(case.status, new, case.now).model_copy(
         update={"suspended_seconds": case.status.suspended_seconds + round(paused), "suspend_time": None}
     )
     return write(

@@ -117,7 +117,7 @@ def end_attempt(case: Case, verdict: Verdict, record: AttemptRecord) -> Decision
     status = with_record(status, old)
     new = next_attempt(case, status)
     new = new.model_copy(update={"not_before": case.now + restart.delay if restart.delay else None})
-    status = with_next(status, new).model_copy(update={"restarts": status.restarts + 1})
+    status = with_next(status, new, case.now).model_copy(update={"restarts": status.restarts + 1})
     how = f" in {restart.delay.total_seconds():.0f} s" if restart.delay else ""
     how += f", away from {', '.join(new.avoids)}" if new.avoids else ""
     said = f"{verdict.message}; attempt {new.attempt} starts{how}"

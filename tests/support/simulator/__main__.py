@@ -28,15 +28,16 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=1_000_000, help="the first seed; `make test-property` begins at 0")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="at most")
     options = parser.parse_args()
+    logging.disable(logging.WARNING)  # troubles are the subject, and the operator warns of each
     began = time.monotonic()
     ends: defaultdict[str, Counter[str]] = defaultdict(Counter)
     told = began
-    with multiprocessing.get_context("fork").Pool(options.workers, initializer=_prepare) as pool:
+    with multiprocessing.get_context("fork").Pool(options.workers, initializer=_collect_seldom) as pool:
         for kind, found in pool.imap_unordered(_search, _pieces(options.histories, options.start)):
             ends[kind] += found.phases
             if found.finding is not None:
+                print(f"seed {found.finding.seed} of {kind} breaks a promise; made calmer:", flush=True)
                 print(explain(found.finding))
-                print(f"seed {found.finding.seed} of {kind} breaks a promise")
                 return 1
             if time.monotonic() - told > TOLD_EVERY_SECONDS:
                 told = time.monotonic()
@@ -76,8 +77,7 @@ def _search(piece: Piece) -> tuple[str, Found]:
     return kind, search(kind, seeds)
 
 
-def _prepare() -> None:
-    logging.disable(logging.WARNING)  # troubles are the subject, and the operator warns of each
+def _collect_seldom() -> None:
     gc.freeze()  # what was imported stays, and a history is soon over: looking for garbage less often is 6 % faster
     gc.set_threshold(50_000)
 

@@ -57,10 +57,10 @@ def shrink(made: list[int], fails: Callable[[list[int]], bool], *, tries: int) -
             before, after = made[:at], made[at + size :]
             calmer = [*before, *(0 for _ in made[at : at + size]), *after]
             for candidate in ([*before, *after], calmer):
+                tries -= 1
                 if candidate != made and fails(candidate):
                     made = candidate
                     break
-                tries -= 1
             else:
                 at += size
         size //= 2

@@ -8,7 +8,7 @@ from support.simulator.choices import RepeatedChoices, SeededChoices, shrink
 from support.simulator.history import Story, play
 from support.simulator.scenarios import KINDS, Draw
 
-SHRINKING_TRIES = 300
+SHRINKING_TRIES = 400
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from finetune_api.status import AttemptRecord, AttemptState, JobStatus
 from finetune_api.termination import Outcome, Termination
 from finetune_operator.actions import Emit
-from finetune_operator.avoid import keep_away, nodes_to_avoid
+from finetune_operator.avoid import KEPT_ATTEMPTS, keep_away, nodes_to_avoid, remember
 from finetune_operator.manifests import build_children
 from finetune_operator.plan import Settings, plan_run
 from support.builders import NOW, SETTINGS, ended, job, running, seen, step
@@ -41,6 +41,49 @@ def failed(reason: str, node: str = "gpu-7", *, hours_ago: float = 0) -> Attempt
 )
 def test_who_failed_often_enough_is_avoided(attempts: tuple[AttemptRecord, ...], avoided: tuple[str, ...]) -> None:
     assert nodes_to_avoid(attempts, NOW) == avoided
+
+
+def begin_often(*first: AttemptRecord, times: int, reason: str = "GangIncomplete") -> tuple[AttemptRecord, ...]:
+    """Those attempts, and then so many more that end for this reason, remembered as they come."""
+    kept: tuple[AttemptRecord, ...] = ()
+    for number, record in enumerate((*first, *(failed(reason, "") for _ in range(times)))):
+        kept = remember((*kept, record.model_copy(update={"attempt": number})), NOW)
+    return kept
+
+
+def test_the_last_attempts_are_remembered() -> None:
+    kept = begin_often(times=50)
+
+    assert [record.attempt for record in kept] == list(range(50 - KEPT_ATTEMPTS, 50))
+
+
+def test_a_machine_is_not_forgiven_because_the_job_waited_often_for_room() -> None:
+    kept = begin_often(
+        failed("UserCodeError"), failed("Hang"), failed("Hang"), failed("GpuHardware", "gpu-1"), times=50
+    )
+
+    assert nodes_to_avoid(kept, NOW) == ("gpu-1", "gpu-7")
+    assert [record.attempt for record in kept] == [1, 2, 3, *range(54 - KEPT_ATTEMPTS + 3, 54)]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param((failed("Hang"), failed("Hang", "gpu-8")), id="one strike each, for which nothing is avoided"),
+        pytest.param((failed("GpuHardware", hours_ago=25),), id="yesterday"),
+    ],
+)
+def test_what_avoids_nothing_is_forgotten(first: tuple[AttemptRecord, ...]) -> None:
+    assert [record.reason for record in begin_often(*first, times=30)] == ["GangIncomplete"] * KEPT_ATTEMPTS
+
+
+def test_where_every_attempt_avoids_a_machine_the_oldest_is_forgotten() -> None:
+    broken = tuple(failed("GpuHardware", f"gpu-{number}") for number in range(30))
+
+    kept = begin_often(*broken, times=0)
+    assert len(kept) == KEPT_ATTEMPTS
+    assert kept[-1].attempt == 29
+    assert kept[-2].attempt == 28
 
 
 def test_a_pod_without_wishes_only_keeps_away() -> None:
