@@ -226,7 +226,8 @@ class Monitor:
         """What is learnt stays the same, and no change is taken back."""
         if before.repair == after.repair or before.batch is None or after.batch is None:
             return
-        if before.batch.effective != after.batch.effective:
+        resized = before.batch.world_size != after.batch.world_size  # by the user, while the attempt was stopping
+        if before.batch.effective != after.batch.effective and not resized:
             yield f"a repair changed the effective batch from {before.batch.effective} to {after.batch.effective}"
         made = before.repair.model_dump(exclude_none=True) if before.repair else {}
         if after.repair is None or not made.keys() <= after.repair.model_dump(exclude_none=True).keys():
