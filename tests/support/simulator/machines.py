@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from finetune_operator import names
 from support.simulator.apiserver import TERMINAL, Change, Key, Raw, SimulatedApiServer, stamp
 from support.simulator.choices import Choices
-from support.simulator.trainer import Exit, Process, Trainer
+from support.simulator.trainer import EPOCH, Exit, Process, Trainer
 
 POLL_SECONDS = 5.0
 PHASE_LAG_SECONDS = 1.1  # the phase comes later than the container's state
@@ -153,7 +153,8 @@ class Machines:
 
     async def _report_end(self, key: Key, uid: str, process: Process, machine: Machine) -> None:
         how = await process.ended
-        state = {"terminated": _terminated(how, self._server.now())}
+        finished = EPOCH + timedelta(seconds=process.end_time)  # maybe long ago, if nobody could be told
+        state = {"terminated": _terminated(how, finished)}
         await asyncio.sleep(self._choices.pick((0.1, 0.8, 3.0)))
         await machine.up.wait()
         self._report(key, uid, state)

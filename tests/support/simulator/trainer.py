@@ -50,6 +50,7 @@ class Process:
         self.pod_uid = pod_uid
         self.stop_requests = 0
         self.ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        self.end_time = 0.0
 
     @property
     def alive(self) -> bool:
@@ -252,6 +253,7 @@ class Trainer:
     def _end(self, process: Process, how: Exit) -> None:
         if not process.alive:
             return
+        process.end_time = asyncio.get_running_loop().time()
         process.ended.set_result(how)
         group = self._group_of(process)
         if group is None or group.state != "training":
