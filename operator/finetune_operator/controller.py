@@ -9,7 +9,7 @@ from datetime import timedelta
 from finetune_operator import names
 from finetune_operator.apiserver import ApiServer, Raw
 from finetune_operator.children import Children, JobKey
-from finetune_operator.cluster import ClusterError, Conflict, NotFound, collection_path
+from finetune_operator.cluster import ClusterError, Conflict, NotFound, collection_path, read_job
 from finetune_operator.informer import Informer
 from finetune_operator.jobs import Jobs, job_key, job_label
 from finetune_operator.metrics import Metrics
@@ -136,6 +136,8 @@ class Controller:
 
     async def _reconcile(self, key: JobKey, job: Raw) -> str:
         try:
+            if key in self._complaints:  # a write that failed may have been done, and only its answer lost
+                job = await read_job(self._api, job)
             outcome = await reconcile(self._run, job, self._see(key))
         except NotFound:
             self.drop(key)

@@ -21,6 +21,9 @@ FOUND = (
     ("hard_times", 40018838),
     ("anything", 50004295),
     ("anything", 60005855),
+    ("anything", 70010963),
+    ("anything", 70011411),
+    ("lost_machines", 70012257),
 )
 
 

@@ -34,6 +34,8 @@ class Monitor:
         self._world = world
         self._several = several_operators
         self._forced: set[str] = set()  # pods whose objects are gone although they ran
+        self._given_up: set[str] = set()  # pods that could run no more, whatever was written on them later
+        self._newest: dict[str, str] = {}  # uid of the last pod of each name
         self._last: tuple[Raw, JobStatus] = ({}, JobStatus())  # the job as it was last written
         self._idle: tuple[int | None, float] = (None, 0.0)  # attempt, seconds of nodes that wait for room for others
         world.server.listeners.append(self._hear)
@@ -72,8 +74,7 @@ class Monitor:
     def _hear(self, change: Change) -> None:
         by_operator = change.actor.startswith("operator")
         if change.kind == "Pod":
-            if change.after is None and change.actor in ("user", *FORCING):
-                self._forced.add(change.body["metadata"]["uid"])
+            self._note_pod(change)
             if change.actor == "scheduler":
                 self._placed(change)
             if by_operator:
@@ -85,6 +86,15 @@ class Monitor:
         if change.kind == names.FINETUNEJOB_KIND and by_operator and change.before and change.after:
             for what in self._status_written(change.before, change.after):
                 self.report(what)
+
+    def _note_pod(self, change: Change) -> None:
+        metadata = change.body["metadata"]
+        if change.after is None and change.actor in ("user", *FORCING):
+            self._forced.add(metadata["uid"])
+        if change.before is None:
+            self._newest[metadata["name"]] = metadata["uid"]
+        elif (pod := observe_pod(change.before, gone=False)) and not pod.may_run(self._world.now()):
+            self._given_up.add(pod.uid)
 
     def _is_foreign(self, body: Raw) -> bool:
         owned = controller(body) == self._world.job_uid
@@ -122,7 +132,9 @@ class Monitor:
             yield f"{made.pod_name} was made although its attempt is {status.attempts[-1].state} and created"
         for _, pod in self._world.pods():
             other = observe_pod(pod, gone=False)
-            if other and other.attempt != made.attempt and other.may_run(self._world.now()):
+            if other is None or other.attempt == made.attempt or other.uid in self._given_up:
+                continue
+            if other.may_run(self._world.now()):
                 yield f"{made.pod_name} was made while {other.pod_name} may run"
         for process in self._world.running_processes():
             _, machine = self._world.machines.processes[process.pod_uid]
@@ -187,12 +199,15 @@ class Monitor:
     def _could_know_better(self, ended: AttemptRecord) -> bool:
         """The node that ended the training has told, or can still tell."""
         cause = self._world.trainer.causes.get(ended.attempt)
-        told = (evidence for evidence in ended.evidence if evidence.node_rank == cause)
-        if (evidence := next(told, None)) and evidence.exit_code is not None:
+        if cause is None:
+            return False
+        evidence = next((each for each in ended.evidence if each.node_rank == cause.node_rank), None)
+        if evidence and self._newest.get(evidence.pod_name, cause.pod_uid) != cause.pod_uid:
+            return False  # its pod is gone, and one that was made again in its place has told
+        if evidence and evidence.exit_code is not None:
             return not evidence.victim  # where a link failed, all nodes are victims
-        labels = {names.ATTEMPT: str(ended.attempt), names.NODE_RANK: str(cause)}
-        pods = (pod for _, pod in self._world.pods() if labels.items() <= pod["metadata"]["labels"].items())
-        return any(not self._world.is_lost(pod) for pod in pods)
+        pod = next((pod for _, pod in self._world.pods() if pod["metadata"]["uid"] == cause.pod_uid), None)
+        return pod is not None and not self._world.is_lost(pod)
 
     def _budgets(self, before: JobStatus, after: JobStatus, limits: Raw) -> Iterator[str]:
         """Repairs and a lack of room cost nothing, lost machines nothing that failures of the job itself may use."""

@@ -84,7 +84,7 @@ class Trainer:
     def __init__(self, workload: Workload, choices: Choices) -> None:
         self.folder = Folder()
         self.processes: list[Process] = []
-        self.causes: dict[int, int] = {}  # attempt -> node rank that ended its training
+        self.causes: dict[int, Process] = {}  # by attempt: whose end, or hang, was that of its training
         self._workload = workload
         self._choices = choices
         self._groups: defaultdict[str, list[Group]] = defaultdict(list)  # by rendezvous
@@ -259,7 +259,7 @@ class Trainer:
         if group is None or group.state != "training":
             return
         group.state = "broken"
-        self.causes[process.attempt] = (group.culprit or process).node_rank
+        self.causes[process.attempt] = group.culprit or process
         if group.task is not None:
             group.task.cancel()
         for member in group.members.values():

@@ -142,6 +142,26 @@ async def test_a_failed_pass_is_repeated_and_told_once_until_one_succeeds(caplog
     assert [vars(record)["job"] for record in caplog.records] == ["default/a"] * 2
 
 
+async def test_a_write_that_was_done_though_its_answer_was_lost_is_known_without_the_watch() -> None:
+    api = HttpApi()
+    api.faults.append(Fault("PUT", "finetunejobs", 0, after=True))
+    async with controlling(api) as (controller, _):
+        controller.take(put_job(api, "a"))
+        await until(lambda: len(pods(api)) == 2)
+
+
+async def test_a_job_made_again_while_a_pass_failed_is_another() -> None:
+    api = HttpApi()
+    api.faults.append(Fault("PUT", "finetunejobs", 500, times=3))
+    async with controlling(api) as (controller, _):
+        controller.take(put_job(api, "a"))
+        await until(lambda: api.asked("PUT", "finetunejobs") != [])
+        api.remove("finetunejobs", "a")
+        put_job(api, "a")
+        await until(lambda: len(controller.jobs) == 0)
+    assert pods(api) == []
+
+
 async def test_a_bug_in_one_jobs_pass_stops_no_other_job(caplog: pytest.LogCaptureFixture) -> None:
     api, calls = HttpApi(), 0
 
