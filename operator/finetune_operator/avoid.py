@@ -36,9 +36,9 @@ def remember(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[Attemp
     if len(attempts) <= KEPT_ATTEMPTS:
         return attempts
     avoided = nodes_to_avoid(attempts, now)
-    numbers = range(len(attempts) - 2)  # the newest two say how it goes on
-    needed = {number for number in numbers if _strikes(attempts[number], now) and attempts[number].k8s_node in avoided}
-    least = next((number for number in numbers if number not in needed), 0)
+    older = enumerate(attempts[:-2])  # the newest two say how it goes on
+    spare = (number for number, record in older if not _strikes(record, now) or record.k8s_node not in avoided)
+    least = next(spare, 0)
     return (*attempts[:least], *attempts[least + 1 :])
 
 

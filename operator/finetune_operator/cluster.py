@@ -222,15 +222,10 @@ class KubernetesCluster:
 async def read_job(api: ApiServer, job: Raw) -> Raw:
     """The job as it is now; NotFound if it is gone, even if another has its name."""
     metadata = job["metadata"]
-    path = object_path(names.FINETUNEJOB_KIND, metadata["namespace"], metadata["name"])
-    try:
-        there = await api.call("GET", path)
-    except ApiError as error:
-        if error.status == 404:
-            raise NotFound(error.message) from error
-        raise ClusterError(error.message, retry_after=error.retry_after) from error
-    if there["metadata"]["uid"] != metadata["uid"]:
-        raise NotFound(f"{metadata['name']} was deleted, and made again")
+    with _cluster_errors():
+        there = await KubernetesCluster(api)._get(names.FINETUNEJOB_KIND, metadata["namespace"], metadata["name"])
+    if there is None or there["metadata"]["uid"] != metadata["uid"]:
+        raise NotFound(f"{metadata['name']} was deleted")
     return there
 
 
