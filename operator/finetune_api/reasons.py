@@ -54,6 +54,11 @@ class Reason(StrEnum):
     UNSCHEDULABLE = "Unschedulable", None, "No Kubernetes node has room or fits; waited for, no attempt is spent."
     CONFIG_MISSING = "ConfigMissing", None, "A ConfigMap or Secret that the pod names is missing; waited for."
     CREATE_REFUSED = "CreateRefused", None, "Quota or policy forbids a pod or Service; tried again until it is allowed."
+    PREDECESSOR_TERMINATING = (
+        "PredecessorTerminating",
+        None,
+        "Objects of a deleted job of the same name are still there; waited for until they are gone.",
+    )
     IMAGE_PULL_FAILED = (
         "ImagePullFailed",
         Fault.USER,
@@ -235,7 +240,8 @@ class Reason(StrEnum):
     GANG_INCOMPLETE = (
         "GangIncomplete",
         Fault.INFRASTRUCTURE,
-        "Some nodes ran while others found no room for `startupDeadlineSeconds`; all were released, to be tried again.",
+        "Some nodes ran while others had no room, or were refused, for `startupDeadlineSeconds`; all were released, to"
+        " be tried again.",
         "make room in the cluster, or queue jobs so that they are admitted whole",
     )
     POD_DELETED = (

@@ -40,12 +40,14 @@ class Refused(ClusterError):
 
 
 class NameTaken(ClusterError):
-    """An object of this name is there and belongs to somebody else."""
+    """An object of this name is there and not ours; `leaving` where it follows its owner, which is gone."""
 
-    def __init__(self, *, kind: str, name: str) -> None:
-        super().__init__(f"{kind} {name} exists and is not this job's; delete it or rename the job")
+    def __init__(self, *, kind: str, name: str, leaving: bool = False) -> None:
+        foreign = "exists and is not this job's; delete it or rename the job"
+        super().__init__(f"{kind} {name} {'of a deleted job of the same name is still there' if leaving else foreign}")
         self.kind = kind
         self.name = name
+        self.leaving = leaving
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,10 @@ class KubernetesCluster:
             there = await self._get(kind, namespace, name)
         if there is None:
             raise ClusterError(f"{kind} {name} vanished while it was looked at")
-        if controller(there).get("uid") != controller(manifest).get("uid"):
-            raise NameTaken(kind=kind, name=name)
+        theirs, ours = controller(there), controller(manifest)
+        if theirs.get("uid") != ours.get("uid"):
+            # of two jobs with one name the other is gone, and the garbage collector will come for what it left
+            raise NameTaken(kind=kind, name=name, leaving=_full_name(theirs) == _full_name(ours))
         if "deletionTimestamp" in there["metadata"]:
             raise ClusterError(f"{kind} {name} is still being deleted")
 
@@ -233,6 +237,11 @@ def controller(body: Raw) -> Raw:
     """The ownerReference of the owner that controls the object; empty if none does."""
     owners = body["metadata"].get("ownerReferences") or ()
     return next((owner for owner in owners if owner.get("controller")), {})
+
+
+def _full_name(owner: Raw) -> tuple[str, str, str]:
+    """API group, kind and name, which no two objects of a namespace share at a time."""
+    return owner.get("apiVersion", "").partition("/")[0], owner.get("kind", ""), owner.get("name", "")
 
 
 @contextmanager

@@ -25,10 +25,10 @@ from finetune_operator.failure import judge_node
 from finetune_operator.manifests import build_children
 from finetune_operator.observe import Life, NodeObservation, Observation
 from finetune_operator.plan import Settings, plan_run
-from finetune_operator.waiting import refused_for_good
+from finetune_operator.waiting import INCOMPLETE_REASONS, refused_for_good
 
 LOOK_AGAIN = timedelta(seconds=5)
-REFUSAL_PATIENCE = timedelta(seconds=15)
+SHORTEST_PATIENCE, LONGEST_PATIENCE = timedelta(seconds=1), timedelta(seconds=15)
 
 
 def decide(job: FineTuneJob, seen: Observation, now: datetime, settings: Settings) -> Decision:
@@ -101,9 +101,9 @@ def _success(case: Case) -> Decision | None:
 
 
 def _left_alone(case: Case) -> Decision | None:
-    """Nodes that gave up waiting for others that no Kubernetes node has room for; nothing has failed."""
+    """Nodes that gave up waiting for others that find no room, or may not be made; nothing has failed."""
     wait = case.wait
-    if wait is None or wait.reason != Reason.UNSCHEDULABLE:
+    if wait is None or wait.reason not in INCOMPLETE_REASONS:
         return None
     bad = [node for node in case.nodes if node.life not in (Life.PENDING, Life.RUNNING)]
     if not bad or not all(node.life is Life.FAILED and judge_node(node.evidence).victim for node in bad):
@@ -148,9 +148,16 @@ def _still_to_be_made(case: Case) -> Decision | None:
     if record.attempt > 0:
         previous = names.config_map_name(case.job.metadata.name, record.attempt - 1)
         actions = (*actions, DeleteConfigMap(previous), *case.deletions(older, ABORT_GRACE_SECONDS))
-    patience = REFUSAL_PATIENCE if case.seen.refusals else None
     # a cache may not show a pod of an older attempt, nor one that the last pass made
-    return confirmed(case, write(case, case.status, actions=actions, look_again=patience))
+    return confirmed(case, write(case, case.status, actions=actions, look_again=_patience(case)))
+
+
+def _patience(case: Case) -> timedelta | None:
+    """When what was refused is tried again: soon at first, then after as long as it was waited for."""
+    if not case.seen.refusals:
+        return None
+    waited = case.now - case.status.waiting.since if case.status.waiting else SHORTEST_PATIENCE
+    return min(LONGEST_PATIENCE, max(SHORTEST_PATIENCE, waited))
 
 
 def _stalled_start(case: Case) -> Decision | None:

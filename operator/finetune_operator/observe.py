@@ -81,13 +81,14 @@ class NodeObservation:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A create that the API server refused, or a name that somebody else's object has."""
+    """A create that the API server refused, or a name that another object has: for good (`taken`), or `leaving`."""
 
     kind: str
     name: str
     status: int
     message: str
     taken: bool = False
+    leaving: bool = False
 
 
 @dataclass(frozen=True)

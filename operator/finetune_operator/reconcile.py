@@ -127,7 +127,8 @@ async def _perform(run: Pass, job: ObjectMeta, actions: tuple[Action, ...]) -> t
     refusals = []
     for result in results:
         if isinstance(result, NameTaken):
-            refusals.append(Refusal(result.kind, result.name, 409, str(result), taken=True))
+            fate = {"taken": not result.leaving, "leaving": result.leaving}
+            refusals.append(Refusal(result.kind, result.name, 409, str(result), **fate))
         elif isinstance(result, Refused):
             refusals.append(Refusal(result.kind, result.name, result.status, result.message))
         elif isinstance(result, BaseException):

@@ -13,6 +13,8 @@ IMAGE_REASONS = frozenset(
 )
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError"})
 SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
+# which may keep some nodes of a gang away while others run
+INCOMPLETE_REASONS = frozenset({Reason.UNSCHEDULABLE, Reason.CREATE_REFUSED, Reason.PREDECESSOR_TERMINATING})
 FORBIDDEN, UNPROCESSABLE, BAD_REQUEST = 403, 422, 400
 
 
@@ -31,6 +33,8 @@ def waiting_for(job: FineTuneJob, seen: Observation, nodes: Sequence[NodeObserva
     for refusal in seen.refusals:
         if refusal.status == FORBIDDEN:
             return Wait(Reason.CREATE_REFUSED, f"{refusal.kind} {refusal.name}: {refusal.message}")
+        if refusal.leaving:
+            return Wait(Reason.PREDECESSOR_TERMINATING, f"{refusal.message}; waited for until it is gone")
     blocked = [(node, node.waiting) for node in nodes if node.life is Life.PENDING and node.waiting]
     if not blocked:
         return None

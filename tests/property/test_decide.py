@@ -69,6 +69,7 @@ refusals = st.builds(
     status=st.sampled_from((400, 403, 409, 413, 422)),
     message=st.just("no"),
     taken=st.booleans(),
+    leaving=st.booleans(),
 )
 
 observations = st.builds(

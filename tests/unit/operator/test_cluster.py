@@ -123,14 +123,29 @@ async def test_an_object_of_the_same_owner_is_as_good_as_created() -> None:
         await KubernetesCluster(server).create(pod())
 
 
-async def test_an_object_of_somebody_else_takes_the_name() -> None:
+@pytest.mark.parametrize(
+    ("theirs", "leaving", "message"),
+    [
+        pytest.param({"name": "b"}, False, "Pod a-0-0 exists and is not this job's", id="another job"),
+        pytest.param({"kind": "Job"}, False, "Pod a-0-0 exists and is not this job's", id="another kind"),
+        pytest.param({"apiVersion": "batch/v1"}, False, "Pod a-0-0 exists and is not this job's", id="another group"),
+        pytest.param(
+            {"apiVersion": "finetune.dev/v0"}, True, "Pod a-0-0 of a deleted job of the same name", id="older"
+        ),
+        pytest.param({}, True, "Pod a-0-0 of a deleted job of the same name is still there", id="one of this name"),
+    ],
+)
+async def test_an_object_of_somebody_else_takes_the_name_for_good_or_until_it_follows_its_owner(
+    theirs: Raw, leaving: bool, message: str
+) -> None:
     api = HttpApi()
-    api.put("pods", pod(owner="another"))
+    [owner] = pod(owner="another")["metadata"]["ownerReferences"]
+    api.put("pods", pod(ownerReferences=[{**owner, **theirs}]))
     async with connected(api) as server:
-        with pytest.raises(NameTaken, match="Pod a-0-0 exists and is not this job's") as raised:
+        with pytest.raises(NameTaken, match=message) as raised:
             await KubernetesCluster(server).create(pod())
 
-    assert (raised.value.kind, raised.value.name) == ("Pod", "a-0-0")
+    assert (raised.value.kind, raised.value.name, raised.value.leaving) == ("Pod", "a-0-0", leaving)
 
 
 async def test_an_object_without_owner_takes_the_name() -> None:

@@ -133,11 +133,18 @@ async def test_every_action_is_tried_before_an_error_is_raised() -> None:
 
 async def test_refusals_are_handed_back_and_looked_at_at_once() -> None:
     refused = Refused("exceeded quota", status=403, kind="Pod", name="bert-0-1")
-    cluster = RecordingCluster(fails={CREATES[0]: NameTaken(kind="Service", name="bert"), CREATES[3]: refused})
+    cluster = RecordingCluster(
+        fails={
+            CREATES[0]: NameTaken(kind="Service", name="bert"),
+            CREATES[2]: NameTaken(kind="Pod", name="bert-0-0", leaving=True),
+            CREATES[3]: refused,
+        }
+    )
     outcome = await one_pass(cluster, body(after()))
 
-    taken, quota = outcome.refusals
-    assert (taken.kind, taken.name, taken.taken) == ("Service", "bert", True)
+    taken, left, quota = outcome.refusals
+    assert (taken.kind, taken.name, taken.taken, taken.leaving) == ("Service", "bert", True, False)
+    assert (left.kind, left.name, left.taken, left.leaving) == ("Pod", "bert-0-0", False, True)
     assert quota == Refusal("Pod", "bert-0-1", 403, "exceeded quota")
     assert outcome.requeue_after == timedelta()
 
@@ -150,7 +157,7 @@ async def test_a_refusal_that_is_known_is_tried_again_after_a_while() -> None:
     second = await one_pass(cluster, first.job, Seen(refusals=known))
 
     assert first.requeue_after == timedelta()  # what it waits for was written
-    assert (second.refusals, second.requeue_after) == (known, timedelta(seconds=15))
+    assert (second.refusals, second.requeue_after) == (known, timedelta(seconds=1))
 
 
 @pytest.mark.parametrize(

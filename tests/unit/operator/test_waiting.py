@@ -104,6 +104,14 @@ def test_a_quota_is_told_before_what_pods_wait_for() -> None:
     )
 
 
+def test_what_a_deleted_job_of_the_name_left_is_waited_for() -> None:
+    left = Refusal(
+        "Pod", "bert-0-0", 409, "Pod bert-0-0 of a deleted job of the same name is still there", leaving=True
+    )
+    assert refused_for_good(OF, seen(OF, refusals=(left,))) is None
+    assert wait(refusals=(left,)) == Wait("PredecessorTerminating", f"{left.message}; waited for until it is gone")
+
+
 def test_a_pod_that_runs_or_is_gone_is_not_waited_for() -> None:
     gone = Observation(nodes=seen(OF, gone=(stuck(0, "ErrImagePull"),)).nodes)
     assert len(gone.nodes) == 1
