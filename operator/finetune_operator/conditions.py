@@ -195,7 +195,7 @@ def _waiting(status: JobStatus, told: Told) -> WaitStatus | None:
     wait, before = told.wait, status.waiting
     if wait is None or not status.attempts or status.attempts[-1].state is not AttemptState.STARTING:
         return None
-    if before is not None and before.reason == wait.reason:
+    if before is not None and before.reason == wait.reason and before.since <= told.now:  # else a clock was wrong
         return before if wait.image else before.model_copy(update={"message": wait.message})
     return WaitStatus(reason=wait.reason, message=wait.message, since=told.now)
 

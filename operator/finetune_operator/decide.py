@@ -135,8 +135,8 @@ def _still_to_be_made(case: Case) -> Decision | None:
     blockers = [node for node in older if node.may_run(case.now)]
     if blockers:
         return write(case, case.status, actions=case.deletions(blockers, ABORT_GRACE_SECONDS), look_again=LOOK_AGAIN)
-    if record.not_before and case.now < record.not_before:
-        return write(case, case.status, look_again=record.not_before - case.now)
+    if (delay := _delay(record, case.now)) > timedelta():
+        return write(case, case.status, look_again=delay)
     existing = {node.pod_name for node in case.nodes if node.life is not Life.GONE}
     if len(existing) == case.job.spec.num_nodes and case.seen.service_exists:
         return None
@@ -150,6 +150,13 @@ def _still_to_be_made(case: Case) -> Decision | None:
         actions = (*actions, DeleteConfigMap(previous), *case.deletions(older, ABORT_GRACE_SECONDS))
     # a cache may not show a pod of an older attempt, nor one that the last pass made
     return confirmed(case, write(case, case.status, actions=actions, look_again=_patience(case)))
+
+
+def _delay(record: AttemptRecord, now: datetime) -> timedelta:
+    """What is left of the attempt's; none where the clock that it was written by was wrong, or is."""
+    if record.not_before is None or (record.start_time and now < record.start_time):
+        return timedelta()
+    return record.not_before - now
 
 
 def _patience(case: Case) -> timedelta | None:
@@ -232,7 +239,7 @@ def _stay_suspended(case: Case) -> Decision:
 def _resume(case: Case) -> Decision:
     new = next_attempt(case, case.status)
     attempt = new.attempt
-    paused = (case.now - case.status.suspend_time).total_seconds() if case.status.suspend_time else 0
+    paused = max(0, (case.now - case.status.suspend_time).total_seconds()) if case.status.suspend_time else 0
     status = with_next(case.status, new, case.now).model_copy(
         update={"suspended_seconds": case.status.suspended_seconds + round(paused), "suspend_time": None}
     )

@@ -85,7 +85,7 @@ def with_losses(ended: tuple[AttemptRecord, ...], record: AttemptRecord) -> tupl
     since = min(ends, default=before.end_time)
     lost = (before.last_step or 0) - record.first_step if record.first_step is not None else None
     update = {
-        "downtime_seconds": round((record.first_step_time - since).total_seconds()) if since else None,
+        "downtime_seconds": max(0, round((record.first_step_time - since).total_seconds())) if since else None,
         "steps_lost": lost if lost is None else max(0, lost),
     }
     return (*ended[: trained[-1]], before.model_copy(update=update), *ended[trained[-1] + 1 :])

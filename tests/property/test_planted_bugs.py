@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from finetune_api import repair
 from finetune_api.reasons import Reason
 from finetune_api.status import AttemptRecord, Evidence
 from finetune_api.v1alpha1 import FineTuneJob
-from finetune_operator import avoid, case, controller, decide, ending, evidence, failure, manifests, restarts
+from finetune_operator import avoid, case, cluster, controller, decide, ending, evidence, failure, manifests, restarts
 from finetune_operator import reconcile as shell
 from finetune_operator.case import Case, Decision
 from finetune_operator.cluster import KubernetesCluster, ObjectRef
@@ -218,6 +219,22 @@ def delete_what_is_somebody_elses(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KubernetesCluster, "_find_ours", find)
 
 
+def take_a_namesakes_objects_for_somebody_elses(patch: pytest.MonkeyPatch) -> None:
+    """What a deleted job of the same name left has the name for ever."""
+    patch.setattr(cluster, "_full_name", lambda owner: (owner["uid"], "", ""))
+
+
+def hold_machines_for_a_quota(patch: pytest.MonkeyPatch) -> None:
+    """Nodes are released that wait for others without a place, but not for others that are refused."""
+    for module in (case, decide):
+        patch.setattr(module, "INCOMPLETE_REASONS", frozenset({Reason.UNSCHEDULABLE}))
+
+
+def wait_for_a_time_that_a_wrong_clock_named(patch: pytest.MonkeyPatch) -> None:
+    """A delay of the next attempt is one until an hour on the wall."""
+    patch.setattr(decide, "_delay", lambda record, now: max(timedelta(), (record.not_before or now) - now))
+
+
 PLANTED = (
     (never_ask_for_a_fresh_list, "stale_caches"),
     (take_absence_from_the_cache_for_loss, "operator_troubles"),
@@ -243,6 +260,9 @@ PLANTED = (
     (hold_machines_for_ever, "hard_times"),
     (learn_from_less, "hard_times"),
     (delete_what_is_somebody_elses, "anything"),
+    (take_a_namesakes_objects_for_somebody_elses, "meddling"),
+    (hold_machines_for_a_quota, "meddling"),
+    (wait_for_a_time_that_a_wrong_clock_named, "meddling"),
 )
 
 

@@ -30,7 +30,7 @@ def pod(name: str, *, node_rank: str = "0", **spec: object) -> Raw:
 async def end_brief_pods(world: World) -> None:
     """What a command that fails at once would do."""
     while True:
-        for _, body in world.pods():
+        for _, body in world.all_pods():
             process, _ = world.machines.processes.get(body["metadata"]["uid"], (None, None))
             if process and process.alive and body["spec"].get("schedulerName") == BRIEF:
                 world.trainer.kill(process, code=1)
@@ -69,7 +69,7 @@ async def lose_a_machine(what: Callable[[World, Machine], None]) -> list[tuple[b
     [(process, machine)] = world.machines.processes.values()
 
     def look() -> tuple[bool, bool, bool, str]:
-        there = [body for _, body in world.pods()]
+        there = [body for _, body in world.all_pods()]
         reasons = [
             c["reason"] for body in there for c in body["status"]["conditions"] if c["type"] == "DisruptionTarget"
         ]

@@ -66,6 +66,7 @@ class SimulatedApiServer:
         self.oldest_version = 0  # a watch from before this is 410 Gone
         self.history: list[Change] = []
         self.listeners: list[Callable[[Change], None]] = []
+        self.pod_quota: int | None = None  # for operators
         self._committed = asyncio.Event()
 
     def get(self, key: Key) -> Raw | None:
@@ -102,6 +103,9 @@ class SimulatedApiServer:
             text = f'{COLLECTIONS[key.kind][1]} "{key.name}" already exists'
             text = f"object is being deleted: {text}" if "deletionTimestamp" in there["metadata"] else text
             raise ApiError(text, status=409, reason="AlreadyExists")
+        if key.kind == "Pod" and self.pod_quota is not None and self._running_pods() >= self.pod_quota:
+            text = f'pods "{key.name}" is forbidden: exceeded quota: few, requested: pods=1, limited: {self.pod_quota}'
+            raise ApiError(text, status=403, reason="Forbidden")
         self._uids += 1
         metadata = {**given, "uid": f"uid-{self._uids}", "creationTimestamp": stamp(self.now())}
         body: Raw = {**manifest, "metadata": metadata}
@@ -149,6 +153,9 @@ class SimulatedApiServer:
     async def wait_for_commit(self) -> None:
         """Until the next commit."""
         await self._committed.wait()
+
+    def _running_pods(self) -> int:
+        return sum(pod["status"]["phase"] not in TERMINAL for _, pod in self.all("Pod"))
 
     def _read(self, key: Key) -> Raw:
         if (there := self._objects.get(key)) is None:

@@ -42,7 +42,7 @@ class Promise(StrEnum):
     """What must come of a history, whatever happens on the way."""
 
     END = "ends, or waits for what it names"
-    COMPLETE = "is complete, or waits for machines"
+    COMPLETE = "is complete, or waits for what it names"
     UNDISTURBED = "is complete in the first attempt"
 
 
@@ -125,7 +125,7 @@ async def _live(world: World, monitor: Monitor, scenario: Scenario) -> None:
     if monitor.violations:
         return
     if not ended:
-        if not _waits_for_machines(world):
+        if not _waits_rightly(world):
             monitor.report(f"no end: {world.status.get('phase')} {world.status.get('conditions')}")
         return
     await _advance(world, monitor, until=None, limit=SETTLING_SECONDS)
@@ -173,15 +173,17 @@ async def _advance(world: World, monitor: Monitor, *, until: Callable[[], bool] 
     return until is not None and until()
 
 
-def _waits_for_machines(world: World) -> bool:
-    """There are too few of them, and the status says that it waits for them, or pauses after it has."""
+def _waits_rightly(world: World) -> bool:
+    """There are too few machines, or one that is lost keeps a name, and the status says so, or pauses after it has."""
     said: str = world.status.get("waiting", {}).get("reason", "")
+    if said == Reason.PREDECESSOR_TERMINATING:
+        return any(world.is_lost(pod) for _, pod in world.all_pods())
     pauses = any(record.get("reason") == Reason.GANG_INCOMPLETE for record in world.status.get("attempts", ())[-2:])
     return world.lacks_machines() and (said == Reason.UNSCHEDULABLE or pauses)
 
 
 def _check_promise(world: World, monitor: Monitor, promise: Promise) -> None:
-    if promise is Promise.END or _waits_for_machines(world):
+    if promise is Promise.END or _waits_rightly(world):
         return
     if world.condition("Complete") != "True":
         monitor.report(f"not complete although the program was well: {world.status.get('conditions')}")
@@ -197,7 +199,7 @@ async def _check_rest(world: World, monitor: Monitor) -> None:
         _, machine = world.machines.processes[process.pod_uid]
         if machine.up.is_set():
             monitor.report(f"a process of attempt {process.attempt} still runs on {machine.name}")
-    left = [key.name for key, pod in world.pods() if not world.is_lost(pod)]
+    left = [key.name for key, pod in world.all_pods() if not world.is_lost(pod)]
     if world.job is None and left:
         monitor.report(f"the job is gone, but these are left: {left}")
     before = len(world.server.history)

@@ -27,6 +27,7 @@ class Machine:
     tainted: bool = False  # nothing is placed there
     taken: bool = False  # by other people's pods
     broken: bool = False  # its GPU
+    refuses: bool = False  # its kubelet has less room than the scheduler believes
     losses: int = 0
 
     @property
@@ -139,6 +140,9 @@ class Machines:
         if machine.up.is_set() and self._is_leaving(key, uid):
             self._remove(key, uid)
             return
+        if machine.refuses and machine.up.is_set():
+            self.set_status(key, phase="Failed", reason="OutOfcpu", message="Pod was rejected: not enough cpu")
+            return
         process = self._trainer.start(read_process(pod))
         self.processes[uid] = process, machine
         if machine.broken:
@@ -210,11 +214,13 @@ def read_process(pod: Raw) -> Process:
     labels = pod["metadata"]["labels"]
     containers = pod["spec"].get("containers") or [{}]
     environment = {variable["name"]: variable.get("value") for variable in containers[0].get("env", ())}
+    job_uid = labels[names.JOB_UID]
     return Process(
+        job_uid=job_uid,
         attempt=int(environment.get(names.ENV_ATTEMPT) or labels[names.ATTEMPT]),
         node_rank=int(environment.get("NODE_RANK") or labels[names.NODE_RANK]),
         num_nodes=int(environment.get("NNODES") or 2),
-        rendezvous=f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}",
+        rendezvous=f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}/{job_uid}",
         pod_uid=pod["metadata"]["uid"],
     )
 

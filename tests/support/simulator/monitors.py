@@ -7,7 +7,8 @@ from finetune_api.reasons import Reason
 from finetune_api.status import AttemptRecord, AttemptState, Fault, JobStatus, RestartCounts
 from finetune_api.v1alpha1 import RestartPolicy
 from finetune_operator import names
-from finetune_operator.observe import controller, observe_pod
+from finetune_operator.observe import NodeObservation, controller, observe_pod
+from finetune_operator.waiting import INCOMPLETE_REASONS
 from support.simulator.apiserver import Change, Raw
 from support.simulator.node_controllers import FORCING
 from support.simulator.world import World
@@ -37,7 +38,8 @@ class Monitor:
         self._given_up: set[str] = set()  # pods that could run no more, whatever was written on them later
         self._newest: dict[str, str] = {}  # uid of the last pod of each name
         self._last: tuple[Raw, JobStatus] = ({}, JobStatus())  # the job as it was last written
-        self._idle: tuple[int | None, float] = (None, 0.0)  # attempt, seconds of nodes that wait for room for others
+        # job and attempt, and for how many seconds nodes that run have waited for others that cannot
+        self._idle: tuple[tuple[str, int | None], float] = (("", None), 0.0)
         world.server.listeners.append(self._hear)
 
     def report(self, what: str) -> None:
@@ -45,28 +47,29 @@ class Monitor:
         self.violations.append(f"{self._world.time:8.3f} {what}")
 
     def check_idle(self, seconds: float) -> None:
-        """Once in so many seconds: nodes that run do not hold their machines for others that find no room."""
+        """Once in so many seconds: nodes that run do not hold their machines for others that cannot."""
         status, job = self._status(), self._world.job
         attended = any(operator.alive and not operator.link.cut for operator in self._world.operators)
-        if job is None or status.waiting is None or status.waiting.reason != Reason.UNSCHEDULABLE:
-            self._idle = None, 0.0
+        if job is None or status.waiting is None or status.waiting.reason not in INCOMPLETE_REASONS:
+            self._idle = ("", None), 0.0
             return
         present = [p for _, p in self._world.pods() if p["metadata"]["labels"][names.ATTEMPT] == str(status.attempt)]
         held = any("running" in _state(pod) and not self._world.is_lost(pod) for pod in present)
-        attempt, idle = self._idle if self._idle[0] == status.attempt and held else (status.attempt, 0.0)
+        attempt = self._world.job_uid, status.attempt
+        idle = self._idle[1] if self._idle[0] == attempt and held else 0.0
         self._idle = attempt, idle + seconds * attended
         limit = job["spec"].get("startupDeadlineSeconds", DEFAULT_STARTUP_SECONDS)
         if limit and idle > limit + ATTENDING_SECONDS:
-            self.report(f"nodes of attempt {attempt} waited {idle} s for others that find no room")
+            self.report(f"nodes of attempt {status.attempt} waited {idle} s for others that do not start")
 
     def check_output(self) -> None:
         """Who published what: an older attempt never after a newer one took the lock, and one result."""
-        folder = self._world.trainer.folder
-        groups = [(publication.attempt, publication.group) for publication in folder.publications]
-        if groups != sorted(groups):
-            self.report(f"older pods published after newer ones (attempt, set of pods): {groups}")
-        if [publication.what for publication in folder.publications].count("result") > 1:
-            self.report("two results were published")
+        for folder in self._world.trainer.folders.values():
+            groups = [(publication.attempt, publication.group) for publication in folder.publications]
+            if groups != sorted(groups):
+                self.report(f"older pods published after newer ones (attempt, set of pods): {groups}")
+            if [publication.what for publication in folder.publications].count("result") > 1:
+                self.report("two results were published")
         for attempts in self._world.trainer.meetings():
             if len(attempts) > 1:
                 self.report(f"processes of attempts {sorted(attempts)} met at one rendezvous")
@@ -77,7 +80,7 @@ class Monitor:
             self._note_pod(change)
             if change.actor == "scheduler":
                 self._placed(change)
-            if by_operator:
+            if by_operator and change.body["metadata"]["labels"][names.JOB_UID] == self._world.job_uid:
                 found = self._pod_made(change) if change.before is None else self._pod_deleted(change)
                 for what in found:
                     self.report(what)
@@ -97,13 +100,12 @@ class Monitor:
             self._given_up.add(pod.uid)
 
     def _is_foreign(self, body: Raw) -> bool:
-        owned = controller(body) == self._world.job_uid
-        return not owned and body["metadata"]["uid"] != self._world.job_uid
+        return not {controller(body), body["metadata"]["uid"]} & set(self._world.job_uids)
 
     def _placed(self, change: Change) -> None:
         """No attempt comes to a machine that it avoids, nor back to one that is broken."""
         pod, job = observe_pod(change.body, gone=False), self._world.job
-        if pod is None or job is None:
+        if pod is None or job is None or controller(change.body) != self._world.job_uid:
             return
         for record in self._status().attempts:
             if record.attempt == pod.attempt and pod.k8s_node in record.avoids:
@@ -130,6 +132,11 @@ class Monitor:
             yield f"{made.pod_name} was made while the status says attempt {status.attempt}"
         elif status.attempts[-1].state is not AttemptState.STARTING or status.attempts[-1].created:
             yield f"{made.pod_name} was made although its attempt is {status.attempts[-1].state} and created"
+        if not self._world.clocks_ahead:
+            yield from self._others_run(made)
+
+    def _others_run(self, made: NodeObservation) -> Iterator[str]:
+        """Nothing of another attempt, as far as anybody can know."""
         for _, pod in self._world.pods():
             other = observe_pod(pod, gone=False)
             if other is None or other.attempt == made.attempt or other.uid in self._given_up:
@@ -139,7 +146,8 @@ class Monitor:
         for process in self._world.running_processes():
             _, machine = self._world.machines.processes[process.pod_uid]
             excused = machine.losses or process.pod_uid in self._forced
-            if process.attempt != made.attempt and not excused:
+            ours = process.job_uid == self._world.job_uid
+            if ours and process.attempt != made.attempt and not excused:
                 yield f"{made.pod_name} was made while a process of attempt {process.attempt} runs on {machine.name}"
 
     def _pod_deleted(self, change: Change) -> Iterator[str]:
@@ -198,8 +206,8 @@ class Monitor:
 
     def _could_know_better(self, ended: AttemptRecord) -> bool:
         """The node that ended the training has told, or can still tell."""
-        cause = self._world.trainer.causes.get(ended.attempt)
-        if cause is None:
+        cause = self._world.trainer.causes.get((self._world.job_uid, ended.attempt))
+        if cause is None or self._world.clocks_ahead:
             return False
         evidence = next((each for each in ended.evidence if each.node_rank == cause.node_rank), None)
         if evidence and self._newest.get(evidence.pod_name, cause.pod_uid) != cause.pod_uid:
@@ -250,11 +258,11 @@ class Monitor:
 
     def _claims(self, after: JobStatus) -> Iterator[str]:
         holds = {condition.type for condition in after.conditions if condition.status == "True"}
-        if "Complete" in holds and not self._world.trainer.folder.result:
+        if "Complete" in holds and not self._world.trainer.folders[self._world.job_uid].result:
             yield "Complete without a result"
         if ("Complete" in holds) + ("Failed" in holds) != (after.completion_time is not None):
             yield f"an end without its condition, or the other way round: {sorted(holds)}"
-        if "Suspended" not in holds or self._several:
+        if "Suspended" not in holds or self._several or self._world.clocks_ahead:
             return
         for _, pod in self._world.pods():
             node = observe_pod(pod, gone=False)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from finetune_api.status import Progress
@@ -31,12 +31,13 @@ class OperatorProcess:
         link: Link,
         settings: Settings,
         now: Callable[[], datetime],
-        ask_for_progress: Callable[[], Progress | None],
+        ask_for_progress: Callable[[str], Progress | None],
     ) -> None:
         self.link = link
+        self.clock_error = timedelta()
         self._ask_for_progress = ask_for_progress
         self.alive = True
-        run = Pass(KubernetesCluster(link), settings, now)
+        run = Pass(KubernetesCluster(link), settings, lambda: now() + self.clock_error)
         self.controller = Controller(link, run, METRICS, namespaces=(None,))
         self._tasks = [self._spawn(self._start())]
 
@@ -77,9 +78,8 @@ class OperatorProcess:
         """As the poller of progress does; what it is told lives in the operator's memory only."""
         while True:
             await asyncio.sleep(INTERVAL)
-            progress = None if self.link.cut else self._ask_for_progress()
-            if progress is not None:
-                for key in self.controller.jobs:
+            for key in self.controller.jobs:
+                if not self.link.cut and (progress := self._ask_for_progress(key.uid)):
                     self.controller.progress._take(key, progress)
 
     def _tell(self, kind: str, body: Raw) -> None:

@@ -20,6 +20,7 @@ from support.simulator.incidents import (
     rank_killed,
     suspended_for_a_while,
 )
+from support.simulator.meddling import MEDDLING
 from support.simulator.network import CALM, Weather
 from support.simulator.trainer import Workload
 
@@ -110,9 +111,39 @@ def hard_times(choices: Choices) -> Scenario:
     )
 
 
+def meddling(choices: Choices) -> Scenario:
+    """People who get in the way of a patient job, and operators whose clocks jump: it gets through all the same."""
+    fields = {
+        "restartPolicy": {"maxRestarts": 20, "backoffSeconds": 1, "maxBackoffSeconds": 20},
+        "startupDeadlineSeconds": choices.pick((20, 0, 60)),
+    }
+    return Scenario(
+        workload=Workload(
+            num_nodes=choices.pick((2, 1, 3)),
+            total_steps=choices.pick((6, 15, 30)),
+            patience_seconds=choices.pick((120.0, 3600.0)),
+        ),
+        fields=fields,
+        weather=choices.pick((CALM, _weather(choices))),
+        incidents=_happenings(choices, MEDDLING, apart=(10.0, 100.0)),
+        takeovers=_takeovers(choices),
+        faults_end=choices.pick((60.0, 240.0, 600.0)),
+        promise=Promise.COMPLETE,
+    )
+
+
 KINDS: dict[str, Draw] = {
     draw.__name__: draw
-    for draw in (anything, takeovers, stale_caches, failing_nodes, operator_troubles, lost_machines, hard_times)
+    for draw in (
+        anything,
+        takeovers,
+        stale_caches,
+        failing_nodes,
+        operator_troubles,
+        lost_machines,
+        hard_times,
+        meddling,
+    )
 }
 
 

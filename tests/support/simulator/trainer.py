@@ -42,7 +42,10 @@ class Exit:
 class Process:
     """The trainer of one node."""
 
-    def __init__(self, *, attempt: int, node_rank: int, num_nodes: int, rendezvous: str, pod_uid: str) -> None:
+    def __init__(
+        self, *, job_uid: str, attempt: int, node_rank: int, num_nodes: int, rendezvous: str, pod_uid: str
+    ) -> None:
+        self.job_uid = job_uid
         self.attempt = attempt
         self.num_nodes = num_nodes
         self.node_rank = node_rank
@@ -79,12 +82,13 @@ class Group:
 
 
 class Trainer:
-    """All processes of one job, and its folder."""
+    """All processes of a job and of those that had its name before, and their folders."""
 
     def __init__(self, workload: Workload, choices: Choices) -> None:
-        self.folder = Folder()
+        self.folders: defaultdict[str, Folder] = defaultdict(Folder)  # by the job's uid
         self.processes: list[Process] = []
-        self.causes: dict[int, Process] = {}  # by attempt: whose end, or hang, was that of its training
+        # by the job's uid and attempt: whose end, or hang, was that of its training
+        self.causes: dict[tuple[str, int], Process] = {}
         self._workload = workload
         self._choices = choices
         self._groups: defaultdict[str, list[Group]] = defaultdict(list)  # by rendezvous
@@ -132,13 +136,14 @@ class Trainer:
         groups = (group for groups in self._groups.values() for group in groups)
         return [{process.attempt for process in group.members.values()} for group in groups]
 
-    def progress(self) -> Progress | None:
-        """What node rank 0 of the newest group that trains would answer, if asked."""
-        training = [group for groups in self._groups.values() for group in groups if group.state == "training"]
+    def progress(self, job_uid: str) -> Progress | None:
+        """What node rank 0 of the job's newest group that trains would answer, if asked."""
+        groups = (group for groups in self._groups.values() for group in groups if group.state == "training")
+        training = [group for group in groups if group.members[0].job_uid == job_uid]
         return self._progress(training[-1]) if training else None
 
     async def _begin(self, process: Process) -> None:
-        if self.folder.result:
+        if self.folders[process.job_uid].result:
             await asyncio.sleep(1.0)
             self._succeed(process)
             return
@@ -170,22 +175,23 @@ class Trainer:
 
     async def _train(self, group: Group) -> None:
         members = list(group.members.values())
+        folder = self.folders[members[0].job_uid]
         try:
-            self.folder.take_lock(group.attempt)
-            group.step = group.first_step = self.folder.step
+            folder.take_lock(group.attempt)
+            group.step = group.first_step = folder.step
             while group.step < self._workload.total_steps:
                 await asyncio.sleep(self._workload.step_seconds)
                 await group.moving.wait()
                 group.step += 1
                 stop = any(process.stop_requests for process in members)
                 if stop or group.step % self._workload.save_steps == 0:
-                    self.folder.save(self._publication(group, f"step-{group.step:08d}"), step=group.step)
+                    folder.save(self._publication(group, f"step-{group.step:08d}"), step=group.step)
                 if stop:
                     group.state = "broken"
                     for process in members:
                         self._end_stopped(process, "stopped as asked; a checkpoint was saved")
                     return
-            self.folder.finish(self._publication(group, "result"))
+            folder.finish(self._publication(group, "result"))
         except LockLost:
             group.state = "broken"
             for process in members:
@@ -259,7 +265,7 @@ class Trainer:
         if group is None or group.state != "training":
             return
         group.state = "broken"
-        self.causes[process.attempt] = group.culprit or process
+        self.causes[process.job_uid, process.attempt] = group.culprit or process
         if group.task is not None:
             group.task.cancel()
         for member in group.members.values():
@@ -287,10 +293,11 @@ class Trainer:
         )
 
     def _progress(self, group: Group) -> Progress:
+        saved = self.folders[group.members[0].job_uid].step
         return Progress(
             step=group.step,
             total_steps=self._workload.total_steps,
-            last_checkpoint=f"step-{self.folder.step:08d}" if self.folder.step else None,
+            last_checkpoint=f"step-{saved:08d}" if saved else None,
             update_time=EPOCH + timedelta(seconds=asyncio.get_running_loop().time()),
         )
 

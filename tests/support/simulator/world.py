@@ -41,6 +41,7 @@ class World:
         self.operators: list[OperatorProcess] = []
         self.several_operators = False
         self.calm = False
+        self.clocks_ahead = False  # an operator may have taken what was left of a grace period for over
         self.to_mend: list[Callable[[], None]] = []
         claim = {"kind": "PersistentVolumeClaim", "metadata": {"namespace": "default"}}
         for name in ("models", "datasets"):
@@ -48,13 +49,8 @@ class World:
             self.server.create(
                 {**claim, "metadata": metadata, "spec": {"accessModes": ["ReadWriteMany"]}}, actor="user"
             )
-        manifest = {
-            "apiVersion": names.API_VERSION,
-            "kind": names.FINETUNEJOB_KIND,
-            "metadata": {"name": JOB.name, "namespace": JOB.namespace},
-            "spec": spec(numNodes=workload.num_nodes, **fields),
-        }
-        self.job_uid: str = self.server.create(manifest, actor="user")["metadata"]["uid"]
+        self.job_uids: list[str] = []  # of the jobs of this name, one after another
+        self.apply(spec(numNodes=workload.num_nodes, **fields))
 
     def now(self) -> datetime:
         """The clock on every wall; an operator looks at it once or twice in a pass."""
@@ -71,6 +67,11 @@ class World:
         return asyncio.get_running_loop().time()
 
     @property
+    def job_uid(self) -> str:
+        """Of the present job, or the last."""
+        return self.job_uids[-1]
+
+    @property
     def job(self) -> Raw | None:
         """The job as the API server has it."""
         return self.server.get(JOB)
@@ -83,6 +84,10 @@ class World:
 
     def pods(self) -> list[tuple[Key, Raw]]:
         """The job's pods that exist, those on their way out too."""
+        return [(key, pod) for key, pod in self.all_pods() if pod["metadata"]["labels"][names.JOB_UID] == self.job_uid]
+
+    def all_pods(self) -> list[tuple[Key, Raw]]:
+        """Also those of jobs that had its name before."""
         return [(key, pod) for key, pod in self.server.all("Pod") if "labels" in pod["metadata"]]
 
     def running_processes(self) -> list[Process]:
@@ -131,6 +136,16 @@ class World:
         for operator in self.operators:
             operator.link.weather = CALM
             operator.link.cut = False
+
+    def apply(self, spec: Raw) -> None:
+        """kubectl apply, where there is no such job."""
+        manifest = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.FINETUNEJOB_KIND,
+            "metadata": {"name": JOB.name, "namespace": JOB.namespace},
+            "spec": spec,
+        }
+        self.job_uids.append(self.server.create(manifest, actor="user")["metadata"]["uid"])
 
     def edit_spec(self, **fields: Any) -> None:
         """A user changes the spec."""
