@@ -25,6 +25,14 @@ class DeletePod:
 
 
 @dataclass(frozen=True)
+class DeleteService:
+    """Remove a Service that somebody edited, so that it can be made anew."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
 class DeleteConfigMap:
     """Remove the ConfigMap of an attempt that is over."""
 
@@ -48,4 +56,4 @@ class Emit:
     key: str
 
 
-Action = Create | DeletePod | DeleteConfigMap | DeleteJob | Emit
+Action = Create | DeletePod | DeleteService | DeleteConfigMap | DeleteJob | Emit

@@ -25,6 +25,7 @@ from finetune_operator.failure import judge_node
 from finetune_operator.manifests import build_children
 from finetune_operator.observe import Life, NodeObservation, Observation
 from finetune_operator.plan import Settings, plan_run
+from finetune_operator.upkeep import keep_up, next_look
 from finetune_operator.waiting import INCOMPLETE_REASONS, refused_for_good
 
 LOOK_AGAIN = timedelta(seconds=5)
@@ -145,6 +146,8 @@ def _still_to_be_made(case: Case) -> Decision | None:
     actions: tuple[Action, ...] = tuple(
         Create(m) for m in missing if m["kind"] != "Service" or not case.seen.service_exists
     )
+    if case.seen.edited_service:
+        actions = (*actions, *keep_up(case))
     if record.attempt > 0:
         previous = names.config_map_name(case.job.metadata.name, record.attempt - 1)
         actions = (*actions, DeleteConfigMap(previous), *case.deletions(older, ABORT_GRACE_SECONDS))
@@ -210,8 +213,9 @@ def _running_or_waiting(case: Case) -> Decision:
         "running_time": record.running_time or (case.now if started else None),
     }
     record = record.model_copy(update={**update, **case.steps})
-    actions = (*_start_events(case, record), *case.deletions(_older(case), ABORT_GRACE_SECONDS))
-    return write(case, with_record(case.status, record), actions=actions)
+    older = case.deletions(_older(case), ABORT_GRACE_SECONDS)
+    actions = (*_start_events(case, record), *older, *keep_up(case))
+    return write(case, with_record(case.status, record), actions=actions, look_again=next_look(case))
 
 
 def _start_events(case: Case, record: AttemptRecord) -> tuple[Action, ...]:

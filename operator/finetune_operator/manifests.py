@@ -50,6 +50,13 @@ def build_service(run: RunPlan) -> Manifest:
     }
 
 
+def names_pods(service: Manifest, job_uid: str) -> bool:
+    """Whether a Service still does what build_service made it for."""
+    spec = service["spec"]
+    headless = spec.get("clusterIP") == "None" and spec.get("publishNotReadyAddresses", False)
+    return bool(headless and spec.get("selector") == {names.JOB_UID: job_uid})
+
+
 def build_config_map(run: RunPlan) -> Manifest:
     """The validated spec, which the trainer parses with the same class; for the user's own image the supervisor too."""
     return {

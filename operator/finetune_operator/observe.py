@@ -53,6 +53,7 @@ class NodeObservation:
     evidence: Evidence
     termination: Termination | None
     started_at: datetime | None = None
+    placed_at: datetime | None = None
 
     @property
     def k8s_node(self) -> str:
@@ -104,7 +105,8 @@ class Observation:
     """What is seen of a job's children. `fresh`: the pods come from a quorum LIST made for this decision."""
 
     nodes: tuple[NodeObservation, ...] = ()
-    service_exists: bool = False
+    service_exists: bool = False  # and gives the pods names
+    edited_service: str = ""  # uid of one that does so no more
     progress: Progress | None = None
     claims: tuple[Claim, ...] | None = None
     refusals: tuple[Refusal, ...] = ()
@@ -157,6 +159,7 @@ def observe_pod(pod: Raw, *, gone: bool) -> NodeObservation | None:
         evidence=_evidence(pod, terminated or {}, termination, node_rank=node_rank, gone=gone),
         termination=termination,
         started_at=parse_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
+        placed_at=_placed_at(status),
     )
 
 
@@ -209,6 +212,15 @@ def _waiting(status: Raw, container: Raw) -> Waiting | None:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return Waiting(condition.get("reason", "Unschedulable"), condition.get("message", ""))
     return None
+
+
+def _placed_at(status: Raw) -> datetime | None:
+    times = (
+        condition.get("lastTransitionTime")
+        for condition in status.get("conditions") or []
+        if condition["type"] == "PodScheduled" and condition["status"] == "True"
+    )
+    return parse_time(next(times, None))
 
 
 def _evidence(pod: Raw, terminated: Raw, said: Termination | None, *, node_rank: int, gone: bool) -> Evidence:

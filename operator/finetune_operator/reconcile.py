@@ -12,11 +12,12 @@ from pydantic import ValidationError
 from finetune_api.status import AttemptState, JobStatus, Progress
 from finetune_api.v1alpha1 import FineTuneJob, ObjectMeta
 from finetune_operator import names
-from finetune_operator.actions import Action, Create, DeleteConfigMap, DeleteJob, DeletePod, Emit
+from finetune_operator.actions import Action, Create, DeleteConfigMap, DeleteJob, DeletePod, DeleteService, Emit
 from finetune_operator.cluster import Cluster, ClusterError, NameTaken, ObjectRef, Refused
 from finetune_operator.conditions import essence
 from finetune_operator.decide import decide
 from finetune_operator.invalid import decide_invalid, explain
+from finetune_operator.manifests import names_pods
 from finetune_operator.observe import Claim, Observation, Refusal, controller, observe_pods
 from finetune_operator.plan import Settings
 from finetune_operator.waiting import claim_names
@@ -98,9 +99,11 @@ def _observe(job: FineTuneJob, seen: Seen) -> Observation:
     if progress and record and record.start_time and progress.update_time and progress.update_time < record.start_time:
         progress = None  # an older attempt's
     uid = job.metadata.uid
+    services = [service for service in seen.services if controller(service) == uid]
     return Observation(
         nodes=observe_pods(seen.pods, seen.gone),
-        service_exists=any(controller(service) == uid for service in seen.services),
+        service_exists=any(names_pods(service, uid) for service in services),
+        edited_service=next((service["metadata"]["uid"] for service in services if not names_pods(service, uid)), ""),
         progress=progress,
         refusals=seen.refusals,
     )
@@ -143,6 +146,8 @@ async def _act(run: Pass, job: ObjectMeta, action: Action) -> None:
             await run.cluster.create(manifest)
         case DeletePod(name, uid, grace_seconds):
             await run.cluster.delete(ObjectRef("Pod", namespace, name, uid), grace_seconds=grace_seconds)
+        case DeleteService(name, uid):
+            await run.cluster.delete(ObjectRef("Service", namespace, name, uid))
         case DeleteConfigMap(name):
             await run.cluster.delete(ObjectRef("ConfigMap", namespace, name, ""))
         case DeleteJob(uid):

@@ -235,6 +235,16 @@ def wait_for_a_time_that_a_wrong_clock_named(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decide, "_delay", lambda record, now: max(timedelta(), (record.not_before or now) - now))
 
 
+def leave_what_people_delete(patch: pytest.MonkeyPatch) -> None:
+    """A ConfigMap is made once, whatever becomes of it."""
+    patch.setattr(decide, "next_look", lambda c: None)
+
+
+def leave_what_people_edit(patch: pytest.MonkeyPatch) -> None:
+    """A Service of the job is the job's Service."""
+    patch.setattr(shell, "names_pods", lambda service, job_uid: True)
+
+
 PLANTED = (
     (never_ask_for_a_fresh_list, "stale_caches"),
     (take_absence_from_the_cache_for_loss, "operator_troubles"),
@@ -263,6 +273,8 @@ PLANTED = (
     (take_a_namesakes_objects_for_somebody_elses, "meddling"),
     (hold_machines_for_a_quota, "meddling"),
     (wait_for_a_time_that_a_wrong_clock_named, "meddling"),
+    (leave_what_people_delete, "meddling"),
+    (leave_what_people_edit, "meddling"),
 )
 
 

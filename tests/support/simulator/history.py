@@ -170,6 +170,7 @@ async def _advance(world: World, monitor: Monitor, *, until: Callable[[], bool] 
             monitor.report("no rest: too many writes")
         await asyncio.sleep(TICK_SECONDS)
         monitor.check_idle(TICK_SECONDS)
+        monitor.check_service(TICK_SECONDS)
     return until is not None and until()
 
 

@@ -105,7 +105,7 @@ class Machines:
             self.set_status(key, actor="scheduler", conditions=[unplaced])
             await asyncio.sleep(POLL_SECONDS)
         machine = self._choices.pick(fitting)
-        placed = {"type": "PodScheduled", "status": "True"}
+        placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(self._server.now())}
         pod = self._server.change(
             key,
             actor="scheduler",
@@ -133,9 +133,10 @@ class Machines:
         await asyncio.sleep(self._choices.pick((0.5, 2.0, 6.0)))
         if not machine.kubelet:
             await machine.up.wait()
-        while not self.image and not (machine.up.is_set() and self._is_leaving(key, uid)):
+        while not (machine.up.is_set() and self._is_leaving(key, uid)) and not (self.image and self._mounts(pod)):
             await machine.up.wait()
-            self._report(key, uid, {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
+            if not self.image:
+                self._report(key, uid, {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
             await asyncio.sleep(POLL_SECONDS)
         if machine.up.is_set() and self._is_leaving(key, uid):
             self._remove(key, uid)
@@ -154,6 +155,12 @@ class Machines:
                 self.spawn(self._terminate(process, machine, after=2.0, grace=ORPHAN_GRACE_SECONDS))
         self._report(key, uid, state, phase="Running")
         await self._report_end(key, uid, process, machine)
+
+    def _mounts(self, pod: Raw) -> bool:
+        """Whether its ConfigMaps are there; if not, only events tell of it."""
+        wanted = (volume.get("configMap", {}).get("name") for volume in pod["spec"].get("volumes", ()))
+        keys = (Key("ConfigMap", pod["metadata"]["namespace"], name) for name in wanted if name)
+        return all(self._server.get(key) for key in keys)
 
     async def _report_end(self, key: Key, uid: str, process: Process, machine: Machine) -> None:
         how = await process.ended

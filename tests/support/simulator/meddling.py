@@ -40,6 +40,13 @@ def service_deleted(world: World) -> None:
     world.delete(Key("Service", JOB.namespace, names.service_name(JOB.name)), {})
 
 
+def service_edited(world: World) -> None:
+    """kubectl edit service: it selects nothing any more."""
+    key = Key("Service", JOB.namespace, names.service_name(JOB.name))
+    if service := world.server.get(key):
+        world.server.change(key, actor="user", spec={**service["spec"], "selector": {"app": "another"}})
+
+
 def config_map_deleted(world: World) -> None:
     """kubectl delete configmap, of the present attempt."""
     world.delete(Key("ConfigMap", JOB.namespace, names.config_map_name(JOB.name, world.status.get("attempt") or 0)), {})
@@ -72,7 +79,18 @@ def clock_jumped(world: World) -> None:
 
 MEDDLING: tuple[Incident, ...] = (  # the commonest more than once
     *(4 * (made_again, quota_spent)),
-    *(2 * (service_deleted, config_map_deleted, pods_refused, clock_jumped, rank_killed, suspended_for_a_while)),
+    *(
+        2
+        * (
+            service_deleted,
+            service_edited,
+            config_map_deleted,
+            pods_refused,
+            clock_jumped,
+            rank_killed,
+            suspended_for_a_while,
+        )
+    ),
     pod_deleted,
     operator_crashed,
     machine_lost,

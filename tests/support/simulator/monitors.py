@@ -7,11 +7,12 @@ from finetune_api.reasons import Reason
 from finetune_api.status import AttemptRecord, AttemptState, Fault, JobStatus, RestartCounts
 from finetune_api.v1alpha1 import RestartPolicy
 from finetune_operator import names
+from finetune_operator.manifests import names_pods
 from finetune_operator.observe import NodeObservation, controller, observe_pod
 from finetune_operator.waiting import INCOMPLETE_REASONS
-from support.simulator.apiserver import Change, Raw
+from support.simulator.apiserver import Change, Key, Raw
 from support.simulator.node_controllers import FORCING
-from support.simulator.world import World
+from support.simulator.world import JOB, World
 
 NEXT_STATES = {
     AttemptState.STARTING: {"Starting", "Running", "Stopping", "Failed", "Succeeded"},
@@ -24,6 +25,8 @@ NEXT_STATES = {
 
 
 DEFAULT_STARTUP_SECONDS = 600
+LIVING = (AttemptState.STARTING, AttemptState.RUNNING)
+SERVICE = Key("Service", JOB.namespace, names.service_name(JOB.name))
 ATTENDING_SECONDS = 120.0  # that an operator which is there may need, in any weather
 
 
@@ -40,6 +43,7 @@ class Monitor:
         self._last: tuple[Raw, JobStatus] = ({}, JobStatus())  # the job as it was last written
         # job and attempt, and for how many seconds nodes that run have waited for others that cannot
         self._idle: tuple[tuple[str, int | None], float] = (("", None), 0.0)
+        self._nameless = 0.0  # seconds that pods which live have had no Service
         world.server.listeners.append(self._hear)
 
     def report(self, what: str) -> None:
@@ -61,6 +65,16 @@ class Monitor:
         limit = job["spec"].get("startupDeadlineSeconds", DEFAULT_STARTUP_SECONDS)
         if limit and idle > limit + ATTENDING_SECONDS:
             self.report(f"nodes of attempt {status.attempt} waited {idle} s for others that do not start")
+
+    def check_service(self, seconds: float) -> None:
+        """Once in so many seconds: an attempt's pods do not stay without names."""
+        status, service = self._status(), self._world.server.get(SERVICE)
+        lives = status.attempts and status.attempts[-1].created and status.attempts[-1].state in LIVING
+        named = service is not None and names_pods(service, self._world.job_uid)
+        attended = any(operator.alive and not operator.link.cut for operator in self._world.operators)
+        self._nameless = self._nameless + seconds * attended if lives and not named else 0.0
+        if self._nameless > ATTENDING_SECONDS:
+            self.report(f"attempt {status.attempt} had no Service, or one that was edited, for {self._nameless} s")
 
     def check_output(self) -> None:
         """Who published what: an older attempt never after a newer one took the lock, and one result."""

@@ -114,7 +114,12 @@ def hard_times(choices: Choices) -> Scenario:
 def meddling(choices: Choices) -> Scenario:
     """People who get in the way of a patient job, and operators whose clocks jump: it gets through all the same."""
     fields = {
-        "restartPolicy": {"maxRestarts": 20, "backoffSeconds": 1, "maxBackoffSeconds": 20},
+        "restartPolicy": {
+            "maxRestarts": 20,
+            "maxInfrastructureRestarts": 50,
+            "backoffSeconds": 1,
+            "maxBackoffSeconds": 20,
+        },
         "startupDeadlineSeconds": choices.pick((20, 0, 60)),
     }
     return Scenario(

@@ -110,6 +110,13 @@ def test_a_pod_without_a_place_says_why(conditions: list[Raw], expected: Waiting
     assert look(pod(OF, 0, conditions=conditions)).waiting == expected
 
 
+def test_a_pod_was_placed_when_the_scheduler_says() -> None:
+    since = {"lastTransitionTime": "2026-01-01T12:00:00Z"}
+    assert look(pod(OF, 0, conditions=[{**condition("PodScheduled", "False"), **since}])).placed_at is None
+    assert look(pod(OF, 0, conditions=[condition("PodScheduled", "True")])).placed_at is None
+    assert look(pod(OF, 0, conditions=[{**condition("PodScheduled", "True"), **since}])).placed_at == NOW
+
+
 def test_a_pod_has_a_place_as_soon_as_it_has_a_node() -> None:
     placed = pod(OF, 0)
     nowhere = {**placed, "spec": {key: value for key, value in placed["spec"].items() if key != "nodeName"}}

@@ -201,6 +201,26 @@ async def test_a_service_of_somebody_else_is_not_the_jobs() -> None:
     assert "create Service bert" in cluster.asked
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        pytest.param({"selector": {"app": "theirs"}}, id="it selects others"),
+        pytest.param({"publishNotReadyAddresses": False}, id="names come too late"),
+        pytest.param({"type": "ExternalName", "externalName": "example.com", "clusterIP": ""}, id="another type"),
+    ],
+)
+async def test_a_service_that_was_edited_is_deleted_and_no_other(edit: Raw) -> None:
+    service = build_service(plan_run(job(), attempt=0, settings=SETTINGS))
+    metadata = {**service["metadata"], "uid": "uid-9"}
+    made_so = {"metadata": metadata, "spec": {**service["spec"], "type": "ClusterIP", "sessionAffinity": "None"}}
+    edited = {"metadata": metadata, "spec": {**service["spec"], **edit}}
+    of = body(after(running_pods()))
+    for there, asked in ((made_so, []), (edited, ["delete Service bert uid-9"])):
+        cluster = RecordingCluster(pods=running_pods())
+        await one_pass(cluster, of, Seen(pods=running_pods(), services=(there,)))
+        assert cluster.asked == asked
+
+
 async def test_a_spec_that_cannot_be_read_fails_once_and_in_words() -> None:
     cluster = RecordingCluster()
     first = await one_pass(cluster, body(numNodes=0))
