@@ -53,7 +53,6 @@ class Monitor:
     def check_idle(self, seconds: float) -> None:
         """Once in so many seconds: nodes that run do not hold their machines for others that cannot."""
         status, job = self._status(), self._world.job
-        attended = any(operator.alive and not operator.link.cut for operator in self._world.operators)
         if job is None or status.waiting is None or status.waiting.reason not in INCOMPLETE_REASONS:
             self._idle = ("", None), 0.0
             return
@@ -61,20 +60,25 @@ class Monitor:
         held = any("running" in _state(pod) and not self._world.is_lost(pod) for pod in present)
         attempt = self._world.job_uid, status.attempt
         idle = self._idle[1] if self._idle[0] == attempt and held else 0.0
-        self._idle = attempt, idle + seconds * attended
+        self._idle = attempt, idle + seconds * self._attended()
         limit = job["spec"].get("startupDeadlineSeconds", DEFAULT_STARTUP_SECONDS)
         if limit and idle > limit + ATTENDING_SECONDS:
             self.report(f"nodes of attempt {status.attempt} waited {idle} s for others that do not start")
 
     def check_service(self, seconds: float) -> None:
         """Once in so many seconds: an attempt's pods do not stay without names."""
-        status, service = self._status(), self._world.server.get(SERVICE)
-        lives = status.attempts and status.attempts[-1].created and status.attempts[-1].state in LIVING
+        status, job, service = self._status(), self._world.job, self._world.server.get(SERVICE)
+        stays = job is not None and "deletionTimestamp" not in job["metadata"]
+        lives = stays and status.attempts and status.attempts[-1].created and status.attempts[-1].state in LIVING
         named = service is not None and names_pods(service, self._world.job_uid)
-        attended = any(operator.alive and not operator.link.cut for operator in self._world.operators)
-        self._nameless = self._nameless + seconds * attended if lives and not named else 0.0
+        self._nameless = self._nameless + seconds * self._attended() if lives and not named else 0.0
         if self._nameless > ATTENDING_SECONDS:
             self.report(f"attempt {status.attempt} had no Service, or one that was edited, for {self._nameless} s")
+
+    def _attended(self) -> bool:
+        """An operator is there that sees, can act and knows what time it is."""
+        operators = (operator for operator in self._world.operators if operator.alive and not operator.link.cut)
+        return any(abs(operator.clock_error.total_seconds()) < ATTENDING_SECONDS for operator in operators)
 
     def check_output(self) -> None:
         """Who published what: an older attempt never after a newer one took the lock, and one result."""
