@@ -59,6 +59,12 @@ class Reason(StrEnum):
         None,
         "Objects of a deleted job of the same name are still there; waited for until they are gone.",
     )
+    VOLUMES_NOT_READY = (
+        "VolumesNotReady",
+        None,
+        "A pod has a machine, but a volume or its network is missing (a claim, a Secret, a driver); waited for.",
+    )
+    CONTAINER_CREATING = "ContainerCreating", None, "A pod has a machine, and its image has been pulled for a minute."
     IMAGE_PULL_FAILED = (
         "ImagePullFailed",
         Fault.USER,

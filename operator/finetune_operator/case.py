@@ -51,7 +51,7 @@ class Case:
     @property
     def wait(self) -> Wait | None:
         """Why pods do not start, if any attempt was begun."""
-        return waiting_for(self.job, self.seen, self.nodes) if self.status.attempts else None
+        return waiting_for(self.job, self.seen, self.nodes, self.now) if self.status.attempts else None
 
     @property
     def deadline(self) -> datetime | None:

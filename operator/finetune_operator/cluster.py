@@ -94,6 +94,7 @@ COLLECTIONS = {
     names.FINETUNEJOB_KIND: (f"/apis/{names.API_VERSION}", names.FINETUNEJOB[2]),
 }
 REFUSALS = frozenset({400, 403, 413, 422})
+WEBHOOK_FAILED = "failed calling webhook"  # with status 500, while the API server itself is well
 
 
 def collection_path(kind: str, namespace: str | None) -> str:
@@ -154,7 +155,7 @@ class KubernetesCluster:
         except ApiError as error:
             if error.status == 409 and error.reason == "AlreadyExists":
                 await self._accept_existing(manifest)
-            elif error.status in REFUSALS:
+            elif error.status in REFUSALS or WEBHOOK_FAILED in error.message:
                 raise Refused(error.message, status=error.status, kind=kind, name=metadata["name"]) from error
             else:  # among them 409 Conflict: two creates raced for the same quota
                 raise ClusterError(error.message, retry_after=error.retry_after) from error

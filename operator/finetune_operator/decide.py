@@ -227,7 +227,14 @@ def _start_events(case: Case, record: AttemptRecord) -> tuple[Action, ...]:
         return (Emit("Normal", Reason.RUNNING, message, f"running-{record.attempt}"),)
     wait, told = case.wait, case.status.waiting
     if wait is not None and (told is None or told.reason != wait.reason):
-        return (Emit("Warning", wait.reason, wait.message, f"waiting-{record.attempt}-{wait.reason}"),)
+        return (
+            Emit(
+                "Normal" if wait.usual else "Warning",
+                wait.reason,
+                wait.message,
+                f"waiting-{record.attempt}-{wait.reason}",
+            ),
+        )
     return ()
 
 

@@ -54,6 +54,7 @@ class NodeObservation:
     termination: Termination | None
     started_at: datetime | None = None
     placed_at: datetime | None = None
+    ready_to_start: bool | None = None  # volumes and network are; None where the kubelet does not tell
 
     @property
     def k8s_node(self) -> str:
@@ -68,6 +69,11 @@ class NodeObservation:
     def succeeded(self) -> bool:
         """It ended well and says that the result was published: exit 0 alone proves nothing."""
         return self.evidence.exit_code == 0 and self.evidence.outcome == Outcome.SUCCEEDED
+
+    @property
+    def being_made(self) -> bool:
+        """It has a machine, whose kubelet has neither started its container nor told why not."""
+        return self.life is Life.PENDING and self.placed_at is not None and self.waiting is None
 
     def may_run(self, now: datetime) -> bool:
         """Whether a process of it may still run: not ended, and not given up together with its lost k8s node."""
@@ -146,6 +152,7 @@ def observe_pod(pod: Raw, *, gone: bool) -> NodeObservation | None:
     message = (terminated or {}).get("message")
     termination = parse_termination(message)
     deleted = metadata.get("deletionTimestamp")
+    placed, ready = _condition(status, "PodScheduled"), _condition(status, "PodReadyToStartContainers")
     return NodeObservation(
         attempt=attempt,
         node_rank=node_rank,
@@ -159,7 +166,8 @@ def observe_pod(pod: Raw, *, gone: bool) -> NodeObservation | None:
         evidence=_evidence(pod, terminated or {}, termination, node_rank=node_rank, gone=gone),
         termination=termination,
         started_at=parse_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
-        placed_at=_placed_at(status),
+        placed_at=parse_time(placed.get("lastTransitionTime")) if placed.get("status") == "True" else None,
+        ready_to_start={"True": True, "False": False}.get(ready.get("status", "")),
     )
 
 
@@ -208,26 +216,20 @@ def _waiting(status: Raw, container: Raw) -> Waiting | None:
         waiting = (status_of.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") and waiting["reason"] not in ("ContainerCreating", "PodInitializing"):
             return Waiting(waiting["reason"], waiting.get("message", ""), image)
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return Waiting(condition.get("reason", "Unschedulable"), condition.get("message", ""))
+    placed = _condition(status, "PodScheduled")
+    if placed.get("status") == "False":
+        return Waiting(placed.get("reason", "Unschedulable"), placed.get("message", ""))
     return None
 
 
-def _placed_at(status: Raw) -> datetime | None:
-    times = (
-        condition.get("lastTransitionTime")
-        for condition in status.get("conditions") or []
-        if condition["type"] == "PodScheduled" and condition["status"] == "True"
-    )
-    return parse_time(next(times, None))
+def _condition(status: Raw, kind: str) -> Raw:
+    return next((condition for condition in status.get("conditions") or [] if condition["type"] == kind), {})
 
 
 def _evidence(pod: Raw, terminated: Raw, said: Termination | None, *, node_rank: int, gone: bool) -> Evidence:
     status = pod.get("status") or {}
-    disruption: Raw = next(
-        (c for c in status.get("conditions") or [] if c["type"] == "DisruptionTarget" and c["status"] == "True"), {}
-    )
+    disruption = _condition(status, "DisruptionTarget")
+    disruption = disruption if disruption.get("status") == "True" else {}
     return Evidence(
         node_rank=node_rank,
         pod_name=pod["metadata"]["name"],

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from finetune_api.reasons import Reason
 from finetune_api.v1alpha1 import FineTuneJob
@@ -14,30 +15,34 @@ IMAGE_REASONS = frozenset(
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError"})
 SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 # which may keep some nodes of a gang away while others run
-INCOMPLETE_REASONS = frozenset({Reason.UNSCHEDULABLE, Reason.CREATE_REFUSED, Reason.PREDECESSOR_TERMINATING})
-FORBIDDEN, UNPROCESSABLE, BAD_REQUEST = 403, 422, 400
+INCOMPLETE_REASONS = frozenset(
+    {Reason.UNSCHEDULABLE, Reason.CREATE_REFUSED, Reason.PREDECESSOR_TERMINATING, Reason.VOLUMES_NOT_READY}
+)
+MAKING_PATIENCE = timedelta(seconds=60)  # with a container that is being made, before it is told
+FORBIDDEN, UNPROCESSABLE, BAD_REQUEST, INTERNAL_ERROR = 403, 422, 400, 500
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Why pods do not start. `image`: waited for with a limit; `hopeless`: no time will help."""
+    """Why pods do not start. `image`: waited for with a limit; `hopeless`: no time will help; `usual`: time will."""
 
     reason: str
     message: str
     image: bool = False
     hopeless: bool = False
+    usual: bool = False
 
 
-def waiting_for(job: FineTuneJob, seen: Observation, nodes: Sequence[NodeObservation]) -> Wait | None:
+def waiting_for(job: FineTuneJob, seen: Observation, nodes: Sequence[NodeObservation], now: datetime) -> Wait | None:
     """The most telling reason why not all pods run, or None if nothing is known to be missing."""
     for refusal in seen.refusals:
-        if refusal.status == FORBIDDEN:
+        if refusal.status in (FORBIDDEN, INTERNAL_ERROR):
             return Wait(Reason.CREATE_REFUSED, f"{refusal.kind} {refusal.name}: {refusal.message}")
         if refusal.leaving:
             return Wait(Reason.PREDECESSOR_TERMINATING, f"{refusal.message}; waited for until it is gone")
     blocked = [(node, node.waiting) for node in nodes if node.life is Life.PENDING and node.waiting]
     if not blocked:
-        return None
+        return _being_made(nodes, now)
     avoids = ", ".join(job.status.attempts[-1].avoids) if job.status.attempts else ""
     away = f"; kept away from {avoids}, which failed this job before" if avoids else ""
     share = f"{len(blocked)} of {job.spec.num_nodes} pods"
@@ -59,6 +64,17 @@ def _explain(node: NodeObservation, waiting: Waiting, share: str, away: str) -> 
     if waiting.reason == Reason.UNSCHEDULABLE:
         return Wait(Reason.UNSCHEDULABLE, f"{share} cannot be placed: {waiting.message}{away}")
     return Wait(waiting.reason, f"{node.pod_name}: {waiting.message}")
+
+
+def _being_made(nodes: Sequence[NodeObservation], now: datetime) -> Wait | None:
+    """Of kubelets that have taken long and say nothing: what they are at."""
+    slow = [n for n in nodes if n.being_made and n.placed_at is not None and now >= n.placed_at + MAKING_PATIENCE]
+    for node in sorted(slow, key=lambda node: node.ready_to_start is not False):
+        where, more = f"{node.pod_name} on {node.k8s_node}", f"kubectl describe pod {node.pod_name} tells more"
+        if node.ready_to_start is False:
+            return Wait(Reason.VOLUMES_NOT_READY, f"{where}: its volumes or network are not ready; {more}")
+        return Wait(Reason.CONTAINER_CREATING, f"{where}: its image is being pulled or unpacked; {more}", usual=True)
+    return None
 
 
 def claim_names(job: FineTuneJob) -> tuple[str, ...]:

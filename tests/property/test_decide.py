@@ -60,6 +60,8 @@ nodes = st.builds(
     ),
     evidence=evidences,
     termination=st.one_of(st.none(), st.builds(Termination, first_step=st.sampled_from((None, 3)))),
+    placed_at=moments,
+    ready_to_start=st.sampled_from((None, True, False)),
 )
 
 refusals = st.builds(
@@ -76,6 +78,7 @@ observations = st.builds(
     Observation,
     nodes=st.lists(nodes, max_size=6).map(tuple),
     service_exists=st.booleans(),
+    edited_service=st.sampled_from(("", "d")),
     claims=st.sampled_from((None, (), (Claim("models", ("ReadWriteOnce",)),), (Claim("models", ("ReadWriteMany",)),))),
     refusals=st.lists(refusals, max_size=2).map(tuple),
     fresh=st.booleans(),

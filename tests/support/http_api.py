@@ -48,6 +48,7 @@ class Fault:
     times: int = 1
     headers: dict[str, str] = field(default_factory=dict)
     after: bool = False
+    message: str = "a scripted fault"
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class HttpApi:
             if fault.status == 0:
                 assert request.transport is not None
                 request.transport.abort()
-            return refuse(fault.status or 500, "Scripted", "a scripted fault", headers=fault.headers)
+            return refuse(fault.status or 500, "Scripted", fault.message, headers=fault.headers)
         if not place.plural:
             return web.json_response(discover(request.path))
         if params.get("watch"):

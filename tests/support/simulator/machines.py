@@ -135,6 +135,7 @@ class Machines:
             await machine.up.wait()
         while not (machine.up.is_set() and self._is_leaving(key, uid)) and not (self.image and self._mounts(pod)):
             await machine.up.wait()
+            self._tell_of_volumes(key, uid, ready=self._mounts(pod))
             if not self.image:
                 self._report(key, uid, {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
             await asyncio.sleep(POLL_SECONDS)
@@ -155,6 +156,13 @@ class Machines:
                 self.spawn(self._terminate(process, machine, after=2.0, grace=ORPHAN_GRACE_SECONDS))
         self._report(key, uid, state, phase="Running")
         await self._report_end(key, uid, process, machine)
+
+    def _tell_of_volumes(self, key: Key, uid: str, *, ready: bool) -> None:
+        pod = self._server.get(key)
+        if pod is None or pod["metadata"]["uid"] != uid:
+            return
+        others = [c for c in pod["status"].get("conditions", ()) if c["type"] != "PodReadyToStartContainers"]
+        self.set_status(key, conditions=[*others, {"type": "PodReadyToStartContainers", "status": str(ready)}])
 
     def _mounts(self, pod: Raw) -> bool:
         """Whether its ConfigMaps are there; if not, only events tell of it."""

@@ -178,6 +178,17 @@ async def test_a_refused_create_names_the_object_and_is_not_repeated(status: int
     assert len(api.asked("POST", "pods")) == 1
 
 
+async def test_a_webhook_that_does_not_answer_refuses_and_an_api_server_in_trouble_does_not() -> None:
+    webhook = 'Internal error occurred: failed calling webhook "policy.example.com": connection refused'
+    for message, refused in ((webhook, True), ("etcdserver: leader changed", False)):
+        api = HttpApi()
+        api.faults.append(Fault("POST", "pods", 500, times=3, message=message))
+        async with connected(api) as server:
+            with pytest.raises(ClusterError, match=message) as raised:
+                await KubernetesCluster(server).create(pod())
+        assert isinstance(raised.value, Refused) is refused
+
+
 async def test_two_creates_that_race_for_quota_are_no_refusal() -> None:
     api = HttpApi()
     api.faults.append(Fault("POST", "pods", 409))

@@ -6,12 +6,13 @@ from datetime import timedelta
 import pytest
 
 from finetune_api.v1alpha1 import FineTuneJob
-from finetune_operator.actions import Action, Create, DeleteService
+from finetune_operator.actions import Action, Create, DeleteService, Emit
 from finetune_operator.observe import Observation
 from support.builders import NOW, Raw, ended, job, pod, running, seen, step
 
 NOTHING = Observation(fresh=True)
 MINUTE = timedelta(minutes=1)
+PLACED = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW.isoformat()}]
 
 
 def begun() -> FineTuneJob:
@@ -22,8 +23,7 @@ def begun() -> FineTuneJob:
 
 def placed(of: FineTuneJob, node_rank: int) -> Raw:
     """A pod that the scheduler gave a machine at NOW."""
-    condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW.isoformat()}
-    return pod(of, node_rank, conditions=[condition])
+    return pod(of, node_rank, conditions=PLACED)
 
 
 def kinds(actions: tuple[Action, ...]) -> list[str]:
@@ -73,6 +73,7 @@ def test_the_config_map_is_made_again_for_a_pod_that_neither_starts_nor_says_why
     assert (kinds(early.actions), early.requeue_after) == ([], MINUTE / 2)
     late = step(of, there, now=NOW + MINUTE)[1]
     assert (kinds(late.actions), late.requeue_after) == (["ConfigMap"], MINUTE)
+    assert [action.reason for action in late.actions if isinstance(action, Emit)] == ["ContainerCreating"]
     made = next(action for action in late.actions if isinstance(action, Create))
     assert made.name == "ConfigMap bert-0"
 
@@ -85,6 +86,9 @@ def test_the_config_map_is_made_again_for_a_pod_that_neither_starts_nor_says_why
             {"containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull"}}}]},
             id="it says why",
         ),
+        pytest.param(
+            {"conditions": [*PLACED, {"type": "PodReadyToStartContainers", "status": "True"}]}, id="it has its volumes"
+        ),
     ],
 )
 def test_a_pod_that_waits_for_something_else_needs_no_config_map(status: Raw) -> None:
@@ -92,4 +96,6 @@ def test_a_pod_that_waits_for_something_else_needs_no_config_map(status: Raw) ->
     waits = placed(of, 0)
     waits["status"].update(status)
 
-    assert kinds(step(of, seen(of, waits, running(of, 1)), now=NOW + MINUTE)[1].actions) == []
+    decision = step(of, seen(of, waits, running(of, 1)), now=NOW + MINUTE)[1]
+    assert kinds(decision.actions) == []
+    assert decision.requeue_after != MINUTE

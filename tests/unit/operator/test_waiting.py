@@ -1,12 +1,14 @@
 """Why an attempt does not start: what is waited for, and what no time will mend."""
 
+from datetime import datetime, timedelta
+
 import pytest
 
 from finetune_api.reasons import FailureAction
 from finetune_api.status import Fault
 from finetune_operator.observe import Claim, Observation, Refusal
 from finetune_operator.waiting import Wait, claim_names, refused_for_good, waiting_for
-from support.builders import Raw, command, job, pod, running, seen
+from support.builders import NOW, Raw, command, job, pod, running, seen
 
 OF = job()
 QUOTA = Refusal("Pod", "bert-0-0", 403, "exceeded quota: gpus")
@@ -23,9 +25,18 @@ def unplaced(node_rank: int) -> Raw:
     return pod(OF, node_rank, conditions=[scheduled])
 
 
-def wait(*pods: Raw, refusals: tuple[Refusal, ...] = ()) -> Wait | None:
+def placed(node_rank: int, ready: str = "", state: Raw | None = None) -> Raw:
+    """A pod that the scheduler gave a machine at NOW; `ready`: what its kubelet says of volumes and network."""
+    conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW.isoformat()}]
+    if ready:
+        conditions.append({"type": "PodReadyToStartContainers", "status": ready})
+    statuses = [{"name": "trainer", "state": state or {"waiting": {"reason": "ContainerCreating"}}}]
+    return pod(OF, node_rank, conditions=conditions, containerStatuses=statuses)
+
+
+def wait(*pods: Raw, refusals: tuple[Refusal, ...] = (), now: datetime = NOW) -> Wait | None:
     observation = seen(OF, *pods, refusals=refusals)
-    return waiting_for(OF, observation, observation.of_attempt(0))
+    return waiting_for(OF, observation, observation.of_attempt(0), now)
 
 
 def because(*pods: Raw, refusals: tuple[Refusal, ...] = ()) -> str:
@@ -104,6 +115,12 @@ def test_a_quota_is_told_before_what_pods_wait_for() -> None:
     )
 
 
+def test_a_webhook_that_does_not_answer_is_told_in_its_words() -> None:
+    webhook = Refusal("Pod", "bert-0-0", 500, "failed calling webhook")
+    assert refused_for_good(OF, seen(OF, refusals=(webhook,))) is None
+    assert wait(refusals=(webhook,)) == Wait("CreateRefused", "Pod bert-0-0: failed calling webhook")
+
+
 def test_what_a_deleted_job_of_the_name_left_is_waited_for() -> None:
     left = Refusal(
         "Pod", "bert-0-0", 409, "Pod bert-0-0 of a deleted job of the same name is still there", leaving=True
@@ -115,7 +132,34 @@ def test_what_a_deleted_job_of_the_name_left_is_waited_for() -> None:
 def test_a_pod_that_runs_or_is_gone_is_not_waited_for() -> None:
     gone = Observation(nodes=seen(OF, gone=(stuck(0, "ErrImagePull"),)).nodes)
     assert len(gone.nodes) == 1
-    assert waiting_for(OF, gone, gone.nodes) is None
+    assert waiting_for(OF, gone, gone.nodes, NOW + timedelta(hours=1)) is None
+
+
+@pytest.mark.parametrize(
+    ("ready", "expected"),
+    [
+        pytest.param("False", ("VolumesNotReady", "its volumes or network are not ready", False), id="mounting"),
+        pytest.param("True", ("ContainerCreating", "its image is being pulled or unpacked", True), id="pulling"),
+        pytest.param("", ("ContainerCreating", "its image is being pulled or unpacked", True), id="an old kubelet"),
+    ],
+)
+def test_a_kubelet_that_takes_long_and_says_nothing_is_told_after_a_minute(
+    ready: str, expected: tuple[str, str, bool]
+) -> None:
+    pods = (placed(0, ready), running(OF, 1))
+    assert wait(*pods, now=NOW + timedelta(seconds=59)) is None
+    found = wait(*pods, now=NOW + timedelta(seconds=60))
+    reason, words, usual = expected
+    more = "kubectl describe pod bert-0-0 tells more"
+    assert found == Wait(reason, f"bert-0-0 on gpu-0: {words}; {more}", usual=usual)
+
+
+def test_of_pods_that_are_being_made_one_whose_volumes_are_missing_is_told() -> None:
+    late = NOW + timedelta(hours=1)
+    found = wait(placed(0, "True"), placed(1, "False"), now=late)
+    assert found is not None
+    assert found.message.startswith("bert-0-1 on gpu-1: its volumes")
+    assert wait(placed(0, "True"), unplaced(1), now=late) == wait(unplaced(1))
 
 
 def test_claims_are_named_once_and_the_outputs_first() -> None:
