@@ -229,6 +229,46 @@ PODS = (
     ),
 )
 
+MEDDLING = (
+    Expectation(
+        "service-edited",
+        "the job's Service is made to select nothing; once that is undone, PID 1 of node 1 is killed",
+        restarted(Reason.CONTAINER_KILLED),
+        node_rank=1,
+        steps_lost=SAVE_STEPS,
+    ),
+    Expectation(
+        "applied-again",
+        "the job is deleted and applied again at once",
+        waits_for=Reason.PREDECESSOR_TERMINATING,
+        steps_lost=STOPPED_WELL,
+    ),
+    Expectation(
+        "config-map-deleted",
+        "a nodeSelector that no machine fits for 8 s; the job's ConfigMap is deleted meanwhile",
+        waits_for=Reason.VOLUMES_NOT_READY,
+        steps_lost=0,
+    ),
+    Expectation(
+        "volume-missing",
+        "a Secret that volumes names is made after 65 s",
+        waits_for=Reason.VOLUMES_NOT_READY,
+        steps_lost=0,
+    ),
+    Expectation(
+        "quota-incomplete",
+        "a ResourceQuota allows one of two pods for 16 s; startupDeadlineSeconds 8",
+        restarted(Reason.GANG_INCOMPLETE),
+        waits_for=Reason.CREATE_REFUSED,
+    ),
+    Expectation(
+        "webhook-down",
+        "an admission webhook for the job's pods does not answer for 8 s",
+        waits_for=Reason.CREATE_REFUSED,
+        steps_lost=0,
+    ),
+)
+
 MACHINES = (
     Expectation(
         "kubelet-stop",
@@ -360,4 +400,4 @@ DATA = (
     Expectation("nan-loss", "the model of the operator's trainer begins to give NaN", failed(Reason.NON_FINITE_LOSS)),
 )
 
-EXPECTATIONS = (*RANKS, *RESOURCES, *PODS, *MACHINES, *STARTS, *CONTROL_PLANE, *DATA)
+EXPECTATIONS = (*RANKS, *RESOURCES, *PODS, *MEDDLING, *MACHINES, *STARTS, *CONTROL_PLANE, *DATA)

@@ -94,6 +94,30 @@ def delete_service(scene: Scene) -> Iterator[None]:
 
 
 @contextmanager
+def edit_service(scene: Scene) -> Iterator[None]:
+    def selector() -> str:
+        return scene.stack.kubectl("get", "service", scene.job, "-o", "jsonpath={.spec.selector}", "--ignore-not-found")
+
+    before = selector()
+    scene.stack.kubectl("patch", "service", scene.job, "--type=merge", "-p", '{"spec":{"selector":{"app":"theirs"}}}')
+    deadline = time.monotonic() + 20
+    while (now := selector()) != before:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the Service still selects {now or 'nothing'} after 20 s")
+        time.sleep(0.1)
+    scene.kill_container(1)
+    yield
+
+
+@contextmanager
+def apply_again(scene: Scene) -> Iterator[None]:
+    job = json.loads(scene.stack.kubectl("get", "ftj", scene.job, "-o", "json"))
+    scene.stack.kubectl("delete", "ftj", scene.job)
+    scene.stack.apply({**{k: job[k] for k in ("apiVersion", "kind", "spec")}, "metadata": {"name": scene.job}})
+    yield
+
+
+@contextmanager
 def stop_kubelet(scene: Scene) -> Iterator[None]:
     machine = scene.machine(1)
     scene.chaos.stop_kubelet(machine)
@@ -158,6 +182,8 @@ POD_FAULTS = {
     "preemption": Fault(does(resources=requests("1100m")), preempt, lasts_seconds=8),
     "sigterm-ignored": Fault(does("--ignore-sigterm"), delete_pod_in_a_hurry, spares_others=True),
     "service-deleted": Fault(does(), delete_service, spares_others=True),
+    "service-edited": Fault(does(), edit_service, spares_others=True),
+    "applied-again": Fault(does(), apply_again, spares_others=True),
 }
 
 MACHINE_FAULTS = {

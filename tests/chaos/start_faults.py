@@ -6,11 +6,13 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from chaos.fault import Fault, When, does, program
 from chaos.scene import Raw, Scene
 from finetune_operator import names
+from support.stack import example_job
 
 ROOM, SECRET, QUOTA = "chaos-room", "chaos-token", "chaos-quota"
 APART = {
@@ -38,8 +40,8 @@ def room_for_one(scene: Scene) -> Iterator[None]:
 
 
 @contextmanager
-def no_quota(scene: Scene) -> Iterator[None]:
-    hard = {"hard": {"pods": "0"}}
+def no_quota(scene: Scene, *, pods: int = 0) -> Iterator[None]:
+    hard = {"hard": {"pods": str(pods)}}
     scene.stack.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": QUOTA}, "spec": hard})
     try:
         wait_for_quota(scene)
@@ -71,6 +73,38 @@ def no_secret(scene: Scene) -> Iterator[None]:
 
 
 @contextmanager
+def no_config_map(scene: Scene) -> Iterator[None]:
+    """When there is room at last, somebody has cleaned up."""
+    with no_room(scene):
+        yield
+        scene.stack.kubectl("delete", "configmap", names.config_map_name(scene.job, 0))
+
+
+@contextmanager
+def no_webhook(scene: Scene) -> Iterator[None]:
+    """A policy engine whose Service is gone, asked about this job's pods only."""
+    rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
+    hook = {
+        "name": "policy.example.com",
+        "rules": [rule],
+        "objectSelector": {"matchLabels": {names.JOB_NAME: scene.job}},
+        "clientConfig": {"service": {"name": "policy", "namespace": "default"}},
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "failurePolicy": "Fail",
+    }
+    kind, metadata = "ValidatingWebhookConfiguration", {"name": scene.job}
+    scene.stack.apply(
+        {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": metadata, "webhooks": [hook]}
+    )
+    try:
+        time.sleep(2)  # the API server learns of it by a watch
+        yield
+    finally:
+        scene.stack.kubectl("delete", kind, scene.job)
+
+
+@contextmanager
 def no_dns(scene: Scene) -> Iterator[None]:
     dns = scene.cluster.daemon("coredns")
     dns.stop()
@@ -95,6 +129,12 @@ def needs_room(**fields: Any) -> Raw:
     """A job for machines with the label only, no two nodes on the same."""
     apart = {"requiredDuringSchedulingIgnoredDuringExecution": [APART]}
     return program(podTemplate={"nodeSelector": {ROOM: "yes"}, "affinity": {"podAntiAffinity": apart}}, **fields)
+
+
+def with_token_file() -> Raw:
+    """A job that mounts the Secret, beside what the example mounts."""
+    token = {"name": "token", "mountPath": "/token", "secret": {"secretName": SECRET}}
+    return program(volumes=[*example_job("any")["spec"]["volumes"], token])
 
 
 def image_without_python(scene: Scene) -> str:
@@ -123,6 +163,17 @@ START_FAULTS = {
         lasts_seconds=16,
     ),
     "quota": Fault(does(), no_quota, when=When.BEFORE, lasts_seconds=8),
+    "quota-incomplete": Fault(
+        does(startupDeadlineSeconds=8, restartPolicy={"maxBackoffSeconds": 5}),
+        partial(no_quota, pods=1),
+        when=When.BEFORE,
+        lasts_seconds=16,
+    ),
+    "webhook-down": Fault(does(), no_webhook, when=When.BEFORE, lasts_seconds=8, spares_others=True),
+    "config-map-deleted": Fault(lambda _: needs_room(), no_config_map, when=When.BEFORE, lasts_seconds=8),
+    "volume-missing": Fault(
+        lambda _: with_token_file(), no_secret, when=When.BEFORE, lasts_seconds=65, patience_seconds=300
+    ),
     "secret-missing": Fault(does(env=TOKEN), no_secret, when=When.BEFORE, lasts_seconds=8),
     "dns-blocked": Fault(does(), no_dns, when=When.BEFORE, lasts_seconds=20),
     "name-taken": Fault(does(), foreign_service, when=When.BEFORE, spares_others=True),
