@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
-from chaos.expectations import EXPECTATIONS, Expectation
+from chaos.expectation import Expectation
+from chaos.expectations import EXPECTATIONS
 from chaos.matrix import FAULTS
 from chaos.outcome import Run, describe_failures, deviations
 from chaos.run import run_fault

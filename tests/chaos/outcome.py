@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from chaos.expectations import Expectation
+from chaos.expectation import Expectation
 
 Raw = dict[str, Any]
 

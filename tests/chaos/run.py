@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from secrets import token_hex
 
 from chaos.evidence import keep_evidence
-from chaos.expectations import Expectation
+from chaos.expectation import Expectation
 from chaos.fault import Fault, When
 from chaos.outcome import Run, deviations, read_status
 from chaos.scene import TROUBLE, Raw, Scene, settle

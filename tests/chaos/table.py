@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from chaos.expectations import Expectation
+from chaos.expectation import Expectation
 from chaos.outcome import Run, describe_failures, deviations
 
 HEADER = (

@@ -5,7 +5,8 @@ from collections import Counter
 import pytest
 
 from chaos.__main__ import choose
-from chaos.expectations import EXPECTATIONS, Expectation, failed, repaired, restarted
+from chaos.expectation import Expectation, failed, repaired, restarted
+from chaos.expectations import EXPECTATIONS
 from chaos.matrix import FAULTS
 from finetune_api.reasons import Reason
 from finetune_api.status import Fault

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chaos.expectations import Expectation, restarted
+from chaos.expectation import Expectation, restarted
 from chaos.run import Times, is_well, measure, waited_for
 from chaos.watch import Sighting, Step, Watch
 from finetune_api.reasons import Reason

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from chaos.__main__ import exit_code
-from chaos.expectations import Expectation, restarted
+from chaos.expectation import Expectation, restarted
 from chaos.outcome import Run, SeenFailure, deviations, read_status
 from chaos.table import Setup, render_page, spread
 from finetune_api.reasons import Reason
