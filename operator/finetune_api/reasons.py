@@ -246,8 +246,7 @@ class Reason(StrEnum):
     GANG_INCOMPLETE = (
         "GangIncomplete",
         Fault.INFRASTRUCTURE,
-        "Some nodes ran while others had no room, or were refused, for `startupDeadlineSeconds`; all were released, to"
-        " be tried again.",
+        "Some nodes ran while others could not for `startupDeadlineSeconds`; all were released, to be tried again.",
         "make room in the cluster, or queue jobs so that they are admitted whole",
     )
     POD_DELETED = (

@@ -105,7 +105,9 @@ class AttemptRecord(StatusModel):
     rank: int | None = Field(default=None, description="The rank that caused the end.")
     k8s_node: str = Field(default="", description="The Kubernetes node that caused the end.")
     message: str = Field(default="", description="The end in one line.")
-    evidence: tuple[Evidence, ...] = Field(default=(), description="What the nodes left behind.")
+    evidence: tuple[Evidence, ...] = Field(
+        default=(), description="What nodes left behind; in the end, of the eight that tell most."
+    )
 
 
 class RestartCounts(StatusModel):

@@ -9,11 +9,14 @@ from finetune_operator.actions import Action, DeletePod
 from finetune_operator.avoid import remember
 from finetune_operator.conditions import Told, tell
 from finetune_operator.evidence import steps, with_losses
+from finetune_operator.failure import most_telling
 from finetune_operator.observe import Life, NodeObservation, Observation
 from finetune_operator.plan import Settings
 from finetune_operator.waiting import INCOMPLETE_REASONS, Wait, waiting_for
 
 PULL_PATIENCE = timedelta(minutes=10)
+KEPT_EVIDENCE = 8
+OUTLIVED_PATIENCE = timedelta(seconds=30)
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,13 @@ class Case:
         """Pods of any attempt of which a process may still run."""
         return [node for node in self.seen.live() if node.may_run(self.now)]
 
+    def outlived_pods(self) -> tuple[list[NodeObservation], timedelta | None]:
+        """Pods that a container which somebody injected keeps, and their machines with them; when there may be more."""
+        outlived = [(node, node.outlived_since) for node in self.seen.live() if node.outlived_since]
+        left = [(node, since + OUTLIVED_PATIENCE - self.now) for node, since in outlived]
+        waits = (time for _, time in left if time > timedelta())
+        return [node for node, time in left if time <= timedelta()], min(waits, default=None)
+
     def deletions(self, nodes: list[NodeObservation], grace_seconds: int) -> tuple[Action, ...]:
         """Stop these pods within this time; one that was given longer is hurried."""
         limit = self.now + timedelta(seconds=2 * grace_seconds)
@@ -98,7 +108,13 @@ class Case:
 
 
 def with_record(status: JobStatus, record: AttemptRecord) -> JobStatus:
-    """The status with the present attempt's record replaced, and what it tells of the one before."""
+    """The status with the present attempt's record replaced, and what it tells of the one before.
+
+    Of an attempt that is over little evidence is kept: an object of the API server may have 1.5 MB, and twenty attempts
+    of a thousand nodes would have ten times that.
+    """
+    if record.end_time is not None:
+        record = record.model_copy(update={"evidence": most_telling(record.evidence, limit=KEPT_EVIDENCE)})
     return status.model_copy(update={"attempts": (*with_losses(status.attempts[:-1], record), record)})
 
 

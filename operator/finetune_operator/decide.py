@@ -244,7 +244,9 @@ def _older(case: Case) -> list[NodeObservation]:
 
 def _stay_suspended(case: Case) -> Decision:
     """A pod that turns up late is removed."""
-    return write(case, case.status, actions=case.deletions(case.running_pods(), ABORT_GRACE_SECONDS))
+    outlived, look_again = case.outlived_pods()
+    actions = case.deletions([*case.running_pods(), *outlived], ABORT_GRACE_SECONDS)
+    return write(case, case.status, actions=actions, look_again=look_again)
 
 
 def _resume(case: Case) -> Decision:
@@ -261,11 +263,12 @@ def _resume(case: Case) -> Decision:
 
 def _after_the_end(case: Case) -> Decision:
     """Complete or Failed for good: the status stays, whatever still runs is stopped, and TTL removes the job."""
-    actions: tuple[Action, ...] = case.deletions(case.running_pods(), ABORT_GRACE_SECONDS)
+    outlived, look_again = case.outlived_pods()
+    actions = case.deletions([*case.running_pods(), *outlived], ABORT_GRACE_SECONDS)
     ttl, ended = case.job.spec.ttl_seconds_after_finished, case.status.completion_time
     if ttl is None or ended is None:
-        return Decision(case.status, actions)
+        return Decision(case.status, actions, requeue_after=look_again)
     left = ended + timedelta(seconds=ttl) - case.now
     if left > timedelta():
-        return Decision(case.status, actions, requeue_after=left)
+        return Decision(case.status, actions, requeue_after=min(left, look_again or left))
     return Decision(case.status, (*actions, DeleteJob(case.job.metadata.uid)))

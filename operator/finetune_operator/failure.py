@@ -287,6 +287,14 @@ def judge(nodes: Iterable[Evidence]) -> Verdict | None:
     return min(verdicts, key=_precedence)
 
 
+def most_telling(nodes: tuple[Evidence, ...], *, limit: int) -> tuple[Evidence, ...]:
+    """Of at most so many nodes, those that judge looks at first; in their order."""
+    if len(nodes) <= limit:
+        return nodes
+    by_weight = sorted(nodes, key=lambda node: (_well(node), _precedence(judge_node(node))))
+    return tuple(sorted(by_weight[:limit], key=lambda node: node.node_rank))
+
+
 def judge_node(evidence: Evidence) -> Verdict:
     """The first rule that matches; `unexplained` matches all."""
     for rule in RULES:

@@ -55,6 +55,7 @@ class NodeObservation:
     started_at: datetime | None = None
     placed_at: datetime | None = None
     ready_to_start: bool | None = None  # volumes and network are; None where the kubelet does not tell
+    outlived_since: datetime | None = None  # its trainer ended, and something that was injected runs on
 
     @property
     def k8s_node(self) -> str:
@@ -167,6 +168,7 @@ def observe_pod(pod: Raw, *, gone: bool) -> NodeObservation | None:
         termination=termination,
         started_at=parse_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
         placed_at=parse_time(placed.get("lastTransitionTime")) if placed.get("status") == "True" else None,
+        outlived_since=_outlived_since(status, terminated),
         ready_to_start={"True": True, "False": False}.get(ready.get("status", "")),
     )
 
@@ -206,6 +208,12 @@ def _life(status: Raw, container: Raw, *, gone: bool) -> Life:
     if phase == "Succeeded" or phase == "Failed":
         return Life(phase)
     return Life.RUNNING if "running" in state else Life.PENDING
+
+
+def _outlived_since(status: Raw, terminated: Raw | None) -> datetime | None:
+    """As every trainer is for a second, because the phase comes later."""
+    ended = status.get("phase") in ("Succeeded", "Failed")
+    return None if ended or terminated is None else parse_time(terminated.get("finishedAt"))
 
 
 def _waiting(status: Raw, container: Raw) -> Waiting | None:

@@ -26,9 +26,9 @@ def keep_up(case: Case) -> tuple[Action, ...]:
 
 def next_look(case: Case) -> timedelta | None:
     """When a pod that is being made has taken long, and then as often, for as long as it may miss something."""
-    left = {node: _time_left(case, node) for node in case.nodes if node.being_made}
-    due = [time for time in left.values() if time > timedelta()]
-    again = [MAKING_PATIENCE for node, time in left.items() if time <= timedelta() and not node.ready_to_start]
+    left = [(node, _time_left(case, node)) for node in case.nodes if node.being_made]
+    due = [time for _, time in left if time > timedelta()]
+    again = [MAKING_PATIENCE for node, time in left if time <= timedelta() and not node.ready_to_start]
     return min((*due, *again), default=None)
 
 
