@@ -22,7 +22,7 @@ from cluster.cgroups import is_unified
 from cluster.chaos import Chaos
 from cluster.provider import ThrowawayProvider
 from cluster.throwaway import ThrowawayCluster
-from support.stack import OPERATOR_NAMESPACE, Stack
+from support.stack import Stack
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "fault-matrix.md"
@@ -37,7 +37,6 @@ def main(arguments: list[str] | None = None) -> int:
     stack = Stack(provider)
     try:
         stack.prepare()
-        stack.kubectl("rollout", "restart", "deployment", "-n", OPERATOR_NAMESPACE)  # of a cluster kept: a newer image
         bring_programs(stack)
         if not options.add:
             forget([expected.name for expected in chosen], all_of_them=not options.only)

@@ -91,6 +91,24 @@ def test_a_finished_job_is_removed_after_its_ttl_and_the_output_stays(stack: Sta
     assert (stack.output(job) / "result" / "SUCCESS").exists()
 
 
+def test_a_job_that_is_deleted_and_applied_at_once_waits_for_the_deleted_ones_pods(stack: Stack, start: Start) -> None:
+    job = start(training=training(max_steps=100_000))
+    stack.wait(job, lambda j: condition(j, "Running"), what="Running")
+    before = {pod["metadata"]["uid"] for pod in stack.pods(job)}
+
+    stack.kubectl("delete", "ftj", job)
+    claim = {"persistentVolumeClaim": {"claimName": "models"}}
+    start(output={**claim, "overwrite": True}, training=training(max_steps=4))
+    told = stack.wait(job, lambda j: "waiting" in j.get("status", {}), what="waiting", timeout_seconds=20)
+    finished = stack.wait_finished(job)
+
+    assert told["status"]["waiting"]["reason"] == "PredecessorTerminating"
+    assert "of a deleted job of the same name is still there" in told["status"]["waiting"]["message"]
+    assert condition(finished, "Complete"), finished["status"]
+    assert finished["status"].get("restarts", 0) == 0
+    assert not before & {pod["metadata"]["uid"] for pod in stack.pods(job)}
+
+
 @pytest.mark.parametrize("propagation", ["background", "foreground"])
 def test_deleting_a_running_job_leaves_nothing_behind(stack: Stack, start: Start, propagation: str) -> None:
     job = start(training=training(max_steps=100_000))

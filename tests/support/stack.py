@@ -55,10 +55,11 @@ class Stack:
             self.prepare_storage()
 
     def install_operator(self) -> None:
-        """By Helm, as a user would, with the images of this checkout."""
+        """By Helm, as a user would, with the images of this checkout; pods of an older image are replaced."""
         self.helm(
             *("upgrade", "--install", "finetune-operator", str(CHART), "--namespace", OPERATOR_NAMESPACE),
             *("--create-namespace", "--wait", "--timeout", "120s", *helm_values()),
+            *("--set-string", f"podAnnotations.image={ImageBuilder(self.provider.cache).content_key('operator')}"),
         )
 
     def helm(self, *arguments: str) -> str:

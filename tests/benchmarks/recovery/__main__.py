@@ -26,7 +26,7 @@ from cluster.images import image_name
 from cluster.provider import ThrowawayProvider
 from cluster.throwaway import ThrowawayCluster
 from support.builders import command
-from support.stack import OPERATOR_NAMESPACE, Stack, example_job
+from support.stack import Stack, example_job
 
 FOLDER = "/data/recovery"  # where pods see the program
 STEPS_BEFORE = 20
@@ -48,7 +48,6 @@ def main() -> int:
     figures: dict[str, tuple[Figures, Figures]] = {way: ({}, {}) for way in WAYS}  # of the start, and of the recovery
     try:
         stack.prepare()
-        stack.kubectl("rollout", "restart", "deployment", "-n", OPERATOR_NAMESPACE)  # of a cluster kept: a newer image
         bring_program(stack)
         for _ in range(options.rounds):
             for way, run in WAYS.items():

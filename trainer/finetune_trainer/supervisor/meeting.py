@@ -52,22 +52,23 @@ class Meeting:
         """Raises RendezvousTimeoutError, which names who is missing."""
         self._store.set(f"came/{self._node.node_rank}", "")
         until = time.monotonic() + self._seconds
-        while missing := self._missing("came"):
+        everybody = self._keys("came")
+        while not self._store.check(everybody):  # one request, however many there are
             if time.monotonic() >= until:
+                missing = [str(rank) for rank, key in enumerate(everybody) if not self._store.check([key])]
                 raise RendezvousTimeoutError(
-                    f"node ranks {', '.join(map(str, missing))} of {self._node.nodes} did not come within"
-                    f" {self._seconds:.0f}s"
+                    f"node ranks {', '.join(missing)} of {self._node.nodes} did not come within {self._seconds:.0f}s"
                 )
             with contextlib.suppress(RuntimeError):  # of its time limit
-                self._store.wait([f"came/{missing[0]}"], _SLICE)
+                self._store.wait(everybody, _SLICE)
 
     def leave(self, pause: Callable[[float], None]) -> None:
         """Node rank 0 stays for a while, until the others need its store no more."""
         self._store.set(f"left/{self._node.node_rank}", "")
         if self._node.node_rank == 0:
             until = time.monotonic() + LEAVE_SECONDS
-            while self._missing("left") and time.monotonic() < until:
+            while not self._store.check(self._keys("left")) and time.monotonic() < until:
                 pause(0.1)
 
-    def _missing(self, what: str) -> list[int]:
-        return [number for number in range(self._node.nodes) if not self._store.check([f"{what}/{number}"])]
+    def _keys(self, what: str) -> list[str]:
+        return [f"{what}/{rank}" for rank in range(self._node.nodes)]

@@ -1,0 +1,81 @@
+"""A container that the cluster puts beside the trainer, as service meshes do, never ends by itself."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cluster.images import image_name
+from support.builders import command
+from support.stack import Stack, condition
+
+pytestmark = pytest.mark.cluster
+LABEL = {"example.com/mesh": "yes"}
+IMAGE = image_name("operator")  # has a Python
+
+CONTAINER = f"""Object.spec.containers{{
+  name: "proxy", image: "{IMAGE}", imagePullPolicy: "Never",
+  command: ["python3", "-c", "import signal; signal.sigwait([signal.SIGTERM])"],
+  securityContext: Object.spec.containers.securityContext{{
+    allowPrivilegeEscalation: false,
+    capabilities: Object.spec.containers.securityContext.capabilities{{drop: ["ALL"]}}
+  }}
+}}"""
+
+
+@pytest.fixture
+def mesh(stack: Stack, name: str) -> Iterator[None]:
+    """Every pod with the label gets a second container."""
+    group = "admissionregistration.k8s.io"
+    served = stack.kubectl("api-resources", f"--api-group={group}", "-o", "name").split()
+    if f"mutatingadmissionpolicies.{group}" not in served:
+        pytest.skip("this Kubernetes has no MutatingAdmissionPolicy")
+    patch = f'[JSONPatch{{op: "add", path: "/spec/containers/-", value: {CONTAINER}}}]'
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    policy = {
+        "matchConstraints": {"resourceRules": [rule], "objectSelector": {"matchLabels": LABEL}},
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": patch}}],
+    }
+    kind, version = "MutatingAdmissionPolicy", {"apiVersion": f"{group}/v1", "metadata": {"name": name}}
+    stack.apply(
+        {**version, "kind": kind, "spec": policy}, {**version, "kind": f"{kind}Binding", "spec": {"policyName": name}}
+    )
+    wait_until_it_works(stack, name)
+    yield
+    stack.kubectl("delete", f"{kind},{kind}Binding", name)
+
+
+def wait_until_it_works(stack: Stack, name: str) -> None:
+    """API servers learn of policies by a watch, and compile them."""
+    bounded = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    pod: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": LABEL},
+        "spec": {
+            "containers": [{"name": "any", "image": IMAGE, "securityContext": bounded}],
+            "securityContext": security,
+        },
+    }
+    deadline = time.monotonic() + 60
+    while "proxy" not in stack.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(pod)):
+        assert time.monotonic() < deadline, "the policy has no effect"
+        time.sleep(0.5)
+
+
+@pytest.mark.usefixtures("mesh")
+def test_it_keeps_no_machine_once_the_job_is_over(stack: Stack, start: Callable[..., str]) -> None:
+    program = {"exec": ["python3", "-c", "print('done')"]}
+    job = start(**command(program, image=IMAGE, numNodes=1, podTemplate={"labels": LABEL}))
+
+    assert condition(stack.wait_finished(job), "Complete")
+    [pod] = stack.pods(job)
+    assert [container["name"] for container in pod["spec"]["containers"]] == ["trainer", "proxy"]
+    assert pod["status"]["phase"] == "Running"
+
+    stack.kubectl("wait", "--for=delete", f"pod/{pod['metadata']['name']}", "--timeout=90s")
