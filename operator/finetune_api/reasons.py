@@ -243,6 +243,12 @@ class Reason(StrEnum):
         "The kubelet had no room for the pod after all.",
         "look at what else runs on that machine, if it repeats",
     )
+    CONTAINER_RUNTIME_ERROR = (
+        "ContainerRuntimeError",
+        Fault.INFRASTRUCTURE,
+        "The container runtime of a Kubernetes node could not start the container.",
+        "have the machine checked",
+    )
     GANG_INCOMPLETE = (
         "GangIncomplete",
         Fault.INFRASTRUCTURE,

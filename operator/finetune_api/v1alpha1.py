@@ -165,8 +165,8 @@ class FineTuneJobSpec(Model):
     startup_deadline_seconds: int = Field(
         default=600,
         ge=0,
-        description="Seconds that nodes which run wait for others that find no room, are refused by a quota or lack a"
-        " volume; then all are released, and tried again after restartPolicy.maxBackoffSeconds; 0: never.",
+        description="Seconds that nodes which run wait for others that cannot (no room, a quota, a missing volume);"
+        " then all are released, and tried again after restartPolicy.maxBackoffSeconds; 0: never.",
     )
     ttl_seconds_after_finished: int | None = Field(
         default=None,

@@ -13,6 +13,7 @@ _STRIKES = 2
 BROKEN = frozenset({Reason.GPU_HARDWARE, Reason.GPU_UNAVAILABLE, Reason.DRIVER_MISMATCH})  # for which once is enough
 SUSPICIOUS = frozenset(
     {
+        Reason.CONTAINER_RUNTIME_ERROR,
         Reason.CUDA_FAULT,
         Reason.HANG,
         Reason.NETWORK_FAULT,

@@ -12,7 +12,7 @@ from finetune_operator.evidence import steps, with_losses
 from finetune_operator.failure import most_telling
 from finetune_operator.observe import Life, NodeObservation, Observation
 from finetune_operator.plan import Settings
-from finetune_operator.waiting import INCOMPLETE_REASONS, Wait, waiting_for
+from finetune_operator.waiting import Wait, waiting_for
 
 PULL_PATIENCE = timedelta(minutes=10)
 KEPT_EVIDENCE = 8
@@ -73,10 +73,10 @@ class Case:
 
     @property
     def release_time(self) -> datetime | None:
-        """When nodes that run give up waiting for those that find no room, or may not be made."""
+        """When nodes that run give up waiting for those that cannot start."""
         limit, wait, told = self.job.spec.startup_deadline_seconds, self.wait, self.status.waiting
         begun = [node.started_at for node in self.nodes if node.life is Life.RUNNING and node.started_at]
-        if not limit or not begun or wait is None or told is None or wait.reason not in INCOMPLETE_REASONS:
+        if not limit or not begun or wait is None or told is None or not wait.for_ever:
             return None
         since = told.since if told.reason == wait.reason else self.now
         return max(since, min(begun)) + timedelta(seconds=limit)

@@ -26,7 +26,7 @@ from finetune_operator.manifests import build_children
 from finetune_operator.observe import Life, NodeObservation, Observation
 from finetune_operator.plan import Settings, plan_run
 from finetune_operator.upkeep import keep_up, next_look
-from finetune_operator.waiting import INCOMPLETE_REASONS, refused_for_good
+from finetune_operator.waiting import refused_for_good
 
 LOOK_AGAIN = timedelta(seconds=5)
 SHORTEST_PATIENCE, LONGEST_PATIENCE = timedelta(seconds=1), timedelta(seconds=15)
@@ -102,9 +102,9 @@ def _success(case: Case) -> Decision | None:
 
 
 def _left_alone(case: Case) -> Decision | None:
-    """Nodes that gave up waiting for others that find no room, or may not be made; nothing has failed."""
+    """Nodes that gave up waiting for others that cannot start; nothing has failed."""
     wait = case.wait
-    if wait is None or wait.reason not in INCOMPLETE_REASONS:
+    if wait is None or not wait.for_ever:
         return None
     bad = [node for node in case.nodes if node.life not in (Life.PENDING, Life.RUNNING)]
     if not bad or not all(node.life is Life.FAILED and judge_node(node.evidence).victim for node in bad):

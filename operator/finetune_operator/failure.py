@@ -13,6 +13,7 @@ from finetune_api.reasons import Reason
 from finetune_api.status import Evidence
 from finetune_api.termination import USER_ERRORS, Outcome
 from finetune_operator.patterns import told_by_text
+from finetune_operator.start_failures import cannot_start, not_admitted, runtime_failed
 from finetune_operator.verdict import Verdict, first_line, where
 
 Rule = Callable[[Evidence], Verdict | None]
@@ -57,16 +58,6 @@ def host_out_of_memory(evidence: Evidence) -> Verdict | None:
     )
 
 
-def not_admitted(evidence: Evidence) -> Verdict | None:
-    """The kubelet had no room after all: another placement will do."""
-    if not evidence.reason.startswith("OutOf") and evidence.reason not in ("NodeAffinity", "UnexpectedAdmissionError"):
-        return None
-    return Verdict(
-        reason=Reason.NODE_REFUSED_POD,
-        message=f"{where(evidence)}: the kubelet refused the pod: {evidence.reason}",
-    )
-
-
 def machine_restarted(evidence: Evidence) -> Verdict | None:
     """The kubelet, or its runtime, came back and knows nothing of the container's end: the machine lost power."""
     by_runtime = evidence.reason == "Unknown" and evidence.exit_code == 255
@@ -75,19 +66,6 @@ def machine_restarted(evidence: Evidence) -> Verdict | None:
     return Verdict(
         reason=Reason.NODE_LOST,
         message=f"{where(evidence)}: the container is gone without a trace; its Kubernetes node was restarted",
-    )
-
-
-def cannot_start(evidence: Evidence) -> Verdict | None:
-    """The image has no such entrypoint."""
-    if evidence.reason not in ("StartError", "ContainerCannotRun"):
-        return None
-    said = f"{first_line(evidence.message)}; check spec.image"
-    if '"python3"' in evidence.message:  # of command mode; the trainer's own image has an entrypoint
-        said = "spec.image has no python3 on its PATH, which command mode needs (3.9 or newer)"
-    return Verdict(
-        reason=Reason.START_ERROR,
-        message=f"{where(evidence)}: the container could not start: {said}",
     )
 
 
@@ -257,6 +235,7 @@ RULES: tuple[Rule, ...] = (
     host_out_of_memory,
     not_admitted,
     machine_restarted,
+    runtime_failed,
     cannot_start,
     user_error,
     cuda_out_of_memory,

@@ -12,12 +12,7 @@ from finetune_operator.verdict import Verdict
 IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"}
 )
-CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError"})
 SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
-# which may keep some nodes of a gang away while others run
-INCOMPLETE_REASONS = frozenset(
-    {Reason.UNSCHEDULABLE, Reason.CREATE_REFUSED, Reason.PREDECESSOR_TERMINATING, Reason.VOLUMES_NOT_READY}
-)
 MAKING_PATIENCE = timedelta(seconds=60)  # with a container that is being made, before it is told
 FORBIDDEN, UNPROCESSABLE, BAD_REQUEST, INTERNAL_ERROR = 403, 422, 400, 500
 
@@ -31,6 +26,11 @@ class Wait:
     image: bool = False
     hopeless: bool = False
     usual: bool = False
+
+    @property
+    def for_ever(self) -> bool:
+        """As far as anybody knows: other nodes do not keep their machines for it."""
+        return not self.image and not self.usual
 
 
 def waiting_for(job: FineTuneJob, seen: Observation, nodes: Sequence[NodeObservation], now: datetime) -> Wait | None:
@@ -57,7 +57,7 @@ def _explain(node: NodeObservation, waiting: Waiting, share: str, away: str) -> 
             f"{node.pod_name}: {waiting.message or waiting.reason}; check {waiting.image} and spec.imagePullSecrets"
         )
         return Wait(Reason.IMAGE_PULL_FAILED, message, image=True, hopeless=hopeless)
-    if waiting.reason in CONFIG_REASONS:
+    if waiting.reason == "CreateContainerConfigError":
         return Wait(
             Reason.CONFIG_MISSING, f"{node.pod_name}: {waiting.message}; create what is missing and the pod starts"
         )

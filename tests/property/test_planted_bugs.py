@@ -19,6 +19,7 @@ from finetune_operator.observe import NodeObservation
 from finetune_operator.plan import RunPlan
 from finetune_operator.reconcile import Outcome, Pass, Seen
 from finetune_operator.verdict import Verdict
+from finetune_operator.waiting import Wait
 from support.simulator.output import Folder, Publication
 from support.simulator.search import search
 
@@ -226,8 +227,7 @@ def take_a_namesakes_objects_for_somebody_elses(patch: pytest.MonkeyPatch) -> No
 
 def hold_machines_for_a_quota(patch: pytest.MonkeyPatch) -> None:
     """Nodes are released that wait for others without a place, but not for others that are refused."""
-    for module in (case, decide):
-        patch.setattr(module, "INCOMPLETE_REASONS", frozenset({Reason.UNSCHEDULABLE}))
+    patch.setattr(Wait, "for_ever", property(lambda wait: wait.reason == Reason.UNSCHEDULABLE))
 
 
 def wait_for_a_time_that_a_wrong_clock_named(patch: pytest.MonkeyPatch) -> None:

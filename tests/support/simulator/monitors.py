@@ -9,7 +9,6 @@ from finetune_api.v1alpha1 import RestartPolicy
 from finetune_operator import names
 from finetune_operator.manifests import names_pods
 from finetune_operator.observe import NodeObservation, controller, observe_pod
-from finetune_operator.waiting import INCOMPLETE_REASONS
 from support.simulator.apiserver import Change, Key, Raw
 from support.simulator.node_controllers import FORCING
 from support.simulator.world import JOB, World
@@ -25,6 +24,7 @@ NEXT_STATES = {
 
 
 DEFAULT_STARTUP_SECONDS = 600
+PATIENT_REASONS = (Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CREATING)
 LIVING = (AttemptState.STARTING, AttemptState.RUNNING)
 SERVICE = Key("Service", JOB.namespace, names.service_name(JOB.name))
 ATTENDING_SECONDS = 120.0  # that an operator which is there may need, in any weather
@@ -53,7 +53,7 @@ class Monitor:
     def check_idle(self, seconds: float) -> None:
         """Once in so many seconds: nodes that run do not hold their machines for others that cannot."""
         status, job = self._status(), self._world.job
-        if job is None or status.waiting is None or status.waiting.reason not in INCOMPLETE_REASONS:
+        if job is None or status.waiting is None or status.waiting.reason in PATIENT_REASONS:
             self._idle = ("", None), 0.0
             return
         present = [p for _, p in self._world.pods() if p["metadata"]["labels"][names.ATTEMPT] == str(status.attempt)]

@@ -8,7 +8,7 @@ import pytest
 from finetune_api.reasons import FailureAction
 from finetune_api.status import Evidence, Fault
 from finetune_api.termination import USER_ERRORS
-from finetune_operator import failure, patterns
+from finetune_operator import failure, patterns, start_failures
 from finetune_operator.failure import judge, judge_node
 from finetune_trainer.supervisor import contract
 
@@ -36,14 +36,30 @@ CASES: dict[failure.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         FailureAction.FAIL,
     ),
     failure.host_out_of_memory: (left(reason="OOMKilled"), "HostOutOfMemory", Fault.RESOURCE, FailureAction.REPAIR),
-    failure.not_admitted: (left(reason="OutOfcpu"), "NodeRefusedPod", Fault.INFRASTRUCTURE, FailureAction.RESTART),
+    start_failures.not_admitted: (
+        left(reason="OutOfcpu"),
+        "NodeRefusedPod",
+        Fault.INFRASTRUCTURE,
+        FailureAction.RESTART,
+    ),
     failure.machine_restarted: (
         left(reason="ContainerStatusUnknown", exit_code=137),
         "NodeLost",
         Fault.INFRASTRUCTURE,
         FailureAction.RESTART,
     ),
-    failure.cannot_start: (left(reason="StartError", exit_code=128), "StartError", Fault.USER, FailureAction.FAIL),
+    start_failures.runtime_failed: (
+        left(reason="StartError", exit_code=128, message="nvidia-container-cli: initialization error"),
+        "GpuUnavailable",
+        Fault.INFRASTRUCTURE,
+        FailureAction.RESTART,
+    ),
+    start_failures.cannot_start: (
+        left(reason="StartError", exit_code=128),
+        "StartError",
+        Fault.USER,
+        FailureAction.FAIL,
+    ),
     failure.user_error: (
         left(outcome="failed", error_type="DatasetError", message="a.jsonl line 2: no messages"),
         "DatasetError",
@@ -187,10 +203,3 @@ def test_a_segfault_is_not_transient() -> None:
     verdict = judge_node(left(outcome="failed", error_type="RankKilled", signal=11, rank=3))
     assert (verdict.reason, verdict.fault) == ("RankCrashed", Fault.UNKNOWN)
     assert "rank 3 was ended by SIGSEGV" in verdict.message
-
-
-def test_an_image_without_python_is_told_in_those_words() -> None:
-    said = 'runc create failed: exec: "python3": executable file not found in $PATH: unknown'
-    verdict = judge_node(left(reason="StartError", exit_code=128, message=said))
-    assert (verdict.reason, verdict.action) == ("StartError", FailureAction.FAIL)
-    assert "spec.image has no python3 on its PATH" in verdict.message

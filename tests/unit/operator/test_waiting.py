@@ -94,8 +94,10 @@ def test_of_pods_without_a_place_it_is_told_how_many_of_how_many() -> None:
 @pytest.mark.parametrize(
     ("pods", "reason"),
     [
-        pytest.param((unplaced(0), stuck(1, "CreateContainerError")), "ConfigMissing", id="over no place"),
-        pytest.param((stuck(0, "CreateContainerError"), stuck(1, "ErrImagePull")), "ImagePullFailed", id="an image"),
+        pytest.param((unplaced(0), stuck(1, "CreateContainerConfigError")), "ConfigMissing", id="over no place"),
+        pytest.param(
+            (stuck(0, "CreateContainerConfigError"), stuck(1, "ErrImagePull")), "ImagePullFailed", id="an image"
+        ),
         pytest.param((unplaced(0), stuck(1, "ErrImagePull")), "ImagePullFailed", id="an image over no place"),
     ],
 )

@@ -1,0 +1,84 @@
+"""Containers that never ran: whose fault it was, by the words of kubelets and container runtimes."""
+
+import pytest
+
+from finetune_api.reasons import FailureAction, Reason
+from finetune_api.status import Evidence
+from finetune_operator.failure import judge_node
+
+OCI = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed:"
+    " unable to start container process: error during container init: "
+)
+HOOK = "error running prestart hook #0: exit status 1, stdout: , stderr: Auto-detected mode as 'legacy'\n"
+
+
+def not_started(message: str) -> Evidence:
+    return Evidence(
+        node_rank=1, k8s_node="gpu-7", ended=True, reason="StartError", exit_code=128, message=OCI + message
+    )
+
+
+def test_an_image_without_python_is_told_in_those_words() -> None:
+    said = 'exec: "python3": executable file not found in $PATH: unknown'
+    verdict = judge_node(not_started(said))
+    assert (verdict.reason, verdict.action) == ("StartError", FailureAction.FAIL)
+    assert "spec.image has no python3 on its PATH" in verdict.message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param('exec: "train.sh": executable file not found in $PATH: unknown', id="no such program"),
+        pytest.param("exec /bin/train: exec format error", id="another processor's"),
+        pytest.param(
+            'chdir to cwd ("/none") set in config.json failed: no such file or directory', id="no such folder"
+        ),
+        pytest.param("", id="without words"),
+    ],
+)
+def test_an_image_that_cannot_be_started_is_the_users(message: str) -> None:
+    verdict = judge_node(not_started(message))
+    assert (verdict.reason, verdict.action) == (Reason.START_ERROR, FailureAction.FAIL)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        # NVIDIA/nvidia-docker #1252, #1505, #1280, k8s-device-plugin #98, #1400
+        ("nvidia-container-cli: initialization error: driver error: failed to process request", "GpuUnavailable"),
+        ("nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown", "GpuUnavailable"),
+        ("nvidia-container-cli: detection error: nvml error: unknown error: unknown", "GpuUnavailable"),
+        ("nvidia-container-cli: device error: unknown device id", "GpuUnavailable"),
+        ("nvidia-container-cli: ldcache error: process /sbin/ldconfig terminated with signal 9", "GpuUnavailable"),
+        ("failed to inject CDI devices: unresolvable CDI devices nvidia.com/gpu=0: unknown", "GpuUnavailable"),
+        (
+            "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.4, please update your driver",
+            "DriverMismatch",
+        ),
+        # goharbor/harbor #15944, clearcontainers/runtime #642, cri-o #9082
+        ("fork/exec /proc/24330/exe: resource temporarily unavailable: unknown", "ContainerRuntimeError"),
+        ("write /sys/fs/cgroup/cpu/kubepods/tasks: no space left on device", "ContainerRuntimeError"),
+        ("sd-bus call: Unit kubepods-burstable.slice not found.: I/O error", "ContainerRuntimeError"),
+    ],
+)
+def test_a_machine_that_cannot_start_containers_is_no_fault_of_the_job(message: str, reason: str) -> None:
+    for words in (message, HOOK + message):
+        verdict = judge_node(not_started(words))
+        assert (verdict.reason, verdict.fault, verdict.action) == (reason, "infrastructure", FailureAction.RESTART)
+        assert verdict.message.startswith("node 1 (gpu-7): the container could not start: ")
+        assert verdict.message.endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("OutOfnvidia.com/gpu", "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu"),
+        ("TopologyAffinityError", "Pod Resources cannot be allocated with Topology locality"),
+        ("NodeShutdown", "Pod was rejected as the node is shutting down."),
+        ("SomethingNew", "Pod was rejected: for a reason of the next release"),
+    ],
+)
+def test_a_pod_that_its_kubelet_refused_is_tried_elsewhere(reason: str, message: str) -> None:
+    verdict = judge_node(Evidence(node_rank=1, k8s_node="gpu-7", ended=True, reason=reason, message=message))
+    assert (verdict.reason, verdict.action) == (Reason.NODE_REFUSED_POD, FailureAction.RESTART)
