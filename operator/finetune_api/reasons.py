@@ -68,7 +68,7 @@ class Reason(StrEnum):
     IMAGE_PULL_FAILED = (
         "ImagePullFailed",
         Fault.USER,
-        "The image cannot be had; waited for ten minutes, an invalid name not at all.",
+        "The image could not be had for ten minutes, or its name is invalid; a registry in trouble is waited out.",
         "correct spec.image or spec.imagePullSecrets",
     )
 

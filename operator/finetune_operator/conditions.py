@@ -191,12 +191,12 @@ def _phase(job: FineTuneJob, status: JobStatus, nodes: tuple[NodeObservation, ..
 
 
 def _waiting(status: JobStatus, told: Told) -> WaitStatus | None:
-    """Since when it is waited for the same; image errors alternate in wording, so their first text stays."""
+    """Since when it is waited for the same, in its newest words."""
     wait, before = told.wait, status.waiting
     if wait is None or not status.attempts or status.attempts[-1].state is not AttemptState.STARTING:
         return None
     if before is not None and before.reason == wait.reason and before.since <= told.now:  # else a clock was wrong
-        return before if wait.image else before.model_copy(update={"message": wait.message})
+        return before.model_copy(update={"message": wait.message})
     return WaitStatus(reason=wait.reason, message=wait.message, since=told.now)
 
 

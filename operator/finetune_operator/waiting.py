@@ -1,10 +1,12 @@
 """What keeps an attempt from starting: things that may still appear are waited for, others end the job."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from finetune_api.reasons import Reason
+from finetune_api.status import WaitStatus
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.observe import Life, NodeObservation, Observation, Waiting
 from finetune_operator.verdict import Verdict
@@ -12,6 +14,14 @@ from finetune_operator.verdict import Verdict
 IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"}
 )
+_BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull)?(: )?')
+_REGISTRY_IN_TROUBLE = re.compile(
+    r"429 Too Many|toomanyrequests|50[0234] (Internal|Bad|Service|Gateway)|i/o timeout|handshake timeout"
+    r"|deadline exceeded|connection (refused|reset)|network is unreachable|no route to host|\bEOF\b"
+    r"|no space left on device",
+    re.IGNORECASE,
+)
+_TRIED_AGAIN = "is tried again until the registry, and the way to it, are well"
 SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 MAKING_PATIENCE = timedelta(seconds=60)  # with a container that is being made, before it is told
 FORBIDDEN, UNPROCESSABLE, BAD_REQUEST, INTERNAL_ERROR = 403, 422, 400, 500
@@ -46,17 +56,15 @@ def waiting_for(job: FineTuneJob, seen: Observation, nodes: Sequence[NodeObserva
     avoids = ", ".join(job.status.attempts[-1].avoids) if job.status.attempts else ""
     away = f"; kept away from {avoids}, which failed this job before" if avoids else ""
     share = f"{len(blocked)} of {job.spec.num_nodes} pods"
-    waits = [_explain(node, waiting, share, away) for node, waiting in blocked]
+    told = job.status.waiting
+    waits = [
+        _explain_image(node, waiting, told) if waiting.reason in IMAGE_REASONS else _explain(node, waiting, share, away)
+        for node, waiting in blocked
+    ]
     return max(waits, key=lambda wait: (wait.hopeless, wait.image, wait.reason != Reason.UNSCHEDULABLE))
 
 
 def _explain(node: NodeObservation, waiting: Waiting, share: str, away: str) -> Wait:
-    if waiting.reason in IMAGE_REASONS:
-        hopeless = waiting.reason == "InvalidImageName"
-        message = (
-            f"{node.pod_name}: {waiting.message or waiting.reason}; check {waiting.image} and spec.imagePullSecrets"
-        )
-        return Wait(Reason.IMAGE_PULL_FAILED, message, image=True, hopeless=hopeless)
     if waiting.reason == "CreateContainerConfigError":
         return Wait(
             Reason.CONFIG_MISSING, f"{node.pod_name}: {waiting.message}; create what is missing and the pod starts"
@@ -64,6 +72,19 @@ def _explain(node: NodeObservation, waiting: Waiting, share: str, away: str) -> 
     if waiting.reason == Reason.UNSCHEDULABLE:
         return Wait(Reason.UNSCHEDULABLE, f"{share} cannot be placed: {waiting.message}{away}")
     return Wait(waiting.reason, f"{node.pod_name}: {waiting.message}")
+
+
+def _explain_image(node: NodeObservation, waiting: Waiting, told: WaitStatus | None) -> Wait:
+    """An image that a registry in trouble does not give is waited for without limit; kubelets tell why now and then."""
+    cause = _BACK_OFF.sub("", waiting.message)
+    if not cause and told is not None and told.reason == Reason.IMAGE_PULL_FAILED:
+        message = told.message
+    elif _REGISTRY_IN_TROUBLE.search(cause):
+        message = f"{node.pod_name} on {node.k8s_node}: {cause}; {waiting.image} {_TRIED_AGAIN}"
+    else:
+        message = f"{node.pod_name}: {cause or waiting.reason}; check {waiting.image} and spec.imagePullSecrets"
+    lasting = message.endswith(_TRIED_AGAIN)
+    return Wait(Reason.IMAGE_PULL_FAILED, message, image=not lasting, hopeless=waiting.reason == "InvalidImageName")
 
 
 def _being_made(nodes: Sequence[NodeObservation], now: datetime) -> Wait | None:

@@ -202,12 +202,6 @@ def test_a_wait_counts_from_its_beginning_in_its_newest_words() -> None:
     assert told(before).waiting is None
 
 
-def test_of_an_image_the_first_words_stay_because_kubernetes_alternates() -> None:
-    first = WaitStatus(reason="ImagePullFailed", message="back-off pulling", since=NOW)
-    before = attempts(AttemptState.STARTING).model_copy(update={"waiting": first})
-    assert told(before, wait=PULL).waiting == first
-
-
 @pytest.mark.parametrize("status", [attempts(AttemptState.RUNNING), over(AttemptState.FAILED), JobStatus()])
 def test_only_an_attempt_that_starts_waits(status: JobStatus) -> None:
     assert told(status, wait=NO_ROOM).waiting is None

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from finetune_api.reasons import FailureAction
-from finetune_api.status import Fault
+from finetune_api.status import Fault, JobStatus, WaitStatus
 from finetune_operator.observe import Claim, Observation, Refusal
 from finetune_operator.waiting import Wait, claim_names, refused_for_good, waiting_for
 from support.builders import NOW, Raw, command, job, pod, running, seen
@@ -78,6 +78,50 @@ def test_nothing_is_missing_while_pods_are_made_ready() -> None:
 )
 def test_a_container_that_waits_is_told_to_those_who_can_help(reason: str, expected: Wait) -> None:
     assert wait(stuck(0, reason, "no such tag"), running(OF, 1)) == expected
+
+
+NOT_FOUND = 'failed to resolve reference "example.com/none:1": example.com/none:1: not found'
+BACK_OFF = 'Back-off pulling image "example.com/none:1"'
+
+
+def pulls(message: str, *, told: str = "", reason: str = "ImagePullBackOff") -> Wait:
+    """What is told of an image, when this was told before."""
+    status = JobStatus(waiting=WaitStatus(reason="ImagePullFailed", message=told, since=NOW)) if told else JobStatus()
+    of = job(status=status)
+    observation = seen(of, stuck(0, reason, message), running(of, 1))
+    found = waiting_for(of, observation, observation.of_attempt(0), NOW)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("message", "transient"),
+    [
+        (NOT_FOUND, False),
+        ("pull access denied: failed to authorize: unexpected status: 401 Unauthorized", False),
+        ("dial tcp: lookup registry.exampel.com: no such host", False),
+        # as of namespacelabs/foundation #846, rook #13567, containerd #8971, docker/hub-feedback #2082, cri-o #189
+        ("unexpected status code https://registry-1.docker.io/v2/x/manifests/y: 429 Too Many Requests", True),
+        ('Get "https://quay.io/v2/": dial tcp 3.216.1.2:443: i/o timeout', True),
+        ("httpReadSeeker: failed open: failed to do request: Get https://harbor.example/v2/x: EOF", True),
+        ("unexpected status from HEAD request to https://registry-1.docker.io/v2/x: 503 Service Unavailable", True),
+        ("rpc error: code = 4 desc = context deadline exceeded", True),
+        ("failed to extract layer: write /var/lib/containerd/x: no space left on device", True),
+    ],
+)
+def test_a_registry_in_trouble_is_waited_for_without_limit(message: str, transient: bool) -> None:
+    for said in (message, f"{BACK_OFF}: ErrImagePull: {message}"):
+        found = pulls(said)
+        assert (found.image, found.for_ever) == (not transient, transient)
+        assert message in found.message
+        assert ("check spec.image" in found.message) is not transient
+
+
+def test_a_back_off_without_a_cause_is_told_by_the_last_one() -> None:
+    for cause in (NOT_FOUND, "dial tcp 10.0.0.1:443: connect: connection refused"):
+        first = pulls(cause, reason="ErrImagePull")
+        assert pulls(BACK_OFF, told=first.message) == first
+    assert pulls(BACK_OFF).message.startswith("bert-0-0: ImagePullBackOff; check spec.image")
 
 
 def test_an_image_error_without_words_is_told_by_its_reason() -> None:
