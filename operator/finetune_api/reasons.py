@@ -64,7 +64,11 @@ class Reason(StrEnum):
         None,
         "A pod has a machine, but a volume or its network is missing (a claim, a Secret, a driver); waited for.",
     )
-    CONTAINER_CREATING = "ContainerCreating", None, "A pod has a machine, and its image has been pulled for a minute."
+    CONTAINER_CREATING = (
+        "ContainerCreating",
+        None,
+        "A pod has a machine, and the kubelet has made its container for a minute.",
+    )
     IMAGE_PULL_FAILED = (
         "ImagePullFailed",
         Fault.USER,

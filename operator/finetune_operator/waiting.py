@@ -94,7 +94,11 @@ def _being_made(nodes: Sequence[NodeObservation], now: datetime) -> Wait | None:
         where, more = f"{node.pod_name} on {node.k8s_node}", f"kubectl describe pod {node.pod_name} tells more"
         if node.ready_to_start is False:
             return Wait(Reason.VOLUMES_NOT_READY, f"{where}: its volumes or network are not ready; {more}")
-        return Wait(Reason.CONTAINER_CREATING, f"{where}: its image is being pulled or unpacked; {more}", usual=True)
+        return Wait(
+            Reason.CONTAINER_CREATING,
+            f"{where}: its image is being pulled, or an init container runs; {more}",
+            usual=True,
+        )
     return None
 
 

@@ -185,8 +185,12 @@ def test_a_pod_that_runs_or_is_gone_is_not_waited_for() -> None:
     ("ready", "expected"),
     [
         pytest.param("False", ("VolumesNotReady", "its volumes or network are not ready", False), id="mounting"),
-        pytest.param("True", ("ContainerCreating", "its image is being pulled or unpacked", True), id="pulling"),
-        pytest.param("", ("ContainerCreating", "its image is being pulled or unpacked", True), id="an old kubelet"),
+        pytest.param(
+            "True", ("ContainerCreating", "its image is being pulled, or an init container runs", True), id="pulling"
+        ),
+        pytest.param(
+            "", ("ContainerCreating", "its image is being pulled, or an init container runs", True), id="an old kubelet"
+        ),
     ],
 )
 def test_a_kubelet_that_takes_long_and_says_nothing_is_told_after_a_minute(
