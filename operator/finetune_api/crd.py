@@ -17,6 +17,11 @@ COLUMNS = (  # as `kubectl get ftj` prints them
     ("Restarts", "integer", ".status.restarts"),
     ("Age", "date", ".metadata.creationTimestamp"),
 )
+SITUATION = '.status.conditions[?(@.type=="Running")]'  # which is always there, and says why not
+WIDE_COLUMNS = (  # and with `-o wide`
+    ("Reason", "string", f"{SITUATION}.reason"),
+    ("Message", "string", f"{SITUATION}.message"),
+)
 
 
 def build_crd() -> dict[str, Any]:
@@ -44,7 +49,11 @@ def build_crd() -> dict[str, Any]:
                     "schema": {"openAPIV3Schema": _object_schema()},
                     "subresources": {"status": {}},
                     "additionalPrinterColumns": [
-                        {"name": name, "type": kind, "jsonPath": path} for name, kind, path in COLUMNS
+                        *({"name": name, "type": kind, "jsonPath": path} for name, kind, path in COLUMNS),
+                        *(
+                            {"name": name, "type": kind, "jsonPath": path, "priority": 1}
+                            for name, kind, path in WIDE_COLUMNS
+                        ),
                     ],
                 }
             ],
