@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -230,11 +229,6 @@ def hold_machines_for_a_quota(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Wait, "for_ever", property(lambda wait: wait.reason == Reason.UNSCHEDULABLE))
 
 
-def wait_for_a_time_that_a_wrong_clock_named(patch: pytest.MonkeyPatch) -> None:
-    """A delay of the next attempt is one until an hour on the wall."""
-    patch.setattr(decide, "_delay", lambda record, now: max(timedelta(), (record.not_before or now) - now))
-
-
 def leave_what_people_delete(patch: pytest.MonkeyPatch) -> None:
     """A ConfigMap is made once, whatever becomes of it."""
     patch.setattr(decide, "next_look", lambda c: None)
@@ -272,7 +266,6 @@ PLANTED = (
     (delete_what_is_somebody_elses, "anything"),
     (take_a_namesakes_objects_for_somebody_elses, "meddling"),
     (hold_machines_for_a_quota, "meddling"),
-    (wait_for_a_time_that_a_wrong_clock_named, "meddling"),
     (leave_what_people_delete, "meddling"),
     (leave_what_people_edit, "meddling"),
 )
