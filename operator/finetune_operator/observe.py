@@ -53,7 +53,7 @@ class NodeObservation:
     evidence: Evidence
     termination: Termination | None
     started_at: datetime | None = None
-    placed_at: datetime | None = None
+    making_since: datetime | None = None  # it was given a machine, or its volumes and network
     ready_to_start: bool | None = None  # volumes and network are; None where the kubelet does not tell
     outlived_since: datetime | None = None  # its trainer ended, and something that was injected runs on
 
@@ -74,7 +74,7 @@ class NodeObservation:
     @property
     def being_made(self) -> bool:
         """It has a machine, whose kubelet has neither started its container nor told why not."""
-        return self.life is Life.PENDING and self.placed_at is not None and self.waiting is None
+        return self.life is Life.PENDING and self.making_since is not None and self.waiting is None
 
     def may_run(self, now: datetime) -> bool:
         """Whether a process of it may still run: not ended, and not given up together with its lost k8s node."""
@@ -167,7 +167,7 @@ def observe_pod(pod: Raw, *, gone: bool) -> NodeObservation | None:
         evidence=_evidence(pod, terminated or {}, termination, node_rank=node_rank, gone=gone),
         termination=termination,
         started_at=parse_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
-        placed_at=parse_time(placed.get("lastTransitionTime")) if placed.get("status") == "True" else None,
+        making_since=_making_since(placed, ready),
         outlived_since=_outlived_since(status, terminated),
         ready_to_start={"True": True, "False": False}.get(ready.get("status", "")),
     )
@@ -208,6 +208,11 @@ def _life(status: Raw, container: Raw, *, gone: bool) -> Life:
     if phase == "Succeeded" or phase == "Failed":
         return Life(phase)
     return Life.RUNNING if "running" in state else Life.PENDING
+
+
+def _making_since(placed: Raw, ready: Raw) -> datetime | None:
+    last = ready if ready.get("status") == "True" else placed
+    return parse_time(last.get("lastTransitionTime")) if last.get("status") == "True" else None
 
 
 def _outlived_since(status: Raw, terminated: Raw | None) -> datetime | None:

@@ -33,4 +33,4 @@ def next_look(case: Case) -> timedelta | None:
 
 
 def _time_left(case: Case, node: NodeObservation) -> timedelta:
-    return node.placed_at + MAKING_PATIENCE - case.now if node.being_made and node.placed_at else timedelta.max
+    return node.making_since + MAKING_PATIENCE - case.now if node.being_made and node.making_since else timedelta.max

@@ -60,7 +60,7 @@ nodes = st.builds(
     ),
     evidence=evidences,
     termination=st.one_of(st.none(), st.builds(Termination, first_step=st.sampled_from((None, 3)))),
-    placed_at=moments,
+    making_since=moments,
     ready_to_start=st.sampled_from((None, True, False)),
 )
 

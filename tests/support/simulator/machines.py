@@ -162,7 +162,9 @@ class Machines:
         if pod is None or pod["metadata"]["uid"] != uid:
             return
         others = [c for c in pod["status"].get("conditions", ()) if c["type"] != "PodReadyToStartContainers"]
-        self.set_status(key, conditions=[*others, {"type": "PodReadyToStartContainers", "status": str(ready)}])
+        since = stamp(self._server.now())
+        told = {"type": "PodReadyToStartContainers", "status": str(ready), "lastTransitionTime": since}
+        self.set_status(key, conditions=[*others, told])
 
     def _mounts(self, pod: Raw) -> bool:
         """Whether its ConfigMaps are there; if not, only events tell of it."""

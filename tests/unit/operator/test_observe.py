@@ -110,11 +110,15 @@ def test_a_pod_without_a_place_says_why(conditions: list[Raw], expected: Waiting
     assert look(pod(OF, 0, conditions=conditions)).waiting == expected
 
 
-def test_a_pod_was_placed_when_the_scheduler_says() -> None:
+def test_a_container_is_being_made_since_the_pod_was_placed_or_got_its_volumes() -> None:
     since = {"lastTransitionTime": "2026-01-01T12:00:00Z"}
-    assert look(pod(OF, 0, conditions=[{**condition("PodScheduled", "False"), **since}])).placed_at is None
-    assert look(pod(OF, 0, conditions=[condition("PodScheduled", "True")])).placed_at is None
-    assert look(pod(OF, 0, conditions=[{**condition("PodScheduled", "True"), **since}])).placed_at == NOW
+    assert look(pod(OF, 0, conditions=[{**condition("PodScheduled", "False"), **since}])).making_since is None
+    assert look(pod(OF, 0, conditions=[condition("PodScheduled", "True")])).making_since is None
+    placed = {**condition("PodScheduled", "True"), **since}
+    assert look(pod(OF, 0, conditions=[placed])).making_since == NOW
+    for ready, making_since in (("False", NOW), ("True", NOW + timedelta(minutes=1))):
+        later = {**condition("PodReadyToStartContainers", ready), "lastTransitionTime": "2026-01-01T12:01:00Z"}
+        assert look(pod(OF, 0, conditions=[placed, later])).making_since == making_since
 
 
 def test_a_pod_has_a_place_as_soon_as_it_has_a_node() -> None:

@@ -87,7 +87,7 @@ def test_the_config_map_is_made_again_for_a_pod_that_neither_starts_nor_says_why
             id="it says why",
         ),
         pytest.param(
-            {"conditions": [*PLACED, {"type": "PodReadyToStartContainers", "status": "True"}]}, id="it has its volumes"
+            {"conditions": [*PLACED, {**PLACED[0], "type": "PodReadyToStartContainers"}]}, id="it has its volumes"
         ),
     ],
 )

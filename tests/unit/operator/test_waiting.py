@@ -29,7 +29,7 @@ def placed(node_rank: int, ready: str = "", state: Raw | None = None) -> Raw:
     """A pod that the scheduler gave a machine at NOW; `ready`: what its kubelet says of volumes and network."""
     conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW.isoformat()}]
     if ready:
-        conditions.append({"type": "PodReadyToStartContainers", "status": ready})
+        conditions.append({**conditions[0], "type": "PodReadyToStartContainers", "status": ready})
     statuses = [{"name": "trainer", "state": state or {"waiting": {"reason": "ContainerCreating"}}}]
     return pod(OF, node_rank, conditions=conditions, containerStatuses=statuses)
 
