@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from finetune_operator import names
 from finetune_operator.actions import Action, Create, DeleteService
 from finetune_operator.case import Case
 from finetune_operator.manifests import build_config_map, build_service
@@ -16,12 +17,14 @@ def keep_up(case: Case) -> tuple[Action, ...]:
     Nobody watches ConfigMaps, and a kubelet tells only in events that one is missing. So it is made again, which
     changes nothing if it is there, for a pod whose volumes take long.
     """
-    run = plan_run(case.job, attempt=case.record.attempt, settings=case.settings)
     if case.seen.edited_service:
-        return (DeleteService(run.service_name, case.seen.edited_service),)
-    service = () if case.seen.service_exists else (Create(build_service(run)),)
+        return (DeleteService(names.service_name(case.job.metadata.name), case.seen.edited_service),)
     late = any(_time_left(case, node) <= timedelta() and not node.ready_to_start for node in case.nodes)
-    return (*service, Create(build_config_map(run))) if late else service
+    missing = (*(() if case.seen.service_exists else (build_service,)), *((build_config_map,) if late else ()))
+    if not missing:
+        return ()
+    run = plan_run(case.job, attempt=case.record.attempt, settings=case.settings)
+    return tuple(Create(build(run)) for build in missing)
 
 
 def next_look(case: Case) -> timedelta | None:
