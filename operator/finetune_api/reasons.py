@@ -53,7 +53,7 @@ class Reason(StrEnum):
 
     UNSCHEDULABLE = "Unschedulable", None, "No Kubernetes node has room or fits; waited for, no attempt is spent."
     CONFIG_MISSING = "ConfigMissing", None, "A ConfigMap or Secret that the pod names is missing; waited for."
-    CREATE_REFUSED = "CreateRefused", None, "Quota or policy forbids a pod or Service; tried again until it is allowed."
+    CREATE_REFUSED = "CreateRefused", None, "Quota, policy or a dead webhook refuses an object; tried again."
     PREDECESSOR_TERMINATING = (
         "PredecessorTerminating",
         None,
@@ -67,7 +67,7 @@ class Reason(StrEnum):
     CONTAINER_CREATING = (
         "ContainerCreating",
         None,
-        "A pod has a machine, and the kubelet has made its container for a minute.",
+        "A pod's container has been made for a minute: its image is being pulled.",
     )
     IMAGE_PULL_FAILED = (
         "ImagePullFailed",

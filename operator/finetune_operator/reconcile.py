@@ -130,8 +130,8 @@ async def _perform(run: Pass, job: ObjectMeta, actions: tuple[Action, ...]) -> t
     refusals = []
     for result in results:
         if isinstance(result, NameTaken):
-            fate = {"taken": not result.leaving, "leaving": result.leaving}
-            refusals.append(Refusal(result.kind, result.name, 409, str(result), **fate))
+            taken, leaving = not result.leaving, result.leaving
+            refusals.append(Refusal(result.kind, result.name, 409, str(result), taken=taken, leaving=leaving))
         elif isinstance(result, Refused):
             refusals.append(Refusal(result.kind, result.name, result.status, result.message))
         elif isinstance(result, BaseException):
