@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -71,10 +71,11 @@ class NodeObservation:
         """It ended well and says that the result was published: exit 0 alone proves nothing."""
         return self.evidence.exit_code == 0 and self.evidence.outcome == Outcome.SUCCEEDED
 
-    @property
-    def being_made(self) -> bool:
-        """It has a machine, whose kubelet has neither started its container nor told why not."""
-        return self.life is Life.PENDING and self.making_since is not None and self.waiting is None
+    def being_made_for(self, now: datetime) -> timedelta | None:
+        """How long its kubelet has neither started its container nor told why not; None where that is not so."""
+        if self.life is not Life.PENDING or self.making_since is None or self.waiting is not None:
+            return None
+        return now - self.making_since
 
     def may_run(self, now: datetime) -> bool:
         """Whether a process of it may still run: not ended, and not given up together with its lost k8s node."""

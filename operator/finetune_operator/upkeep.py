@@ -19,7 +19,7 @@ def keep_up(case: Case) -> tuple[Action, ...]:
     """
     if case.seen.edited_service:
         return (DeleteService(names.service_name(case.job.metadata.name), case.seen.edited_service),)
-    late = any(_time_left(case, node) <= timedelta() and not node.ready_to_start for node in case.nodes)
+    late = any(time >= MAKING_PATIENCE and not node.ready_to_start for node, time in _being_made(case))
     missing = (*(() if case.seen.service_exists else (build_service,)), *((build_config_map,) if late else ()))
     if not missing:
         return ()
@@ -29,11 +29,12 @@ def keep_up(case: Case) -> tuple[Action, ...]:
 
 def next_look(case: Case) -> timedelta | None:
     """When a pod that is being made has taken long, and then as often, for as long as it may miss something."""
-    left = [(node, _time_left(case, node)) for node in case.nodes if node.being_made]
-    due = [time for _, time in left if time > timedelta()]
-    again = [MAKING_PATIENCE for node, time in left if time <= timedelta() and not node.ready_to_start]
+    made = _being_made(case)
+    due = [MAKING_PATIENCE - time for _, time in made if time < MAKING_PATIENCE]
+    again = [MAKING_PATIENCE for node, time in made if time >= MAKING_PATIENCE and not node.ready_to_start]
     return min((*due, *again), default=None)
 
 
-def _time_left(case: Case, node: NodeObservation) -> timedelta:
-    return node.making_since + MAKING_PATIENCE - case.now if node.being_made and node.making_since else timedelta.max
+def _being_made(case: Case) -> list[tuple[NodeObservation, timedelta]]:
+    times = ((node, node.being_made_for(case.now)) for node in case.nodes)
+    return [(node, time) for node, time in times if time is not None]

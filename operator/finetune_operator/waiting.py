@@ -89,7 +89,7 @@ def _explain_image(node: NodeObservation, waiting: Waiting, told: WaitStatus | N
 
 def _being_made(nodes: Sequence[NodeObservation], now: datetime) -> Wait | None:
     """Of kubelets that have taken long and say nothing: what they are at."""
-    slow = [n for n in nodes if n.being_made and n.making_since is not None and now >= n.making_since + MAKING_PATIENCE]
+    slow = [node for node in nodes if (node.being_made_for(now) or timedelta()) >= MAKING_PATIENCE]
     for node in sorted(slow, key=lambda node: node.ready_to_start is not False):
         where, more = f"{node.pod_name} on {node.k8s_node}", f"kubectl describe pod {node.pod_name} tells more"
         if node.ready_to_start is False:

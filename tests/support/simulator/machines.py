@@ -72,6 +72,12 @@ class Machines:
         if pod is not None:
             self._server.change(key, actor=actor, status={**pod["status"], **parts})
 
+    def set_condition(self, key: Key, condition: Raw, *, actor: str = "kubelet", **parts: Any) -> None:
+        """Replace one condition of a pod, and parts of its status, if it is there."""
+        if pod := self._server.get(key):
+            others = [c for c in pod["status"].get("conditions", ()) if c["type"] != condition["type"]]
+            self.set_status(key, actor=actor, conditions=[*others, condition], **parts)
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Something that goes on by itself."""
         task = asyncio.get_running_loop().create_task(work)
@@ -161,10 +167,9 @@ class Machines:
         pod = self._server.get(key)
         if pod is None or pod["metadata"]["uid"] != uid:
             return
-        others = [c for c in pod["status"].get("conditions", ()) if c["type"] != "PodReadyToStartContainers"]
         since = stamp(self._server.now())
         told = {"type": "PodReadyToStartContainers", "status": str(ready), "lastTransitionTime": since}
-        self.set_status(key, conditions=[*others, told])
+        self.set_condition(key, told)
 
     def _mounts(self, pod: Raw) -> bool:
         """Whether its ConfigMaps are there; if not, only events tell of it."""

@@ -65,9 +65,8 @@ class NodeControllers:
         pod = self._server.get(key)
         if pod is None or pod["status"].get("phase") in TERMINAL:
             return False
-        others = [c for c in pod["status"].get("conditions", ()) if c["type"] != "DisruptionTarget"]
         condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "taken away"}
-        self._machines.set_status(key, actor=actor, conditions=[*others, condition], **more)
+        self._machines.set_condition(key, condition, actor=actor, **more)
         return True
 
     def _pods_on(self, machine: Machine) -> list[tuple[Key, Raw]]:
