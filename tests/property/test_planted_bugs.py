@@ -10,7 +10,19 @@ from finetune_api import repair
 from finetune_api.reasons import Reason
 from finetune_api.status import AttemptRecord, Evidence
 from finetune_api.v1alpha1 import FineTuneJob
-from finetune_operator import avoid, case, cluster, controller, decide, ending, evidence, failure, manifests, restarts
+from finetune_operator import (
+    avoid,
+    case,
+    cluster,
+    controller,
+    decide,
+    ending,
+    evidence,
+    failure,
+    manifests,
+    restarts,
+    upkeep,
+)
 from finetune_operator import reconcile as shell
 from finetune_operator.case import Case, Decision
 from finetune_operator.cluster import KubernetesCluster, ObjectRef
@@ -231,6 +243,11 @@ def hold_machines_for_a_quota(patch: pytest.MonkeyPatch) -> None:
 
 def leave_what_people_delete(patch: pytest.MonkeyPatch) -> None:
     """A ConfigMap is made once, whatever becomes of it."""
+    patch.setattr(upkeep, "build_config_map", upkeep.build_service)
+
+
+def wait_until_something_happens(patch: pytest.MonkeyPatch) -> None:
+    """Nothing does to a pod that waits for a ConfigMap."""
     patch.setattr(decide, "next_look", lambda c: None)
 
 
@@ -267,6 +284,7 @@ PLANTED = (
     (take_a_namesakes_objects_for_somebody_elses, "meddling"),
     (hold_machines_for_a_quota, "meddling"),
     (leave_what_people_delete, "meddling"),
+    (wait_until_something_happens, "meddling"),
     (leave_what_people_edit, "meddling"),
 )
 

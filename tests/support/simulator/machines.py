@@ -73,10 +73,12 @@ class Machines:
             self._server.change(key, actor=actor, status={**pod["status"], **parts})
 
     def set_condition(self, key: Key, condition: Raw, *, actor: str = "kubelet", **parts: Any) -> None:
-        """Replace one condition of a pod, and parts of its status, if it is there."""
+        """Replace one condition of a pod, and parts of its status, if it is there; what is known is not told again."""
         if pod := self._server.get(key):
-            others = [c for c in pod["status"].get("conditions", ()) if c["type"] != condition["type"]]
-            self.set_status(key, actor=actor, conditions=[*others, condition], **parts)
+            others = {told["type"]: told for told in pod["status"].get("conditions", ())}
+            before = others.pop(condition["type"], {})
+            if parts or before.get("status") != condition["status"]:
+                self.set_status(key, actor=actor, conditions=[*others.values(), condition], **parts)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Something that goes on by itself."""
