@@ -262,8 +262,8 @@ class Reason(StrEnum):
     POD_DELETED = (
         "PodDeleted",
         Fault.INFRASTRUCTURE,
-        "Somebody deleted a pod while the attempt was to go on.",
-        "find out who deletes pods, if it was nobody you know",
+        "Somebody deleted a pod, or edited its labels, while the attempt was to go on.",
+        "find out who deletes or edits pods, if it was nobody you know",
     )
     STOPPED = (
         "Stopped",

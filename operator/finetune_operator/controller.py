@@ -20,7 +20,7 @@ from finetune_operator.workqueue import QueueClosed, WorkQueue
 
 logger = logging.getLogger(__name__)
 
-SELECTOR = f"{names.MANAGED_BY}={names.MANAGER}"
+SELECTOR = names.JOB_UID  # whatever its value: one that a LIST for a decision finds is one that the watches tell of
 SWEEP_SECONDS = 60.0
 BURST_SECONDS = 0.02
 Namespaces = tuple[str, ...] | tuple[None]  # (None,) is the whole cluster

@@ -97,7 +97,7 @@ def deleted(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.POD_DELETED,
-        message=f"{where(evidence)}: pod {evidence.pod_name} was deleted",
+        message=f"{where(evidence)}: {f'pod {evidence.pod_name}' if evidence.pod_name else 'its pod'} was deleted",
     )
 
 

@@ -15,6 +15,7 @@ Raw = dict[str, Any]
 
 MESSAGE_CHARACTERS = 600  # of one node's evidence in status: a few lines, not a log
 FENCED_AFTER_SECONDS = 30  # past its deletion deadline, on a node that the taint manager gave up
+NOBODY = -1
 OVERDUE_SECONDS = 300  # past it anywhere: no kubelet is there, though a drain or a toleration hides who said so
 
 
@@ -41,7 +42,7 @@ class Waiting:
 class NodeObservation:
     """One pod, alive or remembered."""
 
-    attempt: int
+    attempt: int  # like the rank NOBODY for a pod whose labels somebody edited
     node_rank: int
     pod_name: str
     uid: str
@@ -70,6 +71,12 @@ class NodeObservation:
     def succeeded(self) -> bool:
         """It ended well and says that the result was published: exit 0 alone proves nothing."""
         return self.evidence.exit_code == 0 and self.evidence.outcome == Outcome.SUCCEEDED
+
+    @property
+    def hidden(self) -> bool:
+        """It vanished from a machine, but not by an end or a deletion: maybe its labels were edited, and it runs on."""
+        left_nothing = self.deletion_deadline is None and self.evidence.exit_code is None
+        return self.life is Life.GONE and bool(self.k8s_node) and left_nothing
 
     def being_made_for(self, now: datetime) -> timedelta | None:
         """How long its kubelet has neither started its container nor told why not; None where that is not so."""
@@ -143,12 +150,14 @@ def observe_pods(pods: Iterable[Raw], gone: Iterable[Raw]) -> tuple[NodeObservat
 
 
 def observe_pod(pod: Raw, *, gone: bool) -> NodeObservation | None:
-    """One pod; None if it is no node of the job that its labels name, which only a foreign hand can have made."""
+    """One pod; None if the job that its labels name does not control it, which only a foreign hand can have made."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels = metadata.get("labels") or {}
     attempt, node_rank = (_number(labels.get(name)) for name in (names.ATTEMPT, names.NODE_RANK))
-    if attempt is None or node_rank is None or node_rank >= MAX_NODES or controller(pod) != labels.get(names.JOB_UID):
+    if controller(pod) != labels.get(names.JOB_UID):
         return None
+    if attempt is None or node_rank is None or node_rank >= MAX_NODES:
+        attempt = node_rank = NOBODY
     container = _container_status(status)
     terminated = (container.get("state") or {}).get("terminated")
     message = (terminated or {}).get("message")

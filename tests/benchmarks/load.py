@@ -51,7 +51,7 @@ class Floor:
         for kind in ("Pod", "Service", "ConfigMap"):
             path = collection_path(kind, NAMESPACE)
             options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}
-            params = {"labelSelector": f"{names.JOB_UID}=floor"}
+            params = {"labelSelector": f"{names.MANAGED_BY}=nobody"}
             await self.rig.api.call("DELETE", path, body=options, params=params)
         pods = pod_names(jobs, attempt=1, nodes=1)
         await until(self.clock, lambda: self.clock.gone.issuperset(pods), "the floor's pods gone")
@@ -74,9 +74,10 @@ class Floor:
         return max(self.clock.running[pod] for pod in pods) - began
 
     async def _create(self, manifest: Raw) -> None:
-        """Owned by nobody and labelled as no operator's, so that none of them touches it."""
+        """Owned by nobody and labelled as of no job, so that no operator hears of it."""
         metadata = {**manifest["metadata"], "ownerReferences": []}
-        metadata["labels"] = {**metadata["labels"], names.MANAGED_BY: "nobody", names.JOB_UID: "floor"}
+        ours = {key: value for key, value in metadata["labels"].items() if key != names.JOB_UID}
+        metadata["labels"] = {**ours, names.MANAGED_BY: "nobody"}
         await self.rig.api.call(
             "POST", collection_path(manifest["kind"], NAMESPACE), body={**manifest, "metadata": metadata}
         )

@@ -146,7 +146,7 @@ async def bench_rig(*, keep: bool) -> AsyncIterator[Rig]:
         with operator_process(cluster.kubeconfig, open_log()) as operator:
             clock = PodClock()
             pods = collection_path("Pod", NAMESPACE)
-            informer = Informer(api, pods, selector=names.JOB_UID, on_change=clock.note)
+            informer = Informer(api, pods, selector=names.JOB_NAME, on_change=clock.note)
             following = asyncio.create_task(informer.run())
             await informer.synced.wait()
             await ready()

@@ -20,6 +20,7 @@ from finetune_operator import (
     evidence,
     failure,
     manifests,
+    observe,
     restarts,
     upkeep,
 )
@@ -31,6 +32,16 @@ from finetune_operator.plan import RunPlan
 from finetune_operator.reconcile import Outcome, Pass, Seen
 from finetune_operator.verdict import Verdict
 from finetune_operator.waiting import Wait
+from support.simulator import scenarios
+from support.simulator.accidents import crowded
+from support.simulator.incidents import Incident, suspended_for_a_while
+from support.simulator.meddling import (
+    config_map_deleted,
+    made_again,
+    pod_relabelled,
+    quota_spent,
+    service_edited,
+)
 from support.simulator.output import Folder, Publication
 from support.simulator.search import search
 
@@ -243,7 +254,7 @@ def hold_machines_for_a_quota(patch: pytest.MonkeyPatch) -> None:
 
 def leave_what_people_delete(patch: pytest.MonkeyPatch) -> None:
     """A ConfigMap is made once, whatever becomes of it."""
-    patch.setattr(upkeep, "build_config_map", upkeep.build_service)
+    patch.setattr(upkeep, "build_config_map", manifests.build_service)
 
 
 def wait_until_something_happens(patch: pytest.MonkeyPatch) -> None:
@@ -254,6 +265,21 @@ def wait_until_something_happens(patch: pytest.MonkeyPatch) -> None:
 def leave_what_people_edit(patch: pytest.MonkeyPatch) -> None:
     """A Service of the job is the job's Service."""
     patch.setattr(shell, "names_pods", lambda service, job_uid: True)
+
+
+def forget_what_cannot_be_found(patch: pytest.MonkeyPatch) -> None:
+    """A pod that is not found by its labels is gone."""
+    patch.setattr(case.Case, "hidden_pods", lambda c: [])
+
+
+def take_edited_pods_for_somebody_elses(patch: pytest.MonkeyPatch) -> None:
+    """A pod of ours whose labels say nothing is none of ours."""
+
+    def observe_pods(*pods: Any) -> tuple[NodeObservation, ...]:
+        return tuple(node for node in real(*pods) if node.attempt >= 0)
+
+    real = observe.observe_pods
+    patch.setattr(shell, "observe_pods", observe_pods)
 
 
 PLANTED = (
@@ -281,11 +307,15 @@ PLANTED = (
     (hold_machines_for_ever, "hard_times"),
     (learn_from_less, "hard_times"),
     (delete_what_is_somebody_elses, "anything"),
-    (take_a_namesakes_objects_for_somebody_elses, "meddling"),
-    (hold_machines_for_a_quota, "meddling"),
-    (leave_what_people_delete, "meddling"),
-    (wait_until_something_happens, "meddling"),
-    (leave_what_people_edit, "meddling"),
+)
+MEDDLED: tuple[tuple[Plant, tuple[Incident, ...]], ...] = (
+    (take_a_namesakes_objects_for_somebody_elses, (made_again,)),
+    (hold_machines_for_a_quota, (quota_spent,)),
+    (leave_what_people_delete, (config_map_deleted, quota_spent)),
+    (wait_until_something_happens, (config_map_deleted, quota_spent)),
+    (leave_what_people_edit, (service_edited, crowded)),
+    (forget_what_cannot_be_found, (pod_relabelled, suspended_for_a_while)),
+    (take_edited_pods_for_somebody_elses, (pod_relabelled,)),
 )
 
 
@@ -294,3 +324,13 @@ def test_a_planted_bug_is_found(plant: Plant, kind: str, monkeypatch: pytest.Mon
     plant(monkeypatch)
 
     assert search(kind, range(HISTORIES)).finding is not None
+
+
+@pytest.mark.parametrize(("plant", "meddling"), MEDDLED, ids=[plant.__name__ for plant, _ in MEDDLED])
+def test_so_is_one_where_people_meddle(
+    plant: Plant, meddling: tuple[Incident, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scenarios, "MEDDLING", meddling)
+    plant(monkeypatch)
+
+    assert search("meddling", range(HISTORIES)).finding is not None

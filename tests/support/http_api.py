@@ -13,6 +13,8 @@ from uuid import uuid4
 
 from aiohttp import web
 
+from support.simulator.apiserver import matches
+
 Raw = dict[str, Any]
 KINDS = {
     "pods": "Pod",
@@ -311,10 +313,8 @@ def _line(event: str, body: Raw) -> bytes:
 
 def _matches(body: Raw, plural: str, place: Place, params: dict[str, str]) -> bool:
     metadata = body["metadata"]
-    wanted = dict(term.split("=") for term in params.get("labelSelector", "").split(",") if term)
-    labels = metadata.get("labels") or {}
     here = place.namespace in (None, metadata["namespace"])
-    return plural == place.plural and here and wanted.items() <= labels.items()
+    return plural == place.plural and here and matches(body, params.get("labelSelector", ""))
 
 
 def _key(place: Place) -> tuple[str, str, str]:

@@ -56,4 +56,10 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "the deletion has a version of its own": True,
         "the deletion carries the last state": "Failed",
     },
+    "labels_taken_away": {
+        "edited": "ok",
+        "told": ["ADDED", "DELETED"],
+        "labels": ["contract", "kept"],
+        "version is that of the edit": True,
+    },
 }

@@ -88,9 +88,9 @@ class SimulatedApiServer:
             case "POST", False, False:
                 assert body is not None
                 return self.create(body, actor=actor)
-            case "PUT", True, True:
+            case "PUT", True, _:
                 assert body is not None
-                return self._put_status(key, body, actor=actor)
+                return self._put(key, body, "status" if status else "metadata", actor=actor)
             case "DELETE", True, False:
                 return self.delete(key, body or {}, actor=actor)
         raise ApiError(f"{method} {path} is not simulated", status=405)
@@ -174,13 +174,13 @@ class SimulatedApiServer:
             "items": items,
         }
 
-    def _put_status(self, key: Key, body: Raw, *, actor: str) -> Raw:
+    def _put(self, key: Key, body: Raw, part: str, *, actor: str) -> Raw:
         there, given = self._read(key), body["metadata"]
         if given.get("uid", there["metadata"]["uid"]) != there["metadata"]["uid"]:
             raise _conflict(key, f"Precondition failed: UID in precondition: {given['uid']}, UID in object meta: ...")
         if given.get("resourceVersion", "") not in ("", there["metadata"]["resourceVersion"]):
             raise _conflict(key, "the object has been modified; please apply your changes to the latest version")
-        changed = {**there, "status": body.get("status", {})}
+        changed = {**there, part: body.get(part, {})}
         return there if changed == there else self._commit(key, changed, actor=actor)
 
     def _delete_pod(self, key: Key, there: Raw, grace: int | None, *, actor: str) -> Raw:
@@ -231,10 +231,10 @@ def parse_path(path: str) -> tuple[Key, bool]:
 
 
 def matches(body: Raw, selector: str) -> bool:
-    """Whether an object's labels are those of an equality selector."""
+    """Whether an object has the labels of a selector, and their values where it names some."""
     labels = body["metadata"].get("labels") or {}
     wanted = (term.partition("=") for term in selector.split(",") if term)
-    return all(labels.get(label) == value for label, _, value in wanted)
+    return all(labels.get(label) == value if equals else label in labels for label, equals, value in wanted)
 
 
 def stamp(time: datetime) -> str:

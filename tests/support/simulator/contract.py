@@ -199,13 +199,39 @@ async def order_of_events(site: Site) -> Facts:
     }
 
 
-STORIES = (names_and_uids, lists, status_of_a_job, graceful_deletion, deletion_without_a_kubelet, order_of_events)
+async def labels_taken_away(site: Site) -> Facts:
+    """Who selects by a label is told that an object which loses it is deleted, in its last state that had it."""
+    path = collection_path("ConfigMap", site.namespace)
+    version = (await anext(site.api.pages(path)))["metadata"]["resourceVersion"]
+    await site.create(placed(site, config_map("hidden", kept="yes")))
+    there = await site.read("ConfigMap", "hidden")
+    bare = {**there, "metadata": {**there["metadata"], "labels": {"kept": "yes"}}}
+    facts: Facts = {"edited": await site.ask("PUT", site.path("ConfigMap", "hidden"), bare)}
+    events = [event async for event in events_of(site, "hidden", version=version, kind="ConfigMap", selector=LABEL)]
+    facts["told"] = kinds(events)
+    facts["labels"] = sorted(events[-1]["object"]["metadata"]["labels"])
+    newest = (await site.read("ConfigMap", "hidden"))["metadata"]["resourceVersion"]
+    facts["version is that of the edit"] = events[-1]["object"]["metadata"]["resourceVersion"] == newest
+    return facts
 
 
-async def events_of(site: Site, name: str, *, version: str) -> AsyncIterator[Raw]:
-    """The events of one pod until it is deleted."""
-    path = collection_path("Pod", site.namespace)
-    async with asyncio.timeout(60), aclosing(site.api.watch(path, selector="", version=version)) as events:  # type: ignore[type-var]
+STORIES = (
+    names_and_uids,
+    lists,
+    status_of_a_job,
+    graceful_deletion,
+    deletion_without_a_kubelet,
+    order_of_events,
+    labels_taken_away,
+)
+
+
+async def events_of(
+    site: Site, name: str, *, version: str, kind: str = "Pod", selector: str = ""
+) -> AsyncIterator[Raw]:
+    """The events of one object until it is deleted."""
+    path = collection_path(kind, site.namespace)
+    async with asyncio.timeout(60), aclosing(site.api.watch(path, selector=selector, version=version)) as events:  # type: ignore[type-var]
         async for event in events:
             if event["type"] == "BOOKMARK" or event["object"]["metadata"]["name"] != name:
                 continue

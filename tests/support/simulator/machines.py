@@ -92,7 +92,7 @@ class Machines:
             task.result()
 
     def _hear(self, change: Change) -> None:
-        if change.kind != "Pod" or names.JOB_UID not in change.body["metadata"].get("labels", {}):
+        if change.kind != "Pod" or "labels" not in change.body["metadata"]:
             return  # a stranger's pod is only in the way
         if change.before is None:
             self.spawn(self._place(_key(change.body), change.body["metadata"]["uid"]))
@@ -235,10 +235,10 @@ class Machines:
 
 def read_process(pod: Raw) -> Process:
     """The trainer that a pod's container is: what its environment makes of it."""
-    labels = pod["metadata"]["labels"]
+    labels = pod["metadata"].get("labels", {})
     containers = pod["spec"].get("containers") or [{}]
     environment = {variable["name"]: variable.get("value") for variable in containers[0].get("env", ())}
-    job_uid = labels[names.JOB_UID]
+    job_uid = environment.get(names.ENV_JOB_UID) or labels[names.JOB_UID]
     return Process(
         job_uid=job_uid,
         attempt=int(environment.get(names.ENV_ATTEMPT) or labels[names.ATTEMPT]),

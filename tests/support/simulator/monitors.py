@@ -37,7 +37,7 @@ class Monitor:
         self.violations: list[str] = []
         self._world = world
         self._several = several_operators
-        self._forced: set[str] = set()  # pods whose objects are gone although they ran
+        self._forced: set[str] = set()  # pods whose objects are gone, or cannot be found, although they ran
         self._given_up: set[str] = set()  # pods that could run no more, whatever was written on them later
         self._newest: dict[str, str] = {}  # uid of the last pod of each name
         self._last: tuple[Raw, JobStatus] = ({}, JobStatus())  # the job as it was last written
@@ -56,7 +56,9 @@ class Monitor:
         if job is None or status.waiting is None or status.waiting.reason in PATIENT_REASONS:
             self._idle = ("", None), 0.0
             return
-        present = [p for _, p in self._world.pods() if p["metadata"]["labels"][names.ATTEMPT] == str(status.attempt)]
+        present = [
+            p for _, p in self._world.pods() if p["metadata"]["labels"].get(names.ATTEMPT) == str(status.attempt)
+        ]
         held = any("running" in _state(pod) and not self._world.is_lost(pod) for pod in present)
         attempt = self._world.job_uid, status.attempt
         idle = self._idle[1] if self._idle[0] == attempt and held else 0.0
@@ -98,7 +100,7 @@ class Monitor:
             self._note_pod(change)
             if change.actor == "scheduler":
                 self._placed(change)
-            if by_operator and change.body["metadata"]["labels"][names.JOB_UID] == self._world.job_uid:
+            if by_operator and controller(change.body) == self._world.job_uid:
                 found = self._pod_made(change) if change.before is None else self._pod_deleted(change)
                 for what in found:
                     self.report(what)
@@ -110,7 +112,7 @@ class Monitor:
 
     def _note_pod(self, change: Change) -> None:
         metadata = change.body["metadata"]
-        if change.after is None and change.actor in ("user", *FORCING):
+        if (change.after is None and change.actor in ("user", *FORCING)) or _hidden(change):
             self._forced.add(metadata["uid"])
         if change.before is None:
             self._newest[metadata["name"]] = metadata["uid"]
@@ -169,10 +171,8 @@ class Monitor:
                 yield f"{made.pod_name} was made while a process of attempt {process.attempt} runs on {machine.name}"
 
     def _pod_deleted(self, change: Change) -> Iterator[str]:
-        pod = observe_pod(change.body, gone=False)
-        assert pod is not None
-        status = self._status()
-        if self._several or status.attempt is None or not self._world.job:
+        pod, status = observe_pod(change.body, gone=False), self._status()
+        if pod is None or self._several or status.attempt is None or not self._world.job:
             return
         ended = status.completion_time is not None or status.attempts[-1].state in ("Stopping", "Stopped")
         if not ended and pod.attempt == status.attempt:
@@ -286,6 +286,13 @@ class Monitor:
             node = observe_pod(pod, gone=False)
             if node and node.may_run(self._world.now()):
                 yield f"Suspended while {node.pod_name} may run"
+
+
+def _hidden(change: Change) -> bool:
+    """Somebody edited the labels, so that the operator does not find the pod any more, or not as what it was."""
+    if change.before is None or change.after is None:
+        return False
+    return bool(change.before["metadata"].get("labels") != change.after["metadata"].get("labels"))
 
 
 def _state(pod: Raw) -> Raw:

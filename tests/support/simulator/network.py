@@ -83,7 +83,8 @@ class Link(ApiServer):
                 await self._target.wait_for_commit()
             change = history[position]
             position += 1
-            if change.kind != key.kind or not matches(change.body, selector):
+            event = _event(change, selector)
+            if change.kind != key.kind or event is None:
                 continue
             due = max(due, change.time + self._lag())
             await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
@@ -92,7 +93,7 @@ class Link(ApiServer):
                     self._target.oldest_version = self._target.version
                 raise _no_stream()
             for _ in range(2 if self._choices.chance(self.weather.repeated) else 1):
-                yield _event(change)
+                yield {**event, "object": {**event["object"], "metadata": dict(event["object"]["metadata"])}}
 
     def drop_requests(self) -> None:
         """What has not reached the API server never will; else it arrives when it does, whoever leads by then."""
@@ -138,5 +139,12 @@ def _no_stream() -> ApiError:
     return ApiError("no answer from the API server: the stream was cut", status=NO_ANSWER)
 
 
-def _event(change: Change) -> Raw:
-    return {"type": change.type, "object": {**change.body, "metadata": dict(change.body["metadata"])}}
+def _event(change: Change, selector: str) -> Raw | None:
+    """As who selects by labels is told: an object that loses them is deleted, in its last state that had them."""
+    before = change.before is not None and matches(change.before, selector)
+    if change.after is not None and matches(change.after, selector):
+        return {"type": "MODIFIED" if before else "ADDED", "object": change.after}
+    if not before or change.before is None:
+        return None
+    metadata = {**change.before["metadata"], "resourceVersion": str(change.version)}
+    return {"type": "DELETED", "object": {**change.before, "metadata": metadata}}

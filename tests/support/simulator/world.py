@@ -9,6 +9,7 @@ from typing import Any
 from finetune_api.status import JobStatus
 from finetune_operator import names
 from finetune_operator.apiserver import ApiError
+from finetune_operator.observe import controller
 from support.builders import SETTINGS, spec
 from support.simulator.apiserver import Change, Key, Raw, SimulatedApiServer
 from support.simulator.choices import Choices
@@ -84,7 +85,7 @@ class World:
 
     def pods(self) -> list[tuple[Key, Raw]]:
         """The job's pods that exist, those on their way out too."""
-        return [(key, pod) for key, pod in self.all_pods() if pod["metadata"]["labels"][names.JOB_UID] == self.job_uid]
+        return [(key, pod) for key, pod in self.all_pods() if controller(pod) == self.job_uid]
 
     def all_pods(self) -> list[tuple[Key, Raw]]:
         """Also those of jobs that had its name before."""

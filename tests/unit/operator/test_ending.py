@@ -9,6 +9,7 @@ import pytest
 from finetune_api.status import AttemptState, Fault, JobStatus, Phase, Progress, Repair
 from finetune_api.termination import Outcome, Termination
 from finetune_api.v1alpha1 import FineTuneJob
+from finetune_operator import names
 from finetune_operator.actions import Create, DeletePod
 from finetune_operator.ending import ABORT_GRACE_SECONDS, LAST_WORDS_WITHIN
 from finetune_operator.manifests import GRACE_SECONDS
@@ -48,6 +49,30 @@ def test_a_cause_that_is_seen_after_its_victim_is_still_the_cause() -> None:
     of, _ = step(of, seen(of, ended(of, 0, **VICTIM), deleting(ended(of, 1, **KILLED))), now=LATER)
 
     assert (of.status.attempts[0].reason, of.status.attempts[0].node_rank) == ("ContainerKilled", 1)
+
+
+def test_a_pod_that_cannot_be_found_any_more_is_deleted_all_the_same() -> None:
+    of = started()
+    of, _ = step(of, seen(of, running(of, 0), gone=(running(of, 1),)), now=LATER)
+    of, decision = step(of, seen(of, gone=(deleting(running(of, 0)), running(of, 1))), now=LATER)
+
+    assert (of.status.attempts[0].reason, of.status.attempts[0].node_rank) == ("PodDeleted", 1)
+    assert [action for action in decision.actions if isinstance(action, DeletePod)] == [
+        DeletePod("bert-0-1", "pod-0-1", ABORT_GRACE_SECONDS)
+    ]
+
+
+def test_a_pod_with_edited_labels_is_stopped_with_the_others() -> None:
+    of = started()
+    edited = running(of, 1)
+    edited["metadata"]["labels"][names.ATTEMPT] = "second"
+    of, _ = step(of, seen(of, running(of, 0), edited), now=LATER)
+    of, decision = step(of, seen(of, running(of, 0), edited), now=LATER)
+
+    assert of.status.attempts[0].state is AttemptState.STOPPING
+    assert [action.name for action in decision.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
+    of, _ = step(of, seen(of), now=LATER)
+    assert "node 1: its pod was deleted" in of.status.attempts[0].message
 
 
 def test_a_node_that_dies_of_our_stopping_it_is_not_the_cause() -> None:

@@ -16,7 +16,7 @@ from finetune_operator.observe import (
     observe_pod,
     observe_pods,
 )
-from support.builders import NOW, Raw, deleting, job, pod, running
+from support.builders import NOW, Raw, deleting, ended, job, pod, running
 
 OF = job()
 INITIALIZING = {"waiting": {"reason": "PodInitializing"}}
@@ -157,6 +157,25 @@ def test_a_pod_that_the_job_does_not_own_is_no_node_whatever_its_labels_say() ->
     body = running(job(), 0)
     foreign = {**body, "metadata": {**body["metadata"], "ownerReferences": []}}
     assert observe_pod(foreign, gone=False) is None
+
+
+@pytest.mark.parametrize("edit", [{names.ATTEMPT: ""}, {names.NODE_RANK: "first"}, {names.NODE_RANK: "1000"}])
+def test_a_pod_of_the_job_whose_labels_somebody_edited_is_there_but_no_node_of_any_attempt(
+    edit: dict[str, str],
+) -> None:
+    body = running(OF, 0)
+    edited = {**body, "metadata": {**body["metadata"], "labels": {**body["metadata"]["labels"], **edit}}}
+    seen = Observation(nodes=observe_pods([edited, running(OF, 1)], []))
+    assert [node.pod_name for node in seen.of_attempt(0)] == ["bert-0-1"]
+    assert [(node.pod_name, node.may_run(NOW)) for node in seen.live()] == [("bert-0-0", True), ("bert-0-1", True)]
+
+
+def test_a_pod_that_vanished_from_its_machine_without_a_deletion_may_be_hidden() -> None:
+    unplaced = pod(OF, 0)
+    unplaced["spec"]["nodeName"] = ""
+    vanished = (running(OF, 0), pod(OF, 0), ended(OF, 0), deleting(running(OF, 0)), unplaced)
+    assert [look(body, gone=True).hidden for body in vanished] == [True, True, False, False, False]
+    assert not look(running(OF, 0)).hidden
 
 
 def test_a_lost_machine_is_given_up_some_time_after_its_pods_deadline() -> None:
