@@ -97,10 +97,6 @@ class Case:
         waits = (time for _, time in left if time > timedelta())
         return [node for node, time in left if time <= timedelta()], min(waits, default=None)
 
-    def hidden_pods(self) -> list[NodeObservation]:
-        """Pods of the present attempt that may be there although they are not seen."""
-        return [node for node in self.seen.nodes if node.hidden and node.attempt == self.record.attempt]
-
     def deletions(self, nodes: list[NodeObservation], grace_seconds: int) -> tuple[Action, ...]:
         """Stop these pods within this time; one that was given longer is hurried."""
         limit = self.now + timedelta(seconds=2 * grace_seconds)

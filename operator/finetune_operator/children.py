@@ -36,8 +36,7 @@ class Children:
 
     def pod_changed(self, before: Raw | None, after: Raw | None) -> None:
         """Hear of one change of a pod, as an Informer tells it."""
-        key = None if before is None else owner_key(before)
-        if before is not None and key is not None and (after is None or owner_key(after) != key):
+        if before is not None and after is None and (key := owner_key(before)):
             self._bury(key, before)
         self._change(self._pods, before, after)
 

@@ -1,13 +1,12 @@
 """The operator's only writes to the cluster, and the reads that must not come from a cache."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from finetune_operator import names
 from finetune_operator.apiserver import ApiError, ApiServer, Raw
+from finetune_operator.observe import controlling_owner, is_labelled
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +71,8 @@ class Cluster(Protocol):
     async def list_pods(self, namespace: str, job_uid: str) -> tuple[Raw, ...]:
         """The job's pods as they are now, not as a cache has them."""
 
-    async def get_claim(self, namespace: str, name: str) -> Raw | None:
-        """A PersistentVolumeClaim, if it is there."""
+    async def get(self, kind: str, namespace: str, name: str) -> Raw | None:
+        """The object of that name, if it is there."""
 
     async def create(self, manifest: Raw) -> None:
         """Make the object; one that is there already and is the same owner's is as good."""
@@ -138,14 +137,20 @@ class KubernetesCluster:
     async def list_pods(self, namespace: str, job_uid: str) -> tuple[Raw, ...]:
         """A consistent read: no resourceVersion is given."""
         path = collection_path("Pod", namespace)
-        with _cluster_errors():
+        try:
             pages = [page async for page in self._api.pages(path, selector=f"{names.JOB_UID}={job_uid}")]
+        except ApiError as error:
+            raise ClusterError(error.message, retry_after=error.retry_after) from error
         return tuple(pod for page in pages for pod in page["items"])
 
-    async def get_claim(self, namespace: str, name: str) -> Raw | None:
+    async def get(self, kind: str, namespace: str, name: str) -> Raw | None:
         """None only where the API server says so."""
-        with _cluster_errors():
-            return await self._get("PersistentVolumeClaim", namespace, name)
+        try:
+            return await self._api.call("GET", object_path(kind, namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise ClusterError(error.message, retry_after=error.retry_after) from error
 
     async def create(self, manifest: Raw) -> None:
         """A lost answer is asked again, which is safe: the name is taken by then, and by us."""
@@ -189,65 +194,42 @@ class KubernetesCluster:
                 said = {"event": event.get("reason"), "object": metadata["name"]}
                 logger.warning("event not written: %s", error.message, extra=said)
 
-    async def _get(self, kind: str, namespace: str, name: str) -> Raw | None:
-        try:
-            return await self._api.call("GET", object_path(kind, namespace, name))
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            raise
-
     async def _accept_existing(self, manifest: Raw) -> None:
         kind, namespace, name = manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-        with _cluster_errors():
-            there = await self._get(kind, namespace, name)
+        there = await self.get(kind, namespace, name)
         if there is None:
             raise ClusterError(f"{kind} {name} vanished while it was looked at")
-        theirs, ours = controller(there), controller(manifest)
+        theirs, ours = controlling_owner(there), controlling_owner(manifest)
         if theirs.get("uid") != ours.get("uid"):
             # of two jobs with one name the other is gone, and the garbage collector will come for what it left
             raise NameTaken(kind=kind, name=name, leaving=_full_name(theirs) == _full_name(ours))
         if "deletionTimestamp" in there["metadata"]:
             raise ClusterError(f"{kind} {name} is still being deleted")
+        if not is_labelled(there):
+            await self.delete(ObjectRef(kind, namespace, name, there["metadata"]["uid"]))
+            raise ClusterError(f"{kind} {name} had lost its labels, so that no watch tells of it; it is made again")
 
     async def _find_ours(self, target: ObjectRef) -> str | None:
-        with _cluster_errors():
-            there = await self._get(target.kind, target.namespace, target.name)
-        if there is None or controller(there).get("kind") != names.FINETUNEJOB_KIND:
+        there = await self.get(target.kind, target.namespace, target.name)
+        if there is None or controlling_owner(there).get("kind") != names.FINETUNEJOB_KIND:
             return None
         uid: str = there["metadata"]["uid"]
         return uid
 
     async def _is_replaced(self, target: ObjectRef, uid: str) -> bool:
-        with _cluster_errors():
-            there = await self._get(target.kind, target.namespace, target.name)
+        there = await self.get(target.kind, target.namespace, target.name)
         return there is None or there["metadata"]["uid"] != uid
 
 
 async def read_job(api: ApiServer, job: Raw) -> Raw:
     """The job as it is now; NotFound if it is gone, even if another has its name."""
     metadata = job["metadata"]
-    with _cluster_errors():
-        there = await KubernetesCluster(api)._get(names.FINETUNEJOB_KIND, metadata["namespace"], metadata["name"])
+    there = await KubernetesCluster(api).get(names.FINETUNEJOB_KIND, metadata["namespace"], metadata["name"])
     if there is None or there["metadata"]["uid"] != metadata["uid"]:
         raise NotFound(f"{metadata['name']} was deleted")
     return there
 
 
-def controller(body: Raw) -> Raw:
-    """The ownerReference of the owner that controls the object; empty if none does."""
-    owners = body["metadata"].get("ownerReferences") or ()
-    return next((owner for owner in owners if owner.get("controller")), {})
-
-
 def _full_name(owner: Raw) -> tuple[str, str, str]:
     """API group, kind and name, which no two objects of a namespace share at a time."""
     return owner.get("apiVersion", "").partition("/")[0], owner.get("kind", ""), owner.get("name", "")
-
-
-@contextmanager
-def _cluster_errors() -> Iterator[None]:
-    try:
-        yield
-    except ApiError as error:
-        raise ClusterError(error.message, retry_after=error.retry_after) from error

@@ -115,11 +115,11 @@ def _left_alone(case: Case) -> Decision | None:
 
 
 def _failure(case: Case) -> Decision | None:
-    """A node ended badly, is being deleted by somebody else, or is missing although it was made."""
+    """A node ended badly, is being deleted or was hidden by somebody else, or is missing although it was made."""
     bad = [node for node in case.nodes if not node.succeeded]
     if any(node.life in (Life.FAILED, Life.SUCCEEDED) for node in bad):
         return begin_to_stop(case, StopReason.NODE_FAILED)
-    if any(node.deleting and node.life is not Life.GONE for node in bad):
+    if any(node.hidden or (node.deleting and node.life is not Life.GONE) for node in bad):
         return begin_to_stop(case, StopReason.NODE_DELETED)
     missing = case.record.created and len(case.nodes) < case.job.spec.num_nodes
     if missing or any(node.life is Life.GONE for node in bad):  # a name is never used twice

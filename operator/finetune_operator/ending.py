@@ -51,8 +51,7 @@ def stop(case: Case) -> Decision:
     record = case.record.model_copy(update={"evidence": more_evidence(case.record.evidence, case.nodes), **case.steps})
     running = case.running_pods()
     if not running:
-        over = confirmed(case, _judge(case, record))
-        return replace(over, actions=(*over.actions, *case.deletions(case.hidden_pods(), ABORT_GRACE_SECONDS)))
+        return confirmed(case, _judge(case, record))
     if (pause := _culprit_may_speak(case, record)) > timedelta():
         return write(case, with_record(case.status, record), look_again=pause)
     failed = any(evidence.outcome == Outcome.FAILED for evidence in record.evidence)

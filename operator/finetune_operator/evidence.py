@@ -22,7 +22,7 @@ def _first(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Ev
         return Evidence(node_rank=rank, ended=True, outcome=Outcome.STOPPED.value)
     if node is None:
         return Evidence(node_rank=rank, ended=True, deleted=True)
-    taken_away = node.deleting or node.life is Life.GONE
+    taken_away = node.deleting or node.hidden or node.life is Life.GONE
     return node.evidence.model_copy(update={"deleted": taken_away and node.evidence.outcome not in LAST_WORDS})
 
 

@@ -95,9 +95,10 @@ def deleted(evidence: Evidence) -> Verdict | None:
     """Somebody deleted the pod, or it vanished with its node."""
     if not evidence.deleted:
         return None
+    pod = f"pod {evidence.pod_name}" if evidence.pod_name else "its pod"
     return Verdict(
         reason=Reason.POD_DELETED,
-        message=f"{where(evidence)}: {f'pod {evidence.pod_name}' if evidence.pod_name else 'its pod'} was deleted",
+        message=f"{where(evidence)}: {pod} was deleted or relabelled",
     )
 
 

@@ -1,5 +1,7 @@
 """Labels, annotations, environment names, paths and names of children; nothing else spells them."""
 
+import re
+
 from finetune_api.v1alpha1 import GROUP, KIND, PLURAL, VERSION
 
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -26,6 +28,8 @@ RUN_DIR = "/run/finetune"
 SHM_DIR = "/dev/shm"  # noqa: S108  the place where torch's loaders share tensors
 TMP_DIR = "/tmp"  # noqa: S108  an emptyDir of the pod's own
 TERMINATION_LOG = "/dev/termination-log"
+
+_PLACE = re.compile(r"([0-9]{1,9})-([0-9]{1,3})")
 
 ENV_NAMESPACE = "FINETUNE_NAMESPACE"
 ENV_JOB = "FINETUNE_JOB"
@@ -56,3 +60,9 @@ def config_map_name(job_name: str, attempt: int) -> str:
 def pod_name(job_name: str, attempt: int, node_rank: int) -> str:
     """Pod and hostname; the attempt is in it because DNS caches and lost nodes keep old names alive."""
     return f"{job_name}-{attempt}-{node_rank}"
+
+
+def parse_pod_name(name: str, job_name: str) -> tuple[int, int] | None:
+    """Attempt and node rank of a job's pod, which unlike its labels nobody can edit; None if it is not made by us."""
+    found = _PLACE.fullmatch(name.removeprefix(f"{job_name}-"))
+    return (int(found[1]), int(found[2])) if found else None

@@ -8,14 +8,12 @@ from typing import Any
 
 from finetune_api.status import Evidence, Progress
 from finetune_api.termination import Outcome, Termination, parse_termination
-from finetune_api.v1alpha1 import MAX_NODES
 from finetune_operator import names
 
 Raw = dict[str, Any]
 
 MESSAGE_CHARACTERS = 600  # of one node's evidence in status: a few lines, not a log
 FENCED_AFTER_SECONDS = 30  # past its deletion deadline, on a node that the taint manager gave up
-NOBODY = -1
 OVERDUE_SECONDS = 300  # past it anywhere: no kubelet is there, though a drain or a toleration hides who said so
 
 
@@ -42,7 +40,7 @@ class Waiting:
 class NodeObservation:
     """One pod, alive or remembered."""
 
-    attempt: int  # like the rank NOBODY for a pod whose labels somebody edited
+    attempt: int
     node_rank: int
     pod_name: str
     uid: str
@@ -56,6 +54,7 @@ class NodeObservation:
     started_at: datetime | None = None
     making_since: datetime | None = None  # it was given a machine, or its volumes and network
     ready_to_start: bool | None = None  # volumes and network are; None where the kubelet does not tell
+    hidden: bool = False  # its labels were edited, so that no watch tells of it
     outlived_since: datetime | None = None  # its trainer ended, and something that was injected runs on
 
     @property
@@ -73,10 +72,9 @@ class NodeObservation:
         return self.evidence.exit_code == 0 and self.evidence.outcome == Outcome.SUCCEEDED
 
     @property
-    def hidden(self) -> bool:
-        """It vanished from a machine, but not by an end or a deletion: maybe its labels were edited, and it runs on."""
-        left_nothing = self.deletion_deadline is None and self.evidence.exit_code is None
-        return self.life is Life.GONE and bool(self.k8s_node) and left_nothing
+    def missed(self) -> bool:
+        """It is gone, but nobody saw it end or be deleted."""
+        return self.life is Life.GONE and self.deletion_deadline is None and self.evidence.exit_code is None
 
     def being_made_for(self, now: datetime) -> timedelta | None:
         """How long its kubelet has neither started its container nor told why not; None where that is not so."""
@@ -150,14 +148,12 @@ def observe_pods(pods: Iterable[Raw], gone: Iterable[Raw]) -> tuple[NodeObservat
 
 
 def observe_pod(pod: Raw, *, gone: bool) -> NodeObservation | None:
-    """One pod; None if the job that its labels name does not control it, which only a foreign hand can have made."""
-    metadata, status = pod["metadata"], pod.get("status") or {}
-    labels = metadata.get("labels") or {}
-    attempt, node_rank = (_number(labels.get(name)) for name in (names.ATTEMPT, names.NODE_RANK))
-    if controller(pod) != labels.get(names.JOB_UID):
+    """One pod; None if it is no node of the job that controls it, which only a foreign hand can have made."""
+    metadata, status, owner = pod["metadata"], pod.get("status") or {}, controlling_owner(pod)
+    place = names.parse_pod_name(metadata["name"], owner.get("name", ""))
+    if place is None:
         return None
-    if attempt is None or node_rank is None or node_rank >= MAX_NODES:
-        attempt = node_rank = NOBODY
+    attempt, node_rank = place
     container = _container_status(status)
     terminated = (container.get("state") or {}).get("terminated")
     message = (terminated or {}).get("message")
@@ -178,19 +174,27 @@ def observe_pod(pod: Raw, *, gone: bool) -> NodeObservation | None:
         termination=termination,
         started_at=parse_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
         making_since=_making_since(placed, ready),
+        hidden=not gone and not is_labelled(pod),
         outlived_since=_outlived_since(status, terminated),
         ready_to_start={"True": True, "False": False}.get(ready.get("status", "")),
     )
 
 
+def controlling_owner(child: Raw) -> Raw:
+    """The ownerReference of the object that controls this one; empty if none does."""
+    owners = child["metadata"].get("ownerReferences") or ()
+    return next((owner for owner in owners if owner.get("controller")), {})
+
+
 def controller(child: Raw) -> str | None:
     """Uid of the object that controls this one."""
-    owners = child["metadata"].get("ownerReferences") or []
-    return next((owner["uid"] for owner in owners if owner.get("controller")), None)
+    return controlling_owner(child).get("uid")
 
 
-def _number(label: str | None) -> int | None:
-    return int(label) if label and label.isascii() and label.isdecimal() else None
+def is_labelled(child: Raw) -> bool:
+    """Whether the watches tell of it."""
+    labels = child["metadata"].get("labels") or {}
+    return bool(labels.get(names.JOB_UID) == controller(child))
 
 
 def parse_time(text: str | None) -> datetime | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -99,9 +99,9 @@ def _observe(job: FineTuneJob, seen: Seen) -> Observation:
     if progress and record and record.start_time and progress.update_time and progress.update_time < record.start_time:
         progress = None  # an older attempt's
     uid = job.metadata.uid
-    services = [service for service in seen.services if controller(service) == uid]
+    services = _owned(uid, seen.services)
     return Observation(
-        nodes=observe_pods(seen.pods, seen.gone),
+        nodes=observe_pods(_owned(uid, seen.pods), _owned(uid, seen.gone)),
         service_exists=any(names_pods(service, uid) for service in services),
         edited_service=next((service["metadata"]["uid"] for service in services if not names_pods(service, uid)), ""),
         progress=progress,
@@ -111,17 +111,43 @@ def _observe(job: FineTuneJob, seen: Seen) -> Observation:
 
 async def _look_closely(run: Pass, job: FineTuneJob, observation: Observation, seen: Seen) -> Observation:
     """The same with what no cache can prove: which pods are there now, and what the claims allow."""
-    namespace = job.metadata.namespace
+    namespace, uid = job.metadata.namespace, job.metadata.uid
     wanted = claim_names(job) if job.status.attempts[-1].state is AttemptState.STARTING else ()
-    claims = asyncio.gather(*(run.cluster.get_claim(namespace, name) for name in wanted))
-    fresh, modes = await asyncio.gather(run.cluster.list_pods(namespace, job.metadata.uid), claims)
-    found = tuple(
-        Claim(name, tuple(claim.get("spec", {}).get("accessModes") or ()))
-        for name, claim in zip(wanted, modes, strict=True)
-        if claim is not None
+    claims = _get_all(run, "PersistentVolumeClaim", namespace, wanted)
+    fresh, found = await asyncio.gather(run.cluster.list_pods(namespace, uid), claims)
+    gone = _owned(uid, (*seen.gone, *seen.pods))  # of one that is gone, the cache has the last word
+    listed = replace(observation, nodes=observe_pods(_owned(uid, fresh), gone))
+    hidden = await _get_all(run, "Pod", namespace, _missed(job, listed))
+    return replace(
+        observation,
+        nodes=observe_pods(_owned(uid, (*fresh, *hidden)), gone),
+        claims=tuple(
+            Claim(claim["metadata"]["name"], tuple(claim.get("spec", {}).get("accessModes") or ())) for claim in found
+        ),
+        fresh=True,
     )
-    nodes = observe_pods(fresh, (*seen.gone, *seen.pods))  # of one that is gone, the cache has the last word
-    return replace(observation, nodes=nodes, claims=found, fresh=True)
+
+
+async def _get_all(run: Pass, kind: str, namespace: str, wanted: Iterable[str]) -> list[Raw]:
+    found = await asyncio.gather(*(run.cluster.get(kind, namespace, name) for name in wanted))
+    return [body for body in found if body is not None]
+
+
+def _missed(job: FineTuneJob, listed: Observation) -> list[str]:
+    """Pods of the present attempt that no list shows although nobody saw their end: maybe somebody edited the labels.
+
+    Their names are as good as ever.
+    """
+    record = job.status.attempts[-1]
+    if not record.created and record.state is not AttemptState.STOPPING:
+        return []
+    known = {node.node_rank for node in listed.of_attempt(record.attempt) if not node.missed}
+    ranks = range(len(record.evidence) or job.spec.num_nodes)
+    return [names.pod_name(job.metadata.name, record.attempt, rank) for rank in ranks if rank not in known]
+
+
+def _owned(uid: str, bodies: Iterable[Raw]) -> list[Raw]:
+    return [body for body in bodies if controller(body) == uid]
 
 
 async def _perform(run: Pass, job: ObjectMeta, actions: tuple[Action, ...]) -> tuple[Refusal, ...]:
@@ -191,7 +217,7 @@ async def _refuse(run: Pass, job: Raw, error: ValidationError, seen: Seen) -> Ou
     metadata = ObjectMeta.model_validate(job["metadata"])
     if metadata.deletion_timestamp is not None:
         return Outcome(job)
-    pods = Observation(nodes=observe_pods(seen.pods, ()))
+    pods = Observation(nodes=observe_pods(_owned(metadata.uid, seen.pods), ()))
     decision = decide_invalid(status, error, pods, run.now(), generation=metadata.generation)
     if decision.status != status:
         job = await run.cluster.write_status(job, render_status(decision.status))

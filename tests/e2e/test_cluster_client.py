@@ -295,10 +295,10 @@ async def test_a_claim_is_found_or_not_there(api: ApiServer, cluster: Kubernetes
     spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""}
     body = {"kind": "PersistentVolumeClaim", "metadata": {"name": "models"}, "spec": spec}
     await api.call("POST", collection_path("PersistentVolumeClaim", namespace), body=body)
-    found = await cluster.get_claim(namespace, "models")
+    found = await cluster.get("PersistentVolumeClaim", namespace, "models")
     assert found is not None
     assert found["spec"]["accessModes"] == ["ReadWriteMany"]
-    assert await cluster.get_claim(namespace, "datasets") is None
+    assert await cluster.get("PersistentVolumeClaim", namespace, "datasets") is None
 
 
 async def test_an_event_is_said_once(

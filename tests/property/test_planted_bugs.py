@@ -20,7 +20,6 @@ from finetune_operator import (
     evidence,
     failure,
     manifests,
-    observe,
     restarts,
     upkeep,
 )
@@ -38,8 +37,8 @@ from support.simulator.incidents import Incident, suspended_for_a_while
 from support.simulator.meddling import (
     config_map_deleted,
     made_again,
-    pod_relabelled,
     quota_spent,
+    relabelled,
     service_edited,
 )
 from support.simulator.output import Folder, Publication
@@ -269,17 +268,12 @@ def leave_what_people_edit(patch: pytest.MonkeyPatch) -> None:
 
 def forget_what_cannot_be_found(patch: pytest.MonkeyPatch) -> None:
     """A pod that is not found by its labels is gone."""
-    patch.setattr(case.Case, "hidden_pods", lambda c: [])
+    patch.setattr(shell, "_missed", lambda job, listed: [])
 
 
-def take_edited_pods_for_somebody_elses(patch: pytest.MonkeyPatch) -> None:
-    """A pod of ours whose labels say nothing is none of ours."""
-
-    def observe_pods(*pods: Any) -> tuple[NodeObservation, ...]:
-        return tuple(node for node in real(*pods) if node.attempt >= 0)
-
-    real = observe.observe_pods
-    patch.setattr(shell, "observe_pods", observe_pods)
+def leave_what_cannot_be_found(patch: pytest.MonkeyPatch) -> None:
+    """What has the name that it was to have is as good as made, though no watch tells of it."""
+    patch.setattr(cluster, "is_labelled", lambda there: True)
 
 
 PLANTED = (
@@ -314,8 +308,8 @@ MEDDLED: tuple[tuple[Plant, tuple[Incident, ...]], ...] = (
     (leave_what_people_delete, (config_map_deleted, quota_spent)),
     (wait_until_something_happens, (config_map_deleted, quota_spent)),
     (leave_what_people_edit, (service_edited, crowded)),
-    (forget_what_cannot_be_found, (pod_relabelled, suspended_for_a_while)),
-    (take_edited_pods_for_somebody_elses, (pod_relabelled,)),
+    (forget_what_cannot_be_found, (relabelled, suspended_for_a_while)),
+    (leave_what_cannot_be_found, (relabelled,)),
 )
 
 

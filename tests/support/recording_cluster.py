@@ -13,6 +13,7 @@ class RecordingCluster:
     """`fails`: what is raised for a request, by its line in `asked`, which is written all the same."""
 
     pods: tuple[Raw, ...] = ()
+    hidden: dict[str, Raw] = field(default_factory=dict)  # pods by name, which no list shows
     access_modes: dict[str, list[str]] = field(default_factory=dict)
     fails: dict[str, Exception] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
@@ -28,8 +29,10 @@ class RecordingCluster:
         self._ask(f"list pods of {namespace}/{job_uid}")
         return self.pods
 
-    async def get_claim(self, namespace: str, name: str) -> Raw | None:
-        self._ask(f"get claim {namespace}/{name}")
+    async def get(self, kind: str, namespace: str, name: str) -> Raw | None:
+        self._ask(f"get {kind} {namespace}/{name}")
+        if kind == "Pod":
+            return self.hidden.get(name)
         modes = self.access_modes.get(name)
         return None if modes is None else {"metadata": {"name": name}, "spec": {"accessModes": modes}}
 

@@ -16,7 +16,8 @@ from finetune_cli.local.pod import LocalPod, Program
 from finetune_cli.local.record import Record
 from finetune_operator import names
 from finetune_operator.children import Children
-from finetune_operator.cluster import NameTaken, ObjectRef, controller
+from finetune_operator.cluster import NameTaken, ObjectRef
+from finetune_operator.observe import controller
 
 Raw = dict[str, Any]
 
@@ -63,8 +64,10 @@ class LocalCluster:
             if (said["namespace"], said["labels"][names.JOB_UID]) == (namespace, job_uid)
         )
 
-    async def get_claim(self, namespace: str, name: str) -> Raw | None:
-        """Every claim is a folder that all local nodes share."""
+    async def get(self, kind: str, namespace: str, name: str) -> Raw | None:
+        """Every claim is a folder that all local nodes share; of pods, the list is all there is."""
+        if kind == "Pod":
+            return None
         return {"metadata": {"name": name, "namespace": namespace}, "spec": {"accessModes": ["ReadWriteMany"]}}
 
     async def create(self, manifest: Raw) -> None:
@@ -126,7 +129,7 @@ class LocalCluster:
         name = manifest["metadata"]["name"]
         there = self._pods.get(name)
         if there is not None:
-            if controller(there.body).get("uid") != controller(manifest).get("uid"):
+            if controller(there.body) != controller(manifest):
                 raise NameTaken(kind="Pod", name=name)
             return
         pod = self._pods[name] = LocalPod(manifest, self._guard, on_change=self._pod_changed)

@@ -52,19 +52,21 @@ def config_map_deleted(world: World) -> None:
     world.delete(Key("ConfigMap", JOB.namespace, names.config_map_name(JOB.name, world.status.get("attempt") or 0)), {})
 
 
-def pod_relabelled(world: World) -> None:
-    """kubectl label pod: it is not found by its labels any more, or not as what it was."""
-    if picked := world.pick_pod():
-        key, pod = picked
-        edits: tuple[dict[str, str], ...] = (
-            {names.MANAGED_BY: ""},
-            {names.JOB_UID: ""},
-            {names.ATTEMPT: ""},
-            {names.NODE_RANK: "9"},
-        )
-        labels = {**pod["metadata"]["labels"], **world.choices.pick(edits)}
-        kept = {name: value for name, value in labels.items() if value}
-        world.server.change(key, actor="user", metadata={**pod["metadata"], "labels": kept})
+def relabelled(world: World) -> None:
+    """kubectl label, of a pod or the Service: it is not found by its labels any more, or not as what it was."""
+    owned = [
+        (key, body)
+        for kind in ("Pod", "Service")
+        for key, body in world.server.all(kind)
+        if "labels" in body["metadata"]
+    ]
+    if owned:
+        key, there = world.choices.pick(owned)
+        label = world.choices.pick((names.JOB_UID, names.ATTEMPT, names.NODE_RANK, names.MANAGED_BY))
+        value = world.choices.pick(("", "another"))
+        labels = {**there["metadata"]["labels"], label: value}
+        kept = {label: value for label, value in labels.items() if value}
+        world.server.change(key, actor="user", metadata={**there["metadata"], "labels": kept})
 
 
 def pods_refused(world: World) -> None:
@@ -100,7 +102,7 @@ MEDDLING: tuple[Incident, ...] = (  # the commonest more than once
             service_deleted,
             service_edited,
             config_map_deleted,
-            pod_relabelled,
+            relabelled,
             pods_refused,
             clock_jumped,
             rank_killed,

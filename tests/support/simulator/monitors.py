@@ -172,7 +172,7 @@ class Monitor:
 
     def _pod_deleted(self, change: Change) -> Iterator[str]:
         pod, status = observe_pod(change.body, gone=False), self._status()
-        if pod is None or self._several or status.attempt is None or not self._world.job:
+        if pod is None or pod.hidden or self._several or status.attempt is None or not self._world.job:
             return
         ended = status.completion_time is not None or status.attempts[-1].state in ("Stopping", "Stopped")
         if not ended and pod.attempt == status.attempt:

@@ -50,14 +50,6 @@ def test_a_changed_pod_replaces_itself() -> None:
     assert family.children.pods(KEY) == (pod(status={"phase": "Running"}),)
 
 
-def test_a_pod_that_loses_the_label_of_its_job_is_remembered_as_one_that_is_gone() -> None:
-    family = Family()
-    family.children.pod_changed(None, pod())
-    family.children.pod_changed(pod(), pod(job=""))
-    assert (family.children.pods(KEY), family.children.gone(KEY)) == ((), (pod(),))
-    assert family.woken == [KEY, KEY]
-
-
 def test_a_deleted_pod_is_remembered_as_it_was_last_seen() -> None:
     family = Family()
     family.children.pod_changed(None, pod())

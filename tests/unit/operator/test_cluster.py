@@ -166,6 +166,17 @@ async def test_an_object_that_is_being_deleted_has_to_be_waited_for() -> None:
     assert type(raised.value) is ClusterError
 
 
+@pytest.mark.parametrize("labels", [{}, {names.JOB_UID: "another"}])
+async def test_an_object_of_ours_that_no_watch_tells_of_is_deleted_to_be_made_again(labels: dict[str, str]) -> None:
+    api = HttpApi()
+    api.put("pods", pod(labels=labels))
+    async with connected(api) as server:
+        with pytest.raises(ClusterError, match="Pod a-0-0 had lost its labels"):
+            await KubernetesCluster(server).create(pod())
+        assert api.objects == {}
+        await KubernetesCluster(server).create(pod())
+
+
 @pytest.mark.parametrize("status", [400, 403, 413, 422])
 async def test_a_refused_create_names_the_object_and_is_not_repeated(status: int) -> None:
     api = HttpApi()
@@ -316,7 +327,10 @@ async def test_a_claim_is_found_or_not_there() -> None:
     api.put("persistentvolumeclaims", {"metadata": {"name": "out"}, "spec": {"accessModes": ["ReadWriteMany"]}})
     async with connected(api) as server:
         cluster = KubernetesCluster(server)
-        found, absent = await cluster.get_claim("default", "out"), await cluster.get_claim("default", "in")
+        found, absent = (
+            await cluster.get("PersistentVolumeClaim", "default", "out"),
+            await cluster.get("PersistentVolumeClaim", "default", "in"),
+        )
 
     assert found is not None
     assert found["spec"]["accessModes"] == ["ReadWriteMany"]
@@ -328,7 +342,7 @@ async def test_a_claim_that_may_not_be_read_is_not_absent() -> None:
     api.faults.append(Fault("GET", "persistentvolumeclaims", 403))
     async with connected(api) as server:
         with pytest.raises(ClusterError):
-            await KubernetesCluster(server).get_claim("default", "out")
+            await KubernetesCluster(server).get("PersistentVolumeClaim", "default", "out")
 
 
 async def test_an_event_is_said_once_and_never_raises(caplog: pytest.LogCaptureFixture) -> None:
@@ -350,7 +364,7 @@ async def test_no_server_is_an_error_that_says_so() -> None:
     async with connected(HttpApi()) as server:
         server._server = "http://127.0.0.1:1"
         with pytest.raises(ClusterError, match="no answer from the API server"):
-            await KubernetesCluster(server).get_claim("default", "out")
+            await KubernetesCluster(server).get("PersistentVolumeClaim", "default", "out")
 
 
 def test_the_client_is_a_cluster() -> None:

@@ -51,28 +51,21 @@ def test_a_cause_that_is_seen_after_its_victim_is_still_the_cause() -> None:
     assert (of.status.attempts[0].reason, of.status.attempts[0].node_rank) == ("ContainerKilled", 1)
 
 
-def test_a_pod_that_cannot_be_found_any_more_is_deleted_all_the_same() -> None:
+def test_a_pod_that_only_its_name_finds_is_stopped_with_the_others_and_waited_for() -> None:
     of = started()
-    of, _ = step(of, seen(of, running(of, 0), gone=(running(of, 1),)), now=LATER)
-    of, decision = step(of, seen(of, gone=(deleting(running(of, 0)), running(of, 1))), now=LATER)
-
-    assert (of.status.attempts[0].reason, of.status.attempts[0].node_rank) == ("PodDeleted", 1)
-    assert [action for action in decision.actions if isinstance(action, DeletePod)] == [
-        DeletePod("bert-0-1", "pod-0-1", ABORT_GRACE_SECONDS)
-    ]
-
-
-def test_a_pod_with_edited_labels_is_stopped_with_the_others() -> None:
-    of = started()
-    edited = running(of, 1)
-    edited["metadata"]["labels"][names.ATTEMPT] = "second"
-    of, _ = step(of, seen(of, running(of, 0), edited), now=LATER)
-    of, decision = step(of, seen(of, running(of, 0), edited), now=LATER)
-
-    assert of.status.attempts[0].state is AttemptState.STOPPING
-    assert [action.name for action in decision.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
+    hidden = running(of, 1)
+    del hidden["metadata"]["labels"][names.JOB_UID]
+    unsure = step(of, seen(of, running(of, 0), fresh=False), now=LATER)[1]
+    of, _ = step(of, seen(of, running(of, 0), hidden), now=LATER)
+    both = step(of, seen(of, running(of, 0), hidden), now=LATER)[1]
+    of, waiting = step(of, seen(of, deleting(hidden), gone=(deleting(running(of, 0)),)), now=LATER)
+    still_there = of.status.attempts[-1].state
     of, _ = step(of, seen(of), now=LATER)
-    assert "node 1: its pod was deleted" in of.status.attempts[0].message
+
+    assert unsure.unsure
+    assert [action.name for action in both.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
+    assert (still_there, waiting.requeue_after is not None) == (AttemptState.STOPPING, True)
+    assert (of.status.attempts[0].reason, of.status.attempts[0].node_rank) == ("PodDeleted", 1)
 
 
 def test_a_node_that_dies_of_our_stopping_it_is_not_the_cause() -> None:

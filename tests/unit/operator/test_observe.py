@@ -128,27 +128,26 @@ def test_a_pod_has_a_place_as_soon_as_it_has_a_node() -> None:
     assert (look(nowhere).scheduled, look(nowhere).k8s_node) == (False, "")
 
 
-def test_a_pod_is_known_by_its_labels() -> None:
-    node = look(pod(OF, 1, attempt=4))
-    assert (node.attempt, node.node_rank, node.pod_name, node.uid) == (4, 1, "bert-4-1", "pod-4-1")
+@pytest.mark.parametrize("edit", [{}, {names.ATTEMPT: "7"}, {names.NODE_RANK: "first"}, {names.MANAGED_BY: ""}])
+def test_a_pod_is_known_by_its_name_and_owner_which_nobody_can_edit(edit: dict[str, str]) -> None:
+    body = pod(OF, 1, attempt=3)
+    edited = {**body, "metadata": {**body["metadata"], "labels": {**body["metadata"]["labels"], **edit}}}
+    node = look(edited)
+    assert (node.attempt, node.node_rank, node.hidden) == (3, 1, False)
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        pytest.param(None, id="none"),
-        pytest.param({names.NODE_RANK: "0"}, id="no attempt"),
-        pytest.param({names.ATTEMPT: "0"}, id="no node rank"),
-        pytest.param({names.ATTEMPT: "first", names.NODE_RANK: "0"}, id="an attempt in words"),
-        pytest.param({names.ATTEMPT: "0", names.NODE_RANK: ""}, id="an empty rank"),
-        pytest.param({names.ATTEMPT: "0", names.NODE_RANK: "-1"}, id="a negative rank"),
-        pytest.param({names.ATTEMPT: "0", names.NODE_RANK: "1_0"}, id="a rank as Python writes it"),
-        pytest.param({names.ATTEMPT: "0", names.NODE_RANK: "1000"}, id="a rank that no job can have"),
-    ],
-)
-def test_a_pod_whose_labels_are_not_ours_is_no_node(labels: dict[str, str] | None) -> None:
+@pytest.mark.parametrize("labels", [None, {}, {names.ATTEMPT: "0"}, {names.JOB_UID: "another"}])
+def test_without_the_label_of_its_job_it_is_hidden_from_the_watches(labels: dict[str, str] | None) -> None:
     body = pod(OF, 0)
-    foreign = {**body, "metadata": {**body["metadata"], "labels": labels}}
+    edited = {**body, "metadata": {**body["metadata"], "labels": labels}}
+    assert look(edited).hidden
+    assert not look(edited, gone=True).hidden
+
+
+@pytest.mark.parametrize("name", ["bert", "bert-0", "bert-0-1-2", "bert-0-1000", "bert-x-0", "bert--1-0", "other-0-0"])
+def test_a_pod_of_the_job_with_a_name_that_we_do_not_give_is_no_node(name: str) -> None:
+    body = pod(OF, 0)
+    foreign = {**body, "metadata": {**body["metadata"], "name": name}}
     assert observe_pod(foreign, gone=False) is None
     assert observe_pods([foreign, pod(OF, 1)], [foreign]) == observe_pods([pod(OF, 1)], [])
 
@@ -159,23 +158,10 @@ def test_a_pod_that_the_job_does_not_own_is_no_node_whatever_its_labels_say() ->
     assert observe_pod(foreign, gone=False) is None
 
 
-@pytest.mark.parametrize("edit", [{names.ATTEMPT: ""}, {names.NODE_RANK: "first"}, {names.NODE_RANK: "1000"}])
-def test_a_pod_of_the_job_whose_labels_somebody_edited_is_there_but_no_node_of_any_attempt(
-    edit: dict[str, str],
-) -> None:
-    body = running(OF, 0)
-    edited = {**body, "metadata": {**body["metadata"], "labels": {**body["metadata"]["labels"], **edit}}}
-    seen = Observation(nodes=observe_pods([edited, running(OF, 1)], []))
-    assert [node.pod_name for node in seen.of_attempt(0)] == ["bert-0-1"]
-    assert [(node.pod_name, node.may_run(NOW)) for node in seen.live()] == [("bert-0-0", True), ("bert-0-1", True)]
-
-
-def test_a_pod_that_vanished_from_its_machine_without_a_deletion_may_be_hidden() -> None:
-    unplaced = pod(OF, 0)
-    unplaced["spec"]["nodeName"] = ""
-    vanished = (running(OF, 0), pod(OF, 0), ended(OF, 0), deleting(running(OF, 0)), unplaced)
-    assert [look(body, gone=True).hidden for body in vanished] == [True, True, False, False, False]
-    assert not look(running(OF, 0)).hidden
+def test_a_pod_that_is_gone_was_missed_if_nobody_saw_it_end_or_be_deleted() -> None:
+    vanished = (running(OF, 0), pod(OF, 0), ended(OF, 0), deleting(running(OF, 0)))
+    assert [look(body, gone=True).missed for body in vanished] == [True, True, False, False]
+    assert not look(running(OF, 0)).missed
 
 
 def test_a_lost_machine_is_given_up_some_time_after_its_pods_deadline() -> None:

@@ -13,13 +13,13 @@ from finetune_operator.manifests import build_service
 from finetune_operator.observe import Refusal
 from finetune_operator.plan import plan_run
 from finetune_operator.reconcile import BREATH, Outcome, Pass, Seen, build_event, reconcile, render_status
-from support.builders import NOW, SETTINGS, UID, Raw, ended, job, pod, running, seen, spec, step
+from support.builders import NOW, SETTINGS, UID, Raw, deleting, ended, job, pod, running, seen, spec, step
 from support.recording_cluster import RecordingCluster
 
 NOTHING = Seen()
 LATER = NOW + timedelta(minutes=1)
 LIST = f"list pods of default/{UID}"
-CLAIMS = ["get claim default/models", "get claim default/datasets"]
+CLAIMS = ["get PersistentVolumeClaim default/models", "get PersistentVolumeClaim default/datasets"]
 CREATES = ["create Service bert", "create ConfigMap bert-0", "create Pod bert-0-0", "create Pod bert-0-1"]
 
 
@@ -82,6 +82,30 @@ async def test_a_status_that_is_as_it_was_is_not_written() -> None:
 
     assert cluster.asked == []
     assert outcome == Outcome(body(status))
+
+
+async def test_a_pod_that_is_missed_is_looked_for_by_name_and_only_that() -> None:
+    hidden = running(job(), 1)
+    hidden["metadata"]["labels"] = {}
+    cluster = RecordingCluster(pods=(running(job(), 0),), hidden={"bert-0-1": hidden})
+    outcome = await one_pass(cluster, body(after(running_pods())), seen_with(running(job(), 0)))
+
+    assert cluster.asked == [LIST, "get Pod default/bert-0-1", "write status"]
+    assert told(outcome).attempts[-1].evidence[1].deleted
+
+    cluster.pods = ()
+    outcome = await one_pass(cluster, outcome.job, seen_with(gone=(deleting(running(job(), 0)),)))
+    stopped = ["write status", "delete Pod bert-0-1 pod-0-1 within 120 s"]
+    assert cluster.asked[3:] == [LIST, "get Pod default/bert-0-1", *stopped]
+
+
+async def test_a_pod_of_another_owner_with_our_labels_is_none_of_ours() -> None:
+    theirs = running(job(), 1)
+    theirs["metadata"]["ownerReferences"][0]["uid"] = "another"
+    cluster = RecordingCluster(pods=(running(job(), 0), theirs))
+    outcome = await one_pass(cluster, body(after(running_pods())), seen_with(running(job(), 0), theirs))
+
+    assert told(outcome).attempts[-1].state is AttemptState.STOPPING
 
 
 async def test_children_are_made_only_after_one_look_that_no_cache_can_give() -> None:
