@@ -235,7 +235,7 @@ def delete_what_is_somebody_elses(patch: pytest.MonkeyPatch) -> None:
     """A name is enough."""
 
     async def find(cluster: KubernetesCluster, target: ObjectRef) -> str | None:
-        there = await cluster._get(target.kind, target.namespace, target.name)
+        there = await cluster.get(target.kind, target.namespace, target.name)
         return str(there["metadata"]["uid"]) if there else None
 
     patch.setattr(KubernetesCluster, "_find_ours", find)
