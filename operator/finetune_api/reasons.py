@@ -53,6 +53,11 @@ class Reason(StrEnum):
 
     UNSCHEDULABLE = "Unschedulable", None, "No Kubernetes node has room or fits; waited for, no attempt is spent."
     CONFIG_MISSING = "ConfigMissing", None, "A ConfigMap or Secret that the pod names is missing; waited for."
+    CREATE_CONTAINER_ERROR = (
+        "CreateContainerError",
+        None,
+        "A kubelet cannot make a container and tries again; after three minutes the attempt ends and is judged.",
+    )
     CREATE_REFUSED = "CreateRefused", None, "Quota, policy or a dead webhook refuses an object; tried again."
     PREDECESSOR_TERMINATING = (
         "PredecessorTerminating",

@@ -14,7 +14,6 @@ from finetune_operator.observe import Life, NodeObservation, Observation
 from finetune_operator.plan import Settings
 from finetune_operator.waiting import Wait, waiting_for
 
-PULL_PATIENCE = timedelta(minutes=10)
 KEPT_EVIDENCE = 8
 OUTLIVED_PATIENCE = timedelta(seconds=30)
 
@@ -144,9 +143,8 @@ def _alarm(case: Case, status: JobStatus, look_again: timedelta | None) -> timed
         times.append(case.deadline - case.now)
     if status.completion_time is None and case.status.attempts:
         times += [time - case.now for time in (case.pending_deadline, case.release_time) if time is not None]
-    if status.waiting is not None and case.wait is not None and case.wait.image:
-        patience = timedelta() if case.wait.hopeless else PULL_PATIENCE
-        times.append(status.waiting.since + patience - case.now)
+    if status.waiting is not None and case.wait is not None and case.wait.patience is not None:
+        times.append(status.waiting.since + case.wait.patience - case.now)
     if status.completion_time is not None and case.job.spec.ttl_seconds_after_finished is not None:
         times.append(timedelta(seconds=case.job.spec.ttl_seconds_after_finished))
     return min((time for time in times if time > timedelta()), default=None)

@@ -11,7 +11,7 @@ from finetune_api.status import AttemptRecord, AttemptState
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator import names
 from finetune_operator.actions import Action, Create, DeleteConfigMap, DeleteJob, Emit
-from finetune_operator.case import PULL_PATIENCE, Case, Decision, confirmed, with_next, with_record, write
+from finetune_operator.case import Case, Decision, confirmed, with_next, with_record, write
 from finetune_operator.ending import (
     ABORT_GRACE_SECONDS,
     StopReason,
@@ -171,12 +171,14 @@ def _patience(case: Case) -> timedelta | None:
 
 
 def _stalled_start(case: Case) -> Decision | None:
-    """An image that cannot be had for ten minutes will not come."""
+    """An image that cannot be had for ten minutes will not come, nor will a container that no kubelet can make."""
     wait, told = case.wait, case.status.waiting
-    if wait is None or not wait.image or told is None or told.reason != wait.reason:
+    if wait is None or wait.patience is None or told is None or told.reason != wait.reason:
         return None
-    if not wait.hopeless and case.now < told.since + PULL_PATIENCE:
+    if case.now < told.since + wait.patience:
         return None
+    if wait.verdict is not None:
+        return end_attempt(case, wait.verdict, case.record)
     return begin_to_stop(case, StopReason.IMAGE, message=told.message)
 
 

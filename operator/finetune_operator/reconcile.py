@@ -134,7 +134,7 @@ async def _get_all(run: Pass, kind: str, namespace: str, wanted: Iterable[str]) 
 
 
 def _missed(job: FineTuneJob, listed: Observation) -> list[str]:
-    """Pods of the present attempt that no list shows although nobody saw their end: maybe somebody edited the labels.
+    """Pods of the present attempt that no list shows although nobody saw them end: maybe somebody edited the labels.
 
     Their names are as good as ever.
     """

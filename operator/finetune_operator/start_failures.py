@@ -1,6 +1,7 @@
-"""Rules for containers that never ran: the kubelet refused the pod, or the container runtime could not start it."""
+"""Rules for containers that never ran: the kubelet refused the pod, or its runtime could not make or start them."""
 
 import re
+from dataclasses import replace
 
 from finetune_api.reasons import Reason
 from finetune_api.status import Evidence
@@ -18,6 +19,8 @@ ADMISSION_ERRORS = frozenset(
 )
 _INTRODUCTION = re.compile("stderr: |container process: |container init: ")
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
+CREATE_ERROR, CONFIG_ERROR = "CreateContainerError", "CreateContainerConfigError"
+_WRONG_USER = re.compile(r"runAsNonRoot|non-root policy|non-numeric user")
 _IMAGES_FAULT = re.compile(r'exec: \\*"|exec format error|chdir to cwd')
 _RUNTIMES_FAULT = (
     (Reason.DRIVER_MISMATCH, re.compile(r"nvidia-container-cli(\.real)?: requirement error")),
@@ -27,6 +30,7 @@ _RUNTIMES_FAULT = (
         re.compile(
             r"cgroup|sd-bus|resource temporarily unavailable|cannot allocate memory|no space left|too many open files"
             r"|deadline exceeded|device or resource busy|ttrpc|transport is closing|error reading from server"
+            r"|name [^:]*is reserved|input/output error|read-only file system"
         ),
     ),
 )
@@ -43,7 +47,7 @@ def not_admitted(evidence: Evidence) -> Verdict | None:
 
 def runtime_failed(evidence: Evidence) -> Verdict | None:
     """What runs containers on that machine is broken, or its GPUs are; another machine's may not be."""
-    if evidence.reason not in START_ERRORS or _IMAGES_FAULT.search(evidence.message):
+    if evidence.reason not in START_ERRORS | {CREATE_ERROR} or _IMAGES_FAULT.search(evidence.message):
         return None
     found = (reason for reason, words in _RUNTIMES_FAULT if words.search(evidence.message))
     reason = next(found, None)
@@ -64,3 +68,21 @@ def cannot_start(evidence: Evidence) -> Verdict | None:
         reason=Reason.START_ERROR,
         message=f"{where(evidence)}: the container could not start: {said}",
     )
+
+
+def not_made(evidence: Evidence) -> Verdict | None:
+    """Of a container that a kubelet cannot make, and tries to again: what it comes to if that lasts.
+
+    None where something that is missing may still appear.
+    """
+    said = f"{where(evidence)}: the container could not be made: {first_line(evidence.message)}"
+    if evidence.reason == CONFIG_ERROR and _WRONG_USER.search(evidence.message):
+        advice = "the security context in spec.podTemplate asks for a user that it forbids, or that the image lacks"
+        verdict = Verdict(Reason.INVALID_SPEC, f"{said}; {advice}")
+    elif evidence.reason != CREATE_ERROR:
+        return None
+    elif "no command specified" in evidence.message:
+        verdict = Verdict(Reason.START_ERROR, f"{said}; check spec.image")
+    else:
+        verdict = runtime_failed(evidence) or Verdict(Reason.UNEXPLAINED, said)
+    return replace(verdict, evidence=evidence)

@@ -9,6 +9,7 @@ from finetune_api.reasons import Reason
 from finetune_api.status import WaitStatus
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.observe import Life, NodeObservation, Observation, Waiting
+from finetune_operator.start_failures import CONFIG_ERROR, not_made
 from finetune_operator.verdict import Verdict
 
 IMAGE_REASONS = frozenset(
@@ -24,18 +25,31 @@ _REGISTRY_IN_TROUBLE = re.compile(
 _TRIED_AGAIN = "is tried again until the registry, and the way to it, are well"
 SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 MAKING_PATIENCE = timedelta(seconds=60)  # with a container that is being made, before it is told
+PULL_PATIENCE = timedelta(minutes=10)
+CREATE_PATIENCE = timedelta(minutes=3)  # with a kubelet that cannot make a container, and tries again
 FORBIDDEN, UNPROCESSABLE, BAD_REQUEST, INTERNAL_ERROR = 403, 422, 400, 500
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Why pods do not start. `image`: waited for with a limit; `hopeless`: no time will help; `usual`: time will."""
+    """Why pods do not start. `image`: waited for with a limit; `hopeless`: no time will help; `usual`: time will.
+
+    `verdict`: on the attempt, if it lasts.
+    """
 
     reason: str
     message: str
     image: bool = False
     hopeless: bool = False
     usual: bool = False
+    verdict: Verdict | None = None
+
+    @property
+    def patience(self) -> timedelta | None:
+        """How long it is waited for at most, whatever the job's own limits are."""
+        if self.image:
+            return timedelta() if self.hopeless else PULL_PATIENCE
+        return CREATE_PATIENCE if self.verdict else None
 
     @property
     def for_ever(self) -> bool:
@@ -65,7 +79,11 @@ def waiting_for(job: FineTuneJob, seen: Observation, nodes: Sequence[NodeObserva
 
 
 def _explain(node: NodeObservation, waiting: Waiting, share: str, away: str) -> Wait:
-    if waiting.reason == "CreateContainerConfigError":
+    verdict = not_made(node.evidence.model_copy(update={"reason": waiting.reason, "message": waiting.message}))
+    if verdict is not None:
+        said = f"{node.pod_name} on {node.k8s_node}: {waiting.message}; its kubelet tries again"
+        return Wait(Reason.CREATE_CONTAINER_ERROR, said, verdict=verdict)
+    if waiting.reason == CONFIG_ERROR:
         return Wait(
             Reason.CONFIG_MISSING, f"{node.pod_name}: {waiting.message}; create what is missing and the pod starts"
         )

@@ -4,11 +4,13 @@ import json
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from finetune_api.status import AttemptState, JobStatus
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.actions import Create, DeleteJob, DeletePod, Emit
-from finetune_operator.case import PULL_PATIENCE
 from finetune_operator.observe import Claim, Observation, Refusal
+from finetune_operator.waiting import CREATE_PATIENCE, PULL_PATIENCE
 from support.builders import NOW, deleting, ended, job, pod, running, seen, step
 
 NOTHING = Observation(fresh=True)
@@ -213,6 +215,33 @@ def test_an_image_that_cannot_be_pulled_is_waited_for_ten_minutes() -> None:
     failed, _ = step(stopping, seen(of), now=NOW + PULL_PATIENCE)
     assert failed.status.attempts[-1].reason == "ImagePullFailed"
     assert failed.status.restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "again", "reason"),
+    [
+        ("context deadline exceeded", True, "ContainerRuntimeError"),
+        ("no command specified", False, "StartError"),
+    ],
+)
+def test_a_container_that_cannot_be_made_is_tried_elsewhere_or_given_up_after_three_minutes(
+    message: str, again: bool, reason: str
+) -> None:
+    of = begun()
+    state = {"waiting": {"reason": "CreateContainerError", "message": message}}
+    pods = (running(of, 0), pod(of, 1, containerStatuses=[{"name": "trainer", "state": state}]))
+    waiting, decision = step(of, seen(of, *pods))
+    assert waiting.status.waiting is not None
+    assert waiting.status.waiting.reason == "CreateContainerError"
+    assert waiting.status.waiting.message.startswith(f"bert-0-1 on gpu-1: {message}; its kubelet tries again")
+    assert decision.requeue_after == CREATE_PATIENCE
+
+    over, _ = step(waiting, seen(of, *pods), now=NOW + CREATE_PATIENCE)
+    ended_attempt = over.status.attempts[0]
+    assert (ended_attempt.reason, ended_attempt.node_rank, ended_attempt.k8s_node) == (reason, 1, "gpu-1")
+    assert (over.status.completion_time is None) is again
+    _, then = step(over, seen(over, *pods), now=NOW + CREATE_PATIENCE)
+    assert [action.name for action in then.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
 
 
 def test_deciding_twice_gives_the_same() -> None:

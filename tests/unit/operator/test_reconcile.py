@@ -94,7 +94,7 @@ async def test_a_pod_that_is_missed_is_looked_for_by_name_and_only_that() -> Non
     assert told(outcome).attempts[-1].evidence[1].deleted
 
     cluster.pods = ()
-    outcome = await one_pass(cluster, outcome.job, seen_with(gone=(deleting(running(job(), 0)),)))
+    outcome = await one_pass(cluster, outcome.job, seen_with(gone=(deleting(ended(job(), 0)),)))
     stopped = ["write status", "delete Pod bert-0-1 pod-0-1 within 120 s"]
     assert cluster.asked[3:] == [LIST, "get Pod default/bert-0-1", *stopped]
 

@@ -5,6 +5,7 @@ import pytest
 from finetune_api.reasons import FailureAction, Reason
 from finetune_api.status import Evidence
 from finetune_operator.failure import judge_node
+from finetune_operator.start_failures import not_made
 
 OCI = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed:"
@@ -82,3 +83,38 @@ def test_a_machine_that_cannot_start_containers_is_no_fault_of_the_job(message: 
 def test_a_pod_that_its_kubelet_refused_is_tried_elsewhere(reason: str, message: str) -> None:
     verdict = judge_node(Evidence(node_rank=1, k8s_node="gpu-7", ended=True, reason=reason, message=message))
     assert (verdict.reason, verdict.action) == (Reason.NODE_REFUSED_POD, FailureAction.RESTART)
+
+
+SECCOMP = 'cannot load seccomp profile "/var/lib/kubelet/seccomp/none.json": open none.json: no such file or directory'
+MAKE, CONFIG = "CreateContainerError", "CreateContainerConfigError"
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "expected"),
+    [
+        # containerd #4604, cri-o #8596, #7263, dra-driver-nvidia-gpu #736
+        (MAKE, 'failed to reserve container name "a_0": name "a_0" is reserved for "7c54"', "ContainerRuntimeError"),
+        (MAKE, "error reserving ctr name a_0 for id 77d1: name is reserved", "ContainerRuntimeError"),
+        (MAKE, "context was either canceled or the deadline exceeded", "ContainerRuntimeError"),
+        (MAKE, "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=0", "GpuUnavailable"),
+        # seen with containerd 2.2
+        (MAKE, 'failed to generate container "a2d4" spec: failed to generate spec: no command specified', "StartError"),
+        (MAKE, f"failed to create containerd container: {SECCOMP}", "Unexplained"),
+        (CONFIG, "container's runAsUser breaks non-root policy", "InvalidSpec"),
+        # harbor-operator #82
+        (CONFIG, "container has runAsNonRoot and image will run as root", "InvalidSpec"),
+        (CONFIG, "container has runAsNonRoot and image has non-numeric user (nonroot)", "InvalidSpec"),
+    ],
+)
+def test_a_container_that_no_kubelet_can_make_is_judged_by_its_words(reason: str, message: str, expected: str) -> None:
+    verdict = not_made(Evidence(node_rank=1, k8s_node="gpu-7", reason=reason, message=message))
+    assert verdict is not None
+    assert verdict.reason == expected
+    assert verdict.message.startswith("node 1 (gpu-7): the container could not ")
+    assert message in verdict.message
+    assert verdict.evidence is not None
+
+
+@pytest.mark.parametrize("reason", ["CreateContainerConfigError", "RunContainerError", "Unschedulable"])
+def test_what_may_still_appear_is_no_failure(reason: str) -> None:
+    assert not_made(Evidence(node_rank=0, reason=reason, message='secret "token" not found')) is None
