@@ -51,7 +51,7 @@ def tell(job: FineTuneJob, told: Told) -> JobStatus:
         }
     )
     phase = _phase(job, status, nodes)
-    wanted = _conditions(job, status, told.now)
+    wanted = _conditions(job, status, told)
     return status.model_copy(
         update={
             "phase": phase,
@@ -97,7 +97,7 @@ def suspended(job: FineTuneJob, status: JobStatus) -> bool:
     )
 
 
-def _conditions(job: FineTuneJob, status: JobStatus, now: datetime) -> list[Condition]:
+def _conditions(job: FineTuneJob, status: JobStatus, told: Told) -> list[Condition]:
     """Running and Suspended always; the others only while true, as kstatus and `kubectl wait` expect."""
     generation = job.metadata.generation
 
@@ -106,15 +106,15 @@ def _conditions(job: FineTuneJob, status: JobStatus, now: datetime) -> list[Cond
             type=kind,
             status="True" if holds else "False",
             observed_generation=generation,
-            last_transition_time=now,
+            last_transition_time=told.now,
             reason=reason,
             message=message,
         )
 
-    reason, message = _situation(job, status)
+    reason, message = _situation(job, status, told.seen)
     running = bool(status.attempts) and status.attempts[-1].state is AttemptState.RUNNING and not finished(status)
     is_suspended = suspended(job, status)
-    told = [
+    conditions = [
         condition("Running", running, reason, message),
         condition(
             "Suspended",
@@ -127,19 +127,19 @@ def _conditions(job: FineTuneJob, status: JobStatus, now: datetime) -> list[Cond
     ]
     if finished(status):
         end = "Complete" if _complete(status) else "Failed"
-        told += [condition(end, True, reason, message), condition("Finished", True, reason, message)]
+        conditions += [condition(end, True, reason, message), condition("Finished", True, reason, message)]
         if end == "Failed":
-            told.append(condition("Stalled", True, reason, message))
+            conditions.append(condition("Stalled", True, reason, message))
     elif not running and not is_suspended:
-        told.append(condition("Reconciling", True, reason, message))
-    return told
+        conditions.append(condition("Reconciling", True, reason, message))
+    return conditions
 
 
 def _complete(status: JobStatus) -> bool:
     return bool(status.attempts) and status.attempts[-1].state is AttemptState.SUCCEEDED
 
 
-def _situation(job: FineTuneJob, status: JobStatus) -> tuple[str, str]:
+def _situation(job: FineTuneJob, status: JobStatus, seen: Observation) -> tuple[str, str]:
     """Reason and one line on where the job stands."""
     if not status.attempts:
         if job.spec.suspend:
@@ -155,7 +155,7 @@ def _situation(job: FineTuneJob, status: JobStatus) -> tuple[str, str]:
         case AttemptState.STOPPING:
             return Reason.STOPPING, f"attempt {record.attempt} is stopping: {record.reason}"
         case AttemptState.RUNNING:
-            return Reason.RUNNING, f"attempt {record.attempt} runs on {job.spec.num_nodes} nodes"
+            return Reason.RUNNING, f"attempt {record.attempt} runs on {job.spec.num_nodes} nodes{_unheard(seen)}"
         case AttemptState.STARTING:
             if status.waiting is not None:
                 return status.waiting.reason, status.waiting.message
@@ -163,6 +163,15 @@ def _situation(job: FineTuneJob, status: JobStatus) -> tuple[str, str]:
                 delayed = f" after {record.not_before:%H:%M:%S}" if record.not_before else ""
                 return Reason.RESTARTING, f"attempt {record.attempt} starts{delayed}; {before.message}"
             return Reason.STARTING, f"attempt {record.attempt} is starting"
+
+
+def _unheard(seen: Observation) -> str:
+    """Why nobody sees how far it is, which otherwise looks like a job that stands still."""
+    if not seen.unheard:
+        return ""
+    return (
+        f"; how far it is nobody can see: the operator gets no answer from {seen.unheard} (docs/security.md, network)"
+    )
 
 
 def _saved(job: FineTuneJob, status: JobStatus) -> str:

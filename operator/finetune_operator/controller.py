@@ -161,6 +161,7 @@ class Controller:
             gone=self.children.gone(key),
             services=self.children.services(key),
             progress=self.progress.newest(key),
+            unheard=self.progress.unheard(key),
             refusals=self._refusals.get(key, ()),
             since_write=timedelta(seconds=time.monotonic() - self._written[key]) if key in self._written else None,
         )

@@ -121,6 +121,7 @@ class Observation:
     service_exists: bool = False  # and gives the pods names
     edited_service: str = ""  # uid of one that does so no more
     progress: Progress | None = None
+    unheard: str = ""  # host and port that do not tell it, though asked for long
     claims: tuple[Claim, ...] | None = None
     refusals: tuple[Refusal, ...] = ()
     fresh: bool = False

@@ -1,8 +1,9 @@
-"""Asks the running jobs how far they are. No answer means nothing: a busy pod is not a failed one."""
+"""Asks the running jobs how far they are. No answer fails nobody: a busy pod is well. Long silence is told."""
 
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ INTERVAL = 10.0
 AT_ONCE = 64
 TIMEOUT = aiohttp.ClientTimeout(total=2)
 LARGEST_ANSWER = 64 * 1024
+SILENCE = 120.0  # seconds, after which it is no busy pod any more but something in the way
 
 
 @dataclass(frozen=True)
@@ -32,25 +34,47 @@ class Question:
     address: str
 
 
+@dataclass(frozen=True)
+class Answer:
+    """Of a pod that was reached; it may have nothing to tell yet."""
+
+    progress: Progress | None
+
+
 class ProgressPoller:
     """Keeps the newest progress of every job and tells which jobs advanced."""
 
     def __init__(
-        self, jobs: Jobs, children: Children, *, on_progress: Callable[[JobKey], None], port: int = names.STATUS_PORT
+        self,
+        jobs: Jobs,
+        children: Children,
+        *,
+        on_progress: Callable[[JobKey], None],
+        port: int = names.STATUS_PORT,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._jobs = jobs
         self._children = children
         self._on_progress = on_progress
         self._port = port
+        self._clock = clock
         self._newest: dict[JobKey, Progress] = {}
+        self._silent: dict[JobKey, tuple[str, float]] = {}  # who did not answer last time, and since when
+        self._unheard: dict[JobKey, str] = {}
 
     def newest(self, key: JobKey) -> Progress | None:
         """The last answer of any of the job's attempts."""
         return self._newest.get(key)
 
+    def unheard(self, key: JobKey) -> str:
+        """Host and port that have given no answer for long; empty if there is nothing to complain of."""
+        return self._unheard.get(key, "")
+
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
         self._newest.pop(key, None)
+        self._silent.pop(key, None)
+        self._unheard.pop(key, None)
 
     async def run(self, *, interval: float = INTERVAL) -> None:
         """Ask everybody, again and again."""
@@ -66,15 +90,30 @@ class ProgressPoller:
 
         async def ask_one(question: Question) -> None:
             async with turns:
-                progress = await ask(session, question.address)
-            if progress is not None and question.key in self._jobs:
-                self._take(question.key, progress)
+                answer = await ask(session, f"http://{question.address}/status")
+            if question.key not in self._jobs:
+                return
+            self._note_silence(question, heard=answer is not None)
+            if answer is not None and answer.progress is not None:
+                self._take(question.key, answer.progress)
 
         await asyncio.gather(*(ask_one(question) for question in self._questions()))
 
     def _questions(self) -> list[Question]:
         found = ((key, find_address(self._children.pods(key), self._jobs.attempt(key))) for key in self._jobs)
-        return [Question(key, f"http://{host}:{self._port}/status") for key, host in found if host]
+        return [Question(key, f"{host}:{self._port}") for key, host in found if host]
+
+    def _note_silence(self, question: Question, *, heard: bool) -> None:
+        key, now = question.key, self._clock()
+        address, since = self._silent.get(key, ("", now))
+        if heard:
+            self._silent.pop(key, None)
+        elif address != question.address:
+            self._silent[key] = question.address, now
+        unheard = "" if heard or address != question.address or now - since < SILENCE else address
+        if unheard != self.unheard(key):
+            self._unheard[key] = unheard
+            self._on_progress(key)
 
     def _take(self, key: JobKey, progress: Progress) -> None:
         before = self._newest.get(key)
@@ -83,19 +122,19 @@ class ProgressPoller:
             self._on_progress(key)
 
 
-async def ask(session: aiohttp.ClientSession, address: str) -> Progress | None:
+async def ask(session: aiohttp.ClientSession, url: str) -> Answer | None:
     """What one pod answers, or None; it is the user's code that answers, so nothing it says can hurt."""
     try:
-        async with session.get(address, allow_redirects=False) as response:
+        async with session.get(url, allow_redirects=False) as response:
             if response.status != 200:
-                return None
+                return Answer(None)
             content = await response.content.readexactly(LARGEST_ANSWER)
     except asyncio.IncompleteReadError as ended:
         content = ended.partial
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        logger.debug("%s: %s", address, error)
+        logger.debug("%s: %s", url, error)
         return None
-    return parse_status(content, now=datetime.now(UTC))
+    return Answer(parse_status(content, now=datetime.now(UTC)))
 
 
 def parse_status(content: bytes, *, now: datetime) -> Progress | None:

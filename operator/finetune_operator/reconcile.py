@@ -35,6 +35,7 @@ class Seen:
     gone: tuple[Raw, ...] = ()
     services: tuple[Raw, ...] = ()
     progress: Progress | None = None
+    unheard: str = ""  # who does not tell how far the job is, though asked for long
     refusals: tuple[Refusal, ...] = ()
     since_write: timedelta | None = None  # since the status was last written by us
 
@@ -105,6 +106,7 @@ def _observe(job: FineTuneJob, seen: Seen) -> Observation:
         service_exists=any(names_pods(service, uid) for service in services),
         edited_service=next((service["metadata"]["uid"] for service in services if not names_pods(service, uid)), ""),
         progress=progress,
+        unheard=seen.unheard,
         refusals=seen.refusals,
     )
 

@@ -255,3 +255,14 @@ def test_what_a_command_saved_it_alone_knows() -> None:
 
     (message,) = (c.message for c in status.conditions if c.type == "Suspended")
     assert message == "every pod is released"
+
+
+def test_a_job_whose_progress_nobody_can_ask_for_says_so_and_whom_was_asked() -> None:
+    of = job(status=attempts(AttemptState.RUNNING))
+    heard, unheard = (
+        tell(of, Told(seen(of, running(of, 0), running(of, 1), unheard=address), None, LATER)).conditions[0]
+        for address in ("", "10.1.2.3:8080")
+    )
+    assert heard.message == "attempt 0 runs on 2 nodes"
+    assert unheard.message.startswith("attempt 0 runs on 2 nodes; how far it is nobody can see: ")
+    assert "no answer from 10.1.2.3:8080" in unheard.message

@@ -15,7 +15,7 @@ from finetune_api.status import Progress
 from finetune_operator import names
 from finetune_operator.children import Children, JobKey
 from finetune_operator.jobs import Jobs
-from finetune_operator.progress import LARGEST_ANSWER, ProgressPoller, ask, find_address, parse_status
+from finetune_operator.progress import LARGEST_ANSWER, SILENCE, ProgressPoller, ask, find_address, parse_status
 
 Raw = dict[str, Any]
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -43,7 +43,8 @@ async def answering(answer: Answer) -> AsyncIterator[int]:
 async def ask_server(answer: Answer, *, patience: float = 2.0) -> Progress | None:
     limit = aiohttp.ClientTimeout(total=patience)
     async with answering(answer) as port, aiohttp.ClientSession(timeout=limit) as session:
-        return await ask(session, f"http://127.0.0.1:{port}/status")
+        said = await ask(session, f"http://127.0.0.1:{port}/status")
+        return said and said.progress
 
 
 def test_progress_is_read_as_the_contract_has_it() -> None:
@@ -138,13 +139,16 @@ class Scene:
     """A poller with one job of one running pod, which answers on a port of its own."""
 
     def __init__(self, port: int) -> None:
+        self.clock = 0.0
         self.woken: list[JobKey] = []
         self.jobs = Jobs()
         metadata = {"name": "a", "namespace": "default", "uid": "u", "resourceVersion": "1"}
         self.jobs.offer({"metadata": metadata, "status": {"attempt": 1}})
         self.children = Children(on_change=lambda _: None, present_attempt=self.jobs.attempt)
         self.children.pod_changed(None, pod())
-        self.poller = ProgressPoller(self.jobs, self.children, on_progress=self.woken.append, port=port)
+        self.poller = ProgressPoller(
+            self.jobs, self.children, on_progress=self.woken.append, port=port, clock=lambda: self.clock
+        )
 
     async def ask(self) -> None:
         async with aiohttp.ClientSession() as session:
@@ -178,6 +182,38 @@ async def test_silence_changes_nothing() -> None:
     newest = scene.poller.newest(KEY)
     assert newest is not None
     assert (newest.step, len(scene.woken)) == (1, 1)
+
+
+async def test_who_is_silent_for_long_is_told_once_and_no_more_when_there_is_an_answer() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({})  # no progress, which is no silence
+
+    async with answering(answer) as port:
+        scene = Scene(port)
+    told = []
+    for seconds in (0.0, SILENCE - 1, SILENCE, SILENCE + 10):
+        scene.clock = seconds
+        await scene.ask()
+        told.append((scene.poller.unheard(KEY), len(scene.woken)))
+    silent = f"127.0.0.1:{port}"
+    assert told == [("", 0), ("", 0), (silent, 1), (silent, 1)]
+
+    async with answering(answer) as port:
+        scene.poller._port = port
+        await scene.ask()
+    assert (scene.poller.unheard(KEY), len(scene.woken)) == ("", 2)
+
+
+async def test_a_new_attempts_pod_is_given_its_own_time() -> None:
+    scene = Scene(1)
+    await scene.ask()
+    scene.children.pod_changed(pod(), pod(address="127.0.0.2"))
+    scene.clock = SILENCE
+    await scene.ask()
+    assert (scene.poller.unheard(KEY), scene.woken) == ("", [])
+    scene.poller.forget(KEY)
+    await scene.ask()
+    assert scene.poller.unheard(KEY) == ""
 
 
 async def test_a_job_that_went_while_it_was_asked_is_not_remembered() -> None:
