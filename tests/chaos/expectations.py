@@ -164,6 +164,19 @@ PODS = (
 
 MEDDLING = (
     Expectation(
+        "pod-relabelled",
+        "kubectl label pod takes the job's label from node 1",
+        restarted(Reason.POD_DELETED),
+        node_rank=1,
+        steps_lost=STOPPED_WELL,
+    ),
+    Expectation(
+        "container-not-made",
+        "the seccomp profile that the job names is on no machine for 8 s",
+        waits_for=Reason.CREATE_CONTAINER_ERROR,
+        steps_lost=0,
+    ),
+    Expectation(
         "service-edited",
         "the job's Service is made to select nothing; once that is undone, PID 1 of node 1 is killed",
         restarted(Reason.CONTAINER_KILLED),

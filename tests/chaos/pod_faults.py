@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from chaos.fault import Fault, does
 from chaos.scene import Raw, Scene
 from cluster.images import image_name
+from finetune_operator import names
 
 PREEMPTOR = "chaos-preemptor"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
@@ -84,6 +85,12 @@ def preempt(scene: Scene) -> Iterator[None]:
     finally:
         scene.stack.kubectl("delete", "pod", "-n", "default", PREEMPTOR, "--force", "--grace-period=0")
         scene.stack.kubectl("delete", "priorityclass", PREEMPTOR)
+
+
+@contextmanager
+def relabel_pod(scene: Scene) -> Iterator[None]:
+    scene.stack.kubectl("label", "pod", scene.pod(1), f"{names.JOB_UID}-")
+    yield
 
 
 @contextmanager
@@ -183,6 +190,7 @@ POD_FAULTS = {
     "sigterm-ignored": Fault(does("--ignore-sigterm"), delete_pod_in_a_hurry, spares_others=True),
     "service-deleted": Fault(does(), delete_service, spares_others=True),
     "service-edited": Fault(does(), edit_service, spares_others=True),
+    "pod-relabelled": Fault(does(), relabel_pod, spares_others=True),
     "applied-again": Fault(does(), apply_again, spares_others=True),
 }
 

@@ -125,10 +125,29 @@ def foreign_service(scene: Scene) -> Iterator[None]:
         scene.stack.kubectl("delete", "service", scene.job)  # an error if somebody removed it
 
 
+@contextmanager
+def no_profile(scene: Scene) -> Iterator[None]:
+    """Afterwards it is on every machine."""
+    try:
+        yield
+    finally:
+        for node in scene.cluster.layout.nodes:
+            profile = node.root / "kubelet" / "seccomp" / f"{scene.job}.json"
+            profile.parent.mkdir(exist_ok=True)
+            profile.write_text('{"defaultAction": "SCMP_ACT_ALLOW"}')
+
+
 def needs_room(**fields: Any) -> Raw:
     """A job for machines with the label only, no two nodes on the same."""
     apart = {"requiredDuringSchedulingIgnoredDuringExecution": [APART]}
     return program(podTemplate={"nodeSelector": {ROOM: "yes"}, "affinity": {"podAntiAffinity": apart}}, **fields)
+
+
+def with_profile(scene: Scene) -> Raw:
+    """A job whose containers ask for a seccomp profile of its own."""
+    profile = {"type": "Localhost", "localhostProfile": f"{scene.job}.json"}
+    restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return program(podTemplate={"containerSecurityContext": {**restricted, "seccompProfile": profile}})
 
 
 def with_token_file() -> Raw:
@@ -174,6 +193,7 @@ START_FAULTS = {
     "volume-missing": Fault(
         lambda _: with_token_file(), no_secret, when=When.BEFORE, lasts_seconds=65, patience_seconds=300
     ),
+    "container-not-made": Fault(with_profile, no_profile, when=When.BEFORE, lasts_seconds=8, spares_others=True),
     "secret-missing": Fault(does(env=TOKEN), no_secret, when=When.BEFORE, lasts_seconds=8),
     "dns-blocked": Fault(does(), no_dns, when=When.BEFORE, lasts_seconds=20),
     "name-taken": Fault(does(), foreign_service, when=When.BEFORE, spares_others=True),

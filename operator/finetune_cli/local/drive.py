@@ -115,7 +115,7 @@ class Drive:
             while True:
                 await asyncio.sleep(ASK_EVERY_SECONDS)
                 address = cluster.status_address(self._attempt)
-                progress = await ask(session, address) if address else None
-                if progress is not None and progress != self._progress:
-                    self._progress = progress
+                answer = await ask(session, address) if address else None
+                if answer is not None and answer.progress not in (None, self._progress):
+                    self._progress = answer.progress
                     self._queue.add(self._key)

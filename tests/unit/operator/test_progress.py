@@ -44,7 +44,7 @@ async def ask_server(answer: Answer, *, patience: float = 2.0) -> Progress | Non
     limit = aiohttp.ClientTimeout(total=patience)
     async with answering(answer) as port, aiohttp.ClientSession(timeout=limit) as session:
         said = await ask(session, f"http://127.0.0.1:{port}/status")
-        return said and said.progress
+        return said.progress if said else None
 
 
 def test_progress_is_read_as_the_contract_has_it() -> None:
