@@ -73,8 +73,7 @@ class ProgressPoller:
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
         self._newest.pop(key, None)
-        self._silent.pop(key, None)
-        self._unheard.pop(key, None)
+        self._forget_silence(key)
 
     async def run(self, *, interval: float = INTERVAL) -> None:
         """Ask everybody, again and again."""
@@ -97,7 +96,10 @@ class ProgressPoller:
             if answer is not None and answer.progress is not None:
                 self._take(question.key, answer.progress)
 
-        await asyncio.gather(*(ask_one(question) for question in self._questions()))
+        questions = self._questions()
+        for key in self._silent.keys() - {question.key for question in questions}:  # nothing of theirs runs any more
+            self._forget_silence(key)
+        await asyncio.gather(*(ask_one(question) for question in questions))
 
     def _questions(self) -> list[Question]:
         found = ((key, find_address(self._children.pods(key), self._jobs.attempt(key))) for key in self._jobs)
@@ -114,6 +116,10 @@ class ProgressPoller:
         if unheard != self.unheard(key):
             self._unheard[key] = unheard
             self._on_progress(key)
+
+    def _forget_silence(self, key: JobKey) -> None:
+        self._silent.pop(key, None)
+        self._unheard.pop(key, None)
 
     def _take(self, key: JobKey, progress: Progress) -> None:
         before = self._newest.get(key)

@@ -211,7 +211,10 @@ async def test_a_new_attempts_pod_is_given_its_own_time() -> None:
     scene.clock = SILENCE
     await scene.ask()
     assert (scene.poller.unheard(KEY), scene.woken) == ("", [])
-    scene.poller.forget(KEY)
+    scene.clock = 2 * SILENCE
+    await scene.ask()
+    assert scene.poller.unheard(KEY) == "127.0.0.2:1"
+    scene.children.pod_changed(pod(address="127.0.0.2"), None)
     await scene.ask()
     assert scene.poller.unheard(KEY) == ""
 
