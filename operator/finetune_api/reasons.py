@@ -267,7 +267,7 @@ class Reason(StrEnum):
     POD_DELETED = (
         "PodDeleted",
         Fault.INFRASTRUCTURE,
-        "Somebody deleted a pod, or edited its labels, while the attempt was to go on.",
+        "Somebody deleted a pod while the attempt was to go on, edited its labels, or had its container restarted.",
         "find out who deletes or edits pods, if it was nobody you know",
     )
     STOPPED = (

@@ -117,7 +117,7 @@ def _left_alone(case: Case) -> Decision | None:
 def _failure(case: Case) -> Decision | None:
     """A node ended badly, is being deleted or was hidden by somebody else, or is missing although it was made."""
     bad = [node for node in case.nodes if not node.succeeded]
-    if any(node.life in (Life.FAILED, Life.SUCCEEDED) for node in bad):
+    if any(node.restarted or node.life in (Life.FAILED, Life.SUCCEEDED) for node in bad):
         return begin_to_stop(case, StopReason.NODE_FAILED)
     if any(node.hidden or (node.deleting and node.life is not Life.GONE) for node in bad):
         return begin_to_stop(case, StopReason.NODE_DELETED)

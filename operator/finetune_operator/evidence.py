@@ -8,6 +8,7 @@ from finetune_operator.failure import LOST
 from finetune_operator.observe import Life, NodeObservation
 
 LAST_WORDS = (Outcome.FAILED, Outcome.SUCCEEDED)
+RELABELLED, RESTARTED = "Relabelled", "Restarted"  # what was done to a pod, where Kubernetes has no word for it
 
 
 def first_evidence(record: AttemptRecord, nodes: tuple[NodeObservation, ...], num_nodes: int) -> tuple[Evidence, ...]:
@@ -22,8 +23,13 @@ def _first(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Ev
         return Evidence(node_rank=rank, ended=True, outcome=Outcome.STOPPED.value)
     if node is None:
         return Evidence(node_rank=rank, ended=True, deleted=True)
-    taken_away = node.deleting or node.hidden or node.life is Life.GONE
-    return node.evidence.model_copy(update={"deleted": taken_away and node.evidence.outcome not in LAST_WORDS})
+    taken_away = node.deleting or node.hidden or node.restarted or node.life is Life.GONE
+    return _take_away(node) if taken_away and node.evidence.outcome not in LAST_WORDS else node.evidence
+
+
+def _take_away(node: NodeObservation) -> Evidence:
+    how = RESTARTED if node.restarted else RELABELLED if node.hidden else node.evidence.reason
+    return node.evidence.model_copy(update={"deleted": True, "reason": how})
 
 
 def more_evidence(known: tuple[Evidence, ...], nodes: tuple[NodeObservation, ...]) -> tuple[Evidence, ...]:
@@ -33,12 +39,16 @@ def more_evidence(known: tuple[Evidence, ...], nodes: tuple[NodeObservation, ...
 
 
 def _merge(before: Evidence, node: NodeObservation | None) -> Evidence:
-    if node is None or (before.ended and not before.deleted):
+    if node is None or (before.ended and (not before.deleted or before.reason == RESTARTED)):
         return before
     now = node.evidence
     if (before.ended and not now.ended) or (before.exit_code is not None and now.exit_code is None):
         return before
+    if node.restarted and now.outcome not in LAST_WORDS:
+        return _take_away(node)
     kept = {"deleted": before.deleted, "disruption": before.disruption or now.disruption}
+    if before.reason == RELABELLED:
+        kept["reason"] = RELABELLED
     if not before.deleted and (node.deleting or node.life is Life.GONE):  # by us, for until now it was to go on
         if now.disruption not in LOST:  # a lost machine is no work of ours
             kept["disruption"] = before.disruption

@@ -25,6 +25,10 @@ PREEMPTIONS = {
     "DeletionByTaintManager": "its Kubernetes node was lost",
     "DeletionByPodGC": "its Kubernetes node is gone",
 }
+DONE_TO_PODS = {
+    "Relabelled": "lost its labels, so that nobody can watch it",
+    "Restarted": "was restarted in place, as a kubelet does whose pod was edited",
+}
 LOST = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 
 
@@ -98,7 +102,7 @@ def deleted(evidence: Evidence) -> Verdict | None:
     pod = f"pod {evidence.pod_name}" if evidence.pod_name else "its pod"
     return Verdict(
         reason=Reason.POD_DELETED,
-        message=f"{where(evidence)}: {pod} was deleted or relabelled",
+        message=f"{where(evidence)}: {pod} {DONE_TO_PODS.get(evidence.reason, 'was deleted')}",
     )
 
 

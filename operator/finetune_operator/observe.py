@@ -55,6 +55,7 @@ class NodeObservation:
     making_since: datetime | None = None  # it was given a machine, or its volumes and network
     ready_to_start: bool | None = None  # volumes and network are; None where the kubelet does not tell
     hidden: bool = False  # its labels were edited, so that no watch tells of it
+    restarted: bool = False  # in place, by its kubelet: the image was edited, or a new kubelet counts otherwise
     outlived_since: datetime | None = None  # its trainer ended, and something that was injected runs on
 
     @property
@@ -156,7 +157,7 @@ def observe_pod(pod: Raw, *, gone: bool) -> NodeObservation | None:
         return None
     attempt, node_rank = place
     container = _container_status(status)
-    terminated = (container.get("state") or {}).get("terminated")
+    terminated = _first_end(container)
     message = (terminated or {}).get("message")
     termination = parse_termination(message)
     deleted = metadata.get("deletionTimestamp")
@@ -175,6 +176,7 @@ def observe_pod(pod: Raw, *, gone: bool) -> NodeObservation | None:
         termination=termination,
         started_at=parse_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
         making_since=_making_since(placed, ready),
+        restarted=bool(terminated) and "terminated" not in (container.get("state") or {}),
         hidden=not gone and not is_labelled(pod),
         outlived_since=_outlived_since(status, terminated),
         ready_to_start={"True": True, "False": False}.get(ready.get("status", "")),
@@ -210,6 +212,13 @@ def _container_status(status: Raw) -> Raw:
         return own
     before = status.get("initContainerStatuses") or []
     return next((c for c in before if ((c.get("state") or {}).get("terminated") or {}).get("exitCode")), own)
+
+
+def _first_end(container: Raw) -> Raw | None:
+    """How the trainer's container ended; one that runs again in the same pod is another process, of no gang."""
+    ended: Raw | None = (container.get("state") or {}).get("terminated")
+    again = container.get("restartCount") or 0
+    return (container.get("lastState") or {}).get("terminated") if ended is None and again else ended
 
 
 def _life(status: Raw, container: Raw, *, gone: bool) -> Life:

@@ -171,6 +171,13 @@ MEDDLING = (
         steps_lost=STOPPED_WELL,
     ),
     Expectation(
+        "image-edited",
+        "kubectl set image of node 1's pod; its kubelet restarts the container in place",
+        restarted(Reason.POD_DELETED),
+        node_rank=1,
+        steps_lost=SAVE_STEPS,
+    ),
+    Expectation(
         "container-not-made",
         "the seccomp profile that the job names is on no machine for 8 s",
         waits_for=Reason.CREATE_CONTAINER_ERROR,

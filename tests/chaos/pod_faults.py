@@ -94,6 +94,13 @@ def relabel_pod(scene: Scene) -> Iterator[None]:
 
 
 @contextmanager
+def edit_image(scene: Scene) -> Iterator[None]:
+    """To one in which the same program would run."""
+    scene.stack.kubectl("set", "image", f"pod/{scene.pod(1)}", f"{names.CONTAINER}={image_name('trainer')}")
+    yield
+
+
+@contextmanager
 def delete_service(scene: Scene) -> Iterator[None]:
     scene.stack.kubectl("delete", "service", scene.job)
     scene.kill_container(1)
@@ -190,6 +197,7 @@ POD_FAULTS = {
     "sigterm-ignored": Fault(does("--ignore-sigterm"), delete_pod_in_a_hurry, spares_others=True),
     "service-deleted": Fault(does(), delete_service, spares_others=True),
     "service-edited": Fault(does(), edit_service, spares_others=True),
+    "image-edited": Fault(does(), edit_image, spares_others=True),
     "pod-relabelled": Fault(does(), relabel_pod, spares_others=True),
     "applied-again": Fault(does(), apply_again, spares_others=True),
 }

@@ -34,6 +34,14 @@ def disrupted(body: Raw, reason: str) -> Raw:
     return {**body, "status": {**body["status"], "conditions": conditions}}
 
 
+def restarted(of: FineTuneJob, node_rank: int, **terminated: Any) -> Raw:
+    """A pod whose kubelet started the container once more."""
+    [status] = ended(of, node_rank, **terminated)["status"]["containerStatuses"]
+    body = running(of, node_rank)
+    body["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": status["state"]}
+    return body
+
+
 def started(**fields: Any) -> FineTuneJob:
     """A job whose first attempt runs."""
     of = job(**fields)
@@ -66,6 +74,28 @@ def test_a_pod_that_only_its_name_finds_is_stopped_with_the_others_and_waited_fo
     assert [action.name for action in both.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
     assert (still_there, waiting.requeue_after is not None) == (AttemptState.STOPPING, True)
     assert (of.status.attempts[0].reason, of.status.attempts[0].node_rank) == ("PodDeleted", 1)
+    assert "pod bert-0-1 lost its labels" in of.status.attempts[0].message
+
+
+STOPPED: Raw = {"message": words(outcome=Outcome.STOPPED), "finishedAt": "2026-01-01T12:00:00Z"}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["seen first", "seen after its victim"])
+def test_a_container_that_was_restarted_in_place_is_the_cause_and_is_stopped(late: bool) -> None:
+    of = started()
+    again = restarted(of, 1, exit_code=143, **STOPPED)
+    other = ended(of, 0, **VICTIM)
+    looks = [(other, running(of, 1))] if late else [(running(of, 0), again)]
+    for pods in (*looks, (other, again)):
+        of, decision = step(of, seen(of, *pods), now=LATER)
+    of, decision = step(of, seen(of, other, again), now=NOW + timedelta(seconds=10))
+    assert [action.name for action in decision.actions if isinstance(action, DeletePod)] == ["bert-0-1"]
+
+    broken = ended(of, 1, exit_code=128, reason="StartError", message='exec: "python3": not found')
+    of, _ = step(of, seen(of, other, broken), now=LATER)
+    first = of.status.attempts[0]
+    assert (first.reason, first.node_rank, first.fault) == ("PodDeleted", 1, Fault.INFRASTRUCTURE)
+    assert "pod bert-0-1 was restarted in place" in first.message
 
 
 def test_a_node_that_dies_of_our_stopping_it_is_not_the_cause() -> None:

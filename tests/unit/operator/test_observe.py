@@ -164,6 +164,16 @@ def test_a_pod_that_is_gone_was_missed_if_nobody_saw_it_end() -> None:
     assert not look(running(OF, 0)).missed
 
 
+def test_a_container_that_a_kubelet_started_once_more_ended_though_something_runs() -> None:
+    again = running(OF, 0)
+    first = {"terminated": {"exitCode": 143, "finishedAt": "2026-01-01T12:00:00Z"}}
+    again["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": first}
+    node = look(again)
+    assert (node.restarted, node.life, node.evidence.ended, node.evidence.exit_code) == (True, Life.RUNNING, True, 143)
+    assert node.may_run(NOW)
+    assert not look(running(OF, 0)).restarted
+
+
 def test_a_lost_machine_is_given_up_some_time_after_its_pods_deadline() -> None:
     fenced = NOW + timedelta(seconds=FENCED_AFTER_SECONDS)
     body = deleting(running(OF, 0), deadline=NOW)
