@@ -102,7 +102,7 @@ class Reason(StrEnum):
     NAME_TAKEN = (
         "NameTaken",
         Fault.USER,
-        "A Service, ConfigMap or pod of the job's names belongs to somebody else.",
+        "A Service, ConfigMap or pod of the job's names belongs to somebody else; a job that ran before waits.",
         "rename the job, or remove the object if nobody needs it",
     )
     DATASET_ERROR = (

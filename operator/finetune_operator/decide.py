@@ -217,7 +217,9 @@ def _running_or_waiting(case: Case) -> Decision:
     record = record.model_copy(update={**update, **case.steps})
     older = case.deletions(_older(case), ABORT_GRACE_SECONDS)
     actions = (*_start_events(case, record), *older, *keep_up(case))
-    return write(case, with_record(case.status, record), actions=actions, look_again=next_look(case))
+    times = (next_look(case), None if started else _patience(case))
+    look_again = min((time for time in times if time is not None), default=None)
+    return write(case, with_record(case.status, record), actions=actions, look_again=look_again)
 
 
 def _start_events(case: Case, record: AttemptRecord) -> tuple[Action, ...]:

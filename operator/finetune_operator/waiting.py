@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from finetune_api.reasons import Reason
 from finetune_api.status import WaitStatus
 from finetune_api.v1alpha1 import FineTuneJob
-from finetune_operator.observe import Life, NodeObservation, Observation, Waiting
+from finetune_operator.observe import Life, NodeObservation, Observation, Refusal, Waiting
 from finetune_operator.start_failures import CONFIG_ERROR, not_made
 from finetune_operator.verdict import Verdict
 
@@ -27,7 +27,7 @@ SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 MAKING_PATIENCE = timedelta(seconds=60)  # with a container that is being made, before it is told
 PULL_PATIENCE = timedelta(minutes=10)
 CREATE_PATIENCE = timedelta(minutes=3)  # with a kubelet that cannot make a container, and tries again
-FORBIDDEN, UNPROCESSABLE, BAD_REQUEST, INTERNAL_ERROR = 403, 422, 400, 500
+UNPROCESSABLE, BAD_REQUEST = 422, 400
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,8 @@ class Wait:
 
 def waiting_for(job: FineTuneJob, seen: Observation, nodes: Sequence[NodeObservation], now: datetime) -> Wait | None:
     """The most telling reason why not all pods run, or None if nothing is known to be missing."""
-    for refusal in seen.refusals:
-        if refusal.status in (FORBIDDEN, INTERNAL_ERROR):
-            return Wait(Reason.CREATE_REFUSED, f"{refusal.kind} {refusal.name}: {refusal.message}")
-        if refusal.leaving:
-            return Wait(Reason.PREDECESSOR_TERMINATING, f"{refusal.message}; waited for until it is gone")
+    if seen.refusals:
+        return _explain_refusal(seen.refusals[0])
     blocked = [(node, node.waiting) for node in nodes if node.life is Life.PENDING and node.waiting]
     if not blocked:
         return _being_made(nodes, now)
@@ -76,6 +73,18 @@ def waiting_for(job: FineTuneJob, seen: Observation, nodes: Sequence[NodeObserva
         for node, waiting in blocked
     ]
     return max(waits, key=lambda wait: (wait.hopeless, wait.image, wait.reason != Reason.UNSCHEDULABLE))
+
+
+def _explain_refusal(refusal: Refusal) -> Wait:
+    if refusal.leaving:
+        return Wait(Reason.PREDECESSOR_TERMINATING, f"{refusal.message}; waited for until it is gone")
+    if refusal.taken:
+        return Wait(Reason.NAME_TAKEN, f"{_foreign(refusal)}; the job goes on once that is deleted")
+    return Wait(Reason.CREATE_REFUSED, f"{refusal.kind} {refusal.name}: {refusal.message}")
+
+
+def _foreign(refusal: Refusal) -> str:
+    return f"{refusal.kind} {refusal.name} exists and does not belong to this job"
 
 
 def _explain(node: NodeObservation, waiting: Waiting, share: str, away: str) -> Wait:
@@ -132,13 +141,14 @@ def _output_claim(job: FineTuneJob) -> str | None:
 
 
 def refused_for_good(job: FineTuneJob, seen: Observation) -> Verdict | None:
-    """What no time will mend: a spec the API server calls invalid, a name that is taken, storage for one node only."""
-    for refusal in seen.refusals:
+    """What no time will mend: a spec the API server calls invalid, a name that is taken, storage for one node only.
+
+    Of a job that ran before, what is refused now was changed by others, who can change it back: nothing is given up.
+    """
+    ran = any(record.created for record in job.status.attempts)
+    for refusal in () if ran else seen.refusals:
         if refusal.taken:
-            message = (
-                f"{refusal.kind} {refusal.name} exists and does not belong to this job; delete it or rename the job"
-            )
-            return _never(Reason.NAME_TAKEN, message)
+            return _never(Reason.NAME_TAKEN, f"{_foreign(refusal)}; delete it or rename the job")
         if refusal.status in (UNPROCESSABLE, BAD_REQUEST):
             return _never(Reason.INVALID_SPEC, f"{refusal.kind} {refusal.name}: {refusal.message}")
     if job.spec.num_nodes == 1:

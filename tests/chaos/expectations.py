@@ -178,6 +178,14 @@ MEDDLING = (
         steps_lost=SAVE_STEPS,
     ),
     Expectation(
+        "name-taken-later",
+        "somebody has the name of the next attempt's ConfigMap for 8 s; PID 1 of node 1 is killed",
+        restarted(Reason.CONTAINER_KILLED),
+        waits_for=Reason.NAME_TAKEN,
+        node_rank=1,
+        steps_lost=SAVE_STEPS,
+    ),
+    Expectation(
         "container-not-made",
         "the seccomp profile that the job names is on no machine for 8 s",
         waits_for=Reason.CREATE_CONTAINER_ERROR,

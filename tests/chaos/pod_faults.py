@@ -101,6 +101,17 @@ def edit_image(scene: Scene) -> Iterator[None]:
 
 
 @contextmanager
+def take_next_name(scene: Scene) -> Iterator[None]:
+    name = names.config_map_name(scene.job, 1)
+    scene.stack.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"theirs": "1"}})
+    scene.kill_container(1)
+    try:
+        yield
+    finally:
+        scene.stack.kubectl("delete", "configmap", name)  # an error if somebody removed it
+
+
+@contextmanager
 def delete_service(scene: Scene) -> Iterator[None]:
     scene.stack.kubectl("delete", "service", scene.job)
     scene.kill_container(1)
@@ -198,6 +209,7 @@ POD_FAULTS = {
     "service-deleted": Fault(does(), delete_service, spares_others=True),
     "service-edited": Fault(does(), edit_service, spares_others=True),
     "image-edited": Fault(does(), edit_image, spares_others=True),
+    "name-taken-later": Fault(does(), take_next_name, lasts_seconds=8, spares_others=True),
     "pod-relabelled": Fault(does(), relabel_pod, spares_others=True),
     "applied-again": Fault(does(), apply_again, spares_others=True),
 }

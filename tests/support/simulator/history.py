@@ -175,8 +175,10 @@ async def _advance(world: World, monitor: Monitor, *, until: Callable[[], bool] 
 
 
 def _waits_rightly(world: World) -> bool:
-    """There are too few machines, or one that is lost keeps a name, and the status says so, or pauses after it has."""
+    """There are too few machines, or somebody keeps a name, and the status says so, or pauses after it has."""
     said: str = world.status.get("waiting", {}).get("reason", "")
+    if said == Reason.NAME_TAKEN:
+        return world.has_strangers()
     if said == Reason.PREDECESSOR_TERMINATING:
         return any(world.is_lost(pod) for _, pod in world.all_pods())
     pauses = any(record.get("reason") == Reason.GANG_INCOMPLETE for record in world.status.get("attempts", ())[-2:])

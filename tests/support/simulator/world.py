@@ -191,6 +191,11 @@ class World:
         wanted: int = self.job["spec"]["numNodes"] if self.job else 0
         return len(well) < wanted
 
+    def has_strangers(self) -> bool:
+        """Objects that may have a name of the job's."""
+        kinds = ("Pod", "ConfigMap")
+        return any("labels" not in body["metadata"] for kind in kinds for _, body in self.server.all(kind))
+
     def note(self, text: str) -> None:
         """For the trace."""
         self.trace.append(f"{self.time:8.3f} {text}")

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from finetune_api.reasons import FailureAction
-from finetune_api.status import Fault, JobStatus, WaitStatus
+from finetune_api.status import AttemptRecord, Fault, JobStatus, WaitStatus
 from finetune_operator.observe import Claim, Observation, Refusal
 from finetune_operator.waiting import Wait, claim_names, refused_for_good, waiting_for
 from support.builders import NOW, Raw, command, job, pod, running, seen
@@ -250,6 +250,34 @@ def test_what_no_time_will_mend_is_the_users_to_mend(refusal: Refusal, reason: s
     assert verdict is not None
     assert (verdict.reason, verdict.message) == (reason, message)
     assert (verdict.fault, verdict.action) == (Fault.USER, FailureAction.FAIL)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        pytest.param(
+            Refusal("Service", "bert", 409, "exists", taken=True),
+            Wait(
+                "NameTaken", "Service bert exists and does not belong to this job; the job goes on once that is deleted"
+            ),
+            id="a name that somebody took meanwhile",
+        ),
+        pytest.param(
+            Refusal("Pod", "bert-1-0", 422, "ValidatingAdmissionPolicy 'new' denied request"),
+            Wait("CreateRefused", "Pod bert-1-0: ValidatingAdmissionPolicy 'new' denied request"),
+            id="a policy that is new",
+        ),
+        pytest.param(
+            Refusal("Pod", "bert-1-0", 413, "too large"), Wait("CreateRefused", "Pod bert-1-0: too large"), id="size"
+        ),
+    ],
+)
+def test_what_is_refused_of_a_job_that_ran_before_is_waited_for(refusal: Refusal, expected: Wait) -> None:
+    attempts = (AttemptRecord(attempt=0, state="Failed", created=True), AttemptRecord(attempt=1, state="Starting"))
+    of = job(status=JobStatus(attempt=1, attempts=attempts))
+    seen_now = Observation(refusals=(refusal,))
+    assert refused_for_good(of, seen_now) is None
+    assert waiting_for(of, seen_now, (), NOW) == expected
 
 
 def test_a_quota_may_still_be_raised() -> None:
