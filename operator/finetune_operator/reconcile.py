@@ -153,7 +153,19 @@ def _owned(uid: str, bodies: Iterable[Raw]) -> list[Raw]:
 
 
 async def _perform(run: Pass, job: ObjectMeta, actions: tuple[Action, ...]) -> tuple[Refusal, ...]:
-    """All at once; the order is decide's business, by passes. Every action is tried before an error is raised."""
+    """All at once, but pods come last, and not while somebody else's ConfigMap has the name that they would mount."""
+    refusals = await _try_all(run, job, [action for action in actions if not _makes_pod(action)])
+    if any(refusal.kind == "ConfigMap" for refusal in refusals):
+        return refusals
+    return (*refusals, *await _try_all(run, job, [action for action in actions if _makes_pod(action)]))
+
+
+def _makes_pod(action: Action) -> bool:
+    return isinstance(action, Create) and action.manifest["kind"] == "Pod"
+
+
+async def _try_all(run: Pass, job: ObjectMeta, actions: list[Action]) -> tuple[Refusal, ...]:
+    """Every one is tried before an error is raised."""
     results = await asyncio.gather(*(_act(run, job, action) for action in actions), return_exceptions=True)
     refusals = []
     for result in results:

@@ -1,5 +1,6 @@
 """One pass: what is asked of the cluster, in which order, and what is left for the next."""
 
+import contextlib
 from datetime import timedelta
 from typing import Any
 
@@ -148,11 +149,20 @@ async def test_claims_are_looked_at_before_pods_are_made() -> None:
 
 
 async def test_every_action_is_tried_before_an_error_is_raised() -> None:
-    cluster = RecordingCluster(fails={CREATES[0]: ClusterError("timeout"), CREATES[2]: ClusterError("timeout")})
+    cluster = RecordingCluster(fails={line: ClusterError("timeout") for line in CREATES[2:]})
     with pytest.raises(ClusterError, match="timeout"):
         await one_pass(cluster, body(after()))
 
     assert creates(cluster) == CREATES
+
+
+@pytest.mark.parametrize("error", [ClusterError("timeout"), NameTaken(kind="ConfigMap", name="bert-0")])
+async def test_no_pod_is_made_that_would_mount_what_is_not_ours(error: Exception) -> None:
+    cluster = RecordingCluster(fails={CREATES[1]: error})
+    with contextlib.suppress(ClusterError):
+        await one_pass(cluster, body(after()))
+
+    assert creates(cluster) == CREATES[:2]
 
 
 async def test_refusals_are_handed_back_and_looked_at_at_once() -> None:
