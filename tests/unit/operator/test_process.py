@@ -180,7 +180,7 @@ async def test_a_deletion_that_no_watch_told_is_noticed_by_the_next_pass(tmp_pat
             body = api.objects["pods", "default", name]
             api.put("pods", {**body, "status": {"phase": "Running", "podIP": "127.0.0.1"}})
         async with asyncio.timeout(20):
-            while "finetune_jobs{phase=" in (await operator.ask("/metrics"))[1]:
+            while "finetune_jobs{phase=" in (await operator.ask("/metrics"))[1]:  # noqa: ASYNC110  another process
                 await asyncio.sleep(0.1)
 
 
