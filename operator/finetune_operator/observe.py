@@ -74,8 +74,8 @@ class NodeObservation:
 
     @property
     def missed(self) -> bool:
-        """It is gone, but nobody saw it end."""
-        return self.life is Life.GONE and self.evidence.exit_code is None
+        """It is gone, but nobody saw it end, nor even be deleted."""
+        return self.life is Life.GONE and self.deletion_deadline is None and self.evidence.exit_code is None
 
     def being_made_for(self, now: datetime) -> timedelta | None:
         """How long its kubelet has neither started its container nor told why not; None where that is not so."""

@@ -136,9 +136,9 @@ async def _get_all(run: Pass, kind: str, namespace: str, wanted: Iterable[str]) 
 
 
 def _missed(job: FineTuneJob, listed: Observation) -> list[str]:
-    """Pods of the present attempt that no list shows although nobody saw them end: maybe somebody edited the labels.
+    """Pods of the present attempt that no list shows although nobody saw them end or be deleted.
 
-    Their names are as good as ever.
+    Maybe somebody edited their labels; their names are as good as ever.
     """
     record = job.status.attempts[-1]
     if not record.created and record.state is not AttemptState.STOPPING:

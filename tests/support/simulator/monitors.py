@@ -161,7 +161,7 @@ class Monitor:
             other = observe_pod(pod, gone=False)
             if other is None or other.attempt == made.attempt or other.uid in self._given_up:
                 continue
-            if other.may_run(self._world.now()):
+            if _may_be_known_to_run(other) and other.may_run(self._world.now()):
                 yield f"{made.pod_name} was made while {other.pod_name} may run"
         for process in self._world.running_processes():
             _, machine = self._world.machines.processes[process.pod_uid]
@@ -284,8 +284,13 @@ class Monitor:
             return
         for _, pod in self._world.pods():
             node = observe_pod(pod, gone=False)
-            if node and node.may_run(self._world.now()):
+            if node and _may_be_known_to_run(node) and node.may_run(self._world.now()):
                 yield f"Suspended while {node.pod_name} may run"
+
+
+def _may_be_known_to_run(pod: NodeObservation) -> bool:
+    """One that is leaving goes by itself, so nobody asks why it is not seen any more; fences hold its processes off."""
+    return not (pod.hidden and pod.deleting)
 
 
 def _hidden(change: Change) -> bool:

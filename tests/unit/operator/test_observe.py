@@ -158,9 +158,9 @@ def test_a_pod_that_the_job_does_not_own_is_no_node_whatever_its_labels_say() ->
     assert observe_pod(foreign, gone=False) is None
 
 
-def test_a_pod_that_is_gone_was_missed_if_nobody_saw_it_end() -> None:
+def test_a_pod_that_is_gone_was_missed_if_nobody_saw_it_end_or_be_deleted() -> None:
     vanished = (running(OF, 0), pod(OF, 0), deleting(running(OF, 0)), ended(OF, 0))
-    assert [look(body, gone=True).missed for body in vanished] == [True, True, True, False]
+    assert [look(body, gone=True).missed for body in vanished] == [True, True, False, False]
     assert not look(running(OF, 0)).missed
 
 
