@@ -13,7 +13,7 @@ from finetune_api.reasons import Reason
 from finetune_api.status import Evidence
 from finetune_api.termination import USER_ERRORS, Outcome
 from finetune_operator.patterns import told_by_text
-from finetune_operator.start_failures import cannot_start, not_admitted, runtime_failed
+from finetune_operator.start_failures import not_admitted, not_started, under_pressure
 from finetune_operator.verdict import Verdict, first_line, where
 
 Rule = Callable[[Evidence], Verdict | None]
@@ -44,7 +44,7 @@ def disrupted(evidence: Evidence) -> Verdict | None:
 
 def evicted(evidence: Evidence) -> Verdict | None:
     """Evicted without a disruption: the pod passed its own storage limits, and would again."""
-    if evidence.reason != "Evicted":
+    if evidence.reason != "Evicted" or under_pressure(evidence):
         return None
     return Verdict(
         reason=Reason.EVICTED,
@@ -240,8 +240,7 @@ RULES: tuple[Rule, ...] = (
     host_out_of_memory,
     not_admitted,
     machine_restarted,
-    runtime_failed,
-    cannot_start,
+    not_started,
     user_error,
     cuda_out_of_memory,
     deleted,

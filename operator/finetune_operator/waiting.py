@@ -10,17 +10,21 @@ from finetune_api.status import WaitStatus
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.observe import Life, NodeObservation, Observation, Refusal, Waiting
 from finetune_operator.start_failures import CONFIG_ERROR, not_made
-from finetune_operator.verdict import Verdict
+from finetune_operator.verdict import Verdict, where
 
 IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"}
 )
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull)?(: )?')
 _REGISTRY_IN_TROUBLE = re.compile(
-    r"429 Too Many|toomanyrequests|50[0234] (Internal|Bad|Service|Gateway)|i/o timeout|handshake timeout"
-    r"|deadline exceeded|connection (refused|reset)|network is unreachable|no route to host|\bEOF\b"
-    r"|no space left on device",
+    r"(error|status:?) 429|429 Too Many|toomanyrequests|50[0234] (Internal|Bad|Service|Gateway)|\(50[0234]\)"
+    r"|i/o timeout|handshake timeout|deadline exceeded|Client\.Timeout|connection (refused|reset|timed out)"
+    r"|network is unreachable|no route to host|\bEOF\b|server misbehaving|temporary failure in name",
     re.IGNORECASE,
+)
+_MACHINE_IN_TROUBLE = re.compile(
+    r"no space left on device|failed to (extract|register) layer|failed to unpack image|input/output error"
+    r"|read-only file system"
 )
 _TRIED_AGAIN = "is tried again until the registry, and the way to it, are well"
 SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
@@ -104,6 +108,10 @@ def _explain(node: NodeObservation, waiting: Waiting, share: str, away: str) -> 
 def _explain_image(node: NodeObservation, waiting: Waiting, told: WaitStatus | None) -> Wait:
     """An image that a registry in trouble does not give is waited for without limit; kubelets tell why now and then."""
     cause = _BACK_OFF.sub("", waiting.message)
+    if _MACHINE_IN_TROUBLE.search(cause):
+        said = f"{node.pod_name} on {node.k8s_node}: {cause}; its kubelet tries again"
+        verdict = Verdict(Reason.CONTAINER_RUNTIME_ERROR, f"{where(node.evidence)}: {cause}", evidence=node.evidence)
+        return Wait(Reason.IMAGE_PULL_FAILED, said, verdict=verdict)
     if not cause and told is not None and told.reason == Reason.IMAGE_PULL_FAILED:
         message = told.message
     elif _REGISTRY_IN_TROUBLE.search(cause):

@@ -2,12 +2,13 @@
 
 from collections import Counter
 
+from benchmarks import starts
 from finetune_api.reasons import FailureAction, Reason
 from finetune_api.status import Evidence, Fault
 from finetune_operator.failure import judge_node
 from finetune_operator.verdict import Verdict
 from finetune_trainer.supervisor.failures import is_victim
-from support.corpus import Labelled, read_corpus
+from support.corpus import Labelled, read_corpus, read_starts
 
 _NOT_THE_USERS = (Fault.INFRASTRUCTURE, Fault.TRANSIENT)
 
@@ -54,3 +55,5 @@ def is_failed_wrongly(reason: Reason, verdict: Verdict) -> bool:
 if __name__ == "__main__":
     report("texts the patterns were written for", read_corpus(held_out=False))
     report("texts held out", read_corpus(held_out=True))
+    starts.report("containers that never ran, texts the rules were written for", read_starts(held_out=False))
+    starts.report("containers that never ran, texts held out", read_starts(held_out=True))

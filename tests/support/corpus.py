@@ -28,6 +28,25 @@ class Labelled:
         return f"{self.error_type}: {self.text}"
 
 
+@dataclass(frozen=True)
+class Start:
+    """What a kubelet said of a container that never ran.
+
+    `kind`: the reason that Kubernetes gave it; `label`: the Reason that a person gave, or `RegistryInTrouble`, whose
+    images are waited for without limit.
+    """
+
+    kind: str
+    label: str
+    text: str
+    source: str
+
+
+def read_starts(*, held_out: bool) -> list[Start]:
+    path = _FOLDER / ("starts.held_out.jsonl" if held_out else "starts.jsonl")
+    return [Start(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def read_corpus(*, held_out: bool) -> list[Labelled]:
     path = _FOLDER / ("failures.held_out.jsonl" if held_out else "failures.jsonl")
     raw = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())

@@ -48,17 +48,11 @@ CASES: dict[failure.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         Fault.INFRASTRUCTURE,
         FailureAction.RESTART,
     ),
-    start_failures.runtime_failed: (
+    start_failures.not_started: (
         left(reason="StartError", exit_code=128, message="nvidia-container-cli: initialization error"),
         "GpuUnavailable",
         Fault.INFRASTRUCTURE,
         FailureAction.RESTART,
-    ),
-    start_failures.cannot_start: (
-        left(reason="StartError", exit_code=128),
-        "StartError",
-        Fault.USER,
-        FailureAction.FAIL,
     ),
     failure.user_error: (
         left(outcome="failed", error_type="DatasetError", message="a.jsonl line 2: no messages"),

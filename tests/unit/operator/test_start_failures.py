@@ -2,10 +2,12 @@
 
 import pytest
 
+from benchmarks.starts import is_wrong
 from finetune_api.reasons import FailureAction, Reason
 from finetune_api.status import Evidence
 from finetune_operator.failure import judge_node
 from finetune_operator.start_failures import not_made
+from support.corpus import Start, read_starts
 
 OCI = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed:"
@@ -35,7 +37,6 @@ def test_an_image_without_python_is_told_in_those_words() -> None:
         pytest.param(
             'chdir to cwd ("/none") set in config.json failed: no such file or directory', id="no such folder"
         ),
-        pytest.param("", id="without words"),
     ],
 )
 def test_an_image_that_cannot_be_started_is_the_users(message: str) -> None:
@@ -118,3 +119,28 @@ def test_a_container_that_no_kubelet_can_make_is_judged_by_its_words(reason: str
 @pytest.mark.parametrize("reason", ["CreateContainerConfigError", "RunContainerError", "Unschedulable"])
 def test_what_may_still_appear_is_no_failure(reason: str) -> None:
     assert not_made(Evidence(node_rank=0, reason=reason, message='secret "token" not found')) is None
+
+
+@pytest.mark.parametrize("message", ["", "something that the next runtime says"])
+def test_words_that_nobody_knows_are_nobodys_fault(message: str) -> None:
+    verdict = judge_node(Evidence(node_rank=1, ended=True, reason="StartError", exit_code=128, message=message))
+    assert (verdict.reason, verdict.action) == ("Unexplained", FailureAction.RESTART)
+    assert "check spec.image" in verdict.message
+
+
+def test_a_pod_that_a_node_under_pressure_does_not_admit_is_no_eviction_for_its_own_use() -> None:
+    refused, passed = (
+        judge_node(Evidence(node_rank=0, ended=True, reason="Evicted", message=message))
+        for message in (
+            "The node had condition: [DiskPressure]. ",
+            "Pod ephemeral local storage usage exceeds the total limit",
+        )
+    )
+    assert (refused.reason, refused.action) == ("NodeRefusedPod", FailureAction.RESTART)
+    assert (passed.reason, passed.action) == ("Evicted", FailureAction.FAIL)
+
+
+@pytest.mark.parametrize("entry", read_starts(held_out=False), ids=lambda entry: f"{entry.label}-{entry.source}")
+def test_of_real_texts_no_users_error_is_retried_and_no_other_fails(entry: Start) -> None:
+    wrong = "retried" if entry.source == "cilium/cilium#32198" else ""  # an AppArmor profile: twice, then never
+    assert is_wrong(entry) == wrong
