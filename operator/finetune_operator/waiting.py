@@ -108,14 +108,17 @@ def _explain(node: NodeObservation, waiting: Waiting, share: str, away: str) -> 
 def _explain_image(node: NodeObservation, waiting: Waiting, told: WaitStatus | None) -> Wait:
     """An image that a registry in trouble does not give is waited for without limit; kubelets tell why now and then."""
     cause = _BACK_OFF.sub("", waiting.message)
-    if _MACHINE_IN_TROUBLE.search(cause):
-        said = f"{node.pod_name} on {node.k8s_node}: {cause}; its kubelet tries again"
-        verdict = Verdict(Reason.CONTAINER_RUNTIME_ERROR, f"{where(node.evidence)}: {cause}", evidence=node.evidence)
-        return Wait(Reason.IMAGE_PULL_FAILED, said, verdict=verdict)
-    if not cause and told is not None and told.reason == Reason.IMAGE_PULL_FAILED:
-        message = told.message
+    known = told.message if told is not None and told.reason == Reason.IMAGE_PULL_FAILED and not cause else ""
+    there = f"{node.pod_name} on {node.k8s_node}"
+    if _MACHINE_IN_TROUBLE.search(cause or known):
+        verdict = Verdict(
+            Reason.CONTAINER_RUNTIME_ERROR, f"{where(node.evidence)}: {cause or known}", evidence=node.evidence
+        )
+        return Wait(Reason.IMAGE_PULL_FAILED, known or f"{there}: {cause}; its kubelet tries again", verdict=verdict)
+    if known:
+        message = known
     elif _REGISTRY_IN_TROUBLE.search(cause):
-        message = f"{node.pod_name} on {node.k8s_node}: {cause}; {waiting.image} {_TRIED_AGAIN}"
+        message = f"{there}: {cause}; {waiting.image} {_TRIED_AGAIN}"
     else:
         message = f"{node.pod_name}: {cause or waiting.reason}; check {waiting.image} and spec.imagePullSecrets"
     lasting = message.endswith(_TRIED_AGAIN)
@@ -126,12 +129,12 @@ def _being_made(nodes: Sequence[NodeObservation], now: datetime) -> Wait | None:
     """Of kubelets that have taken long and say nothing: what they are at."""
     slow = [node for node in nodes if (node.being_made_for(now) or timedelta()) >= MAKING_PATIENCE]
     for node in sorted(slow, key=lambda node: node.ready_to_start is not False):
-        where, more = f"{node.pod_name} on {node.k8s_node}", f"kubectl describe pod {node.pod_name} tells more"
+        there, more = f"{node.pod_name} on {node.k8s_node}", f"kubectl describe pod {node.pod_name} tells more"
         if node.ready_to_start is False:
-            return Wait(Reason.VOLUMES_NOT_READY, f"{where}: its volumes or network are not ready; {more}")
+            return Wait(Reason.VOLUMES_NOT_READY, f"{there}: its volumes or network are not ready; {more}")
         return Wait(
             Reason.CONTAINER_CREATING,
-            f"{where}: its image is being pulled, or an init container runs; {more}",
+            f"{there}: its image is being pulled, or an init container runs; {more}",
             usual=True,
         )
     return None

@@ -7,7 +7,7 @@ import pytest
 from finetune_api.reasons import FailureAction
 from finetune_api.status import AttemptRecord, Fault, JobStatus, WaitStatus
 from finetune_operator.observe import Claim, Observation, Refusal
-from finetune_operator.waiting import Wait, claim_names, refused_for_good, waiting_for
+from finetune_operator.waiting import CREATE_PATIENCE, Wait, claim_names, refused_for_good, waiting_for
 from support.builders import NOW, Raw, command, job, pod, running, seen
 
 OF = job()
@@ -122,6 +122,23 @@ def test_a_back_off_without_a_cause_is_told_by_the_last_one() -> None:
         first = pulls(cause, reason="ErrImagePull")
         assert pulls(BACK_OFF, told=first.message) == first
     assert pulls(BACK_OFF).message.startswith("bert-0-0: ImagePullBackOff; check spec.image")
+
+
+FULL = "failed to register layer: write /x.rpm: no space left on device"
+
+
+def test_a_machine_that_cannot_unpack_an_image_is_left_whatever_its_kubelet_says_meanwhile() -> None:
+    full = pulls(FULL, reason="ErrImagePull")
+    later = pulls(BACK_OFF, told=full.message)
+    for wait in (full, later):
+        assert wait.verdict is not None
+        assert (wait.reason, wait.verdict.reason, wait.patience) == (
+            "ImagePullFailed",
+            "ContainerRuntimeError",
+            CREATE_PATIENCE,
+        )
+    assert later.message == full.message
+    assert full.message == f"bert-0-0 on gpu-0: {FULL}; its kubelet tries again"
 
 
 def test_an_image_error_without_words_is_told_by_its_reason() -> None:
