@@ -64,9 +64,8 @@ def not_started(evidence: Evidence) -> Verdict | None:
     if evidence.reason not in START_ERRORS:
         return None
     reason, said = _tell(evidence)
-    if (
-        reason is Reason.START_ERROR and '"python3"' in evidence.message
-    ):  # of command mode; the trainer's own image has an entrypoint
+    # of command mode; the trainer's own image has an entrypoint
+    if reason is Reason.START_ERROR and '"python3"' in evidence.message:
         said = "spec.image has no python3 on its PATH, which command mode needs (3.9 or newer)"
     return Verdict(reason, f"{where(evidence)}: the container could not start: {said}")
 
