@@ -99,7 +99,7 @@ def theirs(specs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> R
     command = (sys.executable, str(REPOSITORY / "tests/support/oracle.py"), "cells.json", "results.json")
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=240)
-    assert done.returncode == 0, done.stderr.decode()[-6000:]
+    assert done.returncode == 0, done.stderr.decode()[-30_000:]
     results: Results = json.loads((folder / "results.json").read_text())
     return results
 

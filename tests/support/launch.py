@@ -34,6 +34,6 @@ def launch(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int | 
     torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}")
     script = (str(REPOSITORY / "tests/support/layouts.py"), str(folder / "cells.json"), str(folder / "results.json"))
     done = subprocess.run((sys.executable, *torchrun, *script), env=environment, capture_output=True, timeout=900)
-    assert done.returncode == 0, done.stderr.decode()[-6000:]
+    assert done.returncode == 0, done.stderr.decode()[-30_000:]
     results: Results = json.loads((folder / "results.json").read_text())
     return results

@@ -58,7 +58,10 @@ def test_an_edited_service_goes_before_the_pods_are_made_too() -> None:
 
 def test_a_job_that_is_over_needs_no_service() -> None:
     of = begun()
-    for observation in (seen(of, ended(of, 0, reason="StartError", exit_code=128), running(of, 1)), NOTHING):
+    for observation in (
+        seen(of, ended(of, 0, reason="StartError", exit_code=128, message="no command specified"), running(of, 1)),
+        NOTHING,
+    ):
         of, _ = step(of, observation)
     assert of.status.completion_time is not None
 
