@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ TOKEN = "hf_may_write"  # noqa: S105  of nobody
 
 @dataclass
 class FakeHub:
-    """Repositories by name, each with its files; `broken` answers every request with that status."""
+    """Repositories by name, each with its files; `broken` answers every request with that status, `slow` takes so many
+    seconds for each step of an upload."""
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     visibility: dict[str, str] = field(default_factory=dict)
@@ -25,6 +27,7 @@ class FakeHub:
     asked: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     broken: int | None = None
+    slow: float = 0.0
     address: str = ""
 
     def give(self, path: str, token: str) -> tuple[int, Any, dict[str, str]]:
@@ -65,6 +68,7 @@ class FakeHub:
             return 200, {"url": f"{self.address}/{name}"}
         if path == "/api/validate-yaml":  # the head of a README.md
             return 200, {"errors": [], "warnings": []}
+        time.sleep(self.slow)
         repository, _, action = path.removeprefix("/api/models/").rpartition("/main")[0].rpartition("/")
         files = self.repositories[repository]
         if action == "preupload":

@@ -24,6 +24,18 @@ OPERATOR_NAMESPACE = "finetune-system"
 
 Raw = dict[str, Any]
 
+# In a pod: each rank's phase, state in the kernel and stack.
+_STACKS = """
+import os
+from pathlib import Path
+from finetune_trainer.supervisor.contract import RunFolder
+from finetune_trainer.supervisor.heartbeat import read_heartbeats
+from finetune_trainer.supervisor.stacks import examine
+run = RunFolder(Path(os.environ["FINETUNE_RUN_DIR"]))
+beats = read_heartbeats(run.heartbeats)
+print(*examine(run, beats, dict.fromkeys((beat.local_rank for beat in beats), 0.0)), sep="\\n")
+"""
+
 
 @dataclass
 class Stack:
@@ -113,9 +125,19 @@ class Stack:
             if holds(job):
                 return job
             if time.monotonic() > deadline:
-                shown = self.kubectl("describe", "ftj", name) + self.kubectl("get", "pods", "-o", "wide")
-                raise TimeoutError(f"{name}: not {what} within {timeout_seconds:.0f} s\n{shown}")
+                raise TimeoutError(f"{name}: not {what} within {timeout_seconds:.0f} s\n{self.examine(name)}")
             time.sleep(0.3)
+
+    def examine(self, name: str) -> str:
+        """The job in words, and of each of its pods the last lines and where its ranks stand."""
+        shown = [self.kubectl("describe", "ftj", name), self.kubectl("get", "pods", "-o", "wide")]
+        for pod in (pod["metadata"]["name"] for pod in self.pods(name)):
+            for look in (("logs", pod, "--tail=20"), ("exec", pod, "--", "python", "-c", _STACKS)):
+                try:
+                    shown.append(f"{pod}:\n{self.kubectl(*look)}")
+                except RuntimeError as error:  # it has not begun, or is over
+                    shown.append(f"{pod}: {error}")
+        return "\n".join(shown)
 
     def wait_finished(self, name: str, *, timeout_seconds: float = 240) -> Raw:
         return self.wait(name, lambda job: condition(job, "Finished"), what="finished", timeout_seconds=timeout_seconds)

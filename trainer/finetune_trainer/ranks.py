@@ -1,6 +1,8 @@
 """The ranks of a job and what they do together. Their numbers come from torchrun's environment, read once."""
 
+import itertools
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -11,6 +13,8 @@ import torch.distributed as dist
 from finetune_trainer.errors import InvalidSpec, TrainerError, WorldSizeMismatch
 
 T = TypeVar("T")
+_ASKED_ANEW = timedelta(seconds=10)  # how long one question to the store waits for its answer
+_TURNS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,22 @@ def leave_process_group() -> None:
 
 
 def on_rank_zero(action: Callable[[], T]) -> T:
-    """What `action` gives on rank 0, on every rank; its TrainerError too, so that nobody waits for one that gave up."""
+    """What `action` gives on rank 0, on every rank; its TrainerError too, so that nobody waits for one that gave up.
+
+    It may take as long as it likes: a collective in which the others wait would fail after spec.training.ddpTimeout,
+    which a large checkpoint, or a result on its way to the Hub, may well exceed.
+    """
     box: list[T | TrainerError | None] = [None]
+    store, done = dist.distributed_c10d._get_default_store(), f"finetune/rank-zero/{next(_TURNS)}"
     if dist.get_rank() == 0:
         try:
             box[0] = action()
         except TrainerError as error:
             box[0] = error
+        store.set(done, "")
+    while not store.check([done]):
+        with suppress(dist.DistStoreError):  # of its time limit
+            store.wait([done], _ASKED_ANEW)
     dist.broadcast_object_list(box)
     if isinstance(box[0], TrainerError):
         raise box[0]

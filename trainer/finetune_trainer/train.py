@@ -60,8 +60,8 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore", FutureWarning)  # between libraries whose versions we pin
     end = run(read_spec(place.config), place, reporter)
+    reporter.enter(end)  # first: all is done, whatever becomes of a rank that takes its leave
     leave_process_group()
-    reporter.enter(end)
 
 
 def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:

@@ -17,7 +17,7 @@ _PATIENCE: Mapping[str, float] = {
     contract.LOAD: 72,
     contract.EVAL: 6,
     contract.SAVE: 6,
-    contract.PUBLISH: math.inf,
+    contract.PUBLISH: 72,
 }
 _FIRST_STEP_PATIENCE = 6
 _SLOW_STEPS = 5  # a step may take so many times as long as the slowest of a hundred

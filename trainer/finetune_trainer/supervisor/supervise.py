@@ -167,9 +167,9 @@ class Supervisor:
 
     def _judge(self, code: int) -> Termination:
         phases = {beat.phase for beat in read_heartbeats(self._node.run.heartbeats)}
-        if code == 0 and phases == {contract.DONE}:
+        if (code == 0 and phases == {contract.DONE}) or self._is_published():
             return self._succeeded()
-        if code == 0 and phases == {contract.STOPPED}:
+        if phases == {contract.STOPPED}:
             return self._stopped("stopped as asked; a checkpoint was saved")
         if self._stopping.hurry:
             return self._stopped(self._stopping.reason)
@@ -186,11 +186,12 @@ class Supervisor:
         )
 
     def _judge_hang(self, hang: RankFailure) -> Termination:
-        """Ranks that have published the result and cannot end have succeeded."""
-        output = self._node.output
-        if self._phase() == contract.DONE and output and is_finished(output, uid=self._node.uid):
-            return self._succeeded()
-        return self._rank_failed(hang)
+        return self._succeeded() if self._is_published() else self._rank_failed(hang)
+
+    def _is_published(self) -> bool:
+        """Then the job is done, even if its ranks crash or hang while they take their leave, as libraries of theirs may
+        make them do."""
+        return self._node.output is not None and is_finished(self._node.output, uid=self._node.uid)
 
     def _judge_command(self, code: int) -> Termination:
         """Exit 0 is success, unless it was asked for: many scripts save at SIGTERM and then end well."""

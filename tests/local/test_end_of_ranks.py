@@ -1,0 +1,73 @@
+"""The end of training when it is not smooth: an upload that takes long, ranks that crash or hang on their way out."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finetune_api.termination import Outcome
+from support import tiny
+from support.fake_hub import TOKEN, serve_hub
+from support.pods import REPOSITORY, Job
+
+pytestmark = pytest.mark.slow
+
+AT_THE_END = """
+import atexit, os, signal, sys, time
+if "ranks" in sys.orig_argv:
+    atexit.register({what})
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
+    return tiny.build(tmp_path_factory.mktemp("tiny"), rows=30, eval_rows=1)
+
+
+def spec(files: tiny.Tiny, **fields: Any) -> dict[str, Any]:
+    return {
+        "model": {"name": str(files.model)},
+        "dataset": {"train": [{"name": str(files.train)}], "numWorkers": 0},
+        "sft": {},
+        "lora": {"r": 4},
+        "training": {"globalBatchSize": 4, "maxSteps": 2, "ddpTimeout": 10},
+        "numNodes": 2,
+        "nprocPerNode": 1,
+        "output": {"persistentVolumeClaim": {"claimName": "unused"}},
+        **fields,
+    }
+
+
+def test_a_result_may_take_longer_to_the_hub_than_a_collective_may_take(files: tiny.Tiny, tmp_path: Path) -> None:
+    with serve_hub() as hub:
+        hub.slow = 7.0  # twice
+        output = {"persistentVolumeClaim": {"claimName": "unused"}, "pushToHub": {"repo": "me/model"}}
+        env = {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN}
+        pods = Job(tmp_path, spec(files, output=output), nodes=2, ranks_per_node=1, env=env).run()
+
+    assert [pod.process.returncode for pod in pods] == [0, 0], pods[0].log + pods[1].log
+    assert "adapter_model.safetensors" in hub.repositories["me/model"]
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("os.abort", "launcher: local rank 0 ended with -6"),
+        ("signal.pause", "supervisor: the ranks hang"),
+    ],
+)
+def test_what_happens_to_ranks_after_the_result_is_published_does_not_matter(
+    files: tiny.Tiny, tmp_path: Path, what: str, told: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(AT_THE_END.format(what=what))
+    path = os.pathsep.join(map(str, (tmp_path, REPOSITORY / "operator", REPOSITORY / "trainer")))
+    env = {"PYTHONPATH": path, "FINETUNE_HANG_SECONDS": "5"}
+
+    pods = Job(tmp_path, spec(files), nodes=2, ranks_per_node=1, env=env).run()
+
+    for pod in pods:
+        assert told in pod.log
+        assert pod.process.returncode == 0, pod.log
+        assert pod.termination is not None
+        assert pod.termination.outcome is Outcome.SUCCEEDED
