@@ -19,6 +19,16 @@ if "ranks" in sys.orig_argv:
     atexit.register({what})
 """
 
+DOWN = """
+import atexit, sys
+class Last:
+    def __del__(self, write=__import__("os").write):
+        write(1, b"taken down")
+if "ranks" in sys.orig_argv:
+    atexit.register(print, "registered for the end")
+    sys.kept_to_the_last = Last()
+"""
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
@@ -48,6 +58,18 @@ def test_a_result_may_take_longer_to_the_hub_than_a_collective_may_take(files: t
 
     assert [pod.process.returncode for pod in pods] == [0, 0], pods[0].log + pods[1].log
     assert "adapter_model.safetensors" in hub.repositories["me/model"]
+
+
+def test_ranks_do_not_take_their_interpreter_down(files: tiny.Tiny, tmp_path: Path) -> None:
+    """Whose threads may stop there for ever; what was registered for the end of the process is done before."""
+    (tmp_path / "sitecustomize.py").write_text(DOWN)
+    path = os.pathsep.join(map(str, (tmp_path, REPOSITORY / "operator", REPOSITORY / "trainer")))
+
+    (pod,) = Job(tmp_path, spec(files, numNodes=1), ranks_per_node=1, env={"PYTHONPATH": path}).run()
+
+    assert pod.process.returncode == 0, pod.log
+    assert "registered for the end" in pod.log
+    assert "taken down" not in pod.log
 
 
 @pytest.mark.parametrize(

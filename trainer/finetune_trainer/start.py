@@ -7,6 +7,7 @@ from pathlib import Path
 
 from finetune_trainer.imports import hide_what_is_not_needed, uses_gpus_when_imported
 from finetune_trainer.supervisor import contract
+from finetune_trainer.supervisor.rank import Target, become, leave
 
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
@@ -28,5 +29,5 @@ def main() -> None:
     train()
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # of a rank that could not be a fork
+    leave(become(Target(None, "finetune_trainer.start", ()), in_place=True))

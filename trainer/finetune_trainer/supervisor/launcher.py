@@ -23,7 +23,7 @@ from .dns import wait_for_master
 from .meeting import Meeting
 from .preload import can_fork, preload_script
 from .processes import SignalInbox, die_with_parent
-from .rank import Target, become, rank_environment, settle
+from .rank import Target, become, leave, rank_environment, settle
 
 _LAST_WORDS_SECONDS = 0.3  # others that fail by themselves within it say more than those that are ended
 _KILL_AFTER_SECONDS = 30.0
@@ -88,7 +88,10 @@ def _be_rank(node: Node, local_rank: int, target: Target, *, go: tuple[int, int]
     os.close(go[0])
     if not told:
         os._exit(1)  # the launcher is gone
-    return become(target, in_place=in_place)
+    code = become(target, in_place=in_place)
+    if target.module is not None:  # ours; how a script ends is its own affair
+        leave(code)
+    return code
 
 
 def _meet(node: Node) -> Meeting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import importlib
 import os
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from .contract import Node
 from .processes import die_with_parent, name_process
@@ -91,6 +93,16 @@ def become(target: Target, *, in_place: bool) -> int:
         sys.stderr.flush()
         return 1
     return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End as Python does, but without taking the interpreter down, where threads of collectives and of GPUs
+    that are still about may crash or stop a rank whose work is done, or of whose failure others wait to hear
+    (https://github.com/pytorch/pytorch/pull/179291)."""
+    atexit._run_exitfuncs()  # of experiment trackers, for one
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _module(name: str) -> Callable[[], None]:
