@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from finetune_trainer.errors import InvalidSpec, TrainerError, WorldSizeMismatch
 
 T = TypeVar("T")
-_ASKED_ANEW = timedelta(seconds=10)  # how long one question to the store waits for its answer
+_NO_LIMIT = timedelta(days=20)  # about the most that the store takes
 _TURNS = itertools.count()
 
 
@@ -101,9 +100,7 @@ def on_rank_zero(action: Callable[[], T]) -> T:
         except TrainerError as error:
             box[0] = error
         store.set(done, "")
-    while not store.check([done]):
-        with suppress(dist.DistStoreError):  # of its time limit
-            store.wait([done], _ASKED_ANEW)
+    store.wait([done], _NO_LIMIT)
     dist.broadcast_object_list(box)
     if isinstance(box[0], TrainerError):
         raise box[0]

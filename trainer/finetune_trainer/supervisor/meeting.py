@@ -5,7 +5,6 @@ The process groups of the ranks use it too. It outlives them, so that the last t
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import time
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from .contract import Node
 
 MEET_SECONDS = 1800.0  # the operator releases nodes that wait for others earlier (spec.startupDeadlineSeconds)
 LEAVE_SECONDS = 60.0
-_SLICE = timedelta(seconds=1)
 
 
 class RendezvousConnectionError(Exception):
@@ -51,16 +49,15 @@ class Meeting:
     def wait_for_all(self) -> None:
         """Raises RendezvousTimeoutError, which names who is missing."""
         self._store.set(f"came/{self._node.node_rank}", "")
-        until = time.monotonic() + self._seconds
         everybody = self._keys("came")
-        while not self._store.check(everybody):  # one request, however many there are
-            if time.monotonic() >= until:
-                missing = [str(rank) for rank, key in enumerate(everybody) if not self._store.check([key])]
+        try:
+            self._store.wait(everybody, timedelta(seconds=self._seconds))  # at once: torch logs each wait that runs out
+        except RuntimeError as error:
+            missing = [str(rank) for rank, key in enumerate(everybody) if not self._store.check([key])]
+            if missing:
                 raise RendezvousTimeoutError(
                     f"node ranks {', '.join(missing)} of {self._node.nodes} did not come within {self._seconds:.0f}s"
-                )
-            with contextlib.suppress(RuntimeError):  # of its time limit
-                self._store.wait(everybody, _SLICE)
+                ) from error
 
     def leave(self, pause: Callable[[float], None]) -> None:
         """Node rank 0 stays for a while, until the others need its store no more."""
