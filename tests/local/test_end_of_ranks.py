@@ -9,12 +9,12 @@ import pytest
 from finetune_api.termination import Outcome
 from support import tiny
 from support.fake_hub import TOKEN, serve_hub
-from support.pods import REPOSITORY, Job
+from support.pods import REPOSITORY, Job, stop
 
 pytestmark = pytest.mark.slow
 
 AT_THE_END = """
-import atexit, os, signal, sys, time
+import atexit, os, signal, sys
 if "ranks" in sys.orig_argv:
     atexit.register({what})
 """
@@ -49,6 +49,12 @@ def spec(files: tiny.Tiny, **fields: Any) -> dict[str, Any]:
     }
 
 
+def first(source: str, folder: Path) -> dict[str, str]:
+    """The environment of processes that run it before anything else."""
+    (folder / "sitecustomize.py").write_text(source)
+    return {"PYTHONPATH": os.pathsep.join(map(str, (folder, REPOSITORY / "operator", REPOSITORY / "trainer")))}
+
+
 def test_a_result_may_take_longer_to_the_hub_than_a_collective_may_take(files: tiny.Tiny, tmp_path: Path) -> None:
     with serve_hub() as hub:
         hub.slow = 7.0  # twice
@@ -62,10 +68,8 @@ def test_a_result_may_take_longer_to_the_hub_than_a_collective_may_take(files: t
 
 def test_ranks_do_not_take_their_interpreter_down(files: tiny.Tiny, tmp_path: Path) -> None:
     """Whose threads may stop there for ever; what was registered for the end of the process is done before."""
-    (tmp_path / "sitecustomize.py").write_text(DOWN)
-    path = os.pathsep.join(map(str, (tmp_path, REPOSITORY / "operator", REPOSITORY / "trainer")))
 
-    (pod,) = Job(tmp_path, spec(files, numNodes=1), ranks_per_node=1, env={"PYTHONPATH": path}).run()
+    (pod,) = Job(tmp_path, spec(files, numNodes=1), ranks_per_node=1, env=first(DOWN, tmp_path)).run()
 
     assert pod.process.returncode == 0, pod.log
     assert "registered for the end" in pod.log
@@ -82,9 +86,7 @@ def test_ranks_do_not_take_their_interpreter_down(files: tiny.Tiny, tmp_path: Pa
 def test_what_happens_to_ranks_after_the_result_is_published_does_not_matter(
     files: tiny.Tiny, tmp_path: Path, what: str, told: str
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(AT_THE_END.format(what=what))
-    path = os.pathsep.join(map(str, (tmp_path, REPOSITORY / "operator", REPOSITORY / "trainer")))
-    env = {"PYTHONPATH": path, "FINETUNE_HANG_SECONDS": "5"}
+    env = {**first(AT_THE_END.format(what=what), tmp_path), "FINETUNE_HANG_SECONDS": "5"}
 
     pods = Job(tmp_path, spec(files), nodes=2, ranks_per_node=1, env=env).run()
 
@@ -93,3 +95,17 @@ def test_what_happens_to_ranks_after_the_result_is_published_does_not_matter(
         assert pod.process.returncode == 0, pod.log
         assert pod.termination is not None
         assert pod.termination.outcome is Outcome.SUCCEEDED
+
+
+def test_ranks_that_crash_after_they_saved_as_asked_have_stopped(files: tiny.Tiny, tmp_path: Path) -> None:
+    training = {"globalBatchSize": 4, "maxSteps": 100_000}
+    asked = spec(files, numNodes=1, training=training)
+    (pod,) = Job(tmp_path, asked, ranks_per_node=1, env=first(AT_THE_END.format(what="os.abort"), tmp_path)).start()
+    pod.wait_for_step(1)
+    stop(pod)
+
+    assert pod.wait() == 143, pod.log
+    assert "launcher: local rank 0 ended with -6" in pod.log
+    assert pod.termination is not None
+    assert pod.termination.outcome is Outcome.STOPPED
+    assert pod.termination.message == "stopped as asked; a checkpoint was saved"

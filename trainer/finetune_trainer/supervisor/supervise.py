@@ -60,9 +60,8 @@ class Supervisor:
     def _live(self) -> int:
         _clear_leftovers(self._node)
         self._write(self._message())
-        output = self._node.output
-        if self._command is None and output and is_finished(output, uid=self._node.uid):
-            self._output.say(f"{output} holds the result already; nothing is left to do")
+        if self._command is None and self._is_published():
+            self._output.say(f"{self._node.output} holds the result already; nothing is left to do")
             return self._finish(self._succeeded())
         self._serve()
         try:
