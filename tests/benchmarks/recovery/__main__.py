@@ -3,6 +3,7 @@
 2 nodes x 2 ranks run a bare torch DDP loop (`ddp.py`), with images that are on the machines already: as a script, which
 our launcher starts, and in turn with it under a torchrun that the job starts itself.
 SIGKILL strikes one rank of the second node. The clock is one: the nodes are network namespaces of this machine.
+With `--peer` Kubeflow Trainer and JobSet do the same afterwards, under torchrun, on the same cluster.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from datetime import datetime
 from pathlib import Path
 from secrets import token_hex
 
-from benchmarks.table import Figures, render_table
+from benchmarks.recovery.kubeflow import installed
+from benchmarks.recovery.stages import RECOVERED, STARTED, Both, Moments, Stages, by_stage, note, summarise
+from benchmarks.recovery.trainjob import TrainJob, apply_runtime
+from benchmarks.table import render_table
 from chaos.run import remove
 from chaos.scene import Raw, Scene, settle
 from cluster.chaos import Chaos
@@ -31,10 +35,6 @@ from support.stack import Stack, example_job
 FOLDER = "/data/recovery"  # where pods see the program
 STEPS_BEFORE = 20
 WAYS: dict[str, Raw] = {"script": {"script": "ddp.py"}, "exec: torchrun": {"exec": ["torchrun", "ddp.py"]}}
-PEER = {
-    "rank killed to the first step of the next attempt": "11.9",
-    "  until the new pods are made": "4.9",
-}  # docs/operations.md
 _SAID = re.compile(r"^(imported|joined|step 1) at ([\d.]+)$", re.MULTILINE)
 
 
@@ -42,24 +42,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="How long a job does not train after one of its ranks was killed.")
     parser.add_argument("--rounds", type=int, default=5, help="jobs, one after the other (default 5)")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
+    parser.add_argument("--peer", action="store_true", help="Kubeflow Trainer and JobSet too, afterwards; builds them")
     options = parser.parse_args()
     provider = ThrowawayProvider(ThrowawayCluster.named())
     stack = Stack(provider)
-    figures: dict[str, tuple[Figures, Figures]] = {way: ({}, {}) for way in WAYS}  # of the start, and of the recovery
+    figures: dict[str, Both] = {way: ({}, {}) for way in WAYS}
+    peer: Both = ({}, {})
     try:
         stack.prepare()
         bring_program(stack)
         for _ in range(options.rounds):
             for way, run in WAYS.items():
                 settle(stack, provider.cluster)
-                for known, stages in zip(figures[way], break_once(stack, provider.chaos, run), strict=True):
-                    for title, taken in stages.items():
-                        known.setdefault(title, []).append(taken)
+                note(figures[way], break_once(stack, provider.chaos, run))
+        if options.peer:
+            with installed(provider.cluster):
+                apply_runtime(provider.cluster, stack.namespace, program=["torchrun", "ddp.py"], folder=FOLDER)
+                for _ in range(options.rounds):
+                    note(peer, break_peer(provider.chaos, stack.namespace))
     finally:
         if not options.keep:
             provider.down()
-    for way, (started, recovered) in figures.items():
-        print(f"\n{way}", render_table(started, {}), render_table(recovered, PEER), sep="\n\n")
+    for way, of_way in figures.items():
+        tables = (render_table(ours, summarise(theirs)) for ours, theirs in zip(of_way, peer, strict=True))
+        print(f"\n{way}", *tables, sep="\n\n")
     return 0
 
 
@@ -72,7 +78,7 @@ def bring_program(stack: Stack) -> None:
         path.chmod(0o755)
 
 
-def break_once(stack: Stack, chaos: Chaos, run: Raw) -> tuple[dict[str, float], dict[str, float]]:
+def break_once(stack: Stack, chaos: Chaos, run: Raw) -> tuple[Stages, Stages]:
     """One job: seconds of its start and of its recovery, each as a whole and by stage."""
     scene = Scene(stack, chaos, f"recovery-{token_hex(2)}")
     scene.watch.start()
@@ -80,11 +86,11 @@ def break_once(stack: Stack, chaos: Chaos, run: Raw) -> tuple[dict[str, float], 
         posted = time.time()
         stack.apply(example_job(scene.job, **program(run)))
         scene.wait_for_step(STEPS_BEFORE)
-        struck = kill_rank(scene)
+        struck = kill_rank(chaos, stack.namespace, scene.pod(1))
         scene.wait(lambda watch: bool(watch.steps) and watch.steps[-1].attempt == 1, what="again", timeout_seconds=120)
         scene.finish()
         scene.wait(lambda watch: watch.finished, what="finished", timeout_seconds=120)
-        return start(scene, posted), recovery(scene, struck)
+        return by_stage(STARTED, posted, moments(scene, 0)), by_stage(RECOVERED, struck, moments(scene, 1))
     finally:
         scene.watch.end()
         remove(scene)
@@ -97,45 +103,48 @@ def program(run: Raw) -> Raw:
     )
 
 
-def kill_rank(scene: Scene) -> float:
+def break_peer(chaos: Chaos, namespace: str) -> tuple[Stages, Stages]:
+    """The same of one TrainJob."""
+    job = TrainJob(chaos.cluster, namespace, f"recovery-{token_hex(2)}")
+    posted = time.time()
+    try:
+        job.apply()
+        pods = job.wait_for_pods(attempt=0)
+        told = job.wait_for_step(pods.names[0], STEPS_BEFORE)
+        struck = kill_rank(chaos, namespace, pods.names[1])
+        again = job.wait_for_pods(attempt=1)
+        told_again = job.wait_for_step(again.names[0], 1)
+    finally:
+        job.remove()
+    return (
+        by_stage(STARTED, posted, Moments(pods.made, pods.running, told)),
+        by_stage(RECOVERED, struck, Moments(again.made, again.running, told_again)),
+    )
+
+
+def kill_rank(chaos: Chaos, namespace: str, pod: str) -> float:
     """The moment of the signal: who is to get it is found before."""
-    processes = scene.chaos.ranks(scene.stack.namespace, scene.pod(1))[3]
+    processes = chaos.ranks(namespace, pod)[3]
     struck = time.time()
     for process in processes:
         os.kill(process.pid, signal.SIGKILL)
     return struck
 
 
-def start(scene: Scene, posted: float) -> dict[str, float]:
-    """Seconds since the job was applied, of kubectl's own the first half."""
-    status, told = scene.watch.status, said(scene, attempt=0)
-    reached = {
-        "job applied to its first step": told["step 1"],
-        "  until its pods are made": seconds(status["attempts"][0]["startTime"]),
-        "  until the operator sees both run": seconds(status["attempts"][0]["runningTime"]),
-        "  until rank 0 has imported torch": told["imported"],
-        "  until it has joined the group": told["joined"],
-    }
-    return {title: round(moment - posted, 3) for title, moment in reached.items()}
+def moments(scene: Scene, attempt: int) -> Moments:
+    """What the job's status and its ranks tell of an attempt."""
+    status = scene.watch.status["attempts"][attempt]
+    made, running = (seconds(status[when]) for when in ("startTime", "runningTime"))
+    return Moments(made, running, said(scene, attempt=attempt), stopped=stopped(scene) if attempt else None)
 
 
-def recovery(scene: Scene, struck: float) -> dict[str, float]:
-    """The whole and, indented, when each stage was reached. All in seconds since the kill."""
-    status, told = scene.watch.status, said(scene, attempt=1)
-    noticed = next(
+def stopped(scene: Scene) -> float:
+    """When the first attempt was seen to be."""
+    return next(
         seen.time
         for seen in scene.watch.sightings
         if any(each["state"] in ("Stopping", "Failed") for each in seen.status.get("attempts", ()))
     )
-    reached = {
-        "rank killed to the first step of the next attempt": told["step 1"],
-        "  until the operator stopped the attempt": noticed,
-        "  until the new pods are made": seconds(status["attempts"][1]["startTime"]),
-        "  until the operator sees both run": seconds(status["attempts"][1]["runningTime"]),
-        "  until rank 0 has imported torch": told["imported"],
-        "  until it has joined the group": told["joined"],
-    }
-    return {title: round(moment - struck, 3) for title, moment in reached.items()}
 
 
 def said(scene: Scene, *, attempt: int) -> dict[str, float]:
