@@ -18,8 +18,8 @@ from typing import Any
 import yaml
 
 from cluster.api import is_healthy
-from cluster.commands import ClusterError, run
-from cluster.gobuild import Installed, build
+from cluster.commands import ClusterError, run, stage
+from cluster.gobuild import require_go
 from cluster.processes import Daemon
 from cluster.throwaway import ThrowawayCluster
 
@@ -31,9 +31,14 @@ Raw = dict[str, Any]
 
 @dataclass(frozen=True)
 class Manager:
-    """`webhook_port` is what it listens on by `arguments`; one above it tells whether it is ready."""
+    """`webhook_port` is what it listens on by `arguments`; one above it tells whether it is ready. Of its module:
+    `package` is its program, `manifests` what installs it.
+    """
 
-    component: Installed
+    name: str
+    version: str
+    module: str
+    package: str
     manifests: str
     namespace: str
     secret: str
@@ -46,7 +51,10 @@ class Manager:
 
 
 JOBSET = Manager(
-    component=Installed("jobset", "0.8.2", ("sigs.k8s.io/jobset",)),
+    name="jobset",
+    version="0.8.2",
+    module="sigs.k8s.io/jobset",
+    package=".",
     manifests="config/default",
     namespace="jobset-system",
     secret="jobset-webhook-server-cert",  # noqa: S106
@@ -54,9 +62,10 @@ JOBSET = Manager(
     arguments=("--leader-elect=false", "--metrics-bind-address=0"),
 )
 TRAINER = Manager(
-    component=Installed(
-        "kubeflow-trainer", "2.0.0", ("github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager",)
-    ),
+    name="kubeflow-trainer",
+    version="2.0.0",
+    module="github.com/kubeflow/trainer/v2",
+    package="./cmd/trainer-controller-manager",
     manifests="manifests/overlays/manager",
     namespace="kubeflow-system",
     secret="kubeflow-trainer-webhook-cert",  # noqa: S106
@@ -76,9 +85,9 @@ def installed(cluster: ThrowawayCluster) -> Iterator[None]:
 
 @contextmanager
 def one_installed(cluster: ThrowawayCluster, manager: Manager) -> Iterator[None]:
-    build(cluster.cache, manager.component)
-    documents = json.dumps({"apiVersion": "v1", "kind": "List", "items": render(cluster, manager)})
+    documents = json.dumps({"apiVersion": "v1", "kind": "List", "items": render(manager, build(cluster, manager))})
     cluster.kubectl("apply", "--server-side", "-f", "-", stdin=documents)
+    cluster.kubectl("wait", "crd", "--all", "--for=condition=Established", f"--timeout={PATIENCE_SECONDS}s")
     with tempfile.TemporaryDirectory() as folder:
         daemon = daemon_of(cluster, manager, Path(folder))
         daemon.start()
@@ -91,22 +100,40 @@ def one_installed(cluster: ThrowawayCluster, manager: Manager) -> Iterator[None]
             daemon.stop()
 
 
-def render(cluster: ThrowawayCluster, manager: Manager) -> list[Raw]:
-    """Upstream's manifests but for the Deployment; webhooks lead to this machine, where the API server is as well."""
-    module, version = manager.component.module, manager.component.version
-    downloaded = run(
-        *("go", "mod", "download", "-json", f"{module}@v{version}"),
-        cwd=cluster.root,
-        environment=cluster.cache.go_environment,
-    )
-    with tempfile.TemporaryDirectory() as scratch:
-        source = Path(scratch) / "source"
-        shutil.copytree(json.loads(downloaded)["Dir"], source)
-        kustomization = source / manager.manifests / "kustomization.yaml"
-        lines = kustomization.read_text().splitlines(keepends=True)
-        kustomization.write_text("".join(line for line in lines if "third-party/jobset" not in line))  # it is on GitHub
-        text = cluster.kubectl("kustomize", str(kustomization.parent))
-    documents = [document for document in yaml.safe_load_all(text) if document["kind"] != "Deployment"]
+def build(cluster: ThrowawayCluster, manager: Manager) -> Path:
+    """The folder of the program and of upstream's manifests in one file. Built in the module itself, as upstream does:
+    `go install` asks for the module's newest version, which not every proxy tells.
+    """
+    target = cluster.cache.binaries(manager.name, manager.version)
+    with cluster.cache.locked("build"), stage(f"build {manager.name} {manager.version}"):
+        if not target.exists():
+            require_go()
+            environment = cluster.cache.go_environment
+            asked = ("go", "mod", "download", "-json", f"{manager.module}@v{manager.version}")
+            downloaded = json.loads(run(*asked, environment=environment))
+            with tempfile.TemporaryDirectory() as scratch:
+                source, made = Path(scratch) / "source", Path(scratch) / "made"
+                shutil.copytree(downloaded["Dir"], source)
+                made.mkdir()
+                argv = ("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", made / manager.name, manager.package)
+                run(*argv, cwd=source, environment=environment)
+                (made / "documents.yaml").write_text(kustomize(cluster, source / manager.manifests))
+                shutil.move(made, target)
+    return target
+
+
+def kustomize(cluster: ThrowawayCluster, folder: Path) -> str:
+    """Without what is fetched from GitHub: Trainer's manifests bring JobSet's so."""
+    kustomization = folder / "kustomization.yaml"
+    lines = kustomization.read_text().splitlines(keepends=True)
+    kustomization.write_text("".join(line for line in lines if "third-party/jobset" not in line))
+    return cluster.kubectl("kustomize", str(folder))
+
+
+def render(manager: Manager, built: Path) -> list[Raw]:
+    """Without the Deployment; its webhooks lead to this machine, on which the API server runs as well."""
+    every = yaml.safe_load_all((built / "documents.yaml").read_text())
+    documents = [document for document in every if document["kind"] != "Deployment"]
     for document in documents:
         if document["kind"] == "Service":
             document["spec"] = {"type": "ExternalName", "externalName": "localhost"}
@@ -118,27 +145,26 @@ def render(cluster: ThrowawayCluster, manager: Manager) -> list[Raw]:
 def daemon_of(cluster: ThrowawayCluster, manager: Manager, certificates: Path) -> Daemon:
     """With a view of the machine in which its certificate is where a pod would have it."""
     CERTIFICATES.mkdir(exist_ok=True)
-    name = manager.component.component
-    program = cluster.cache.binaries(name, manager.component.version) / manager.component.programs[0]
+    program = cluster.cache.binaries(manager.name, manager.version) / manager.name
     script = f'mount --bind "$0" {CERTIFICATES} && exec "$@"'
     argv = (
         *("env", f"KUBECONFIG={cluster.kubeconfig}", "unshare", "--mount", "sh", "-c", script, str(certificates)),
         *(str(program), f"--health-probe-bind-address=127.0.0.1:{manager.health_port}", *manager.arguments),
     )
-    return Daemon(name=name, argv=argv, folder=cluster.layout.daemons)
+    return Daemon(name=manager.name, argv=argv, folder=cluster.layout.daemons)
 
 
 def bring_certificate(cluster: ThrowawayCluster, manager: Manager, folder: Path) -> None:
     """The kubelet's part: what the manager puts into its Secret becomes files."""
+    data: dict[str, str] = {}
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while "tls.crt" not in (
-        data := cluster.kubectl.get("secret", manager.secret, namespace=manager.namespace).get("data", {})
-    ):
+    while "tls.crt" not in data:
         if time.monotonic() > deadline:
-            raise ClusterError(f"Secret {manager.namespace}/{manager.secret}: no certificate; seen {sorted(data)}")
+            raise ClusterError(f"Secret {manager.namespace}/{manager.secret}: no certificate; it has {sorted(data)}")
         time.sleep(0.5)
+        data = cluster.kubectl.get("secret", manager.secret, namespace=manager.namespace).get("data", {})
     folder.mkdir()
-    for name, content in sorted(data.items(), reverse=True):  # the managers wait for the certificate, then take the key
+    for name, content in sorted(data.items(), reverse=True):  # tls.crt after tls.key: it is what the manager waits for
         (folder / name).write_bytes(base64.b64decode(content))
 
 
