@@ -26,6 +26,15 @@ def load_into_nodes(cache: Cache, versions: Versions, layout: Layout, image: Pat
 
 
 def load_into_node(command: tuple[str, ...], node: NodeLayout, image: Path) -> None:
+    """Twice if need be: what an older image of this name shared may be collected while new layers are put upon it."""
+    said = import_missing(command, image) and import_missing(command, image)
+    if said:
+        raise ClusterError(f"{node.name} cannot import {image}: {said[-1000:]}")
+    forget_replaced_images(command)
+
+
+def import_missing(command: tuple[str, ...], image: Path) -> str:
+    """What containerd says against it; empty when it took the image."""
     present = frozenset(run(*command, "content", "list", "--quiet").split())
     importing = subprocess.Popen(
         (*command, "images", "import", "--local", "-"),
@@ -40,10 +49,9 @@ def load_into_node(command: tuple[str, ...], node: NodeLayout, image: Path) -> N
             stream_missing(image, importing.stdin, present=present)
     except BrokenPipeError:
         pass  # the reader has ended, and says why below
-    said = importing.stderr.read().decode(errors="replace")
-    if importing.wait() != 0:
-        raise ClusterError(f"{node.name} cannot import {image}: {said.strip()[-1000:]}")
-    forget_replaced_images(command)
+    said = importing.stderr.read().decode(errors="replace").strip()
+    code = importing.wait()
+    return said or f"exit {code}" if code else ""
 
 
 def forget_replaced_images(command: tuple[str, ...]) -> None:

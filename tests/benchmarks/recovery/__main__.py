@@ -3,7 +3,8 @@
 2 nodes x 2 ranks run a bare torch DDP loop (`ddp.py`), with images that are on the machines already: as a script, which
 our launcher starts, and in turn with it under a torchrun that the job starts itself.
 SIGKILL strikes one rank of the second node. The clock is one: the nodes are network namespaces of this machine.
-With `--peer` Kubeflow Trainer and JobSet do the same afterwards, under torchrun, on the same cluster.
+With `--peer` Kubeflow Trainer and JobSet do the same, under torchrun, on the same cluster: all take turns, because
+machines do not keep their speed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from secrets import token_hex
@@ -42,7 +44,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="How long a job does not train after one of its ranks was killed.")
     parser.add_argument("--rounds", type=int, default=5, help="jobs, one after the other (default 5)")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
-    parser.add_argument("--peer", action="store_true", help="Kubeflow Trainer and JobSet too, afterwards; builds them")
+    parser.add_argument(
+        "--peer", action="store_true", help="Kubeflow Trainer and JobSet in turn; builds them"
+    )
     options = parser.parse_args()
     provider = ThrowawayProvider(ThrowawayCluster.named())
     stack = Stack(provider)
@@ -51,15 +55,13 @@ def main() -> int:
     try:
         stack.prepare()
         bring_program(stack)
-        for _ in range(options.rounds):
-            for way, run in WAYS.items():
-                settle(stack, provider.cluster)
-                note(figures[way], break_once(stack, provider.chaos, run))
-        if options.peer:
-            with installed(provider.cluster):
-                apply_runtime(provider.cluster, stack.namespace, program=["torchrun", "ddp.py"], folder=FOLDER)
-                for _ in range(options.rounds):
-                    note(peer, break_peer(provider.chaos, stack.namespace))
+        with installed(provider.cluster) if options.peer else nullcontext():
+            for _ in range(options.rounds):
+                for way, run in WAYS.items():
+                    settle(stack, provider.cluster)
+                    note(figures[way], break_once(stack, provider.chaos, run))
+                if options.peer:
+                    note(peer, break_peer(stack, provider.chaos))
     finally:
         if not options.keep:
             provider.down()
@@ -103,15 +105,16 @@ def program(run: Raw) -> Raw:
     )
 
 
-def break_peer(chaos: Chaos, namespace: str) -> tuple[Stages, Stages]:
+def break_peer(stack: Stack, chaos: Chaos) -> tuple[Stages, Stages]:
     """The same of one TrainJob."""
-    job = TrainJob(chaos.cluster, namespace, f"recovery-{token_hex(2)}")
-    posted = time.time()
+    apply_runtime(chaos.cluster, stack.namespace, program=["torchrun", "ddp.py"], folder=FOLDER)
+    job = TrainJob(chaos.cluster, stack.namespace, f"recovery-{token_hex(2)}")
     try:
+        posted = time.time()
         job.apply()
         pods = job.wait_for_pods(attempt=0)
         told = job.wait_for_step(pods.names[0], STEPS_BEFORE)
-        struck = kill_rank(chaos, namespace, pods.names[1])
+        struck = kill_rank(chaos, stack.namespace, pods.names[1])
         again = job.wait_for_pods(attempt=1)
         told_again = job.wait_for_step(again.names[0], 1)
     finally:
