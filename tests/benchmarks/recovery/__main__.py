@@ -44,9 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="How long a job does not train after one of its ranks was killed.")
     parser.add_argument("--rounds", type=int, default=5, help="jobs, one after the other (default 5)")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
-    parser.add_argument(
-        "--peer", action="store_true", help="Kubeflow Trainer and JobSet in turn; builds them"
-    )
+    parser.add_argument("--peer", action="store_true", help="Kubeflow Trainer and JobSet in turn; builds them")
     options = parser.parse_args()
     provider = ThrowawayProvider(ThrowawayCluster.named())
     stack = Stack(provider)
