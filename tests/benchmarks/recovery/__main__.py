@@ -23,7 +23,7 @@ from secrets import token_hex
 
 from benchmarks.recovery.kubeflow import installed
 from benchmarks.recovery.stages import RECOVERED, STARTED, Both, Moments, Stages, by_stage, note, summarise
-from benchmarks.recovery.trainjob import TrainJob, apply_runtime
+from benchmarks.recovery.trainjob import TrainJob, make_runtime
 from benchmarks.table import render_table
 from chaos.run import remove
 from chaos.scene import Raw, Scene, settle
@@ -105,8 +105,8 @@ def program(run: Raw) -> Raw:
 
 def break_peer(stack: Stack, chaos: Chaos) -> tuple[Stages, Stages]:
     """The same of one TrainJob."""
-    apply_runtime(chaos.cluster, stack.namespace, program=["torchrun", "ddp.py"], folder=FOLDER)
-    job = TrainJob(chaos.cluster, stack.namespace, f"recovery-{token_hex(2)}")
+    stack.apply(make_runtime(program=["torchrun", "ddp.py"], folder=FOLDER))
+    job = TrainJob(stack, f"recovery-{token_hex(2)}")
     try:
         posted = time.time()
         job.apply()

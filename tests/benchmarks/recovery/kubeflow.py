@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,10 +77,18 @@ TRAINER = Manager(
 @contextmanager
 def installed(cluster: ThrowawayCluster) -> Iterator[None]:
     """Both managers, ready; gone afterwards with all they brought."""
+    CERTIFICATES.mkdir(exist_ok=True)
     with ExitStack() as begun:
+        begun.callback(forget_folder)
         for manager in (JOBSET, TRAINER):
             begun.enter_context(one_installed(cluster, manager))
         yield
+
+
+def forget_folder() -> None:
+    """It is empty, as each manager has a view of its own, unless somebody else uses it."""
+    with suppress(OSError):
+        CERTIFICATES.rmdir()
 
 
 @contextmanager
@@ -144,7 +152,6 @@ def render(manager: Manager, built: Path) -> list[Raw]:
 
 def daemon_of(cluster: ThrowawayCluster, manager: Manager, certificates: Path) -> Daemon:
     """With a view of the machine in which its certificate is where a pod would have it."""
-    CERTIFICATES.mkdir(exist_ok=True)
     program = cluster.cache.binaries(manager.name, manager.version) / manager.name
     script = f'mount --bind "$0" {CERTIFICATES} && exec "$@"'
     argv = (

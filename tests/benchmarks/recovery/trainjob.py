@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import time
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from cluster.images import image_name
-from cluster.throwaway import ThrowawayCluster
+from support.stack import Stack
 
 RUNTIME = "recovery"
 NODES = 2
@@ -36,21 +35,18 @@ class Pods:
 
 @dataclass(frozen=True)
 class TrainJob:
-    cluster: ThrowawayCluster
-    namespace: str
+    stack: Stack
     name: str
 
     def apply(self) -> None:
         spec = {"runtimeRef": {"name": RUNTIME, "kind": "TrainingRuntime"}, "trainer": {"numNodes": NODES}}
-        apply(self.cluster, self.namespace, make("TrainJob", self.name, spec))
+        self.stack.apply(make("TrainJob", self.name, spec))
 
     def remove(self) -> None:
         """With its pods."""
-        self.cluster.kubectl("delete", "trainjob", self.name, "-n", self.namespace, "--ignore-not-found")
+        self.stack.kubectl("delete", "trainjob", self.name, "--ignore-not-found")
         selector = f"{JOBSET_NAME}={self.name}"
-        self.cluster.kubectl(
-            *("wait", "pod", "-n", self.namespace, "-l", selector, "--for=delete", f"--timeout={PATIENCE_SECONDS}s")
-        )
+        self.stack.kubectl("wait", "pod", "-l", selector, "--for=delete", f"--timeout={PATIENCE_SECONDS}s")
 
     def wait_for_pods(self, *, attempt: int) -> Pods:
         """Raises TimeoutError."""
@@ -81,8 +77,8 @@ class TrainJob:
     @contextmanager
     def told(self, *arguments: str) -> Iterator[IO[str]]:
         """Lines of a kubectl that goes on, but not for ever."""
-        kubectl = self.cluster.kubectl
-        command = [str(kubectl.program), f"--kubeconfig={kubectl.kubeconfig}", f"--namespace={self.namespace}"]
+        provider = self.stack.provider
+        command = [str(provider.kubectl), f"--kubeconfig={provider.kubeconfig}", f"--namespace={self.stack.namespace}"]
         limited = ["timeout", str(PATIENCE_SECONDS), *command, *arguments]
         with subprocess.Popen(limited, stdout=subprocess.PIPE, text=True) as process:
             try:
@@ -91,7 +87,7 @@ class TrainJob:
                 process.terminate()
 
 
-def apply_runtime(cluster: ThrowawayCluster, namespace: str, *, program: list[str], folder: str) -> None:
+def make_runtime(*, program: list[str], folder: str) -> Raw:
     """Of what runs in `folder` of the claim `datasets`: all nodes begin anew when one fails, at most three times."""
     container = {
         "name": "node",
@@ -121,12 +117,8 @@ def apply_runtime(cluster: ThrowawayCluster, namespace: str, *, program: list[st
         "mlPolicy": {"numNodes": NODES, "torch": {"numProcPerNode": 2}},
         "template": {"spec": {"failurePolicy": {"maxRestarts": 3}, "replicatedJobs": [node]}},
     }
-    apply(cluster, namespace, make("TrainingRuntime", RUNTIME, spec))
+    return make("TrainingRuntime", RUNTIME, spec)
 
 
 def make(kind: str, name: str, spec: Raw) -> Raw:
     return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
-
-
-def apply(cluster: ThrowawayCluster, namespace: str, document: Raw) -> None:
-    cluster.kubectl("apply", "--server-side", "-n", namespace, "-f", "-", stdin=json.dumps(document))
