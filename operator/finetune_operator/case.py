@@ -78,7 +78,8 @@ class Case:
         if not limit or not begun or wait is None or told is None or not wait.for_ever:
             return None
         since = told.since if told.reason == wait.reason else self.now
-        return max(since, min(begun)) + timedelta(seconds=limit)
+        began = min(begun)  # in time to come, if a kubelet's clock is ahead or ours is slow
+        return (max(since, began) if began <= self.now else since) + timedelta(seconds=limit)
 
     @property
     def steps(self) -> dict[str, object]:

@@ -25,6 +25,8 @@ from finetune_operator.waiting import claim_names
 Raw = dict[str, Any]
 
 BREATH = timedelta(seconds=5)
+# an alarm is slept for by a clock that nobody sets; the one that it was reckoned by may be set right meanwhile
+LONGEST_SLEEP = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ async def reconcile(run: Pass, job: Raw, seen: Seen) -> Outcome:
     refusals = await _perform(run, parsed.metadata, decision.actions)
     # after a write, the next step needs no event: what it decides from is already here
     again = timedelta() if changed or refusals != seen.refusals else decision.requeue_after
-    return Outcome(job, again, refusals)
+    return Outcome(job, again and min(again, LONGEST_SLEEP), refusals)
 
 
 def _can_wait(before: JobStatus, after: JobStatus, seen: Seen) -> timedelta | None:

@@ -24,6 +24,7 @@ FOUND = (
     ("anything", 70010963),
     ("anything", 70011411),
     ("lost_machines", 70012257),
+    ("meddling", 172011874),
 )
 
 

@@ -70,6 +70,18 @@ def test_what_was_refused_is_tried_again_ever_later(waited: int, pause: int) -> 
     assert step(of, refused, now=NOW + timedelta(seconds=waited))[1].requeue_after == timedelta(seconds=pause)
 
 
+def test_nodes_whose_clocks_are_ahead_of_ours_are_released_in_time() -> None:
+    now = NOW - timedelta(hours=5)
+    of = step(job(startupDeadlineSeconds=60), NOTHING, now=now)[0]
+    half = seen(of, running(of, 0), unplaced(of, 1))
+    of, _ = step(of, half, now=now)
+    of, waiting = step(of, half, now=now)
+    assert waiting.requeue_after == timedelta(seconds=60)
+
+    of, _ = step(of, half, now=now + timedelta(seconds=60))
+    assert of.status.attempts[0].state is AttemptState.STOPPING
+
+
 def test_nodes_that_wait_for_others_are_released_and_tried_again_later() -> None:
     of, half = half_started(startupDeadlineSeconds=60)
     of, waiting = step(of, half, now=NOW + timedelta(seconds=59))

@@ -13,7 +13,16 @@ from finetune_operator.cluster import ClusterError, Conflict, NameTaken, Refused
 from finetune_operator.manifests import build_service
 from finetune_operator.observe import Refusal
 from finetune_operator.plan import plan_run
-from finetune_operator.reconcile import BREATH, Outcome, Pass, Seen, build_event, reconcile, render_status
+from finetune_operator.reconcile import (
+    BREATH,
+    LONGEST_SLEEP,
+    Outcome,
+    Pass,
+    Seen,
+    build_event,
+    reconcile,
+    render_status,
+)
 from support.builders import NOW, SETTINGS, UID, Raw, deleting, ended, job, pod, running, seen, spec, step
 from support.recording_cluster import RecordingCluster
 
@@ -192,6 +201,17 @@ async def test_a_refusal_that_is_known_is_tried_again_after_a_while() -> None:
 
     assert first.requeue_after == timedelta()  # what it waits for was written
     assert (second.refusals, second.requeue_after) == (known, timedelta(seconds=1))
+
+
+@pytest.mark.parametrize(
+    ("deadline", "looked"), [(120, timedelta(seconds=60)), (360, LONGEST_SLEEP), (86_400, LONGEST_SLEEP)]
+)
+async def test_a_clock_that_is_set_right_is_noticed_within_minutes(deadline: int, looked: timedelta) -> None:
+    status = after(running_pods(), running_pods(), activeDeadlineSeconds=deadline)
+    of = body(status, activeDeadlineSeconds=deadline)
+    outcome = await one_pass(RecordingCluster(), of, seen_with(*running_pods()))
+
+    assert outcome.requeue_after == looked
 
 
 @pytest.mark.parametrize(
