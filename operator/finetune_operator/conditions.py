@@ -22,7 +22,7 @@ from finetune_api.termination import Outcome
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.observe import Life, NodeObservation, Observation
 from finetune_operator.plan import batch_of, chosen_batch
-from finetune_operator.waiting import Wait
+from finetune_operator.waiting import REFUSED, Wait
 
 
 @dataclass(frozen=True)
@@ -202,8 +202,11 @@ def _phase(job: FineTuneJob, status: JobStatus, nodes: tuple[NodeObservation, ..
 def _waiting(status: JobStatus, told: Told) -> WaitStatus | None:
     """Since when it is waited for the same, in its newest words."""
     wait, before = told.wait, status.waiting
-    if wait is None or not status.attempts or status.attempts[-1].state is not AttemptState.STARTING:
+    if not status.attempts or status.attempts[-1].state is not AttemptState.STARTING:
         return None
+    if wait is None:  # what was refused is known only to who tried: an operator that has just begun is yet to
+        untried = before is not None and before.reason in REFUSED and not status.attempts[-1].created
+        return before if untried else None
     if before is not None and before.reason == wait.reason and before.since <= told.now:  # else a clock was wrong
         return before.model_copy(update={"message": wait.message})
     return WaitStatus(reason=wait.reason, message=wait.message, since=told.now)

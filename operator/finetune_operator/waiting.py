@@ -27,6 +27,7 @@ _MACHINE_IN_TROUBLE = re.compile(
     r"|read-only file system"
 )
 _TRIED_AGAIN = "is tried again until the registry, and the way to it, are well"
+REFUSED = frozenset({Reason.PREDECESSOR_TERMINATING, Reason.NAME_TAKEN, Reason.CREATE_REFUSED})
 SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 MAKING_PATIENCE = timedelta(seconds=60)  # with a container that is being made, before it is told
 PULL_PATIENCE = timedelta(minutes=10)

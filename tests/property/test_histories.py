@@ -25,6 +25,7 @@ FOUND = (
     ("anything", 70011411),
     ("lost_machines", 70012257),
     ("meddling", 172011874),
+    ("meddling", 173009407),
 )
 
 

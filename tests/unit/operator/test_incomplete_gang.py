@@ -8,7 +8,7 @@ import pytest
 
 from finetune_api.status import AttemptState
 from finetune_api.v1alpha1 import FineTuneJob
-from finetune_operator.actions import DeletePod
+from finetune_operator.actions import Create, DeletePod
 from finetune_operator.observe import Observation, Refusal
 from support.builders import NOW, Raw, ended, job, pod, running, seen, step
 
@@ -51,6 +51,27 @@ def test_nodes_that_wait_for_others_that_are_refused_are_released_too(refusal: R
     assert [record.reason for record in of.status.attempts] == ["GangIncomplete", ""]
     assert refusal.message in of.status.attempts[0].message
     assert of.status.without_progress.infrastructure == 0
+
+
+@pytest.mark.parametrize("refusal", [QUOTA, LEFT], ids=["by a quota", "by a name that will be free"])
+def test_operators_that_come_and_go_do_not_make_nodes_wait_for_longer(refusal: Refusal) -> None:
+    """Only who tried knows what was refused; the status keeps since when."""
+    of = begun(startupDeadlineSeconds=60)
+    half = seen(of, running(of, 0), refusals=(refusal,))
+    of, _ = step(of, half)
+    of, tried = step(of, seen(of, running(of, 0)), now=NOW + timedelta(seconds=59))
+    assert any(isinstance(action, Create) for action in tried.actions)
+    of, _ = step(of, half, now=NOW + timedelta(seconds=60))
+
+    assert of.status.attempts[0].state is AttemptState.STOPPING
+
+
+def test_what_was_refused_is_not_waited_for_once_it_is_made() -> None:
+    of = begun()
+    of, _ = step(of, seen(of, running(of, 0), refusals=(QUOTA,)))
+    of, _ = step(of, seen(of, running(of, 0), pod(of, 1)))
+
+    assert of.status.waiting is None
 
 
 @pytest.mark.parametrize("refusal", [QUOTA, LEFT], ids=["by a quota", "by a name that will be free"])
