@@ -313,6 +313,12 @@ class Reason(StrEnum):
         "The network between the nodes failed, by the words of NCCL or gloo.",
         "check network.interface, network.nccl, and the links of the machines that are named",
     )
+    STORAGE_FAULT = (
+        "StorageFault",
+        Fault.TRANSIENT,
+        "A file system could not be read or written (input/output error, stale file handle).",
+        "look at the volume that the message names, and at the machine or server that it is on",
+    )
     PORT_IN_USE = (
         "PortInUse",
         Fault.TRANSIENT,

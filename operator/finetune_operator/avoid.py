@@ -20,6 +20,7 @@ SUSPICIOUS = frozenset(
         Reason.NODE_LOST,
         Reason.NODE_REFUSED_POD,
         Reason.RANK_CRASHED,
+        Reason.STORAGE_FAULT,
     }
 )
 
