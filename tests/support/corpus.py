@@ -1,7 +1,8 @@
 """Real texts of failures, each with what it tells of; a third was set aside before the patterns were written.
 
-They are facts: what programs printed, as quoted in the threads and pages named in `source`, cut to 400 characters, with
-names of people and hosts replaced.
+They are facts: what programs printed, as quoted in the threads and pages named in `source`, or when a failure was
+provoked as it says; cut to 400 characters, with names of people and hosts replaced. In what was provoked, a server of
+our own stood for the Hub.
 """
 
 import json
