@@ -117,6 +117,16 @@ def no_name(evidence: Evidence) -> Verdict | None:
     )
 
 
+def storage_fault(evidence: Evidence) -> Verdict | None:
+    """A file system failed under the trainer, whatever its words make of what could not be read."""
+    if evidence.error_type != Reason.STORAGE_FAULT:
+        return None
+    return Verdict(
+        reason=Reason.STORAGE_FAULT,
+        message=f"{where(evidence)}: {first_line(evidence.message)}",
+    )
+
+
 def hang(evidence: Evidence) -> Verdict | None:
     """A rank gave no sign of life for too long; its supervisor says of which one, and whether it only waited."""
     if evidence.error_type != Reason.HANG:
@@ -245,6 +255,7 @@ RULES: tuple[Rule, ...] = (
     cuda_out_of_memory,
     deleted,
     no_name,
+    storage_fault,
     hang,
     told_by_text,
     victim,

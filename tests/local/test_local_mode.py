@@ -163,6 +163,20 @@ def test_a_malformed_row_ends_the_job_at_once_and_can_be_mended(tmp_path: Path, 
     assert job.status.restarts == 0
 
 
+def test_rows_that_a_file_system_does_not_give_are_asked_for_again(tmp_path: Path, tiny: Tiny) -> None:
+    data = shutil.copytree(tiny.train.parent, tmp_path / "data")
+    (data / "train.jsonl").unlink()
+    (data / "train.jsonl").symlink_to("/proc/self/mem")  # whoever reads its beginning gets an input/output error
+    rows = Tiny(data / "model", data / "train.jsonl", data / "eval.jsonl")
+    job = write_job(tmp_path, rows, restartPolicy={"maxRestarts": 1, "backoffSeconds": 1})
+
+    code, said = job.run()
+
+    assert code == 1, said
+    assert [record.reason for record in job.status.attempts] == ["StorageFault", "StorageFault"]
+    assert "train.jsonl cannot be read: Input/output error" in said
+
+
 def test_a_killed_command_takes_its_nodes_along_after_they_saved(tmp_path: Path, tiny: Tiny) -> None:
     job = write_job(tmp_path, tiny, training={**LONG, "maxSteps": 2000, "saveSteps": 1000})
     process = job.start()

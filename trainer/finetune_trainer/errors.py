@@ -61,6 +61,10 @@ class HubUnavailable(TrainerError):
     """The Hub did not answer; later it may."""
 
 
+class StorageFault(TrainerError):
+    """A file system failed, and what it holds may be read or written later."""
+
+
 def first_line(error: BaseException) -> str:
     """What another library says, short enough for a message of ours."""
     return (str(error).strip() or type(error).__name__).split("\n", 1)[0]

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from finetune_trainer.errors import DiskFull, OutputError, TrainerError
+from finetune_trainer.errors import DiskFull, OutputError, StorageFault, TrainerError, first_line
 from finetune_trainer.supervisor.volumes import is_full
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_FAILED = (errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.EUCLEAN)
 
 
 def write_json(path: Path, value: object, *, beside: Path | None = None) -> None:
@@ -84,7 +85,27 @@ def explained(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _number(error: Exception) -> int | None:
+@contextmanager
+def storage_blamed() -> Iterator[None]:
+    """Turn whatever a file system that failed led to into StorageFault: rows and weights seemed to be wrong."""
+    try:
+        yield
+    except Exception as error:
+        if not is_storage_fault(error):
+            raise
+        raise StorageFault(first_line(error)) from error
+
+
+def is_storage_fault(error: BaseException | None) -> bool:
+    """Whether it, or what it was raised for, is an error of a file system and not of what it holds."""
+    while error is not None:
+        if _number(error) in _FAILED:
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
+
+
+def _number(error: BaseException) -> int | None:
     """That of the system, which Rust's libraries give in their words."""
     if isinstance(error, OSError):
         return error.errno

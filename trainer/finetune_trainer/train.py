@@ -18,7 +18,7 @@ from finetune_trainer.checkpoint import Found
 from finetune_trainer.data.counted import Rules
 from finetune_trainer.data.files import Downloads
 from finetune_trainer.data.load import Data, Method, Tokenizing, check_same, load_data
-from finetune_trainer.files import explained
+from finetune_trainer.files import explained, storage_blamed
 from finetune_trainer.hubs import make_repository
 from finetune_trainer.methods.dpo import render_pair
 from finetune_trainer.methods.exact import ExactTrainer
@@ -59,7 +59,8 @@ def main() -> None:
     reporter = Reporter(place.run.heartbeats, rank=place.ranks.rank, local_rank=place.ranks.local_rank)
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore", FutureWarning)  # between libraries whose versions we pin
-    end = run(read_spec(place.config), place, reporter)
+    with storage_blamed():
+        end = run(read_spec(place.config), place, reporter)
     reporter.enter(end)  # first: all is done, whatever becomes of a rank that takes its leave
     leave_process_group()
 

@@ -104,6 +104,16 @@ CASES: dict[failure.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
     ),
     failure.deleted: (left(deleted=True, exit_code=None), "PodDeleted", Fault.INFRASTRUCTURE, FailureAction.RESTART),
     failure.stopped: (left(outcome="stopped"), "Stopped", Fault.INFRASTRUCTURE, FailureAction.RESTART),
+    failure.storage_fault: (
+        left(
+            outcome="failed",
+            error_type="StorageFault",
+            message="checkpoint cannot be loaded: pickle data was truncated",
+        ),
+        "StorageFault",
+        Fault.TRANSIENT,
+        FailureAction.RESTART,
+    ),
     failure.hub_unavailable: (
         left(outcome="failed", error_type="HubUnavailable", message="503"),
         "HubUnavailable",

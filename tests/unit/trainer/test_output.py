@@ -5,13 +5,17 @@ import stat
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from finetune_trainer import files as trainers_files
 from finetune_trainer import output as module
-from finetune_trainer.errors import DiskFull, OutputError
-from finetune_trainer.files import explained
+from finetune_trainer.data.rows import read_rows
+from finetune_trainer.errors import CheckpointCorrupt, DatasetError, DiskFull, OutputError, StorageFault
+from finetune_trainer.files import explained, storage_blamed
 from finetune_trainer.output import Output
 from support.identity import identity
+
+UNREADABLE = Path("/proc/self/mem")  # whoever reads its beginning gets an input/output error
 
 
 def write_weights(folder: Path) -> None:
@@ -198,3 +202,24 @@ def test_errors_of_our_own_are_not_blamed_on_a_full_disk(tmp_path: Path, monkeyp
 def test_other_faults_of_the_disk_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Input/output error"), explained(tmp_path):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_rows_that_a_file_system_did_not_give_are_not_wrong(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.symlink_to(UNREADABLE)
+
+    with pytest.raises(StorageFault, match=r"rows\.jsonl cannot be read: Input/output error"), storage_blamed():
+        list(read_rows(rows))
+
+
+def test_weights_that_a_file_system_did_not_give_are_told_by_the_words_of_rust() -> None:
+    why = SafetensorError("I/O error: Stale file handle (os error 116)")
+
+    with pytest.raises(StorageFault, match="cannot be loaded"), storage_blamed():
+        raise CheckpointCorrupt("checkpoint-00000002 cannot be loaded") from why
+
+
+@pytest.mark.parametrize("error", [DatasetError("row 3 has no messages"), FileNotFoundError(errno.ENOENT, "rows")])
+def test_what_is_wrong_with_rows_is_not_blamed_on_storage(error: Exception) -> None:
+    with pytest.raises(type(error)), storage_blamed():
+        raise error

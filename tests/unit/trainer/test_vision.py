@@ -310,6 +310,13 @@ def test_a_file_that_breaks_off_is_named_where_it_is_read(qwen: Loaded, tmp_path
         data.samples[0]
 
 
+def test_an_image_that_a_file_system_did_not_give_is_not_skipped(qwen: Loaded, tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").symlink_to("/proc/self/mem")  # whoever reads its beginning gets an input/output error
+
+    with pytest.raises(OSError, match="Input/output error"):
+        qwen.data(write(tmp_path, asked("<image>?", "a.jpg")), Rules(on_bad_row="skip"))
+
+
 def test_a_model_that_reads_is_shown_no_images(qwen: Loaded, tmp_path: Path) -> None:
     blind = replace(qwen.pretrained, vision=None)
     name = tiny_vision.draw(tmp_path, "a.png", (56, 56), seed=1)

@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from finetune_api.model_source import ModelSource
 from finetune_trainer.data.pictures import Kind, Picture
 from finetune_trainer.errors import DatasetError, InvalidSpec
+from finetune_trainer.files import is_storage_fault
 from finetune_trainer.vision.clips import FILM, OF_VIDEOS, Features, VideoEye, describe_videos
 from finetune_trainer.vision.families import FAMILIES, Family, Seen
 from finetune_trainer.vision.videos import Size, open_upright, upright_size
@@ -153,6 +154,8 @@ def _explained(place: str, picture: Picture) -> Iterator[None]:
     except UnidentifiedImageError as error:
         raise DatasetError(f"{named} is no image that can be read; replace it, or take the row out") from error
     except (DatasetError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        if is_storage_fault(error):
+            raise  # such a row is not bad, and must not be skipped
         raise DatasetError(f"{named} cannot be read ({error}); replace it, or take the row out") from error
 
 
