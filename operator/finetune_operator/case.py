@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from finetune_api.status import AttemptRecord, AttemptState, JobStatus
+from finetune_api.status import AttemptRecord, AttemptState, JobStatus, WaitStatus
 from finetune_api.v1alpha1 import FineTuneJob
 from finetune_operator.actions import Action, DeletePod
 from finetune_operator.avoid import remember
@@ -78,8 +78,20 @@ class Case:
         if not limit or not begun or wait is None or told is None or not wait.for_ever:
             return None
         since = told.since if told.reason == wait.reason else self.now
-        began = min(begun)  # in time to come, if a kubelet's clock is ahead or ours is slow
-        return (max(since, began) if began <= self.now else since) + timedelta(seconds=limit)
+        return self._not_before(begun, since) + timedelta(seconds=limit)
+
+    def patience_ends(self, told: WaitStatus | None) -> datetime | None:
+        """When what is waited for, and was told, is waited for no longer."""
+        wait = self.wait
+        if wait is None or wait.patience is None or told is None or told.reason != wait.reason:
+            return None
+        made = [node.making_since for node in self.nodes if node.life is Life.PENDING and node.making_since]
+        return self._not_before(made, told.since) + wait.patience
+
+    def _not_before(self, others: list[datetime], ours: datetime) -> datetime:
+        """Our time, but not before the first of those by other clocks, for ours may have been slow; a clock that is
+        ahead of ours tells nothing."""
+        return max(ours, min((time for time in others if time <= self.now), default=ours))
 
     @property
     def steps(self) -> dict[str, object]:
@@ -144,8 +156,8 @@ def _alarm(case: Case, status: JobStatus, look_again: timedelta | None) -> timed
         times.append(case.deadline - case.now)
     if status.completion_time is None and case.status.attempts:
         times += [time - case.now for time in (case.pending_deadline, case.release_time) if time is not None]
-    if status.waiting is not None and case.wait is not None and case.wait.patience is not None:
-        times.append(status.waiting.since + case.wait.patience - case.now)
+    if (patience_ends := case.patience_ends(status.waiting)) is not None:
+        times.append(patience_ends - case.now)
     if status.completion_time is not None and case.job.spec.ttl_seconds_after_finished is not None:
         times.append(timedelta(seconds=case.job.spec.ttl_seconds_after_finished))
     return min((time for time in times if time > timedelta()), default=None)

@@ -173,9 +173,8 @@ def _patience(case: Case) -> timedelta | None:
 def _stalled_start(case: Case) -> Decision | None:
     """An image that cannot be had for ten minutes will not come, nor will a container that no kubelet can make."""
     wait, told = case.wait, case.status.waiting
-    if wait is None or wait.patience is None or told is None or told.reason != wait.reason:
-        return None
-    if case.now < told.since + wait.patience:
+    ends = case.patience_ends(told)
+    if wait is None or told is None or ends is None or case.now < ends:
         return None
     if wait.verdict is not None:
         return end_attempt(case, wait.verdict, case.record)

@@ -158,7 +158,6 @@ def run(command: list[str], *, stdin: str | None = None) -> str:
 def helm_values() -> tuple[str, ...]:
     """Images of this checkout, which no registry has."""
     repository, _, tag = image_name("operator").rpartition(":")
-    repository, _, tag = image_name("operator").rpartition(":")
     values = {
         "image.repository": repository,
         "image.tag": tag,

@@ -6,10 +6,13 @@ from finetune_api.status import AttemptRecord, AttemptState
 from finetune_operator.actions import Create
 from finetune_operator.evidence import with_losses
 from finetune_operator.observe import Observation, Refusal
-from support.builders import NOW, ended, job, running, seen, step
+from finetune_operator.waiting import PULL_PATIENCE
+from support.builders import NOW, ended, job, pod, running, seen, step
 
 NOTHING = Observation(fresh=True)
 AHEAD = NOW + timedelta(hours=5)
+BEHIND = NOW - timedelta(hours=5)
+MINUTE = timedelta(minutes=1)
 
 
 def test_a_delay_that_a_clock_named_that_was_ahead_is_none() -> None:
@@ -35,6 +38,22 @@ def test_what_is_waited_for_since_a_time_to_come_is_waited_for_since_now() -> No
     of, _ = step(of, refused)
     assert of.status.waiting is not None
     assert of.status.waiting.since == NOW
+
+
+def test_what_a_slow_clock_said_is_waited_for_costs_no_patience() -> None:
+    of, _ = step(job(), NOTHING, now=BEHIND)
+    state = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW.isoformat()}
+    stuck = [
+        pod(of, rank, conditions=[placed], containerStatuses=[{"name": "trainer", "state": state}]) for rank in (0, 1)
+    ]
+    of, slow = step(of, seen(of, *stuck), now=BEHIND)
+    assert slow.requeue_after == PULL_PATIENCE
+
+    of, right = step(of, seen(of, *stuck), now=NOW + MINUTE)
+    assert (of.status.attempts[0].state, right.requeue_after) == (AttemptState.STARTING, PULL_PATIENCE - MINUTE)
+    of, _ = step(of, seen(of, *stuck), now=NOW + PULL_PATIENCE)
+    assert of.status.attempts[0].state is AttemptState.STOPPING
 
 
 def test_a_pause_that_began_in_time_to_come_takes_nothing_from_the_deadline() -> None:
