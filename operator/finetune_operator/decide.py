@@ -172,11 +172,11 @@ def _patience(case: Case) -> timedelta | None:
 
 def _stalled_start(case: Case) -> Decision | None:
     """An image that cannot be had for ten minutes will not come, nor will a container that no kubelet can make."""
-    wait, told = case.wait, case.status.waiting
+    told = case.status.waiting
     ends = case.patience_ends(told)
-    if wait is None or told is None or ends is None or case.now < ends:
+    if told is None or ends is None or case.now < ends:
         return None
-    if wait.verdict is not None:
+    if (wait := case.wait) and wait.verdict is not None:
         return end_attempt(case, wait.verdict, case.record)
     return begin_to_stop(case, StopReason.IMAGE, message=told.message)
 

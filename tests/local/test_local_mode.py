@@ -13,6 +13,7 @@ import pytest
 from finetune_api.status import AttemptState
 from support.local_mode import LocalJob, finish, wait_until_nothing_runs, write_job
 from support.tiny import Tiny, build
+from support.unreadable import UNREADABLE
 
 pytestmark = pytest.mark.slow
 
@@ -166,7 +167,7 @@ def test_a_malformed_row_ends_the_job_at_once_and_can_be_mended(tmp_path: Path, 
 def test_rows_that_a_file_system_does_not_give_are_asked_for_again(tmp_path: Path, tiny: Tiny) -> None:
     data = shutil.copytree(tiny.train.parent, tmp_path / "data")
     (data / "train.jsonl").unlink()
-    (data / "train.jsonl").symlink_to("/proc/self/mem")  # whoever reads its beginning gets an input/output error
+    (data / "train.jsonl").symlink_to(UNREADABLE)
     rows = Tiny(data / "model", data / "train.jsonl", data / "eval.jsonl")
     job = write_job(tmp_path, rows, restartPolicy={"maxRestarts": 1, "backoffSeconds": 1})
 

@@ -1,5 +1,7 @@
 """Errors of the trainer. The class name is the reason the operator reads, the text is for the person who can act."""
 
+from collections.abc import Iterator
+
 
 class TrainerError(Exception):
     """Says which object and field, what was seen and what to do."""
@@ -63,6 +65,13 @@ class HubUnavailable(TrainerError):
 
 class StorageFault(TrainerError):
     """A file system failed, and what it holds may be read or written later."""
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what it was raised for."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def first_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from finetune_trainer.errors import DiskFull, OutputError, StorageFault, TrainerError, first_line
+from finetune_trainer.errors import DiskFull, OutputError, StorageFault, TrainerError, causes, first_line
 from finetune_trainer.supervisor.volumes import is_full
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -96,13 +96,9 @@ def storage_blamed() -> Iterator[None]:
         raise StorageFault(first_line(error)) from error
 
 
-def is_storage_fault(error: BaseException | None) -> bool:
+def is_storage_fault(error: BaseException) -> bool:
     """Whether it, or what it was raised for, is an error of a file system and not of what it holds."""
-    while error is not None:
-        if _number(error) in _FAILED:
-            return True
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return False
+    return any(_number(cause) in _FAILED for cause in causes(error))
 
 
 def _number(error: BaseException) -> int | None:

@@ -26,6 +26,7 @@ from finetune_trainer.vision.families import FAMILIES, Family
 from finetune_trainer.vision.freeze import freeze, frozen_groups, frozen_modules, group_of, trains_sight
 from support import tiny, tiny_vision
 from support.seeing import Loaded, assert_equal_but_for_rounding, describe, gradients_of, write
+from support.unreadable import UNREADABLE
 
 KINDS = tuple(tiny_vision.KINDS)
 
@@ -311,7 +312,7 @@ def test_a_file_that_breaks_off_is_named_where_it_is_read(qwen: Loaded, tmp_path
 
 
 def test_an_image_that_a_file_system_did_not_give_is_not_skipped(qwen: Loaded, tmp_path: Path) -> None:
-    (tmp_path / "a.jpg").symlink_to("/proc/self/mem")  # whoever reads its beginning gets an input/output error
+    (tmp_path / "a.jpg").symlink_to(UNREADABLE)
 
     with pytest.raises(OSError, match="Input/output error"):
         qwen.data(write(tmp_path, asked("<image>?", "a.jpg")), Rules(on_bad_row="skip"))

@@ -18,7 +18,7 @@ from transformers import (
 
 from finetune_api.model_source import ModelSource
 from finetune_api.v1alpha1 import TrainerSpec
-from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound, first_line
+from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound, causes, first_line
 from finetune_trainer.model.attention import SDPA
 from finetune_trainer.model.lora import add_adapters, keep_reference
 from finetune_trainer.model.quantize import four_bit, keep_as_quantized
@@ -130,13 +130,13 @@ def _fetch(name: str, load: Callable[[], T]) -> T:
     try:
         return load()
     except (OSError, ValueError, KeyError) as error:
-        causes = tuple(_causes(error))
-        if any(isinstance(cause, GatedRepoError) for cause in causes):
+        chain = tuple(causes(error))
+        if any(isinstance(cause, GatedRepoError) for cause in chain):
             raise ModelNotFound(
                 f'spec.model.name: access to "{name}" is gated; accept its terms on the Hub and give HF_TOKEN from a'
                 " Secret in spec.env"
             ) from error
-        if any(isinstance(cause, RepositoryNotFoundError | EntryNotFoundError) for cause in causes):
+        if any(isinstance(cause, RepositoryNotFoundError | EntryNotFoundError) for cause in chain):
             raise ModelNotFound(
                 f'spec.model.name: "{name}" is no path and no model on the Hub that this job may read; correct the'
                 " name, or give HF_TOKEN from a Secret in spec.env if it is private"
@@ -144,14 +144,6 @@ def _fetch(name: str, load: Callable[[], T]) -> T:
         if isinstance(error, OSError) and not _is_path(name):
             raise HubUnavailable(f'the Hub could not give "{name}": {first_line(error)}') from error
         raise ModelError(f'model "{name}" cannot be loaded for text generation: {first_line(error)}') from error
-
-
-def _causes(error: BaseException | None) -> list[BaseException]:
-    found = []
-    while error is not None:
-        found.append(error)
-        error = error.__cause__ or error.__context__
-    return found
 
 
 def choose_dtype(source: ModelSource, config: PretrainedConfig, device: torch.device) -> torch.dtype:
