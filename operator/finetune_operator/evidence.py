@@ -39,7 +39,8 @@ def more_evidence(known: tuple[Evidence, ...], nodes: tuple[NodeObservation, ...
 
 
 def _merge(before: Evidence, node: NodeObservation | None) -> Evidence:
-    if node is None or (before.ended and (not before.deleted or before.reason == RESTARTED)):
+    presumed = not before.pod_name  # that it ended, or never began: no pod was seen
+    if node is None or (before.ended and not presumed and (not before.deleted or before.reason == RESTARTED)):
         return before
     now = node.evidence
     if (before.ended and not now.ended) or (before.exit_code is not None and now.exit_code is None):

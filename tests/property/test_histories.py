@@ -26,6 +26,7 @@ FOUND = (
     ("lost_machines", 70012257),
     ("meddling", 172011874),
     ("meddling", 173009407),
+    ("meddling", 175004807),
 )
 
 

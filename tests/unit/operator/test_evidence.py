@@ -81,6 +81,18 @@ def test_a_pod_that_was_never_made_is_not_the_cause() -> None:
     assert (verdict.reason, verdict.evidence and verdict.evidence.node_rank) == ("Preempted", 1)
 
 
+def test_a_pod_that_was_thought_never_made_and_is_found_after_all_tells_how_it_ended() -> None:
+    """Somebody edited its labels before it was recorded; it is found by its name when the attempt is judged."""
+    half_made = RECORD.model_copy(update={"created": False})
+    known = first(ended(OF, 0, message=words(victim=True)), record=half_made)
+
+    later = more_evidence(known, nodes(ended(OF, 0, message=words(victim=True)), ended(OF, 1, exit_code=137)))
+
+    verdict = judge(later)
+    assert verdict is not None
+    assert (verdict.evidence and verdict.evidence.node_rank, verdict.victim) == (1, False)
+
+
 @pytest.mark.parametrize(
     ("pods", "gone", "deleted"),
     [
