@@ -20,6 +20,7 @@ def launch(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int | 
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", "tests")),
         "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",  # a rank that crashes says where
         "FINETUNE_WORLD_SIZE": str(ranks),
         "FINETUNE_CONFIG": "unused",
         "FINETUNE_OUTPUT": "unused",
@@ -31,9 +32,16 @@ def launch(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int | 
         "FINETUNE_ATTEMPT": "0",
         **({} if slow_rank is None else {"TEST_SLOW_RANK": str(slow_rank)}),
     }
-    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}")
+    logs = ("--redirects=2", f"--log-dir={folder / 'logs of ranks'}")
+    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}", *logs)
     script = (str(REPOSITORY / "tests/support/layouts.py"), str(folder / "cells.json"), str(folder / "results.json"))
     done = subprocess.run((sys.executable, *torchrun, *script), env=environment, capture_output=True, timeout=900)
-    assert done.returncode == 0, done.stderr.decode()[-30_000:]
+    assert done.returncode == 0, done.stderr.decode()[-3_000:] + last_words(folder / "logs of ranks")
     results: Results = json.loads((folder / "results.json").read_text())
     return results
+
+
+def last_words(folder: Path) -> str:
+    """What each rank said at last; who fell silent first, and may be the cause, comes last."""
+    logs = sorted(folder.glob("**/stderr.log"), key=lambda log: log.stat().st_mtime, reverse=True)
+    return "".join(f"\n--- rank {log.parent.name}:\n{log.read_text()[-10_000:]}" for log in logs)

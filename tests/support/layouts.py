@@ -40,6 +40,7 @@ from finetune_trainer.place import Place
 from finetune_trainer.ranks import on_rank_zero
 from finetune_trainer.reporting import Reporter
 from finetune_trainer.supervisor.contract import RunFolder
+from finetune_trainer.supervisor.rank import leave
 from support.booked import Book, Follow
 
 LITTLE = re.compile(r" \((in (?P<mib>\d+) MiB|at most (?P<most>\d+) sequences)\)$")
@@ -49,6 +50,7 @@ GOES_ON = " <- "
 
 def train_cell(name: str, spec: dict[str, Any], folder: Path, place: Place) -> dict[str, Any]:
     """The log of one training and a digest of its weights, or the loss that ended it."""
+    print(f"rank {place.ranks.rank}: {name}", file=sys.stderr, flush=True)
     forget_the_cell_before()
     uid = name.rpartition(GOES_ON)[2]
     if again := AGAIN.search(name):
@@ -172,7 +174,9 @@ def main(cells_file: Path, results_file: Path) -> None:
     results = {name: train_cell(name, spec, results_file.parent, place) for name, spec in cells.items()}
     if place.ranks.is_first:
         results_file.write_text(json.dumps(results))
+    print(f"rank {place.ranks.rank}: done", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]))
+    leave(0)  # as ranks of the trainer do: threads of collectives may abort one that takes its interpreter down
