@@ -22,7 +22,8 @@ class Book(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def live(self) -> int:
         """Bytes."""
-        return sum(storage.nbytes() for known in self._known.values() if (storage := known()) is not None)
+        known = list(self._known.values())  # threads of collectives may let go of one meanwhile
+        return sum(storage.nbytes() for each in known if (storage := each()) is not None)
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
