@@ -23,6 +23,10 @@ def _first(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Ev
         return Evidence(node_rank=rank, ended=True, outcome=Outcome.STOPPED.value)
     if node is None:
         return Evidence(node_rank=rank, ended=True, deleted=True)
+    return _first_seen(node)
+
+
+def _first_seen(node: NodeObservation) -> Evidence:
     taken_away = node.deleting or node.hidden or node.restarted or node.life is Life.GONE
     return _take_away(node) if taken_away and node.evidence.outcome not in LAST_WORDS else node.evidence
 
@@ -39,8 +43,11 @@ def more_evidence(known: tuple[Evidence, ...], nodes: tuple[NodeObservation, ...
 
 
 def _merge(before: Evidence, node: NodeObservation | None) -> Evidence:
-    presumed = not before.pod_name  # that it ended, or never began: no pod was seen
-    if node is None or (before.ended and not presumed and (not before.deleted or before.reason == RESTARTED)):
+    if node is None:
+        return before
+    if not before.pod_name and not before.deleted:  # thought never made; nor can we have deleted what we did not know
+        return _first_seen(node)
+    if before.ended and (not before.deleted or before.reason == RESTARTED):
         return before
     now = node.evidence
     if (before.ended and not now.ended) or (before.exit_code is not None and now.exit_code is None):

@@ -176,7 +176,7 @@ def observe_pod(pod: Raw, *, gone: bool) -> NodeObservation | None:
         termination=termination,
         started_at=parse_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
         making_since=_making_since(placed, ready),
-        restarted=bool(terminated) and "terminated" not in (container.get("state") or {}),
+        restarted=_is_restarted(status, container, terminated),
         hidden=not gone and not is_labelled(pod),
         outlived_since=_outlived_since(status, terminated),
         ready_to_start={"True": True, "False": False}.get(ready.get("status", "")),
@@ -219,6 +219,12 @@ def _first_end(container: Raw) -> Raw | None:
     ended: Raw | None = (container.get("state") or {}).get("terminated")
     again = container.get("restartCount") or 0
     return (container.get("lastState") or {}).get("terminated") if ended is None and again else ended
+
+
+def _is_restarted(status: Raw, container: Raw, terminated: Raw | None) -> bool:
+    """A kubelet that evicts and finds the container gone already tells its end as that of one before, too."""
+    ended = status.get("phase") in ("Succeeded", "Failed")
+    return terminated is not None and not ended and "terminated" not in (container.get("state") or {})
 
 
 def _life(status: Raw, container: Raw, *, gone: bool) -> Life:

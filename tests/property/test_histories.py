@@ -27,6 +27,7 @@ FOUND = (
     ("meddling", 172011874),
     ("meddling", 173009407),
     ("meddling", 175004807),
+    ("stale_caches", 176007384),
 )
 
 

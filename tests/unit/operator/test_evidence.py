@@ -93,6 +93,18 @@ def test_a_pod_that_was_thought_never_made_and_is_found_after_all_tells_how_it_e
     assert (verdict.evidence and verdict.evidence.node_rank, verdict.victim) == (1, False)
 
 
+def test_who_deleted_a_pod_that_was_thought_never_made_is_somebody_else() -> None:
+    half_made = RECORD.model_copy(update={"created": False})
+    victim = ended(OF, 1, message=words(victim=True))
+    stopped = deleting(ended(OF, 0, message=words(Outcome.STOPPED)))
+
+    later = more_evidence(first(victim, record=half_made), nodes(victim, gone=(stopped,)))
+
+    verdict = judge(later)
+    assert verdict is not None
+    assert (verdict.reason, verdict.evidence and verdict.evidence.node_rank) == ("PodDeleted", 0)
+
+
 @pytest.mark.parametrize(
     ("pods", "gone", "deleted"),
     [

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from finetune_operator import names
+from finetune_operator.failure import judge_node
 from finetune_operator.observe import (
     FENCED_AFTER_SECONDS,
     OVERDUE_SECONDS,
@@ -172,6 +173,17 @@ def test_a_container_that_a_kubelet_started_once_more_ended_though_something_run
     assert (node.restarted, node.life, node.evidence.ended, node.evidence.exit_code) == (True, Life.RUNNING, True, 143)
     assert node.may_run(NOW)
     assert not look(running(OF, 0)).restarted
+
+
+def test_a_container_that_its_kubelet_finds_gone_while_it_evicts_was_not_started_once_more() -> None:
+    """Its end is told as that of a container before, and the present one as about to be made."""
+    last = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}
+    waiting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}, "lastState": last}
+    told = {"reason": "Evicted", "message": "Usage of EmptyDir volume exceeds the limit.", "phase": "Failed"}
+    node = look(pod(OF, 0, containerStatuses=[{**waiting, "restartCount": 1}], **told))
+
+    assert (node.restarted, node.life, node.evidence.reason) == (False, Life.FAILED, "Evicted")
+    assert judge_node(node.evidence).reason == "Evicted"
 
 
 def test_a_lost_machine_is_given_up_some_time_after_its_pods_deadline() -> None:
