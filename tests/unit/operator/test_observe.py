@@ -179,7 +179,7 @@ def test_a_container_that_its_kubelet_finds_gone_while_it_evicts_was_not_started
     """Its end is told as that of a container before, and the present one as about to be made."""
     last = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}
     waiting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}, "lastState": last}
-    told = {"reason": "Evicted", "message": "Usage of EmptyDir volume exceeds the limit.", "phase": "Failed"}
+    told: Raw = {"reason": "Evicted", "message": "Usage of EmptyDir volume exceeds the limit.", "phase": "Failed"}
     node = look(pod(OF, 0, containerStatuses=[{**waiting, "restartCount": 1}], **told))
 
     assert (node.restarted, node.life, node.evidence.reason) == (False, Life.FAILED, "Evicted")
