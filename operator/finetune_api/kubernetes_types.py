@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from finetune_api.model import Model, validations
+from finetune_api.model import Model, to_camel, validations
 
 RESERVED_PREFIX = "finetune.dev"
 
@@ -115,7 +115,7 @@ class Volume(Model):
 
     @model_validator(mode="after")
     def _one_source(self) -> "Volume":
-        seen = [to for to in VOLUME_SOURCES if getattr(self, to) is not None]
+        seen = [to_camel(to) for to in VOLUME_SOURCES if getattr(self, to) is not None]
         if len(seen) != 1:
             found = ", ".join(seen) or "none"
             raise ValueError(f"volume {self.name}: exactly one source must be set; found {found}")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from finetune_api.reasons import Reason
 from finetune_api.rules import MUTABLE, MUTABLE_WHILE_SUSPENDED, Rule, name_rules, spec_rules
-from finetune_api.schema import Schema, inline_schema, text_of_default
+from finetune_api.schema import Schema, fields, inline_schema, text_of_default
 from finetune_api.status import JobStatus, Phase
 from finetune_api.v1alpha1 import GROUP, KIND, VERSION, FineTuneJobSpec
 
@@ -74,19 +74,10 @@ def _field_table(schema: Schema, *, defaults: bool) -> Iterator[str]:
     columns = ("field", "type", "default", "what it is") if defaults else ("field", "type", "what it is")
     yield _row(columns)
     yield _row("---" for _ in columns)
-    for path, field, required in _fields(schema):
+    for path, field, required in fields(schema):
         default = "required" if required else _literal(text_of_default(field))
         description = field.get("description", "").replace("<", "&lt;")
         yield _row((f"`{path}`", _type(field), *((default,) if defaults else ()), description))
-
-
-def _fields(schema: Schema, prefix: str = "") -> Iterator[tuple[str, Schema, bool]]:
-    """Depth first, with the path as a user would say it."""
-    for name, field in schema.get("properties", {}).items():
-        path = prefix + name
-        yield path, field, name in schema.get("required", ())
-        yield from _fields(field, f"{path}.")
-        yield from _fields(field.get("items", {}), f"{path}[].")
 
 
 def _type(field: Schema) -> str:

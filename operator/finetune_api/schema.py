@@ -1,6 +1,6 @@
 """From pydantic's JSON schema to the dialects users meet: the API server's structural schema, and an editor's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pydantic import BaseModel
@@ -26,6 +26,15 @@ def build_structural_schema(model: type[BaseModel], *, tell_defaults: bool) -> S
 def build_editor_schema(model: type[BaseModel]) -> Schema:
     """Plain JSON schema (2020-12); unknown fields are errors, as in kubectl's strict mode."""
     return _plain(inline_schema(model))
+
+
+def fields(schema: Schema, prefix: str = "") -> Iterator[tuple[str, Schema, bool]]:
+    """Depth first: each field's path as a user would say it, its schema, and whether it is required."""
+    for name, field in schema.get("properties", {}).items():
+        path = prefix + name
+        yield path, field, name in schema.get("required", ())
+        yield from fields(field, f"{path}.")
+        yield from fields(field.get("items", {}), f"{path}[].")
 
 
 def text_of_default(schema: Schema) -> str:

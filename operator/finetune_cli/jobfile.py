@@ -11,9 +11,9 @@ import typer
 import yaml
 from pydantic import ValidationError
 
+from finetune_api.problems import JOB_FIELDS, explain_each, explain_unknown
 from finetune_api.v1alpha1 import GROUP, KIND, MAX_JOB_NAME, VERSION, FineTuneJob
 from finetune_cli.bad_input import BadInput
-from finetune_operator.invalid import explain_each
 
 Raw = dict[str, Any]
 
@@ -56,11 +56,14 @@ Loader.add_implicit_resolver(
 def read_job_file(path: Path, *, namespace: str | None = None) -> JobFile:
     """The one FineTuneJob of a file; other objects beside it are left alone. Raises BadInput."""
     body = _with_namespace(path, _find_job(path, _load(path)), namespace)
-    problems = _name_problems(body)
+    problems = _name_problems(body) + tuple(
+        f"{key}: {explain_unknown((key,))}" for key in body if key not in JOB_FIELDS
+    )
     job = None
     try:
         # through JSON, because only there strict means what the API server means: "2" is no number, a list is a tuple
-        job = FineTuneJob.model_validate_json(json.dumps(body, default=str), strict=True)
+        text = json.dumps(body, default=str)
+        job = FineTuneJob.model_validate_json(text, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
         problems += explain_each(error)
     if job is None or problems:

@@ -4,6 +4,7 @@ from datetime import datetime
 
 from pydantic import ValidationError
 
+from finetune_api.problems import explain
 from finetune_api.reasons import Reason
 from finetune_api.status import AttemptState, Condition, JobStatus, Phase
 from finetune_operator.actions import DeletePod, Emit
@@ -49,38 +50,3 @@ def decide_invalid(
         update["attempts"] = (*status.attempts[:-1], status.attempts[-1].model_copy(update=end))
     event = Emit("Warning", Reason.INVALID_SPEC, message, "end")
     return Decision(status.model_copy(update=update), (*deletions, event))
-
-
-def explain(error: ValidationError) -> str:
-    """`spec.numNodes: ...; spec.model: ...`: where, and what is wrong there."""
-    return "; ".join(explain_each(error))
-
-
-def explain_each(error: ValidationError) -> tuple[str, ...]:
-    """One line per problem."""
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    blamed = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
-    return tuple(
-        f"{_where(problem['loc'])}: {_what(problem['type'], problem['msg'])}"
-        for problem in problems
-        # pydantic does not count items that are wrong themselves
-        if not (problem["type"] == "too_short" and problem["loc"] in blamed)
-    )
-
-
-def _where(location: tuple[int | str, ...]) -> str:
-    """`spec.dataset.train[0].name`, as kubectl writes it."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
-
-
-def _what(kind: str, message: str) -> str:
-    """In the words of the API server where pydantic's are those of Python."""
-    match kind:
-        case "missing":
-            return "is required"
-        case "extra_forbidden":
-            return "unknown field"
-        case "too_short":
-            return message.replace("Tuple should", "List should").removesuffix(" after validation, not 0")
-        case _:
-            return message.removeprefix("Value error, ")

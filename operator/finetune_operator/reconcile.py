@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from finetune_api.problems import explain
 from finetune_api.status import AttemptState, JobStatus, Progress
 from finetune_api.v1alpha1 import FineTuneJob, ObjectMeta
 from finetune_operator import names
@@ -16,7 +17,7 @@ from finetune_operator.actions import Action, Create, DeleteConfigMap, DeleteJob
 from finetune_operator.cluster import Cluster, ClusterError, NameTaken, ObjectRef, Refused
 from finetune_operator.conditions import essence
 from finetune_operator.decide import decide
-from finetune_operator.invalid import decide_invalid, explain
+from finetune_operator.invalid import decide_invalid
 from finetune_operator.manifests import names_pods
 from finetune_operator.observe import Claim, Observation, Refusal, controller, observe_pods
 from finetune_operator.plan import Settings
@@ -229,7 +230,8 @@ async def _refuse(run: Pass, job: Raw, error: ValidationError, seen: Seen) -> Ou
     try:
         status = JobStatus.model_validate(job.get("status") or {})
     except ValidationError as unreadable:  # only another release of the operator can have written it
-        raise ClusterError(f"status cannot be read, the job is left alone: {explain(unreadable)}") from unreadable
+        problems = explain(unreadable, within="status")
+        raise ClusterError(f"status cannot be read, the job is left alone: {problems}") from unreadable
     metadata = ObjectMeta.model_validate(job["metadata"])
     if metadata.deletion_timestamp is not None:
         return Outcome(job)

@@ -22,10 +22,11 @@ def volume(name: str = "more", mount_path: str = "/more", **source: Raw) -> Raw:
 
 
 BAD_JOBS: dict[str, BadJob] = {
-    "unknown field": BadJob({"trainign": {}}, "trainign", "Extra inputs are not permitted"),
-    "unknown field deep down": BadJob({"lora": {"rank": 8}}, "rank", "Extra inputs are not permitted"),
-    "wrong type": BadJob({"numNodes": "two"}, "numNodes", "valid integer"),
-    "zero nodes": BadJob({"numNodes": 0}, "greater than or equal to 1", "greater than or equal to 1"),
+    "unknown field": BadJob({"trainign": {}}, "trainign", "unknown field; did you mean spec.training?"),
+    "a field in the words of Python": BadJob({"num_nodes": 2}, "num_nodes", "did you mean spec.numNodes?"),
+    "unknown field deep down": BadJob({"lora": {"rank": 8}}, "rank", "spec.lora.rank: unknown field"),
+    "wrong type": BadJob({"numNodes": "two"}, "numNodes", 'must be an integer, found "two"'),
+    "zero nodes": BadJob({"numNodes": 0}, "greater than or equal to 1", "greater than or equal to 1, found 0"),
     "no model": BadJob({"model": None}, "model", "model"),
     "no method": BadJob({"sft": None}, "exactly one training method", "exactly one training method"),
     "two methods": BadJob({"dpo": {}}, "exactly one training method", "exactly one training method"),
@@ -114,7 +115,7 @@ BAD_JOBS: dict[str, BadJob] = {
         "training.probe: DeepSpeed keeps",
     ),
     "bits that there are not": BadJob(
-        {"lora": {"quantization": "int8"}}, 'supported values: "nf4"', "Input should be 'nf4'"
+        {"lora": {"quantization": "int8"}}, 'supported values: "nf4"', "must be 'nf4', found"
     ),
     "a preset and a config": BadJob(
         {"deepspeed": {"preset": "zero2", "config": {"zero_optimization": {"stage": 2}}}},
@@ -182,7 +183,7 @@ BAD_JOBS: dict[str, BadJob] = {
         "auto chooses gradientAccumulationSteps",
     ),
     "a size that is no number": BadJob(
-        {"training": {"perDeviceTrainBatchSize": "max"}}, "should match '^auto$'", "Input should be 'auto'"
+        {"training": {"perDeviceTrainBatchSize": "max"}}, "should match '^auto$'", "must be an integer or 'auto', found"
     ),
     "a size of zero": BadJob(
         {"training": {"perDeviceTrainBatchSize": 0}}, "must be auto, or 1 to 65536", "greater than or equal to 1"

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from transformers import TrainingArguments
 
 from finetune_api.batch import Batch, BatchError, resolve_batch
+from finetune_api.problems import explain
 from finetune_api.rates import resolve_rates
 from finetune_api.v1alpha1 import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
@@ -57,8 +58,7 @@ def read_spec(path: Path) -> TrainerSpec:
     try:
         spec = TrainerSpec.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        problems = (f"spec.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise InvalidSpec("; ".join(problems)) from error
+        raise InvalidSpec(explain(error, within="spec")) from error
     if spec.training.lr_scheduler_type == "constant" and spec.training.warmup_steps:
         raise InvalidSpec(
             "spec.training.warmupSteps has no effect with lrSchedulerType constant; use constant_with_warmup"

@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from finetune_api.problems import explain
 from finetune_api.v1alpha1 import FineTuneJob, FineTuneJobSpec
 from support.bad_jobs import BAD_JOBS
 from support.builders import spec
@@ -17,7 +18,7 @@ def test_the_models_refuse_what_the_api_server_refuses(case: str) -> None:
     with pytest.raises(ValidationError) as refused:
         parse(**BAD_JOBS[case].fields)
 
-    assert BAD_JOBS[case].models in str(refused.value)
+    assert BAD_JOBS[case].models in explain(refused.value, within="spec")
 
 
 def test_the_base_of_all_bad_jobs_is_good() -> None:

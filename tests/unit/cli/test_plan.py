@@ -110,5 +110,5 @@ def test_bad_input_is_a_line_per_problem_and_exit_code_2(
     assert ended.value.code == 2
     assert sorted(capsys.readouterr().err.splitlines()) == [
         f"{path}: spec.lr: unknown field",
-        f"{path}: spec.numNodes: Input should be greater than or equal to 1",
+        f"{path}: spec.numNodes: must be greater than or equal to 1, found 0",
     ]

@@ -284,7 +284,7 @@ async def test_a_spec_that_cannot_be_read_fails_once_and_in_words() -> None:
     assert status["phase"] == "Failed"
     [failed] = [condition for condition in status["conditions"] if condition["type"] == "Failed"]
     assert failed["reason"] == "InvalidSpec"
-    assert failed["message"] == "spec.numNodes: Input should be greater than or equal to 1"
+    assert failed["message"] == "spec.numNodes: must be greater than or equal to 1, found 0"
     assert second == Outcome(first.job)
     assert cluster.asked == ["write status", "event InvalidSpec"]
 
@@ -305,7 +305,7 @@ async def test_a_spec_that_can_no_longer_be_read_leaves_nothing_running() -> Non
 
 async def test_a_status_that_cannot_be_read_is_left_to_who_can() -> None:
     cluster = RecordingCluster()
-    with pytest.raises(ClusterError, match=r"status cannot be read, the job is left alone: phase: "):
+    with pytest.raises(ClusterError, match=r"status cannot be read, the job is left alone: status.phase: "):
         await one_pass(cluster, {**body(), "status": {"phase": "Evaluating"}}, seen_with(*running_pods()))
 
     assert cluster.asked == []
