@@ -51,10 +51,9 @@ COPY pyproject.toml ./
 COPY operator operator
 COPY trainer trainer
 RUN touch README.md && pip install --no-deps --no-build-isolation --target /code . && rm -rf /code/bin \
- && mkdir /operator /trainer && cp -r /code/*.dist-info /code/finetune_api /code/finetune_operator /operator \
- && mkdir /operator/finetune_trainer \
- && cp -r /code/finetune_trainer/__init__.py /code/finetune_trainer/supervisor /operator/finetune_trainer \
- && cp -r /code/*.dist-info /code/finetune_api /code/finetune_trainer /trainer
+ && mkdir /operator /trainer \
+ && cp -r /code/*.dist-info /code/finetune_api /code/finetune_supervisor /code/finetune_operator /operator \
+ && cp -r /code/*.dist-info /code/finetune_api /code/finetune_supervisor /code/finetune_trainer /trainer
 
 FROM operator-dependencies AS operator
 COPY --from=code /operator /opt/venv/lib/python3.11/site-packages
@@ -64,4 +63,4 @@ ENTRYPOINT ["python", "-m", "finetune_operator"]
 FROM trainer-dependencies AS trainer
 COPY --from=code /trainer /opt/venv/lib/python3.11/site-packages
 USER 1000:1000
-ENTRYPOINT ["python", "-m", "finetune_trainer.supervisor"]
+ENTRYPOINT ["python", "-m", "finetune_supervisor"]

@@ -9,7 +9,7 @@ VENV := $(FINETUNE_CACHE)/venvs/$(KEY)
 RUN := $(VENV)/bin/python
 
 export FINETUNE_CACHE
-export PYTHONPATH := operator:trainer:tests:tools
+export PYTHONPATH := operator:trainer:tools:.
 
 .PHONY: help
 help: ## this list
@@ -30,26 +30,26 @@ generate: setup ## write what is made from the models: CRD, reference, schema, i
 check: setup ## format, lint, types, imports, generated files, chart and manifests
 	@$(RUN) tools/check.py
 
-.PHONY: test test-unit test-property test-local test-e2e
+.PHONY: test test-unit test-simulation test-integration test-e2e
 test: setup ## every test, fast ones first; the cluster's tests start a throwaway cluster
-	@$(RUN) tools/run_tests.py unit property local e2e
+	@$(RUN) tools/run_tests.py unit simulation integration e2e
 test-unit: setup ## tests of single parts
 	@$(RUN) tools/run_tests.py unit
-test-property: setup ## reconcile against a simulated API server, thousands of histories
-	@$(RUN) tools/run_tests.py property
-test-local: setup ## tests that train with local processes
-	@$(RUN) tools/run_tests.py local
+test-simulation: setup ## reconcile against a simulated API server, thousands of histories
+	@$(RUN) tools/run_tests.py simulation
+test-integration: setup ## tests that train with local processes
+	@$(RUN) tools/run_tests.py integration
 test-e2e: setup ## tests on a real cluster
 	@$(RUN) tools/run_tests.py e2e
 
 .PHONY: search
 search: setup ## look for broken promises in more histories; HISTORIES=1000000 WORKERS=2 MINUTES=60
-	@$(RUN) -m support.simulator $(if $(HISTORIES),--histories $(HISTORIES)) $(if $(WORKERS),--workers $(WORKERS)) \
+	@$(RUN) -m testing.simulator $(if $(HISTORIES),--histories $(HISTORIES)) $(if $(WORKERS),--workers $(WORKERS)) \
 		$(if $(MINUTES),--minutes $(MINUTES))
 
 .PHONY: demo
 demo: setup ## from nothing to a job Complete on two nodes of a throwaway cluster
-	@$(RUN) tests/demo.py
+	@$(RUN) -m testing.demo
 
 .PHONY: bench bench-recovery soak bench-trainer bench-failures bench-gpu
 bench: setup ## reconcile latency and throughput on a real API server; ARGS="--jobs 1000 --nodes 2 --no-floor" for many jobs
@@ -66,14 +66,14 @@ bench-gpu: setup ## its speed and memory at real shapes on a GPU, beside TRL
 	@$(RUN) -m benchmarks.trainer.gpu $(ARGS)
 
 .PHONY: chaos
-chaos: setup ## fifty faults on a real cluster, and docs/fault-matrix.md of them; RUNS=3, ONLY=name,name
-	@$(RUN) -m chaos --runs $(or $(RUNS),3) --only "$(ONLY)" $(ARGS)
+chaos: setup ## fifty faults on a real cluster, and docs/operations/fault-matrix.md of them; RUNS=3, ONLY=name,name
+	@$(RUN) -m testing.faults --runs $(or $(RUNS),3) --only "$(ONLY)" $(ARGS)
 
 .PHONY: cluster-up cluster-down
 cluster-up: setup ## start the throwaway cluster and print its KUBECONFIG
-	@$(RUN) -m cluster up
+	@$(RUN) -m testing.cluster up
 cluster-down: setup ## remove the throwaway cluster; binaries and images stay cached
-	@$(RUN) -m cluster down
+	@$(RUN) -m testing.cluster down
 
 .PHONY: images
 images: ## build both images with docker or buildah; BUILD_ARGS="--build-arg BASE_IMAGE=..." is passed on

@@ -8,8 +8,8 @@ from pathlib import Path
 import yaml
 from jsonschema import Draft202012Validator
 
-from finetune_cli.bad_input import BadInput
-from finetune_cli.jobfile import read_job_file
+from finetune_cli.errors import BadInput
+from finetune_cli.job_file import read_job_file
 from helm import find_helm, render_chart
 from kubernetes_schema import KubernetesSchema, Schema, load_kubernetes_schema
 

@@ -8,14 +8,16 @@ from typing import Any
 
 import yaml
 
-from finetune_api.crd import build_crd, build_json_schema
-from finetune_api.reference import render_reference
-from finetune_operator.failure_guide import render_failure_guide
+from finetune_api.schema.crd import build_crd, build_json_schema
+from finetune_api.schema.reference import render_reference
+from finetune_operator.failures.guide import render_failure_guide
 from helm import NAMESPACE, find_helm, render_chart
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "Generated from operator/finetune_api by `make generate`; do not edit."
-GUIDE_NOTE = "Generated from finetune_api/reasons.py and the operator's limits by `make generate`; do not edit."
+GUIDE_NOTE = (
+    "Generated from finetune_api/v1alpha1/reasons.py and the operator's limits by `make generate`; do not edit."
+)
 INSTALL_NOTE = "Generated from charts/finetune-operator by `make generate`; do not edit."
 HELM_ONLY = ("helm.sh/chart", "helm.sh/resource-policy", "app.kubernetes.io/managed-by")
 
@@ -56,8 +58,8 @@ def render_from_models() -> dict[Path, str]:
         Path("manifests/crd/finetunejobs.yaml"): f"# {NOTE}\n{dump_yaml(crd)}",
         Path("charts/finetune-operator/files/finetunejobs.yaml"): f"# {NOTE}\n{dump_yaml(kept)}",
         Path("manifests/finetunejob.schema.json"): schema.replace("{\n", "{", 1) + "\n",
-        Path("manifests/reference.md"): f"<!-- {NOTE} -->\n{render_reference()}",
-        Path("docs/failures.md"): f"<!-- {GUIDE_NOTE} -->\n{render_failure_guide()}",
+        Path("docs/reference/finetunejob.md"): f"<!-- {NOTE} -->\n{render_reference()}",
+        Path("docs/reference/failures.md"): f"<!-- {GUIDE_NOTE} -->\n{render_failure_guide()}",
     }
 
 

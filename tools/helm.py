@@ -4,9 +4,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from cluster.cache import Cache
-from cluster.gobuild import build_all
-from cluster.versions import PINNED
+from testing.cluster.host.cache import Cache
+from testing.cluster.host.versions import PINNED
+from testing.cluster.images.go_build import build_all
 
 CHART = Path(__file__).resolve().parent.parent / "charts" / "finetune-operator"
 NAMESPACE = "finetune-system"

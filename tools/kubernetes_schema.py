@@ -9,9 +9,9 @@ from typing import Any
 
 from jsonschema import Draft4Validator
 
-from cluster.cache import Cache
-from cluster.commands import run
-from cluster.versions import PINNED
+from testing.cluster.host.cache import Cache
+from testing.cluster.host.commands import run
+from testing.cluster.host.versions import PINNED
 
 Schema = dict[str, Any]
 

@@ -1,4 +1,7 @@
-"""Forecast every job of tests/support/published.py and write the table of docs/memory.md. `--check` only compares."""
+"""Forecast every job of testing/models/published_memory.py and write the table of docs/user-guide/memory.md.
+
+`--check` only compares.
+"""
 
 import argparse
 import sys
@@ -6,10 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from generate import ROOT, replace
-from support.published import ROWS, UNITS, Row, forecast_row
+from testing.models.published_memory import ROWS, UNITS, Row, forecast_row
 
-PAGE = ROOT / "docs/memory.md"
-MARK = "<!-- Everything below is written by tools/memory_table.py; change tests/support/published.py and run it. -->\n"
+PAGE = ROOT / "docs/user-guide/memory.md"
+MARK = (
+    "<!-- Everything below is written by tools/memory_table.py; change testing/models/published_memory.py and run it."
+    " -->\n"
+)
 CLOSE, UNDER = 0.10, 0.05
 _MANY_LENGTHS = " \\*"
 

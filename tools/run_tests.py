@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
-from cluster.commands import ClusterError
-from cluster.packages import BROWSER, ensure_packages
+from testing.cluster.host.commands import ClusterError
+from testing.cluster.host.debian_packages import BROWSER, ensure_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "reports"
 SUITES = {  # how pytest runs each: a test that hangs must not hold up the rest
     "unit": ("--timeout=120", "--numprocesses=auto"),
-    "property": ("--timeout=1200", "--numprocesses=auto"),  # few tests of thousands of histories each
-    "local": ("--timeout=600", "--numprocesses=2", "--dist=loadscope"),  # a file shares launches of two ranks
+    "simulation": ("--timeout=1200", "--numprocesses=auto"),  # few tests of thousands of histories each
+    "integration": ("--timeout=600", "--numprocesses=2", "--dist=loadscope"),  # a file shares launches of two ranks
     "e2e": ("--timeout=900",),
 }
 
@@ -39,7 +39,7 @@ class SuiteResult:
         """One line as pytest would close with."""
         kinds = ("passed", "failed", "error", "skipped", "xfailed")
         told = ", ".join(f"{self.counts[kind]} {kind}" for kind in kinds if self.counts[kind]) or "no tests"
-        return f"{self.name:<9} {'ok' if self.ok else 'FAILED':<6} {told} in {self.seconds:.1f} s"
+        return f"{self.name:<11} {'ok' if self.ok else 'FAILED':<6} {told} in {self.seconds:.1f} s"
 
 
 def main() -> int:

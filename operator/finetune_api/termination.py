@@ -4,9 +4,9 @@ from enum import StrEnum
 
 from pydantic import ValidationError
 
-from finetune_api.model import StatusModel
-from finetune_api.reasons import Reason
-from finetune_api.status import Progress
+from finetune_api.v1alpha1.base import StatusModel
+from finetune_api.v1alpha1.reasons import Reason
+from finetune_api.v1alpha1.status import Progress
 
 MAX_BYTES = 4096  # the kubelet keeps the last 4096 bytes, so a longer message loses its head
 

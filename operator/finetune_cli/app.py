@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from finetune_cli.bad_input import BAD_INPUT, BadInput
+from finetune_cli.errors import BAD_INPUT, BadInput
 from finetune_cli.estimate import estimate
 from finetune_cli.logs import logs
 from finetune_cli.plan import plan

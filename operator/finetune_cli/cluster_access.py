@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from finetune_api.v1alpha1 import GROUP, PLURAL, VERSION
-from finetune_cli.bad_input import BadInput
+from finetune_api.v1alpha1.job import GROUP, PLURAL, VERSION
+from finetune_cli.errors import BadInput
 
 if TYPE_CHECKING:
     from kubernetes.client import CoreV1Api, CustomObjectsApi

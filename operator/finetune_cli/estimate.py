@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from finetune_api.v1alpha1 import METHODS
-from finetune_cli.bad_input import BAD_INPUT, BadInput
-from finetune_cli.jobfile import FileArgument, JobFile, NamespaceOption, read_job_file
+from finetune_api.v1alpha1.job import METHODS
+from finetune_cli.errors import BAD_INPUT, BadInput
+from finetune_cli.job_file import FileArgument, JobFile, NamespaceOption, read_job_file
 from finetune_cli.run import VolumeOption, check_packages
 
 Raw = dict[str, Any]
@@ -34,7 +34,7 @@ def estimate(
     Exit code 0: it fits, or nothing was asked; 1: it does not fit, or the Hub did not answer; 2: something in the job
     file or on the command line is wrong.
     """
-    from finetune_cli.local.paths import localise_model, parse_volumes
+    from finetune_cli.local.volume_mapping import localise_model, parse_volumes
 
     job_file = read_job_file(file, namespace=namespace)
     if job_file.job.spec.command is not None:
@@ -132,7 +132,7 @@ def _gib(size: int) -> str:
 
 
 def _host_limit(file: JobFile) -> int | None:
-    from finetune_api.quantity import parse_quantity
+    from finetune_api.v1alpha1.quantity import parse_quantity
 
     limit = file.job.spec.resources.limits.get("memory")
     return None if limit is None else int(parse_quantity(limit))

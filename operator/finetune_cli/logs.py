@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from finetune_api.v1alpha1 import FineTuneJob
-from finetune_cli.bad_input import BadInput
+from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_cli.cluster_access import ClusterAccess, ContextOption, KubeconfigOption, NamespaceOption
+from finetune_cli.errors import BadInput
 from finetune_operator import names
 
 

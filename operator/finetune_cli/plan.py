@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import yaml
 
-from finetune_api.rates import resolve_rates
-from finetune_cli.jobfile import FileArgument, JobFile, NamespaceOption, read_job_file
+from finetune_api.learning_rates import resolve_rates
+from finetune_cli.job_file import FileArgument, JobFile, NamespaceOption, read_job_file
 from finetune_operator import names
-from finetune_operator.manifests import build_children
-from finetune_operator.plan import RunPlan, Settings, describe_batch, plan_run
+from finetune_operator.plan.manifests import build_children
+from finetune_operator.plan.run_plan import RunPlan, Settings, describe_batch, plan_run
 
 if TYPE_CHECKING:
-    from finetune_api.v1alpha1 import FineTuneJob
+    from finetune_api.v1alpha1.job import FineTuneJob
 
 NO_UID = "00000000-0000-0000-0000-000000000000"  # the API server gives the real one
 FACTORS = "per device x accumulation x ranks"

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finetune_cli.bad_input import BadInput
-from finetune_cli.jobfile import FileArgument, JobFile, NamespaceOption, read_job_file
+from finetune_cli.errors import BadInput
+from finetune_cli.job_file import FileArgument, JobFile, NamespaceOption, read_job_file
 
 if TYPE_CHECKING:
-    from finetune_api.v1alpha1 import FineTuneJob, FineTuneJobSpec
+    from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec
     from finetune_cli.local.cluster import LocalCluster, Machine
-    from finetune_cli.local.drive import Drive
-    from finetune_cli.local.record import Record
-    from finetune_cli.local.screen import Screen
+    from finetune_cli.local.progress_display import Screen
+    from finetune_cli.local.runner import Drive
+    from finetune_cli.local.state_store import Record
 
 COMPLETE, FAILED, INTERRUPTED = 0, 1, 130
 
@@ -73,11 +73,11 @@ def _run(file: JobFile, volumes: list[str], wishes: Wishes) -> int:
     from rich.console import Console
 
     from finetune_cli.local.cluster import Machine
-    from finetune_cli.local.devices import divide_gpus, find_gpus
     from finetune_cli.local.environment import check_environment
-    from finetune_cli.local.paths import Mount, localise, parse_volumes
-    from finetune_cli.local.record import Record
-    from finetune_cli.local.screen import Screen
+    from finetune_cli.local.gpus import divide_gpus, find_gpus
+    from finetune_cli.local.progress_display import Screen
+    from finetune_cli.local.state_store import Record
+    from finetune_cli.local.volume_mapping import Mount, localise, parse_volumes
     from finetune_operator import names
 
     spec = file.job.spec
@@ -111,7 +111,7 @@ async def _drive(
 ) -> "FineTuneJob":
     from finetune_cli.local.cluster import LocalCluster
     from finetune_cli.local.console_logs import ConsoleLogs
-    from finetune_cli.local.drive import Drive
+    from finetune_cli.local.runner import Drive
 
     drive = Drive(body, screen)
     cluster = LocalCluster(machine, record, drive.children, on_event=screen.event)
@@ -158,7 +158,7 @@ def _short(path: Path) -> str:
 
 
 def _introduce(screen: "Screen", file: JobFile, gpus: tuple[tuple[str, ...], ...]) -> None:
-    from finetune_operator.plan import describe_batch
+    from finetune_operator.plan.run_plan import describe_batch
 
     spec = file.job.spec
     devices = "; ".join(f"node {node}: GPU {','.join(share)}" for node, share in enumerate(gpus) if share) or "CPU"

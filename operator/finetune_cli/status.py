@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from finetune_api.v1alpha1 import FineTuneJob
+from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_cli.cluster_access import ClusterAccess, ContextOption, KubeconfigOption, NamespaceOption
-from finetune_cli.story import tell_job, tell_list
+from finetune_cli.describe_job import tell_job, tell_list
 
 WATCH_SECONDS = 2.0
 

@@ -1,8 +1,8 @@
 """`finetune validate`: is the job file right, as far as that can be known without a cluster?"""
 
-from finetune_cli.jobfile import FileArgument, NamespaceOption, read_job_file
+from finetune_cli.job_file import FileArgument, NamespaceOption, read_job_file
 from finetune_cli.plan import plan_first_attempt, release_image, summarise
-from finetune_operator.plan import Settings
+from finetune_operator.plan.run_plan import Settings
 
 
 def validate(file: FileArgument, namespace: NamespaceOption = None) -> None:

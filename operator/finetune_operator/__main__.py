@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from finetune_operator import names
-from finetune_operator.credentials import NoAccess
-from finetune_operator.logs import configure_logs
-from finetune_operator.plan import Settings
-from finetune_operator.replica import Options, operate
-from finetune_operator.supervisor_file import SupervisorMissing, pack_supervisor
+from finetune_operator.kube.credentials import NoAccess
+from finetune_operator.manager.json_logging import configure_logs
+from finetune_operator.manager.manager import Options, operate
+from finetune_operator.plan.run_plan import Settings
+from finetune_operator.plan.supervisor_bundle import SupervisorMissing, pack_supervisor
 
 LEVELS = ("debug", "info", "warning", "error")
 

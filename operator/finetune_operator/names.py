@@ -2,7 +2,7 @@
 
 import re
 
-from finetune_api.v1alpha1 import GROUP, KIND, PLURAL, VERSION
+from finetune_api.v1alpha1.job import GROUP, KIND, PLURAL, VERSION
 
 API_VERSION = f"{GROUP}/{VERSION}"
 FINETUNEJOB = (GROUP, VERSION, PLURAL)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cluster.chaos import Chaos
-from cluster.provider import ClusterKind, choose_provider
-from support.stack import Stack, example_job
+from testing.cluster.fault_injection import Chaos
+from testing.cluster.provider import ClusterKind, choose_provider
+from testing.processes.operator_stack import Stack, example_job
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from support.bad_jobs import BAD_JOBS
-from support.builders import spec
-from support.stack import Stack
+from testing.builders.bad_jobs import BAD_JOBS
+from testing.builders.jobs import spec
+from testing.processes.operator_stack import Stack
 
 pytestmark = pytest.mark.cluster
 Raw = dict[str, Any]

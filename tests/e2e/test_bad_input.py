@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from support.stack import Raw, Stack, condition
-from support.training import training
+from testing.processes.cluster_training import training
+from testing.processes.operator_stack import Raw, Stack, condition
 
 pytestmark = pytest.mark.cluster
 Start = Callable[..., str]

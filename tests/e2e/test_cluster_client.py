@@ -1,4 +1,4 @@
-"""What the client believes about Kubernetes, and tests/support/http_api.py with it, asked of a real API server."""
+"""What the client believes about Kubernetes, and testing/fakes/http_api.py with it, asked of a real API server."""
 
 import asyncio
 import logging
@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from finetune_operator import names
-from finetune_operator.apiserver import ApiError, ApiServer
-from finetune_operator.cluster import (
+from finetune_operator.kube.api_client import ApiError, ApiServer
+from finetune_operator.kube.cluster import (
     ClusterError,
     Conflict,
     KubernetesCluster,
@@ -23,10 +23,10 @@ from finetune_operator.cluster import (
     collection_path,
     object_path,
 )
-from finetune_operator.credentials import load_kubeconfig, open_session
-from finetune_operator.informer import Informer
-from finetune_operator.leader import LeaderElection, LeaseName
-from support.stack import Stack
+from finetune_operator.kube.credentials import load_kubeconfig, open_session
+from finetune_operator.kube.informer import Informer
+from finetune_operator.manager.leader_election import LeaderElection, LeaseName
+from testing.processes.operator_stack import Stack
 
 Raw = dict[str, Any]
 pytestmark = pytest.mark.cluster

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from cluster.chaos import Chaos
-from cluster.commands import ClusterError
-from cluster.images import ImageBuilder, image_name
-from cluster.kwok import start_kwok, stop_kwok
-from cluster.preflight import reason_it_cannot_run
-from cluster.provider import ThrowawayProvider
-from cluster.throwaway import ThrowawayCluster
+from testing.cluster.fault_injection import Chaos
+from testing.cluster.host.commands import ClusterError
+from testing.cluster.host.preflight import reason_it_cannot_run
+from testing.cluster.images.project_images import ImageBuilder, image_name
+from testing.cluster.kwok import start_kwok, stop_kwok
+from testing.cluster.provider import ThrowawayProvider
+from testing.cluster.throwaway import ThrowawayCluster
 
 pytestmark = pytest.mark.cluster
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from cluster.chaos import Chaos
-from cluster.images import image_name
-from support.builders import command
-from support.stack import Raw, Stack, condition
+from testing.builders.jobs import command
+from testing.cluster.fault_injection import Chaos
+from testing.cluster.images.project_images import image_name
+from testing.processes.operator_stack import Raw, Stack, condition
 
 pytestmark = pytest.mark.cluster
 Start = Callable[..., str]
 
-SCRIPTS = Path(__file__).parents[1] / "support" / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "testing" / "processes" / "scripts"
 WITH_TORCH, WITHOUT_TORCH = image_name("trainer"), image_name("operator")
 FOREIGN = """
 import importlib.util, os, pathlib

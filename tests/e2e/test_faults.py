@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.chaos import Chaos
-from support.stack import OPERATOR_NAMESPACE, Raw, Stack, condition
-from support.training import last_checkpoint, training, wait_for_checkpoint
+from testing.cluster.fault_injection import Chaos
+from testing.processes.cluster_training import last_checkpoint, training, wait_for_checkpoint
+from testing.processes.operator_stack import OPERATOR_NAMESPACE, Raw, Stack, condition
 
 pytestmark = pytest.mark.cluster
 Start = Callable[..., str]

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from support.stack import CHART, OPERATOR_NAMESPACE, Stack, condition, helm_values
-from support.training import training, wait_for_checkpoint
+from testing.processes.cluster_training import training, wait_for_checkpoint
+from testing.processes.operator_stack import CHART, OPERATOR_NAMESPACE, Stack, condition, helm_values
 
 pytestmark = pytest.mark.cluster
 

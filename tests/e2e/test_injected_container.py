@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cluster.images import image_name
-from support.builders import command
-from support.stack import Stack, condition
+from testing.builders.jobs import command
+from testing.cluster.images.project_images import image_name
+from testing.processes.operator_stack import Stack, condition
 
 pytestmark = pytest.mark.cluster
 LABEL = {"example.com/mesh": "yes"}

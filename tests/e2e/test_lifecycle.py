@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from support.stack import Stack, condition
-from support.training import training, wait_for_checkpoint
+from testing.processes.cluster_training import training, wait_for_checkpoint
+from testing.processes.operator_stack import Stack, condition
 
 pytestmark = pytest.mark.cluster
 Start = Callable[..., str]

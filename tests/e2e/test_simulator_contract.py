@@ -6,12 +6,12 @@ from uuid import uuid4
 import pytest
 import pytest_asyncio
 
-from cluster.images import image_name
-from finetune_operator.apiserver import ApiServer
-from finetune_operator.credentials import load_kubeconfig, open_session
-from support.simulator.answers import ANSWERS
-from support.simulator.contract import STORIES, Facts, Raw, Site
-from support.stack import Stack
+from finetune_operator.kube.api_client import ApiServer
+from finetune_operator.kube.credentials import load_kubeconfig, open_session
+from testing.cluster.images.project_images import image_name
+from testing.processes.operator_stack import Stack
+from testing.simulator.conformance.checks import STORIES, Facts, Raw, Site
+from testing.simulator.conformance.expected_results import ANSWERS
 
 pytestmark = pytest.mark.cluster
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support import tiny_vision
-from support.curve import read_losses
-from support.stack import Stack, condition, example_job, run
-from support.training import training
+from testing.models import tiny_vision
+from testing.models.loss_curve import read_losses
+from testing.processes.cluster_training import training
+from testing.processes.operator_stack import Stack, condition, example_job, run
 
 pytestmark = pytest.mark.cluster
 
-HELD_OUT = Path(__file__).parents[1] / "support" / "held_out.py"
+HELD_OUT = Path(__file__).parents[2] / "testing" / "models" / "held_out_loss.py"
 
 
 def test_two_nodes_train_an_adapter_that_is_better_than_the_base_model_and_equal_to_one_process(

@@ -10,27 +10,18 @@ import torch
 import transformers
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from finetune_api.v1alpha1 import TrainerSpec
-from finetune_trainer.alike import check_alike, describe_rank
-from finetune_trainer.assemble import Setting, assemble, settle_batch
-from finetune_trainer.banner import describe_data, describe_order, describe_run, describe_weights, tell
-from finetune_trainer.checkpoint import Found
-from finetune_trainer.data.counted import Rules
-from finetune_trainer.data.files import Downloads
+from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_supervisor import contract
+from finetune_supervisor.launch.child_process import die_with_parent
+from finetune_supervisor.liveness.stack_dump import answer_with_stack
+from finetune_trainer.atomic_files import explained, storage_blamed
+from finetune_trainer.build_trainer import Setting, assemble, settle_batch
+from finetune_trainer.checkpoint.checkpoints import Found
+from finetune_trainer.checkpoint.output_folder import Identity, Output
 from finetune_trainer.data.load import Data, Method, Tokenizing, check_same, load_data
-from finetune_trainer.files import explained, storage_blamed
-from finetune_trainer.hubs import make_repository
-from finetune_trainer.methods.dpo import render_pair
-from finetune_trainer.methods.exact import ExactTrainer
-from finetune_trainer.methods.sft import render_sample
-from finetune_trainer.model.attention import Attention, settle_attention, trial_of
-from finetune_trainer.model.load import Pretrained, describe_model
-from finetune_trainer.monitor.expect import describe_expected, expect_memory
-from finetune_trainer.monitor.writers import build_writers, chosen_writers
-from finetune_trainer.output import Identity, Output
-from finetune_trainer.place import Place
-from finetune_trainer.publish import publish_result
-from finetune_trainer.ranks import (
+from finetune_trainer.data.row_filter import Rules
+from finetune_trainer.data_sources.source_files import Downloads
+from finetune_trainer.distributed.collectives import (
     check_world_size,
     choose_device,
     gather,
@@ -38,17 +29,26 @@ from finetune_trainer.ranks import (
     leave_process_group,
     on_rank_zero,
 )
-from finetune_trainer.reporting import Reporter
-from finetune_trainer.settings import (
+from finetune_trainer.distributed.hardware_check import check_alike, describe_rank
+from finetune_trainer.distributed.heartbeat_writer import Reporter
+from finetune_trainer.distributed.rank_context import Place
+from finetune_trainer.hubs import make_repository
+from finetune_trainer.memory.run_forecast import describe_expected, expect_memory
+from finetune_trainer.methods.dpo import render_pair
+from finetune_trainer.methods.sft import render_sample
+from finetune_trainer.metrics.trackers import build_writers, chosen_writers
+from finetune_trainer.model.attention_backend import Attention, settle_attention, trial_of
+from finetune_trainer.model.load import Pretrained, describe_model
+from finetune_trainer.publish_result import publish_result
+from finetune_trainer.startup_log import describe_data, describe_order, describe_run, describe_weights, tell
+from finetune_trainer.training.base_trainer import ExactTrainer
+from finetune_trainer.training_arguments import (
     Hardware,
     fingerprint,
     plan_batch,
     plan_schedule,
     read_spec,
 )
-from finetune_trainer.supervisor import contract
-from finetune_trainer.supervisor.processes import die_with_parent
-from finetune_trainer.supervisor.stacks import answer_with_stack
 
 
 @record
@@ -88,7 +88,7 @@ def run(spec: TrainerSpec, place: Place, reporter: Reporter) -> str:
     if not spec.training.allow_mixed_hardware:
         check_alike(gather(describe_rank(device)), per_node=place.ranks.local_world_size)
     if spec.deepspeed:
-        from finetune_trainer.parallel.zero import join_deepspeed  # takes seconds to import
+        from finetune_trainer.parallel.deepspeed_zero import join_deepspeed  # takes seconds to import
 
         join_deepspeed()
     output.check_shared(on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))

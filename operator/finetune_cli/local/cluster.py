@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from finetune_cli.local.environment import LOOPBACK, Place, find_ports, local_environment
-from finetune_cli.local.guard import Guard
-from finetune_cli.local.paths import Mount
+from finetune_cli.local.parent_watchdog import Guard
 from finetune_cli.local.pod import LocalPod, Program
-from finetune_cli.local.record import Record
+from finetune_cli.local.state_store import Record
+from finetune_cli.local.volume_mapping import Mount
 from finetune_operator import names
-from finetune_operator.children import Children
-from finetune_operator.cluster import NameTaken, ObjectRef
-from finetune_operator.observe import controller
+from finetune_operator.controller.child_cache import Children
+from finetune_operator.kube.cluster import NameTaken, ObjectRef
+from finetune_operator.observation.pods import controller
 
 Raw = dict[str, Any]
 
-SUPERVISOR = (sys.executable, "-m", "finetune_trainer.supervisor")
+SUPERVISOR = (sys.executable, "-m", "finetune_supervisor")
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from finetune_api.v1alpha1 import RESERVED_ENV, RESERVED_ENV_PREFIXES, FineTuneJobSpec
-from finetune_cli.bad_input import BadInput
-from finetune_cli.local.devices import VISIBLE
-from finetune_cli.local.paths import Mount, to_local
+from finetune_api.v1alpha1.job import RESERVED_ENV, RESERVED_ENV_PREFIXES, FineTuneJobSpec
+from finetune_cli.errors import BadInput
+from finetune_cli.local.gpus import VISIBLE
+from finetune_cli.local.volume_mapping import Mount, to_local
 from finetune_operator import names
 
 Raw = dict[str, Any]

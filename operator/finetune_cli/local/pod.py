@@ -12,7 +12,7 @@ from typing import Any
 
 from finetune_api.termination import MAX_BYTES
 from finetune_cli.local.environment import LOOPBACK
-from finetune_cli.local.guard import Guard
+from finetune_cli.local.parent_watchdog import Guard
 from finetune_operator import names
 
 Raw = dict[str, Any]

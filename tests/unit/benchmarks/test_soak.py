@@ -8,8 +8,8 @@ import pytest
 from benchmarks.load import job_body
 from benchmarks.rig import count_passes
 from benchmarks.soak.scripts import GONE, MOST_ACTS, RESTART_POLICY, SCRIPTS, Act, Script, how_it_ends, plan_jobs
-from finetune_api.v1alpha1 import FineTuneJob
-from support.builders import NOW, Raw, ended, job, running, seen, step
+from finetune_api.v1alpha1.job import FineTuneJob
+from testing.builders.jobs import NOW, Raw, ended, job, running, seen, step
 
 DELETIONS = (Act.DELETE_POD, Act.DELETE_POD_BY_FORCE)
 MOST_ATTEMPTS = 6

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from benchmarks.trainer import gpu
-from benchmarks.trainer.contest import Case, Outcome
+from benchmarks.trainer.cases import ON_CPU, ON_GPU, Run, shrink
+from benchmarks.trainer.comparison import Case, Outcome
 from benchmarks.trainer.report import describe_case, ratios, spread
-from benchmarks.trainer.runs import ON_CPU, ON_GPU, Run, shrink
 from benchmarks.trainer.task import Answer, Content, Task
 
 TASK = Task("model", "rows", "columns", "output", "sft", "", False, True, False, 4, 4, 512, "float32", False)

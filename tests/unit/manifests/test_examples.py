@@ -9,7 +9,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from finetune_api.v1alpha1 import FineTuneJob
+from finetune_api.v1alpha1.job import FineTuneJob
 
 ROOT = Path(__file__).parents[3]
 MANIFESTS = ROOT / "manifests"
@@ -77,7 +77,7 @@ def test_the_effective_batch_is_what_the_comment_says(name: str, effective: int)
 def jobs_of_the_pages() -> dict[str, dict[str, Any]]:
     """Whole jobs in README and docs, by page and name."""
     found = {}
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
             if "kind: FineTuneJob" in block:
                 job = yaml.safe_load(block)

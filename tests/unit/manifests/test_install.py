@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 INSTALL: list[dict[str, Any]] = list(yaml.safe_load_all((ROOT / "manifests" / "install.yaml").read_text()))
 GENERATED = (
     "manifests/crd/finetunejobs.yaml",
-    "manifests/reference.md",
+    "docs/reference/finetunejob.md",
     "manifests/finetunejob.schema.json",
     "manifests/install.yaml",
     "charts/finetune-operator/files/finetunejobs.yaml",

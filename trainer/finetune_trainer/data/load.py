@@ -10,22 +10,22 @@ import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 from transformers import PreTrainedTokenizerBase
 
-from finetune_api.dataset import Dataset, DatasetSource
-from finetune_trainer.data.cache import cache_key, obtain_tokens
-from finetune_trainer.data.counted import Rendered, Rules
-from finetune_trainer.data.files import EVAL, TRAIN, Downloads
-from finetune_trainer.data.order import Item, Order, PackOrder, RowOrder
+from finetune_api.v1alpha1.dataset import Dataset, DatasetSource
+from finetune_trainer.atomic_files import explained
+from finetune_trainer.data.chat_template import Renderer
+from finetune_trainer.data.epoch_order import Item, Order, PackOrder, RowOrder
 from finetune_trainer.data.packing import PackedDataset
-from finetune_trainer.data.pictures import Kind
-from finetune_trainer.data.render import Renderer
-from finetune_trainer.data.rows import Row
-from finetune_trainer.data.sources import Source, find_sources, read_sources
-from finetune_trainer.data.split import hold_out
-from finetune_trainer.data.tokens import Features, TokenDataset
+from finetune_trainer.data.row_filter import Rendered, Rules
+from finetune_trainer.data.token_cache import cache_key, obtain_tokens
+from finetune_trainer.data.token_dataset import Features, TokenDataset
+from finetune_trainer.data.train_test_split import hold_out
+from finetune_trainer.data.vision_collator import SeeingDataset
+from finetune_trainer.data_sources.media import Kind
+from finetune_trainer.data_sources.readers import Row
+from finetune_trainer.data_sources.source_files import EVAL, TRAIN, Downloads
+from finetune_trainer.data_sources.sources import Source, find_sources, read_sources
 from finetune_trainer.errors import ChatTemplateError, DatasetError, InvalidSpec, TrainerError
-from finetune_trainer.files import explained
-from finetune_trainer.vision.collate import SeeingDataset
-from finetune_trainer.vision.images import Vision
+from finetune_trainer.vision.processor import Vision
 
 Samples = TorchDataset[tuple[Features, ...]]
 

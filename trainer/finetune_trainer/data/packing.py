@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch.utils.data import Dataset
 
-from finetune_trainer.data.order import Item
-from finetune_trainer.data.tokens import Features
+from finetune_trainer.data.epoch_order import Item
+from finetune_trainer.data.token_dataset import Features
 
 POSITIONS = "position_ids"
 AXES = "axes"  # positions in time, height and width, of models whose images have some

@@ -4,7 +4,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from finetune_api.output import PushToHub
+from finetune_api.v1alpha1.output import PushToHub
 
 
 def make_repository(target: PushToHub) -> None:

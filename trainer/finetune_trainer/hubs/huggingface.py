@@ -8,7 +8,7 @@ import httpx2
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
-from finetune_api.output import PushToHub
+from finetune_api.v1alpha1.output import PushToHub
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, first_line
 
 _REFUSED = (400, 401, 403, 404, 409)  # statuses that asking again does not change

@@ -16,7 +16,7 @@ from modelscope_hub.errors import (
 )
 from requests import RequestException
 
-from finetune_api.output import PushToHub
+from finetune_api.v1alpha1.output import PushToHub
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, first_line
 
 _REFUSALS = (AuthenticationError, InvalidParameter, NotExistError, PermissionDeniedError, QuotaExceededError)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune_trainer.errors import TrainerError, UserError
-from finetune_trainer.imports import hide_what_is_not_needed
+from finetune_trainer.lazy_imports import hide_what_is_not_needed
 from finetune_trainer.memory.gpus import USABLE_BYTES, names_that_fit
 
 if TYPE_CHECKING:
+    from finetune_trainer.memory.breakdown import Parts
     from finetune_trainer.memory.forecast import Forecast
-    from finetune_trainer.memory.parts import Parts
 
 TRY_LATER, BAD_INPUT = 1, 2  # exit codes
 
@@ -41,8 +41,8 @@ def describe(path: Path, gpu: str | None) -> dict[str, Any]:
     """Bytes by part, whether they fit, and what to change if they do not."""
     hide_what_is_not_needed(path)
     from finetune_trainer.memory.forecast import forecast, read_model, uses_gpus
-    from finetune_trainer.memory.suggest import choose_size, suggest
-    from finetune_trainer.settings import read_spec
+    from finetune_trainer.memory.suggestions import choose_size, suggest
+    from finetune_trainer.training_arguments import read_spec
 
     spec = read_spec(path)
     forecaster = partial(forecast, model=read_model(spec), on_gpu=gpu is not None or uses_gpus(spec))

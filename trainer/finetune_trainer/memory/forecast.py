@@ -6,20 +6,20 @@ import torch
 from transformers import PretrainedConfig
 
 from finetune_api.batch import Batch
-from finetune_api.v1alpha1 import TrainerSpec
+from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.memory.parts import Layout, Parts, node_parts, rank_parts
-from finetune_trainer.memory.shape import Architecture, ModelShape, measure_shape, measure_step
-from finetune_trainer.memory.sight import Sight, blank_sample
-from finetune_trainer.memory.simulate import Step, loss_of_every_token
-from finetune_trainer.memory.spread import spread_of
+from finetune_trainer.memory.breakdown import Layout, Parts, node_parts, rank_parts
+from finetune_trainer.memory.fake_step import Step, loss_of_every_token
+from finetune_trainer.memory.model_shape import Architecture, ModelShape, measure_shape, measure_step
+from finetune_trainer.memory.sharded import spread_of
+from finetune_trainer.memory.vision_sample import Sight, blank_sample
 from finetune_trainer.model.load import choose_dtype, describe_model, max_length, read_config, training_dtype
 from finetune_trainer.model.lora import shape_of
-from finetune_trainer.settings import MOST_LOADERS, plan_batch, plan_eval_batch
-from finetune_trainer.vision.clips import Features
+from finetune_trainer.training_arguments import MOST_LOADERS, plan_batch, plan_eval_batch
 from finetune_trainer.vision.families import FAMILIES
 from finetune_trainer.vision.freeze import frozen_groups
-from finetune_trainer.vision.images import Vision
+from finetune_trainer.vision.processor import Vision
+from finetune_trainer.vision.video_processor import Features
 
 
 @dataclass(frozen=True)

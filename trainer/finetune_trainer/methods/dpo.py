@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import logsigmoid
 
-from finetune_api.methods import Dpo
-from finetune_trainer.data.preferences import parse_preference
-from finetune_trainer.data.render import Renderer, Sample
-from finetune_trainer.data.rows import Row
-from finetune_trainer.data.tokens import IGNORED, Features
-from finetune_trainer.methods.exact import ExactTrainer, Parts
+from finetune_api.v1alpha1.methods import Dpo
+from finetune_trainer.data.chat_template import Renderer, Sample
+from finetune_trainer.data.token_dataset import IGNORED, Features
+from finetune_trainer.data_sources.preferences import parse_preference
+from finetune_trainer.data_sources.readers import Row
 from finetune_trainer.methods.sft import predict, target_losses
 from finetune_trainer.model.lora import REFERENCE, TRAINED
-from finetune_trainer.parallel.frozen import spread_frozen
+from finetune_trainer.parallel.reference_model import spread_frozen
+from finetune_trainer.training.base_trainer import ExactTrainer, Parts
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import torch
 
-from finetune_trainer.data.examples import Conversation, Role, parse_example
+from finetune_trainer.data.chat_template import Renderer, Sample
 from finetune_trainer.data.packing import AXES, POSITIONS
-from finetune_trainer.data.render import Renderer, Sample
-from finetune_trainer.data.rows import Row
-from finetune_trainer.data.tokens import IGNORED, Features
-from finetune_trainer.methods.exact import ExactTrainer
-from finetune_trainer.vision.images import SEEN
+from finetune_trainer.data.token_dataset import IGNORED, Features
+from finetune_trainer.data_sources.conversations import Conversation, Role, parse_example
+from finetune_trainer.data_sources.readers import Row
+from finetune_trainer.training.base_trainer import ExactTrainer
+from finetune_trainer.vision.processor import SEEN
 
 
 def render_sample(renderer: Renderer, row: Row, *, loss_on: str) -> tuple[Sample, ...]:

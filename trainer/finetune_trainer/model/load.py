@@ -16,14 +16,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from finetune_api.model_source import ModelSource
-from finetune_api.v1alpha1 import TrainerSpec
+from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound, causes, first_line
-from finetune_trainer.model.attention import SDPA
+from finetune_trainer.model.attention_backend import SDPA
 from finetune_trainer.model.lora import add_adapters, keep_reference
-from finetune_trainer.model.quantize import four_bit, keep_as_quantized
+from finetune_trainer.model.quantization import four_bit, keep_as_quantized
 from finetune_trainer.vision.freeze import freeze_as_asked, frozen_groups
-from finetune_trainer.vision.images import Vision, describe_vision
+from finetune_trainer.vision.processor import Vision, describe_vision
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import torch
 from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
 from transformers import set_seed
 
-from finetune_api.lora import Lora
+from finetune_api.v1alpha1.lora import Lora
 from finetune_trainer.errors import InvalidSpec, ModelError, ModelNotFound, first_line
 
 TRAINED = "default"  # peft's own name

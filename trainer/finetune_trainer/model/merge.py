@@ -6,7 +6,7 @@ from peft import PeftModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from finetune_trainer.model.load import Pretrained, load_weights
-from finetune_trainer.vision.save import save_processor
+from finetune_trainer.vision.save_processor import save_processor
 
 
 def write_merged(pretrained: Pretrained, adapter: Path, folder: Path) -> None:

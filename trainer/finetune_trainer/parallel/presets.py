@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from finetune_api.parallelism import Deepspeed
-from finetune_api.v1alpha1 import TrainerSpec
+from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_api.v1alpha1.parallelism import Deepspeed
 from finetune_trainer.errors import InvalidSpec
 
 Config = dict[str, Any]

@@ -9,7 +9,7 @@ from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokeniz
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as resize_each
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resize_all
 
-from finetune_trainer.vision.videos import Choose, Film, Sampling, Size
+from finetune_trainer.vision.video_frames import Choose, Film, Sampling, Size
 
 
 @dataclass(frozen=True)

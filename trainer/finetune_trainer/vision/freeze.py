@@ -7,7 +7,7 @@ import torch
 
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.vision.families import Family
-from finetune_trainer.vision.images import Vision
+from finetune_trainer.vision.processor import Vision
 
 GROUPS = ("vision", "aligner", "language")
 USUALLY_FROZEN = ("vision", "aligner")

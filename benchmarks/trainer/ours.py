@@ -1,0 +1,71 @@
+"""Our trainer, as torchrun would run it on one rank."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from benchmarks.trainer.task import EPOCHS, Task
+from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_supervisor.contract import RunFolder
+from finetune_trainer import train as trainer
+from finetune_trainer.distributed.collectives import Ranks
+from finetune_trainer.distributed.heartbeat_writer import Reporter
+from finetune_trainer.distributed.rank_context import Place
+from testing.processes.supervisors import free_port
+from testing.processes.torchrun_cells import forget_the_cell_before
+
+ALONE = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1)
+
+
+def train(task: Task) -> None:
+    """To the published result, in a folder that is then removed."""
+    for name, number in (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1), ("WORLD_SIZE", 1)):
+        os.environ[name] = str(number)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", str(free_port()))
+    forget_the_cell_before()
+    place = place_in(Path(task.output))
+    trainer.run(TrainerSpec.model_validate(spec_of(task)), place, Reporter(place.run.heartbeats, rank=0, local_rank=0))
+    shutil.rmtree(task.output)
+
+
+def place_in(folder: Path) -> Place:
+    return Place(
+        ranks=ALONE,
+        promised_world_size=1,
+        config=folder,
+        output=folder / "output",
+        cache=folder / "cache",
+        run=RunFolder(folder / "run"),
+        uid="bench",
+        namespace="default",
+        job="bench",
+        attempt=0,
+    )
+
+
+def spec_of(task: Task) -> dict[str, Any]:
+    """As a user would write it."""
+    return {
+        "model": {"name": task.model, "torchDtype": task.dtype},
+        "dataset": {
+            "train": [{"name": task.rows}],
+            "maxLength": task.max_length,
+            "packing": task.packing,
+            "numWorkers": 0,
+        },
+        task.method: {},
+        **({"lora": {"r": 8, "loraAlpha": 32}} if task.lora else {}),
+        "training": {
+            "perDeviceTrainBatchSize": task.per_device,
+            "gradientAccumulationSteps": task.accumulation,
+            "gradientCheckpointing": task.checkpointing,
+            "numTrainEpochs": EPOCHS,
+            "learningRate": 1e-4,
+            "lrSchedulerType": "constant",
+            "saveSteps": 1_000_000,
+            "reportTo": ["none"],
+        },
+        "output": {"persistentVolumeClaim": {"claimName": "unused"}},
+    }

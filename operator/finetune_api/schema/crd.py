@@ -1,0 +1,106 @@
+"""The CustomResourceDefinition and the JSON schema for editors, made from the models; nothing here does I/O."""
+
+from typing import Any
+
+from finetune_api.schema.cel_rules import Rule, name_rules, spec_rules
+from finetune_api.schema.json_schema import Schema, build_editor_schema, build_structural_schema
+from finetune_api.v1alpha1.job import GROUP, KIND, MAX_JOB_NAME, PLURAL, VERSION, FineTuneJob, FineTuneJobSpec
+from finetune_api.v1alpha1.status import JobStatus
+
+COLUMNS = (  # as `kubectl get ftj` prints them
+    ("Phase", "string", ".status.phase"),
+    ("Nodes", "string", ".status.display.nodes"),
+    ("Progress", "string", ".status.display.progress"),
+    ("Loss", "string", ".status.display.loss"),
+    ("Tokens/s", "string", ".status.display.tokensPerSecond"),
+    ("ETA", "string", ".status.display.eta"),
+    ("Restarts", "integer", ".status.restarts"),
+    ("Age", "date", ".metadata.creationTimestamp"),
+)
+SITUATION = '.status.conditions[?(@.type=="Running")]'  # which is always there, and says why not
+WIDE_COLUMNS = (  # and with `-o wide`
+    ("Reason", "string", f"{SITUATION}.reason"),
+    ("Message", "string", f"{SITUATION}.message"),
+)
+
+
+def build_crd() -> dict[str, Any]:
+    """The CRD as `kubectl apply` takes it."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": ["ftj"],
+                "categories": ["finetune"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": _object_schema()},
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [
+                        *({"name": name, "type": kind, "jsonPath": path} for name, kind, path in COLUMNS),
+                        *(
+                            {"name": name, "type": kind, "jsonPath": path, "priority": 1}
+                            for name, kind, path in WIDE_COLUMNS
+                        ),
+                    ],
+                }
+            ],
+        },
+    }
+
+
+def build_json_schema() -> Schema:
+    """What an editor checks a job file with; rules between fields are the API server's."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": KIND,
+        "description": FineTuneJob.__doc__,
+        "type": "object",
+        "required": ["apiVersion", "kind", "metadata", "spec"],
+        "additionalProperties": False,
+        "properties": {
+            "apiVersion": {"const": f"{GROUP}/{VERSION}"},
+            "kind": {"const": KIND},
+            "metadata": {
+                "type": "object",
+                "properties": {"name": {"type": "string", "maxLength": MAX_JOB_NAME}},
+            },
+            "spec": build_editor_schema(FineTuneJobSpec),
+            "status": build_editor_schema(JobStatus),
+        },
+    }
+
+
+def _object_schema() -> Schema:
+    return {
+        "type": "object",
+        "description": FineTuneJob.__doc__,
+        "required": ["spec"],
+        "x-kubernetes-validations": _as_schemas(name_rules()),
+        "properties": {
+            "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}."},
+            "kind": {"type": "string", "description": f"{KIND}."},
+            "metadata": {"type": "object"},
+            "spec": {
+                **build_structural_schema(FineTuneJobSpec, tell_defaults=True),
+                "x-kubernetes-validations": _as_schemas(spec_rules()),
+            },
+            "status": build_structural_schema(JobStatus, tell_defaults=False),
+        },
+    }
+
+
+def _as_schemas(rules: tuple[Rule, ...]) -> list[dict[str, Any]]:
+    return [rule.as_schema() for rule in rules]

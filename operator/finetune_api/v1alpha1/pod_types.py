@@ -1,0 +1,168 @@
+"""The parts of the Kubernetes pod API that a job may use, no wider than what the operator passes on."""
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
+
+from finetune_api.v1alpha1.base import Model, to_camel, validations
+
+RESERVED_PREFIX = "finetune.dev"
+
+
+def _refuse_dot_dot(path: str) -> str:
+    if ".." in path.split("/"):
+        raise ValueError(f"{path}: must not contain '..'")
+    return path
+
+
+def _refuse_non_quantity(value: str | int) -> str | int:
+    if not re.fullmatch(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?", str(value)):
+        raise ValueError(f"{value}: must be a quantity such as 4, 500m or 64Gi")
+    return value
+
+
+DnsLabel = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^:]*$", max_length=1024)]
+RelativePath = Annotated[
+    str,
+    StringConstraints(pattern=r"^[^/]+(/[^/]+)*$", max_length=512),
+    AfterValidator(_refuse_dot_dot),
+    Field(json_schema_extra=validations(("!self.split('/').exists(p, p == '..')", "must not contain '..'"))),
+]
+Quantity = Annotated[
+    str | int,
+    AfterValidator(_refuse_non_quantity),
+    Field(
+        json_schema_extra={
+            "x-kubernetes-int-or-string": True,
+            **validations(
+                (
+                    "type(self) == int ? self >= 0 : isQuantity(self) && !self.startsWith('-')",
+                    "must be a quantity such as 4, 500m or 64Gi",
+                )
+            ),
+        }
+    ),
+]
+RawObject = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
+Labels = Annotated[dict[str, Annotated[str, StringConstraints(max_length=4096)]], Field(max_length=64)]
+
+
+class ResourceRequirements(Model):
+    """Compute resources of one node's trainer container, as in a pod."""
+
+    limits: dict[str, Quantity] = Field(default={}, max_length=12, description="Upper bounds, such as nvidia.com/gpu.")
+    requests: dict[str, Quantity] = Field(default={}, max_length=12, description="What the scheduler reserves.")
+
+    def with_memory(self, limit: str) -> Self:
+        """With another memory limit; a request that was equal to the old one stays equal."""
+        equal = "memory" in self.requests and self.requests["memory"] == self.limits.get("memory")
+        requests = {**self.requests, "memory": limit} if equal else self.requests
+        return self.model_copy(update={"limits": {**self.limits, "memory": limit}, "requests": requests})
+
+
+class EnvVar(Model):
+    """One environment variable of the trainer container."""
+
+    name: EnvName = Field(description="Name of the variable.")
+    value: str | None = Field(default=None, max_length=32768, description="Literal value.")
+    value_from: RawObject | None = Field(
+        default=None, description="Source of the value (secretKeyRef, configMapKeyRef, fieldRef), as in a pod."
+    )
+
+
+class LocalObjectReference(Model):
+    """A reference to an object of the same namespace."""
+
+    name: ObjectName = Field(description="Name of the object.")
+
+
+class PersistentVolumeClaimSource(Model):
+    """A claim of the job's namespace."""
+
+    claim_name: ObjectName = Field(description="Name of the PersistentVolumeClaim.")
+
+
+class Volume(Model):
+    """A volume and where it is mounted; exactly one source."""
+
+    name: DnsLabel = Field(description="Name of the volume, unique within the job.")
+    mount_path: AbsolutePath = Field(description="Where the trainer sees it.")
+    sub_path: RelativePath | None = Field(default=None, description="A folder inside the volume to mount instead.")
+    read_only: bool = Field(default=False, description="Mount without write access.")
+    persistent_volume_claim: PersistentVolumeClaimSource | None = Field(default=None, description="A claim.")
+    config_map: RawObject | None = Field(default=None, description="A ConfigMap source, as in a pod.")
+    secret: RawObject | None = Field(default=None, description="A Secret source, as in a pod.")
+    empty_dir: RawObject | None = Field(default=None, description="An emptyDir source, as in a pod.")
+    nfs: RawObject | None = Field(default=None, description="An NFS source, as in a pod.")
+    host_path: RawObject | None = Field(
+        default=None, description="A hostPath source, as in a pod; the restricted pod security level refuses it."
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra=validations(
+            (
+                "[has(self.persistentVolumeClaim), has(self.configMap), has(self.secret), has(self.emptyDir), "
+                "has(self.nfs), has(self.hostPath)].exists_one(x, x)",
+                "exactly one volume source must be set: "
+                "persistentVolumeClaim, configMap, secret, emptyDir, nfs, hostPath",
+            )
+        )
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Volume":
+        seen = [to_camel(to) for to in VOLUME_SOURCES if getattr(self, to) is not None]
+        if len(seen) != 1:
+            found = ", ".join(seen) or "none"
+            raise ValueError(f"volume {self.name}: exactly one source must be set; found {found}")
+        return self
+
+
+VOLUME_SOURCES = ("persistent_volume_claim", "config_map", "secret", "empty_dir", "nfs", "host_path")
+
+
+class Toleration(Model):
+    """A taint that the job's pods tolerate."""
+
+    key: str | None = Field(default=None, max_length=317, description="Taint key; empty matches all keys.")
+    operator: Literal["Exists", "Equal", "Lt", "Gt"] | None = Field(default=None, description="How value is compared.")
+    value: str | None = Field(default=None, max_length=63, description="Taint value.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        default=None, description="Taint effect; empty matches all effects."
+    )
+    toleration_seconds: int | None = Field(default=None, description="How long a NoExecute taint is tolerated.")
+
+
+class PodTemplate(Model):
+    """What is laid over the pods that the operator makes: placement, identity, labels and security."""
+
+    labels: Labels = Field(default={}, description="Extra labels; finetune.dev/ is reserved.")
+    annotations: Labels = Field(default={}, description="Extra annotations; finetune.dev/ is reserved.")
+    node_selector: Labels = Field(default={}, description="Labels a Kubernetes node must have.")
+    tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32, description="Taints that are tolerated.")
+    affinity: RawObject | None = Field(default=None, description="Pod affinity, as in a pod.")
+    priority_class_name: ObjectName | None = Field(default=None, description="PriorityClass of the pods.")
+    scheduler_name: ObjectName | None = Field(default=None, description="Scheduler to use instead of the default.")
+    runtime_class_name: ObjectName | None = Field(default=None, description="RuntimeClass, such as nvidia.")
+    service_account_name: ObjectName | None = Field(
+        default=None, description="ServiceAccount of the pods; its token is still not mounted."
+    )
+    security_context: RawObject | None = Field(
+        default=None, description="Replaces the pod's securityContext (default: non-root 1000, seccomp RuntimeDefault)."
+    )
+    container_security_context: RawObject | None = Field(
+        default=None,
+        description="Replaces the container's securityContext (default: no capabilities), e.g. for IPC_LOCK.",
+    )
+
+    @model_validator(mode="after")
+    def _reserved_prefix(self) -> "PodTemplate":
+        for field, keys in (("labels", self.labels), ("annotations", self.annotations)):
+            for key in keys:
+                if key.split("/")[0].endswith(RESERVED_PREFIX):
+                    raise ValueError(f"podTemplate.{field}: {key} is reserved for the operator; choose another prefix")
+        return self

@@ -1,0 +1,119 @@
+"""A job as a readable story: where it stands, what happened, what it made."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from finetune_api.v1alpha1.job import FineTuneJob
+from finetune_api.v1alpha1.status import AttemptRecord, JobStatus
+from finetune_operator.core.conditions import short_duration
+
+COLUMNS = ("NAME", "PHASE", "NODES", "PROGRESS", "LOSS", "TOKENS/S", "ETA", "RESTARTS", "AGE")
+
+
+def tell_job(job: FineTuneJob, *, now: datetime) -> str:
+    """Everything a person asks first, most important first."""
+    status = job.status
+    facts = {name: text for name, text in _facts(job, now) if text}
+    width = max(len(name) for name in facts)
+    lines = [f"{name:<{width}}  {text}" for name, text in facts.items()]
+    if status.attempts:
+        lines += ["", "Attempts", *(f"  {line}" for record in status.attempts for line in _attempt(record, now))]
+    if status.nodes:
+        lines += ["", "Nodes"]
+        lines += [
+            f"  {node.node_rank}  {node.phase:<12} {node.pod_name}  {node.k8s_node}".rstrip() for node in status.nodes
+        ]
+    if status.conditions:
+        lines += ["", "Conditions"]
+        lines += [
+            f"  {c.type:<12} {c.status:<6} {_ago(c.last_transition_time, now):>5}  {c.reason}"
+            for c in status.conditions
+        ]
+    return "\n".join(lines)
+
+
+def tell_list(jobs: list[FineTuneJob], *, now: datetime) -> str:
+    """The columns of `kubectl get ftj`."""
+    rows = [COLUMNS, *(_row(job, now) for job in jobs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    return "\n".join(
+        "   ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _row(job: FineTuneJob, now: datetime) -> tuple[str, ...]:
+    status, shown = job.status, job.status.display
+    cells = (shown.nodes, shown.progress, shown.loss, shown.tokens_per_second, shown.eta) if shown else ("",) * 5
+    return (
+        job.metadata.name,
+        status.phase or "",
+        *cells,
+        str(status.restarts),
+        _ago(job.metadata.creation_timestamp, now),
+    )
+
+
+def _facts(job: FineTuneJob, now: datetime) -> Iterator[tuple[str, str]]:
+    status = job.status
+    yield "Job", f"{job.metadata.namespace}/{job.metadata.name}, {_ago(job.metadata.creation_timestamp, now)} old"
+    yield "Phase", _phase(status)
+    yield "Progress", _progress(status)
+    if status.waiting:
+        yield "Waiting", f"{_ago(status.waiting.since, now)} for {status.waiting.reason}: {status.waiting.message}"
+    if batch := status.batch:
+        factors = (batch.per_device_train_batch_size, batch.gradient_accumulation_steps, batch.world_size)
+        yield "Batch", f"{' x '.join(map(str, factors))} = {batch.effective} (per device x accumulation x ranks)"
+    yield "Restarts", str(status.restarts) if status.restarts else ""
+    yield "Output", status.output or ""
+
+
+def _phase(status: JobStatus) -> str:
+    """With the line that says why, which the condition of the same name has."""
+    telling = next((c for kind in ("Complete", "Failed") for c in status.conditions if c.type == kind), None)
+    if telling is None:
+        telling = next(
+            (c for c in status.conditions if c.type in ("Suspended", "Reconciling") and c.status == "True"), None
+        )
+    phase = str(status.phase or "not seen by the operator yet")
+    return f"{phase}: {telling.message}" if telling and telling.message else phase
+
+
+def _progress(status: JobStatus) -> str:
+    progress, shown = status.progress, status.display
+    if progress is None:
+        return ""
+    parts = [shown.progress if shown and shown.progress else f"step {progress.step}"]
+    for name, value, when in (
+        ("loss", progress.loss, ""),
+        ("eval loss", progress.eval_loss, ""),
+        ("best", progress.best_metric, f" at step {progress.best_step}"),
+        ("learning rate", progress.learning_rate, ""),
+    ):
+        parts += [f"{name} {value:.4g}{when}"] if value is not None else []
+    if shown and shown.tokens_per_second:
+        parts.append(f"{shown.tokens_per_second} tokens/s")
+    if shown and shown.eta:
+        parts.append(f"ETA {shown.eta}")
+    if progress.last_checkpoint:
+        parts.append(f"last checkpoint {progress.last_checkpoint}")
+    return ", ".join(parts)
+
+
+def _attempt(record: AttemptRecord, now: datetime) -> Iterator[str]:
+    lasted = (
+        short_duration(int(((record.end_time or now) - record.start_time).total_seconds())) if record.start_time else ""
+    )
+    steps = f"steps {record.first_step or 0} to {record.last_step}" if record.last_step is not None else ""
+    fault = f"fault: {record.fault}" if record.fault else ""
+    yield "  ".join(
+        part for part in (str(record.attempt), str(record.state), lasted, steps, record.reason, fault) if part
+    )
+    if record.message:
+        yield f"   {record.message}"
+    if record.downtime_seconds is not None:
+        again = f", {record.steps_lost} steps done again" if record.steps_lost is not None else ""
+        yield f"   trained again after {short_duration(record.downtime_seconds)}{again}"
+
+
+def _ago(time: datetime | None, now: datetime) -> str:
+    return short_duration(max(0, int((now - time).total_seconds()))) if time else "?"

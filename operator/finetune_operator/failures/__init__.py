@@ -1,0 +1,1 @@
+"""Pure failure handling: rules, error patterns, evidence, verdicts and restart budgets."""

@@ -1,0 +1,1 @@
+"""The operator process: watches, leader election, health checks and logging."""

@@ -1,0 +1,1 @@
+"""Pure functions from raw Kubernetes objects to an Observation."""

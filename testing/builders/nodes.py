@@ -1,0 +1,30 @@
+"""A node as a supervisor reads it from its environment."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from finetune_supervisor.contract import Node, RunFolder
+
+
+def node(folder: Path, **changed: Any) -> Node:
+    """Node 0 of two, two ranks each; everything it writes lies in `folder`."""
+    made = Node(
+        namespace="default",
+        job="bert",
+        uid="ours",
+        attempt=1,
+        node_rank=0,
+        nodes=2,
+        ranks_per_node=2,
+        world_size=4,
+        master_addr="127.0.0.1",
+        master_port=29500,
+        output=folder,
+        run=RunFolder(folder),
+        termination_log=folder / "termination-log",
+        status_port=0,
+        grace_seconds=60,
+        hang_seconds=0,
+    )
+    return replace(made, **changed)

@@ -1,0 +1,154 @@
+"""The verbs of `python -m testing.cluster`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+from testing.cluster.fault_injection import Chaos
+from testing.cluster.host.commands import ClusterError
+from testing.cluster.host.versions import PINNED
+from testing.cluster.images.go_build import build_all, pin
+from testing.cluster.images.project_images import TARGETS, ImageBuilder
+from testing.cluster.kwok import start_kwok, stop_kwok
+from testing.cluster.provider import ThrowawayProvider
+from testing.cluster.throwaway import ThrowawayCluster
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        cluster = ThrowawayCluster.named(options.name)
+        if options.verb in SETUP_VERBS:
+            SETUP_VERBS[options.verb](cluster, options)
+        else:
+            CHAOS_VERBS[options.verb](Chaos(cluster), options)
+    except (ClusterError, ValueError) as reason:
+        print(f"cluster: {reason}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="cluster", description="A throwaway real Kubernetes cluster on this machine.")
+    top.add_argument("--name", default="dev", help="of the cluster; at most 8 letters and digits (default: dev)")
+    verbs = top.add_subparsers(required=True, metavar="verb", dest="verb")
+    add_setup_verbs(verbs)
+    add_chaos_verbs(verbs)
+    return top
+
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_setup_verbs(verbs: Verbs) -> None:
+    build = verbs.add_parser("build", help="build every program into the cache")
+    build.add_argument("--kubernetes", default=PINNED.kubernetes, metavar="VERSION")
+    verbs.add_parser("pin", help="renew go.mod and go.sum after a change of versions.py")
+    up = verbs.add_parser("up", help="start the cluster, building first what is missing")
+    up.add_argument("--nodes", type=int, default=2)
+    up.add_argument("--kubernetes", default=PINNED.kubernetes, metavar="VERSION")
+    up.add_argument("--dns-cache", action="store_true", help="answers of DNS are cached for 30 s")
+    down = verbs.add_parser("down", help="end it and remove everything but binaries and images")
+    down.add_argument("--purge", action="store_true", help="remove the nodes' images too")
+    images = verbs.add_parser("build-image", help="build images of this checkout, and print where they are")
+    images.add_argument("target", nargs="+", choices=TARGETS)
+    load = verbs.add_parser("load-image", help="import an image archive (or OCI layout) into every node")
+    load.add_argument("archive", type=Path)
+    claim = verbs.add_parser("shared-claim", help="a claim for many nodes; prints its folder on this machine")
+    claim.add_argument("claim")
+    claim.add_argument("--namespace", default="default")
+    kwok = verbs.add_parser("kwok", help="fake nodes, for load without containers")
+    kwok.add_argument("state", choices=("up", "down"))
+    kwok.add_argument("--nodes", type=int, default=20)
+
+
+def add_chaos_verbs(verbs: Verbs) -> None:
+    for name, told in (
+        ("stop-kubelet", "the node's containers run on, unseen by Kubernetes"),
+        ("start-kubelet", "start it again"),
+        ("heal", "end the partitions of a node"),
+    ):
+        verbs.add_parser(name, help=told).add_argument("node")
+    partition = verbs.add_parser("partition", help="drop all packets of a node, or those between two nodes")
+    partition.add_argument("node")
+    partition.add_argument("--from", dest="away_from", metavar="NODE")
+    container = verbs.add_parser("kill-container", help="SIGKILL to a container's first process")
+    container.add_argument("pod")
+    container.add_argument("--container")
+    container.add_argument("--namespace", default="default")
+    rank = verbs.add_parser("kill-rank", help="SIGKILL to one torchrun rank")
+    rank.add_argument("pod")
+    rank.add_argument("rank", type=int)
+    rank.add_argument("--namespace", default="default")
+    limit = verbs.add_parser("throttle", help="limit a node; without a limit, lift it")
+    limit.add_argument("node")
+    limit.add_argument("--cores", type=float)
+    limit.add_argument("--kbit", type=int)
+    for name in ("stop-api-server", "start-api-server", "restart-etcd"):
+        verbs.add_parser(name)
+    dns = verbs.add_parser("dns-cache", help="whether DNS answers and denials are cached for 30 s")
+    dns.add_argument("state", choices=("on", "off"))
+
+
+def up(cluster: ThrowawayCluster, options: argparse.Namespace) -> None:
+    cluster.up(
+        node_count=options.nodes,
+        versions=replace(PINNED, kubernetes=options.kubernetes),
+        dns_cache=options.dns_cache,
+    )
+    print(f"export KUBECONFIG={cluster.kubeconfig}")
+
+
+def shared_claim(cluster: ThrowawayCluster, options: argparse.Namespace) -> None:
+    provider = ThrowawayProvider(cluster)
+    cluster.kubectl.apply(*provider.shared_claim(options.namespace, options.claim))
+    print(provider.shared_folder(options.namespace, options.claim))
+
+
+def kwok(cluster: ThrowawayCluster, options: argparse.Namespace) -> None:
+    if options.state == "up":
+        start_kwok(cluster, options.nodes)
+    else:
+        stop_kwok(cluster)
+
+
+def build_images(cluster: ThrowawayCluster, options: argparse.Namespace) -> None:
+    for target in options.target:
+        print(ImageBuilder(cluster.cache).build(target))
+
+
+def throttle(chaos: Chaos, options: argparse.Namespace) -> None:
+    chaos.limit_cpu(options.node, cores=options.cores)
+    chaos.limit_network(options.node, kbit_per_second=options.kbit)
+
+
+SETUP_VERBS: dict[str, Callable[[ThrowawayCluster, argparse.Namespace], object]] = {
+    "build": lambda cluster, options: build_all(cluster.cache, replace(PINNED, kubernetes=options.kubernetes)),
+    "pin": lambda cluster, _options: pin(cluster.cache),
+    "up": up,
+    "down": lambda cluster, options: cluster.down(purge=options.purge),
+    "build-image": build_images,
+    "load-image": lambda cluster, options: cluster.load_image(options.archive),
+    "shared-claim": shared_claim,
+    "kwok": kwok,
+}
+CHAOS_VERBS: dict[str, Callable[[Chaos, argparse.Namespace], object]] = {
+    "stop-kubelet": lambda chaos, options: chaos.stop_kubelet(options.node),
+    "start-kubelet": lambda chaos, options: chaos.start_kubelet(options.node),
+    "partition": lambda chaos, options: chaos.partition(options.node, away_from=options.away_from),
+    "heal": lambda chaos, options: chaos.heal(options.node),
+    "kill-container": lambda chaos, options: chaos.kill_container(
+        options.namespace, options.pod, container=options.container
+    ),
+    "kill-rank": lambda chaos, options: chaos.kill_rank(options.namespace, options.pod, rank=options.rank),
+    "throttle": throttle,
+    "stop-api-server": lambda chaos, _options: chaos.stop_api_server(),
+    "start-api-server": lambda chaos, _options: chaos.start_api_server(),
+    "restart-etcd": lambda chaos, _options: chaos.restart_etcd(),
+    "dns-cache": lambda chaos, options: chaos.set_dns_cache(options.state == "on"),
+}

@@ -1,0 +1,37 @@
+"""The base image where no registry can be reached: Debian with Python, made from packages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testing.cluster.host.cache import Cache
+from testing.cluster.host.commands import run, stage
+
+SUITE = "bookworm"
+PACKAGES = ("usr-is-merged", "python3-venv", "ca-certificates", "libstdc++6")
+LEFT_OUT = (
+    "/usr/share/doc/*",
+    "/usr/share/man/*",
+    "/usr/share/info/*",
+    "/usr/share/locale/*",
+    "/usr/share/lintian/*",
+    "/usr/lib/x86_64-linux-gnu/gconv/*",
+)
+MERGED_USR_HOOK = "/usr/share/mmdebstrap/hooks/merged-usr"
+
+
+def ensure_root_file_system(cache: Cache) -> Path:
+    """An archive of the essential packages and Python: about 100 MB, without apt."""
+    archive = cache.images / f"base-{SUITE}.tar"
+    if not archive.exists():
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = archive.with_suffix(".unfinished.tar")
+        with stage(f"base image of Debian {SUITE}"):
+            run(
+                *("mmdebstrap", "--quiet", "--variant=essential", f"--hook-dir={MERGED_USR_HOOK}"),
+                *(f"--include={','.join(PACKAGES)}", '--aptopt=APT::Install-Recommends "false"'),
+                *(f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT),
+                *(SUITE, unfinished),
+            )
+        unfinished.rename(archive)
+    return archive

@@ -1,0 +1,20 @@
+"""kubectl and helm, for clusters that we did not build."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from testing.cluster.host.cache import Cache
+from testing.cluster.host.versions import PINNED
+from testing.cluster.images.go_build import build_all
+
+
+def find_tool(name: str, cache: Cache) -> Path:
+    """The one on PATH, or else our own, built when it is missing."""
+    installed = shutil.which(name)
+    if installed:
+        return Path(installed)
+    component, version = {"kubectl": ("kubernetes", PINNED.kubernetes), "helm": ("helm", PINNED.helm)}[name]
+    build_all(cache, PINNED, only=(component,))
+    return cache.binaries(component, version) / name

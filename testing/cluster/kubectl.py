@@ -1,0 +1,63 @@
+"""Asking the cluster's API: readiness by HTTP, everything else by kubectl."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testing.cluster.host.commands import ClusterError, attempt, run
+
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """`kubectl` with one kubeconfig."""
+
+    program: Path
+    kubeconfig: Path
+
+    def __call__(self, *arguments: str, stdin: str | None = None) -> str:
+        return run(self.program, "--kubeconfig", self.kubeconfig, *arguments, stdin=stdin)
+
+    def succeeds(self, *arguments: str) -> bool:
+        return attempt(self.program, "--kubeconfig", self.kubeconfig, *arguments).returncode == 0
+
+    def apply(self, *objects: Mapping[str, Any]) -> None:
+        self("apply", "--filename", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+    def get(self, kind: str, name: str, *, namespace: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self("get", kind, name, "--namespace", namespace, "--output", "json"))
+        return found
+
+    def ready_nodes(self) -> frozenset[str]:
+        ready = '{range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status}{"\\n"}{end}'
+        lines = self("get", "nodes", "--output", f"jsonpath={ready}").split()
+        return frozenset(line.removesuffix("=True") for line in lines if line.endswith("=True"))
+
+
+def wait_for_api_server(server: str, *, authority: Path, token: str, timeout_seconds: float = 60) -> None:
+    """Ready means every start-up hook has run: the default roles exist."""
+    context = ssl.create_default_context(cafile=str(authority))
+    deadline = time.monotonic() + timeout_seconds
+    while not is_healthy(f"{server}/readyz", token=token, context=context):
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{server}/readyz did not answer ok within {timeout_seconds:.0f} s")
+        time.sleep(POLL_SECONDS)
+
+
+def is_healthy(url: str, *, token: str = "", context: ssl.SSLContext | None = None) -> bool:
+    """Whether it answers 200; asked directly, since a proxy set for the machine does not know our addresses."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    try:
+        with opener.open(request, timeout=2) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False

@@ -1,0 +1,53 @@
+"""Nodes that only pretend: pods on them are Running at once and use nothing, for load without containers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from testing.cluster.host.processes import Daemon
+from testing.cluster.images.go_build import build_all
+from testing.cluster.throwaway import ThrowawayCluster
+
+ANNOTATION = "kwok.x-k8s.io/node"
+LABELS = {"type": "kwok", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+
+
+def start_kwok(cluster: ThrowawayCluster, node_count: int) -> None:
+    """`node_count` fake nodes, labelled `type: kwok` and tainted so that only pods that tolerate it go there."""
+    build_all(cluster.cache, cluster.state.versions, only=("kwok",))
+    cluster.kubectl.apply(*(render_fake_node(number) for number in range(1, node_count + 1)))
+    kwok_daemon(cluster).start()
+    cluster.kubectl("wait", "--for=condition=Ready", "node", "--selector=type=kwok", "--timeout=60s")
+
+
+def stop_kwok(cluster: ThrowawayCluster) -> None:
+    """Its pods go with the nodes: nobody is left who could end them in good order."""
+    kwok_daemon(cluster).stop()
+    cluster.kubectl("delete", "node", "--selector=type=kwok", "--ignore-not-found")
+
+
+def render_fake_node(number: int) -> Mapping[str, Any]:
+    name = f"kwok-{number}"
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {ANNOTATION: "fake", "node.alpha.kubernetes.io/ttl": "0"},
+            "labels": {**LABELS, "kubernetes.io/hostname": name},
+        },
+        "spec": {"taints": [{"key": ANNOTATION, "value": "fake", "effect": "NoSchedule"}]},
+    }
+
+
+def kwok_daemon(cluster: ThrowawayCluster) -> Daemon:
+    folder = cluster.cache.binaries("kwok", cluster.state.versions.kwok)
+    arguments = (
+        f"--kubeconfig={cluster.layout.kubeconfig('kwok')}",
+        f"--config={folder / 'documents.yaml'}",
+        "--manage-all-nodes=false",
+        f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
+        "--node-lease-duration-seconds=40",
+    )
+    return Daemon(name="kwok", argv=(str(folder / "kwok"), *arguments), folder=cluster.layout.daemons)

@@ -1,0 +1,139 @@
+"""Configuration files of the cluster's programs, as text. Pure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from testing.cluster.host.layout import DNS_READY_PORT, Layout, NodeLayout
+from testing.cluster.node.pki import users
+
+PAUSE_IMAGE = "localhost/pause:1"
+CNI_PLUGINS = "/usr/lib/cni"
+
+
+def render_files(layout: Layout) -> dict[Path, str]:
+    """Every configuration file but the Corefile, which a chaos verb may have changed."""
+    files = {
+        layout.kubeconfig(user.name): render_kubeconfig(
+            server=layout.api_server, authority=layout.pki / "ca.crt", token=user.token, context=layout.device_prefix
+        )
+        for user in users(layout)
+    }
+    for node in layout.nodes:
+        files[node.root / "cni" / "10-bridge.conflist"] = render_cni(node)
+        files[node.root / "kubelet.yaml"] = render_kubelet(layout, node)
+    return files
+
+
+def render_kubeconfig(*, server: str, authority: Path, token: str, context: str) -> str:
+    return as_json(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": context, "cluster": {"server": server, "certificate-authority": str(authority)}}],
+            "users": [{"name": context, "user": {"token": token}}],
+            "contexts": [{"name": context, "context": {"cluster": context, "user": context}}],
+            "current-context": context,
+        }
+    )
+
+
+def render_corefile(layout: Layout, *, cached: bool) -> str:
+    """Cached as many clusters have it: a name asked before it exists then stays unknown for up to 30 s."""
+    return f"""\
+.:53 {{
+  bind {layout.host_address}
+  errors
+  ready {layout.host_address}:{DNS_READY_PORT}
+  {"cache 30" if cached else ""}
+  kubernetes cluster.local in-addr.arpa {{
+    kubeconfig {layout.kubeconfig("dns")} {layout.device_prefix}
+    pods insecure
+    ttl {30 if cached else 5}
+  }}
+}}
+"""
+
+
+def render_cni(node: NodeLayout) -> str:
+    ipam = {
+        "type": "host-local",
+        "dataDir": str(node.root / "ipam"),
+        "ranges": [[{"subnet": str(node.pod_network)}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+    }
+    bridge = {
+        "type": "bridge",
+        "bridge": "cni0",
+        "isGateway": True,
+        "ipMasq": True,
+        "hairpinMode": True,
+        "ipam": ipam,
+    }
+    ports = {"type": "portmap", "capabilities": {"portMappings": True}}
+    return as_json({"cniVersion": "1.0.0", "name": node.network_namespace, "plugins": [bridge, ports]})
+
+
+def render_containerd(node: NodeLayout, *, restrict_oom_score: bool) -> str:
+    """`restrict_oom_score`: without CAP_SYS_RESOURCE every container fails to start unless it is set.
+
+    NRI is off because its socket has one fixed path and every node has a containerd; network namespaces of pods
+    are kept in the node's own folder for the same reason.
+    """
+    return f"""\
+version = 3
+root = "{node.containerd_root}"
+state = "{node.containerd_state}"
+disabled_plugins = ["io.containerd.nri.v1.nri"]
+[grpc]
+  address = "{node.containerd_socket}"
+[plugins.'io.containerd.internal.v1.opt']
+  path = "{node.root / "opt"}"
+[plugins.'io.containerd.cri.v1.images']
+  snapshotter = "overlayfs"
+  [plugins.'io.containerd.cri.v1.images'.pinned_images]
+    sandbox = "{PAUSE_IMAGE}"
+[plugins.'io.containerd.cri.v1.runtime']
+  restrict_oom_score_adj = {"true" if restrict_oom_score else "false"}
+  netns_mounts_under_state_dir = true
+  [plugins.'io.containerd.cri.v1.runtime'.cni]
+    bin_dirs = ["{CNI_PLUGINS}"]
+    conf_dir = "{node.root / "cni"}"
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+      SystemdCgroup = false
+"""
+
+
+def render_kubelet(layout: Layout, node: NodeLayout) -> str:
+    return as_json(
+        {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": True},
+                "x509": {"clientCAFile": str(layout.pki / "ca.crt")},
+            },
+            "authorization": {"mode": "Webhook"},
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": f"/{node.cgroup}",
+            "failCgroupV1": False,
+            "failSwapOn": False,
+            "clusterDNS": [str(layout.host_address)],
+            "clusterDomain": "cluster.local",
+            "resolvConf": "",
+            "containerRuntimeEndpoint": f"unix://{node.containerd_socket}",
+            "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+            "imageGCHighThresholdPercent": 100,
+            "volumePluginDir": str(node.root / "plugins"),
+            "podLogsDir": str(node.root / "podlogs"),
+        }
+    )
+
+
+def as_json(value: object) -> str:
+    """JSON is YAML too, and needs no library."""
+    return json.dumps(value, indent=2) + "\n"

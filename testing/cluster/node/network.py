@@ -1,0 +1,97 @@
+"""A bridge on the host, and one network namespace per node joined to it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from testing.cluster.host.commands import attempt, run
+from testing.cluster.host.layout import Layout, NodeLayout
+
+
+def host_routes() -> tuple[IPv4Network, ...]:
+    """Every network the host has a route to, but for the default route."""
+    routes = json.loads(run("ip", "-4", "-json", "route", "show", "table", "all"))
+    networks = []
+    for route in routes:
+        with suppress(ValueError):
+            networks.append(IPv4Network(route["dst"], strict=False))
+    return tuple(network for network in networks if network.prefixlen)
+
+
+def ensure_network(layout: Layout) -> None:
+    if not Path(f"/sys/class/net/{layout.bridge}").exists():
+        run("ip", "link", "add", layout.bridge, "type", "bridge")
+    run("ip", "address", "replace", f"{layout.host_address}/24", "dev", layout.bridge)
+    run("ip", "link", "set", layout.bridge, "up")
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+    allow_bridged_traffic(layout)
+    for node in layout.nodes:
+        ensure_node_network(layout, node)
+    for node in layout.nodes:
+        run("ip", "route", "replace", str(node.pod_network), "via", str(node.address))
+        for other in layout.nodes:
+            if other != node:
+                in_node(node, "ip", "route", "replace", str(other.pod_network), "via", str(other.address))
+    # the API server calls webhooks by their Service, and the host has no kube-proxy: the first node's answers for it
+    run("ip", "route", "replace", str(layout.services_network), "via", str(layout.nodes[0].address))
+
+
+def ensure_node_network(layout: Layout, node: NodeLayout) -> None:
+    if not node.network_namespace_path.exists():
+        run("ip", "netns", "add", node.network_namespace)
+    if not Path(f"/sys/class/net/{node.host_link}").exists():
+        run(
+            *("ip", "link", "add", node.host_link, "type", "veth"),
+            *("peer", "name", "eth0", "netns", node.network_namespace),
+        )
+    run("ip", "link", "set", node.host_link, "master", layout.bridge, "up")
+    in_node(node, "ip", "address", "replace", f"{node.address}/24", "dev", "eth0")
+    in_node(node, "ip", "link", "set", "eth0", "up")
+    in_node(node, "ip", "link", "set", "lo", "up")
+    in_node(node, "ip", "route", "replace", "default", "via", str(layout.host_address))
+    in_node(node, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+
+
+def in_node(node: NodeLayout, *argv: str, stdin: str | None = None) -> str:
+    return run("nsenter", f"--net={node.network_namespace_path}", *argv, stdin=stdin)
+
+
+def forward_rule(layout: Layout) -> tuple[str, ...]:
+    return ("FORWARD", "-i", layout.bridge, "-o", layout.bridge, "-j", "ACCEPT")
+
+
+def allow_bridged_traffic(layout: Layout) -> None:
+    """Docker sets the host's FORWARD policy to DROP, and bridged packets may pass through that chain too."""
+    policy = attempt("iptables", "-w", "-S", "FORWARD")
+    if "-P FORWARD DROP" in policy.stdout and attempt("iptables", "-w", "-C", *forward_rule(layout)).returncode:
+        run("iptables", "-w", "-I", *forward_rule(layout))
+
+
+def remove_network(layout: Layout) -> None:
+    """Routes and links go with the devices they belong to."""
+    if "-P FORWARD DROP" in attempt("iptables", "-w", "-S", "FORWARD").stdout:
+        attempt("iptables", "-w", "-D", *forward_rule(layout))
+    for namespace in network_namespaces(layout):
+        run("ip", "netns", "delete", namespace)
+    for link in network_links(layout):
+        if Path(f"/sys/class/net/{link}").exists():  # a veth goes together with its peer
+            attempt("ip", "link", "delete", link)
+
+
+def network_namespaces(layout: Layout) -> tuple[str, ...]:
+    return names_of(layout, Path("/run/netns"))
+
+
+def network_links(layout: Layout) -> tuple[str, ...]:
+    return names_of(layout, Path("/sys/class/net"))
+
+
+def names_of(layout: Layout, folder: Path) -> tuple[str, ...]:
+    """Also of nodes that an earlier, larger cluster of this name had."""
+    prefix = layout.device_prefix
+    return tuple(
+        sorted(path.name for path in folder.glob(f"{prefix}*") if path.name == prefix or path.name[len(prefix)] == "-")
+    )

@@ -1,0 +1,79 @@
+"""One certificate authority, the API server's certificates, and tokens for everybody else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from testing.cluster.host.commands import run
+from testing.cluster.host.layout import Layout
+
+DAYS = "3650"
+
+
+@dataclass(frozen=True)
+class User:
+    """Somebody who comes with a static token: it replaces a client certificate each."""
+
+    name: str
+    login: str
+    groups: tuple[str, ...] = ()
+
+    @property
+    def token(self) -> str:
+        return f"{self.name}-token"
+
+
+def users(layout: Layout) -> tuple[User, ...]:
+    nodes = (User(node.name, f"system:node:{node.name}", ("system:nodes",)) for node in layout.nodes)
+    return (
+        User("admin", "admin", ("system:masters",)),
+        User("controllers", "system:kube-controller-manager"),
+        User("scheduler", "system:kube-scheduler"),
+        User("proxy", "system:kube-proxy"),
+        User("dns", "dns", ("system:masters",)),
+        User("kwok", "kwok", ("system:masters",)),
+        *nodes,
+    )
+
+
+def render_tokens(layout: Layout) -> str:
+    return "".join(f'{user.token},{user.login},{user.name},"{",".join(user.groups)}"\n' for user in users(layout))
+
+
+def render_api_server_names(layout: Layout) -> str:
+    names = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
+    addresses = ("127.0.0.1", str(layout.host_address), str(layout.services_network[1]))
+    return ",".join((*(f"DNS:{name}" for name in names), *(f"IP:{address}" for address in addresses)))
+
+
+def ensure_certificates(layout: Layout) -> None:
+    """Made once in a cluster's life; elliptic curve keys because RSA takes a second each on a busy machine."""
+    folder = layout.pki
+    if (folder / "tokens.csv").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    make_key(folder / "ca.key")
+    run(
+        *("openssl", "req", "-x509", "-new", "-key", folder / "ca.key", "-out", folder / "ca.crt"),
+        *("-days", DAYS, "-subj", f"/CN={layout.device_prefix}"),
+    )
+    sign(folder, "apiserver", subject="/CN=kube-apiserver", names=render_api_server_names(layout))
+    sign(folder, "apiserver-kubelet", subject="/O=system:masters/CN=kube-apiserver", names="DNS:apiserver")
+    make_key(folder / "service-accounts.key")
+    (folder / "tokens.csv").write_text(render_tokens(layout))
+
+
+def make_key(path: Path) -> None:
+    run("openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", path)
+
+
+def sign(folder: Path, name: str, *, subject: str, names: str) -> None:
+    key, request, extensions = (folder / f"{name}.{suffix}" for suffix in ("key", "csr", "ext"))
+    make_key(key)
+    extensions.write_text(f"subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\n")
+    run("openssl", "req", "-new", "-key", key, "-subj", subject, "-out", request)
+    run(
+        *("openssl", "x509", "-req", "-in", request, "-out", folder / f"{name}.crt", "-days", DAYS),
+        *("-CA", folder / "ca.crt", "-CAkey", folder / "ca.key", "-CAcreateserial", "-extfile", extensions),
+    )

@@ -1,0 +1,53 @@
+"""What a cluster was started with, kept beside it so that every later command finds the same one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from testing.cluster.host.commands import ClusterError
+from testing.cluster.host.layout import Layout
+from testing.cluster.host.versions import Versions
+
+
+@dataclass(frozen=True)
+class ClusterState:
+    name: str
+    node_count: int
+    network: str
+    versions: Versions
+    dns_cache: bool = False
+
+    def layout(self, root: Path) -> Layout:
+        return Layout(name=self.name, root=root, node_count=self.node_count, network=IPv4Network(self.network))
+
+    def with_dns_cache(self, cached: bool) -> ClusterState:
+        return replace(self, dns_cache=cached)
+
+
+def state_file(root: Path) -> Path:
+    return root / "cluster.json"
+
+
+def write_state(root: Path, state: ClusterState) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    state_file(root).write_text(json.dumps(asdict(state), indent=2) + "\n")
+
+
+def read_state(root: Path) -> ClusterState | None:
+    try:
+        written = json.loads(state_file(root).read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as broken:
+        raise ClusterError(f"{state_file(root)} is unreadable ({broken}); run `down`") from broken
+    return ClusterState(**{**written, "versions": Versions(**written["versions"])})
+
+
+def require_state(root: Path) -> ClusterState:
+    state = read_state(root)
+    if state is None:
+        raise ClusterError(f"cluster {root.name} is not up ({state_file(root)} is missing); run `up` first")
+    return state

@@ -1,0 +1,18 @@
+"""Every fault by its name."""
+
+from testing.faults.catalog.control_plane_faults import CONTROL_PLANE_FAULTS
+from testing.faults.catalog.data_faults import DATA_FAULTS
+from testing.faults.catalog.fault import Fault
+from testing.faults.catalog.pod_faults import MACHINE_FAULTS, POD_FAULTS
+from testing.faults.catalog.rank_faults import RANK_FAULTS, RESOURCE_FAULTS
+from testing.faults.catalog.start_faults import START_FAULTS
+
+FAULTS: dict[str, Fault] = {
+    **RANK_FAULTS,
+    **RESOURCE_FAULTS,
+    **POD_FAULTS,
+    **MACHINE_FAULTS,
+    **START_FAULTS,
+    **CONTROL_PLANE_FAULTS,
+    **DATA_FAULTS,
+}

@@ -1,0 +1,149 @@
+"""A model, a tokenizer and chat rows small enough for tests and the demo, made on the spot from Python's own manual.
+
+`python -m testing.models.tiny_text DIR` creates DIR/model, DIR/train.jsonl and DIR/eval.jsonl, and the same rows as
+preferences in DIR/train.pairs.jsonl and DIR/eval.pairs.jsonl.
+"""
+
+import argparse
+import json
+import os
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+)
+_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_VOCABULARY = 1024
+_POSITIONS = 512
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """What was built, by path."""
+
+    model: Path
+    train: Path
+    eval: Path
+
+
+def pairs(rows: Path) -> Path:
+    """Where the preferences of a file of rows are."""
+    return rows.with_suffix(".pairs.jsonl")
+
+
+def build(folder: Path, *, rows: int = 400, eval_rows: int = 40, seed: int = 0) -> Tiny:
+    """Everything below `folder`; the same arguments give the same files."""
+    built = Tiny(folder / "model", folder / "train.jsonl", folder / "eval.jsonl")
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(built.model)
+    build_model(len(tokenizer), seed=seed).save_pretrained(built.model)
+    every_row = list(chat_rows())
+    if rows + eval_rows > len(every_row):
+        raise ValueError(f"{rows} + {eval_rows} rows were asked for; the manual gives {len(every_row)}")
+    step = len(every_row) // (rows + eval_rows)
+    chosen = every_row[::step][: rows + eval_rows]
+    held_out = {int(index * len(chosen) / eval_rows) for index in range(eval_rows)}
+    for path, kept in (
+        (built.train, [row for index, row in enumerate(chosen) if index not in held_out][:rows]),
+        (built.eval, [row for index, row in enumerate(chosen) if index in held_out]),
+    ):
+        write_jsonl(path, kept)
+        write_jsonl(pairs(path), [as_preference(row) for row in kept])
+    return built
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        topics.values(),
+        trainers.BpeTrainer(
+            vocab_size=_VOCABULARY,
+            special_tokens=list(_SPECIALS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",  # noqa: S106
+        pad_token="<|endoftext|>",  # noqa: S106
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=_POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_model(vocabulary: int, *, seed: int = 0) -> Qwen2ForCausalLM:
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=96,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=_POSITIONS,
+        tie_word_embeddings=True,
+        initializer_range=0.1,  # adapters cannot scale frozen embeddings; with the usual 0.02 there is nothing to learn
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+        dtype="float32",
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def chat_rows() -> Iterator[Row]:
+    """One question and answer per piece of the manual; answers differ much in length."""
+    for topic, text in topics.items():
+        paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+        for number, paragraph in enumerate(filter(None, paragraphs), start=1):
+            answer = textwrap.shorten(paragraph, width=120 + 60 * (number % 5), placeholder="")
+            if len(answer) < 30:
+                continue
+            question = f"What does the manual say about {topic}, part {number}?"
+            yield {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def as_preference(row: Row) -> Row:
+    """The answer is chosen; the first two thirds of its words backwards are rejected."""
+    words = row["messages"][-1]["content"].split()
+    return {**row, "rejected_response": " ".join(reversed(words[: len(words) - len(words) // 3]))}
+
+
+def write_jsonl(path: Path, rows: list[Row]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rows", type=int, default=400)
+    parser.add_argument("--eval-rows", type=int, default=40)
+    options = parser.parse_args()
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    built = build(options.folder, rows=options.rows, eval_rows=options.eval_rows)
+    for path in (built.model, built.train, built.eval):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

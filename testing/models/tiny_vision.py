@@ -1,0 +1,269 @@
+"""One small model of each family that sees, with random weights, and rows that show what is made on the spot."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import av
+import torch
+from PIL import Image
+from tokenizers import AddedToken
+from transformers import (
+    CLIPVisionConfig,
+    Gemma3Config,
+    Gemma3TextConfig,
+    InternVLConfig,
+    InternVLVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2Config,
+    Qwen2VLConfig,
+    Qwen3VLConfig,
+    SiglipVisionConfig,
+)
+from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from testing.models import tiny_text as tiny
+
+_QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+_QWEN_VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
+_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+_TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.1,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a family's tiny model is made."""
+
+    image: str  # what its template writes for an image
+    marks: tuple[str, ...]
+    config: Callable[[int, PreTrainedTokenizerFast], PretrainedConfig]
+    processor: Callable[[], Any]
+    pixels: tuple[int, int] | None = None  # least and most of a video, of families that see them
+
+
+def _template(image: str) -> str:
+    return (
+        "{%- for message in messages -%}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+        "{%- for part in message['content'] -%}"
+        "{%- if part['type'] == 'image' -%}{{ '" + image + "' }}"
+        "{%- elif part['type'] == 'video' -%}{{ '" + _QWEN_VIDEO + "' }}{%- else -%}{{ part['text'] }}{%- endif -%}"
+        "{%- endfor -%}{{ '<|im_end|>\\n' }}{%- endfor -%}"
+        "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+    )
+
+
+def _qwen_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    return dict(zip(names, tokenizer.convert_tokens_to_ids(list(_MARKS)), strict=True))
+
+
+def _qwen2_vl(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    vision: dict[str, Any] = {
+        "depth": 2,
+        "embed_dim": 32,
+        "num_heads": 2,
+        "hidden_size": 32,
+        "mlp_ratio": 2,
+        "patch_size": 14,
+    }
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+    text = {**_TEXT, "vocab_size": vocabulary, "rope_parameters": rope}
+    return Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **_qwen_ids(tokenizer))
+
+
+_QWEN_TOWER: dict[str, Any] = {  # since 2.5
+    "depth": 2,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 64,
+    "out_hidden_size": 32,
+}
+
+
+def _qwen2_5_vl(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    vision = {**_QWEN_TOWER, "fullatt_block_indexes": [1], "window_size": 56}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+    text = {**_TEXT, "vocab_size": vocabulary, "rope_parameters": rope}
+    return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **_qwen_ids(tokenizer))
+
+
+def _qwen3_vl(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    vision = {**_QWEN_TOWER, "patch_size": 16, "deepstack_visual_indexes": [0], "num_position_embeddings": 64}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    text = {**_TEXT, "vocab_size": vocabulary, "rope_parameters": rope, "head_dim": 8}
+    return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **_qwen_ids(tokenizer))
+
+
+def _internvl(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    vision = InternVLVisionConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        image_size=[56, 56],
+        patch_size=[14, 14],
+    )
+    text = Qwen2Config(**_TEXT, vocab_size=vocabulary, tie_word_embeddings=True)
+    image = tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")
+    return InternVLConfig(vision_config=vision, text_config=text, image_token_id=image, image_seq_length=4)
+
+
+def _llava(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    vision = CLIPVisionConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=56, patch_size=14
+    )
+    text = LlamaConfig(**_TEXT, vocab_size=vocabulary, tie_word_embeddings=True)
+    image = tokenizer.convert_tokens_to_ids("<image>")
+    return LlavaConfig(
+        vision_config=vision, text_config=text, image_token_id=image, image_seq_length=16, vision_feature_layer=-2
+    )
+
+
+def _gemma3(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    vision = SiglipVisionConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        image_size=56,
+        patch_size=14,
+        vision_use_head=False,
+    )
+    text = Gemma3TextConfig(**_TEXT, vocab_size=vocabulary, head_dim=8, sliding_window=64)
+    start, end, soft = tokenizer.convert_tokens_to_ids(["<start_of_image>", "<end_of_image>", "<image_soft_token>"])
+    return Gemma3Config(
+        vision_config=vision,
+        text_config=text,
+        mm_tokens_per_image=4,
+        boi_token_index=start,
+        eoi_token_index=end,
+        image_token_id=soft,
+        image_token_index=soft,
+    )
+
+
+def _qwen_processor(**options: Any) -> Any:
+    return Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 64}, **options)
+
+
+_SMALL = {"height": 56, "width": 56}
+KINDS: dict[str, Kind] = {
+    "qwen2_vl": Kind(_QWEN_IMAGE, _MARKS, _qwen2_vl, _qwen_processor, (28 * 28, 28 * 28 * 8)),
+    "qwen2_5_vl": Kind(_QWEN_IMAGE, _MARKS, _qwen2_5_vl, _qwen_processor, (28 * 28, 28 * 28 * 8)),
+    "qwen3_vl": Kind(
+        _QWEN_IMAGE, _MARKS, _qwen3_vl, lambda: _qwen_processor(patch_size=16), (32 * 32 * 2, 32 * 32 * 64)
+    ),
+    "internvl": Kind(
+        "<IMG_CONTEXT>\\n",
+        ("<img>", "</img>", "<IMG_CONTEXT>"),
+        _internvl,
+        lambda: GotOcr2ImageProcessorPil(size=_SMALL, max_patches=4),
+    ),
+    "llava": Kind(
+        "<image>\\n", ("<image>",), _llava, lambda: CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size=_SMALL)
+    ),
+    "gemma3": Kind(
+        "<start_of_image>",
+        ("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+        _gemma3,
+        lambda: Gemma3ImageProcessorPil(size=_SMALL),
+    ),
+}
+
+
+SEE_VIDEOS = tuple(kind for kind, made in KINDS.items() if made.pixels)
+
+
+def build_tokenizer(kind: str) -> PreTrainedTokenizerFast:
+    tokenizer = tiny.build_tokenizer()
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": [AddedToken(mark, special=True) for mark in ("<|im_start|>", *KINDS[kind].marks)]}
+    )
+    tokenizer.chat_template = _template(KINDS[kind].image)
+    return tokenizer
+
+
+def build(folder: Path, kind: str = "qwen2_vl", *, seed: int = 0) -> Path:
+    """A model, its tokenizer and its processors."""
+    tokenizer = build_tokenizer(kind)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(seed)
+    config = KINDS[kind].config(len(tokenizer), tokenizer)
+    model = AutoModelForImageTextToText.from_config(config)
+    for parameter in model.parameters():
+        if parameter.dim() == 2 and not parameter.any():  # Gemma 3's aligner, through which nothing would be seen
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(folder)
+    KINDS[kind].processor().save_pretrained(folder)
+    if pixels := KINDS[kind].pixels:
+        size = dict(zip(("shortest_edge", "longest_edge"), pixels, strict=True))
+        (folder / "video_preprocessor_config.json").write_text(json.dumps({"size": size}))
+    return folder
+
+
+def draw(folder: Path, name: str, size: tuple[int, int], *, seed: int) -> str:
+    """A file of random colours; gives its name."""
+    noise = torch.randint(0, 256, (size[1], size[0], 3), generator=torch.Generator().manual_seed(seed))
+    Image.fromarray(noise.to(torch.uint8).numpy()).save(folder / name)
+    return name
+
+
+def film(folder: Path, name: str, size: tuple[int, int], *, frames: int, fps: int, seed: int = 0) -> str:
+    """A file of frames in one random colour each; gives its name."""
+    colours = torch.randint(0, 256, (frames, 3), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    with av.open(str(folder / name), "w") as file:
+        stream = file.add_stream("mpeg4", rate=fps)
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        for colour in colours:
+            frame = av.VideoFrame.from_ndarray(colour.expand(size[1], size[0], 3).contiguous().numpy(), format="rgb24")
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    return name
+
+
+def none(_number: int) -> int:
+    return 0
+
+
+def rows(folder: Path, count: int, *, images: Callable[[int], int] = none, videos: Callable[[int], int] = none) -> Path:
+    """Chat rows beside their images and videos, and the same as preferences; each row shows as many as it is told."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for number, row in zip(range(count), tiny.chat_rows(), strict=False):
+        names = [
+            draw(folder, f"{number}-{each}.png", (28 + 28 * ((number + each) % 3), 56), seed=10 * number + each)
+            for each in range(images(number))
+        ]
+        films = [
+            film(folder, f"{number}-{each}.mp4", (56, 28), frames=8 + 2 * (number % 3), fps=4, seed=number)
+            for each in range(videos(number))
+        ]
+        question, answer = row["messages"]
+        asked = {**question, "content": "<image>" * len(names) + "<video>" * len(films) + question["content"]}
+        shown = {column: value for column, value in (("images", names), ("videos", films)) if value}
+        written.append({"messages": [asked, {**answer, "content": answer["content"][:80]}], **shown})
+    path = folder / "rows.jsonl"
+    tiny.write_jsonl(path, written)
+    tiny.write_jsonl(tiny.pairs(path), [tiny.as_preference(row) for row in written])
+    return path

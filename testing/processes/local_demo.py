@@ -1,0 +1,31 @@
+"""The demo where no cluster can be had: the same job as local processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+
+from testing.models import tiny_text as tiny
+from testing.models.loss_curve import loss_curve, read_losses
+from testing.processes.operator_stack import example_job
+
+
+def run_locally() -> int:
+    """`finetune run` with two local nodes; the loss curve and the result's files."""
+    with tempfile.TemporaryDirectory(prefix="finetune-demo-") as scratch:
+        folder = Path(scratch)
+        tiny.build(folder / "data")
+        job_file = folder / "job.yaml"
+        job_file.write_text(yaml.safe_dump(example_job("demo")))
+        command = [sys.executable, "-m", "finetune_cli", "run", str(job_file), "--output", str(folder / "out")]
+        code = subprocess.run([*command, "--volume", f"data={folder / 'data'}"], check=False).returncode
+        if code == 0:
+            (output,) = (folder / "out").glob("*/demo")
+            print("loss by step:\n" + loss_curve(read_losses(output)))
+            for path in sorted((output / "result").iterdir()):
+                print(f"  {path.name:36} {path.stat().st_size:>10,} bytes")
+        return code

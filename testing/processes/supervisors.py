@@ -1,0 +1,145 @@
+"""Supervisors as plain processes, each with the environment and folders that the operator gives a pod."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from finetune_api.termination import Termination, parse_termination
+
+REPOSITORY = Path(__file__).parents[2]
+_TIMEOUT_SECONDS = 150.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One running supervisor."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    status_port: int
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "stdout").read_text(errors="replace")
+
+    @property
+    def termination(self) -> Termination | None:
+        return parse_termination((self.folder / "termination-log").read_text())
+
+    def heartbeats(self) -> dict[int, dict[str, Any]]:
+        """By local rank."""
+        found = {}
+        for path in (self.folder / "run" / "ranks").glob("rank-*.json"):
+            found[int(path.stem.removeprefix("rank-"))] = json.loads(path.read_text())
+        return found
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.status_port}{path}", timeout=5) as answer:
+            return str(answer.read().decode())
+
+    def wait(self) -> int:
+        try:
+            return self.process.wait(_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"no end within {_TIMEOUT_SECONDS:.0f}s:\n{self.log}") from None
+
+    def wait_for_step(self, step: int) -> None:
+        """Until rank 0 of the node has done that optimizer step."""
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"ended before step {step}:\n{self.log}"
+            beat = self.heartbeats().get(0)
+            if beat and beat["progress"]["step"] >= step:
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"step {step} not reached within {_TIMEOUT_SECONDS:.0f}s:\n{self.log}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job whose pods are processes on this machine; every attempt gets folders of its own below `folder`."""
+
+    folder: Path
+    spec: dict[str, Any]
+    nodes: int = 1
+    ranks_per_node: int = 2
+    uid: str = "uid-1"
+    name: str = "tiny"
+    grace_seconds: int = 60
+    output: Path | None = None
+    program: tuple[str, ...] = (sys.executable, "-m", "finetune_supervisor")
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def output_folder(self) -> Path:
+        return self.output or self.folder / "output"
+
+    def start(self, *, attempt: int = 0) -> list[Pod]:
+        port = free_port()
+        return [self._start_pod(attempt, node_rank, port) for node_rank in range(self.nodes)]
+
+    def run(self, *, attempt: int = 0) -> list[Pod]:
+        """To the end, whatever it is."""
+        pods = self.start(attempt=attempt)
+        for pod in pods:
+            pod.wait()
+        return pods
+
+    def _start_pod(self, attempt: int, node_rank: int, port: int) -> Pod:
+        folder = self.folder / f"attempt-{attempt}-node-{node_rank}"
+        (folder / "run").mkdir(parents=True)
+        config = folder / "config.json"
+        config.write_text(json.dumps(self.spec))
+        status_port = free_port()
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer")),
+            "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "NNODES": str(self.nodes),
+            "NODE_RANK": str(node_rank),
+            "NPROC_PER_NODE": str(self.ranks_per_node),
+            "FINETUNE_NAMESPACE": "default",
+            "FINETUNE_JOB": self.name,
+            "FINETUNE_JOB_UID": self.uid,
+            "FINETUNE_ATTEMPT": str(attempt),
+            "FINETUNE_WORLD_SIZE": str(self.nodes * self.ranks_per_node),
+            "FINETUNE_CONFIG": str(config),
+            "FINETUNE_OUTPUT": str(self.output_folder),
+            "FINETUNE_CACHE_DIR": str(self.folder / "cache"),
+            "FINETUNE_RUN_DIR": str(folder / "run"),
+            "FINETUNE_TERMINATION_LOG": str(folder / "termination-log"),
+            "FINETUNE_STATUS_PORT": str(status_port),
+            "FINETUNE_GRACE_SECONDS": str(self.grace_seconds),
+            **self.env,
+        }
+        with (folder / "stdout").open("wb") as stdout:
+            process = subprocess.Popen(
+                self.program,
+                env=environment,
+                stdout=stdout,
+                stderr=subprocess.STDOUT,
+            )
+        return Pod(process, folder, status_port)
+
+
+def stop(pod: Pod) -> None:
+    """As the kubelet does it."""
+    pod.process.send_signal(signal.SIGTERM)

@@ -1,0 +1,51 @@
+"""Several small trainings in one torchrun, from a test's side."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from testing.processes.supervisors import REPOSITORY, free_port
+
+Results = dict[str, dict[str, Any]]
+
+
+def launch(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int | None = None) -> Results:
+    """All cells in one torchrun."""
+    folder.mkdir()
+    (folder / "cells.json").write_text(json.dumps(cells))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", ".")),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",  # a rank that crashes says where
+        "FINETUNE_WORLD_SIZE": str(ranks),
+        "FINETUNE_CONFIG": "unused",
+        "FINETUNE_OUTPUT": "unused",
+        "FINETUNE_CACHE_DIR": str(folder / "cache"),
+        "FINETUNE_RUN_DIR": str(folder / "run"),
+        "FINETUNE_JOB_UID": "unused",
+        "FINETUNE_NAMESPACE": "default",
+        "FINETUNE_JOB": "unused",
+        "FINETUNE_ATTEMPT": "0",
+        **({} if slow_rank is None else {"TEST_SLOW_RANK": str(slow_rank)}),
+    }
+    logs = ("--redirects=2", f"--log-dir={folder / 'logs of ranks'}")
+    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}", *logs)
+    script = (
+        str(REPOSITORY / "testing/processes/torchrun_cells.py"),
+        str(folder / "cells.json"),
+        str(folder / "results.json"),
+    )
+    done = subprocess.run((sys.executable, *torchrun, *script), env=environment, capture_output=True, timeout=900)
+    assert done.returncode == 0, done.stderr.decode()[-3_000:] + last_words(folder / "logs of ranks")
+    results: Results = json.loads((folder / "results.json").read_text())
+    return results
+
+
+def last_words(folder: Path) -> str:
+    """What each rank said at last; who fell silent first, and may be the cause, comes last."""
+    logs = sorted(folder.glob("**/stderr.log"), key=lambda log: log.stat().st_mtime, reverse=True)
+    return "".join(f"\n--- rank {log.parent.name}:\n{log.read_text()[-10_000:]}" for log in logs)

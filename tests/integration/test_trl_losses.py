@@ -1,0 +1,126 @@
+"""The losses of SFT and DPO are those of TRL on the same rows, to four digits, step after step."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from finetune_api.v1alpha1.lora import Lora
+from finetune_trainer.model.lora import add_adapters
+from testing.models import tiny_text as tiny
+from testing.processes.supervisors import REPOSITORY
+from testing.processes.torchrun import Results, launch
+
+pytestmark = pytest.mark.slow
+
+ROWS = 12
+STEPS = 4
+FOUR_DIGITS = 1e-4
+METRICS = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
+METHODS: dict[str, dict[str, Any]] = {
+    "sft": {"sft": {}},
+    "sigmoid": {"dpo": {"beta": 0.1}},
+    "sigmoid with sft": {"dpo": {"beta": 0.2, "rpoAlpha": 0.5}},
+    "ipo": {"dpo": {"beta": 0.3, "lossType": "ipo"}},
+    "hinge": {"dpo": {"lossType": "hinge"}},
+    "robust": {"dpo": {"lossType": "robust", "labelSmoothing": 0.2}},
+}
+FROM_ADAPTER = "sigmoid from an adapter, lora"  # whose policy does not begin as the model
+CELLS = [*(f"{method}, {tuner}" for method in METHODS for tuner in ("lora", "full")), FROM_ADAPTER]
+
+
+def as_plain_text(row: tiny.Row) -> tiny.Row:
+    """The spelling that TRL renders without a template, as we do."""
+    pair = tiny.as_preference(row)
+    question, answer = (message["content"] for message in row["messages"])
+    return {"prompt": question, "chosen": f" {answer}", "rejected": f" {pair['rejected_response']}"}
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One micro-batch of all rows a step, in both."""
+    folder = tmp_path_factory.mktemp("tiny")
+    files = tiny.build(folder, rows=20, eval_rows=2)
+    completions, preferences = folder / "completions.jsonl", folder / "preferences.jsonl"
+    pairs = [as_plain_text(row) for row in itertools.islice(tiny.chat_rows(), ROWS)]
+    tiny.write_jsonl(preferences, pairs)
+    tiny.write_jsonl(completions, [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs])
+    training = {
+        "perDeviceTrainBatchSize": ROWS,
+        "maxSteps": STEPS,
+        "lrSchedulerType": "constant",
+        "saveSteps": 1000,
+        "maxGradNorm": 0.5,
+    }
+    cells = {
+        f"{name}, {tuner}": {
+            "model": {"name": str(files.model)},
+            "dataset": {"train": [{"name": str(completions if name == "sft" else preferences)}], "numWorkers": 0},
+            **method,
+            **({"lora": {"r": 4}} if tuner == "lora" else {}),
+            "training": {**training, "learningRate": 0.01 if tuner == "lora" else 0.001},
+            "output": {"persistentVolumeClaim": {"claimName": "unused"}},
+        }
+        for name, method in METHODS.items()
+        for tuner in ("lora", "full")
+    }
+    adapter = save_trained_adapter(files.model, folder / "adapter")
+    return {**cells, FROM_ADAPTER: {**cells["sigmoid, lora"], "lora": {"adapter": str(adapter)}}}
+
+
+def save_trained_adapter(model: Path, folder: Path) -> Path:
+    """Trained, as far as its numbers tell."""
+    adapted: Any = add_adapters(AutoModelForCausalLM.from_pretrained(model), Lora(r=4), seed=1)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.02)
+    adapted.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ours(specs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return launch(tmp_path_factory.mktemp("ours") / "cells", specs, ranks=1)
+
+
+@pytest.fixture(scope="module")
+def theirs(specs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("theirs")
+    (folder / "cells.json").write_text(json.dumps(specs))
+    path = os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", "."))
+    command = (sys.executable, str(REPOSITORY / "testing/processes/trl_oracle.py"), "cells.json", "results.json")
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=240)
+    assert done.returncode == 0, done.stderr.decode()[-30_000:]
+    results: Results = json.loads((folder / "results.json").read_text())
+    return results
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_losses_and_gradients_are_those_of_trl(ours: Results, theirs: Results, cell: str) -> None:
+    assert len(ours[cell]["loss"]) == STEPS
+    for what in ("loss", "grad_norm"):
+        assert ours[cell][what] == pytest.approx(theirs[cell][what], rel=FOUR_DIGITS), what
+
+
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if not cell.startswith("sft")])
+def test_rewards_are_those_of_trl_also_where_the_policy_has_left_the_reference(
+    ours: Results, theirs: Results, cell: str
+) -> None:
+    for what in METRICS:
+        assert ours[cell][what] == pytest.approx(theirs[cell][what], rel=FOUR_DIGITS, abs=1e-5), what
+    assert abs(ours[cell]["rewards/margins"][-1]) > 0.01
+
+
+@pytest.mark.parametrize("tuner", ["lora", "full"])
+def test_before_anything_is_learned_the_loss_is_the_logarithm_of_two(ours: Results, tuner: str) -> None:
+    assert ours[f"sigmoid, {tuner}"]["loss"][0] == pytest.approx(0.693147, abs=1e-6)
+    assert ours[f"sigmoid, {tuner}"]["loss"][-1] < 0.69

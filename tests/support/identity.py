@@ -1,7 +1,0 @@
-"""The identity of a job, with what a test does not care about filled in."""
-
-from finetune_trainer.output import Identity
-
-
-def identity(*, uid: str = "ours", attempt: int = 0, fingerprint: str = "f1") -> Identity:
-    return Identity(uid=uid, namespace="default", name=f"job-{uid}", attempt=attempt, fingerprint=fingerprint)

@@ -1,0 +1,79 @@
+"""Quantities as Kubernetes writes them."""
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from finetune_api.v1alpha1.pod_types import ResourceRequirements
+from finetune_api.v1alpha1.quantity import format_bytes, parse_quantity
+
+FACTORS = {"n": "1e-9", "u": "1e-6", "m": "1e-3", "": "1", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12"}
+BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+AMOUNTS = st.decimals(min_value=0, max_value=100_000, places=3)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "number"),
+    [
+        pytest.param("500m", 0.5, id="half a core"),
+        pytest.param("2Gi", 2147483648.0, id="binary"),
+        pytest.param("2G", 2e9, id="decimal"),
+        pytest.param("1.5Ki", 1536.0, id="a fraction"),
+        pytest.param(".5", 0.5, id="no digit before the point"),
+        pytest.param("4.", 4.0, id="no digit after the point"),
+        pytest.param("12e3", 12000.0, id="small exponent"),
+        pytest.param("1E3", 1000.0, id="large exponent"),
+        pytest.param("1E", 1e18, id="exa, not an exponent"),
+        pytest.param(8, 8.0, id="a whole number of YAML"),
+        pytest.param(0.5, 0.5, id="a fraction of YAML"),
+        pytest.param("0", 0.0, id="nothing"),
+    ],
+)
+def test_a_quantity_is_a_number(quantity: str | float, number: float) -> None:
+    assert parse_quantity(quantity) == pytest.approx(number, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "quantity", ["", "Gi", "four", "4GB", "4gi", "1 2", "-1", "-1Gi", "nan", "inf", "1e999", "0x10"]
+)
+def test_what_is_no_quantity_is_refused_with_what_would_be_one(quantity: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a quantity; write a number with a suffix such as 500m, 4 or 16Gi"):
+        parse_quantity(quantity)
+
+
+@given(amount=AMOUNTS, suffix=st.sampled_from(sorted(FACTORS)))
+def test_decimal_suffixes_are_powers_of_ten(amount: Decimal, suffix: str) -> None:
+    assert parse_quantity(f"{amount}{suffix}") == pytest.approx(float(amount * Decimal(FACTORS[suffix])), rel=1e-12)
+
+
+@given(amount=AMOUNTS, suffix=st.sampled_from(sorted(BINARY)))
+def test_binary_suffixes_are_powers_of_two(amount: Decimal, suffix: str) -> None:
+    assert parse_quantity(f"{amount}{suffix}") == pytest.approx(float(amount * 2 ** BINARY[suffix]), rel=1e-12)
+
+
+@given(
+    st.from_regex(
+        r"([0-9]{1,6}(\.[0-9]{0,3})?|\.[0-9]{1,3})([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?", fullmatch=True
+    )
+)
+def test_what_a_job_may_say_is_read(quantity: str) -> None:
+    ResourceRequirements(limits={"cpu": quantity})
+    assert parse_quantity(quantity) >= 0
+
+
+@pytest.mark.parametrize("quantity", ["1e400", "٤", "1_000", "1 Gi", "1e3k"])
+def test_what_the_operator_could_not_read_no_job_may_say(quantity: str) -> None:
+    with pytest.raises(ValidationError, match="must be a quantity such as 4, 500m or 64Gi"):
+        ResourceRequirements(limits={"cpu": quantity})
+
+
+@pytest.mark.parametrize(
+    ("count", "quantity"),
+    [(2**31, "2Gi"), (3 * 2**29, "1536Mi"), (10**9, "1G"), (5, "5"), (0, "0"), (2**40, "1Ti"), (12 * 10**6, "12M")],
+)
+def test_bytes_are_said_exactly(count: int, quantity: str) -> None:
+    assert format_bytes(count) == quantity
+    assert parse_quantity(quantity) == count

@@ -1,0 +1,120 @@
+"""How a job's status is told to people."""
+
+from datetime import timedelta
+from typing import Any
+
+from finetune_api.v1alpha1.job import FineTuneJob
+from finetune_api.v1alpha1.status import (
+    AttemptRecord,
+    AttemptState,
+    BatchStatus,
+    Condition,
+    Display,
+    Fault,
+    JobStatus,
+    NodeStatus,
+    Phase,
+    Progress,
+    WaitStatus,
+)
+from finetune_cli.describe_job import tell_job, tell_list
+from finetune_cli.local.progress_display import progress_line
+from testing.builders.jobs import NOW, job
+
+LATER = NOW + timedelta(minutes=31)
+RUNNING = JobStatus(
+    phase=Phase.RUNNING,
+    attempt=1,
+    restarts=1,
+    attempts=(
+        AttemptRecord(
+            attempt=0,
+            state=AttemptState.FAILED,
+            start_time=NOW,
+            end_time=NOW + timedelta(minutes=10),
+            first_step=0,
+            last_step=40,
+            downtime_seconds=95,
+            steps_lost=10,
+            reason="NodeLost",
+            fault=Fault.INFRASTRUCTURE,
+            message="node 1 (gpu-7): its Kubernetes node was lost",
+        ),
+        AttemptRecord(attempt=1, state=AttemptState.RUNNING, start_time=NOW + timedelta(minutes=10), last_step=120),
+    ),
+    conditions=(Condition(type="Running", status="True", last_transition_time=NOW, reason="Running"),),
+    progress=Progress(step=120, total_steps=300, loss=1.3124, learning_rate=1e-4, last_checkpoint="step-00000100"),
+    batch=BatchStatus(per_device_train_batch_size=1, gradient_accumulation_steps=16, world_size=4, effective=64),
+    nodes=(NodeStatus(node_rank=0, pod_name="bert-1-0", k8s_node="gpu-3", phase="Running"),),
+    output="models:default/bert",
+    display=Display(nodes="2/2", progress="40% 120/300", loss="1.312", tokens_per_second="18.4k", eta="22m"),
+)
+
+
+def with_status(status: JobStatus) -> FineTuneJob:
+    made = job(status=status)
+    return made.model_copy(update={"metadata": made.metadata.model_copy(update={"creation_timestamp": NOW})})
+
+
+def story(**fields: Any) -> str:
+    return tell_job(with_status(RUNNING.model_copy(update=fields)), now=LATER)
+
+
+def test_the_best_evaluation_so_far_is_told() -> None:
+    told = story(progress=Progress(step=120, total_steps=300, eval_loss=1.5, best_step=100, best_metric=1.25))
+
+    assert "eval loss 1.5, best 1.25 at step 100" in told
+
+
+def test_a_running_job_is_told_from_its_state_to_its_nodes() -> None:
+    assert story().splitlines() == [
+        "Job       default/bert, 31m old",
+        "Phase     Running",
+        "Progress  40% 120/300, loss 1.312, learning rate 0.0001, 18.4k tokens/s, ETA 22m, "
+        "last checkpoint step-00000100",
+        "Batch     1 x 16 x 4 = 64 (per device x accumulation x ranks)",
+        "Restarts  1",
+        "Output    models:default/bert",
+        "",
+        "Attempts",
+        "  0  Failed  10m  steps 0 to 40  NodeLost  fault: infrastructure",
+        "     node 1 (gpu-7): its Kubernetes node was lost",
+        "     trained again after 95s, 10 steps done again",
+        "  1  Running  21m  steps 0 to 120",
+        "",
+        "Nodes",
+        "  0  Running      bert-1-0  gpu-3",
+        "",
+        "Conditions",
+        "  Running      True     31m  Running",
+    ]
+
+
+def test_the_phase_says_why() -> None:
+    failed = Condition(
+        type="Failed", status="True", last_transition_time=NOW, reason="DatasetError", message="line 3: no messages"
+    )
+
+    assert "Phase     Failed: line 3: no messages" in story(phase=Phase.FAILED, conditions=(failed,))
+
+
+def test_what_is_waited_for_is_told_with_its_time() -> None:
+    waiting = WaitStatus(reason="Unschedulable", message="2 of 2 pods cannot be placed: no GPU", since=NOW)
+
+    assert "Waiting   31m for Unschedulable: 2 of 2 pods cannot be placed: no GPU" in story(waiting=waiting)
+
+
+def test_a_job_that_no_operator_has_seen_says_so() -> None:
+    assert "not seen by the operator yet" in tell_job(with_status(JobStatus()), now=LATER)
+
+
+def test_a_list_has_the_columns_of_kubectl() -> None:
+    assert tell_list([with_status(RUNNING)], now=LATER).splitlines() == [
+        "NAME   PHASE     NODES   PROGRESS      LOSS    TOKENS/S   ETA   RESTARTS   AGE",
+        "bert   Running   2/2     40% 120/300   1.312   18.4k      22m   1          31m",
+    ]
+
+
+def test_the_live_line_has_what_is_known() -> None:
+    assert progress_line(RUNNING) == "Running  nodes 2/2  40% 120/300  loss 1.312  18.4k tokens/s  ETA 22m  1 restart"
+    assert progress_line(JobStatus()) == "Queued"

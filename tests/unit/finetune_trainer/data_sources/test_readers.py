@@ -1,0 +1,93 @@
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from finetune_trainer.data_sources.readers import Row, count_rows, read_rows
+from finetune_trainer.errors import DatasetError
+
+ROWS = [{"prompt": "one", "completion": "1"}, {"prompt": "two", "completion": "2"}]
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> Path:
+    if path.suffix == ".jsonl":
+        path.write_text("\n\n".join(json.dumps(row) for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".csv":
+        path.write_text("prompt,completion\n" + "".join(f"{row['prompt']},{row['completion']}\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"rows{suffix}", ROWS)
+
+    assert [row.columns for row in read_rows(path) if isinstance(row, Row)] == ROWS
+    assert count_rows(path) == 2
+
+
+@pytest.mark.parametrize(
+    ("suffix", "places"),
+    [(".jsonl", ["line 1", "line 3"]), (".json", ["row 1", "row 2"]), (".csv", ["line 2", "line 3"])],
+)
+def test_a_row_knows_its_place(tmp_path: Path, suffix: str, places: list[str]) -> None:
+    path = write(tmp_path / f"rows{suffix}", ROWS)
+
+    assert [row.place for row in read_rows(path) if isinstance(row, Row)] == [f"{path} {place}" for place in places]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("r.json", '{"rows": []}', "r.json: expected a JSON array of objects, found an object"),
+        ("r.json", "[\n{,}]", "r.json line 2, column 2: expected a JSON array of objects"),
+        ("r.parquet", "not parquet", "r.parquet: expected a Parquet file"),
+    ],
+)
+def test_a_malformed_file_is_named_with_line_and_what_was_found(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+
+    with pytest.raises(DatasetError) as raised:
+        list(read_rows(path))
+
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("r.jsonl", '{"a": "1"}\n{"a": }\n{"a": "3"}\n', "r.jsonl line 2, column 7: expected one JSON object"),
+        ("r.jsonl", '{"a": "1"}\n[1]\n{"a": "3"}\n', "r.jsonl line 2: expected a JSON object, found a list ([1])"),
+        ("r.json", '[{"a": "1"}, 2, {"a": "3"}]', "r.json row 2: expected a JSON object, found a number (2)"),
+        ("r.csv", "a\n1\n2,2\n3\n", "r.csv line 3: expected 1 cells as in the header, found 2"),
+    ],
+)
+def test_a_bad_row_is_told_and_the_rows_after_it_are_read(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+
+    before, bad, after = read_rows(path)
+
+    assert isinstance(before, Row)
+    assert isinstance(bad, DatasetError)
+    assert isinstance(after, Row)
+    assert message in str(bad)
+    assert (before.columns, after.columns) == ({"a": "1"}, {"a": "3"})
+
+
+def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"prompt": "\xff"}')
+
+    with pytest.raises(DatasetError, match="expected UTF-8 text, found byte 0xff"):
+        list(read_rows(path))

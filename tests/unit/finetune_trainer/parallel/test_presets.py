@@ -1,0 +1,78 @@
+from typing import Any
+
+import pytest
+
+from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_api.v1alpha1.parallelism import Deepspeed
+from finetune_trainer.errors import InvalidSpec
+from finetune_trainer.parallel.presets import deepspeed_config, describe_parallelism, fsdp_config, zero_stage
+from testing.builders.jobs import spec as build_spec
+
+PRESETS = ("zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
+
+
+def spec(**fields: Any) -> TrainerSpec:
+    return TrainerSpec.model_validate(build_spec(**fields))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_is_the_stage_that_its_name_says(preset: Any) -> None:
+    config = deepspeed_config(Deepspeed(preset=preset))
+    zero = config["zero_optimization"]
+
+    assert zero_stage(config) == int(preset[4])
+    offloaded = {part for part in ("optimizer", "param") if f"offload_{part}" in zero}
+    assert offloaded == {"zero2_offload": {"optimizer"}, "zero3_offload": {"optimizer", "param"}}.get(preset, set())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(deepspeed_config(Deepspeed(preset="zero2")), id="preset"),
+        pytest.param(
+            deepspeed_config(Deepspeed(config={"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}})),
+            id="config",
+        ),
+    ],
+)
+def test_batch_clipping_and_precision_are_the_jobs(config: dict[str, Any]) -> None:
+    assert config["train_micro_batch_size_per_gpu"] == config["gradient_accumulation_steps"] == "auto"
+    assert config["gradient_clipping"] == "auto"
+    assert config["bf16"] == config["fp16"] == {"enabled": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "where"),
+    [
+        ("train_micro_batch_size_per_gpu", 4, "spec.training.perDeviceTrainBatchSize"),
+        ("optimizer", {"type": "AdamW"}, "spec.training.learningRate and weightDecay"),
+        ("bf16", {"enabled": True}, "spec.model.torchDtype"),
+        ("gradient_clipping", 0.5, "spec.training.maxGradNorm"),
+    ],
+)
+def test_a_config_that_contradicts_the_job_is_told_where_the_field_belongs(field: str, value: Any, where: str) -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        deepspeed_config(Deepspeed(config={"zero_optimization": {"stage": 2}, field: value}))
+
+    assert str(refused.value).startswith(f"spec.deepspeed.config.{field}: ")
+    assert where in str(refused.value)
+
+
+@pytest.mark.parametrize("config", [{}, {"zero_optimization": {"stage": 0}}, {"zero_optimization": 2}])
+def test_a_config_without_a_stage_spreads_nothing_and_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSpec, match=r"zero_optimization\.stage: expected 1, 2 or 3"):
+        deepspeed_config(Deepspeed(config=config))
+
+
+def test_what_was_chosen_is_told_in_the_words_of_the_spec() -> None:
+    assert describe_parallelism(spec()) == "ddp"
+    assert describe_parallelism(spec(fsdp={})) == "fsdp2"
+    assert describe_parallelism(spec(deepspeed={"preset": "zero3"})) == "deepspeed zero3"
+
+
+def test_fsdp_is_its_second_version_with_a_unit_per_layer() -> None:
+    config = fsdp_config(spec(fsdp={"reshardAfterForward": False}))
+
+    assert config is not None
+    assert (config["version"], config["reshard_after_forward"], config["cpu_offload"]) == (2, False, False)
+    assert fsdp_config(spec()) is None

@@ -1,0 +1,103 @@
+"""Configuration files of the cluster's programs."""
+
+import json
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+
+from testing.cluster.host.cache import Cache
+from testing.cluster.host.layout import Layout
+from testing.cluster.host.versions import PINNED
+from testing.cluster.node.config_files import (
+    render_cni,
+    render_containerd,
+    render_corefile,
+    render_files,
+    render_kubelet,
+)
+from testing.cluster.node.partition import render_drops
+from testing.cluster.node.pki import render_api_server_names, render_tokens, users
+from testing.cluster.node.program_arguments import control_plane, node_programs
+
+LAYOUT = Layout(name="dev", root=Path("/cache/cluster/dev"), node_count=2, network=IPv4Network("10.90.0.0/16"))
+NODE = LAYOUT.nodes[1]
+CACHE = Cache(Path("/cache"))
+
+
+def test_every_user_has_a_kubeconfig_with_the_token_that_the_api_server_knows() -> None:
+    files = render_files(LAYOUT)
+    tokens = {line.split(",")[0] for line in render_tokens(LAYOUT).splitlines()}
+
+    assert len(tokens) == len(users(LAYOUT)) == 8
+    for user in users(LAYOUT):
+        kubeconfig = json.loads(files[LAYOUT.kubeconfig(user.name)])
+        assert kubeconfig["users"][0]["user"]["token"] == user.token
+        assert user.token in tokens
+        assert kubeconfig["clusters"][0]["cluster"]["server"] == LAYOUT.api_server
+
+
+def test_a_kubelet_is_only_what_its_node_may_be() -> None:
+    line = next(line for line in render_tokens(LAYOUT).splitlines() if line.startswith("node2-token"))
+
+    assert line == 'node2-token,system:node:node2,node2,"system:nodes"'
+
+
+def test_the_api_servers_certificate_names_its_address_and_the_service_address() -> None:
+    names = render_api_server_names(LAYOUT).split(",")
+
+    assert {"IP:10.90.0.1", "IP:10.90.128.1", "DNS:kubernetes.default.svc"} <= {*names}
+
+
+def test_dns_answers_stay_for_thirty_seconds_only_when_asked_for() -> None:
+    cached, fresh = (render_corefile(LAYOUT, cached=cached) for cached in (True, False))
+
+    assert "cache 30" in cached
+    assert "ttl 30" in cached
+    assert "cache" not in fresh.replace("/cache/", "")
+    assert "ttl 5" in fresh
+
+
+def test_each_node_keeps_its_pods_addresses_and_state_to_itself() -> None:
+    first, second = (json.loads(render_cni(node))["plugins"][0]["ipam"] for node in LAYOUT.nodes)
+
+    assert first["dataDir"] != second["dataDir"]
+    assert first["ranges"] != second["ranges"]
+    configurations = [render_containerd(node, restrict_oom_score=True) for node in LAYOUT.nodes]
+    assert all(str(node.root) in text for node, text in zip(LAYOUT.nodes, configurations, strict=True))
+    assert str(LAYOUT.nodes[0].root) not in configurations[1]
+
+
+@pytest.mark.parametrize("restricted", [True, False])
+def test_containers_start_without_cap_sys_resource_only_when_scores_are_restricted(restricted: bool) -> None:
+    text = render_containerd(NODE, restrict_oom_score=restricted)
+
+    assert f"restrict_oom_score_adj = {str(restricted).lower()}" in text
+
+
+def test_the_kubelet_stays_in_its_nodes_cgroup_and_asks_the_clusters_dns() -> None:
+    kubelet = json.loads(render_kubelet(LAYOUT, NODE))
+
+    assert kubelet["cgroupRoot"] == "/ftc-dev-n2"
+    assert kubelet["clusterDNS"] == ["10.90.0.1"]
+
+
+def test_nothing_on_the_host_listens_beyond_the_clusters_own_address() -> None:
+    for daemon in control_plane(LAYOUT, CACHE, PINNED):
+        assert "0.0.0.0" not in " ".join(daemon.argv)
+        assert "127.0.0.1" not in " ".join(daemon.argv)
+
+
+def test_a_nodes_programs_all_run_in_its_network_namespace() -> None:
+    daemons = node_programs(LAYOUT, NODE, CACHE, PINNED)
+
+    assert [daemon.name for daemon in daemons] == ["containerd-node2", "kubelet-node2", "kube-proxy-node2"]
+    assert all(daemon.argv[:2] == ("nsenter", "--net=/run/netns/ftc-dev-n2") for daemon in daemons)
+
+
+def test_a_partition_between_two_nodes_spares_everybody_else() -> None:
+    whole = render_drops("t", device="eth0", matching="")
+    between = render_drops("t", device="eth0", matching="ip saddr { 10.90.0.11 }")
+
+    assert "incoming  counter drop" in whole
+    assert "ip saddr { 10.90.0.11 } counter drop" in between

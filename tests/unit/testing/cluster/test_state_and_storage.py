@@ -1,0 +1,59 @@
+"""What a cluster remembers of itself, and the claims it offers."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from testing.cluster.host.commands import ClusterError
+from testing.cluster.host.versions import PINNED
+from testing.cluster.kind import SHARED_IN_NODES, render_kind_config
+from testing.cluster.state import ClusterState, read_state, require_state, write_state
+from testing.cluster.storage import make_shared_folder, shared_claim_objects
+
+STATE = ClusterState(name="dev", node_count=3, network="10.90.0.0/16", versions=PINNED)
+
+
+def test_state_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    write_state(tmp_path, STATE.with_dns_cache(True))
+
+    assert read_state(tmp_path) == STATE.with_dns_cache(True)
+    assert len(STATE.layout(tmp_path).nodes) == 3
+
+
+def test_a_cluster_that_is_not_up_is_named(tmp_path: Path) -> None:
+    assert read_state(tmp_path) is None
+    with pytest.raises(ClusterError, match="run `up` first"):
+        require_state(tmp_path)
+
+
+def test_unreadable_state_says_how_to_get_rid_of_it(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text("{")
+
+    with pytest.raises(ClusterError, match="run `down`"):
+        read_state(tmp_path)
+
+
+def test_a_shared_claim_is_bound_to_its_own_volume_for_many_nodes() -> None:
+    storage_class, volume, claim = shared_claim_objects("jobs", "models", host_path="/shared/jobs/models")
+
+    assert volume["spec"]["claimRef"] == {"namespace": "jobs", "name": "models"}
+    assert volume["spec"]["hostPath"]["path"] == "/shared/jobs/models"
+    assert volume["spec"]["accessModes"] == claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert volume["spec"]["storageClassName"] == claim["spec"]["storageClassName"] == storage_class["metadata"]["name"]
+
+
+def test_a_shared_folder_can_be_written_by_the_trainers_user(tmp_path: Path) -> None:
+    folder = make_shared_folder(tmp_path, "jobs", "models")
+
+    made = folder.stat()
+    assert folder == tmp_path / "jobs" / "models"
+    assert made.st_uid == 1000 if os.geteuid() == 0 else made.st_mode & 0o777 == 0o777
+
+
+def test_every_kind_node_mounts_the_same_folder() -> None:
+    config = render_kind_config(node_count=2, shared=Path("/host/shared"))
+
+    assert [node["role"] for node in config["nodes"]] == ["control-plane", "worker", "worker"]
+    mounts = [node["extraMounts"] for node in config["nodes"]]
+    assert mounts == [[{"hostPath": "/host/shared", "containerPath": SHARED_IN_NODES}]] * 3

@@ -1,0 +1,114 @@
+"""The jobs that are struck, and the program that they run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from finetune_api.v1alpha1.job import FineTuneJob
+from testing.faults.catalog.matrix import FAULTS
+from testing.processes.operator_stack import example_job
+from testing.processes.supervisors import free_port
+
+PROGRAM = Path(__file__).parents[4] / "testing" / "faults" / "training_program.py"
+Start = Callable[..., list[subprocess.Popen[bytes]]]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Any:
+    """What the specs of some jobs depend on."""
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    nodes = {"items": [{"status": {"images": [{"names": ["localhost/pause:3.10"]}]}}]}
+    stack = SimpleNamespace(folder=lambda _claim: tmp_path, kubectl=lambda *_words: json.dumps(nodes))
+    leader = {"spec": {"nodeName": "node1"}}
+    return SimpleNamespace(job="rows", stack=stack, leader=lambda: leader, machines=lambda: ["node1", "node2"])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_strikes_a_valid_job(scene: Any, fault: str) -> None:
+    metadata = {"name": fault, "namespace": "default", "uid": "u", "generation": 1, "resourceVersion": "1"}
+
+    job = FineTuneJob.parse({**example_job(fault, **FAULTS[fault].fields(scene)), "metadata": metadata})
+
+    assert job.spec.num_nodes == 2
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Two nodes of the program as processes, with what the operator sets for them."""
+    (tmp_path / "token").write_text("t")
+
+    def run(*words: str, attempt: int = 0) -> list[subprocess.Popen[bytes]]:
+        environment = {
+            **os.environ,
+            "NNODES": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "FINETUNE_OUTPUT": str(tmp_path),
+            "FINETUNE_ATTEMPT": str(attempt),
+            "KUBEFLOW_TRAINER_SERVER_URL": f"http://127.0.0.1:{free_port()}",  # nobody listens
+            "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "token"),
+        }
+        command = [sys.executable, str(PROGRAM), "--seconds", "0.01", *words]
+        return [
+            subprocess.Popen(
+                command, env={**environment, "NODE_RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            for rank in range(2)
+        ]
+
+    return run
+
+
+def ended(processes: list[subprocess.Popen[bytes]]) -> tuple[list[int], list[str]]:
+    """Exit codes and output."""
+    said = [process.communicate(timeout=60)[0].decode() for process in processes]
+    return [process.returncode for process in processes], said
+
+
+def saved_step(folder: Path) -> int:
+    return int(json.loads((folder / "saved.json").read_text())["step"])
+
+
+def wait_for_save(folder: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not (folder / "saved.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_fault_ends_all_ranks_and_the_next_attempt_goes_on_to_the_end(start: Start, tmp_path: Path) -> None:
+    codes, said = ended(start("--fault", "exception"))
+    assert codes == [1, 1]
+    assert "[rank1]: ValueError: row 1207 has no label" in said[1]
+    assert "fault strikes at " in said[1]
+    assert "[rank0]: DistBackendError: Connection closed by peer" in said[0]
+    assert saved_step(tmp_path) == 20
+
+    (tmp_path / "finish").touch()
+    codes, said = ended(start("--fault", "exception", attempt=1))
+    assert codes == [0, 0]
+    assert [line for line in said[0].splitlines() if line.startswith("step")] == ["step 21"]
+
+
+def test_one_that_is_asked_to_stop_has_all_save_and_leave(start: Start, tmp_path: Path) -> None:
+    processes = start()
+    wait_for_save(tmp_path)
+
+    processes[1].send_signal(signal.SIGTERM)
+    assert processes[1].wait(timeout=60) == 0
+    assert processes[0].poll() is None, "the other node waits to be asked, too"
+    processes[0].send_signal(signal.SIGTERM)
+
+    codes, said = ended(processes)
+    assert codes == [0, 0]
+    last = [line for line in said[0].splitlines() if line.startswith("step")][-1]
+    assert last == f"step {saved_step(tmp_path)}"

@@ -1,0 +1,58 @@
+"""The programs behind `make`."""
+
+import os
+from pathlib import Path
+
+from environment import prune, requirements, uv_environment
+from run_tests import SuiteResult, read_report, summary_lines
+
+ROOT = Path(__file__).parents[3]
+
+REPORT = """<testsuites><testsuite>
+<testcase name="a"/><testcase name="b"/>
+<testcase name="c"><failure message="no"/></testcase>
+<testcase name="d"><skipped type="pytest.skip" message="no cluster: not root"/></testcase>
+<testcase name="e"><error message="fixture"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_the_environment_has_what_every_extra_needs() -> None:
+    wanted = " ".join(requirements(ROOT / "pyproject.toml"))
+
+    assert [name for name in ("pydantic", "kopf", "torch", "typer", "pytest") if name not in wanted] == []
+
+
+def test_what_pip_is_told_uv_is_told_too() -> None:
+    told = uv_environment({"PIP_INDEX_URL": "https://mirror.example/simple", "UV_FIND_LINKS": "/mine", "HOME": "/h"})
+
+    assert told == {
+        "PIP_INDEX_URL": "https://mirror.example/simple",
+        "UV_INDEX_URL": "https://mirror.example/simple",
+        "UV_FIND_LINKS": "/mine",
+        "HOME": "/h",
+    }
+
+
+def test_unused_and_unfinished_environments_are_removed(tmp_path: Path) -> None:
+    for name in ("used", "unused", "half-made"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "lock").touch()
+    for name in ("used", "unused"):
+        (tmp_path / name / "complete").touch()
+    used_at = (tmp_path / "used" / "complete").stat().st_mtime
+    os.utime(tmp_path / "unused" / "complete", (used_at - 100, used_at - 100))
+
+    prune(tmp_path, unused_since=used_at - 50)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "used"]
+
+
+def test_the_summary_counts_and_names_every_reason_for_a_skip() -> None:
+    counts, skipped = read_report(REPORT)
+    lines = list(summary_lines([SuiteResult("e2e", ok=False, seconds=2.0, counts=counts, skipped=skipped)]))
+
+    assert lines == [
+        "e2e         FAILED 2 passed, 1 failed, 1 error, 1 skipped in 2.0 s",
+        "SKIPPED  1 of e2e: no cluster: not root",
+        "FAILED: 2 passed, 1 failed, 1 skipped, 1 error in 2 s",
+    ]

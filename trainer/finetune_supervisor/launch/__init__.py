@@ -1,0 +1,1 @@
+"""Starts the processes of a node: launcher, rendezvous, DNS wait and user commands."""

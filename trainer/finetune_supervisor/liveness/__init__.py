@@ -1,0 +1,1 @@
+"""Checks whether ranks make progress: heartbeats, hang detection and stack dumps."""

@@ -1,0 +1,1 @@
+"""Write, prune and read checkpoints, and manage the ownership of the output folder."""

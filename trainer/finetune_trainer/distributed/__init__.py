@@ -1,0 +1,1 @@
+"""What concerns ranks: their context, collectives, the hardware check and heartbeats."""
