@@ -42,14 +42,20 @@ test-integration: setup ## tests that train with local processes
 test-e2e: setup ## tests on a real cluster
 	@$(RUN) tools/run_tests.py e2e
 
+.PHONY: pytest docs
+pytest: setup ## some tests: ARGS="tests/unit/finetune_api -k quantity"
+	@$(RUN) -m pytest -q $(ARGS)
+docs: setup ## build the documentation site into build/site, strictly
+	@$(VENV)/bin/zensical build --strict --clean
+
 .PHONY: search
-search: setup ## look for broken promises in more histories; HISTORIES=1000000 WORKERS=2 MINUTES=60
+search: setup ## search more histories for violated invariants; HISTORIES=1000000 WORKERS=2 MINUTES=60
 	@$(RUN) -m testing.simulator $(if $(HISTORIES),--histories $(HISTORIES)) $(if $(WORKERS),--workers $(WORKERS)) \
 		$(if $(MINUTES),--minutes $(MINUTES))
 
 .PHONY: demo
-demo: setup ## from nothing to a job Complete on two nodes of a throwaway cluster
-	@$(RUN) -m testing.demo
+demo: setup ## from nothing to a job Complete on two nodes of a throwaway cluster; ARGS=--keep leaves it running
+	@$(RUN) -m testing.demo $(ARGS)
 
 .PHONY: bench bench-recovery soak bench-trainer bench-failures bench-gpu
 bench: setup ## reconcile latency and throughput on a real API server; ARGS="--jobs 1000 --nodes 2 --no-floor" for many jobs
@@ -69,9 +75,13 @@ bench-gpu: setup ## its speed and memory at real shapes on a GPU, beside TRL
 chaos: setup ## fifty faults on a real cluster, and docs/operations/fault-matrix.md of them; RUNS=3, ONLY=name,name
 	@$(RUN) -m testing.faults --runs $(or $(RUNS),3) --only "$(ONLY)" $(ARGS)
 
-.PHONY: cluster-up cluster-down
+.PHONY: cluster-up cluster-install cluster-claim cluster-down
 cluster-up: setup ## start the throwaway cluster and print its KUBECONFIG
 	@$(RUN) -m testing.cluster up
+cluster-install: setup ## build both images, load them into the throwaway cluster and install the operator by Helm
+	@$(RUN) -m testing.processes.operator_stack
+cluster-claim: setup ## create a claim that all nodes can mount and print its folder here; CLAIM=datasets NAMESPACE=default
+	@$(RUN) -m testing.cluster shared-claim $(CLAIM) --namespace $(or $(NAMESPACE),default)
 cluster-down: setup ## remove the throwaway cluster; binaries and images stay cached
 	@$(RUN) -m testing.cluster down
 

@@ -1,7 +1,6 @@
-"""`make bench`: the operator on a real API server, with pods that kwok pretends to run.
+"""`make bench`: measures the operator on a real API server, with pods simulated by kwok.
 
-Kubeflow Trainer v2 + JobSet did the same on a machine of the same size (2 cores, Kubernetes 1.36.3); its figures stand
-beside ours.
+The figures of Kubeflow Trainer v2 + JobSet were measured on a host of the same size (2 cores, Kubernetes 1.36.3).
 """
 
 from __future__ import annotations
@@ -10,29 +9,29 @@ import argparse
 import asyncio
 import sys
 
-from benchmarks.load import Floor, Load
+from benchmarks.load import BaselineLoad, OperatorLoad
 from benchmarks.rig import bench_rig
-from benchmarks.table import PEER, Figures, render_table
+from benchmarks.table import PEER_FIGURES, Figures, render_table
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="The operator on a real API server with kwok pods.")
+    parser = argparse.ArgumentParser(description="Measure the operator on a real API server with kwok pods.")
     parser.add_argument("--jobs", type=int, default=100, help="jobs started at once (default 100)")
     parser.add_argument("--nodes", type=int, default=4, help="nodes of each (default 4)")
     parser.add_argument("--rounds", type=int, default=10, help="single jobs for the latency figures (default 10)")
-    parser.add_argument("--no-floor", action="store_true", help="only what the operator does, not the floor beside it")
+    parser.add_argument("--no-floor", action="store_true", help="skip the baseline without an operator")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     options = parser.parse_args()
     figures = asyncio.run(measure(options))
-    print(render_table(figures, PEER if (options.jobs, options.nodes) == (100, 4) else {}))
+    print(render_table(figures, PEER_FIGURES if (options.jobs, options.nodes) == (100, 4) else {}))
     return 0
 
 
 async def measure(options: argparse.Namespace) -> Figures:
     async with bench_rig(keep=options.keep) as rig:
-        load = Load(rig)
+        load = OperatorLoad(rig)
         figures: Figures = {}
-        # not measured: a watch of a CRD that is seconds old may wait 2 s for its first event
+        # warm-up: a watch of a CRD that is seconds old may wait 2 s for its first event
         await load.start_to_created("first", nodes=2)
         await load.delete(["first"])
         created, restarted = [], []
@@ -45,7 +44,7 @@ async def measure(options: argparse.Namespace) -> Figures:
         figures["one 2-node job, POST to both pods created"] = created
         figures["after a failure, all pods of the next attempt running"] = restarted
         if not options.no_floor:
-            await measure_floor(Floor(rig), options, figures)
+            await measure_baseline(BaselineLoad(rig), options, figures)
         before = rig.usage()
         names = [f"many-{number:03}" for number in range(options.jobs)]
         figures[f"{options.jobs} jobs x {options.nodes} nodes at once, POST to all running"] = await load.start_many(
@@ -55,9 +54,9 @@ async def measure(options: argparse.Namespace) -> Figures:
         after = rig.usage()
         figures["operator's CPU for both, s"] = [after.cpu_seconds - before.cpu_seconds]
         figures["operator's memory, MiB"] = [after.memory_mib]
-        for program, seconds in (after.others - before.others).most_common():
+        for program, seconds in (after.cluster_cpu_seconds - before.cluster_cpu_seconds).most_common():
             figures[f"  {program}'s CPU, s"] = [seconds]
-        figures["a pass of reconcile at most"] = list((after.passes - before.passes).elements())
+        figures["upper bound of a reconcile pass"] = list((after.passes - before.passes).elements())
         requests = after.requests - before.requests
         figures["API requests per job, both"] = [requests.total() / len(names)]
         for title, count in requests.most_common():
@@ -65,13 +64,13 @@ async def measure(options: argparse.Namespace) -> Figures:
         return figures
 
 
-async def measure_floor(floor: Floor, options: argparse.Namespace, figures: Figures) -> None:
-    """What the same objects take without an operator."""
-    jobs = [f"floor-{number:03}" for number in range(options.jobs)]
-    started = await floor.start_many(jobs, nodes=options.nodes)
-    figures[f"floor: objects of {options.jobs} jobs made by hand, to all running"] = started
-    figures["floor: their pods deleted and made again"] = await floor.restart_many(jobs, nodes=options.nodes)
-    await floor.delete(jobs)
+async def measure_baseline(baseline: BaselineLoad, options: argparse.Namespace, figures: Figures) -> None:
+    """Measure the time that the same objects need without an operator."""
+    jobs = [f"baseline-{number:03}" for number in range(options.jobs)]
+    started = await baseline.start_many(jobs, nodes=options.nodes)
+    figures[f"baseline: objects of {options.jobs} jobs created directly, to all running"] = started
+    figures["baseline: their pods deleted and created again"] = await baseline.restart_many(jobs, nodes=options.nodes)
+    await baseline.delete(jobs)
 
 
 if __name__ == "__main__":

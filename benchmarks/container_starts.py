@@ -1,55 +1,57 @@
-"""How often the words of containers that never ran are read right."""
+"""Measures how often messages of containers that never started are classified correctly."""
 
 from collections import Counter
 
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import Evidence
-from finetune_operator.core.pending import waiting_for
+from finetune_operator.core.pending import find_pending_reason
 from finetune_operator.failures.rules import judge_node
-from testing.builders.jobs import NOW, job, pod, seen
-from testing.corpus.error_corpus import Start
+from testing.builders.jobs import NOW, job, observation_of, pod
+from testing.corpus.error_corpus import LabelledStartFailure
 
-REGISTRY = "RegistryInTrouble"
-USERS = (Reason.START_ERROR, Reason.INVALID_SPEC, Reason.IMAGE_PULL_FAILED)
+REGISTRY_OUTAGE = "RegistryInTrouble"
+USER_REASONS = (Reason.START_ERROR, Reason.INVALID_SPEC, Reason.IMAGE_PULL_FAILED)
 
 
-def told(entry: Start) -> tuple[str, FailureAction]:
-    """The label that the operator would give, and what it does in the end; what is waited for is tried again."""
+def classify(entry: LabelledStartFailure) -> tuple[str, FailureAction]:
+    """Return the label that the operator assigns, and its action; a pending reason without verdict is retried."""
     if entry.kind in ("StartError", "Rejected"):
         reason, message = entry.text.split(": ", 1) if entry.kind == "Rejected" else (entry.kind, entry.text)
         exit_code = 128 if entry.kind == "StartError" else None
         verdict = judge_node(Evidence(node_rank=0, ended=True, reason=reason, exit_code=exit_code, message=message))
         return verdict.reason, verdict.action
-    of = job()
+    job_object = job()
     state = {"waiting": {"reason": entry.kind, "message": entry.text}}
-    observation = seen(of, pod(of, 0, containerStatuses=[{"name": "trainer", "state": state}]))
-    wait = waiting_for(of, observation, observation.of_attempt(0), NOW)
+    observation = observation_of(
+        job_object, pod(job_object, 0, containerStatuses=[{"name": "trainer", "state": state}])
+    )
+    wait = find_pending_reason(job_object, observation, observation.nodes_of_attempt(0), NOW)
     assert wait is not None
     if wait.verdict is not None:
         return wait.verdict.reason, wait.verdict.action
     if wait.reason == Reason.IMAGE_PULL_FAILED:
-        return (wait.reason, FailureAction.FAIL) if wait.image else (REGISTRY, FailureAction.RESTART)
+        return (wait.reason, FailureAction.FAIL) if wait.image_pull else (REGISTRY_OUTAGE, FailureAction.RESTART)
     return wait.reason, FailureAction.RESTART
 
 
-def is_wrong(entry: Start) -> str:
-    """What would be done wrongly, if anything."""
-    action = told(entry)[1]
-    if entry.label in USERS:
+def find_wrong_action(entry: LabelledStartFailure) -> str:
+    """Return the error in the operator's action, or an empty string."""
+    action = classify(entry)[1]
+    if entry.label in USER_REASONS:
         return "retried" if action is FailureAction.RESTART else ""
     return "failed" if action is FailureAction.FAIL else ""
 
 
-def report(title: str, corpus: list[Start]) -> None:
-    """A line per label: how many texts there are, how many were given it, how many of them rightly."""
-    given = [(entry, told(entry)[0]) for entry in corpus]
-    wanted, found = Counter(entry.label for entry in corpus), Counter(label for _, label in given)
-    right = Counter(label for entry, label in given if label == entry.label)
-    print(f"\n{title}: {right.total()} of {len(corpus)} right\n{'label':<24}{'texts':>6}{'found':>7}{'right':>7}")
-    for label in sorted(wanted | found, key=str):
-        print(f"{label:<24}{wanted[label]:>6}{found[label]:>7}{right[label]:>7}")
-    wrong = [(entry, how) for entry in corpus if (how := is_wrong(entry))]
-    counts = Counter(how for _, how in wrong)
-    print(f"user's errors that are retried: {counts['retried']}; others that fail: {counts['failed']}")
-    for entry, how in wrong:
-        print(f"  {entry.label}, {how}: {entry.text[:160]!r}")
+def print_report(title: str, corpus: list[LabelledStartFailure]) -> None:
+    """Print the number of texts of each label, and how many were assigned it, correctly or not."""
+    assigned = [(entry, classify(entry)[0]) for entry in corpus]
+    expected, assigned_counts = Counter(entry.label for entry in corpus), Counter(label for _, label in assigned)
+    correct = Counter(label for entry, label in assigned if label == entry.label)
+    print(f"\n{title}: {correct.total()} of {len(corpus)} correct\n{'label':<24}{'texts':>6}{'found':>7}{'correct':>9}")
+    for label in sorted(expected | assigned_counts, key=str):
+        print(f"{label:<24}{expected[label]:>6}{assigned_counts[label]:>7}{correct[label]:>9}")
+    errors = [(entry, error) for entry in corpus if (error := find_wrong_action(entry))]
+    counts = Counter(error for _, error in errors)
+    print(f"user errors that are retried: {counts['retried']}; others that fail: {counts['failed']}")
+    for entry, error in errors:
+        print(f"  {entry.label}, {error}: {entry.text[:160]!r}")

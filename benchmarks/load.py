@@ -1,4 +1,4 @@
-"""Jobs, failures and the waiting for what follows from them."""
+"""Creates jobs, fails them and measures the time until their pods run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from benchmarks.rig import NAMESPACE, PodClock, Rig
+from benchmarks.rig import NAMESPACE, PodTimes, Rig
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_operator import names
 from finetune_operator.kube.cluster import collection_path
 from finetune_operator.plan.manifests import build_children
-from finetune_operator.plan.run_plan import Settings, plan_run
+from finetune_operator.plan.run_plan import plan_run
+from finetune_operator.settings import Settings
 
-Raw = dict[str, Any]
+RawBody = dict[str, Any]
 JOBS = f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.FINETUNEJOB[2]}"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
-PATIENCE_SECONDS = 600
+TIMEOUT_SECONDS = 600
 MERGE_PATCH = "application/merge-patch+json"
 
 KILLED = {
@@ -31,129 +32,137 @@ KILLED = {
 }
 
 
-class Floor:
-    """The same objects made by hand, as fast as one client can: what the cluster itself takes, without an operator."""
+class BaselineLoad:
+    """Creates the same objects without an operator, as fast as one client can, to measure the cluster itself."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
-        self.clock = rig.clock
+        self.pod_times = rig.pod_times
 
     async def start_many(self, jobs: list[str], *, nodes: int) -> list[float]:
-        """For each job, seconds from the first POST to all its pods running."""
+        """Return, for each job, the seconds from the first POST until all its pods run."""
         return await asyncio.gather(*(self._start(job, attempt=0, nodes=nodes) for job in jobs))
 
     async def restart_many(self, jobs: list[str], *, nodes: int) -> list[float]:
-        """The same for the next attempt, once the pods of the first are deleted and gone."""
+        """Return the same for the next attempt, started when the pods of the first are deleted."""
         return await asyncio.gather(*(self._restart(job, nodes=nodes) for job in jobs))
 
     async def delete(self, jobs: list[str]) -> None:
-        """Everything, so that it does not weigh on what is measured next."""
+        """Delete all objects, so that they do not affect the next measurement."""
         for kind in ("Pod", "Service", "ConfigMap"):
             path = collection_path(kind, NAMESPACE)
             options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}
-            params = {"labelSelector": f"{names.MANAGED_BY}=nobody"}
+            params = {"labelSelector": f"{names.MANAGED_BY}=baseline"}
             await self.rig.api.call("DELETE", path, body=options, params=params)
         pods = pod_names(jobs, attempt=1, nodes=1)
-        await until(self.clock, lambda: self.clock.gone.issuperset(pods), "the floor's pods gone")
+        await wait_until(
+            self.pod_times, lambda: self.pod_times.deleted.issuperset(pods), "pods of the baseline deleted"
+        )
 
     async def _restart(self, job: str, *, nodes: int) -> float:
-        began = time.monotonic()
-        old = pod_names([job], attempt=0, nodes=nodes)
+        started_at = time.monotonic()
+        old_pods = pod_names([job], attempt=0, nodes=nodes)
         options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 10}
-        await asyncio.gather(*(self.rig.api.call("DELETE", f"{PODS}/{pod}", body=options) for pod in old))
-        await until(self.clock, lambda: self.clock.gone.issuperset(old), f"pods of {job} gone")
-        return time.monotonic() - began + await self._start(job, attempt=1, nodes=nodes)
+        await asyncio.gather(*(self.rig.api.call("DELETE", f"{PODS}/{pod}", body=options) for pod in old_pods))
+        await wait_until(self.pod_times, lambda: self.pod_times.deleted.issuperset(old_pods), f"pods of {job} deleted")
+        return time.monotonic() - started_at + await self._start(job, attempt=1, nodes=nodes)
 
     async def _start(self, job: str, *, attempt: int, nodes: int) -> float:
-        began = time.monotonic()
+        started_at = time.monotonic()
         parsed = FineTuneJob.parse({**job_body(job, nodes), "metadata": {"name": job, "namespace": NAMESPACE}})
         children = build_children(plan_run(parsed, attempt=attempt, settings=Settings(trainer_image="localhost/none")))
         await asyncio.gather(*(self._create(child) for child in children if child["kind"] != "Service" or not attempt))
         pods = pod_names([job], attempt=attempt, nodes=nodes)
-        await until(self.clock, lambda: all(pod in self.clock.running for pod in pods), f"pods of {job} running")
-        return max(self.clock.running[pod] for pod in pods) - began
+        await wait_until(
+            self.pod_times, lambda: all(pod in self.pod_times.running for pod in pods), f"pods of {job} running"
+        )
+        return max(self.pod_times.running[pod] for pod in pods) - started_at
 
-    async def _create(self, manifest: Raw) -> None:
-        """Owned by nobody and labelled as of no job, so that no operator hears of it."""
+    async def _create(self, manifest: RawBody) -> None:
+        """Create an object without owner and job label, so that the operator ignores it."""
         metadata = {**manifest["metadata"], "ownerReferences": []}
-        ours = {key: value for key, value in metadata["labels"].items() if key != names.JOB_UID}
-        metadata["labels"] = {**ours, names.MANAGED_BY: "nobody"}
+        labels = {key: value for key, value in metadata["labels"].items() if key != names.JOB_UID}
+        metadata["labels"] = {**labels, names.MANAGED_BY: "baseline"}
         await self.rig.api.call(
             "POST", collection_path(manifest["kind"], NAMESPACE), body={**manifest, "metadata": metadata}
         )
 
 
-class Load:
-    """Puts work on a rig and takes the time."""
+class OperatorLoad:
+    """Creates and fails jobs and measures how fast the operator reacts."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
-        self.clock = rig.clock
+        self.pod_times = rig.pod_times
 
     async def start_to_created(self, name: str, *, nodes: int) -> float:
-        """Seconds from POST to the last pod seen."""
-        began = await self.post(name, nodes=nodes)
+        """Return the seconds from the POST until the last pod is observed."""
+        started_at = await self.post(name, nodes=nodes)
         pods = pod_names([name], attempt=0, nodes=nodes)
-        await self.until(lambda: all(pod in self.clock.created for pod in pods), f"pods of {name} created")
-        return max(self.clock.created[pod] for pod in pods) - began
+        await self.wait_until(lambda: all(pod in self.pod_times.created for pod in pods), f"pods of {name} created")
+        return max(self.pod_times.created[pod] for pod in pods) - started_at
 
     async def all_running(self, jobs: Iterable[str], *, attempt: int, nodes: int) -> dict[str, float]:
-        """When the last pod of each job ran."""
+        """Wait for all pods and return, for each job, the time at which the last one was running."""
         jobs = list(jobs)
         pods = pod_names(jobs, attempt=attempt, nodes=nodes)
-        await self.until(lambda: all(pod in self.clock.running for pod in pods), f"attempt {attempt} running")
+        await self.wait_until(lambda: all(pod in self.pod_times.running for pod in pods), f"attempt {attempt} running")
         return {
-            job: max(self.clock.running[pod] for pod in pod_names([job], attempt=attempt, nodes=nodes)) for job in jobs
+            job: max(self.pod_times.running[pod] for pod in pod_names([job], attempt=attempt, nodes=nodes))
+            for job in jobs
         }
 
     async def restart(self, name: str, *, nodes: int) -> float:
-        """Seconds from the end of one node to all pods of the next attempt running."""
-        began = await self.fail(name)
-        return (await self.all_running([name], attempt=1, nodes=nodes))[name] - began
+        """Return the seconds from the failure of one node until all pods of the next attempt run."""
+        started_at = await self.fail(name)
+        return (await self.all_running([name], attempt=1, nodes=nodes))[name] - started_at
 
     async def start_many(self, jobs: list[str], *, nodes: int) -> list[float]:
-        """For each job, seconds from its POST to all its pods running; all are posted at once."""
-        began = dict(zip(jobs, await asyncio.gather(*(self.post(job, nodes=nodes) for job in jobs)), strict=True))
+        """Return, for each job, the seconds from its POST until all its pods run; all are posted at once."""
+        started_at = dict(zip(jobs, await asyncio.gather(*(self.post(job, nodes=nodes) for job in jobs)), strict=True))
         running = await self.all_running(jobs, attempt=0, nodes=nodes)
-        return [running[job] - began[job] for job in jobs]
+        return [running[job] - started_at[job] for job in jobs]
 
     async def restart_many(self, jobs: list[str], *, nodes: int) -> list[float]:
-        """The same from the end of one node of each job, all at once."""
-        began = dict(zip(jobs, await asyncio.gather(*(self.fail(job) for job in jobs)), strict=True))
+        """Return the same from the failure of one node of each job, all at once."""
+        started_at = dict(zip(jobs, await asyncio.gather(*(self.fail(job) for job in jobs)), strict=True))
         running = await self.all_running(jobs, attempt=1, nodes=nodes)
-        return [running[job] - began[job] for job in jobs]
+        return [running[job] - started_at[job] for job in jobs]
 
     async def post(self, name: str, *, nodes: int) -> float:
-        began = time.monotonic()
+        started_at = time.monotonic()
         await self.rig.api.call("POST", JOBS, body=job_body(name, nodes))
-        return began
+        return started_at
 
     async def fail(self, name: str) -> float:
-        """One node's trainer ends as if a rank had been killed."""
+        """Let the trainer of one node report that a rank was killed; return the time of the request."""
         pod = f"{name}-0-0"
         message = json.dumps({**KILLED, "time": time.time()})
-        body = ended_pod(self.clock.pods[pod], code=1, reason="Error", message=message)
-        began = time.monotonic()
+        body = ended_pod(self.pod_times.pods[pod], code=1, reason="Error", message=message)
+        started_at = time.monotonic()
         await self.rig.api.call("PUT", f"{PODS}/{pod}/status", body=body)
-        return began
+        return started_at
 
     async def delete(self, jobs: Iterable[str]) -> None:
         await asyncio.gather(*(self.rig.api.call("DELETE", f"{JOBS}/{job}") for job in jobs))
 
-    async def until(self, holds: Callable[[], bool], what: str) -> None:
-        await until(self.clock, holds, what)
+    async def wait_until(self, predicate: Callable[[], bool], goal: str) -> None:
+        await wait_until(self.pod_times, predicate, goal)
 
 
-async def until(clock: PodClock, holds: Callable[[], bool], what: str) -> None:
-    """Wait for the clock to show it; raises TimeoutError."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        clock.changed.clear()
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(f"not within {PATIENCE_SECONDS} s: {what}")
+async def wait_until(pod_times: PodTimes, predicate: Callable[[], bool], goal: str) -> None:
+    """Wait until the pod times satisfy the predicate.
+
+    Raises: TimeoutError
+    """
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not predicate():
+        pod_times.changed.clear()
+        remaining_seconds = deadline - time.monotonic()
+        if remaining_seconds <= 0:
+            raise TimeoutError(f"not within {TIMEOUT_SECONDS} s: {goal}")
         try:
-            await asyncio.wait_for(clock.changed.wait(), timeout=min(left, 1.0))
+            await asyncio.wait_for(pod_times.changed.wait(), timeout=min(remaining_seconds, 1.0))
         except TimeoutError:
             continue
 
@@ -162,8 +171,8 @@ def pod_names(jobs: Iterable[str], *, attempt: int, nodes: int) -> list[str]:
     return [names.pod_name(job, attempt, rank) for job in jobs for rank in range(nodes)]
 
 
-def job_body(name: str, nodes: int) -> Raw:
-    """A job whose pods go to kwok's nodes."""
+def job_body(name: str, nodes: int) -> RawBody:
+    """Return a job whose pods run on kwok nodes."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.FINETUNEJOB_KIND,
@@ -179,14 +188,14 @@ def job_body(name: str, nodes: int) -> Raw:
     }
 
 
-def ended_pod(pod: Raw, *, code: int, reason: str, message: str) -> Raw:
-    """The pod as its kubelet would report it once the trainer has ended."""
-    told = (pod["status"].get("containerStatuses") or [{}])[0]
+def ended_pod(pod: RawBody, *, code: int, reason: str, message: str) -> RawBody:
+    """Return the pod as its kubelet reports it after the trainer has exited."""
+    reported = (pod["status"].get("containerStatuses") or [{}])[0]
     container = {
         "image": "none",
         "imageID": "",
         "restartCount": 0,
-        **told,
+        **reported,
         "name": names.CONTAINER,
         "ready": False,
         "started": False,

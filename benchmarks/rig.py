@@ -1,4 +1,4 @@
-"""A cluster of its own with kwok nodes, the operator as a process, and a watch that takes the time of every pod."""
+"""A throwaway cluster with kwok nodes, the operator as a process, and the times at which pods change."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from typing import IO, Any
 import yaml
 
 from finetune_operator import names
-from finetune_operator.kube.api_client import ApiServer
+from finetune_operator.kube.api_client import ApiClient
 from finetune_operator.kube.cluster import collection_path
-from finetune_operator.kube.credentials import find_access, open_session
+from finetune_operator.kube.credentials import find_credentials, open_session
 from finetune_operator.kube.informer import Informer
 from testing.cluster.kwok import start_kwok
 from testing.cluster.throwaway import ThrowawayCluster
@@ -33,34 +33,34 @@ REPOSITORY = Path(__file__).parents[1]
 FAKE_NODES = 40
 CLUSTER_PROGRAMS = ("kube-apiserver", "etcd", "kube-scheduler", "kube-controller-manager", "kwok")
 
-Raw = dict[str, Any]
+RawBody = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What the operator's process used so far."""
+    """The resources that the operator process has used so far."""
 
     cpu_seconds: float
     memory_mib: float
     requests: Counter[str]
     passes: Counter[float]  # by the upper bound of their duration, in seconds
-    others: Counter[str]  # CPU seconds of the cluster's own processes, by program
+    cluster_cpu_seconds: Counter[str]  # by program
 
 
-class PodClock:
-    """When each pod was first seen, and first seen running, on this process's monotonic clock."""
+class PodTimes:
+    """The times at which each pod was first observed, and first observed running, from time.monotonic()."""
 
     def __init__(self) -> None:
         self.created: dict[str, float] = {}
         self.running: dict[str, float] = {}
-        self.gone: set[str] = set()
-        self.pods: dict[str, Raw] = {}
+        self.deleted: set[str] = set()
+        self.pods: dict[str, RawBody] = {}
         self.changed = asyncio.Event()
 
-    def note(self, before: Raw | None, pod: Raw | None) -> None:
-        """Hear of one change, as an Informer tells it."""
+    def on_pod_event(self, before: RawBody | None, pod: RawBody | None) -> None:
+        """Record a change; the callback of an Informer."""
         if before is not None and pod is None:
-            self.gone.add(before["metadata"]["name"])
+            self.deleted.add(before["metadata"]["name"])
         if pod is not None:
             name = pod["metadata"]["name"]
             self.pods[name] = pod
@@ -71,34 +71,34 @@ class PodClock:
 
 
 class Rig:
-    """What the load is put on."""
+    """The cluster connection, the operator and the pod times of a benchmark."""
 
-    def __init__(self, api: ApiServer, operator: subprocess.Popen[bytes], clock: PodClock) -> None:
+    def __init__(self, api: ApiClient, operator: subprocess.Popen[bytes], pod_times: PodTimes) -> None:
         self.api = api
         self.operator = operator
-        self.clock = clock
+        self.pod_times = pod_times
 
     def usage(self) -> Usage:
-        """From /proc and from the operator's own metrics."""
+        """Return the usage from /proc and from the operator's metrics."""
         cpu, memory = cpu_seconds(Path(f"/proc/{self.operator.pid}")), memory_mib(self.operator.pid)
         text = read_metrics()
         return Usage(cpu, memory, count_requests(text), count_passes(text), measure_cluster())
 
 
 def memory_mib(pid: int) -> float:
-    """What a process holds in RAM."""
+    """Return the resident memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) / 1024  # type: ignore[index]
 
 
 def cpu_seconds(process: Path) -> float:
-    """User and system time of a process."""
+    """Return the user and system time of a process."""
     fields = (process / "stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure_cluster() -> Counter[str]:
-    """CPU seconds so far of the programs that make up the cluster."""
+    """Return the CPU seconds used so far by the programs of the cluster."""
     used: Counter[str] = Counter()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -109,18 +109,18 @@ def measure_cluster() -> Counter[str]:
 
 
 def read_metrics() -> str:
-    """The operator's own."""
+    """Return the operator's metrics in Prometheus' text format."""
     with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=5) as response:
         text: str = response.read().decode()
     return text
 
 
 def count_passes(text: str) -> Counter[float]:
-    """How many passes of reconcile took at most how long: of cumulative buckets, what each has more than the last."""
+    """Count the reconcile passes by the upper bound of their duration, from the cumulative buckets of the histogram."""
     cumulative: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for labels, number in re.findall(r"^finetune_reconcile_seconds_bucket\{(.*)\} (\S+)$", text, re.MULTILINE):
-        said = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        cumulative[said["result"]].append((float(said["le"]), float(number)))
+        label_values = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        cumulative[label_values["result"]].append((float(label_values["le"]), float(number)))
     counted: Counter[float] = Counter()
     for buckets in cumulative.values():
         below = 0.0
@@ -131,42 +131,42 @@ def count_passes(text: str) -> Counter[float]:
 
 
 def count_requests(text: str) -> Counter[str]:
-    """API requests of the operator so far, by verb and resource."""
+    """Count the operator's API requests by verb, resource and status code."""
     counted: Counter[str] = Counter()
     for labels, number in re.findall(r"^finetune_api_requests_total\{(.*)\} (\S+)$", text, re.MULTILINE):
-        said = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        counted[f"{said['verb']} {said['resource']} {said['code']}"] += int(float(number))
+        label_values = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        counted[f"{label_values['verb']} {label_values['resource']} {label_values['code']}"] += int(float(number))
     return counted
 
 
 @asynccontextmanager
 async def bench_rig(*, keep: bool) -> AsyncIterator[Rig]:
-    """A cluster with the operator, and a watch of its pods."""
+    """Start a cluster with the operator and an informer of its pods."""
     async with fake_cluster("bench", keep=keep) as (cluster, api):
         with operator_process(cluster.kubeconfig, open_log()) as operator:
-            clock = PodClock()
+            pod_times = PodTimes()
             pods = collection_path("Pod", NAMESPACE)
-            informer = Informer(api, pods, selector=names.JOB_NAME, on_change=clock.note)
-            following = asyncio.create_task(informer.run())
+            informer = Informer(api, pods, selector=names.JOB_NAME, on_change=pod_times.on_pod_event)
+            informer_task = asyncio.create_task(informer.run())
             await informer.synced.wait()
-            await ready()
-            yield Rig(api, operator, clock)
-            following.cancel()
+            await wait_until_ready()
+            yield Rig(api, operator, pod_times)
+            informer_task.cancel()
             with suppress(asyncio.CancelledError):
-                await following
+                await informer_task
 
 
 @asynccontextmanager
-async def fake_cluster(name: str, *, keep: bool) -> AsyncIterator[tuple[ThrowawayCluster, ApiServer]]:
-    """Cluster up, kwok nodes, CRD, claims; all ended afterwards."""
+async def fake_cluster(name: str, *, keep: bool) -> AsyncIterator[tuple[ThrowawayCluster, ApiClient]]:
+    """Start a cluster with kwok nodes, the CRD and the claim; remove it afterwards."""
     cluster = ThrowawayCluster.named(name)
     cluster.up(node_count=1)
     try:
         start_kwok(cluster, FAKE_NODES)
         cluster.kubectl("apply", "--server-side", "-f", str(REPOSITORY / "manifests" / "crd" / "finetunejobs.yaml"))
         cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.finetune.dev", "--timeout=30s")
-        cluster.kubectl.apply(*claims())
-        async with connected(cluster.kubeconfig) as api:
+        cluster.kubectl.apply(*namespace_and_claim())
+        async with connect(cluster.kubeconfig) as api:
             yield cluster, api
     finally:
         if not keep:
@@ -174,21 +174,21 @@ async def fake_cluster(name: str, *, keep: bool) -> AsyncIterator[tuple[Throwawa
 
 
 @asynccontextmanager
-async def connected(kubeconfig: Path) -> AsyncIterator[ApiServer]:
-    access = find_access(kubeconfig=str(kubeconfig))
+async def connect(kubeconfig: Path) -> AsyncIterator[ApiClient]:
+    access = find_credentials(kubeconfig=str(kubeconfig))
     async with open_session(access, connections=500) as calls, open_session(access, connections=500) as streams:
-        yield ApiServer(access.server, calls=calls, streams=streams)
+        yield ApiClient(access.server, calls=calls, streams=streams)
 
 
 def open_log() -> IO[bytes]:
-    """Where operators write, one after the other."""
+    """Open the log file that all operators append to."""
     log = tempfile.NamedTemporaryFile(prefix="bench-operator-", suffix=".log", delete=False)  # noqa: SIM115
     print(f"operator log: {log.name}", file=sys.stderr)
     return log
 
 
 def operator_process(kubeconfig: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """The operator as in development: one process, no election."""
+    """Start the operator without leader election; it is terminated when the block ends."""
     flags = [
         "--kubeconfig",
         str(kubeconfig),
@@ -200,11 +200,11 @@ def operator_process(kubeconfig: Path, log: IO[bytes]) -> subprocess.Popen[bytes
     ]
     command = [sys.executable, "-m", "finetune_operator", *flags, "--trainer-image", "localhost/none:v0"]
     process = subprocess.Popen([*command, "--metrics-port", str(METRICS_PORT)], stdout=log, stderr=log)
-    return Stopping(process)  # type: ignore[return-value]
+    return TerminatedOnExit(process)  # type: ignore[return-value]
 
 
-class Stopping:
-    """A process that is ended when its block ends."""
+class TerminatedOnExit:
+    """A context manager that terminates a process when its block ends."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -216,19 +216,22 @@ class Stopping:
         self.process.terminate()
         try:
             self.process.wait(timeout=15)
-        except subprocess.TimeoutExpired:  # what went wrong before is worth more than this
+        except subprocess.TimeoutExpired:  # do not hide an earlier error
             self.process.kill()
             self.process.wait()
 
 
-async def ready(*, within_seconds: float = 20.0) -> None:
-    """Raises TimeoutError."""
+async def wait_until_ready(*, within_seconds: float = 20.0) -> None:
+    """Wait until /readyz returns 200.
+
+    Raises: TimeoutError
+    """
     async with asyncio.timeout(within_seconds):
-        while not await asyncio.to_thread(answers_ready):  # noqa: ASYNC110
+        while not await asyncio.to_thread(is_ready):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 
-def answers_ready() -> bool:
+def is_ready() -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/readyz", timeout=1) as response:
             return bool(response.status == 200)
@@ -236,8 +239,8 @@ def answers_ready() -> bool:
         return False
 
 
-def claims() -> tuple[Raw, ...]:
-    """The namespace, and one bound claim that every job writes to."""
+def namespace_and_claim() -> tuple[RawBody, ...]:
+    """Return the namespace, and the volume and bound claim that all jobs use."""
     return tuple(
         yaml.safe_load_all(f"""
 apiVersion: v1

@@ -1,4 +1,4 @@
-"""The figures as a table, beside the peer's."""
+"""Formats the figures as a table, compared with those of Kubeflow Trainer and JobSet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 
 Figures = dict[str, list[float]]
 
-PEER = {
+PEER_FIGURES = {
     "one 2-node job, POST to both pods created": "0.039",
     "after a failure, all pods of the next attempt running": "2.05",
     "100 jobs x 4 nodes at once, POST to all running": "p50 14.7, p99 28.8",
@@ -17,7 +17,7 @@ PEER = {
 
 
 def render_table(figures: Figures, peer: dict[str, str]) -> str:
-    """Seconds unless the row says otherwise; median, and p99 or the worst where there are several."""
+    """Return the table; seconds unless the title contains a unit, median and, for several values, p99."""
     rows = [("", "p50", "p99", "n", "Kubeflow Trainer + JobSet")]
     for title, values in figures.items():
         p50, p99 = f"{statistics.median(values):.3f}", f"{percentile(values, 99):.3f}" if len(values) > 1 else ""
@@ -28,6 +28,6 @@ def render_table(figures: Figures, peer: dict[str, str]) -> str:
 
 
 def percentile(values: list[float], percent: int) -> float:
-    """Nearest rank."""
+    """Return the percentile by the nearest-rank method."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]

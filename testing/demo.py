@@ -1,4 +1,4 @@
-"""`make demo`: a FineTuneJob from `kubectl apply` to Complete, on the most real cluster this machine can have."""
+"""`make demo`: run a FineTuneJob from `kubectl apply` to Complete, on a cluster or, without one, locally."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import shutil
 import sys
 import time
 
-from testing.cluster.provider import Choice, choose_provider
+from testing.cluster.provider import ProviderChoice, choose_provider
 from testing.models.loss_curve import loss_curve, read_losses
 from testing.processes.local_demo import run_locally
-from testing.processes.operator_stack import Stack, condition, example_job
+from testing.processes.operator_stack import Stack, example_job, has_condition
 
 JOB = "demo"
 
 
 def main() -> int:
     choice = choose_provider(os.environ)
-    say(f"demo on {choice.kind}: {choice.why}")
+    print_lines(f"cluster: {choice.kind} ({choice.explanation})")
     if choice.provider is None:
         return run_locally()
     try:
@@ -26,59 +26,62 @@ def main() -> int:
         if "--keep" not in sys.argv and choice.kind != "current":
             choice.provider.down()
         elif choice.kind != "current":
-            say(f"the cluster stays: export KUBECONFIG={choice.provider.kubeconfig}; `make cluster-down` ends it")
+            print_lines(
+                f"the cluster keeps running: export KUBECONFIG={choice.provider.kubeconfig}; "
+                "stop it with `make cluster-down`"
+            )
 
 
-def run_on_cluster(choice: Choice) -> int:
+def run_on_cluster(choice: ProviderChoice) -> int:
     assert choice.provider is not None
     stack = Stack(choice.provider)
     stack.prepare()
     stack.delete(JOB)
-    shutil.rmtree(stack.output(JOB), ignore_errors=True)  # of an earlier demo, which was another job
-    with stack.stage("job applied to Complete"):
-        say("$ kubectl apply -f manifests/examples/cpu-two-nodes.yaml")
+    shutil.rmtree(stack.output(JOB), ignore_errors=True)  # output of an earlier demo job
+    with stack.stage("job from apply to Complete"):
+        print_lines("$ kubectl apply -f manifests/examples/cpu-two-nodes.yaml")
         stack.apply(example_job(JOB))
         job = follow(stack)
-    show(stack)
-    say("\nseconds per stage:")
+    print_result(stack)
+    print_lines("\nduration of each stage in seconds:")
     for title, seconds in stack.stages.items():
-        say(f"  {title:28} {seconds:7.1f}")
-    return 0 if condition(job, "Complete") else 1
+        print_lines(f"  {title:28} {seconds:7.1f}")
+    return 0 if has_condition(job, "Complete") else 1
 
 
 def follow(stack: Stack) -> dict[str, object]:
-    """Print the job's line whenever it changes, until the job is finished."""
-    before: list[str] = []
+    """Print the job's row of `kubectl get` whenever it changes, until the job is finished."""
+    previous: list[str] = []
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         header, row = stack.kubectl("get", "ftj", JOB).splitlines()
-        told = row.split()[:-1]  # without the age, which changes by itself
-        if told != before:
-            say(*([] if before else [header]), row)
-            before = told
+        columns = row.split()[:-1]  # without the age, which always changes
+        if columns != previous:
+            print_lines(*([] if previous else [header]), row)
+            previous = columns
         job = stack.job(JOB)
-        if condition(job, "Finished"):
+        if has_condition(job, "Finished"):
             return job
         time.sleep(0.5)
     return stack.job(JOB)
 
 
-def show(stack: Stack) -> None:
-    """What a user looks at afterwards: list, story, loss curve, files."""
-    say("\n$ kubectl get ftj\n" + stack.kubectl("get", "ftj"))
-    say("$ kubectl describe ftj demo  (events)")
-    described = stack.kubectl("describe", "ftj", JOB)
-    say(described[described.index("Events:") :])
+def print_result(stack: Stack) -> None:
+    """Print the finished job: its row, events, loss curve and result files."""
+    print_lines("\n$ kubectl get ftj\n" + stack.kubectl("get", "ftj"))
+    print_lines("$ kubectl describe ftj demo  (events)")
+    description = stack.kubectl("describe", "ftj", JOB)
+    print_lines(description[description.index("Events:") :])
     output = stack.output(JOB)
-    say("loss by step:")
-    say(loss_curve(read_losses(output)))
-    say(f"\nfiles in the claim `models`, {stack.namespace}/{JOB}/result:")
+    print_lines("loss by step:")
+    print_lines(loss_curve(read_losses(output)))
+    print_lines(f"\nfiles in claim `models`, folder {stack.namespace}/{JOB}/result:")
     for path in sorted((output / "result").rglob("*")):
         if path.is_file():
-            say(f"  {path.relative_to(output / 'result')!s:36} {path.stat().st_size:>10,} bytes")
+            print_lines(f"  {path.relative_to(output / 'result')!s:36} {path.stat().st_size:>10,} bytes")
 
 
-def say(*lines: str) -> None:
+def print_lines(*lines: str) -> None:
     for line in lines:
         if line:
             print(line, flush=True)

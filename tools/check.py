@@ -1,4 +1,4 @@
-"""Everything `make check` looks at, side by side; what failed is printed, and how long each check took."""
+"""Run all checks of `make check` in parallel; print their durations and the output of failed checks."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ BIN = Path(PYTHON).parent
 
 @dataclass(frozen=True)
 class Check:
-    """A program that ends with 0 if all is well."""
+    """A command that exits with 0 if the check passes."""
 
     name: str
     command: Sequence[str | Path]
@@ -25,7 +25,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Result:
-    """How a check ended; `output` holds what it skipped, too."""
+    """Result of a check; `output` also contains its SKIPPED lines."""
 
     check: Check
     ok: bool
@@ -34,38 +34,40 @@ class Result:
 
 
 CHECKS = (
-    Check("types", (BIN / "mypy",)),  # the slowest first
+    Check("types", (BIN / "mypy",)),  # first, because it is the slowest
     Check("manifests", (PYTHON, "tools/check_manifests.py")),
     Check("imports", (BIN / "lint-imports", "--no-cache")),
     Check("generated files", (PYTHON, "tools/generate.py", "--check")),
     Check("format", (BIN / "ruff", "format", "--check", ".")),
     Check("lint", (BIN / "ruff", "check", ".")),
+    Check("vocabulary", (PYTHON, "tools/check_vocabulary.py")),
+    Check("docs", (PYTHON, "tools/check_docs.py")),
 )
 
 
 def main() -> int:
-    """Exit code 1 if any check failed; a check that cannot run here says SKIPPED and why."""
-    helm = find_helm()  # may build it, so before the clock starts
+    """Run all checks and return exit code 1 if any failed; checks that cannot run are reported as SKIPPED."""
+    helm = find_helm()  # may build it, which must not count as duration of a check
     checks = (*CHECKS, Check("helm lint", (helm, "lint", "--strict", "--quiet", CHART))) if helm else CHECKS
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = [show(result) for result in pool.map(run, checks)]
+        results = [print_result(result) for result in pool.map(run, checks)]
     if helm is None:
-        print("SKIPPED helm lint and everything that renders the chart: install helm, or Go to build it")
+        print("SKIPPED helm lint and all checks of the rendered chart: install helm, or Go to build it")
     failed = [result.check.name for result in results if not result.ok]
     print(f"make check: failed: {', '.join(failed)}" if failed else f"make check: {len(results)} checks passed")
     return 1 if failed else 0
 
 
 def run(check: Check) -> Result:
-    """Run one check and keep what it says."""
-    started = time.monotonic()
+    """Run one check and capture its output."""
+    started_at = time.monotonic()
     command = [str(word) for word in check.command]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    return Result(check, ended.returncode == 0, time.monotonic() - started, ended.stdout)
+    completed = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return Result(check, completed.returncode == 0, time.monotonic() - started_at, completed.stdout)
 
 
-def show(result: Result) -> Result:
-    """One line, and the whole output of a check that failed."""
+def print_result(result: Result) -> Result:
+    """Print one line for a check, and the whole output of a failed one; return the result."""
     print(f"{'ok' if result.ok else 'FAILED':<7} {result.check.name:<16} {result.seconds:5.1f} s", flush=True)
     for line in result.output.splitlines():
         if not result.ok or line.startswith("SKIPPED"):

@@ -1,4 +1,4 @@
-"""Is everything that users apply what an API server takes? The chart as rendered, install.yaml, CRD, examples."""
+"""Check examples, CRD, install.yaml and the rendered chart against the schemas of the API server."""
 
 import json
 import sys
@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MANIFESTS = ROOT / "manifests"
 CHART_SETTINGS: dict[str, tuple[str, ...]] = {
     "default": (),
-    "some namespaces": ('watchNamespaces=["a","b"]', "installCRD=false", "userRoles=false"),
-    "everything": (
+    "watched namespaces": ('watchNamespaces=["a","b"]', "installCRD=false", "userRoles=false"),
+    "all options": (
         "replicas=1",
         'imagePullSecrets=[{"name":"registry"}]',
         'nodeSelector={"kubernetes.io/os":"linux"}',
@@ -29,15 +29,15 @@ CHART_SETTINGS: dict[str, tuple[str, ...]] = {
         'networkPolicy={"enabled":true,"namespaces":["a","b"],"metricsFrom":[{"namespaceSelector":{}}]}',
     ),
 }
-OTHERS_KINDS = ("PodMonitor",)  # of operators that Kubernetes knows nothing of
+THIRD_PARTY_KINDS = ("PodMonitor",)  # not in the schema of Kubernetes
 
 
 def main() -> int:
-    """Exit code 1 if there is a problem anywhere."""
+    """Print all problems and return exit code 1 if there are any."""
     problems = list(example_problems())
     schema = load_kubernetes_schema()
     if schema is None:
-        print("SKIPPED the check against Kubernetes' API: its schema is in a Go module, and Go is not installed")
+        print("SKIPPED the check against the Kubernetes API: its schema is in a Go module, and Go is not installed")
     else:
         problems += kubernetes_problems(schema)
     for problem in problems:
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def example_problems() -> Iterator[str]:
-    """Each example against the schema for editors, and as the command line reads it."""
+    """Yield problems of the examples, from the JSON schema for editors and from the parser of the CLI."""
     validator = Draft202012Validator(json.loads((MANIFESTS / "finetunejob.schema.json").read_text()))
     paths = sorted((MANIFESTS / "examples").glob("*.yaml"))
     if not paths:
@@ -62,22 +62,22 @@ def example_problems() -> Iterator[str]:
 
 
 def kubernetes_problems(schema: KubernetesSchema) -> Iterator[str]:
-    """What Kubernetes' own schema says of the CRD, install.yaml and the rendered chart."""
+    """Yield problems of the CRD, install.yaml and the rendered chart, from the schema of Kubernetes."""
     for path in (MANIFESTS / "crd" / "finetunejobs.yaml", MANIFESTS / "install.yaml"):
         yield from _problems(schema, path.name, yaml.safe_load_all(path.read_text()))
     helm = find_helm()
     if helm is None:
-        print("SKIPPED rendering the chart: there is neither helm nor Go to build it")
+        print("SKIPPED rendering the chart: neither helm nor Go to build it is installed")
         return
     for name, settings in CHART_SETTINGS.items():
         documents = list(yaml.safe_load_all(render_chart(helm, *settings)))
         yield from _problems(schema, f"chart ({name})", documents)
 
 
-def _problems(schema: KubernetesSchema, where: str, documents: Iterable[Schema | None]) -> Iterator[str]:
+def _problems(schema: KubernetesSchema, source: str, documents: Iterable[Schema | None]) -> Iterator[str]:
     for document in documents:
-        if document and document["kind"] not in OTHERS_KINDS:
-            yield from (f"{where}: {problem}" for problem in schema.problems(document))
+        if document and document["kind"] not in THIRD_PARTY_KINDS:
+            yield from (f"{source}: {problem}" for problem in schema.problems(document))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which Helm to use: the pinned one, built where Go is installed; else the machine's; else none."""
+"""Find Helm: the pinned version if Go can build it, else the installed one."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ NAMESPACE = "finetune-system"
 
 
 def find_helm() -> Path | None:
-    """Builds it the first time, which takes minutes; None where that cannot be done and none is installed."""
+    """Return the path of Helm, None if it is not installed and cannot be built; the first build takes minutes."""
     pinned = Cache.from_environment().binaries("helm", PINNED.helm) / "helm"
     if not pinned.exists() and shutil.which("go"):
         build_all(Cache.from_environment(), PINNED, only=("helm",))
@@ -24,7 +24,7 @@ def find_helm() -> Path | None:
 
 
 def render_chart(helm: Path, *settings: str) -> str:
-    """What `helm install` would send; `settings` are those of `--set-json`."""
+    """Return the output of `helm template`; `settings` are passed as `--set-json`."""
     options = [option for setting in settings for option in ("--set-json", setting)]
     command: list[str | Path] = [helm, "template", "finetune-operator", CHART, "--namespace", NAMESPACE, *options]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -1,4 +1,4 @@
-"""Kubernetes' own OpenAPI, as its source has it, made strict: a field that the API does not know is an error."""
+"""The OpenAPI schema of Kubernetes, made strict: unknown fields are errors."""
 
 import json
 import shutil
@@ -20,13 +20,13 @@ _NUMBER_OR_STRING = {"type": ["string", "integer", "number"]}
 
 @dataclass(frozen=True)
 class KubernetesSchema:
-    """Definitions by name, and the names of kinds."""
+    """OpenAPI definitions by name, and definition names by API version and kind."""
 
     definitions: Schema
     kinds: dict[tuple[str, str], str]
 
     def problems(self, document: Schema) -> Iterator[str]:
-        """What the API server would refuse or drop, each with its place in the document."""
+        """Yield what the API server would reject or drop, each with its path in the document."""
         version, kind = document.get("apiVersion", ""), document.get("kind", "")
         if (version, kind) not in self.kinds:
             yield f"{version} {kind}: no such kind in Kubernetes {PINNED.kubernetes}"
@@ -38,7 +38,7 @@ class KubernetesSchema:
 
 
 def load_kubernetes_schema() -> KubernetesSchema | None:
-    """From the Go module that the throwaway cluster is built of; None where there is no Go to fetch it."""
+    """Load the schema from the Go module of Kubernetes; None if Go, which downloads it, is not installed."""
     cache = Cache.from_environment()
     module = Path(cache.go_environment["GOMODCACHE"]) / f"k8s.io/kubernetes@v{PINNED.kubernetes}"
     if not module.exists():
@@ -51,12 +51,12 @@ def load_kubernetes_schema() -> KubernetesSchema | None:
 
 
 def parse_openapi(document: Schema) -> KubernetesSchema:
-    """Objects with named fields take no others; where the API reads numbers and strings alike, so does this."""
+    """Parse the OpenAPI document; objects reject unknown fields, and quantities accept numbers and strings."""
     definitions = {name: _strict(name, schema) for name, schema in document["definitions"].items()}
     kinds = {
-        (f"{of['group']}/{of['version']}".lstrip("/"), of["kind"]): name
+        (f"{gvk['group']}/{gvk['version']}".lstrip("/"), gvk["kind"]): name
         for name, schema in document["definitions"].items()
-        for of in schema.get("x-kubernetes-group-version-kind", ())
+        for gvk in schema.get("x-kubernetes-group-version-kind", ())
     }
     return KubernetesSchema(definitions, kinds)
 

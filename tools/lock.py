@@ -1,6 +1,6 @@
-"""Renew constraints.txt: exact versions of everything that pyproject.toml asks for, for every platform.
+"""Update constraints.txt: exact versions of all requirements in pyproject.toml, for every platform.
 
-Standard library only, as `environment.py` is.
+Uses only the standard library, like `environment.py`.
 """
 
 import argparse
@@ -13,14 +13,16 @@ from pathlib import Path
 
 from environment import ROOT, UV, requirements, uv_environment
 
-BUILD = ("hatchling", "editables")  # the images and editable installs build the project
+BUILD = ("hatchling", "editables")  # needed to build the project for images and editable installs
 HEADER = "# Exact versions of everything the project installs; `make lock` renews it.\n"
 
 
 def main() -> int:
-    """Resolve without the wheels beside the checkout, whose local versions nobody else has."""
+    """Resolve all versions, without the wheels beside the checkout, whose local versions are on no index."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--upgrade", action="store_true", help="take the newest versions instead of keeping what fits")
+    parser.add_argument(
+        "--upgrade", action="store_true", help="use the newest versions instead of keeping compatible ones"
+    )
     upgrade = ("--upgrade",) if parser.parse_args().upgrade else ()
     constraints = ROOT / "constraints.txt"
     with tempfile.TemporaryDirectory() as scratch:
@@ -28,7 +30,7 @@ def main() -> int:
         venv.create(python.parent.parent, with_pip=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", UV], check=True)
         resolved = Path(scratch) / "constraints.txt"
-        resolved.write_text(constraints.read_text())  # what stands there is kept where it still fits
+        resolved.write_text(constraints.read_text())  # existing versions are kept if compatible
         options = ["--system-certs", "--universal", "--python-version", "3.11", "--no-header", "--no-annotate"]
         subprocess.run(
             [python.parent / "uv", "pip", "compile", "--quiet", *options, *upgrade, "--output-file", resolved, "-"],

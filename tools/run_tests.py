@@ -1,4 +1,4 @@
-"""Run test suites one after the other, the fast ones first, and say at the end what ran, what did not, and why."""
+"""Run test suites one after another and print a summary with all skipped tests and their reasons."""
 
 import argparse
 import os
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
-from testing.cluster.host.commands import ClusterError
+from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.debian_packages import BROWSER, ensure_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "reports"
-SUITES = {  # how pytest runs each: a test that hangs must not hold up the rest
+SUITES = {  # pytest options by suite; the timeout ends tests that hang
     "unit": ("--timeout=120", "--numprocesses=auto"),
-    "simulation": ("--timeout=1200", "--numprocesses=auto"),  # few tests of thousands of histories each
+    "simulation": ("--timeout=1200", "--numprocesses=auto"),  # few tests with thousands of histories each
     "integration": ("--timeout=600", "--numprocesses=2", "--dist=loadscope"),  # a file shares launches of two ranks
     "e2e": ("--timeout=900",),
 }
@@ -26,7 +26,7 @@ SUITES = {  # how pytest runs each: a test that hangs must not hold up the rest
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """What pytest did with one suite."""
+    """Result of one suite: duration, number of tests by outcome, and skipped tests by reason."""
 
     name: str
     ok: bool
@@ -36,14 +36,14 @@ class SuiteResult:
 
     @property
     def line(self) -> str:
-        """One line as pytest would close with."""
+        """Summary line of the suite, in the style of pytest."""
         kinds = ("passed", "failed", "error", "skipped", "xfailed")
-        told = ", ".join(f"{self.counts[kind]} {kind}" for kind in kinds if self.counts[kind]) or "no tests"
-        return f"{self.name:<11} {'ok' if self.ok else 'FAILED':<6} {told} in {self.seconds:.1f} s"
+        counts = ", ".join(f"{self.counts[kind]} {kind}" for kind in kinds if self.counts[kind]) or "no tests"
+        return f"{self.name:<11} {'ok' if self.ok else 'FAILED':<6} {counts} in {self.seconds:.1f} s"
 
 
 def main() -> int:
-    """Exit code 1 if a suite failed or is empty; later suites run all the same."""
+    """Run all suites, even after a failure; return exit code 1 if one failed or was empty."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suites", nargs="+", choices=SUITES)
     suites: list[str] = parser.parse_args().suites
@@ -57,35 +57,35 @@ def main() -> int:
 
 
 def install_browser() -> None:
-    """Reports are opened in it. Tests that miss it are skipped, and said so."""
+    """Install the browser for tests of the HTML report; without it they are skipped."""
     try:
         ensure_packages(BROWSER)
-    except ClusterError as problem:
-        print(f"no browser for report.html: {problem}", flush=True)
+    except HarnessError as error:
+        print(f"no browser for report.html: {error}", flush=True)
 
 
 def run_suite(suite: str) -> SuiteResult:
-    """Pytest's own output goes through; its report is read afterwards."""
+    """Run one suite with pytest, whose output is passed through, and read its JUnit report."""
     REPORTS.mkdir(parents=True, exist_ok=True)
     report = REPORTS / f"{suite}.xml"
     report.unlink(missing_ok=True)
     print(f"== {suite} tests", flush=True)
-    started = time.monotonic()
+    started_at = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-q", "--durations=12", "--durations-min=10", *SUITES[suite]]
     command += [f"tests/{suite}", f"--junitxml={report}"]
-    ended = subprocess.run(command, cwd=ROOT, check=False)
-    seconds = time.monotonic() - started
+    completed = subprocess.run(command, cwd=ROOT, check=False)
+    seconds = time.monotonic() - started_at
     if not report.exists():
         return SuiteResult(suite, ok=False, seconds=seconds)
     counts, skipped = read_report(report.read_text())
-    return SuiteResult(suite, ended.returncode == 0, seconds, counts, skipped)
+    return SuiteResult(suite, completed.returncode == 0, seconds, counts, skipped)
 
 
 def read_report(text: str) -> tuple[Counter[str], Counter[str]]:
-    """Tests by outcome, and skipped tests by reason, from a JUnit report."""
+    """Return the number of tests by outcome, and of skipped tests by reason, from a JUnit report."""
     counts: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
-    for case in ElementTree.fromstring(text).iter("testcase"):  # noqa: S314 (our own file)
+    for case in ElementTree.fromstring(text).iter("testcase"):  # noqa: S314 (written by pytest)
         outcome = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
         if outcome is None:
             counts["passed"] += 1
@@ -100,14 +100,14 @@ def read_report(text: str) -> tuple[Counter[str], Counter[str]]:
 
 
 def summary_lines(results: list[SuiteResult]) -> Iterator[str]:
-    """The closing lines: per suite, every reason for a skip, and the sum."""
+    """Yield the summary: one line per suite, one per skip reason, and the total."""
     yield from (result.line for result in results)
     for result in results:
         for reason, tests in result.skipped.most_common():
             yield f"SKIPPED  {tests} of {result.name}: {reason}"
     total = sum((result.counts for result in results), Counter())
-    told = ", ".join(f"{tests} {kind}" for kind, tests in total.items())
-    yield f"{'ok' if all(r.ok for r in results) else 'FAILED'}: {told} in {sum(r.seconds for r in results):.0f} s"
+    counts = ", ".join(f"{tests} {kind}" for kind, tests in total.items())
+    yield f"{'ok' if all(r.ok for r in results) else 'FAILED'}: {counts} in {sum(r.seconds for r in results):.0f} s"
 
 
 if __name__ == "__main__":

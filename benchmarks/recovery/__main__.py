@@ -1,10 +1,10 @@
-"""`make bench-recovery`: until a job trains, and after the death of a rank until it trains again, on real pods.
+"""`make bench-recovery`: time until a job trains, and until it trains again after a rank was killed, on real pods.
 
-2 nodes x 2 ranks run a bare torch DDP loop (`ddp.py`), with images that are on the machines already: as a script, which
-our launcher starts, and in turn with it under a torchrun that the job starts itself.
-SIGKILL strikes one rank of the second node. The clock is one: the nodes are network namespaces of this machine.
-With `--peer` Kubeflow Trainer and JobSet do the same, under torchrun, on the same cluster: all take turns, because
-machines do not keep their speed.
+2 nodes x 2 ranks run a bare torch DDP loop (`ddp.py`) with images that are already on the Kubernetes nodes: as a
+script that our launcher starts, and alternately under a torchrun that the job starts itself. SIGKILL is sent to one
+rank of the second node. All times come from one clock, because the Kubernetes nodes are network namespaces of this
+host. With `--peer` Kubeflow Trainer and JobSet run the same loop under torchrun on the same cluster, in alternation,
+because the speed of a host varies.
 """
 
 from __future__ import annotations
@@ -21,56 +21,72 @@ from datetime import datetime
 from pathlib import Path
 from secrets import token_hex
 
-from benchmarks.recovery.kubeflow import installed
-from benchmarks.recovery.stages import RECOVERED, STARTED, Both, Moments, Stages, by_stage, note, summarise
-from benchmarks.recovery.trainjob import TrainJob, make_runtime
+from benchmarks.recovery.kubeflow import managers_installed
+from benchmarks.recovery.stages import (
+    RECOVERED,
+    STARTED,
+    Stages,
+    StageTimes,
+    StartAndRecovery,
+    add_stages,
+    by_stage,
+    summarise,
+)
+from benchmarks.recovery.trainjob import TrainJob, build_training_runtime
 from benchmarks.table import render_table
 from testing.builders.jobs import command
 from testing.cluster.fault_injection import Chaos
 from testing.cluster.images.project_images import image_name
 from testing.cluster.provider import ThrowawayProvider
 from testing.cluster.throwaway import ThrowawayCluster
-from testing.faults.job_under_test import Raw, Scene, settle
-from testing.faults.run import remove
+from testing.faults.job_under_test import JobUnderTest, RawBody, wait_until_settled
+from testing.faults.run import delete_job
 from testing.processes.operator_stack import Stack, example_job
 
-FOLDER = "/data/recovery"  # where pods see the program
+FOLDER = "/data/recovery"  # where pods mount the program
 STEPS_BEFORE = 20
-WAYS: dict[str, Raw] = {"script": {"script": "ddp.py"}, "exec: torchrun": {"exec": ["torchrun", "ddp.py"]}}
-_SAID = re.compile(r"^(imported|joined|step 1) at ([\d.]+)$", re.MULTILINE)
+PROGRAMS: dict[str, RawBody] = {"script": {"script": "ddp.py"}, "exec: torchrun": {"exec": ["torchrun", "ddp.py"]}}
+_STAGE_LINE = re.compile(r"^(imported|joined|step 1) at ([\d.]+)$", re.MULTILINE)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="How long a job does not train after one of its ranks was killed.")
-    parser.add_argument("--rounds", type=int, default=5, help="jobs, one after the other (default 5)")
+    parser = argparse.ArgumentParser(
+        description="Measure how long a job does not train after one of its ranks was killed."
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="number of jobs, run one after the other (default 5)")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
-    parser.add_argument("--peer", action="store_true", help="Kubeflow Trainer and JobSet in turn; builds them")
+    parser.add_argument(
+        "--peer", action="store_true", help="also measure Kubeflow Trainer and JobSet, which are built first"
+    )
     options = parser.parse_args()
     provider = ThrowawayProvider(ThrowawayCluster.named())
     stack = Stack(provider)
-    figures: dict[str, Both] = {way: ({}, {}) for way in WAYS}
-    peer: Both = ({}, {})
+    figures: dict[str, StartAndRecovery] = {title: ({}, {}) for title in PROGRAMS}
+    peer: StartAndRecovery = ({}, {})
     try:
         stack.prepare()
-        bring_program(stack)
-        with installed(provider.cluster) if options.peer else nullcontext():
+        copy_program(stack)
+        with managers_installed(provider.cluster) if options.peer else nullcontext():
             for _ in range(options.rounds):
-                for way, run in WAYS.items():
-                    settle(stack, provider.cluster)
-                    note(figures[way], break_once(stack, provider.chaos, run))
+                for title, command_fields in PROGRAMS.items():
+                    wait_until_settled(stack, provider.cluster)
+                    add_stages(figures[title], measure_recovery(stack, provider.chaos, command_fields))
                 if options.peer:
-                    note(peer, break_peer(stack, provider.chaos))
+                    add_stages(peer, measure_peer_recovery(stack, provider.chaos))
     finally:
         if not options.keep:
             provider.down()
-    for way, of_way in figures.items():
-        tables = (render_table(ours, summarise(theirs)) for ours, theirs in zip(of_way, peer, strict=True))
-        print(f"\n{way}", *tables, sep="\n\n")
+    for title, figures_of_program in figures.items():
+        tables = (
+            render_table(own_figures, summarise(peer_figures))
+            for own_figures, peer_figures in zip(figures_of_program, peer, strict=True)
+        )
+        print(f"\n{title}", *tables, sep="\n\n")
     return 0
 
 
-def bring_program(stack: Stack) -> None:
-    """To where the pods see it."""
+def copy_program(stack: Stack) -> None:
+    """Copy the program to the dataset volume, where the pods mount it."""
     folder = stack.folder("datasets") / "recovery"
     folder.mkdir(exist_ok=True)
     shutil.copy(Path(__file__).parent / "ddp.py", folder)
@@ -78,84 +94,94 @@ def bring_program(stack: Stack) -> None:
         path.chmod(0o755)
 
 
-def break_once(stack: Stack, chaos: Chaos, run: Raw) -> tuple[Stages, Stages]:
-    """One job: seconds of its start and of its recovery, each as a whole and by stage."""
-    scene = Scene(stack, chaos, f"recovery-{token_hex(2)}")
-    scene.watch.start()
+def measure_recovery(stack: Stack, chaos: Chaos, command_fields: RawBody) -> tuple[Stages, Stages]:
+    """Run one job; return the seconds of its start and of its recovery, in total and by stage."""
+    job = JobUnderTest(stack, chaos, f"recovery-{token_hex(2)}")
+    job.recorder.start()
     try:
-        posted = time.time()
-        stack.apply(example_job(scene.job, **program(run)))
-        scene.wait_for_step(STEPS_BEFORE)
-        struck = kill_rank(chaos, stack.namespace, scene.pod(1))
-        scene.wait(lambda watch: bool(watch.steps) and watch.steps[-1].attempt == 1, what="again", timeout_seconds=120)
-        scene.finish()
-        scene.wait(lambda watch: watch.finished, what="finished", timeout_seconds=120)
-        return by_stage(STARTED, posted, moments(scene, 0)), by_stage(RECOVERED, struck, moments(scene, 1))
+        posted_at = time.time()
+        stack.apply(example_job(job.name, **program(command_fields)))
+        job.wait_for_step(STEPS_BEFORE)
+        killed_at = kill_rank(chaos, stack.namespace, job.pod(1))
+        job.wait_until(
+            lambda recorder: bool(recorder.steps) and recorder.steps[-1].attempt == 1,
+            goal="training again",
+            timeout_seconds=120,
+        )
+        job.request_finish()
+        job.wait_until(lambda recorder: recorder.is_finished, goal="finished", timeout_seconds=120)
+        return by_stage(STARTED, posted_at, stage_times_of_attempt(job, 0)), by_stage(
+            RECOVERED, killed_at, stage_times_of_attempt(job, 1)
+        )
     finally:
-        scene.watch.end()
-        remove(scene)
+        job.recorder.stop()
+        delete_job(job)
 
 
-def program(run: Raw) -> Raw:
-    """Fields of the spec. What the node requests is small, so that both fit beside the cluster itself."""
+def program(command_fields: RawBody) -> RawBody:
+    """Return the fields of the spec; the requests are small, so that both pods fit beside the cluster itself."""
     return command(
-        {**run, "workingDir": FOLDER}, image=image_name("trainer"), env=[{"name": "OMP_NUM_THREADS", "value": "1"}]
+        {**command_fields, "workingDir": FOLDER},
+        image=image_name("trainer"),
+        env=[{"name": "OMP_NUM_THREADS", "value": "1"}],
     )
 
 
-def break_peer(stack: Stack, chaos: Chaos) -> tuple[Stages, Stages]:
-    """The same of one TrainJob."""
-    stack.apply(make_runtime(program=["torchrun", "ddp.py"], folder=FOLDER))
+def measure_peer_recovery(stack: Stack, chaos: Chaos) -> tuple[Stages, Stages]:
+    """Return the same for one TrainJob."""
+    stack.apply(build_training_runtime(program=["torchrun", "ddp.py"], folder=FOLDER))
     job = TrainJob(stack, f"recovery-{token_hex(2)}")
     try:
-        posted = time.time()
+        posted_at = time.time()
         job.apply()
         pods = job.wait_for_pods(attempt=0)
-        told = job.wait_for_step(pods.names[0], STEPS_BEFORE)
-        struck = kill_rank(chaos, stack.namespace, pods.names[1])
-        again = job.wait_for_pods(attempt=1)
-        told_again = job.wait_for_step(again.names[0], 1)
+        reported = job.wait_for_step(pods.names[0], STEPS_BEFORE)
+        killed_at = kill_rank(chaos, stack.namespace, pods.names[1])
+        next_pods = job.wait_for_pods(attempt=1)
+        reported_again = job.wait_for_step(next_pods.names[0], 1)
     finally:
         job.remove()
     return (
-        by_stage(STARTED, posted, Moments(pods.made, pods.running, told)),
-        by_stage(RECOVERED, struck, Moments(again.made, again.running, told_again)),
+        by_stage(STARTED, posted_at, StageTimes(pods.created, pods.running, reported)),
+        by_stage(RECOVERED, killed_at, StageTimes(next_pods.created, next_pods.running, reported_again)),
     )
 
 
 def kill_rank(chaos: Chaos, namespace: str, pod: str) -> float:
-    """The moment of the signal: who is to get it is found before."""
+    """Kill a rank; return the time of the signal, measured after the lookup of its process."""
     processes = chaos.ranks(namespace, pod)[3]
-    struck = time.time()
+    killed_at = time.time()
     for process in processes:
         os.kill(process.pid, signal.SIGKILL)
-    return struck
+    return killed_at
 
 
-def moments(scene: Scene, attempt: int) -> Moments:
-    """What the job's status and its ranks tell of an attempt."""
-    status = scene.watch.status["attempts"][attempt]
-    made, running = (seconds(status[when]) for when in ("startTime", "runningTime"))
-    return Moments(made, running, said(scene, attempt=attempt), stopped=stopped(scene) if attempt else None)
-
-
-def stopped(scene: Scene) -> float:
-    """When the first attempt was seen to be."""
-    return next(
-        seen.time
-        for seen in scene.watch.sightings
-        if any(each["state"] in ("Stopping", "Failed") for each in seen.status.get("attempts", ()))
+def stage_times_of_attempt(job: JobUnderTest, attempt: int) -> StageTimes:
+    """Return the stage times of an attempt from the job's status and the output of its ranks."""
+    status = job.recorder.status["attempts"][attempt]
+    created, running = (to_unix_seconds(status[when]) for when in ("startTime", "runningTime"))
+    return StageTimes(
+        created, running, stage_times(job, attempt=attempt), stopped_at=stopped_at(job) if attempt else None
     )
 
 
-def said(scene: Scene, *, attempt: int) -> dict[str, float]:
-    """What the first node's ranks said; of several the last."""
-    log = scene.output / "logs" / f"attempt-{attempt}" / "node-0.log"
-    return {what: float(moment) for what, moment in _SAID.findall(log.read_text())}
+def stopped_at(job: JobUnderTest) -> float:
+    """Return the time at which the status first showed the end of the first attempt."""
+    return next(
+        change.time
+        for change in job.recorder.status_changes
+        if any(each["state"] in ("Stopping", "Failed") for each in change.status.get("attempts", ()))
+    )
 
 
-def seconds(time_of_api: str) -> float:
-    return datetime.fromisoformat(time_of_api).timestamp()
+def stage_times(job: JobUnderTest, *, attempt: int) -> dict[str, float]:
+    """Return the stage times that the ranks of the first node logged; of several ranks the last."""
+    log = job.output / "logs" / f"attempt-{attempt}" / "node-0.log"
+    return {stage: float(unix_time) for stage, unix_time in _STAGE_LINE.findall(log.read_text())}
+
+
+def to_unix_seconds(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""Kubeflow Trainer and JobSet on the throwaway cluster: built from their Go modules, with their own manifests, CRDs,
-certificates and webhooks. Only their managers run as processes of the machine instead of pods.
+"""Kubeflow Trainer and JobSet on the throwaway cluster.
+
+They are built from their Go modules and use their own manifests, CRDs, certificates and webhooks. Only their managers
+run as processes of the host instead of pods.
 """
 
 from __future__ import annotations
@@ -17,22 +19,24 @@ from typing import Any
 
 import yaml
 
-from testing.cluster.host.commands import ClusterError, run, stage
+from testing.cluster.host.commands import HarnessError, run, stage
 from testing.cluster.host.processes import Daemon
 from testing.cluster.images.go_build import require_go
 from testing.cluster.kubectl import is_healthy
 from testing.cluster.throwaway import ThrowawayCluster
 
-CERTIFICATES = Path("/tmp/k8s-webhook-server")  # where both managers look for theirs
-PATIENCE_SECONDS = 120
+CERTIFICATES = Path("/tmp/k8s-webhook-server")  # where both managers read their certificates
+TIMEOUT_SECONDS = 120
 
-Raw = dict[str, Any]
+RawBody = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Manager:
-    """`webhook_port` is what it listens on by `arguments`; one above it tells whether it is ready. Of its module:
-    `package` is its program, `manifests` what installs it.
+class KubeflowManager:
+    """A controller manager to build and install.
+
+    package: its main package in the module. manifests: the kustomize folder that installs it. webhook_port: set by
+    `arguments`; the next port serves the health probes.
     """
 
     name: str
@@ -50,7 +54,7 @@ class Manager:
         return self.webhook_port + 1
 
 
-JOBSET = Manager(
+JOBSET = KubeflowManager(
     name="jobset",
     version="0.8.2",
     module="sigs.k8s.io/jobset",
@@ -61,7 +65,7 @@ JOBSET = Manager(
     webhook_port=9443,
     arguments=("--leader-elect=false", "--metrics-bind-address=0"),
 )
-TRAINER = Manager(
+TRAINER = KubeflowManager(
     name="kubeflow-trainer",
     version="2.0.0",
     module="github.com/kubeflow/trainer/v2",
@@ -75,32 +79,32 @@ TRAINER = Manager(
 
 
 @contextmanager
-def installed(cluster: ThrowawayCluster) -> Iterator[None]:
-    """Both managers, ready; gone afterwards with all they brought."""
+def managers_installed(cluster: ThrowawayCluster) -> Iterator[None]:
+    """Install both managers and wait until they are ready; remove everything afterwards."""
     CERTIFICATES.mkdir(exist_ok=True)
-    with ExitStack() as begun:
-        begun.callback(forget_folder)
+    with ExitStack() as stack:
+        stack.callback(remove_certificate_folder)
         for manager in (JOBSET, TRAINER):
-            begun.enter_context(one_installed(cluster, manager))
+            stack.enter_context(manager_installed(cluster, manager))
         yield
 
 
-def forget_folder() -> None:
-    """It is empty, as each manager has a view of its own, unless somebody else uses it."""
+def remove_certificate_folder() -> None:
+    """Remove the folder, which is empty because each manager has its own mount, unless something else uses it."""
     with suppress(OSError):
         CERTIFICATES.rmdir()
 
 
 @contextmanager
-def one_installed(cluster: ThrowawayCluster, manager: Manager) -> Iterator[None]:
+def manager_installed(cluster: ThrowawayCluster, manager: KubeflowManager) -> Iterator[None]:
     documents = json.dumps({"apiVersion": "v1", "kind": "List", "items": render(manager, build(cluster, manager))})
     cluster.kubectl("apply", "--server-side", "-f", "-", stdin=documents)
-    cluster.kubectl("wait", "crd", "--all", "--for=condition=Established", f"--timeout={PATIENCE_SECONDS}s")
+    cluster.kubectl("wait", "crd", "--all", "--for=condition=Established", f"--timeout={TIMEOUT_SECONDS}s")
     with tempfile.TemporaryDirectory() as folder:
-        daemon = daemon_of(cluster, manager, Path(folder))
+        daemon = build_daemon(cluster, manager, Path(folder))
         daemon.start()
         try:
-            bring_certificate(cluster, manager, Path(folder) / "serving-certs")
+            write_certificate(cluster, manager, Path(folder) / "serving-certs")
             wait_until_ready(manager, daemon)
             yield
         finally:
@@ -108,40 +112,50 @@ def one_installed(cluster: ThrowawayCluster, manager: Manager) -> Iterator[None]
             daemon.stop()
 
 
-def build(cluster: ThrowawayCluster, manager: Manager) -> Path:
-    """The folder of the program and of upstream's manifests in one file. Built in the module itself, as upstream does:
-    `go install` asks for the module's newest version, which not every proxy tells.
+def build(cluster: ThrowawayCluster, manager: KubeflowManager) -> Path:
+    """Return the folder with the program and with upstream's manifests in one file.
+
+    Built in the module itself, as upstream does: `go install` needs the list of versions, which not every proxy serves.
     """
     target = cluster.cache.binaries(manager.name, manager.version)
     with cluster.cache.locked("build"), stage(f"build {manager.name} {manager.version}"):
         if not target.exists():
             require_go()
             environment = cluster.cache.go_environment
-            asked = ("go", "mod", "download", "-json", f"{manager.module}@v{manager.version}")
-            downloaded = json.loads(run(*asked, environment=environment))
+            download_command = ("go", "mod", "download", "-json", f"{manager.module}@v{manager.version}")
+            downloaded = json.loads(run(*download_command, environment=environment))
             with tempfile.TemporaryDirectory() as scratch:
-                source, made = Path(scratch) / "source", Path(scratch) / "made"
+                source, build_folder = Path(scratch) / "source", Path(scratch) / "made"
                 shutil.copytree(downloaded["Dir"], source)
-                made.mkdir()
-                argv = ("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", made / manager.name, manager.package)
+                build_folder.mkdir()
+                argv = (
+                    "go",
+                    "build",
+                    "-trimpath",
+                    "-ldflags",
+                    "-s -w",
+                    "-o",
+                    build_folder / manager.name,
+                    manager.package,
+                )
                 run(*argv, cwd=source, environment=environment)
-                (made / "documents.yaml").write_text(kustomize(cluster, source / manager.manifests))
-                shutil.move(made, target)
+                (build_folder / "documents.yaml").write_text(kustomize(cluster, source / manager.manifests))
+                shutil.move(build_folder, target)
     return target
 
 
 def kustomize(cluster: ThrowawayCluster, folder: Path) -> str:
-    """Without what is fetched from GitHub: Trainer's manifests bring JobSet's so."""
+    """Render the manifests without remote resources; Trainer's manifests fetch JobSet's from GitHub."""
     kustomization = folder / "kustomization.yaml"
     lines = kustomization.read_text().splitlines(keepends=True)
     kustomization.write_text("".join(line for line in lines if "third-party/jobset" not in line))
     return cluster.kubectl("kustomize", str(folder))
 
 
-def render(manager: Manager, built: Path) -> list[Raw]:
-    """Without the Deployment; its webhooks lead to this machine, on which the API server runs as well."""
-    every = yaml.safe_load_all((built / "documents.yaml").read_text())
-    documents = [document for document in every if document["kind"] != "Deployment"]
+def render(manager: KubeflowManager, folder: Path) -> list[RawBody]:
+    """Return the manifests without the Deployment; the webhooks connect to this host, where the API server runs."""
+    all_documents = yaml.safe_load_all((folder / "documents.yaml").read_text())
+    documents = [document for document in all_documents if document["kind"] != "Deployment"]
     for document in documents:
         if document["kind"] == "Service":
             document["spec"] = {"type": "ExternalName", "externalName": "localhost"}
@@ -150,8 +164,8 @@ def render(manager: Manager, built: Path) -> list[Raw]:
     return documents
 
 
-def daemon_of(cluster: ThrowawayCluster, manager: Manager, certificates: Path) -> Daemon:
-    """With a view of the machine in which its certificate is where a pod would have it."""
+def build_daemon(cluster: ThrowawayCluster, manager: KubeflowManager, certificates: Path) -> Daemon:
+    """Return the daemon of the manager, in a mount namespace with its certificate at the path of a pod."""
     program = cluster.cache.binaries(manager.name, manager.version) / manager.name
     script = f'mount --bind "$0" {CERTIFICATES} && exec "$@"'
     argv = (
@@ -161,24 +175,24 @@ def daemon_of(cluster: ThrowawayCluster, manager: Manager, certificates: Path) -
     return Daemon(name=manager.name, argv=argv, folder=cluster.layout.daemons)
 
 
-def bring_certificate(cluster: ThrowawayCluster, manager: Manager, folder: Path) -> None:
-    """The kubelet's part: what the manager puts into its Secret becomes files."""
+def write_certificate(cluster: ThrowawayCluster, manager: KubeflowManager, folder: Path) -> None:
+    """Write the content of the manager's Secret to files, as a kubelet does."""
     data: dict[str, str] = {}
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while "tls.crt" not in data:
         if time.monotonic() > deadline:
-            raise ClusterError(f"Secret {manager.namespace}/{manager.secret}: no certificate; it has {sorted(data)}")
+            raise HarnessError(f"Secret {manager.namespace}/{manager.secret}: no certificate; it has {sorted(data)}")
         time.sleep(0.5)
         data = cluster.kubectl.get("secret", manager.secret, namespace=manager.namespace).get("data", {})
     folder.mkdir()
-    for name, content in sorted(data.items(), reverse=True):  # tls.crt after tls.key: it is what the manager waits for
+    for name, content in sorted(data.items(), reverse=True):  # tls.crt last, because the manager waits for it
         (folder / name).write_bytes(base64.b64decode(content))
 
 
-def wait_until_ready(manager: Manager, daemon: Daemon) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def wait_until_ready(manager: KubeflowManager, daemon: Daemon) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not is_healthy(f"http://127.0.0.1:{manager.health_port}/readyz"):
         daemon.require_running()
         if time.monotonic() > deadline:
-            raise ClusterError(f"{daemon.name} is not ready after {PATIENCE_SECONDS} s: {daemon.last_words()}")
+            raise HarnessError(f"{daemon.name} is not ready after {TIMEOUT_SECONDS} s: {daemon.log_tail()}")
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""What is measured: the whole of a start or a recovery and, indented, when each of its stages was reached."""
+"""The measured times: a whole start or recovery and, indented, the time until each of its stages."""
 
 from __future__ import annotations
 
@@ -12,42 +12,45 @@ STARTED = "job applied to its first step"
 RECOVERED = "rank killed to the first step of the next attempt"
 
 Stages = dict[str, float]
-Both = tuple[Figures, Figures]  # of the start, and of the recovery
+StartAndRecovery = tuple[Figures, Figures]  # figures of the start and of the recovery
 
 
 @dataclass(frozen=True)
-class Moments:
-    """In Unix time; `told` is what the program says of itself, `stopped` when the attempt before was given up."""
+class StageTimes:
+    """Unix times of the stages.
 
-    made: float
+    reported: times that the program logs. stopped_at: when the previous attempt was stopped.
+    """
+
+    created: float
     running: float
-    told: Mapping[str, float]
-    stopped: float | None = None
+    reported: Mapping[str, float]
+    stopped_at: float | None = None
 
 
-def by_stage(title: str, since: float, moments: Moments) -> Stages:
-    """Seconds `since` then."""
-    told = moments.told
+def by_stage(title: str, since: float, times: StageTimes) -> Stages:
+    """Return the seconds from `since` until each stage."""
+    reported = times.reported
     reached = {
-        title: told["step 1"],
-        **({"  until the operator stopped the attempt": moments.stopped} if moments.stopped else {}),
-        "  until its pods are made": moments.made,
-        "  until both are seen to run": moments.running,
-        "  until rank 0 has imported torch": told["imported"],
-        "  until it has joined the group": told["joined"],
+        title: reported["step 1"],
+        **({"  until the operator stopped the attempt": times.stopped_at} if times.stopped_at else {}),
+        "  until its pods are created": times.created,
+        "  until both pods are running": times.running,
+        "  until rank 0 has imported torch": reported["imported"],
+        "  until it has joined the process group": reported["joined"],
     }
-    return {title: round(moment - since, 3) for title, moment in reached.items()}
+    return {title: round(reached_at - since, 3) for title, reached_at in reached.items()}
 
 
-def note(known: Both, stages: tuple[Stages, Stages]) -> None:
-    """One more of each."""
-    for figures, seconds in zip(known, stages, strict=True):
-        for title, taken in seconds.items():
-            figures.setdefault(title, []).append(taken)
+def add_stages(totals: StartAndRecovery, stages: tuple[Stages, Stages]) -> None:
+    """Add the seconds of one run to the figures."""
+    for figures, seconds in zip(totals, stages, strict=True):
+        for title, seconds_taken in seconds.items():
+            figures.setdefault(title, []).append(seconds_taken)
 
 
 def summarise(figures: Figures) -> dict[str, str]:
-    """Medians, with the least and the most."""
+    """Return the median, minimum and maximum of each figure."""
     return {
         title: f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
         for title, values in figures.items()

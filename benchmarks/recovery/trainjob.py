@@ -1,4 +1,4 @@
-"""The same loop as a TrainJob of Kubeflow, whose attempts are followed by its pods and what rank 0 says."""
+"""The same loop as a TrainJob of Kubeflow; its attempts are observed by their pods and the log of rank 0."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from testing.processes.operator_stack import Stack
 
 RUNTIME = "recovery"
 NODES = 2
-PATIENCE_SECONDS = 120
+TIMEOUT_SECONDS = 120
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 RESTART = "jobset.sigs.k8s.io/restart-attempt"
 _POD = r'{.metadata.labels.batch\.kubernetes\.io/job-completion-index} {.metadata.name} {.status.phase}{"\n"}'
-_SAID = re.compile(r"(imported|joined|step \d+) at ([\d.]+)")
+_STAGE_LINE = re.compile(r"(imported|joined|step \d+) at ([\d.]+)")
 
-Raw = dict[str, Any]
+RawBody = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Pods:
-    """Of one attempt: names by node, and when all of them were there, and ran."""
+class AttemptPods:
+    """The pods of one attempt: names by node, and the times at which all were created and all were running."""
 
     names: dict[int, str]
-    made: float
+    created: float
     running: float
 
 
@@ -40,55 +40,61 @@ class TrainJob:
 
     def apply(self) -> None:
         spec = {"runtimeRef": {"name": RUNTIME, "kind": "TrainingRuntime"}, "trainer": {"numNodes": NODES}}
-        self.stack.apply(make("TrainJob", self.name, spec))
+        self.stack.apply(build_object("TrainJob", self.name, spec))
 
     def remove(self) -> None:
-        """With its pods."""
+        """Delete the job and wait until its pods are deleted."""
         self.stack.kubectl("delete", "trainjob", self.name, "--ignore-not-found")
         selector = f"{JOBSET_NAME}={self.name}"
-        self.stack.kubectl("wait", "pod", "-l", selector, "--for=delete", f"--timeout={PATIENCE_SECONDS}s")
+        self.stack.kubectl("wait", "pod", "-l", selector, "--for=delete", f"--timeout={TIMEOUT_SECONDS}s")
 
-    def wait_for_pods(self, *, attempt: int) -> Pods:
-        """Raises TimeoutError."""
+    def wait_for_pods(self, *, attempt: int) -> AttemptPods:
+        """Wait until all pods of the attempt run.
+
+        Raises: TimeoutError
+        """
         selector = f"{JOBSET_NAME}={self.name},{RESTART}={attempt}"
-        seen: dict[int, tuple[str, str]] = {}
-        made = 0.0
-        with self.told("get", "pods", "-l", selector, "--watch", "-o", f"jsonpath={_POD}") as lines:
+        pods: dict[int, tuple[str, str]] = {}
+        created = 0.0
+        with self.stream_kubectl("get", "pods", "-l", selector, "--watch", "-o", f"jsonpath={_POD}") as lines:
             for line in lines:
                 rank, name, phase = line.rstrip("\n").split(" ")
-                seen[int(rank)] = (name, phase)
-                if len(seen) == NODES:
-                    made = made or time.time()
-                    if all(phase == "Running" for _, phase in seen.values()):
-                        return Pods({rank: name for rank, (name, _) in seen.items()}, made, time.time())
-        raise TimeoutError(f"TrainJob {self.name}: attempt {attempt} does not run; pods by node: {seen}")
+                pods[int(rank)] = (name, phase)
+                if len(pods) == NODES:
+                    created = created or time.time()
+                    if all(phase == "Running" for _, phase in pods.values()):
+                        return AttemptPods({rank: name for rank, (name, _) in pods.items()}, created, time.time())
+        raise TimeoutError(f"TrainJob {self.name}: attempt {attempt} does not run; pods by node: {pods}")
 
     def wait_for_step(self, pod: str, step: int) -> dict[str, float]:
-        """When its ranks came to each stage until then, of several the last. Raises TimeoutError."""
-        said: dict[str, float] = {}
-        with self.told("logs", "--follow", pod) as lines:
+        """Return the time of each stage until the step; of several ranks the last. Raises TimeoutError."""
+        stage_times: dict[str, float] = {}
+        with self.stream_kubectl("logs", "--follow", pod) as lines:
             for line in lines:
-                if found := _SAID.fullmatch(line.strip()):
-                    said[found[1]] = float(found[2])
-                    if found[1] == f"step {step}":
-                        return said
-        raise TimeoutError(f"TrainJob {self.name}: pod {pod} did not come to step {step}; it said {said}")
+                if match := _STAGE_LINE.fullmatch(line.strip()):
+                    stage_times[match[1]] = float(match[2])
+                    if match[1] == f"step {step}":
+                        return stage_times
+        raise TimeoutError(f"TrainJob {self.name}: pod {pod} did not reach step {step}; logged stages: {stage_times}")
 
     @contextmanager
-    def told(self, *arguments: str) -> Iterator[IO[str]]:
-        """Lines of a kubectl that goes on, but not for ever."""
+    def stream_kubectl(self, *arguments: str) -> Iterator[IO[str]]:
+        """Yield the output lines of a kubectl command that runs until the block ends or the timeout is over."""
         provider = self.stack.provider
         command = [str(provider.kubectl), f"--kubeconfig={provider.kubeconfig}", f"--namespace={self.stack.namespace}"]
-        limited = ["timeout", str(PATIENCE_SECONDS), *command, *arguments]
-        with subprocess.Popen(limited, stdout=subprocess.PIPE, text=True) as process:
+        command_with_timeout = ["timeout", str(TIMEOUT_SECONDS), *command, *arguments]
+        with subprocess.Popen(command_with_timeout, stdout=subprocess.PIPE, text=True) as process:
             try:
                 yield process.stdout  # type: ignore[misc]
             finally:
                 process.terminate()
 
 
-def make_runtime(*, program: list[str], folder: str) -> Raw:
-    """Of what runs in `folder` of the claim `datasets`: all nodes begin anew when one fails, at most three times."""
+def build_training_runtime(*, program: list[str], folder: str) -> RawBody:
+    """Return a runtime whose nodes run the program in `folder` of the claim `datasets`.
+
+    All nodes are restarted when one fails, at most three times.
+    """
     container = {
         "name": "node",
         "image": image_name("trainer"),
@@ -117,8 +123,8 @@ def make_runtime(*, program: list[str], folder: str) -> Raw:
         "mlPolicy": {"numNodes": NODES, "torch": {"numProcPerNode": 2}},
         "template": {"spec": {"failurePolicy": {"maxRestarts": 3}, "replicatedJobs": [node]}},
     }
-    return make("TrainingRuntime", RUNTIME, spec)
+    return build_object("TrainingRuntime", RUNTIME, spec)
 
 
-def make(kind: str, name: str, spec: Raw) -> Raw:
+def build_object(kind: str, name: str, spec: RawBody) -> RawBody:
     return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}

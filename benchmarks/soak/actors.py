@@ -1,4 +1,4 @@
-"""Who makes a soak happen: those who run the jobs, those who take Kubernetes nodes away, and who kills the operator."""
+"""The actors of a soak test: they run the scripts of the jobs, remove Kubernetes nodes and kill the operator."""
 
 from __future__ import annotations
 
@@ -11,40 +11,48 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from benchmarks.load import JOBS, PODS, Raw, ended_pod, job_body
-from benchmarks.rig import NAMESPACE, count_requests, memory_mib, open_log, operator_process, read_metrics, ready
-from benchmarks.soak.scripts import GONE, RESTART_POLICY, Act, Plan, how_it_ends
+from benchmarks.load import JOBS, PODS, RawBody, ended_pod, job_body
+from benchmarks.rig import (
+    NAMESPACE,
+    count_requests,
+    memory_mib,
+    open_log,
+    operator_process,
+    read_metrics,
+    wait_until_ready,
+)
+from benchmarks.soak.scripts import DELETED, RESTART_POLICY, Act, JobPlan, exit_of_act
 from finetune_operator import names
-from finetune_operator.kube.api_client import ApiError, ApiServer
+from finetune_operator.kube.api_client import ApiClient, ApiError
 from finetune_operator.kube.cluster import collection_path
 from finetune_operator.kube.informer import Informer
 from testing.cluster.kwok import render_fake_node
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 SAMPLE_SECONDS = 2.0
-READY_SECONDS = 120.0  # with hundreds of jobs, on a machine that does much else
-NODE_AWAY_SECONDS = 90.0  # longer than pod garbage collection waits
+READY_SECONDS = 120.0  # with hundreds of jobs, on a busy host
+NODE_AWAY_SECONDS = 90.0  # longer than the period of pod garbage collection
 CONFLICT = 409
 
 
-class Scene:
-    """Jobs and pods as the watches tell them; of what is gone the last look."""
+class SoakState:
+    """Jobs and pods as last observed by the informers; deleted jobs keep their last state."""
 
-    def __init__(self, api: ApiServer) -> None:
+    def __init__(self, api: ApiClient) -> None:
         self.api = api
-        self.jobs: dict[str, Raw] = {}
+        self.jobs: dict[str, RawBody] = {}
         self.deleted: set[str] = set()
-        self.pods: dict[str, Raw] = {}
+        self.pods: dict[str, RawBody] = {}
 
-    def watches(self) -> tuple[Informer, ...]:
-        """What has to run for it to be kept up to date."""
+    def build_informers(self) -> tuple[Informer, ...]:
+        """Return the informers that keep the state up to date."""
         return (
             Informer(self.api, JOBS, selector="", on_change=self._job_changed),
             Informer(self.api, collection_path("Pod", NAMESPACE), selector=names.JOB_UID, on_change=self._pod_changed),
         )
 
-    def running_attempt(self, plan: Plan) -> int | None:
-        """The job's present attempt, if all its pods run."""
+    def running_attempt(self, plan: JobPlan) -> int | None:
+        """Return the current attempt of the job if all its pods run."""
         attempt = self.jobs.get(plan.name, {}).get("status", {}).get("attempt")
         if attempt is None:
             return None
@@ -52,68 +60,70 @@ class Scene:
         return attempt if all(pod is not None and _runs(pod) for pod in pods) else None
 
     def end(self, name: str) -> tuple[str, str] | None:
-        """Phase and reason of a job that ended."""
+        """Return phase and reason of a job that has ended."""
         if name in self.deleted:
-            return GONE, ""
-        status: Raw = self.jobs.get(name, {}).get("status", {})
-        held = {c["type"]: c["reason"] for c in status.get("conditions", ()) if c["status"] == "True"}
-        return next(((phase, held[phase]) for phase in ("Complete", "Failed") if phase in held), None)
+            return DELETED, ""
+        status: RawBody = self.jobs.get(name, {}).get("status", {})
+        true_conditions = {c["type"]: c["reason"] for c in status.get("conditions", ()) if c["status"] == "True"}
+        return next(
+            ((phase, true_conditions[phase]) for phase in ("Complete", "Failed") if phase in true_conditions), None
+        )
 
     def restarts(self) -> int:
-        """Of all jobs together."""
+        """Return the number of restarts of all jobs."""
         return sum(job.get("status", {}).get("restarts", 0) for job in self.jobs.values())
 
-    def _job_changed(self, before: Raw | None, job: Raw | None) -> None:
+    def _job_changed(self, before: RawBody | None, job: RawBody | None) -> None:
         if job is not None:
             self.jobs[job["metadata"]["name"]] = job
         elif before is not None:
             self.deleted.add(before["metadata"]["name"])
 
-    def _pod_changed(self, before: Raw | None, pod: Raw | None) -> None:
+    def _pod_changed(self, before: RawBody | None, pod: RawBody | None) -> None:
         if pod is not None:
             self.pods[pod["metadata"]["name"]] = pod
         elif before is not None:
             self.pods.pop(before["metadata"]["name"], None)
 
 
-def _runs(pod: Raw) -> bool:
+def _runs(pod: RawBody) -> bool:
     return pod.get("status", {}).get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
 
 
-class Player:
-    """Plays the scripts: what a kubelet and a trainer would tell, and what users do."""
+class ScriptRunner:
+    """Runs the scripts: reports what kubelet and trainer would report, and acts as the user."""
 
-    def __init__(self, scene: Scene, luck: random.Random, *, deadline: float) -> None:
+    def __init__(self, state: SoakState, random_source: random.Random, *, deadline: float) -> None:
         self.acts: Counter[str] = Counter()
-        self._deadline = deadline  # monotonic; whoever is late hurries then
-        self._scene = scene
-        self._luck = luck
+        self._deadline = deadline  # time.monotonic(); later acts do not wait
+        self._state = state
+        self._random_source = random_source
 
-    async def play(self, plan: Plan) -> None:
-        """One job from its POST to its end."""
+    async def run_script(self, plan: JobPlan) -> None:
+        """Run one job from its POST to its end."""
         await asyncio.sleep(plan.start)
         body = job_body(plan.name, plan.nodes)
         body["spec"]["restartPolicy"] = RESTART_POLICY
-        await self._scene.api.call("POST", JOBS, body=body)
-        number, last = 0, -1
-        while self._scene.end(plan.name) is None:
-            attempt = self._scene.running_attempt(plan)
-            if attempt is None or attempt == last:
-                await asyncio.sleep(LOOK_SECONDS)
+        await self._state.api.call("POST", JOBS, body=body)
+        act_number, last_attempt = 0, -1
+        while self._state.end(plan.name) is None:
+            attempt = self._state.running_attempt(plan)
+            if attempt is None or attempt == last_attempt:
+                await asyncio.sleep(POLL_SECONDS)
                 continue
-            await asyncio.sleep(max(LOOK_SECONDS, min(plan.run_seconds, self._deadline - time.monotonic())))
-            if self._scene.running_attempt(plan) != attempt:
-                continue  # something else happened to it
-            last = attempt
-            act = plan.script.act(number)
-            if await self._do(act, plan, attempt):
+            await asyncio.sleep(max(POLL_SECONDS, min(plan.run_seconds, self._deadline - time.monotonic())))
+            if self._state.running_attempt(plan) != attempt:
+                continue  # the attempt ended by another fault
+            last_attempt = attempt
+            act = plan.script.act(act_number)
+            if await self._perform(act, plan, attempt):
                 self.acts[act] += 1
-                number += 1
+                act_number += 1
 
-    async def _do(self, act: Act, plan: Plan, attempt: int) -> bool:
-        """False if it was too late."""
+    async def _perform(self, act: Act, plan: JobPlan, attempt: int) -> bool:
+        """Perform the act; return False if the attempt had ended before."""
         pods = [names.pod_name(plan.name, attempt, rank) for rank in range(plan.nodes)]
-        victim = self._luck.choice(pods)
+        victim = self._random_source.choice(pods)
         match act:
             case Act.DELETE_JOB:
                 return await self._delete(f"{JOBS}/{plan.name}", {})
@@ -125,50 +135,50 @@ class Player:
                 return all(await asyncio.gather(*(self._end(pod, act) for pod in pods)))
         return await self._end(victim, act)
 
-    async def _delete(self, path: str, options: Raw) -> bool:
+    async def _delete(self, path: str, options: RawBody) -> bool:
         body = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
-        return await _unless_gone(self._scene.api.call("DELETE", path, body=body))
+        return await _unless_gone(self._state.api.call("DELETE", path, body=body))
 
     async def _end(self, name: str, act: Act) -> bool:
-        """The container ends; kwok may change the pod meanwhile."""
-        code, reason, message = how_it_ends(act, time=time.time())
+        """Report that the container has exited; retried, because kwok may change the pod meanwhile."""
+        code, reason, message = exit_of_act(act, time=time.time())
         while True:
-            pod = self._scene.pods.get(name)
+            pod = self._state.pods.get(name)
             if pod is None or not _runs(pod):
                 return False
             body = ended_pod(pod, code=code, reason=reason, message=message)
             try:
-                return await _unless_gone(self._scene.api.call("PUT", f"{PODS}/{name}/status", body=body))
+                return await _unless_gone(self._state.api.call("PUT", f"{PODS}/{name}/status", body=body))
             except ApiError as error:
                 if error.status != CONFLICT:
                     raise
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
 
 
-class Thief:
-    """Takes Kubernetes nodes away and brings them back."""
+class NodeRemover:
+    """Deletes Kubernetes nodes and creates them again."""
 
-    def __init__(self, api: ApiServer, luck: random.Random) -> None:
-        self.taken = 0
+    def __init__(self, api: ApiClient, random_source: random.Random) -> None:
+        self.removed_count = 0
         self._api = api
-        self._luck = luck
-        self._returns: set[asyncio.Task[None]] = set()
+        self._random_source = random_source
+        self._restore_tasks: set[asyncio.Task[None]] = set()
 
-    async def take(self, *, count: int, every: float) -> None:
-        """One of so many now and then, for ever."""
+    async def run(self, *, count: int, interval_seconds: float) -> None:
+        """Delete one of `count` nodes in every interval, without end."""
         while True:
-            await asyncio.sleep(every)
-            node = dict(render_fake_node(self._luck.randrange(1, count + 1)))
+            await asyncio.sleep(interval_seconds)
+            node = dict(render_fake_node(self._random_source.randrange(1, count + 1)))
             if await _unless_gone(self._api.call("DELETE", f"/api/v1/nodes/{node['metadata']['name']}")):
-                self.taken += 1
-                self._returns.add(asyncio.create_task(self._bring_back(node)))
+                self.removed_count += 1
+                self._restore_tasks.add(asyncio.create_task(self._restore(node)))
 
-    async def _bring_back(self, node: Raw) -> None:
+    async def _restore(self, node: RawBody) -> None:
         await asyncio.sleep(NODE_AWAY_SECONDS)
         await self._api.call("POST", "/api/v1/nodes", body=node)
 
 
-async def _unless_gone(call: Awaitable[Raw]) -> bool:
+async def _unless_gone(call: Awaitable[RawBody]) -> bool:
     try:
         await call
     except ApiError as error:
@@ -178,26 +188,26 @@ async def _unless_gone(call: Awaitable[Raw]) -> bool:
     return True
 
 
-class Keeper:
-    """Keeps the operator running, kills it every minute, and writes down what it holds in memory."""
+class OperatorRunner:
+    """Runs the operator, kills it periodically, and records its memory."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self.kills = 0
-        self.samples: list[tuple[float, float]] = []  # seconds since the beginning, MiB
+        self.samples: list[tuple[float, float]] = []  # seconds since the start, MiB
         self.requests: Counter[str] = Counter()
-        self.starts: list[float] = []  # seconds until it was ready
+        self.starts: list[float] = []  # seconds from each start until ready
         self._kubeconfig = kubeconfig
         self._log = open_log()
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
 
-    async def keep(self, *, every: float, killing: Callable[[], bool]) -> None:
-        """For ever."""
+    async def run_operators(self, *, interval_seconds: float, may_kill: Callable[[], bool]) -> None:
+        """Run one operator process after another, without end."""
         while True:
-            began = time.monotonic()
+            started_at = time.monotonic()
             with operator_process(self._kubeconfig, self._log) as process:
-                await ready(within_seconds=READY_SECONDS)
-                self.starts.append(time.monotonic() - began)
-                while time.monotonic() - began < every or not killing():
+                await wait_until_ready(within_seconds=READY_SECONDS)
+                self.starts.append(time.monotonic() - started_at)
+                while time.monotonic() - started_at < interval_seconds or not may_kill():
                     await asyncio.sleep(SAMPLE_SECONDS)
                     self._sample(process)
                 self.requests += count_requests(await asyncio.to_thread(read_metrics))
@@ -206,5 +216,5 @@ class Keeper:
 
     def _sample(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None:
-            raise RuntimeError(f"the operator ended by itself, with exit code {process.returncode}")
-        self.samples.append((time.monotonic() - self._began, memory_mib(process.pid)))
+            raise RuntimeError(f"the operator exited unexpectedly with code {process.returncode}")
+        self.samples.append((time.monotonic() - self._started_at, memory_mib(process.pid)))

@@ -1,4 +1,4 @@
-"""What happens to each job of a soak, act by act, and how it must end. Pure."""
+"""What happens to each job of a soak test, act by act, and how it must end. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-Raw = dict[str, Any]
+RawBody = dict[str, Any]
 
-MOST_ACTS = 3  # that a repeated last act needs until the job ends
+MAX_ACTS = 3  # repetitions of the last act until the job ends
 RESTART_POLICY = {"maxRestarts": 2, "maxInfrastructureRestarts": 1000, "backoffSeconds": 1, "maxBackoffSeconds": 5}
 
 
 class Act(StrEnum):
-    """What happens to one attempt that runs."""
+    """What happens to one running attempt."""
 
     SUCCEED = "every node succeeds"
     KILL_RANK = "a rank is killed"
@@ -26,13 +26,13 @@ class Act(StrEnum):
     FILL_MEMORY = "a container runs out of memory"
     READ_BAD_ROWS = "a row is malformed"
     DELETE_POD = "a pod is deleted"
-    DELETE_POD_BY_FORCE = "a pod is deleted by force"
+    DELETE_POD_BY_FORCE = "a pod is force-deleted"
     DELETE_JOB = "the job is deleted"
 
 
 @dataclass(frozen=True)
 class Script:
-    """The acts, of which the last repeats, and the reason of the job's end; no reason: it is deleted."""
+    """The acts, of which the last is repeated, and the expected end of the job; no reason if it is deleted."""
 
     acts: tuple[Act, ...]
     phase: str
@@ -42,11 +42,11 @@ class Script:
         return ", then ".join(self.acts)
 
     def act(self, number: int) -> Act:
-        """The act of that number."""
+        """Return the act with this number."""
         return self.acts[min(number, len(self.acts) - 1)]
 
 
-GONE = "Deleted"
+DELETED = "Deleted"
 SCRIPTS = (
     Script((Act.SUCCEED,), "Complete", "Completed"),
     Script((Act.KILL_RANK, Act.SUCCEED), "Complete", "Completed"),
@@ -60,13 +60,13 @@ SCRIPTS = (
     Script((Act.CRASH,), "Failed", "RankCrashed"),
     Script((Act.READ_BAD_ROWS,), "Failed", "DatasetError"),
     Script((Act.KILL_RANK, Act.FILL_MEMORY), "Failed", "HostOutOfMemory"),
-    Script((Act.DELETE_POD, Act.DELETE_JOB), GONE, ""),
+    Script((Act.DELETE_POD, Act.DELETE_JOB), DELETED, ""),
 )
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One job: its size, its script, and how long each of its attempts runs before something happens."""
+class JobPlan:
+    """One job: its size, its script, and how long each of its attempts runs before the next act, in seconds."""
 
     name: str
     nodes: int
@@ -75,47 +75,47 @@ class Plan:
     run_seconds: float
 
 
-def plan_jobs(count: int, *, seconds: float, seed: int) -> tuple[Plan, ...]:
-    """Jobs that begin within the first tenth of the time and end, all being well, before nine tenths."""
-    luck = random.Random(seed)
+def plan_jobs(count: int, *, seconds: float, seed: int) -> tuple[JobPlan, ...]:
+    """Return jobs that start within the first tenth of the time and end, without delays, before nine tenths."""
+    random_source = random.Random(seed)
     plans = []
     for number in range(count):
         script = SCRIPTS[number % len(SCRIPTS)]
-        acts = max(len(script.acts), 1 if script.act(0) is Act.SUCCEED else MOST_ACTS)
+        acts = max(len(script.acts), 1 if script.act(0) is Act.SUCCEED else MAX_ACTS)
         plans.append(
-            Plan(
+            JobPlan(
                 name=f"soak-{number:04}",
-                nodes=luck.choice((1, 2, 2, 3)),
+                nodes=random_source.choice((1, 2, 2, 3)),
                 script=script,
-                start=luck.uniform(0, 0.1) * seconds,
-                run_seconds=luck.uniform(0.1, 0.7) * seconds / acts,
+                start=random_source.uniform(0, 0.1) * seconds,
+                run_seconds=random_source.uniform(0.1, 0.7) * seconds / acts,
             )
         )
     return tuple(plans)
 
 
-def how_it_ends(act: Act, *, time: float) -> tuple[int, str, str]:
-    """Exit code, reason and termination message of the container that an act ends."""
+def exit_of_act(act: Act, *, time: float) -> tuple[int, str, str]:
+    """Return exit code, reason and termination message of the container that ends in this act."""
 
-    def failed(error_type: str, message: str, **more: Any) -> str:
-        said = {"outcome": "failed", "rank": 0, "errorType": error_type, "message": message, **more}
-        return json.dumps({"final": True, "time": time, **said})
+    def failure_message(error_type: str, message: str, **details: Any) -> str:
+        fields = {"outcome": "failed", "rank": 0, "errorType": error_type, "message": message, **details}
+        return json.dumps({"final": True, "time": time, **fields})
 
     match act:
         case Act.SUCCEED:
             return 0, "Completed", json.dumps({"final": True, "outcome": "succeeded", "time": time})
         case Act.KILL_RANK:
-            return 1, "Error", failed("RankKilled", "rank 0 was killed", signal=9)
+            return 1, "Error", failure_message("RankKilled", "rank 0 was killed", signal=9)
         case Act.CRASH:
-            return 1, "Error", failed("RankKilled", "rank 0 crashed", signal=11)
+            return 1, "Error", failure_message("RankKilled", "rank 0 crashed", signal=11)
         case Act.FILL_GPU:
-            return 2, "Error", failed("CudaOutOfMemory", "ran out of GPU memory")
+            return 2, "Error", failure_message("CudaOutOfMemory", "ran out of GPU memory")
         case Act.READ_BAD_ROWS:
-            return 2, "Error", failed("DatasetError", "train.jsonl line 2: no messages")
+            return 2, "Error", failure_message("DatasetError", "train.jsonl line 2: no messages")
         case Act.KILL_CONTAINER:
             return 137, "Error", ""
         case Act.FILL_MEMORY:
             return 137, "OOMKilled", ""
         case Act.EXIT_EARLY:
             return 0, "Completed", json.dumps({"final": False, "outcome": "running"})
-    raise AssertionError(f"{act} ends no container")
+    raise AssertionError(f"act {act} does not end a container")

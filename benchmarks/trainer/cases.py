@@ -1,11 +1,11 @@
-"""What is held against what: the small cases of a CPU, and real shapes for a GPU."""
+"""The cases to compare: small models for a CPU, and realistic model shapes for a GPU."""
 
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.trainer.comparison import Case
+from benchmarks.trainer.comparison import BenchmarkCase
 from benchmarks.trainer.model_shapes import (
     QWEN2_5_3B,
     QWEN2_5_7B,
@@ -13,90 +13,94 @@ from benchmarks.trainer.model_shapes import (
     SMALL,
     SMALL_LLAVA,
     SMALL_QWEN2_VL,
-    Shape,
+    BenchmarkModelShape,
 )
-from benchmarks.trainer.synthetic_data import Rows, measure_content, write_model, write_rows
+from benchmarks.trainer.synthetic_data import DatasetSettings, measure_content, write_model, write_rows
 from benchmarks.trainer.task import Task
 
 
 @dataclass(frozen=True)
-class Run:
-    """A case before there are models and rows."""
+class CaseSettings:
+    """A case before its model and rows are written."""
 
     title: str
-    shape: Shape
+    shape: BenchmarkModelShape
     rows: int
-    longest: int  # tokens
+    max_tokens: int
     per_device: int
     accumulation: int
     method: str = "sft"
     packing: bool = False
     lora: bool = True
-    checkpointing: bool = False
+    gradient_checkpointing: bool = False
 
 
-ON_CPU = (
-    Run("LoRA SFT", SMALL, rows=24, longest=384, per_device=4, accumulation=2),
-    Run("LoRA SFT, packed", SMALL, rows=24, longest=384, per_device=2, accumulation=1, packing=True),
-    Run("LoRA DPO", SMALL, rows=12, longest=256, per_device=2, accumulation=2, method="dpo"),
-    Run("LoRA SFT of LLaVA", SMALL_LLAVA, rows=24, longest=192, per_device=2, accumulation=4),
-    Run("LoRA SFT of Qwen2-VL", SMALL_QWEN2_VL, rows=24, longest=192, per_device=2, accumulation=4),
+CPU_CASES = (
+    CaseSettings("LoRA SFT", SMALL, rows=24, max_tokens=384, per_device=4, accumulation=2),
+    CaseSettings("LoRA SFT, packed", SMALL, rows=24, max_tokens=384, per_device=2, accumulation=1, packing=True),
+    CaseSettings("LoRA DPO", SMALL, rows=12, max_tokens=256, per_device=2, accumulation=2, method="dpo"),
+    CaseSettings("LoRA SFT of LLaVA", SMALL_LLAVA, rows=24, max_tokens=192, per_device=2, accumulation=4),
+    CaseSettings("LoRA SFT of Qwen2-VL", SMALL_QWEN2_VL, rows=24, max_tokens=192, per_device=2, accumulation=4),
 )
-ON_GPU = (
-    Run("LoRA SFT 7B, packed to 4096", QWEN2_5_7B, 256, 4096, 1, 4, packing=True, checkpointing=True),
-    Run("full SFT 3B, 2048", QWEN2_5_3B, 128, 2048, 2, 4, lora=False, checkpointing=True),
-    Run("LoRA DPO 7B, 2048", QWEN2_5_7B, 64, 2048, 1, 8, method="dpo", checkpointing=True),
-    Run("LoRA SFT Qwen2-VL-7B, 2048", QWEN2_VL_7B, 64, 2048, 2, 4, checkpointing=True),
+GPU_CASES = (
+    CaseSettings("LoRA SFT 7B, packed to 4096", QWEN2_5_7B, 256, 4096, 1, 4, packing=True, gradient_checkpointing=True),
+    CaseSettings("full SFT 3B, 2048", QWEN2_5_3B, 128, 2048, 2, 4, lora=False, gradient_checkpointing=True),
+    CaseSettings("LoRA DPO 7B, 2048", QWEN2_5_7B, 64, 2048, 1, 8, method="dpo", gradient_checkpointing=True),
+    CaseSettings("LoRA SFT Qwen2-VL-7B, 2048", QWEN2_VL_7B, 64, 2048, 2, 4, gradient_checkpointing=True),
 )
 
 
-RUNS_OUT = Run("out of memory, LoRA SFT 3B, 4096", QWEN2_5_3B, rows=64, longest=4096, per_device=32, accumulation=1)
+OUT_OF_MEMORY_CASE = CaseSettings(
+    "out of memory, LoRA SFT 3B, 4096", QWEN2_5_3B, rows=64, max_tokens=4096, per_device=32, accumulation=1
+)
 
 
-def shrink(run: Run) -> Run:
-    """The same with a small model and few rows, so that a CPU can show that everything is connected."""
-    small = SMALL if run.shape.family == "" else SMALL_QWEN2_VL
+def shrink(case: CaseSettings) -> CaseSettings:
+    """Return the same case with a small model and few rows, to test the benchmark on a CPU."""
+    small = SMALL if case.shape.family == "" else SMALL_QWEN2_VL
     text = {**small.text, "num_hidden_layers": 2}
-    return replace(run, shape=replace(small, text=text), rows=8, longest=192, per_device=2, accumulation=2)
+    return replace(case, shape=replace(small, text=text), rows=8, max_tokens=192, per_device=2, accumulation=2)
 
 
 @dataclass(frozen=True)
-class Machine:
-    """In what and on what is trained, and whether memory is forecast for it."""
+class DeviceSettings:
+    """The dtype and device of a training, and whether its memory is forecast."""
 
     dtype: str
     device: str
-    forecasts: bool = False
+    forecasts_memory: bool = False
 
 
-def prepare(run: Run, folder: Path, machine: Machine) -> Case:
-    """Model and rows are written, and what is in them is counted."""
+def prepare_case(case: CaseSettings, folder: Path, settings: DeviceSettings) -> BenchmarkCase:
+    """Write the model and the rows of a case, and count its content."""
     model = folder / "model"
-    write_model(model, run.shape, dtype=machine.dtype, device=machine.device)
-    rows = Rows(run.rows, run.longest, folder / "rows")
-    write_rows(rows, method=run.method, sees=bool(run.shape.family))
+    write_model(model, case.shape, dtype=settings.dtype, device=settings.device)
+    rows = DatasetSettings(case.rows, case.max_tokens, folder / "rows")
+    write_rows(rows, method=case.method, is_multimodal=bool(case.shape.family))
     task = Task(
         model=str(model),
         rows=str(rows.folder / "rows.jsonl"),
         columns=str(rows.folder / "columns.jsonl"),
         output=str(folder / "output"),
-        method=run.method,
-        family=run.shape.family,
-        packing=run.packing,
-        lora=run.lora,
-        checkpointing=run.checkpointing,
-        per_device=run.per_device,
-        accumulation=run.accumulation,
-        max_length=run.longest,
-        dtype=machine.dtype,
-        on_gpu=machine.device == "cuda",
+        method=case.method,
+        family=case.shape.family,
+        packing=case.packing,
+        lora=case.lora,
+        gradient_checkpointing=case.gradient_checkpointing,
+        per_device=case.per_device,
+        accumulation=case.accumulation,
+        max_length=case.max_tokens,
+        dtype=settings.dtype,
+        on_gpu=settings.device == "cuda",
     )
-    return Case(run.title, task, measure_content(task, folder / "counted", forecasts=machine.forecasts))
+    return BenchmarkCase(
+        case.title, task, measure_content(task, folder / "counted", forecasts_memory=settings.forecasts_memory)
+    )
 
 
-def prepare_all(runs: Iterable[Run], folder: Path, machine: Machine) -> Iterator[Case]:
-    """One after the other, when it is wanted; the disk holds one model."""
-    for number, run in enumerate(runs):
-        case = prepare(run, folder / str(number), machine)
+def prepare_cases(cases: Iterable[CaseSettings], folder: Path, settings: DeviceSettings) -> Iterator[BenchmarkCase]:
+    """Yield the cases, each prepared when it is needed; only one model is on disk at a time."""
+    for number, case_settings in enumerate(cases):
+        case = prepare_case(case_settings, folder / str(number), settings)
         yield case
         shutil.rmtree(case.task.model)

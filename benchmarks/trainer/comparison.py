@@ -1,4 +1,4 @@
-"""Contenders as processes that train in turn, so that whatever else the machine does hits all of them alike."""
+"""Contenders as processes that train in turn, so that other load on the host affects all of them equally."""
 
 import json
 import os
@@ -10,50 +10,50 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
-from benchmarks.trainer.task import Answer, Content, Task
+from benchmarks.trainer.task import EpochContent, Measurement, Task
 
 REPOSITORY = Path(__file__).parents[2]
-PATHS = os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", "."))
+PATHS = os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", ""))
 OURS = "ours"
 
 
 @dataclass(frozen=True)
-class Case:
-    """A row of the table."""
+class BenchmarkCase:
+    """A training that all contenders run: a row of the result table."""
 
     title: str
     task: Task
-    content: Content
+    content: EpochContent
 
 
 @dataclass
-class Outcome:
-    """The answers of one contender to one case, round by round, or why there are none."""
+class ContenderResult:
+    """The measurements of one contender for one case, one per round, or the error."""
 
-    answers: list[Answer] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
     error: str = ""
 
     @property
     def seconds(self) -> float:
-        return median(answer.seconds for answer in self.answers)
+        return median(measurement.seconds for measurement in self.measurements)
 
 
-Outcomes = dict[str, Outcome]  # by contender
+ContenderResults = dict[str, ContenderResult]  # by contender
 
 
 class Contender:
-    """A process of its own, in its own environment, started at its first task."""
+    """A process in an environment of its own, started with its first task."""
 
-    def __init__(self, name: str, python: Path | None, *, threads: int, why_not: str = "") -> None:
+    def __init__(self, name: str, python: Path | None, *, threads: int, unavailable_reason: str = "") -> None:
         self.name = name
         self._python = python
-        self._why_not = why_not
+        self._unavailable_reason = unavailable_reason
         self._threads = str(threads)
         self._process: subprocess.Popen[str] | None = None
 
-    def ask(self, task: Task) -> Answer:
+    def run_task(self, task: Task) -> Measurement:
         if self._python is None:
-            return Answer(error=self._why_not)
+            return Measurement(error=self._unavailable_reason)
         process = self._process = self._process or self._start()
         assert process.stdin
         assert process.stdout
@@ -61,8 +61,8 @@ class Contender:
         line = process.stdout.readline()
         if not line:
             self.close()
-            return Answer(error=f"its process ended with {process.wait()}")
-        return Answer(**json.loads(line))
+            return Measurement(error=f"its process exited with code {process.wait()}")
+        return Measurement(**json.loads(line))
 
     def close(self) -> None:
         if self._process:
@@ -75,25 +75,34 @@ class Contender:
         log = tempfile.NamedTemporaryFile(prefix=f"bench-{self.name}-", suffix=".log", delete=False)  # noqa: SIM115
         print(f"{self.name}'s log: {log.name}", file=sys.stderr)
         command = [self._python or sys.executable, "-m", "benchmarks.trainer.worker", self.name]
-        quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-        environment = {**os.environ, **quiet, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": self._threads}
+        quiet_environment = {
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_VERBOSITY": "error",
+        }
+        environment = {**os.environ, **quiet_environment, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": self._threads}
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True)
 
 
-def hold(case: Case, contenders: Mapping[str, Contender], *, rounds: int, fresh: bool) -> Outcomes:
-    """Every contender once per round, in turn; one that fails is out. `fresh`: nothing of it is left in between."""
-    outcomes = {name: Outcome() for name in contenders}
+def run_rounds(
+    case: BenchmarkCase, contenders: Mapping[str, Contender], *, rounds: int, restart_processes: bool
+) -> ContenderResults:
+    """Let every contender train the case once per round, in turn; a contender that fails is not run again.
+
+    restart_processes: end the process of a contender after each training, so that it occupies no memory.
+    """
+    results = {name: ContenderResult() for name in contenders}
     for _ in range(rounds):
         for name, contender in contenders.items():
-            outcome = outcomes[name]
-            if outcome.error:
+            result = results[name]
+            if result.error:
                 continue
-            answer = contender.ask(case.task)
-            if fresh:
+            measurement = contender.run_task(case.task)
+            if restart_processes:
                 contender.close()
-            if answer.error:
-                outcome.error = answer.error
+            if measurement.error:
+                result.error = measurement.error
             else:
-                outcome.answers.append(answer)
-    return outcomes
+                result.measurements.append(measurement)
+    return results

@@ -1,6 +1,6 @@
-"""`make bench-gpu`: real shapes with random weights on one GPU, beside TRL; and a job that runs out of memory and fits.
+"""`make bench-gpu`: realistic model shapes with random weights on one GPU, compared with TRL; and a repaired OOM.
 
-`--small` takes small models and the CPU, where memory runs out because testing/fakes/inject says so.
+`--small` uses small models on CPU, where testing/fakes/inject raises the out-of-memory error.
 """
 
 import argparse
@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.trainer.cases import ON_GPU, RUNS_OUT, Machine, prepare, prepare_all, shrink
-from benchmarks.trainer.comparison import OURS, PATHS, REPOSITORY, Case, Contender, hold
-from benchmarks.trainer.ours import spec_of
+from benchmarks.trainer.cases import GPU_CASES, OUT_OF_MEMORY_CASE, DeviceSettings, prepare_case, prepare_cases, shrink
+from benchmarks.trainer.comparison import OURS, PATHS, REPOSITORY, BenchmarkCase, Contender, run_rounds
+from benchmarks.trainer.ours import build_spec
 from benchmarks.trainer.report import describe_case
 from finetune_trainer.metrics.flops import peak_flops
 from testing.processes.local_mode import LocalJob, job_body, write_body
@@ -26,66 +26,72 @@ INJECTED = {
     "MOST_SAMPLES": "1",
     "FINE_PASSES": "2",
 }
-PATIENCE_SECONDS = 1800
+TIMEOUT_SECONDS = 1800
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description="Our trainer at real shapes on one GPU, beside TRL.")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each trains each case (default 3)")
-    parser.add_argument("--only", default="", help="cases whose title has this in it")
-    parser.add_argument("--small", action="store_true", help="small models on CPU: shows that everything is connected")
+    parser = argparse.ArgumentParser(description="Compare our trainer with TRL on one GPU, at realistic model shapes.")
+    parser.add_argument("--rounds", type=int, default=3, help="trainings per contender and case (default 3)")
+    parser.add_argument("--only", default="", help="run only the cases whose title contains this text")
+    parser.add_argument("--small", action="store_true", help="small models on CPU, to test the benchmark itself")
     options = parser.parse_args(arguments)
     if not options.small and not torch.cuda.is_available():
         print("no CUDA device: nothing was measured")
         return 0
-    machine = (
-        Machine("float32", "cpu", forecasts=True) if options.small else Machine("bfloat16", "cuda", forecasts=True)
+    settings = (
+        DeviceSettings("float32", "cpu", forecasts_memory=True)
+        if options.small
+        else DeviceSettings("bfloat16", "cuda", forecasts_memory=True)
     )
-    print(describe_device(machine))
+    print(describe_device(settings))
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as scratch:
         folder = Path(scratch)
-        runs = [shrink(run) if options.small else run for run in ON_GPU if options.only in run.title]
-        for case in prepare_all(runs, folder / "cases", machine):
-            race(case, rounds=options.rounds)
-        if options.only in RUNS_OUT.title:
-            run = shrink(RUNS_OUT) if options.small else RUNS_OUT
-            case = prepare(run, folder / "runs-out", machine)
-            print("\n".join(run_out(case, folder / "job", INJECTED if options.small else {})))
+        selected = [
+            shrink(case_settings) if options.small else case_settings
+            for case_settings in GPU_CASES
+            if options.only in case_settings.title
+        ]
+        for case in prepare_cases(selected, folder / "cases", settings):
+            compare_contenders(case, rounds=options.rounds)
+        if options.only in OUT_OF_MEMORY_CASE.title:
+            case_settings = shrink(OUT_OF_MEMORY_CASE) if options.small else OUT_OF_MEMORY_CASE
+            case = prepare_case(case_settings, folder / "out-of-memory", settings)
+            print("\n".join(run_out_of_memory_job(case, folder / "job", INJECTED if options.small else {})))
     return 0
 
 
-def describe_device(machine: Machine) -> str:
-    if machine.device == "cpu":
+def describe_device(settings: DeviceSettings) -> str:
+    if settings.device == "cpu":
         return f"CPU, torch {torch.__version__}"
     return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}"
 
 
-def race(case: Case, *, rounds: int) -> None:
-    """Each in a process that has the GPU to itself."""
+def compare_contenders(case: BenchmarkCase, *, rounds: int) -> None:
+    """Run all contenders, on a GPU each in a process that has the GPU to itself, and print the results."""
     on_gpu = case.task.on_gpu
     threads = torch.get_num_threads()
     contenders = {name: Contender(name, Path(sys.executable), threads=threads) for name in (OURS, "TRL")}
-    outcomes = hold(case, contenders, rounds=rounds, fresh=on_gpu)
+    results = run_rounds(case, contenders, rounds=rounds, restart_processes=on_gpu)
     for contender in contenders.values():
         contender.close()
     peak = peak_flops(torch.cuda.get_device_name(), getattr(torch, case.task.dtype)) if on_gpu else None
-    print("\n".join(describe_case(case, outcomes, peak_flops=peak)), flush=True)
+    print("\n".join(describe_case(case, results, peak_flops=peak)), flush=True)
 
 
-def run_out(case: Case, folder: Path, env: dict[str, str]) -> list[str]:
-    """What `finetune run` makes of micro-batches that do not fit."""
-    spec: dict[str, Any] = spec_of(case.task)
+def run_out_of_memory_job(case: BenchmarkCase, folder: Path, environment: dict[str, str]) -> list[str]:
+    """Run `finetune run` with micro-batches that do not fit; return its attempts and last line of output."""
+    spec: dict[str, Any] = build_spec(case.task)
     spec["training"] |= {"maxSteps": 3}
     del spec["training"]["numTrainEpochs"]
-    spec["env"] = [{"name": name, "value": value} for name, value in env.items()]
+    spec["env"] = [{"name": name, "value": value} for name, value in environment.items()]
     job = write_body(folder, job_body(spec), {})
     process = job.start()
     try:
-        said, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
-    return [f"{case.title}: exit code {process.returncode}", *describe_attempts(job), said.splitlines()[-1]]
+    return [f"{case.title}: exit code {process.returncode}", *describe_attempts(job), output.splitlines()[-1]]
 
 
 def describe_attempts(job: LocalJob) -> list[str]:

@@ -1,4 +1,4 @@
-"""Models by their published shapes, or small ones of the same kind; their weights are random."""
+"""Published model shapes, and small ones of the same kind; weights are random."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,11 +7,11 @@ from transformers import LlavaConfig, PretrainedConfig, PreTrainedTokenizerFast,
 
 
 @dataclass(frozen=True)
-class Shape:
-    """`family` is one of support.tiny_vision's, and empty where nothing is seen."""
+class BenchmarkModelShape:
+    """The sizes of a model. `family`: a family of testing.models.tiny_vision; empty for a text model."""
 
     text: dict[str, int]
-    tied: bool = False
+    tie_word_embeddings: bool = False
     family: str = ""
     vision: dict[str, Any] = field(default_factory=dict)
 
@@ -19,7 +19,7 @@ class Shape:
         text: dict[str, Any] = {**self.text, "max_position_embeddings": 8192, "eos_token_id": 2, "pad_token_id": 0}
         text["vocab_size"] = max(text["vocab_size"], len(tokenizer))
         if not self.family:
-            return Qwen2Config(**text, tie_word_embeddings=self.tied)
+            return Qwen2Config(**text, tie_word_embeddings=self.tie_word_embeddings)
         if self.family == "llava":
             image = tokenizer.convert_tokens_to_ids("<image>")
             patches = (self.vision["image_size"] // self.vision["patch_size"]) ** 2
@@ -29,18 +29,18 @@ class Shape:
                 vision_config=vision,
                 image_token_id=image,
                 image_seq_length=patches,
-                tie_word_embeddings=self.tied,
+                tie_word_embeddings=self.tie_word_embeddings,
             )
         names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
-        marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-        ids = dict(zip(names, tokenizer.convert_tokens_to_ids(marks), strict=True))
+        placeholder_tokens = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+        ids = dict(zip(names, tokenizer.convert_tokens_to_ids(placeholder_tokens), strict=True))
         half = text["hidden_size"] // text["num_attention_heads"] // 2
         sections = [half // 4, half * 3 // 8, half * 3 // 8]
         rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
         return Qwen2VLConfig(
             text_config={**text, "rope_parameters": rope},
             vision_config={**self.vision, "hidden_size": text["hidden_size"]},
-            tie_word_embeddings=self.tied,
+            tie_word_embeddings=self.tie_word_embeddings,
             **ids,
         )
 
@@ -56,23 +56,23 @@ def _text(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int
     }
 
 
-SMALL = Shape(_text(384, 1024, 8, 6, 2, 1024), tied=True)  # 12 million weights
-QWEN2_5_3B = Shape(_text(2048, 11008, 36, 16, 2, 151936), tied=True)
-QWEN2_5_7B = Shape(_text(3584, 18944, 28, 28, 4, 152064))
-QWEN2_VL_7B = Shape(
+SMALL = BenchmarkModelShape(_text(384, 1024, 8, 6, 2, 1024), tie_word_embeddings=True)  # 12 million weights
+QWEN2_5_3B = BenchmarkModelShape(_text(2048, 11008, 36, 16, 2, 151936), tie_word_embeddings=True)
+QWEN2_5_7B = BenchmarkModelShape(_text(3584, 18944, 28, 28, 4, 152064))
+QWEN2_VL_7B = BenchmarkModelShape(
     _text(3584, 18944, 28, 28, 4, 152064),
     family="qwen2_vl",
     vision={"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_ratio": 4, "patch_size": 14},
 )
-SMALL_QWEN2_VL = Shape(
+SMALL_QWEN2_VL = BenchmarkModelShape(
     _text(256, 704, 4, 4, 2, 1024),
-    tied=True,
+    tie_word_embeddings=True,
     family="qwen2_vl",
     vision={"depth": 4, "embed_dim": 128, "num_heads": 4, "mlp_ratio": 4, "patch_size": 14},
 )
-SMALL_LLAVA = Shape(
+SMALL_LLAVA = BenchmarkModelShape(
     _text(256, 704, 4, 4, 2, 1024),
-    tied=True,
+    tie_word_embeddings=True,
     family="llava",
     vision={
         "hidden_size": 128,

@@ -1,4 +1,4 @@
-"""Our trainer, as torchrun would run it on one rank."""
+"""Our trainer, run as torchrun runs it on one rank."""
 
 import os
 import shutil
@@ -10,30 +10,34 @@ from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_supervisor.contract import RunFolder
 from finetune_trainer import train as trainer
 from finetune_trainer.distributed.collectives import Ranks
-from finetune_trainer.distributed.heartbeat_writer import Reporter
-from finetune_trainer.distributed.rank_context import Place
+from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
+from finetune_trainer.distributed.rank_context import RankContext
 from testing.processes.supervisors import free_port
-from testing.processes.torchrun_cells import forget_the_cell_before
+from testing.processes.torchrun_cells import reset_global_state
 
-ALONE = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1)
+SINGLE_RANK = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1)
 
 
 def train(task: Task) -> None:
-    """To the published result, in a folder that is then removed."""
+    """Train until the result is published, then remove the output folder."""
     for name, number in (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1), ("WORLD_SIZE", 1)):
         os.environ[name] = str(number)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", str(free_port()))
-    forget_the_cell_before()
-    place = place_in(Path(task.output))
-    trainer.run(TrainerSpec.model_validate(spec_of(task)), place, Reporter(place.run.heartbeats, rank=0, local_rank=0))
+    reset_global_state()
+    context = rank_context_in(Path(task.output))
+    trainer.run(
+        TrainerSpec.model_validate(build_spec(task)),
+        context,
+        HeartbeatWriter(context.run.heartbeats, rank=0, local_rank=0),
+    )
     shutil.rmtree(task.output)
 
 
-def place_in(folder: Path) -> Place:
-    return Place(
-        ranks=ALONE,
-        promised_world_size=1,
+def rank_context_in(folder: Path) -> RankContext:
+    return RankContext(
+        ranks=SINGLE_RANK,
+        planned_world_size=1,
         config=folder,
         output=folder / "output",
         cache=folder / "cache",
@@ -45,8 +49,8 @@ def place_in(folder: Path) -> Place:
     )
 
 
-def spec_of(task: Task) -> dict[str, Any]:
-    """As a user would write it."""
+def build_spec(task: Task) -> dict[str, Any]:
+    """Return the spec that a user would write for this task."""
     return {
         "model": {"name": task.model, "torchDtype": task.dtype},
         "dataset": {
@@ -60,7 +64,7 @@ def spec_of(task: Task) -> dict[str, Any]:
         "training": {
             "perDeviceTrainBatchSize": task.per_device,
             "gradientAccumulationSteps": task.accumulation,
-            "gradientCheckpointing": task.checkpointing,
+            "gradientCheckpointing": task.gradient_checkpointing,
             "numTrainEpochs": EPOCHS,
             "learningRate": 1e-4,
             "lrSchedulerType": "constant",

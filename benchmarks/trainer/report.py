@@ -1,42 +1,43 @@
-"""What came of a contest, as a table: tokens per second, and how many times as fast ours is."""
+"""Formats the results of a comparison: tokens per second, and the speed of ours relative to each peer."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from benchmarks.trainer.comparison import OURS, Case, Outcome, Outcomes
+from benchmarks.trainer.comparison import OURS, BenchmarkCase, ContenderResult, ContenderResults
 
 GIB = 2**30
 
 
-def describe_case(case: Case, outcomes: Outcomes, *, peak_flops: float | None = None) -> Iterator[str]:
-    """A line per contender. Ratios are of the same round, above 1 where ours is faster."""
-    ours = outcomes[OURS]
+def describe_case(case: BenchmarkCase, results: ContenderResults, *, peak_flops: float | None = None) -> Iterator[str]:
+    """Yield a line per contender. Speedups compare trainings of the same round; above 1 ours is faster."""
+    ours = results[OURS]
     yield f"{case.title}: {case.content.samples} rows, {case.content.tokens} tokens an epoch"
-    for name, outcome in outcomes.items():
-        if outcome.error:
-            yield f"  {name:<10} {outcome.error}"
+    for name, result in results.items():
+        if result.error:
+            yield f"  {name:<10} {result.error}"
             continue
-        facts = [f"{case.content.tokens / outcome.seconds:>9.0f} tokens/s"]
-        facts += [f"{case.content.samples / outcome.seconds:>7.2f} samples/s"]
+        parts = [f"{case.content.tokens / result.seconds:>9.0f} tokens/s"]
+        parts += [f"{case.content.samples / result.seconds:>7.2f} samples/s"]
         if peak_flops:
-            facts += [f"mfu {case.content.flops / outcome.seconds / peak_flops:.1%}"]
-        if peak := max(answer.peak_bytes for answer in outcome.answers):
-            facts += [f"peak {peak / GIB:.1f} GiB"]
+            parts += [f"mfu {case.content.flops / result.seconds / peak_flops:.1%}"]
+        if peak := max(measurement.peak_bytes for measurement in result.measurements):
+            parts += [f"peak {peak / GIB:.1f} GiB"]
         if name == OURS and (forecast := case.content.forecast_bytes):
-            facts += [f"forecast {forecast / GIB:.1f} GiB"]
+            parts += [f"forecast {forecast / GIB:.1f} GiB"]
         if name != OURS and not ours.error:
-            facts += [f"ours/{name}: {spread(ratios(ours, outcome))}"]
-            facts += [f"by CPU time {spread(ratios(ours, outcome, cpu=True))}"] if not peak_flops else []
-        yield f"  {name:<10} {'   '.join(facts)}"
+            parts += [f"ours/{name}: {median_and_range(speedups(ours, result))}"]
+            parts += [f"by CPU time {median_and_range(speedups(ours, result, cpu=True))}"] if not peak_flops else []
+        yield f"  {name:<10} {'   '.join(parts)}"
 
 
-def ratios(ours: Outcome, peer: Outcome, *, cpu: bool = False) -> list[float]:
-    """Round by round."""
+def speedups(ours: ContenderResult, peer: ContenderResult, *, cpu: bool = False) -> list[float]:
+    """Return the speedup of ours in each round."""
     name = "cpu_seconds" if cpu else "seconds"
     return [
-        getattr(theirs, name) / getattr(mine, name) for mine, theirs in zip(ours.answers, peer.answers, strict=True)
+        getattr(peer_measurement, name) / getattr(ours_measurement, name)
+        for ours_measurement, peer_measurement in zip(ours.measurements, peer.measurements, strict=True)
     ]
 
 
-def spread(values: Sequence[float]) -> str:
+def median_and_range(values: Sequence[float]) -> str:
     return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"

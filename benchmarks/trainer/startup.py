@@ -1,4 +1,4 @@
-"""From the start of a rank's process to its first step, by stage: `startup.py TASK.json BEGAN` (Unix seconds)."""
+"""Measures the stages of a rank's start, until its first step: `startup.py TASK.json STARTED_AT` (Unix seconds)."""
 
 import json
 import sys
@@ -10,48 +10,52 @@ from types import ModuleType
 STAGES = {
     ("train", "describe_model"): "config and tokenizer",
     ("train", "load_data"): "rows",
-    ("train", "join_process_group"): "process group",
-    ("train", "expect_memory"): "memory forecast",
-    ("assemble", "load_models"): "model",
-    ("assemble", "build_trainer"): "trainer",
+    ("train", "init_process_group"): "process group",
+    ("train", "forecast_rank_memory"): "memory forecast",
+    ("build_trainer", "load_models"): "model",
+    ("build_trainer", "build_trainer"): "trainer",
 }
 
 
-def main(task_file: str, began: float) -> None:
-    """The last line on stderr is a JSON object of seconds."""
-    python = time.time() - began
-    from finetune_trainer import build_trainer as assemble
-    from finetune_trainer import train
+def main(task_file: str, started_at: float) -> None:
+    """Print a JSON object with the seconds of each stage as the last line on stderr."""
+    interpreter_seconds = time.time() - started_at
+    from finetune_trainer import build_trainer, train
 
-    imports = time.time() - began - python
+    import_seconds = time.time() - started_at - interpreter_seconds
     from benchmarks.trainer import ours
-    from benchmarks.trainer.step_timer import watch_every_trainer
+    from benchmarks.trainer.step_timer import time_every_trainer
     from benchmarks.trainer.task import Task
 
-    spent = dict.fromkeys(STAGES.values(), 0.0)
+    stage_seconds = dict.fromkeys(STAGES.values(), 0.0)
     for (module, name), stage in STAGES.items():
-        add_up_time_in({"train": train, "assemble": assemble}[module], name, spent, stage)
-    clock = watch_every_trainer()
+        measure_calls({"train": train, "build_trainer": build_trainer}[module], name, stage_seconds, stage)
+    timer = time_every_trainer()
     task = Task(**json.loads(Path(task_file).read_text()))
-    entered = time.perf_counter()
+    entered_at = time.perf_counter()
     ours.train(replace(task, output=f"{task.output}-startup"))
-    until_step = clock.steps[0].seconds - entered
-    rest = until_step - sum(spent.values())
-    stages = {"python": python, "imports": imports, **spent, "rest, with the first step": rest}
-    print(json.dumps({**stages, "together": python + imports + until_step}), file=sys.stderr)
+    until_step = timer.steps[0].seconds - entered_at
+    remaining_seconds = until_step - sum(stage_seconds.values())
+    stages = {
+        "python": interpreter_seconds,
+        "imports": import_seconds,
+        **stage_seconds,
+        "other, including the first step": remaining_seconds,
+    }
+    print(json.dumps({**stages, "total": interpreter_seconds + import_seconds + until_step}), file=sys.stderr)
 
 
-def add_up_time_in(module: ModuleType, name: str, spent: dict[str, float], stage: str) -> None:
-    """The module's own function takes the time of its calls from now on."""
-    inner = getattr(module, name)
+def measure_calls(module: ModuleType, name: str, stage_seconds: dict[str, float], stage: str) -> None:
+    """Replace a function of the module by one that adds the duration of its calls to the stage."""
+    original = getattr(module, name)
 
-    def outer(*arguments: object, **named: object) -> object:
-        entered = time.perf_counter()
-        result = inner(*arguments, **named)
-        spent[stage] += time.perf_counter() - entered
+    def timed(*arguments: object, **keywords: object) -> object:
+        entered_at = time.perf_counter()
+        result = original(*arguments, **keywords)
+        stage_seconds[stage] += time.perf_counter() - entered_at
         return result
 
-    setattr(module, name, outer)
+    setattr(module, name, timed)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The time of every step, taken in the same way in every Trainer: all contenders are transformers' underneath."""
+"""Measures the time of every step in the same way for all contenders, whose trainers all subclass transformers'."""
 
 import time
 from typing import Any, NamedTuple
@@ -6,44 +6,47 @@ from typing import Any, NamedTuple
 import torch
 from transformers import TrainerCallback, trainer
 
-from benchmarks.trainer.task import EPOCHS, Answer
+from benchmarks.trainer.task import EPOCHS, Measurement
 
 
-class Moment(NamedTuple):
-    """Wall clock and CPU time of this process."""
+class Timestamp(NamedTuple):
+    """Wall-clock and CPU time of this process, in seconds."""
 
     seconds: float
     cpu_seconds: float
 
     @classmethod
-    def now(cls) -> "Moment":
+    def now(cls) -> "Timestamp":
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return cls(time.perf_counter(), time.process_time())
 
 
-class Clock(TrainerCallback):  # type: ignore[misc]
-    """The end of each step, before anything is saved."""
+class StepTimer(TrainerCallback):  # type: ignore[misc]
+    """A Trainer callback that records the end of each step, before anything is saved."""
 
     def __init__(self) -> None:
-        self.steps: list[Moment] = []
+        self.steps: list[Timestamp] = []
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.steps.append(Moment.now())
+        self.steps.append(Timestamp.now())
 
-    def answer(self) -> Answer:
-        """Of the last epoch; each has the same number of steps."""
-        steps, rest = divmod(len(self.steps), EPOCHS)
-        assert steps, "no step was seen"
-        assert not rest, f"{len(self.steps)} steps in {EPOCHS} epochs"
+    def measurement(self) -> Measurement:
+        """Return the measurement of the last epoch; each epoch has the same number of steps."""
+        steps, remainder = divmod(len(self.steps), EPOCHS)
+        assert steps, "no step was recorded"
+        assert not remainder, f"{len(self.steps)} steps in {EPOCHS} epochs"
         first, last = self.steps[-steps - 1], self.steps[-1]
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        return Answer(last.seconds - first.seconds, last.cpu_seconds - first.cpu_seconds, steps, peak)
+        return Measurement(last.seconds - first.seconds, last.cpu_seconds - first.cpu_seconds, steps, peak)
 
 
-def watch_every_trainer() -> Clock:
-    """From now on, until the next clock; ms-swift and our trainer build theirs where nobody else can add a callback."""
-    clock = Clock()
-    kept = [each for each in trainer.DEFAULT_CALLBACKS if not isinstance(each, Clock)]
-    trainer.DEFAULT_CALLBACKS[:] = [*kept, clock]
-    return clock
+def time_every_trainer() -> StepTimer:
+    """Add a timer to every Trainer built from now on, and return it.
+
+    ms-swift and our trainer build their Trainer internally, where no callback can be passed.
+    """
+    timer = StepTimer()
+    callbacks = [callback for callback in trainer.DEFAULT_CALLBACKS if not isinstance(callback, StepTimer)]
+    trainer.DEFAULT_CALLBACKS[:] = [*callbacks, timer]
+    return timer

@@ -1,4 +1,4 @@
-"""An environment for ms-swift, whose requirements are not ours; made once and kept in the cache."""
+"""A virtual environment for ms-swift, whose requirements differ from ours; created once and cached."""
 
 import os
 import shutil
@@ -10,16 +10,19 @@ from pathlib import Path
 from environment import ROOT, WHEELS, uv_environment
 
 VERSION = "4.6.0"
-FOR_IMAGES = ("qwen-vl-utils",)
-CONSTRAINED = ("torch==",)  # the build that our environment has
+IMAGE_PACKAGES = ("qwen-vl-utils",)
+CONSTRAINED = ("torch==",)  # must be the same build as in our environment
 
 
 class NotInstalled(Exception):
-    """ms-swift cannot be had here; the message says why."""
+    """Raised if ms-swift cannot be installed here; the message contains the cause."""
 
 
 def obtain_python(cache: Path) -> Path:
-    """Raises NotInstalled."""
+    """Return the Python interpreter of the environment.
+
+    Raises: NotInstalled
+    """
     folder = cache / "peers" / f"ms-swift-{VERSION}"
     python, marker = folder / "bin" / "python", folder / "complete"
     if not marker.exists():
@@ -34,15 +37,23 @@ def install(python: Path, cache: Path) -> None:
     uv = Path(sys.executable).with_name("uv")
     options: list[str | Path] = ["--quiet", "--system-certs", "--python", python, "--cache-dir", cache / "uv"]
     options += ["--find-links", WHEELS] if WHEELS.is_dir() else []
-    command = [uv, "pip", "install", *options, f"ms-swift=={VERSION}", *FOR_IMAGES, *pinned(ROOT / "constraints.txt")]
+    command = [
+        uv,
+        "pip",
+        "install",
+        *options,
+        f"ms-swift=={VERSION}",
+        *IMAGE_PACKAGES,
+        *pinned(ROOT / "constraints.txt"),
+    ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=uv_environment(os.environ))
+        process = subprocess.run(command, capture_output=True, text=True, timeout=900, env=uv_environment(os.environ))
     except subprocess.TimeoutExpired as error:
         raise NotInstalled("installing took more than 900 s") from error
-    if done.returncode != 0:
-        raise NotInstalled(f"cannot be installed: {' '.join(done.stderr.split())[:300]}")
+    if process.returncode != 0:
+        raise NotInstalled(f"cannot be installed: {' '.join(process.stderr.split())[:300]}")
 
 
 def pinned(constraints: Path) -> tuple[str, ...]:
-    """What both must have in the same version, or they would not be compared."""
+    """Return the constraints of packages that must have the same version as ours for a fair comparison."""
     return tuple(line for line in constraints.read_text().splitlines() if line.startswith(CONSTRAINED))

@@ -1,4 +1,4 @@
-"""ms-swift with the same settings, told by its command line's flags; runs in an environment of its own."""
+"""ms-swift with the same settings, passed as command-line flags; runs in an environment of its own."""
 
 import shutil
 import warnings
@@ -13,7 +13,7 @@ warnings.simplefilter("ignore")
 
 
 def train(task: Task) -> None:
-    flags = [word for name, value in settings(task).items() for word in (f"--{name}", value)]
+    flags = [argument for name, value in settings(task).items() for argument in (f"--{name}", value)]
     if task.method == "dpo":
         rlhf_main(["--rlhf_type", "dpo", "--beta", "0.1", *flags])
     else:
@@ -25,8 +25,8 @@ def settings(task: Task) -> dict[str, str]:
     return {
         "model": task.model,
         "model_type": MODEL_TYPES[task.family],
-        "template": MODEL_TYPES[task.family] if task.sees else "chatml",
-        "template_backend": "swift" if task.sees else "jinja",  # by jinja images get no tokens
+        "template": MODEL_TYPES[task.family] if task.is_multimodal else "chatml",
+        "template_backend": "swift" if task.is_multimodal else "jinja",  # the jinja backend inserts no image tokens
         "torch_dtype": task.dtype,
         "dataset": task.rows,
         "split_dataset_ratio": "0",
@@ -38,7 +38,7 @@ def settings(task: Task) -> dict[str, str]:
         "max_length": str(task.max_length),
         "per_device_train_batch_size": str(task.per_device),
         "gradient_accumulation_steps": str(task.accumulation),
-        "gradient_checkpointing": _flag(task.checkpointing),
+        "gradient_checkpointing": _flag(task.gradient_checkpointing),
         "num_train_epochs": str(EPOCHS),
         "learning_rate": "1e-4",
         "lr_scheduler_type": "constant",

@@ -1,4 +1,4 @@
-"""Models with random weights and rows of Python's own manual, whose lengths differ as those of chats do."""
+"""Models with random weights, and rows with text of Python's manual whose lengths vary as those of chats do."""
 
 import random
 from dataclasses import dataclass
@@ -10,44 +10,43 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedTokenizerFast
 from transformers.models.llava.processing_llava import LlavaProcessor
 
-from benchmarks.trainer.model_shapes import Shape
-from benchmarks.trainer.ours import place_in, spec_of
-from benchmarks.trainer.task import Content, Task
+from benchmarks.trainer.model_shapes import BenchmarkModelShape
+from benchmarks.trainer.ours import build_spec, rank_context_in
+from benchmarks.trainer.task import EpochContent, Task
 from finetune_api.v1alpha1.job import TrainerSpec
-from finetune_trainer.data.load import Data, load_data
-from finetune_trainer.distributed.heartbeat_writer import Reporter
-from finetune_trainer.memory.breakdown import Parts
-from finetune_trainer.memory.run_forecast import expect_memory
-from finetune_trainer.metrics.flops import measure_work
+from finetune_trainer.data.load import TrainingData, load_data
+from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
+from finetune_trainer.memory.breakdown import MemoryBreakdown
+from finetune_trainer.memory.run_forecast import forecast_rank_memory
+from finetune_trainer.metrics.flops import estimate_flops
 from finetune_trainer.model.load import describe_model
 from finetune_trainer.model.lora import add_adapters
-from finetune_trainer.train import tokenizing
-from testing.models import tiny_text as tiny
-from testing.models import tiny_vision
+from finetune_trainer.train import build_tokenization_config
+from testing.models import tiny_text, tiny_vision
 
-_MARGIN = 64  # tokens of a question and of the turns' marks
+_MARGIN = 64  # tokens of the question and of the template
 _IMAGE = (112, 84)  # pixels: 12 tokens of Qwen2-VL
 
 
 @dataclass(frozen=True)
-class Rows:
-    """How many, how long, and where they are."""
+class DatasetSettings:
+    """Number of rows, their maximum length in tokens, and the folder."""
 
     count: int
-    longest: int
+    max_tokens: int
     folder: Path
     seed: int = 0
 
 
-def write_model(folder: Path, shape: Shape, *, dtype: str, device: str) -> None:
-    """The weights are drawn on the device."""
-    tokenizer = tiny_vision.build_tokenizer(shape.family) if shape.family else tiny.build_tokenizer()
+def write_model(folder: Path, shape: BenchmarkModelShape, *, dtype: str, device: str) -> None:
+    """Write a model with random weights, drawn on the given device, and its tokenizer."""
+    tokenizer = tiny_vision.build_tokenizer(shape.family) if shape.family else tiny_text.build_tokenizer()
     tokenizer.model_max_length = 8192
     tokenizer.save_pretrained(folder)
-    kind = AutoModelForImageTextToText if shape.family else AutoModelForCausalLM
+    model_class = AutoModelForImageTextToText if shape.family else AutoModelForCausalLM
     torch.manual_seed(0)
     with torch.device(device):
-        model = kind.from_config(shape.config(tokenizer), dtype=getattr(torch, dtype))
+        model = model_class.from_config(shape.config(tokenizer), dtype=getattr(torch, dtype))
     model.save_pretrained(folder)
     del model
     if device == "cuda":
@@ -56,66 +55,75 @@ def write_model(folder: Path, shape: Shape, *, dtype: str, device: str) -> None:
         write_processor(folder, shape, tokenizer)
 
 
-def write_processor(folder: Path, shape: Shape, tokenizer: PreTrainedTokenizerFast) -> None:
-    """As each contender reads it: ours the image processor alone, the others all of it."""
-    images = tiny_vision.KINDS[shape.family].processor()
+def write_processor(folder: Path, shape: BenchmarkModelShape, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Write the image processor, which our trainer reads, and the whole processor, which the others read."""
+    images = tiny_vision.RECIPES[shape.family].processor()
     images.save_pretrained(folder)
     if shape.family == "llava":
-        words = {"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-        whole = LlavaProcessor(images, tokenizer, patch_size=14, chat_template=tokenizer.chat_template, **words)
-        whole.save_pretrained(folder)
+        options = {"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+        processor = LlavaProcessor(images, tokenizer, patch_size=14, chat_template=tokenizer.chat_template, **options)
+        processor.save_pretrained(folder)
 
 
-def write_rows(rows: Rows, *, method: str, sees: bool) -> None:
-    """`rows.jsonl` with messages; in `columns.jsonl` the same as prompt and completion, or chosen and rejected."""
+def write_rows(rows: DatasetSettings, *, method: str, is_multimodal: bool) -> None:
+    """Write rows.jsonl, with messages, and columns.jsonl, with the same rows as TRL's columns."""
     rows.folder.mkdir(parents=True)
-    draw, tokenizer = random.Random(rows.seed), tiny.build_tokenizer()
+    random_source, tokenizer = random.Random(rows.seed), tiny_text.build_tokenizer()
     manual = tokenizer.encode(" ".join(" ".join(topics.values()).split()))
     messages, columns = [], []
     for number in range(rows.count):
-        shown = [tiny_vision.draw(rows.folder, f"{number}.png", _IMAGE, seed=number)] if sees else []
-        images: dict[str, Any] = {"images": [str(rows.folder / name) for name in shown]} if shown else {}
-        asked = {"role": "user", "content": f"What follows, part {number}?"}
-        marked = {**asked, "content": "<image>" * len(shown) + asked["content"]}
-        good, bad = ({"role": "assistant", "content": _words(tokenizer, manual, draw, rows.longest)} for _ in range(2))
+        image_names = (
+            [tiny_vision.write_image(rows.folder, f"{number}.png", _IMAGE, seed=number)] if is_multimodal else []
+        )
+        images: dict[str, Any] = {"images": [str(rows.folder / name) for name in image_names]} if image_names else {}
+        question = {"role": "user", "content": f"What follows, part {number}?"}
+        question_with_placeholders = {**question, "content": "<image>" * len(image_names) + question["content"]}
+        good, bad = (
+            {"role": "assistant", "content": _random_text(tokenizer, manual, random_source, rows.max_tokens)}
+            for _ in range(2)
+        )
         if method == "dpo":
-            messages.append({"messages": [marked, good], "rejected_response": bad["content"], **images})
-            columns.append({"prompt": [asked], "chosen": [good], "rejected": [bad], **images})
+            messages.append(
+                {"messages": [question_with_placeholders, good], "rejected_response": bad["content"], **images}
+            )
+            columns.append({"prompt": [question], "chosen": [good], "rejected": [bad], **images})
         else:
-            messages.append({"messages": [marked, good], **images})
-            columns.append({"prompt": [asked], "completion": [good], **images})
-    tiny.write_jsonl(rows.folder / "rows.jsonl", messages)
-    tiny.write_jsonl(rows.folder / "columns.jsonl", columns)
+            messages.append({"messages": [question_with_placeholders, good], **images})
+            columns.append({"prompt": [question], "completion": [good], **images})
+    tiny_text.write_jsonl(rows.folder / "rows.jsonl", messages)
+    tiny_text.write_jsonl(rows.folder / "columns.jsonl", columns)
 
 
-def _words(tokenizer: PreTrainedTokenizerFast, manual: list[int], draw: random.Random, longest: int) -> str:
-    """Of lognormal length, a sixth of the longest in the median."""
-    most = longest - _MARGIN
-    length = max(8, min(most, int(draw.lognormvariate(0, 0.8) * most / 6)))
-    start = draw.randrange(len(manual) - length)
+def _random_text(
+    tokenizer: PreTrainedTokenizerFast, manual: list[int], random_source: random.Random, max_tokens: int
+) -> str:
+    """Return text of lognormal length, with a median of a sixth of the maximum."""
+    max_length = max_tokens - _MARGIN
+    length = max(8, min(max_length, int(random_source.lognormvariate(0, 0.8) * max_length / 6)))
+    start = random_source.randrange(len(manual) - length)
     return str(tokenizer.decode(manual[start : start + length])).strip()
 
 
-def measure_content(task: Task, folder: Path, *, forecasts: bool) -> Content:
-    """As our trainer reads the rows, which is how TRL and ms-swift read them."""
-    spec = TrainerSpec.model_validate(spec_of(task))
-    place = place_in(folder)
+def measure_content(task: Task, folder: Path, *, forecasts_memory: bool) -> EpochContent:
+    """Count rows, tokens and FLOPs of one epoch, as our trainer tokenizes the rows; TRL and ms-swift do the same."""
+    spec = TrainerSpec.model_validate(build_spec(task))
+    context = rank_context_in(folder)
     pretrained = describe_model(spec.model, torch.device("cpu"))
-    reporter = Reporter(place.run.heartbeats, rank=0, local_rank=0)
-    data = load_data(spec.dataset, tokenizing(spec, pretrained, place, reporter))
+    reporter = HeartbeatWriter(context.run.heartbeats, rank=0, local_rank=0)
+    data = load_data(spec.dataset, build_tokenization_config(spec, pretrained, context, reporter))
     lengths = _lengths(data)
-    kind = AutoModelForImageTextToText if task.sees else AutoModelForCausalLM
+    model_class = AutoModelForImageTextToText if task.is_multimodal else AutoModelForCausalLM
     with torch.device("meta"):
-        model = kind.from_config(pretrained.config)
+        model = model_class.from_config(pretrained.config)
         adapted = add_adapters(model, spec.lora, seed=0) if spec.lora else model
-    work = measure_work(adapted, has_reference=task.method == "dpo")
-    pairs = sum(length * (length + 1) // 2 for length in lengths)
-    flops = work.flops(tokens=sum(lengths), pairs=pairs)
-    expected = expect_memory(spec, pretrained, data, on_gpu=task.on_gpu) if forecasts else None
-    forecast_bytes = expected.total if isinstance(expected, Parts) else None
-    return Content(len(data.train), sum(lengths), flops, forecast_bytes)
+    flops_model = estimate_flops(adapted, has_reference=task.method == "dpo")
+    attention_pairs = sum(length * (length + 1) // 2 for length in lengths)
+    flops = flops_model.total(tokens=sum(lengths), attention_pairs=attention_pairs)
+    forecast = forecast_rank_memory(spec, pretrained, data, on_gpu=task.on_gpu) if forecasts_memory else None
+    forecast_bytes = forecast.total if isinstance(forecast, MemoryBreakdown) else None
+    return EpochContent(len(data.train), sum(lengths), flops, forecast_bytes)
 
 
-def _lengths(data: Data) -> list[int]:
-    """Of all sequences."""
+def _lengths(data: TrainingData) -> list[int]:
+    """Return the lengths of all sequences."""
     return [len(sequence["input_ids"]) for index in range(len(data.train)) for sequence in data.train[index]]

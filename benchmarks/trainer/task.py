@@ -1,4 +1,4 @@
-"""One training that every contender does: what it is told, and what it answers. Standard library only."""
+"""The training task that every contender runs, and the measurement it returns. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ EPOCHS = 2  # the first is warm-up
 
 @dataclass(frozen=True)
 class Task:
-    """The same numbers for all; each contender's module says them in its own words."""
+    """The settings of a training; the module of each contender translates them."""
 
     model: str
-    rows: str  # as ours and ms-swift spell them
-    columns: str  # the same as TRL spells them
-    output: str  # a folder that is not there yet
+    rows: str  # path; with messages, as ours and ms-swift read them
+    columns: str  # path; the same rows with TRL's columns
+    output: str  # a folder that does not exist yet
     method: str  # sft or dpo
-    family: str  # of a model that sees; empty where nothing is seen
+    family: str  # of a vision-language model; empty for a text model
     packing: bool
     lora: bool
-    checkpointing: bool
+    gradient_checkpointing: bool
     per_device: int
     accumulation: int
     max_length: int
@@ -27,26 +27,26 @@ class Task:
     on_gpu: bool
 
     @property
-    def sees(self) -> bool:
+    def is_multimodal(self) -> bool:
         return bool(self.family)
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Of the second epoch: every row once. `error` says why there is nothing."""
+class Measurement:
+    """A measurement of the second epoch, which contains every row once; `error` if the training failed."""
 
     seconds: float = 0.0
-    cpu_seconds: float = 0.0  # of all threads: what else the machine does disturbs it less
+    cpu_seconds: float = 0.0  # of all threads; other load on the host affects it less than wall time
     steps: int = 0
     peak_bytes: int = 0  # on a GPU
     error: str = ""
 
 
 @dataclass(frozen=True)
-class Content:
-    """What one epoch of a task holds, whoever trains on it."""
+class EpochContent:
+    """The content of one epoch of a task, the same for all contenders."""
 
     samples: int
-    tokens: int  # no padding; of images, their placeholders
-    flops: float  # that the model needs for them
-    forecast_bytes: int | None = None  # of a rank's memory
+    tokens: int  # without padding; images count as their placeholder tokens
+    flops: float  # of the model for one epoch
+    forecast_bytes: int | None = None  # memory forecast of a rank

@@ -24,24 +24,24 @@ def train(task: Task) -> None:
 
 
 def build_trainer(task: Task) -> Trainer:
-    kind = AutoModelForImageTextToText if task.sees else AutoModelForCausalLM
-    reads = AutoProcessor if task.sees else AutoTokenizer
-    dtype = getattr(torch, task.dtype) if task.lora else torch.float32  # as ours: in 16 bits most updates are lost
+    model_class = AutoModelForImageTextToText if task.is_multimodal else AutoModelForCausalLM
+    processor_class = AutoProcessor if task.is_multimodal else AutoTokenizer
+    dtype = getattr(torch, task.dtype) if task.lora else torch.float32  # as ours: in 16 bits most updates round to zero
     common: dict[str, Any] = {
-        "model": kind.from_pretrained(task.model, dtype=dtype),
-        "processing_class": reads.from_pretrained(task.model),
+        "model": model_class.from_pretrained(task.model, dtype=dtype),
+        "processing_class": processor_class.from_pretrained(task.model),
         "train_dataset": read_rows(Path(task.columns)),
-        "peft_config": adapters(task) if task.lora else None,
+        "peft_config": build_lora_config(task) if task.lora else None,
     }
     if task.method == "dpo":
         return DPOTrainer(**common, args=DPOConfig(**arguments(task)))
     return SFTTrainer(**common, args=SFTConfig(**arguments(task), packing=task.packing))
 
 
-def adapters(task: Task) -> LoraConfig:
-    """Where ours are: in the language model alone."""
-    inside = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj" if task.sees else "all-linear"
-    return LoraConfig(task_type="CAUSAL_LM", r=8, lora_alpha=32, target_modules=inside)
+def build_lora_config(task: Task) -> LoraConfig:
+    """Return a LoRA config with the same target modules as ours: those of the language model."""
+    target_modules = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj" if task.is_multimodal else "all-linear"
+    return LoraConfig(task_type="CAUSAL_LM", r=8, lora_alpha=32, target_modules=target_modules)
 
 
 def read_rows(path: Path) -> Dataset:
@@ -57,11 +57,11 @@ def arguments(task: Task) -> dict[str, Any]:
         "output_dir": task.output,
         "per_device_train_batch_size": task.per_device,
         "gradient_accumulation_steps": task.accumulation,
-        "gradient_checkpointing": task.checkpointing,
+        "gradient_checkpointing": task.gradient_checkpointing,
         "num_train_epochs": EPOCHS,
         "learning_rate": 1e-4,
         "lr_scheduler_type": "constant",
-        "max_length": None if task.sees else task.max_length,  # it would cut images in two
+        "max_length": None if task.is_multimodal else task.max_length,  # truncation would split the tokens of images
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",

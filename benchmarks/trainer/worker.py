@@ -1,6 +1,6 @@
-"""A contender's process: `python -m benchmarks.trainer.worker NAME` reads a task a line and answers with a line.
+"""The process of a contender: `python -m benchmarks.trainer.worker NAME` reads tasks, writes measurements.
 
-It runs in the contender's own environment, as long as the contest, because importing takes as long as a training.
+It runs in the environment of the contender until the comparison ends, because importing takes as long as a training.
 """
 
 import gc
@@ -13,35 +13,35 @@ from dataclasses import asdict
 import torch
 import transformers
 
-from benchmarks.trainer.step_timer import watch_every_trainer
-from benchmarks.trainer.task import Answer, Task
+from benchmarks.trainer.step_timer import time_every_trainer
+from benchmarks.trainer.task import Measurement, Task
 
 CONTENDERS = {"ours": "ours", "TRL": "trl_peer", "ms-swift": "swift_peer"}
 
 
 def main(name: str) -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever trainers print is no answer
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # output of the trainers must not mix with the measurements
     train = importlib.import_module(f"benchmarks.trainer.{CONTENDERS[name]}").train
     transformers.utils.logging.disable_progress_bar()
     for line in sys.stdin:
-        clock = watch_every_trainer()
+        timer = time_every_trainer()
         try:
             train(Task(**json.loads(line)))
-            answer = clock.answer()
-        except (Exception, SystemExit) as error:  # whatever it is, it is this contender's answer
-            answer = Answer(error=describe(error))
-        print(json.dumps(asdict(answer)), file=answers, flush=True)
-        forget()
+            measurement = timer.measurement()
+        except (Exception, SystemExit) as error:  # any error is the result of this contender
+            measurement = Measurement(error=describe_error(error))
+        print(json.dumps(asdict(measurement)), file=output, flush=True)
+        free_memory()
 
 
-def describe(error: BaseException) -> str:
-    """The first line that says something."""
+def describe_error(error: BaseException) -> str:
+    """Return the type of the error and the first non-empty line of its message."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].strip() if lines else 'no message'}"
 
 
-def forget() -> None:
+def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

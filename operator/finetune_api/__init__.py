@@ -1,1 +1,1 @@
-"""The contract between users, operator and trainer; it imports pydantic alone, so that every image can carry it."""
+"""The API shared by users, operator and trainer; it depends only on pydantic, so that every image can contain it."""

@@ -1,4 +1,4 @@
-"""Effective batch arithmetic, in one place: per device x accumulation x world size, exact or refused."""
+"""Arithmetic of the effective batch: samples per device x accumulation x world size."""
 
 import math
 from bisect import bisect_left
@@ -11,12 +11,12 @@ PerDevice = int | Literal["auto"]
 
 
 class BatchError(ValueError):
-    """Batch numbers that contradict each other or do not divide; the message names the nearest that fit."""
+    """Batch sizes contradict each other or do not divide; the message contains the nearest valid values."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples per optimizer step and how they are spread; `effective` is always their product."""
+    """Samples per device and micro-batch, gradient accumulation and world size of one optimizer step."""
 
     per_device: int
     accumulation: int
@@ -24,6 +24,7 @@ class Batch:
 
     @property
     def effective(self) -> int:
+        """Samples per optimizer step, over all ranks."""
         return self.per_device * self.accumulation * self.world_size
 
     def __str__(self) -> str:
@@ -33,9 +34,9 @@ class Batch:
 def resolve_batch(
     *, per_device: PerDevice | None, accumulation: int | None, effective: int | None, world_size: int
 ) -> Batch:
-    """The batch that fulfils what is given; what is not given is derived, or 1, and `auto` is 1 until one is chosen.
+    """Return the batch with the given sizes; missing ones are derived or 1, `auto` counts as 1 until one is chosen.
 
-    Raises BatchError if `effective` is given and cannot be met exactly.
+    Raises: BatchError if `effective` is given and cannot be reached exactly.
     """
     per_device = None if per_device == AUTO else per_device
     if effective is None:
@@ -45,41 +46,45 @@ def resolve_batch(
         if batch.effective != effective:
             raise BatchError(
                 f"globalBatchSize is {effective}, but perDeviceTrainBatchSize x gradientAccumulationSteps x ranks"
-                f" = {batch}; leave one of them out or make them agree"
+                f" = {batch}; remove one of them, or make them agree"
             )
         return batch
     if accumulation is not None:
         return Batch(
-            _quotient(effective, accumulation * world_size, "gradientAccumulationSteps"), accumulation, world_size
+            _divide(effective, accumulation * world_size, "gradientAccumulationSteps"), accumulation, world_size
         )
     per_device = per_device or 1
-    return Batch(per_device, _quotient(effective, per_device * world_size, "perDeviceTrainBatchSize"), world_size)
+    return Batch(per_device, _divide(effective, per_device * world_size, "perDeviceTrainBatchSize"), world_size)
 
 
-def splits(smallest: Batch) -> tuple[Batch, ...]:
-    """Every batch of the same effective size, from the largest micro-batch to one sample at a time."""
+def list_splits(smallest: Batch) -> tuple[Batch, ...]:
+    """Return all batches with the effective size of `smallest`, from the largest micro-batch to one of one sample."""
     samples, ranks = smallest.per_device * smallest.accumulation, smallest.world_size
-    below = [size for size in range(1, math.isqrt(samples) + 1) if samples % size == 0]
-    sizes = sorted({*below, *(samples // size for size in below)}, reverse=True)
+    divisors = [size for size in range(1, math.isqrt(samples) + 1) if samples % size == 0]
+    sizes = sorted({*divisors, *(samples // size for size in divisors)}, reverse=True)
     return tuple(Batch(size, samples // size, ranks) for size in sizes)
 
 
-def split_by(smallest: Batch, per_device: int | None) -> Batch | None:
-    """The batch of the same effective size with so many samples at a time; None if there is none."""
-    return next((batch for batch in splits(smallest) if batch.per_device == per_device), None)
+def find_split(smallest: Batch, per_device: int | None) -> Batch | None:
+    """Return the batch of the same effective size with this micro-batch size; None if it does not divide."""
+    return next((batch for batch in list_splits(smallest) if batch.per_device == per_device), None)
 
 
-def largest_that_fits(batches: Sequence[Batch], fits: Callable[[Batch], bool]) -> Batch | None:
-    """Of batches that need less and less; few are tried. None if not even the last one fits."""
-    index = bisect_left(range(len(batches)), x=True, key=lambda number: fits(batches[number]))
+def find_largest_fitting(batches: Sequence[Batch], fits: Callable[[Batch], bool]) -> Batch | None:
+    """Return the first batch that fits, by binary search: `batches` must be ordered by decreasing memory.
+
+    Returns None if not even the last one fits.
+    """
+    index = bisect_left(range(len(batches)), x=True, key=lambda position: fits(batches[position]))
     return batches[index] if index < len(batches) else None
 
 
-def _quotient(effective: int, unit: int, given: str) -> int:
+def _divide(effective: int, unit: int, given_field: str) -> int:
     if effective % unit == 0:
         return effective // unit
     below, above = effective // unit * unit, (effective // unit + 1) * unit
     nearest = f"{below} or {above}" if below else f"{above}"
     raise BatchError(
-        f"globalBatchSize {effective} is not a multiple of {given} x ranks = {unit}; the nearest that fit: {nearest}"
+        f"globalBatchSize {effective} is not a multiple of {given_field} x ranks = {unit};"
+        f" the nearest multiples: {nearest}"
     )

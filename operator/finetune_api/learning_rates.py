@@ -1,4 +1,4 @@
-"""The peak learning rates of a job: what its spec says, or the usual, scaled to its effective batch."""
+"""The peak learning rates of a job: those of its spec or defaults, scaled to the effective batch."""
 
 import math
 from collections.abc import Mapping
@@ -7,33 +7,34 @@ from dataclasses import dataclass
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1.job import FineTuneJobSpec
 
-_LORA, _FULL = 1e-4, 1e-5
+_LORA_DEFAULT, _FULL_DEFAULT = 1e-4, 1e-5
 
 
 @dataclass(frozen=True)
-class Rates:
-    """One for everything but the parts of a vision-language model that have one of their own."""
+class LearningRates:
+    """The default learning rate, and those of parts of a vision-language model with a separate one."""
 
-    usual: float
-    own: Mapping[str, float]  # by part
-    scaling: str = ""  # in words; empty: none
+    default: float
+    by_part: Mapping[str, float]
+    scaling: str = ""  # description of the factor; empty: not scaled
 
-    def of(self, part: str) -> float:
-        return self.own.get(part, self.usual)
+    def for_part(self, part: str) -> float:
+        """Return the learning rate of a part, named as in model.freeze."""
+        return self.by_part.get(part, self.default)
 
     def __str__(self) -> str:
-        named = (f"{self.usual:g}", *(f"{part} {rate:g}" for part, rate in self.own.items()))
-        return ", ".join(named) + (f" ({self.scaling})" if self.scaling else "")
+        rates = (f"{self.default:g}", *(f"{part} {rate:g}" for part, rate in self.by_part.items()))
+        return ", ".join(rates) + (f" ({self.scaling})" if self.scaling else "")
 
 
-def resolve_rates(spec: FineTuneJobSpec, batch: Batch) -> Rates:
-    """Of a job that the operator's own trainer runs."""
-    training, factor, words = spec.training, 1.0, ""
-    usual = training.learning_rate or (_LORA if spec.lora else _FULL) / (10 if spec.dpo else 1)
-    if scaling := training.lr_scaling:
-        factor, words = batch.effective / scaling.base_batch_size, f"{batch.effective} / {scaling.base_batch_size}"
-        if scaling.rule == "sqrt":
-            factor, words = math.sqrt(factor), f"sqrt({words})"
-        words = f"{factor:g} = {words} times what is given"
-    own = {part: rate * factor for part, rate in training.rates_of_parts.items() if rate is not None}
-    return Rates(usual * factor, own, words)
+def resolve_learning_rates(spec: FineTuneJobSpec, batch: Batch) -> LearningRates:
+    """Return the learning rates of a job that the operator's trainer runs."""
+    training, factor, scaling = spec.training, 1.0, ""
+    default = training.learning_rate or (_LORA_DEFAULT if spec.lora else _FULL_DEFAULT) / (10 if spec.dpo else 1)
+    if rule := training.lr_scaling:
+        factor, formula = batch.effective / rule.base_batch_size, f"{batch.effective} / {rule.base_batch_size}"
+        if rule.rule == "sqrt":
+            factor, formula = math.sqrt(factor), f"sqrt({formula})"
+        scaling = f"{factor:g} = {formula} times the rates of the spec"
+    by_part = {part: rate * factor for part, rate in training.learning_rates_by_part.items() if rate is not None}
+    return LearningRates(default * factor, by_part, scaling)

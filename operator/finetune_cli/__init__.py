@@ -1,1 +1,1 @@
-"""`finetune` and `kubectl finetune`: the same job on this machine, and a readable view of it on a cluster."""
+"""`finetune` and `kubectl finetune`: runs jobs on the local host, and shows jobs of a cluster."""

@@ -1,4 +1,4 @@
-"""`python -m finetune_cli`, where the command is not installed."""
+"""Entry point `python -m finetune_cli`, for environments in which the `finetune` command is not installed."""
 
 from finetune_cli.app import main
 

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from finetune_cli.errors import BAD_INPUT, BadInput
+from finetune_cli.errors import EXIT_BAD_INPUT, BadInput
 from finetune_cli.estimate import estimate
 from finetune_cli.logs import logs
 from finetune_cli.plan import plan
@@ -13,7 +13,7 @@ from finetune_cli.status import status
 from finetune_cli.validate import validate
 
 app = typer.Typer(
-    help="Fine-tune language models on many GPUs and many machines, or on this one.",
+    help="Fine-tune language models on a Kubernetes cluster, or on this machine.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -23,10 +23,10 @@ for command in (run, plan, validate, estimate, status, logs):
 
 
 def main() -> None:
-    """One line per problem and exit code 2 for what the user must change."""
+    """Run the command line; on BadInput print one line per problem and exit with code 2."""
     try:
         app()
     except BadInput as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        sys.exit(EXIT_BAD_INPUT)

@@ -1,4 +1,4 @@
-"""A cluster as the user's kubeconfig has it; the official client is imported late, because it takes a second."""
+"""Access to a cluster with the user's kubeconfig. The official client is imported lazily: its import takes a second."""
 
 import json
 from collections.abc import Iterator
@@ -9,11 +9,10 @@ import typer
 
 from finetune_api.v1alpha1.job import GROUP, PLURAL, VERSION
 from finetune_cli.errors import BadInput
+from finetune_operator.observation.ownership import RawBody
 
 if TYPE_CHECKING:
     from kubernetes.client import CoreV1Api, CustomObjectsApi
-
-Raw = dict[str, Any]
 
 NamespaceOption = Annotated[
     str | None,
@@ -21,12 +20,12 @@ NamespaceOption = Annotated[
 ]
 ContextOption = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.", show_default=False)]
 KubeconfigOption = Annotated[
-    str | None, typer.Option("--kubeconfig", help="The kubeconfig (default: as kubectl finds it).", show_default=False)
+    str | None, typer.Option("--kubeconfig", help="The kubeconfig (default: as for kubectl).", show_default=False)
 ]
 
 
 class ClusterAccess:
-    """Jobs and pods of one namespace."""
+    """Reads the jobs and the pod logs of one namespace."""
 
     def __init__(self, namespace: str | None, *, context: str | None, kubeconfig: str | None) -> None:
         from kubernetes import client, config
@@ -36,45 +35,45 @@ class ClusterAccess:
             contexts, active = config.list_kube_config_contexts(config_file=kubeconfig)
         except config.ConfigException as error:
             raise BadInput(f"no access to a cluster: {error}") from error
-        chosen = next((each for each in contexts if each["name"] == context), active)
-        self.namespace: str = namespace or chosen["context"].get("namespace") or "default"
+        selected = next((candidate for candidate in contexts if candidate["name"] == context), active)
+        self.namespace: str = namespace or selected["context"].get("namespace") or "default"
         self._jobs: CustomObjectsApi = client.CustomObjectsApi(api)
         self._core: CoreV1Api = client.CoreV1Api(api)
 
-    def get_job(self, name: str) -> Raw:
-        """One job. Raises BadInput if there is none."""
-        with _explained(f"{PLURAL}.{GROUP} {self.namespace}/{name}"):
-            return cast(Raw, self._jobs.get_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, name))
+    def get_job(self, name: str) -> RawBody:
+        """Return the job of that name. Raises BadInput if there is none."""
+        with _translate_errors(f"{PLURAL}.{GROUP} {self.namespace}/{name}"):
+            return cast(RawBody, self._jobs.get_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, name))
 
-    def list_jobs(self) -> list[Raw]:
-        """All jobs of the namespace."""
-        with _explained(f"{PLURAL}.{GROUP} of namespace {self.namespace}"):
+    def list_jobs(self) -> list[RawBody]:
+        """Return all jobs of the namespace."""
+        with _translate_errors(f"{PLURAL}.{GROUP} of namespace {self.namespace}"):
             return cast(
-                list[Raw], self._jobs.list_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL)["items"]
+                list[RawBody], self._jobs.list_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL)["items"]
             )
 
     def log_lines(self, pod: str, *, follow: bool) -> Iterator[bytes]:
-        """What a pod prints, as it comes."""
-        with _explained(f"pod {self.namespace}/{pod}"):
-            answer = self._core.read_namespaced_pod_log(pod, self.namespace, follow=follow, _preload_content=False)
-            yield from answer.stream()
+        """Yield chunks of a pod's log as they arrive."""
+        with _translate_errors(f"pod {self.namespace}/{pod}"):
+            response = self._core.read_namespaced_pod_log(pod, self.namespace, follow=follow, _preload_content=False)
+            yield from response.stream()
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """The API server's own words, which name the object."""
+def _translate_errors(subject: str) -> Iterator[None]:
+    """Convert errors of the client to BadInput with the message of the API server."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
     try:
         yield
     except ApiException as error:
-        raise BadInput(f"{what}: {_said(error)}") from error
+        raise BadInput(f"{subject}: {_error_message(error)}") from error
     except HTTPError as error:
-        raise BadInput(f"{what}: the API server does not answer: {error}") from error
+        raise BadInput(f"{subject}: the API server does not answer: {error}") from error
 
 
-def _said(error: Any) -> str:
+def _error_message(error: Any) -> str:
     try:
         return str(json.loads(error.body)["message"])
     except (ValueError, KeyError, TypeError):

@@ -1,17 +1,17 @@
-"""A job as a readable story: where it stands, what happened, what it made."""
+"""Text descriptions of jobs: phase, progress, attempts, nodes and conditions."""
 
 from collections.abc import Iterator
 from datetime import datetime
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptRecord, JobStatus
-from finetune_operator.core.conditions import short_duration
+from finetune_operator.core.printer_columns import format_duration
 
 COLUMNS = ("NAME", "PHASE", "NODES", "PROGRESS", "LOSS", "TOKENS/S", "ETA", "RESTARTS", "AGE")
 
 
-def tell_job(job: FineTuneJob, *, now: datetime) -> str:
-    """Everything a person asks first, most important first."""
+def format_job(job: FineTuneJob, *, now: datetime) -> str:
+    """Return a description of the job over several lines, most important facts first."""
     status = job.status
     facts = {name: text for name, text in _facts(job, now) if text}
     width = max(len(name) for name in facts)
@@ -32,8 +32,8 @@ def tell_job(job: FineTuneJob, *, now: datetime) -> str:
     return "\n".join(lines)
 
 
-def tell_list(jobs: list[FineTuneJob], *, now: datetime) -> str:
-    """The columns of `kubectl get ftj`."""
+def format_job_table(jobs: list[FineTuneJob], *, now: datetime) -> str:
+    """Return a table of jobs with the columns of `kubectl get ftj`."""
     rows = [COLUMNS, *(_row(job, now) for job in jobs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     return "\n".join(
@@ -42,8 +42,10 @@ def tell_list(jobs: list[FineTuneJob], *, now: datetime) -> str:
 
 
 def _row(job: FineTuneJob, now: datetime) -> tuple[str, ...]:
-    status, shown = job.status, job.status.display
-    cells = (shown.nodes, shown.progress, shown.loss, shown.tokens_per_second, shown.eta) if shown else ("",) * 5
+    status, display = job.status, job.status.display
+    cells = ("",) * 5
+    if display:
+        cells = (display.nodes, display.progress, display.loss, display.tokens_per_second, display.eta)
     return (
         job.metadata.name,
         status.phase or "",
@@ -68,52 +70,52 @@ def _facts(job: FineTuneJob, now: datetime) -> Iterator[tuple[str, str]]:
 
 
 def _phase(status: JobStatus) -> str:
-    """With the line that says why, which the condition of the same name has."""
-    telling = next((c for kind in ("Complete", "Failed") for c in status.conditions if c.type == kind), None)
-    if telling is None:
-        telling = next(
+    """Return the phase with the message of the condition that explains it."""
+    condition = next((c for kind in ("Complete", "Failed") for c in status.conditions if c.type == kind), None)
+    if condition is None:
+        condition = next(
             (c for c in status.conditions if c.type in ("Suspended", "Reconciling") and c.status == "True"), None
         )
     phase = str(status.phase or "not seen by the operator yet")
-    return f"{phase}: {telling.message}" if telling and telling.message else phase
+    return f"{phase}: {condition.message}" if condition and condition.message else phase
 
 
 def _progress(status: JobStatus) -> str:
-    progress, shown = status.progress, status.display
+    progress, display = status.progress, status.display
     if progress is None:
         return ""
-    parts = [shown.progress if shown and shown.progress else f"step {progress.step}"]
-    for name, value, when in (
+    parts = [display.progress if display and display.progress else f"step {progress.step}"]
+    for name, value, suffix in (
         ("loss", progress.loss, ""),
         ("eval loss", progress.eval_loss, ""),
         ("best", progress.best_metric, f" at step {progress.best_step}"),
         ("learning rate", progress.learning_rate, ""),
     ):
-        parts += [f"{name} {value:.4g}{when}"] if value is not None else []
-    if shown and shown.tokens_per_second:
-        parts.append(f"{shown.tokens_per_second} tokens/s")
-    if shown and shown.eta:
-        parts.append(f"ETA {shown.eta}")
+        parts += [f"{name} {value:.4g}{suffix}"] if value is not None else []
+    if display and display.tokens_per_second:
+        parts.append(f"{display.tokens_per_second} tokens/s")
+    if display and display.eta:
+        parts.append(f"ETA {display.eta}")
     if progress.last_checkpoint:
         parts.append(f"last checkpoint {progress.last_checkpoint}")
     return ", ".join(parts)
 
 
 def _attempt(record: AttemptRecord, now: datetime) -> Iterator[str]:
-    lasted = (
-        short_duration(int(((record.end_time or now) - record.start_time).total_seconds())) if record.start_time else ""
-    )
+    duration = ""
+    if record.start_time:
+        duration = format_duration(int(((record.end_time or now) - record.start_time).total_seconds()))
     steps = f"steps {record.first_step or 0} to {record.last_step}" if record.last_step is not None else ""
     fault = f"fault: {record.fault}" if record.fault else ""
     yield "  ".join(
-        part for part in (str(record.attempt), str(record.state), lasted, steps, record.reason, fault) if part
+        part for part in (str(record.attempt), str(record.state), duration, steps, record.reason, fault) if part
     )
     if record.message:
         yield f"   {record.message}"
     if record.downtime_seconds is not None:
-        again = f", {record.steps_lost} steps done again" if record.steps_lost is not None else ""
-        yield f"   trained again after {short_duration(record.downtime_seconds)}{again}"
+        repeated = f", {record.steps_lost} steps repeated" if record.steps_lost is not None else ""
+        yield f"   trained again after {format_duration(record.downtime_seconds)}{repeated}"
 
 
 def _ago(time: datetime | None, now: datetime) -> str:
-    return short_duration(max(0, int((now - time).total_seconds()))) if time else "?"
+    return format_duration(max(0, int((now - time).total_seconds()))) if time else "?"

@@ -1,4 +1,4 @@
-"""`finetune estimate`: what a job will need of GPU and host memory, before any of it is used."""
+"""The command `finetune estimate`: forecasts the GPU and host memory that a job needs."""
 
 import json
 import os
@@ -11,13 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from finetune_api.v1alpha1.job import METHODS
-from finetune_cli.errors import BAD_INPUT, BadInput
+from finetune_cli.errors import EXIT_BAD_INPUT, BadInput
 from finetune_cli.job_file import FileArgument, JobFile, NamespaceOption, read_job_file
 from finetune_cli.run import VolumeOption, check_packages
+from finetune_operator.observation.ownership import RawBody
 
-Raw = dict[str, Any]
+ForecastJson = dict[str, Any]  # as `python -m finetune_trainer.memory` prints it
 
-FITS, FAILED = 0, 1
+EXIT_FITS, EXIT_FAILED = 0, 1
 GIB = 2**30
 
 GpuOption = Annotated[
@@ -31,60 +32,62 @@ def estimate(
 ) -> None:
     """Forecast the memory of a job from its model's config; no weights, no GPU and no cluster are needed.
 
-    Exit code 0: it fits, or nothing was asked; 1: it does not fit, or the Hub did not answer; 2: something in the job
-    file or on the command line is wrong.
+    Exit code 0: it fits, or no limit was given; 1: it does not fit, or the Hub did not answer; 2: the job file or the
+    command line is not valid.
     """
-    from finetune_cli.local.volume_mapping import localise_model, parse_volumes
+    from finetune_cli.local.volume_mapping import map_model_path, parse_volumes
 
     job_file = read_job_file(file, namespace=namespace)
     if job_file.job.spec.command is not None:
-        raise BadInput(f"{file}: spec.command: what a program of your own needs cannot be forecast; measure it")
+        raise BadInput(f"{file}: spec.command: the memory of a custom program cannot be forecast; measure it")
     check_packages(job_file.job.spec)
     mounts = parse_volumes(volume or [], job_file.job.spec)
-    found = _forecast(localise_model(job_file, mounts), gpu)
-    _print(job_file, found)
-    lines = verdict(found, host_limit=_host_limit(job_file))
+    forecast = _run_forecast(map_model_path(job_file, mounts), gpu)
+    _print_forecast(job_file, forecast)
+    lines = format_verdict(forecast, host_limit_bytes=_host_limit_bytes(job_file))
     print("\n".join(line for line, _ in lines))
-    sys.exit(FITS if all(good for _, good in lines) else FAILED)
+    sys.exit(EXIT_FITS if all(fits for _, fits in lines) else EXIT_FAILED)
 
 
-def _forecast(spec: Raw, gpu: str | None) -> Raw:
-    """The trainer's own, from a process of its own: torch is loaded nowhere else."""
-    asked = ["--gpu", gpu] if gpu is not None else []
+def _run_forecast(spec: RawBody, gpu: str | None) -> ForecastJson:
+    """Run the trainer's forecast in a subprocess, so that the CLI never imports torch."""
+    flags = ["--gpu", gpu] if gpu is not None else []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "spec.json"
         path.write_text(json.dumps(spec, default=str), encoding="utf-8")
-        answer = subprocess.run(
-            [sys.executable, "-m", "finetune_trainer.memory", str(path), *asked],
+        process = subprocess.run(
+            [sys.executable, "-m", "finetune_trainer.memory", str(path), *flags],
             env={**os.environ, "PYTHONWARNINGS": "ignore", "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
             capture_output=True,
             text=True,
             check=False,
         )
-    if answer.returncode == BAD_INPUT:
-        raise BadInput(*answer.stderr.strip().splitlines()[-1:])
-    if answer.returncode:
-        print(answer.stderr.strip(), file=sys.stderr)
-        sys.exit(FAILED)
-    found: Raw = json.loads(answer.stdout)
-    return found
+    if process.returncode == EXIT_BAD_INPUT:
+        raise BadInput(*process.stderr.strip().splitlines()[-1:])
+    if process.returncode:
+        print(process.stderr.strip(), file=sys.stderr)
+        sys.exit(EXIT_FAILED)
+    forecast: ForecastJson = json.loads(process.stdout)
+    return forecast
 
 
-def _print(file: JobFile, found: Raw) -> None:
+def _print_forecast(file: JobFile, forecast: ForecastJson) -> None:
     from rich.console import Console
     from rich.table import Table
 
     spec = file.job.spec
     method = next(name for name in METHODS if getattr(spec, name) is not None)  # the spec has exactly one
-    how = f"lora r={spec.lora.r}" if spec.lora else "full"
-    assert spec.model is not None  # only a command goes without
-    print(f"{file.job.metadata.name}: {method} ({how}) of {spec.model.name}")
-    print(f"parameters {found['parameters']:,}, of which {found['trainedParameters']:,} are trained")
-    print(f"batch {found['batch']} (per device x accumulation x ranks), samples of up to {found['length']} tokens")
-    if found["auto"]:
-        print(f"perDeviceTrainBatchSize auto: {_auto(found)}")
-    where = "each rank, on its GPU" if found["onGpu"] else "each rank, in host memory"
-    for title, parts in ((where, found["rank"]), ("each node, in host memory", found["node"])):
+    tuning = f"lora r={spec.lora.r}" if spec.lora else "full"
+    assert spec.model is not None  # only spec.command allows no model
+    print(f"{file.job.metadata.name}: {method} ({tuning}) of {spec.model.name}")
+    print(f"parameters {forecast['parameters']:,}, of which {forecast['trainedParameters']:,} are trained")
+    print(
+        f"batch {forecast['batch']} (per device x accumulation x ranks), samples of up to {forecast['length']} tokens"
+    )
+    if forecast["auto"]:
+        print(f"perDeviceTrainBatchSize auto: {_format_auto(forecast)}")
+    rank_title = "each rank, on its GPU" if forecast["onGpu"] else "each rank, in host memory"
+    for title, parts in ((rank_title, forecast["rank"]), ("each node, in host memory", forecast["node"])):
         table = Table(title, "GiB", box=None, pad_edge=False)
         table.columns[1].justify = "right"
         for name, size in parts["parts"].items():
@@ -95,43 +98,44 @@ def _print(file: JobFile, found: Raw) -> None:
     print()
 
 
-def _auto(found: Raw) -> str:
-    gpu = found.get("gpu")
+def _format_auto(forecast: ForecastJson) -> str:
+    gpu = forecast.get("gpu")
     if gpu is None:
-        return "one sample at a time is forecast; --gpu NAME tells how many fit"
-    return f"{found['perDevice']} is the most that fits" if gpu["fits"] else "not even one sample at a time fits"
+        return "the forecast is for one sample at a time; --gpu NAME shows how many fit"
+    return f"{forecast['perDevice']} is the most that fits" if gpu["fits"] else "not even one sample at a time fits"
 
 
-def verdict(found: Raw, *, host_limit: int | None) -> list[tuple[str, bool]]:
-    """What follows, line by line, and whether each is good news."""
-    lines = [_of_gpu(found)] if found["onGpu"] else []
-    needed = found["node"]["total"]
-    if host_limit is not None:
-        fits = needed <= host_limit
-        said = "fits" if fits else "does not fit; raise"
-        lines.append((f"host memory: {_gib(needed)} {said} resources.limits.memory of {_gib(host_limit)}", fits))
+def format_verdict(forecast: ForecastJson, *, host_limit_bytes: int | None) -> list[tuple[str, bool]]:
+    """Return the lines of the verdict, each with whether the job fits."""
+    lines = [_gpu_verdict(forecast)] if forecast["onGpu"] else []
+    needed_bytes = forecast["node"]["total"]
+    if host_limit_bytes is not None:
+        fits = needed_bytes <= host_limit_bytes
+        result = "fits" if fits else "does not fit; raise"
+        limit = f"resources.limits.memory of {_format_gib(host_limit_bytes)}"
+        lines.append((f"host memory: {_format_gib(needed_bytes)} {result} {limit}", fits))
     return lines
 
 
-def _of_gpu(found: Raw) -> tuple[str, bool]:
-    total = found["rank"]["total"]
-    gpu, better = found.get("gpu"), found.get("suggestion")
+def _gpu_verdict(forecast: ForecastJson) -> tuple[str, bool]:
+    total = forecast["rank"]["total"]
+    gpu, suggestion = forecast.get("gpu"), forecast.get("suggestion")
     if gpu is None:
-        return f"fits on: {', '.join(found['fitsOn']) or 'no GPU known; --gpu NAME suggests what to change'}", True
-    share = f"{_gib(total)} of {_gib(gpu['usable'])}"
+        return f"fits on: {', '.join(forecast['fitsOn']) or 'no GPU known; --gpu NAME suggests what to change'}", True
+    usage = f"{_format_gib(total)} of {_format_gib(gpu['usable'])}"
     if gpu["fits"]:
-        return f"{gpu['name']}: fits, {share} ({total / gpu['usable']:.0%})", True
-    if better is None:
-        return f"{gpu['name']}: does not fit, {share}; no change of batch, length or method makes it fit", False
-    changes = ", ".join(better["changes"])
-    return f"{gpu['name']}: does not fit, {share}; {_gib(better['total'])} with {changes}", False
+        return f"{gpu['name']}: fits, {usage} ({total / gpu['usable']:.0%})", True
+    if suggestion is None:
+        return f"{gpu['name']}: does not fit, {usage}; no change of batch, length or method makes it fit", False
+    changes = ", ".join(suggestion["changes"])
+    return f"{gpu['name']}: does not fit, {usage}; {_format_gib(suggestion['total'])} with {changes}", False
 
 
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB"
+def _format_gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.1f} GiB"
 
 
-def _host_limit(file: JobFile) -> int | None:
+def _host_limit_bytes(file: JobFile) -> int | None:
     from finetune_api.v1alpha1.quantity import parse_quantity
 
     limit = file.job.spec.resources.limits.get("memory")

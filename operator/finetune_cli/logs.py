@@ -1,4 +1,4 @@
-"""`finetune logs`: what a node of the present attempt prints."""
+"""The command `finetune logs`: the log of one node of the current attempt."""
 
 import sys
 from typing import Annotated
@@ -12,16 +12,16 @@ from finetune_operator import names
 
 
 def logs(
-    name: Annotated[str, typer.Argument(help="The job.")],
+    name: Annotated[str, typer.Argument(help="Name of the job.")],
     node: Annotated[int, typer.Option(help="Node rank.", min=0)] = 0,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the pod ends.")] = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
 ) -> None:
-    """Print the log of one node of a job's present attempt.
+    """Print the log of one node of a job's current attempt.
 
-    Pods that are gone leave theirs in the output: <output>/logs/attempt-N/node-R.log.
+    The logs of deleted pods are in the output: <output>/logs/attempt-N/node-R.log.
     """
     access = ClusterAccess(namespace, context=context, kubeconfig=kubeconfig)
     pod = find_pod(FineTuneJob.parse(access.get_job(name)), node)
@@ -34,10 +34,10 @@ def logs(
 
 
 def find_pod(job: FineTuneJob, node_rank: int) -> str:
-    """The pod of a node of the present attempt. Raises BadInput."""
+    """Return the name of a node's pod of the current attempt. Raises BadInput if there is none."""
     if job.status.attempt is None:
         raise BadInput(
-            f"{job.metadata.name}: no attempt has begun ({job.status.phase or 'not seen by the operator yet'})"
+            f"{job.metadata.name}: no attempt has started ({job.status.phase or 'not seen by the operator yet'})"
         )
     if node_rank >= job.spec.num_nodes:
         raise BadInput(f"--node {node_rank}: {job.metadata.name} has nodes 0 to {job.spec.num_nodes - 1}")

@@ -1,4 +1,4 @@
-"""`finetune run`: the job on this machine, with processes instead of pods."""
+"""The command `finetune run`: runs a job on the local host, with processes instead of pods."""
 
 import asyncio
 import importlib.util
@@ -17,12 +17,12 @@ from finetune_cli.job_file import FileArgument, JobFile, NamespaceOption, read_j
 
 if TYPE_CHECKING:
     from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec
-    from finetune_cli.local.cluster import LocalCluster, Machine
-    from finetune_cli.local.progress_display import Screen
-    from finetune_cli.local.runner import Drive
-    from finetune_cli.local.state_store import Record
+    from finetune_cli.local.cluster import LocalCluster, LocalResources
+    from finetune_cli.local.progress_display import ProgressDisplay
+    from finetune_cli.local.runner import LocalRunner
+    from finetune_cli.local.state_store import StateStore
 
-COMPLETE, FAILED, INTERRUPTED = 0, 1, 130
+EXIT_COMPLETE, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 VolumeOption = Annotated[
     list[str] | None,
@@ -33,8 +33,8 @@ VolumeOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What the command line says beside the job file."""
+class RunOptions:
+    """The options of the command line."""
 
     output: Path
     logs: bool
@@ -46,151 +46,166 @@ def run(
     volume: VolumeOption = None,
     output: Annotated[Path, typer.Option(help="Folder that stands in for the output claim.")] = Path("output"),
     namespace: NamespaceOption = None,
-    logs: Annotated[bool, typer.Option("--logs", help="Show the nodes' own lines, too.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over and replace what an earlier run left.")] = False,
+    logs: Annotated[bool, typer.Option("--logs", help="Show the log lines of the nodes, too.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over and replace the output of an earlier run.")
+    ] = False,
 ) -> None:
-    """Run a job on this machine. Ctrl-C saves a checkpoint and stops; the same command again continues.
+    """Run a job on this machine. Ctrl-C saves a checkpoint and stops; running the same command again resumes.
 
-    Exit code 0: complete; 1: failed; 2: something in the job file or on the command line is wrong; 130: stopped.
+    Exit code 0: complete; 1: failed; 2: the job file or the command line is not valid; 130: stopped.
     """
     job_file = read_job_file(file, namespace=namespace)
     check_packages(job_file.job.spec)
-    sys.exit(_run(job_file, volume or [], Wishes(output.absolute(), logs, fresh)))
+    sys.exit(_run(job_file, volume or [], RunOptions(output.absolute(), logs, fresh)))
 
 
 def check_packages(spec: "FineTuneJobSpec") -> None:
-    """Raises BadInput. Asked of the import system, because importing torch takes seconds.
+    """Raise BadInput if a required package is missing, without importing it: importing torch takes seconds.
 
-    What a command needs is its own affair.
+    The packages that a custom command needs are not checked.
     """
-    needed = ("finetune_trainer",) if spec.command else ("finetune_trainer", "torch", "transformers")
-    missing = [package for package in needed if not importlib.util.find_spec(package)]
+    required = ("finetune_trainer",) if spec.command else ("finetune_trainer", "torch", "transformers")
+    missing = [package for package in required if not importlib.util.find_spec(package)]
     if missing:
         raise BadInput(f"{', '.join(missing)} cannot be imported; pip install 'finetune-operator[cli,trainer]'")
 
 
-def _run(file: JobFile, volumes: list[str], wishes: Wishes) -> int:
+def _run(file: JobFile, volumes: list[str], options: RunOptions) -> int:
     from rich.console import Console
 
-    from finetune_cli.local.cluster import Machine
+    from finetune_cli.local.cluster import LocalResources
     from finetune_cli.local.environment import check_environment
     from finetune_cli.local.gpus import divide_gpus, find_gpus
-    from finetune_cli.local.progress_display import Screen
-    from finetune_cli.local.state_store import Record
-    from finetune_cli.local.volume_mapping import Mount, localise, parse_volumes
+    from finetune_cli.local.progress_display import ProgressDisplay
+    from finetune_cli.local.state_store import StateStore
+    from finetune_cli.local.volume_mapping import LocalMount, map_job_paths, parse_volumes
     from finetune_operator import names
 
+    # Check the job, the volumes, the environment and the GPUs before anything starts.
     spec = file.job.spec
     if spec.suspend:
-        raise BadInput(f"{file.path}: spec.suspend: true would wait for ever; leave it out to run the job here")
+        raise BadInput(f"{file.path}: spec.suspend: true would wait forever; leave it out to run the job here")
     mounts = parse_volumes(volumes, spec)
-    localised = localise(file, (*mounts, Mount(names.OUTPUT_DIR, wishes.output)))["spec"]
+    local_spec = map_job_paths(file, (*mounts, LocalMount(names.OUTPUT_DIR, options.output)))["spec"]
     check_environment(spec, os.environ)
     gpus = divide_gpus(find_gpus(os.environ), spec)
-    machine = Machine(wishes.output, mounts, gpus)
+    resources = LocalResources(options.output, mounts, gpus)
     with (
-        closing(Record(_beside(job_output(file, wishes.output)))) as record,
-        Screen(Console(highlight=False)) as screen,
+        closing(StateStore(_state_folder(job_output(file, options.output)))) as store,
+        ProgressDisplay(Console(highlight=False)) as display,
     ):
-        changed = () if wishes.fresh else record.changes(file)
-        body = record.begin(file, fresh=wishes.fresh)
+        # Resume the state of an earlier run of the same job, or start a new one.
+        changed = () if options.fresh else store.changed_fields(file)
+        body = store.open_job(file, fresh=options.fresh)
         if changed:
-            screen.say(f"another job than the last one here: {', '.join(changed)} changed")
+            display.print_line(f"this is not the job of the last run: {', '.join(changed)} changed; starting over")
         if body["status"].get("completionTime"):
-            screen.say(f"Complete already; {_where_it_is(file, wishes)} (--fresh starts over)")
-            return COMPLETE
-        _introduce(screen, file, gpus)
-        if wishes.fresh and spec.output and not spec.command:
-            localised = {**localised, "output": {**localised["output"], "overwrite": True}}
-        job = asyncio.run(_drive({**body, "spec": localised}, machine, record, screen, logs=wishes.logs))
-        return _tell_end(screen, job, file, wishes)
+            display.print_line(f"Complete already; {_result_location(file, options)} (--fresh starts over)")
+            return EXIT_COMPLETE
+        _print_introduction(display, file, gpus)
+        if options.fresh and spec.output and not spec.command:
+            local_spec = {**local_spec, "output": {**local_spec["output"], "overwrite": True}}
+        # Run the job to its end or its suspension, and report the outcome.
+        job = asyncio.run(_run_job({**body, "spec": local_spec}, resources, store, display, logs=options.logs))
+        return _report_end(display, job, file, options)
 
 
-async def _drive(
-    body: dict[str, object], machine: "Machine", record: "Record", screen: "Screen", *, logs: bool
+async def _run_job(
+    body: dict[str, object],
+    resources: "LocalResources",
+    store: "StateStore",
+    display: "ProgressDisplay",
+    *,
+    logs: bool,
 ) -> "FineTuneJob":
     from finetune_cli.local.cluster import LocalCluster
     from finetune_cli.local.console_logs import ConsoleLogs
-    from finetune_cli.local.runner import Drive
+    from finetune_cli.local.runner import LocalRunner
 
-    drive = Drive(body, screen)
-    cluster = LocalCluster(machine, record, drive.children, on_event=screen.event)
-    _stop_on_signals(drive, cluster)
+    runner = LocalRunner(body, display)
+    cluster = LocalCluster(resources, store, runner.children, on_event=display.print_event)
+    _stop_on_signals(runner, cluster)
     if not logs:
-        return await drive.run(cluster)
-    console_logs = ConsoleLogs(record.folder, say=screen.say)
-    following = asyncio.create_task(console_logs.follow())
+        return await runner.run(cluster)
+    console_logs = ConsoleLogs(store.folder, print_line=display.print_line)
+    follow_task = asyncio.create_task(console_logs.follow())
     try:
-        return await drive.run(cluster)
+        return await runner.run(cluster)
     finally:
-        following.cancel()
+        follow_task.cancel()
         console_logs.print_new()
 
 
-def _stop_on_signals(drive: "Drive", cluster: "LocalCluster") -> None:
+def _stop_on_signals(runner: "LocalRunner", cluster: "LocalCluster") -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, drive.stop, cluster)
+        loop.add_signal_handler(number, runner.stop, cluster)
 
 
 def job_output(file: JobFile, output: Path) -> Path:
-    """Folder of the job's checkpoints, result and logs."""
-    metadata, asked = file.job.metadata, file.job.spec.output
-    return output / ((asked and asked.sub_path) or f"{metadata.namespace}/{metadata.name}")
+    """Return the folder of the job's checkpoints, result and logs."""
+    metadata, output_spec = file.job.metadata, file.job.spec.output
+    return output / ((output_spec and output_spec.sub_path) or f"{metadata.namespace}/{metadata.name}")
 
 
-def _beside(output: Path) -> Path:
+def _state_folder(output: Path) -> Path:
     return output.with_name(f"{output.name}.local")
 
 
-def _where_it_is(file: JobFile, wishes: Wishes) -> str:
-    output = job_output(file, wishes.output)
+def _result_location(file: JobFile, options: RunOptions) -> str:
+    output = job_output(file, options.output)
     if file.job.spec.command is None:
-        return f"the result is in {_short(output / 'result')}"
+        return f"the result is in {_relative(output / 'result')}"
     if file.job.spec.output is None:
-        return f"the logs are in {_short(_beside(output))}"
-    return f"what the command wrote to FINETUNE_OUTPUT is in {_short(output)}"
+        return f"the logs are in {_relative(_state_folder(output))}"
+    return f"what the command wrote to FINETUNE_OUTPUT is in {_relative(output)}"
 
 
-def _short(path: Path) -> str:
-    """As a person in this folder would write it."""
+def _relative(path: Path) -> str:
+    """Return the path relative to the working directory, if it is below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _introduce(screen: "Screen", file: JobFile, gpus: tuple[tuple[str, ...], ...]) -> None:
+def _print_introduction(display: "ProgressDisplay", file: JobFile, gpus: tuple[tuple[str, ...], ...]) -> None:
     from finetune_operator.plan.run_plan import describe_batch
 
     spec = file.job.spec
-    devices = "; ".join(f"node {node}: GPU {','.join(share)}" for node, share in enumerate(gpus) if share) or "CPU"
-    screen.say(
+    devices = (
+        "; ".join(f"node {node}: GPU {','.join(node_gpus)}" for node, node_gpus in enumerate(gpus) if node_gpus)
+        or "CPU"
+    )
+    display.print_line(
         f"{file.job.metadata.name}: {spec.num_nodes} x {spec.ranks_per_node} processes on this machine, {devices}"
     )
     if spec.command is not None:
-        screen.say(f"{spec.command}")
-        screen.say(f"local mode: it runs with what this machine has ({sys.executable}), not in {spec.image}")
+        display.print_line(f"{spec.command}")
+        display.print_line(
+            f"local mode: it runs in the environment of this machine ({sys.executable}), not in {spec.image}"
+        )
     else:
-        screen.say(f"effective batch {describe_batch(spec)} (per device x accumulation x ranks)")
-    screen.say("local mode: resources, image and placement of the job are not enforced")
+        display.print_line(f"effective batch {describe_batch(spec)} (per device x accumulation x ranks)")
+    display.print_line("local mode: resources, image and placement of the job are not enforced")
 
 
-def _tell_end(screen: "Screen", job: "FineTuneJob", file: JobFile, wishes: Wishes) -> int:
+def _report_end(display: "ProgressDisplay", job: "FineTuneJob", file: JobFile, options: RunOptions) -> int:
     status, record = job.status, job.status.attempts[-1] if job.status.attempts else None
     progress = status.progress
     restarts = f", {status.restarts} restart{'s' if status.restarts > 1 else ''}" if status.restarts else ""
     if status.completion_time is None:
-        saved = f"resumes from {progress.last_checkpoint}" if progress and progress.last_checkpoint else "starts over"
-        saved = "starts the command again" if file.job.spec.command else saved
-        screen.say(f"Suspended: the same command again {saved}")
-        return INTERRUPTED
+        resumes = f"resumes from {progress.last_checkpoint}" if progress and progress.last_checkpoint else "starts over"
+        resumes = "starts the command again" if file.job.spec.command else resumes
+        display.print_line(f"Suspended: the same command again {resumes}")
+        return EXIT_INTERRUPTED
     if any(condition.type == "Complete" and condition.status == "True" for condition in status.conditions):
         steps = f"{progress.step} steps, loss {progress.loss:.4g}" if progress and progress.loss is not None else "done"
-        how = f"; {progress.ended}" if progress and progress.ended else ""
-        screen.say(f"Complete: {steps}{restarts}{how}; {_where_it_is(file, wishes)}")
-        return COMPLETE
-    assert record is not None, "a job that failed has an attempt that failed"
-    output = job_output(file, wishes.output)
-    logs = (output / "logs" if file.job.spec.output else _beside(output)) / f"attempt-{record.attempt}"
-    screen.say(f"Failed: {record.reason}: {record.message}{restarts}")
+        early_end = f"; {progress.ended}" if progress and progress.ended else ""
+        display.print_line(f"Complete: {steps}{restarts}{early_end}; {_result_location(file, options)}")
+        return EXIT_COMPLETE
+    assert record is not None, "a failed job has a failed attempt"
+    output = job_output(file, options.output)
+    logs = (output / "logs" if file.job.spec.output else _state_folder(output)) / f"attempt-{record.attempt}"
+    display.print_line(f"Failed: {record.reason}: {record.message}{restarts}")
     if logs.is_dir():
-        screen.say(f"the logs are in {_short(logs)}")
-    return FAILED
+        display.print_line(f"the logs are in {_relative(logs)}")
+    return EXIT_FAILED

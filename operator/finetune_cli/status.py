@@ -1,4 +1,4 @@
-"""`finetune status`: jobs of a cluster in words."""
+"""The command `finetune status`: describes jobs of a cluster."""
 
 import time
 from datetime import UTC, datetime
@@ -8,26 +8,28 @@ import typer
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_cli.cluster_access import ClusterAccess, ContextOption, KubeconfigOption, NamespaceOption
-from finetune_cli.describe_job import tell_job, tell_list
+from finetune_cli.describe_job import format_job, format_job_table
 
 WATCH_SECONDS = 2.0
 
 JobNameArgument = Annotated[
-    str | None, typer.Argument(help="The job; without it, all jobs are listed.", show_default=False)
+    str | None, typer.Argument(help="Name of the job; without it, all jobs are listed.", show_default=False)
 ]
 
 
 def status(
     name: JobNameArgument = None,
     namespace: NamespaceOption = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Tell again at every change, until the end.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Print again at every change, until the job ends.")
+    ] = False,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
 ) -> None:
-    """Tell where a job of the cluster stands: phase, progress, attempts and their reasons, nodes, output."""
+    """Describe a job of the cluster: phase, progress, attempts and their reasons, nodes, output."""
     access = ClusterAccess(namespace, context=context, kubeconfig=kubeconfig)
     if not watch:
-        print(_tell(_read(access, name), name))
+        print(_format(_read(access, name), name))
         return
     try:
         _watch(access, name)
@@ -39,27 +41,27 @@ def _read(access: ClusterAccess, name: str | None) -> list[FineTuneJob]:
     return [FineTuneJob.parse(body) for body in ([access.get_job(name)] if name else access.list_jobs())]
 
 
-def _tell(jobs: list[FineTuneJob], name: str | None) -> str:
+def _format(jobs: list[FineTuneJob], name: str | None) -> str:
     now = datetime.now(UTC)
-    return tell_job(jobs[0], now=now) if name else tell_list(jobs, now=now)
+    return format_job(jobs[0], now=now) if name else format_job_table(jobs, now=now)
 
 
 def _watch(access: ClusterAccess, name: str | None) -> None:
-    """Asked every two seconds: the operator writes progress no more often than every ten."""
+    """Print the jobs until they end, polling every two seconds: the operator polls progress every ten seconds."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
     console = Console(highlight=False)
-    told: list[FineTuneJob] = []
+    printed: list[FineTuneJob] = []
     with Live(Text(""), console=console, auto_refresh=False) as live:
         while True:
             jobs = _read(access, name)
             if console.is_terminal:
-                live.update(Text(_tell(jobs, name)), refresh=True)
-            elif [job.status for job in jobs] != [job.status for job in told]:
-                console.print(_tell(jobs, name), markup=False, soft_wrap=True)
-            told = jobs
+                live.update(Text(_format(jobs, name)), refresh=True)
+            elif [job.status for job in jobs] != [job.status for job in printed]:
+                console.print(_format(jobs, name), markup=False, soft_wrap=True)
+            printed = jobs
             if jobs and all(job.status.completion_time for job in jobs):
                 return
             time.sleep(WATCH_SECONDS)

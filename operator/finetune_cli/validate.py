@@ -1,12 +1,12 @@
-"""`finetune validate`: is the job file right, as far as that can be known without a cluster?"""
+"""The command `finetune validate`: checks a job file without a cluster."""
 
 from finetune_cli.job_file import FileArgument, NamespaceOption, read_job_file
 from finetune_cli.plan import plan_first_attempt, release_image, summarise
-from finetune_operator.plan.run_plan import Settings
+from finetune_operator.settings import Settings
 
 
 def validate(file: FileArgument, namespace: NamespaceOption = None) -> None:
-    """Check a job file: fields, types, and numbers that must agree. Exit code 2 if something is wrong."""
-    read = read_job_file(file, namespace=namespace)
+    """Check a job file: fields, types, and numbers that must agree. Exit code 2 if it is not valid."""
+    job_file = read_job_file(file, namespace=namespace)
     print(f"{file}: valid")
-    print(summarise(plan_first_attempt(read, Settings(trainer_image=release_image()))))
+    print(summarise(plan_first_attempt(job_file, Settings(trainer_image=release_image()))))

@@ -1,1 +1,1 @@
-"""The operator: watches FineTuneJob objects and keeps their pods as they should be."""
+"""The operator: watches FineTuneJob objects and reconciles their pods with the spec."""

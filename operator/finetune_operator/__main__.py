@@ -1,4 +1,4 @@
-"""`python -m finetune_operator`: flags, each with an environment variable behind it."""
+"""Entry point `python -m finetune_operator`: parses flags, each with an environment variable as its default."""
 
 import argparse
 import asyncio
@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from finetune_operator import names
-from finetune_operator.kube.credentials import NoAccess
-from finetune_operator.manager.json_logging import configure_logs
-from finetune_operator.manager.manager import Options, operate
-from finetune_operator.plan.run_plan import Settings
+from finetune_operator.kube.credentials import NoClusterAccess
+from finetune_operator.manager.json_logging import configure_logging
+from finetune_operator.manager.manager import Options, run_operator
 from finetune_operator.plan.supervisor_bundle import SupervisorMissing, pack_supervisor
+from finetune_operator.settings import Settings
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -21,36 +21,36 @@ logger = logging.getLogger("finetune_operator")
 
 
 def main() -> None:
-    """Run until SIGTERM; exit code 2 for what a person must change, 1 for what a restart may mend."""
+    """Run until SIGTERM. Exit code 2 for errors in the configuration, 1 for errors that a restart may fix."""
     flags = parse_flags(sys.argv[1:], os.environ)
-    configure_logs(flags.log_level)
+    configure_logging(flags.log_level)
     try:
-        asyncio.run(operate(build_options(flags)))
-    except (NoAccess, SupervisorMissing) as error:
+        asyncio.run(run_operator(build_options(flags)))
+    except (NoClusterAccess, SupervisorMissing) as error:
         logger.error("%s", error)
         sys.exit(2)
-    except Exception:  # the outermost loop: one line of JSON, not a bare traceback
-        logger.critical("the operator stops", exc_info=True)
+    except Exception:  # top level: log the traceback as one line of JSON
+        logger.critical("unexpected error, exiting", exc_info=True)
         sys.exit(1)
 
 
 def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
-    """What is not given as a flag comes from the environment; a bad value of either ends the program with its name."""
+    """Parse the flags, with defaults from the environment. Exits with code 2 and a message on an invalid value."""
     parser = argparse.ArgumentParser(prog="finetune-operator", description="Runs FineTuneJobs.")
 
-    def add(flag: str, text: str, *, default: str = "", kind: Callable[[str], Any] = str, **more: Any) -> None:
+    def add(flag: str, description: str, *, default: str = "", parse: Callable[[str], Any] = str) -> None:
         variable = "FINETUNE_" + flag.removeprefix("--").replace("-", "_").upper()
-        value = environment.get(variable, default)  # a string, which argparse checks as it does a flag
-        parser.add_argument(flag, default=value, type=kind, help=f"{text} [{variable}]", **more)
+        value = environment.get(variable, default)  # argparse applies `type` to a default that is a string
+        parser.add_argument(flag, default=value, type=parse, help=f"{description} [{variable}]")
 
-    add("--trainer-image", "image of jobs that name none")
+    add("--trainer-image", "image of jobs without spec.image")
     add("--cluster-domain", "DNS domain of the cluster", default="cluster.local")
-    add("--kubeconfig", "kubeconfig to use outside of a cluster")
+    add("--kubeconfig", "kubeconfig, for running outside of a cluster")
     add("--context", "context of the kubeconfig")
-    add("--metrics-port", "port of /metrics, /healthz and /readyz", default="8080", kind=int)
+    add("--metrics-port", "port of /metrics, /healthz and /readyz", default="8080", parse=int)
     add("--lease-name", "Lease in the operator's namespace", default=names.MANAGER)
-    add("--workers", "jobs that get a pass at the same time", default="16", kind=_positive)
-    add("--log-level", ", ".join(LEVELS), default="info", kind=_level)
+    add("--workers", "jobs that are reconciled at the same time", default="16", parse=_parse_positive)
+    add("--log-level", ", ".join(LEVELS), default="info", parse=_parse_level)
     parser.add_argument(
         "--namespace",
         action="append",
@@ -72,7 +72,7 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
 
 
 def build_options(flags: argparse.Namespace) -> Options:
-    """The flags with their types."""
+    """Convert the parsed flags to the options of the manager."""
     return Options(
         settings=Settings(
             trainer_image=flags.trainer_image, supervisor=pack_supervisor(), cluster_domain=flags.cluster_domain
@@ -87,13 +87,13 @@ def build_options(flags: argparse.Namespace) -> Options:
     )
 
 
-def _positive(text: str) -> int:
+def _parse_positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
     return number
 
 
-def _level(text: str) -> str:
+def _parse_level(text: str) -> str:
     if text.lower() not in LEVELS:
         raise argparse.ArgumentTypeError(f"{text}: must be one of {', '.join(LEVELS)}")
     return text.lower()

@@ -1,4 +1,4 @@
-"""What the operator counts and measures about itself, for Prometheus."""
+"""Prometheus metrics of the operator: queue, passes, API requests, restarts, leadership, event loop."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -14,12 +14,12 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-NO_ANSWER = "none"
+BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+NO_RESPONSE = "none"
 
 
 class Metrics:
-    """One registry, so that tests and several operators in one process do not share numbers."""
+    """The metrics in a registry of their own, so that several operators in one process do not share values."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double every series
@@ -27,10 +27,10 @@ class Metrics:
         registry = self.registry
         ProcessCollector(registry=registry)
         self.queue_wait = Histogram(
-            "finetune_queue_wait_seconds", "Time jobs waited for a pass.", buckets=SHORT, registry=registry
+            "finetune_queue_wait_seconds", "Time jobs waited for a pass.", buckets=BUCKETS_SECONDS, registry=registry
         )
         self.reconcile = Histogram(
-            "finetune_reconcile_seconds", "Duration of passes.", ["result"], buckets=SHORT, registry=registry
+            "finetune_reconcile_seconds", "Duration of passes.", ["result"], buckets=BUCKETS_SECONDS, registry=registry
         )
         self.requests = Counter(
             "finetune_api_requests",
@@ -44,28 +44,30 @@ class Metrics:
         self.leader = Gauge("finetune_leader", "1 while this replica acts.", registry=registry)
         self.loop_lag = Gauge("finetune_event_loop_lag_seconds", "Worst delay of the last minute.", registry=registry)
 
-    def scrape(self, name: str, description: str, *, label: str = "", read: Callable[[], Mapping[str, float]]) -> None:
-        """Add a gauge that is read when Prometheus asks; without `label` the one value is under ''."""
-        self.registry.register(_Scraped(name, description, label, read))
+    def register_gauge(
+        self, name: str, description: str, *, label: str = "", read: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Add a gauge whose values are read at each scrape; without `label`, the single value has the key ''."""
+        self.registry.register(_ScrapedGauge(name, description, label, read))
 
 
-class _Scraped(Collector):
+class _ScrapedGauge(Collector):
     def __init__(self, name: str, description: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
         self._name, self._description, self._label, self._read = name, description, label, read
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         family = GaugeMetricFamily(self._name, self._description, labels=[self._label] if self._label else None)
-        for value, number in self._read().items():
-            family.add_metric([value] if self._label else [], number)
+        for label_value, sample in self._read().items():
+            family.add_metric([label_value] if self._label else [], sample)
         yield family
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Registering must not read values that are not there yet."""
+        """Return the family without samples, so that registering does not read values too early."""
         return (GaugeMetricFamily(self._name, self._description),)
 
 
-class CountRequests:
-    """Middleware of a client session: counts every answer, and every lack of one."""
+class RequestCounter:
+    """Middleware of an aiohttp client session that counts requests by verb, resource and status code."""
 
     def __init__(self, requests: Counter) -> None:
         self._requests = requests
@@ -73,9 +75,9 @@ class CountRequests:
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Pass the request on and count how it ended."""
-        verb, resource = describe_request(request.method, request.url.path, watches="watch" in request.url.query)
-        code = NO_ANSWER
+        """Send the request and count it, also if no response arrives."""
+        verb, resource = describe_request(request.method, request.url.path, is_watch="watch" in request.url.query)
+        code = NO_RESPONSE
         try:
             response = await handler(request)
             code = str(response.status)
@@ -84,18 +86,18 @@ class CountRequests:
             self._requests.labels(verb, resource, code).inc()
 
 
-def describe_request(method: str, path: str, *, watches: bool = False) -> tuple[str, str]:
-    """Verb and resource as RBAC calls them, so that the labels stay few: no names, no namespaces."""
+def describe_request(method: str, path: str, *, is_watch: bool = False) -> tuple[str, str]:
+    """Return verb and resource as RBAC names them; without object names, to limit the number of label values."""
     parts = [part for part in path.split("/") if part]
-    skipped = {"api": 2, "apis": 3}.get(parts[0] if parts else "", 0)  # api/v1, apis/<group>/<version>
-    rest = parts[skipped:] if skipped else []
-    if len(rest) > 2 and rest[0] == "namespaces":
-        rest = rest[2:]
-    if not rest:
+    prefix_length = {"api": 2, "apis": 3}.get(parts[0] if parts else "", 0)  # api/v1, apis/<group>/<version>
+    resource_parts = parts[prefix_length:] if prefix_length else []
+    if len(resource_parts) > 2 and resource_parts[0] == "namespaces":
+        resource_parts = resource_parts[2:]
+    if not resource_parts:
         return method.lower(), "discovery"
-    resource = rest[0] if len(rest) < 3 else f"{rest[0]}/{rest[2]}"
-    named = len(rest) > 1
+    resource = resource_parts[0] if len(resource_parts) < 3 else f"{resource_parts[0]}/{resource_parts[2]}"
+    has_name = len(resource_parts) > 1
     verbs = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
     if method != "GET":
         return verbs.get(method, method.lower()), resource
-    return ("watch" if watches else "get" if named else "list"), resource
+    return ("watch" if is_watch else "get" if has_name else "list"), resource

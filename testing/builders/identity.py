@@ -1,4 +1,4 @@
-"""The identity of a job, with what a test does not care about filled in."""
+"""Builder of the job identity that marks an output folder."""
 
 from finetune_trainer.checkpoint.output_folder import Identity
 

@@ -1,4 +1,4 @@
-"""Job files for tests of the command line."""
+"""Builders of job files for tests of the command line."""
 
 from pathlib import Path
 from typing import Any
@@ -6,13 +6,11 @@ from typing import Any
 import yaml
 
 from finetune_cli.job_file import JobFile, read_job_file
-from testing.builders.jobs import spec
-
-Raw = dict[str, Any]
+from testing.builders.jobs import RawBody, spec
 
 
-def job_body(*, name: str = "bert", **fields: Any) -> Raw:
-    """A valid job; `fields` (camelCase) are laid over its spec, None removes one."""
+def job_body(*, name: str = "bert", **fields: Any) -> RawBody:
+    """Return a valid job; `fields` (camelCase) update its spec, None removes a field."""
     fields = spec(**fields)
     return {
         "apiVersion": "finetune.dev/v1alpha1",
@@ -22,13 +20,13 @@ def job_body(*, name: str = "bert", **fields: Any) -> Raw:
     }
 
 
-def write_yaml(folder: Path, *documents: Raw) -> Path:
-    """The documents as job.yaml."""
+def write_yaml(folder: Path, *documents: RawBody) -> Path:
+    """Write the documents to job.yaml and return its path."""
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump_all(documents))
     return path
 
 
 def job_file(folder: Path, *, name: str = "bert", **fields: Any) -> JobFile:
-    """A job file as the commands read it."""
+    """Write a job file and parse it as the CLI does."""
     return read_job_file(write_yaml(folder, job_body(name=name, **fields)))

@@ -1,4 +1,4 @@
-"""A node as a supervisor reads it from its environment."""
+"""Builder of the node that a supervisor parses from its environment."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +8,8 @@ from finetune_supervisor.contract import Node, RunFolder
 
 
 def node(folder: Path, **changed: Any) -> Node:
-    """Node 0 of two, two ranks each; everything it writes lies in `folder`."""
-    made = Node(
+    """Return node 0 of two with two ranks each, which writes all its files below `folder`."""
+    base = Node(
         namespace="default",
         job="bert",
         uid="ours",
@@ -27,4 +27,4 @@ def node(folder: Path, **changed: Any) -> Node:
         grace_seconds=60,
         hang_seconds=0,
     )
-    return replace(made, **changed)
+    return replace(base, **changed)

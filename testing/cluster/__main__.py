@@ -1,4 +1,4 @@
-"""`python -m testing.cluster <verb>`: the throwaway cluster from a shell."""
+"""Run the throwaway cluster from a shell: `python -m testing.cluster <verb>`."""
 
 from __future__ import annotations
 

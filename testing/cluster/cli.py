@@ -1,4 +1,4 @@
-"""The verbs of `python -m testing.cluster`."""
+"""Command line of the throwaway cluster: `python -m testing.cluster <verb>`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from testing.cluster.fault_injection import Chaos
-from testing.cluster.host.commands import ClusterError
+from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.versions import PINNED
-from testing.cluster.images.go_build import build_all, pin
+from testing.cluster.images.go_build import build_all, pin_versions
 from testing.cluster.images.project_images import TARGETS, ImageBuilder
 from testing.cluster.kwok import start_kwok, stop_kwok
 from testing.cluster.provider import ThrowawayProvider
@@ -27,15 +27,15 @@ def main(arguments: list[str] | None = None) -> int:
             SETUP_VERBS[options.verb](cluster, options)
         else:
             CHAOS_VERBS[options.verb](Chaos(cluster), options)
-    except (ClusterError, ValueError) as reason:
-        print(f"cluster: {reason}", file=sys.stderr)
+    except (HarnessError, ValueError) as error:
+        print(f"cluster: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="cluster", description="A throwaway real Kubernetes cluster on this machine.")
-    top.add_argument("--name", default="dev", help="of the cluster; at most 8 letters and digits (default: dev)")
+    top = argparse.ArgumentParser(prog="cluster", description="Run a disposable real Kubernetes cluster on this host.")
+    top.add_argument("--name", default="dev", help="name of the cluster, at most 8 letters and digits (default: dev)")
     verbs = top.add_subparsers(required=True, metavar="verb", dest="verb")
     add_setup_verbs(verbs)
     add_chaos_verbs(verbs)
@@ -46,52 +46,52 @@ Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_setup_verbs(verbs: Verbs) -> None:
-    build = verbs.add_parser("build", help="build every program into the cache")
+    build = verbs.add_parser("build", help="build all programs into the cache")
     build.add_argument("--kubernetes", default=PINNED.kubernetes, metavar="VERSION")
-    verbs.add_parser("pin", help="renew go.mod and go.sum after a change of versions.py")
-    up = verbs.add_parser("up", help="start the cluster, building first what is missing")
+    verbs.add_parser("pin", help="regenerate go.mod and go.sum after a change of versions.py")
+    up = verbs.add_parser("up", help="start the cluster; missing programs are built first")
     up.add_argument("--nodes", type=int, default=2)
     up.add_argument("--kubernetes", default=PINNED.kubernetes, metavar="VERSION")
-    up.add_argument("--dns-cache", action="store_true", help="answers of DNS are cached for 30 s")
-    down = verbs.add_parser("down", help="end it and remove everything but binaries and images")
-    down.add_argument("--purge", action="store_true", help="remove the nodes' images too")
-    images = verbs.add_parser("build-image", help="build images of this checkout, and print where they are")
+    up.add_argument("--dns-cache", action="store_true", help="let CoreDNS cache answers for 30 s")
+    down = verbs.add_parser("down", help="stop the cluster and remove everything except binaries and images")
+    down.add_argument("--purge", action="store_true", help="also remove the images of the nodes")
+    images = verbs.add_parser("build-image", help="build images of this checkout and print their paths")
     images.add_argument("target", nargs="+", choices=TARGETS)
     load = verbs.add_parser("load-image", help="import an image archive (or OCI layout) into every node")
     load.add_argument("archive", type=Path)
-    claim = verbs.add_parser("shared-claim", help="a claim for many nodes; prints its folder on this machine")
+    claim = verbs.add_parser("shared-claim", help="create a ReadWriteMany claim and print its folder on this host")
     claim.add_argument("claim")
     claim.add_argument("--namespace", default="default")
-    kwok = verbs.add_parser("kwok", help="fake nodes, for load without containers")
+    kwok = verbs.add_parser("kwok", help="start or stop fake nodes, for load tests without containers")
     kwok.add_argument("state", choices=("up", "down"))
     kwok.add_argument("--nodes", type=int, default=20)
 
 
 def add_chaos_verbs(verbs: Verbs) -> None:
-    for name, told in (
-        ("stop-kubelet", "the node's containers run on, unseen by Kubernetes"),
-        ("start-kubelet", "start it again"),
-        ("heal", "end the partitions of a node"),
+    for name, help_text in (
+        ("stop-kubelet", "stop the kubelet of a node; its containers keep running"),
+        ("start-kubelet", "start the kubelet of a node again"),
+        ("heal", "remove the network partitions of a node"),
     ):
-        verbs.add_parser(name, help=told).add_argument("node")
-    partition = verbs.add_parser("partition", help="drop all packets of a node, or those between two nodes")
+        verbs.add_parser(name, help=help_text).add_argument("node")
+    partition = verbs.add_parser("partition", help="drop all packets of a node, or only those between two nodes")
     partition.add_argument("node")
     partition.add_argument("--from", dest="away_from", metavar="NODE")
-    container = verbs.add_parser("kill-container", help="SIGKILL to a container's first process")
+    container = verbs.add_parser("kill-container", help="send SIGKILL to the first process of a container")
     container.add_argument("pod")
     container.add_argument("--container")
     container.add_argument("--namespace", default="default")
-    rank = verbs.add_parser("kill-rank", help="SIGKILL to one torchrun rank")
+    rank = verbs.add_parser("kill-rank", help="send SIGKILL to one rank of a pod")
     rank.add_argument("pod")
     rank.add_argument("rank", type=int)
     rank.add_argument("--namespace", default="default")
-    limit = verbs.add_parser("throttle", help="limit a node; without a limit, lift it")
+    limit = verbs.add_parser("throttle", help="limit CPU and network of a node; limits that are not given are removed")
     limit.add_argument("node")
     limit.add_argument("--cores", type=float)
     limit.add_argument("--kbit", type=int)
     for name in ("stop-api-server", "start-api-server", "restart-etcd"):
         verbs.add_parser(name)
-    dns = verbs.add_parser("dns-cache", help="whether DNS answers and denials are cached for 30 s")
+    dns = verbs.add_parser("dns-cache", help="turn the DNS cache (30 s, negative answers too) on or off")
     dns.add_argument("state", choices=("on", "off"))
 
 
@@ -129,7 +129,7 @@ def throttle(chaos: Chaos, options: argparse.Namespace) -> None:
 
 SETUP_VERBS: dict[str, Callable[[ThrowawayCluster, argparse.Namespace], object]] = {
     "build": lambda cluster, options: build_all(cluster.cache, replace(PINNED, kubernetes=options.kubernetes)),
-    "pin": lambda cluster, _options: pin(cluster.cache),
+    "pin": lambda cluster, _options: pin_versions(cluster.cache),
     "up": up,
     "down": lambda cluster, options: cluster.down(purge=options.purge),
     "build-image": build_images,

@@ -1,4 +1,4 @@
-"""A cluster that exists already: whatever the current context of kubectl names."""
+"""Provider for an existing cluster: the one of kubectl's current context."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.commands import ClusterError, run
+from testing.cluster.host.commands import HarnessError, run
 from testing.cluster.images.tools import find_tool
-from testing.cluster.storage import Object, make_shared_folder, shared_claim_objects
+from testing.cluster.storage import Object, create_shared_folder, shared_claim_objects
 
 
 @dataclass(frozen=True)
 class CurrentProvider:
-    """Never started or ended by us. Its nodes must see `shared` at the same path as this machine (NFS, one node)."""
+    """A cluster that the tests neither start nor stop.
+
+    `shared` must be mounted at the same path on this host and on every node, for example by NFS.
+    """
 
     cache: Cache
     kubeconfig: Path
@@ -27,15 +30,15 @@ class CurrentProvider:
     def from_environment(cls, cache: Cache, environment: Mapping[str, str]) -> CurrentProvider:
         shared, load_command = environment.get("CLUSTER_SHARED_FOLDER"), environment.get("CLUSTER_LOAD_IMAGE")
         if not shared or not load_command:
-            raise ClusterError(
-                "CLUSTER=current needs CLUSTER_SHARED_FOLDER, a folder that this machine and every node see at the "
-                'same path, and CLUSTER_LOAD_IMAGE, a command that takes an image archive ("minikube image load")'
+            raise HarnessError(
+                "CLUSTER=current needs CLUSTER_SHARED_FOLDER, a folder mounted at the same path on this host and every "
+                'node, and CLUSTER_LOAD_IMAGE, a command that accepts an image archive ("minikube image load")'
             )
-        # of several files that KUBECONFIG may list, the first exists and decides the current context
-        listed = environment.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+        # KUBECONFIG may list several files; kubectl takes the current context from the first
+        kubeconfigs = environment.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
         return cls(
             cache=cache,
-            kubeconfig=Path(listed.split(os.pathsep)[0]),
+            kubeconfig=Path(kubeconfigs.split(os.pathsep)[0]),
             shared=Path(shared),
             load_command=load_command,
         )
@@ -50,20 +53,20 @@ class CurrentProvider:
 
     @property
     def chaos(self) -> None:
-        """Nobody wants faults in a cluster that others may use."""
+        """Return None: no faults are injected into a cluster that others may use."""
         return
 
     def up(self) -> None:
         run(self.kubectl, "--kubeconfig", self.kubeconfig, "get", "--raw", "/readyz")
 
     def down(self) -> None:
-        """Nothing: it was there before."""
+        """Do nothing: the cluster existed before the tests."""
 
     def load_image(self, archive: Path) -> None:
         run(*shlex.split(self.load_command), archive)
 
     def shared_folder(self, namespace: str, claim: str) -> Path:
-        return make_shared_folder(self.shared, namespace, claim)
+        return create_shared_folder(self.shared, namespace, claim)
 
     def shared_claim(self, namespace: str, claim: str) -> tuple[Object, ...]:
         folder = self.shared_folder(namespace, claim)

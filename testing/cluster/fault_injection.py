@@ -1,4 +1,4 @@
-"""What goes wrong in a cluster, on purpose: lost nodes, killed ranks, partitions, outages, slowness, stale DNS."""
+"""Fault injection: lost nodes, killed ranks, partitions, outages, slow nodes, stale DNS."""
 
 from __future__ import annotations
 
@@ -8,70 +8,73 @@ from dataclasses import dataclass
 from typing import Any
 
 from testing.cluster.host.cgroups import set_cpu_limit
-from testing.cluster.host.commands import ClusterError
+from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.layout import NodeLayout
 from testing.cluster.host.processes import end_processes
 from testing.cluster.node.config_files import render_corefile
-from testing.cluster.node.network import in_node
-from testing.cluster.node.partition import drop_all, drop_between, forget_drops
-from testing.cluster.node.pod_processes import PodProcess, container_id_of, processes_of_pod
+from testing.cluster.node.network import run_in_node
+from testing.cluster.node.partition import drop_all, drop_between, remove_drop_tables
+from testing.cluster.node.pod_processes import PodProcess, processes_of_pod, running_container_id
 from testing.cluster.state import write_state
 from testing.cluster.throwaway import ThrowawayCluster
 
 
 @dataclass(frozen=True)
 class Chaos:
-    """Every verb returns when the fault is in force; none of them waits for Kubernetes to notice."""
+    """Injects faults into a throwaway cluster.
+
+    Each method returns as soon as the fault is in effect and does not wait until Kubernetes detects it.
+    """
 
     cluster: ThrowawayCluster
 
     def stop_kubelet(self, node: str) -> None:
-        """The node's containers run on: only Kubernetes loses sight of them."""
+        """Stop the kubelet of a node; its containers keep running."""
         self.cluster.daemon(f"kubelet-{self.node(node).name}").stop()
 
     def start_kubelet(self, node: str) -> None:
         self.cluster.daemon(f"kubelet-{self.node(node).name}").start()
 
     def partition(self, node: str, *, away_from: str | None = None) -> None:
-        """Drop without a sound all packets between a node and everything else, or only another node."""
+        """Silently drop all packets between a node and everything else, or only those to another node."""
         if away_from is None:
             drop_all(self.node(node))
         else:
             drop_between(self.node(node), self.node(away_from))
 
     def heal(self, node: str) -> None:
-        """Ends every partition that the node was named in first."""
+        """Remove every partition that was created with this node as first argument."""
         for layout in self.cluster.layout.nodes:
-            forget_drops(layout, because_of=self.node(node))
+            remove_drop_tables(layout, partitioned=self.node(node))
 
     def kill_container(self, namespace: str, pod: str, *, container: str | None = None) -> None:
-        """SIGKILL to its first process; the kernel ends the others with it."""
+        """Send SIGKILL to the first process of a container; the kernel then kills its other processes."""
         body = self.pod(namespace, pod)
-        wanted = container_id_of(body, container)
+        container_id = running_container_id(body, container)
         for process in self.processes(body):
-            if process.container_id == wanted and process.namespace_pid == 1:
-                end_processes([process.pid], patience_seconds=0)
+            if process.container_id == container_id and process.namespace_pid == 1:
+                end_processes([process.pid], grace_seconds=0)
                 return
-        raise ClusterError(f"pod {namespace}/{pod}: container {wanted[:12]} has no process any more")
+        raise HarnessError(f"pod {namespace}/{pod}: container {container_id[:12]} has no running process")
 
     def kill_rank(self, namespace: str, pod: str, *, rank: int, signal_number: int = signal.SIGKILL) -> None:
-        """A signal to the process whose RANK (over the whole job) it is."""
+        """Send a signal to the processes of a global rank."""
         ranks = self.ranks(namespace, pod)
         if rank not in ranks:
-            raise ClusterError(f"pod {namespace}/{pod}: has no rank {rank}; ranks running there: {sorted(ranks)}")
+            raise HarnessError(f"pod {namespace}/{pod}: has no rank {rank}; ranks running there: {sorted(ranks)}")
         for process in ranks[rank]:
             os.kill(process.pid, signal_number)
 
     def ranks(self, namespace: str, pod: str) -> dict[int, tuple[PodProcess, ...]]:
-        """Processes by RANK; children of a rank (data loaders) are told by it too."""
-        found: dict[int, tuple[PodProcess, ...]] = {}
+        """Return the processes of a pod by global rank, including child processes such as data loader workers."""
+        by_rank: dict[int, tuple[PodProcess, ...]] = {}
         for process in self.processes(self.pod(namespace, pod)):
             if process.rank is not None:
-                found[process.rank] = (*found.get(process.rank, ()), process)
-        return found
+                by_rank[process.rank] = (*by_rank.get(process.rank, ()), process)
+        return by_rank
 
     def stop_api_server(self) -> None:
-        self.cluster.daemon("kube-apiserver").stop(patience_seconds=2)
+        self.cluster.daemon("kube-apiserver").stop(grace_seconds=2)
 
     def start_api_server(self) -> None:
         self.cluster.daemon("kube-apiserver").start()
@@ -79,24 +82,24 @@ class Chaos:
 
     def restart_etcd(self) -> None:
         etcd = self.cluster.daemon("etcd")
-        etcd.stop(patience_seconds=2)
+        etcd.stop(grace_seconds=2)
         etcd.start()
         self.cluster.wait_until_api_server_is_ready()
 
     def limit_cpu(self, node: str, *, cores: float | None) -> None:
-        """Of all containers on the node together; None lifts the limit."""
+        """Limit the CPU time of all containers of a node together; None removes the limit."""
         set_cpu_limit(self.node(node).cgroup, cores=cores)
 
     def limit_network(self, node: str, *, kbit_per_second: int | None) -> None:
-        """Of what the node sends; None lifts the limit."""
+        """Limit the bandwidth of packets that a node sends; None removes the limit."""
         layout = self.node(node)
-        in_node(layout, "tc", "qdisc", "replace", "dev", "eth0", "root", "pfifo")
+        run_in_node(layout, "tc", "qdisc", "replace", "dev", "eth0", "root", "pfifo")
         if kbit_per_second is not None:
             rate = ("rate", f"{kbit_per_second}kbit", "burst", "32kbit", "latency", "400ms")
-            in_node(layout, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", *rate)
+            run_in_node(layout, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", *rate)
 
     def set_dns_cache(self, cached: bool) -> None:
-        """Cached answers, and cached denials, for 30 s; a switch begins with an empty cache."""
+        """Turn caching of DNS answers (30 s, negative answers too) on or off; restarting CoreDNS empties the cache."""
         cluster = self.cluster
         write_state(cluster.root, cluster.state.with_dns_cache(cached))
         cluster.layout.corefile.write_text(render_corefile(cluster.layout, cached=cached))
@@ -106,10 +109,10 @@ class Chaos:
         cluster.wait_until_dns_answers()
 
     def node(self, name: str) -> NodeLayout:
-        known = {node.name: node for node in self.cluster.layout.nodes}
-        if name not in known:
-            raise ClusterError(f"cluster {self.cluster.name} has no node {name}; it has {', '.join(known)}")
-        return known[name]
+        nodes = {node.name: node for node in self.cluster.layout.nodes}
+        if name not in nodes:
+            raise HarnessError(f"cluster {self.cluster.name} has no node {name}; it has {', '.join(nodes)}")
+        return nodes[name]
 
     def pod(self, namespace: str, pod: str) -> dict[str, Any]:
         return self.cluster.kubectl.get("pod", pod, namespace=namespace)

@@ -1,4 +1,4 @@
-"""The same tests on kind, where Docker runs: nodes are containers, and a folder of this machine is in each of them."""
+"""Provider for kind clusters, which need Docker; every node container mounts a folder of this host."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.commands import ClusterError, attempt, run, stage
+from testing.cluster.host.commands import HarnessError, attempt, run, stage
 from testing.cluster.images.oci import stream_missing
 from testing.cluster.images.tools import find_tool
-from testing.cluster.storage import Object, make_shared_folder, shared_claim_objects
+from testing.cluster.storage import Object, create_shared_folder, shared_claim_objects
 
 SHARED_IN_NODES = "/shared"
 
 
 @dataclass(frozen=True)
 class KindProvider:
-    """A kind cluster `finetune-<name>` with one control plane node and two others."""
+    """A kind cluster `finetune-<name>` with one control plane node and `node_count` workers."""
 
     cache: Cache
     name: str = "dev"
@@ -48,12 +48,12 @@ class KindProvider:
 
     @property
     def chaos(self) -> None:
-        """Faults are made on the throwaway cluster only."""
+        """Return None: faults are injected into the throwaway cluster only."""
         return
 
     def up(self) -> None:
-        if reason := reason_kind_cannot_run():
-            raise ClusterError(f"{reason}; or set CLUSTER=throwaway")
+        if reason := kind_unavailable_reason():
+            raise HarnessError(f"{reason}; or set CLUSTER=throwaway")
         self.shared.mkdir(parents=True, exist_ok=True)
         if self.cluster in run("kind", "get", "clusters").split():
             run("kind", "export", "kubeconfig", "--name", self.cluster, "--kubeconfig", self.kubeconfig)
@@ -71,21 +71,21 @@ class KindProvider:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def load_image(self, archive: Path) -> None:
-        """kind takes archives only, so an unpacked image is packed first."""
+        """Load an image; kind accepts only archives, so an OCI layout is packed first."""
         with stage(f"load {archive.name} into kind"), tempfile.TemporaryDirectory() as scratch:
-            packed = archive
+            image = archive
             if archive.is_dir():
-                packed = Path(scratch) / "image.tar"
-                with packed.open("wb") as target:
+                image = Path(scratch) / "image.tar"
+                with image.open("wb") as target:
                     stream_missing(archive, target, present=())
-            run("kind", "load", "image-archive", packed, "--name", self.cluster)
+            run("kind", "load", "image-archive", image, "--name", self.cluster)
 
     @property
     def shared(self) -> Path:
         return self.root / "shared"
 
     def shared_folder(self, namespace: str, claim: str) -> Path:
-        return make_shared_folder(self.shared, namespace, claim)
+        return create_shared_folder(self.shared, namespace, claim)
 
     def shared_claim(self, namespace: str, claim: str) -> tuple[Object, ...]:
         self.shared_folder(namespace, claim)
@@ -93,7 +93,7 @@ class KindProvider:
 
 
 def render_kind_config(*, node_count: int, shared: Path) -> dict[str, Any]:
-    """JSON, which is YAML too. Every node mounts the same folder, so that a claim can be ReadWriteMany."""
+    """Return the kind configuration; all nodes mount the same folder, so that a claim can be ReadWriteMany."""
     mounts = [{"hostPath": str(shared), "containerPath": SHARED_IN_NODES}]
     roles = ("control-plane", *("worker" for _ in range(node_count)))
     return {
@@ -103,7 +103,7 @@ def render_kind_config(*, node_count: int, shared: Path) -> dict[str, Any]:
     }
 
 
-def reason_kind_cannot_run() -> str | None:
+def kind_unavailable_reason() -> str | None:
     if not shutil.which("docker") or attempt("docker", "info").returncode != 0:
-        return "Docker, for kind, does not run"
+        return "kind needs Docker, which is not running"
     return None if shutil.which("kind") else "kind is not installed (https://kind.sigs.k8s.io)"

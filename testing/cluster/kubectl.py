@@ -1,4 +1,4 @@
-"""Asking the cluster's API: readiness by HTTP, everything else by kubectl."""
+"""Access to the cluster's API: readiness over HTTP, everything else through kubectl."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testing.cluster.host.commands import ClusterError, attempt, run
+from testing.cluster.host.commands import HarnessError, attempt, run
 
 POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class Kubectl:
-    """`kubectl` with one kubeconfig."""
+    """Runs `kubectl` with one kubeconfig."""
 
     program: Path
     kubeconfig: Path
@@ -33,27 +33,27 @@ class Kubectl:
         self("apply", "--filename", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
 
     def get(self, kind: str, name: str, *, namespace: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self("get", kind, name, "--namespace", namespace, "--output", "json"))
-        return found
+        body: dict[str, Any] = json.loads(self("get", kind, name, "--namespace", namespace, "--output", "json"))
+        return body
 
     def ready_nodes(self) -> frozenset[str]:
-        ready = '{range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status}{"\\n"}{end}'
-        lines = self("get", "nodes", "--output", f"jsonpath={ready}").split()
+        template = '{range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status}{"\\n"}{end}'
+        lines = self("get", "nodes", "--output", f"jsonpath={template}").split()
         return frozenset(line.removesuffix("=True") for line in lines if line.endswith("=True"))
 
 
 def wait_for_api_server(server: str, *, authority: Path, token: str, timeout_seconds: float = 60) -> None:
-    """Ready means every start-up hook has run: the default roles exist."""
+    """Wait until /readyz returns 200: every start-up hook has run, for example the default roles exist."""
     context = ssl.create_default_context(cafile=str(authority))
     deadline = time.monotonic() + timeout_seconds
     while not is_healthy(f"{server}/readyz", token=token, context=context):
         if time.monotonic() > deadline:
-            raise ClusterError(f"{server}/readyz did not answer ok within {timeout_seconds:.0f} s")
+            raise HarnessError(f"{server}/readyz did not return 200 within {timeout_seconds:.0f} s")
         time.sleep(POLL_SECONDS)
 
 
 def is_healthy(url: str, *, token: str = "", context: ssl.SSLContext | None = None) -> bool:
-    """Whether it answers 200; asked directly, since a proxy set for the machine does not know our addresses."""
+    """Return whether a GET of the URL returns 200; proxies of the host are bypassed, they cannot reach the cluster."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:

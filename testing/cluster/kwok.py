@@ -1,4 +1,4 @@
-"""Nodes that only pretend: pods on them are Running at once and use nothing, for load without containers."""
+"""Fake nodes by KWOK: their pods are Running at once without containers, for load tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LABELS = {"type": "kwok", "kubernetes.io/os": "linux", "kubernetes.io/arch": "am
 
 
 def start_kwok(cluster: ThrowawayCluster, node_count: int) -> None:
-    """`node_count` fake nodes, labelled `type: kwok` and tainted so that only pods that tolerate it go there."""
+    """Create fake nodes, labelled `type: kwok` and tainted so that only pods with a toleration run there."""
     build_all(cluster.cache, cluster.state.versions, only=("kwok",))
     cluster.kubectl.apply(*(render_fake_node(number) for number in range(1, node_count + 1)))
     kwok_daemon(cluster).start()
@@ -22,7 +22,7 @@ def start_kwok(cluster: ThrowawayCluster, node_count: int) -> None:
 
 
 def stop_kwok(cluster: ThrowawayCluster) -> None:
-    """Its pods go with the nodes: nobody is left who could end them in good order."""
+    """Stop KWOK and delete its nodes; their pods are deleted with them, without graceful termination."""
     kwok_daemon(cluster).stop()
     cluster.kubectl("delete", "node", "--selector=type=kwok", "--ignore-not-found")
 

@@ -1,4 +1,4 @@
-"""What tests and the demo ask of a cluster, whichever it is, and how one is chosen."""
+"""Interface of the clusters that tests and the demo run on, and the choice of one."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from typing import Protocol
 from testing.cluster.current import CurrentProvider
 from testing.cluster.fault_injection import Chaos
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.commands import ClusterError
-from testing.cluster.host.preflight import reason_it_cannot_run
+from testing.cluster.host.commands import HarnessError
+from testing.cluster.host.preflight import unsupported_host_reason
 from testing.cluster.host.versions import PINNED
 from testing.cluster.images.go_build import build_all
-from testing.cluster.kind import KindProvider, reason_kind_cannot_run
-from testing.cluster.storage import Object, make_shared_folder, shared_claim_objects
+from testing.cluster.kind import KindProvider, kind_unavailable_reason
+from testing.cluster.storage import Object, create_shared_folder, shared_claim_objects
 from testing.cluster.throwaway import ThrowawayCluster
 
 
 class ClusterKind(StrEnum):
+    """Values of the environment variable CLUSTER."""
+
     THROWAWAY = "throwaway"
     KIND = "kind"
     CURRENT = "current"
@@ -29,7 +31,7 @@ class ClusterKind(StrEnum):
 
 
 class Provider(Protocol):
-    """A cluster that images can be brought to, and whose shared claims are folders of this machine."""
+    """A cluster that can load images, and whose shared claims are folders of this host."""
 
     @property
     def cache(self) -> Cache: ...
@@ -47,14 +49,16 @@ class Provider(Protocol):
     def load_image(self, archive: Path) -> None: ...
 
     def shared_folder(self, namespace: str, claim: str) -> Path:
-        """What is in the claim, seen from here."""
+        """Return the folder on this host that contains the claim's data."""
 
     def shared_claim(self, namespace: str, claim: str) -> tuple[Object, ...]:
-        """Objects to apply so that the claim is bound to that folder on every node."""
+        """Return the objects to apply so that the claim is bound to that folder on every node."""
 
 
 @dataclass(frozen=True)
 class ThrowawayProvider:
+    """Provider for the throwaway cluster, the only one with fault injection."""
+
     cluster: ThrowawayCluster
 
     @property
@@ -88,7 +92,7 @@ class ThrowawayProvider:
         self.cluster.load_image(archive)
 
     def shared_folder(self, namespace: str, claim: str) -> Path:
-        return make_shared_folder(self.cluster.layout.shared, namespace, claim)
+        return create_shared_folder(self.cluster.layout.shared, namespace, claim)
 
     def shared_claim(self, namespace: str, claim: str) -> tuple[Object, ...]:
         folder = self.shared_folder(namespace, claim)
@@ -96,36 +100,38 @@ class ThrowawayProvider:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """`why` is for people: why this kind, or why none."""
+class ProviderChoice:
+    """The chosen cluster; `explanation` is a message with the reason for this kind, or for none."""
 
     kind: ClusterKind
-    why: str
+    explanation: str
     provider: Provider | None
 
 
-def choose_provider(environment: Mapping[str, str]) -> Choice:
-    """As CLUSTER says (throwaway, kind, current, none); without it, what this machine can do."""
-    wanted = environment.get("CLUSTER", "")
-    if wanted and wanted not in tuple(ClusterKind):
-        raise ClusterError(f"CLUSTER={wanted}: expected one of {', '.join(ClusterKind)}")
-    if wanted:
-        return Choice(ClusterKind(wanted), f"CLUSTER={wanted}", make_provider(ClusterKind(wanted), environment))
-    no_kind = reason_kind_cannot_run()
-    if no_kind is None:
-        return Choice(ClusterKind.KIND, "Docker runs here", make_provider(ClusterKind.KIND, {}))
-    no_throwaway = reason_it_cannot_run() or reason_there_is_no_go()
-    if no_throwaway is None:
-        provider = make_provider(ClusterKind.THROWAWAY, {})
-        return Choice(ClusterKind.THROWAWAY, f"{no_kind}, but this is root on Linux with Go", provider)
-    return Choice(ClusterKind.NONE, f"{no_kind}; {no_throwaway}", None)
+def choose_provider(environment: Mapping[str, str]) -> ProviderChoice:
+    """Return the cluster that CLUSTER selects (throwaway, kind, current, none), or else one this host can run."""
+    requested = environment.get("CLUSTER", "")
+    if requested and requested not in tuple(ClusterKind):
+        raise HarnessError(f"CLUSTER={requested}: expected one of {', '.join(ClusterKind)}")
+    if requested:
+        kind = ClusterKind(requested)
+        return ProviderChoice(kind, f"CLUSTER={requested}", create_provider(kind, environment))
+    kind_problem = kind_unavailable_reason()
+    if kind_problem is None:
+        return ProviderChoice(ClusterKind.KIND, "Docker is running", create_provider(ClusterKind.KIND, {}))
+    throwaway_problem = unsupported_host_reason() or go_missing_reason()
+    if throwaway_problem is None:
+        provider = create_provider(ClusterKind.THROWAWAY, {})
+        explanation = f"{kind_problem}; this host has root, Linux and Go"
+        return ProviderChoice(ClusterKind.THROWAWAY, explanation, provider)
+    return ProviderChoice(ClusterKind.NONE, f"{kind_problem}; {throwaway_problem}", None)
 
 
-def reason_there_is_no_go() -> str | None:
+def go_missing_reason() -> str | None:
     return None if shutil.which("go") else "the throwaway cluster is built with Go, which is not installed"
 
 
-def make_provider(kind: ClusterKind, environment: Mapping[str, str]) -> Provider | None:
+def create_provider(kind: ClusterKind, environment: Mapping[str, str]) -> Provider | None:
     cache = Cache.from_environment()
     match kind:
         case ClusterKind.THROWAWAY:

@@ -1,4 +1,4 @@
-"""What a cluster was started with, kept beside it so that every later command finds the same one."""
+"""Parameters of a started cluster, stored in its folder so that later commands use the same ones."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from testing.cluster.host.commands import ClusterError
+from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.layout import Layout
 from testing.cluster.host.versions import Versions
 
 
 @dataclass(frozen=True)
 class ClusterState:
+    """Parameters of a started cluster."""
+
     name: str
     node_count: int
     network: str
@@ -38,16 +40,16 @@ def write_state(root: Path, state: ClusterState) -> None:
 
 def read_state(root: Path) -> ClusterState | None:
     try:
-        written = json.loads(state_file(root).read_text())
+        document = json.loads(state_file(root).read_text())
     except FileNotFoundError:
         return None
-    except ValueError as broken:
-        raise ClusterError(f"{state_file(root)} is unreadable ({broken}); run `down`") from broken
-    return ClusterState(**{**written, "versions": Versions(**written["versions"])})
+    except ValueError as error:
+        raise HarnessError(f"{state_file(root)} is unreadable ({error}); run `down`") from error
+    return ClusterState(**{**document, "versions": Versions(**document["versions"])})
 
 
 def require_state(root: Path) -> ClusterState:
     state = read_state(root)
     if state is None:
-        raise ClusterError(f"cluster {root.name} is not up ({state_file(root)} is missing); run `up` first")
+        raise HarnessError(f"cluster {root.name} is not up ({state_file(root)} is missing); run `up` first")
     return state

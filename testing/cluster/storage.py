@@ -1,4 +1,4 @@
-"""Claims that every node can mount and that this machine can look into. Pure but for `make_shared_folder`."""
+"""Persistent volume claims that every node can mount and whose content is a folder on this host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Object = Mapping[str, Any]
 
 
 def shared_claim_objects(namespace: str, claim: str, *, host_path: str) -> tuple[Object, ...]:
-    """Storage class, volume and claim; the volume is kept for this one claim, so that its folder is known."""
+    """Return storage class, volume and claim; the volume is reserved for this claim, so its folder is known."""
     return (
         {
             "apiVersion": "storage.k8s.io/v1",
@@ -53,8 +53,8 @@ def claim_object(namespace: str, claim: str, *, storage_class: str) -> Object:
     }
 
 
-def make_shared_folder(root: Path, namespace: str, claim: str) -> Path:
-    """Owned by the user that trainer pods run as, where we may give it away."""
+def create_shared_folder(root: Path, namespace: str, claim: str) -> Path:
+    """Create the claim's folder, owned by the user of trainer pods, or writable for all users without root."""
     folder = root / namespace / claim
     if not folder.exists():
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The throwaway cluster as a whole: up, down, images, shared directories."""
+"""The throwaway cluster: a Kubernetes cluster of plain processes on one host."""
 
 from __future__ import annotations
 
@@ -8,28 +8,35 @@ from pathlib import Path
 
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.cgroups import cgroups_with_prefix
-from testing.cluster.host.commands import ClusterError, stage
+from testing.cluster.host.commands import HarnessError, stage
 from testing.cluster.host.debian_packages import RUNTIME, ensure_packages
 from testing.cluster.host.layout import DNS_READY_PORT, MAX_NODES, Layout, check_name, choose_network
-from testing.cluster.host.preflight import require_able_machine, require_free_ports
+from testing.cluster.host.preflight import require_free_ports, require_supported_host
 from testing.cluster.host.processes import Daemon, daemons_in, stop_together
 from testing.cluster.host.versions import PINNED, Versions
 from testing.cluster.images.go_build import build_all
 from testing.cluster.images.image_loading import load_into_nodes, pause_archive
 from testing.cluster.kubectl import Kubectl, is_healthy, wait_for_api_server
-from testing.cluster.node import nodes
-from testing.cluster.node import program_arguments as programs
+from testing.cluster.node import nodes, program_arguments
 from testing.cluster.node.config_files import render_corefile, render_files
-from testing.cluster.node.network import ensure_network, host_routes, network_links, network_namespaces, remove_network
-from testing.cluster.node.partition import forget_drops_on_host, tables_on_host
+from testing.cluster.node.network import (
+    ensure_network,
+    host_routes,
+    network_links,
+    network_namespaces,
+    remove_network,
+)
+from testing.cluster.node.partition import host_drop_tables, remove_host_drop_tables
 from testing.cluster.node.pki import ensure_certificates, users
 from testing.cluster.state import ClusterState, read_state, require_state, write_state
 
-NEEDED = ("kubernetes", "etcd", "coredns", "pause", "containerd")
+REQUIRED_COMPONENTS = ("kubernetes", "etcd", "coredns", "pause", "containerd")
 
 
 @dataclass(frozen=True)
 class ThrowawayCluster:
+    """A named throwaway cluster; its state is in the cache folder."""
+
     name: str
     cache: Cache
 
@@ -37,8 +44,8 @@ class ThrowawayCluster:
     def named(cls, name: str = "dev") -> ThrowawayCluster:
         try:
             return cls(name=check_name(name), cache=Cache.from_environment())
-        except ValueError as wrong:
-            raise ClusterError(str(wrong)) from wrong
+        except ValueError as error:
+            raise HarnessError(str(error)) from error
 
     @property
     def root(self) -> Path:
@@ -62,12 +69,12 @@ class ThrowawayCluster:
         return Kubectl(program=program, kubeconfig=self.kubeconfig)
 
     def up(self, *, node_count: int = 2, versions: Versions = PINNED, dns_cache: bool = False) -> None:
-        """Start what does not run; a cluster of which nothing runs any more (a reboot) is begun anew."""
+        """Start all programs that are not running; after a reboot of the host the cluster is created again."""
         if not 1 <= node_count <= MAX_NODES:
-            raise ClusterError(f"{node_count} nodes: between 1 and {MAX_NODES} are possible")
-        require_able_machine(self.cache, self.root)
+            raise HarnessError(f"{node_count} nodes: expected 1 to {MAX_NODES}")
+        require_supported_host(self.cache, self.root)
         ensure_packages(RUNTIME)
-        build_all(self.cache, versions, only=NEEDED)
+        build_all(self.cache, versions, only=REQUIRED_COMPONENTS)
         with self.cache.locked("cluster"), stage(f"cluster {self.name} up with {node_count} nodes"):
             state = self.prepare_state(node_count=node_count, versions=versions, dns_cache=dns_cache)
             self.start(state)
@@ -76,9 +83,9 @@ class ThrowawayCluster:
         before = read_state(self.root)
         if before is not None and self.running():
             if (before.node_count, before.versions) != (node_count, versions):
-                raise ClusterError(
+                raise HarnessError(
                     f"cluster {self.name} is up with {before.node_count} nodes of Kubernetes "
-                    f"{before.versions.kubernetes}, asked for {node_count} of {versions.kubernetes}; run `down` first"
+                    f"{before.versions.kubernetes}, requested {node_count} of {versions.kubernetes}; run `down` first"
                 )
             return before
         if before is not None:
@@ -105,13 +112,13 @@ class ThrowawayCluster:
             path.write_text(text)
         layout.corefile.write_text(render_corefile(layout, cached=state.dns_cache))
         layout.shared.mkdir(exist_ok=True)
-        etcd, api_server, *others = programs.control_plane(layout, self.cache, state.versions)
+        etcd, api_server, *others = program_arguments.control_plane(layout, self.cache, state.versions)
         etcd.start()
         api_server.start()
         node_daemons = []
         for node in layout.nodes:
             nodes.prepare_node(node)
-            containerd, *rest = programs.node_programs(layout, node, self.cache, state.versions)
+            containerd, *rest = program_arguments.node_programs(layout, node, self.cache, state.versions)
             containerd.start()
             node_daemons += rest
         self.wait_until_api_server_is_ready()
@@ -124,15 +131,19 @@ class ThrowawayCluster:
     def daemons(self) -> tuple[Daemon, ...]:
         state, layout = self.state, self.layout
         return (
-            *programs.control_plane(layout, self.cache, state.versions),
-            *(d for node in layout.nodes for d in programs.node_programs(layout, node, self.cache, state.versions)),
+            *program_arguments.control_plane(layout, self.cache, state.versions),
+            *(
+                d
+                for node in layout.nodes
+                for d in program_arguments.node_programs(layout, node, self.cache, state.versions)
+            ),
         )
 
     def daemon(self, name: str) -> Daemon:
-        known = {daemon.name: daemon for daemon in self.daemons()}
-        if name not in known:
-            raise ClusterError(f"cluster {self.name} has no program {name}; it has {', '.join(known)}")
-        return known[name]
+        daemons = {daemon.name: daemon for daemon in self.daemons()}
+        if name not in daemons:
+            raise HarnessError(f"cluster {self.name} has no program {name}; it has {', '.join(daemons)}")
+        return daemons[name]
 
     def running(self) -> tuple[str, ...]:
         return tuple(daemon.name for daemon in self.daemons() if daemon.pid() is not None)
@@ -142,7 +153,7 @@ class ThrowawayCluster:
         admin = next(user for user in users(layout) if user.name == "admin")
         try:
             wait_for_api_server(layout.api_server, authority=layout.pki / "ca.crt", token=admin.token)
-        except ClusterError:
+        except HarnessError:
             for daemon in self.daemons()[:2]:
                 daemon.require_running()
             raise
@@ -152,23 +163,23 @@ class ThrowawayCluster:
         while not is_healthy(f"http://{self.layout.host_address}:{DNS_READY_PORT}/ready"):
             self.daemon("coredns").require_running()
             if time.monotonic() > deadline:
-                raise ClusterError(f"CoreDNS is not ready; see {self.daemon('coredns').log}")
+                raise HarnessError(f"CoreDNS is not ready; see {self.daemon('coredns').log}")
             time.sleep(0.05)
 
     def wait_until_ready(self, *, timeout_seconds: int = 90) -> None:
-        wanted = {node.name for node in self.layout.nodes}
+        node_names = {node.name for node in self.layout.nodes}
         deadline = time.monotonic() + timeout_seconds
-        # all kubelets make the same socket, for device plugins, and of two that do so in one moment one gives up
-        second_chance = {f"kubelet-{name}" for name in wanted}
-        while not wanted <= self.kubectl.ready_nodes():
+        # all kubelets create the same device plugin socket; if two do so at the same moment, one of them exits
+        restartable = {f"kubelet-{name}" for name in node_names}
+        while not node_names <= self.kubectl.ready_nodes():
             for daemon in self.daemons():
-                if daemon.pid() is None and daemon.name in second_chance:
-                    second_chance.remove(daemon.name)
+                if daemon.pid() is None and daemon.name in restartable:
+                    restartable.remove(daemon.name)
                     daemon.start()
                 daemon.require_running()
             if time.monotonic() > deadline:
-                missing = ", ".join(sorted(wanted - self.kubectl.ready_nodes()))
-                raise ClusterError(f"{missing} not Ready within {timeout_seconds} s; logs are in {self.layout.daemons}")
+                missing = ", ".join(sorted(node_names - self.kubectl.ready_nodes()))
+                raise HarnessError(f"{missing} not Ready within {timeout_seconds} s; logs are in {self.layout.daemons}")
             time.sleep(0.2)
 
     def load_image(self, archive: Path) -> None:
@@ -176,7 +187,7 @@ class ThrowawayCluster:
             load_into_nodes(self.cache, self.state.versions, self.layout, archive)
 
     def down(self, *, purge: bool = False) -> None:
-        """End it and leave no process, namespace, mount or cgroup; images in the nodes stay unless purged."""
+        """Stop the cluster and remove its processes, namespaces, mounts and cgroups; keep images unless `purge`."""
         with self.cache.locked("cluster"), stage(f"cluster {self.name} down"):
             state = read_state(self.root)
             if state is not None:
@@ -185,36 +196,40 @@ class ThrowawayCluster:
                 self.remove(ClusterState(self.name, MAX_NODES, "10.80.0.0/16", PINNED), keep_images=False)
 
     def remove(self, state: ClusterState, *, keep_images: bool) -> None:
-        """Kubelets first, or they would start again what is ended; containerd last, to forget its containers."""
+        """Stop all processes and remove all files.
+
+        The kubelets stop first, because they would restart ended containers; containerd stops last, because its
+        container records are removed through it.
+        """
         layout = state.layout(self.root)
         started = daemons_in(layout.daemons)
-        runtimes = {programs.containerd_name(node): node for node in layout.nodes}
+        runtimes = {program_arguments.containerd_name(node): node for node in layout.nodes}
         sockets = nodes.shim_sockets(layout)
-        stop_together((d for d in started if d.name not in runtimes), patience_seconds=2)
+        stop_together((d for d in started if d.name not in runtimes), grace_seconds=2)
         nodes.end_containers(layout)
         for daemon in started:
             if daemon.name in runtimes and daemon.pid() is not None:
-                nodes.forget_containers(self.cache, state.versions, runtimes[daemon.name])
-        stop_together(started, patience_seconds=5)
+                nodes.remove_container_records(self.cache, state.versions, runtimes[daemon.name])
+        stop_together(started, grace_seconds=5)
         nodes.end_leftover_processes(layout)
         for socket in sockets:
             socket.unlink(missing_ok=True)
         nodes.unmount_below(layout.root)
-        forget_drops_on_host(layout)
+        remove_host_drop_tables(layout)
         remove_network(layout)
         nodes.remove_node_cgroups(layout)
-        nodes.remove_traces(layout)
+        nodes.remove_files_outside_root(layout)
         nodes.remove_files(layout, keep_images=keep_images)
 
     def leftovers(self) -> tuple[str, ...]:
-        """What a `down` should have removed and did not, in words; empty when it was clean."""
+        """Return a description of each resource that `down` failed to remove; empty after a clean `down`."""
         layout = Layout(self.name, self.root, MAX_NODES, choose_network(self.name, ()))
         return (
             *(f"network namespace {name}" for name in network_namespaces(layout)),
             *(f"network link {name}" for name in network_links(layout)),
-            *(f"packet filter {name}" for name in tables_on_host(layout)),
+            *(f"packet filter {name}" for name in host_drop_tables(layout)),
             *(f"mount {path}" for path in nodes.mounts_below(self.root)),
             *(f"cgroup {name}" for name in cgroups_with_prefix(layout.device_prefix)),
-            *(f"network plugin's note {path}" for path in nodes.network_results(layout)),
-            *(f"process {line}" for line in nodes.processes_naming(self.root)),
+            *(f"CNI result {path}" for path in nodes.cni_results(layout)),
+            *(f"process {line}" for line in nodes.processes_with_path(self.root)),
         )

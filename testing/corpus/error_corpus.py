@@ -1,8 +1,8 @@
-"""Real texts of failures, each with what it tells of; a third was set aside before the patterns were written.
+"""Corpus of real error texts with labels; one third was held out before the error patterns were written.
 
-They are facts: what programs printed, as quoted in the threads and pages named in `source`, or when a failure was
-provoked as it says; cut to 400 characters, with names of people and hosts replaced. In what was provoked, a server of
-our own stood for the Hub.
+The texts are program output. `source` names the thread or page that quotes a text, or marks it as provoked: a failure
+caused on purpose for the corpus. They are truncated to 400 characters, with names of people and hosts replaced. For
+provoked failures a local server replaced the Hub.
 """
 
 import json
@@ -12,12 +12,12 @@ from pathlib import Path
 from finetune_api.v1alpha1.reasons import Reason
 
 _FOLDER = Path(__file__).parent
-_SAME = {"NameResolution": Reason.RENDEZVOUS_TIMEOUT, "Segfault": Reason.RANK_CRASHED}
+_ALIASES = {"NameResolution": Reason.RENDEZVOUS_TIMEOUT, "Segfault": Reason.RANK_CRASHED}
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """One text, and the reason that a person gave it."""
+class LabelledError:
+    """An error text with its manually assigned reason."""
 
     reason: Reason
     error_type: str
@@ -25,16 +25,16 @@ class Labelled:
     source: str
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         return f"{self.error_type}: {self.text}"
 
 
 @dataclass(frozen=True)
-class Start:
-    """What a kubelet said of a container that never ran.
+class LabelledStartFailure:
+    """A kubelet message about a container that never started.
 
-    `kind`: the reason that Kubernetes gave it; `label`: the Reason that a person gave, or `RegistryInTrouble`, whose
-    images are waited for without limit.
+    `kind` is the waiting reason of Kubernetes. `label` is the manually assigned Reason, or `RegistryInTrouble`, for
+    which the operator retries without a timeout.
     """
 
     kind: str
@@ -43,20 +43,20 @@ class Start:
     source: str
 
 
-def read_starts(*, held_out: bool) -> list[Start]:
+def read_starts(*, held_out: bool) -> list[LabelledStartFailure]:
     path = _FOLDER / ("starts.held_out.jsonl" if held_out else "starts.jsonl")
-    return [Start(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [LabelledStartFailure(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def read_corpus(*, held_out: bool) -> list[Labelled]:
+def read_corpus(*, held_out: bool) -> list[LabelledError]:
     path = _FOLDER / ("failures.held_out.jsonl" if held_out else "failures.jsonl")
-    raw = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    entries = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
     return [
-        Labelled(
-            _SAME[each["label"]] if each["label"] in _SAME else Reason(each["label"]),
-            each["error_type"],
-            each["text"],
-            each["source"],
+        LabelledError(
+            _ALIASES[entry["label"]] if entry["label"] in _ALIASES else Reason(entry["label"]),
+            entry["error_type"],
+            entry["text"],
+            entry["source"],
         )
-        for each in raw
+        for entry in entries
     ]

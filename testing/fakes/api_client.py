@@ -1,19 +1,19 @@
-"""An ApiServer that talks to an HttpApi on loopback."""
+"""The operator's API client, connected to an HttpApi on the loopback interface."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
 
-from finetune_operator.kube.api_client import ApiServer
-from finetune_operator.kube.credentials import Access, open_session
-from testing.fakes.http_api import HttpApi, serving
+from finetune_operator.kube.api_client import ApiClient
+from finetune_operator.kube.credentials import ClusterCredentials, open_session
+from testing.fakes.http_api import HttpApi, serve_api
 
 
 @asynccontextmanager
-async def connected(api: HttpApi, *middlewares: aiohttp.ClientMiddlewareType) -> AsyncIterator[ApiServer]:
-    """The real client code, with a session of the operator's own making."""
-    async with serving(api) as url:
-        access = Access(server=url)
+async def connected(api: HttpApi, *middlewares: aiohttp.ClientMiddlewareType) -> AsyncIterator[ApiClient]:
+    """Serve an HttpApi and yield the operator's real client, connected to it."""
+    async with serve_api(api) as url:
+        access = ClusterCredentials(server=url)
         async with open_session(access, connections=10, middlewares=middlewares) as session:
-            yield ApiServer(url, calls=session, streams=session)
+            yield ApiClient(url, calls=session, streams=session)

@@ -1,4 +1,7 @@
-"""A connection whose peer is gone without a word, as a load balancer leaves it that forgot the flow. Linux only."""
+"""Make the peer of a TCP connection unresponsive without closing it, like a load balancer that dropped the flow.
+
+Linux only.
+"""
 
 from __future__ import annotations
 
@@ -11,51 +14,54 @@ from contextlib import suppress
 from pathlib import Path
 
 SO_ATTACH_FILTER = 26
-PIDFD_GETFD = 438  # the system call, which Python has no name for; the same on every architecture
-RETURN_CONSTANT = 0x06  # BPF_RET | BPF_K: so many bytes of each packet are let in
+PIDFD_GETFD = 438  # system call number, not available in Python; the same on every architecture
+RETURN_CONSTANT = 0x06  # BPF_RET | BPF_K: accept this many bytes of each packet
 
 
-def deafen(heard: socket.socket) -> None:
-    """Nothing that is sent to this socket arrives any more, not even an acknowledgement; it cannot be undone.
+def drop_incoming_packets(connection: socket.socket) -> None:
+    """Drop all incoming packets of a socket, including acknowledgements, with a BPF program of one instruction.
 
-    A classic BPF program of one instruction (man 7 socket, SO_ATTACH_FILTER).
+    Cannot be undone. Source: man 7 socket, SO_ATTACH_FILTER.
     """
     program = ctypes.create_string_buffer(struct.pack("HBBI", RETURN_CONSTANT, 0, 0, 0))
-    heard.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
+    connection.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
 
 
-def deafen_connections(pid: int) -> int:
-    """Every TCP connection that a process has now; returns how many. Of another process it needs CAP_SYS_PTRACE."""
+def drop_incoming_packets_of(pid: int) -> int:
+    """Drop incoming packets of all current TCP connections of a process, and return their number.
+
+    For another process this needs CAP_SYS_PTRACE.
+    """
     count = 0
-    for connection in connections_of(pid):
-        with connection, suppress(OSError):  # not connected, or no longer
+    for connection in copy_connections(pid):
+        with connection, suppress(OSError):  # not connected
             connection.getpeername()
-            deafen(connection)
+            drop_incoming_packets(connection)
             count += 1
     return count
 
 
-def connections_of(pid: int) -> Iterator[socket.socket]:
-    """Its internet sockets, as copies to be closed."""
+def copy_connections(pid: int) -> Iterator[socket.socket]:
+    """Yield duplicates of the TCP sockets of a process, to be closed by the caller."""
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):  # closed while we looked
+        with suppress(OSError):  # closed meanwhile
             if not os.readlink(link).startswith("socket:"):
                 continue
-            copied = socket.socket(fileno=_copy(pid, int(link.name)))
-            if copied.family in (socket.AF_INET, socket.AF_INET6) and copied.type == socket.SOCK_STREAM:
-                yield copied
+            duplicate = socket.socket(fileno=_duplicate_descriptor(pid, int(link.name)))
+            if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
+                yield duplicate
             else:
-                copied.close()
+                duplicate.close()
 
 
-def _copy(pid: int, descriptor: int) -> int:
+def _duplicate_descriptor(pid: int, descriptor: int) -> int:
     if pid == os.getpid():
         return os.dup(descriptor)
     process = os.pidfd_open(pid)
     try:
-        copied: int = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, descriptor, 0)
+        duplicate: int = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, descriptor, 0)
     finally:
         os.close(process)
-    if copied < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), f"descriptor {descriptor} of a process")
-    return copied
+    if duplicate < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), f"descriptor {descriptor} of {pid}")
+    return duplicate

@@ -1,12 +1,12 @@
-"""Downloads of tests that download nothing, and of those that do."""
+"""Download settings for tests, with and without downloads."""
 
 from pathlib import Path
 
-from finetune_trainer.data_sources.source_files import Downloads
+from finetune_trainer.data_sources.source_files import DownloadSettings
 
 
-def downloads(folder: Path, *, job: str = "job", writes: bool = True) -> Downloads:
-    return Downloads(folder, job, writes, lambda: None, patience=0.2)
+def download_settings(folder: Path, *, job: str = "job", writes: bool = True) -> DownloadSettings:
+    return DownloadSettings(folder, job, writes, lambda: None, timeout_seconds=0.2)
 
 
-NONE = downloads(Path("/none"))
+NO_DOWNLOADS = download_settings(Path("/none"))

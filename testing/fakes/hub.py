@@ -1,4 +1,4 @@
-"""As much of the Hub's HTTP API as uploads and downloads need; what is committed is kept in memory."""
+"""A fake of the Hugging Face Hub's HTTP API for uploads and downloads; commits are kept in memory."""
 
 import base64
 import json
@@ -13,39 +13,41 @@ from typing import Any
 from urllib.parse import unquote
 
 SHA = "5eed" * 10
-TOKEN = "hf_may_write"  # noqa: S105  of nobody
+TOKEN = "hf_may_write"  # noqa: S105 (a fake token)
 
 
 @dataclass
 class FakeHub:
-    """Repositories by name, each with its files; `broken` answers every request with that status, `slow` takes so many
-    seconds for each step of an upload."""
+    """Repositories by name, each with its files.
+
+    `error_status` is returned for every request; `delay_seconds` delays each step of an upload.
+    """
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     visibility: dict[str, str] = field(default_factory=dict)
     datasets: dict[str, dict[str, bytes]] = field(default_factory=dict)  # all at commit SHA
-    asked: list[str] = field(default_factory=list)
+    requested_paths: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
-    broken: int | None = None
-    slow: float = 0.0
+    error_status: int | None = None
+    delay_seconds: float = 0.0
     address: str = ""
 
-    def give(self, path: str, token: str) -> tuple[int, Any, dict[str, str]]:
-        """Status, body and headers of what is read: what a dataset holds, or one of its files."""
-        self.asked.append(path)
-        if self.broken:
-            return self.broken, {"error": "out of order"}, {}
+    def handle_get(self, path: str, token: str) -> tuple[int, Any, dict[str, str]]:
+        """Return status, body and headers for a dataset, its file list or one of its files."""
+        self.requested_paths.append(path)
+        if self.error_status:
+            return self.error_status, {"error": "out of order"}, {}
         if path.startswith("/api/models/"):
-            may = token == f"Bearer {TOKEN}"
-            return (200, {"id": "known"}, {}) if may else (403, {"error": "you may only read this"}, {})
+            authorized = token == f"Bearer {TOKEN}"
+            return (200, {"id": "known"}, {}) if authorized else (403, {"error": "you may only read this"}, {})
         if path.startswith("/api/datasets/"):
             owner, name, *rest = path.removeprefix("/api/datasets/").split("/")
             files = self.datasets.get(f"{owner}/{name}")
             if files is None:
                 return 404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
             if rest[:1] == ["tree"]:
-                return 200, [{"type": "file", "path": each, "size": len(files[each]), "oid": "1"} for each in files], {}
-            siblings = [{"rfilename": each} for each in files]
+                return 200, [{"type": "file", "path": file, "size": len(files[file]), "oid": "1"} for file in files], {}
+            siblings = [{"rfilename": file} for file in files]
             return 200, {"id": f"{owner}/{name}", "sha": SHA, "siblings": siblings}, {}
         repository, _, file = path.removeprefix("/datasets/").partition(f"/resolve/{SHA}/")
         content = self.datasets.get(repository, {}).get(unquote(file))
@@ -53,28 +55,28 @@ class FakeHub:
             return 404, {"error": "no such file"}, {}
         return 200, content, {"ETag": f'"{sha256(content).hexdigest()}"', "X-Repo-Commit": SHA}
 
-    def answer(self, path: str, body: bytes, token: str) -> tuple[int, Any]:
-        if self.broken:
-            return self.broken, {"error": "out of order"}
+    def handle_post(self, path: str, body: bytes, token: str) -> tuple[int, Any]:
+        """Return status and body for a step of an upload; create repositories and store committed files."""
+        if self.error_status:
+            return self.error_status, {"error": "out of order"}
         if path == "/api/repos/create":
-            asked = json.loads(body)
-            name = f"{asked['organization']}/{asked['name']}"
+            request = json.loads(body)
+            name = f"{request['organization']}/{request['name']}"
             if name in self.repositories:
                 return 409, {"error": "You already created this model repo", "url": f"{self.address}/{name}"}
         if token != f"Bearer {TOKEN}":
             return 401, {"error": "Invalid credentials in Authorization header"}
         if path == "/api/repos/create":
-            self.repositories[name], self.visibility[name] = {}, asked["visibility"]
+            self.repositories[name], self.visibility[name] = {}, request["visibility"]
             return 200, {"url": f"{self.address}/{name}"}
-        if path == "/api/validate-yaml":  # the head of a README.md
+        if path == "/api/validate-yaml":  # metadata of a README.md
             return 200, {"errors": [], "warnings": []}
-        time.sleep(self.slow)
+        time.sleep(self.delay_seconds)
         repository, _, action = path.removeprefix("/api/models/").rpartition("/main")[0].rpartition("/")
         files = self.repositories[repository]
         if action == "preupload":
-            names = [each["path"] for each in json.loads(body)["files"]]
-            told = [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]
-            return 200, {"files": told}
+            names = [file["path"] for file in json.loads(body)["files"]]
+            return 200, {"files": [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]}
         for line in map(json.loads, body.splitlines()):
             if line["key"] == "header":
                 self.messages.append(line["value"]["summary"])
@@ -87,33 +89,34 @@ class FakeHub:
 def serve_hub() -> Iterator[FakeHub]:
     hub = FakeHub()
 
-    class Handler(BaseHTTPRequestHandler):
+    class HubHandler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            status, said = hub.answer(self.path, body, self.headers.get("Authorization", ""))
-            told = json.dumps(said).encode()
+            status, document = hub.handle_post(self.path, body, self.headers.get("Authorization", ""))
+            response = json.dumps(document).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(told)))
+            self.send_header("Content-Length", str(len(response)))
             self.end_headers()
-            self.wfile.write(told)
+            self.wfile.write(response)
 
         def do_GET(self) -> None:
-            status, said, headers = hub.give(self.path.partition("?")[0], self.headers.get("Authorization", ""))
-            told = said if isinstance(said, bytes) else json.dumps(said).encode()
+            token = self.headers.get("Authorization", "")
+            status, content, headers = hub.handle_get(self.path.partition("?")[0], token)
+            response = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(told))}.items():
+            for name, value in {**headers, "Content-Length": str(len(response))}.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(told)
+                self.wfile.write(response)
 
-        do_HEAD = do_GET  # noqa: N815  as http.server wants it
+        do_HEAD = do_GET  # noqa: N815 (name required by http.server)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
     hub.address = f"http://127.0.0.1:{server.server_port}"
     Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -1,4 +1,4 @@
-"""As much of ModelScope's HTTP API as an upload needs; what is committed is kept in memory."""
+"""A fake of ModelScope's HTTP API for uploads; commits are kept in memory."""
 
 import base64
 import json
@@ -9,24 +9,25 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
-TOKEN = "ms-may-write"  # noqa: S105  of nobody
-_EXISTS = 10010101001
+TOKEN = "ms-may-write"  # noqa: S105 (a fake token)
+_MODEL_EXISTS = 10010101001
 
 
 @dataclass
 class FakeModelScope:
-    """Repositories by name, each with its files; `broken` answers every request with that status."""
+    """Repositories by name, each with its files; `error_status` is returned for every request."""
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    made: list[dict[str, Any]] = field(default_factory=list)
+    created: list[dict[str, Any]] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     blobs: dict[str, bytes] = field(default_factory=dict)
-    broken: int | None = None
+    error_status: int | None = None
     address: str = ""
 
-    def answer(self, path: str, body: bytes, token: str) -> tuple[int, Any]:
-        if self.broken:
-            return self.broken, {"Code": self.broken, "Message": "out of order", "Success": False}
+    def handle(self, path: str, body: bytes, token: str) -> tuple[int, Any]:
+        """Return status and body for a step of an upload; create repositories and store committed files."""
+        if self.error_status:
+            return self.error_status, {"Code": self.error_status, "Message": "out of order", "Success": False}
         if token != f"Bearer {TOKEN}":
             return 401, {"Code": 10010205001, "Message": "the token is not valid", "Success": False}
         if path == "/openapi/v1/users/me":
@@ -34,25 +35,25 @@ class FakeModelScope:
         if path.startswith("/blobs/"):
             self.blobs[path.removeprefix("/blobs/")] = body
             return 200, {"Code": 200}
-        asked = json.loads(body)
+        request = json.loads(body)
         if path == "/api/v1/models":
-            return self._make(asked)
+            return self._create_repository(request)
         name, _, action = path.removeprefix("/api/v1/repos/models/").partition("/commit/")
         if action:
-            self.messages.append(asked["commit_message"])
-            self.repositories[name] |= {each["path"]: self._content(each) for each in asked["actions"]}
+            self.messages.append(request["commit_message"])
+            self.repositories[name] |= {action["path"]: self._content(action) for action in request["actions"]}
             return 200, {"Code": 200, "Success": True, "Data": {"oid": "1"}}
-        wanted = [(each["oid"], f"{self.address}/blobs/{each['oid']}") for each in asked["objects"]]
-        objects = [{"oid": oid, "actions": {"upload": {"href": href}}} for oid, href in wanted]
+        uploads = [(blob["oid"], f"{self.address}/blobs/{blob['oid']}") for blob in request["objects"]]
+        objects = [{"oid": oid, "actions": {"upload": {"href": href}}} for oid, href in uploads]
         return 200, {"Code": 200, "Success": True, "Data": {"objects": objects}}
 
-    def _make(self, asked: dict[str, Any]) -> tuple[int, Any]:
-        name = f"{asked['Path']}/{asked['Name']}"
+    def _create_repository(self, request: dict[str, Any]) -> tuple[int, Any]:
+        name = f"{request['Path']}/{request['Name']}"
         if name in self.repositories:
-            return 400, {"Code": _EXISTS, "Message": "the model exists already", "Success": False}
+            return 400, {"Code": _MODEL_EXISTS, "Message": "the model exists already", "Success": False}
         self.repositories[name] = {}
-        self.made.append(asked)
-        return 200, {"Code": 200, "Success": True, "Data": {"Path": asked["Path"], "Name": asked["Name"]}}
+        self.created.append(request)
+        return 200, {"Code": 200, "Success": True, "Data": {"Path": request["Path"], "Name": request["Name"]}}
 
     def _content(self, action: dict[str, Any]) -> bytes:
         return self.blobs[action["sha256"]] if action["type"] == "lfs" else base64.b64decode(action["content"])
@@ -62,23 +63,23 @@ class FakeModelScope:
 def serve_modelscope() -> Iterator[FakeModelScope]:
     hub = FakeModelScope()
 
-    class Handler(BaseHTTPRequestHandler):
+    class ModelScopeHandler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, said = hub.answer(self.path.partition("?")[0], body, self.headers.get("Authorization", ""))
-            told = json.dumps(said).encode()
+            status, document = hub.handle(self.path.partition("?")[0], body, self.headers.get("Authorization", ""))
+            response = json.dumps(document).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(told)))
+            self.send_header("Content-Length", str(len(response)))
             self.end_headers()
-            self.wfile.write(told)
+            self.wfile.write(response)
 
-        do_GET = do_PUT = do_POST  # noqa: N815  as http.server wants it
+        do_GET = do_PUT = do_POST  # noqa: N815 (name required by http.server)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), ModelScopeHandler)
     hub.address = f"http://127.0.0.1:{server.server_port}"
     Thread(target=server.serve_forever, daemon=True).start()
     try:

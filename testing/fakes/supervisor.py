@@ -1,7 +1,9 @@
-"""A node without training: does as the environment variable PLAY says and leaves the last words of a real supervisor.
+"""A fake supervisor without training: performs an act from the environment variable PLAY.
 
-`3:crash` is for node 3, `0.3:crash` for node 3 of attempt 0, `*:crash` for all; the first of several, separated by
-commas, that fits is played. Otherwise the node succeeds.
+It writes a real termination message.
+
+PLAY is a comma-separated list such as `3:crash` (node 3), `0.3:crash` (node 3 of attempt 0) or `*:crash` (all nodes).
+The first matching entry is performed; without one the node succeeds.
 """
 
 import json
@@ -12,35 +14,37 @@ import time
 from pathlib import Path
 
 
-def say(outcome: str, **fields: object) -> None:
+def write_termination(outcome: str, **fields: object) -> None:
     node = {"nodeRank": int(os.environ["NODE_RANK"]), "attempt": int(os.environ["FINETUNE_ATTEMPT"])}
     message = {"outcome": outcome, **node, "final": outcome != "running", **fields}
     Path(os.environ["FINETUNE_TERMINATION_LOG"]).write_text(json.dumps(message))
 
 
-def play(act: str) -> int:
+def perform(act: str) -> int:
     match act:
         case "succeed":
-            say("succeeded", time=time.time())
+            write_termination("succeeded", time=time.time())
             return 0
         case "rows":
-            say("failed", errorType="DatasetError", message="train.jsonl: line 3: no messages", time=time.time())
+            write_termination(
+                "failed", errorType="DatasetError", message="train.jsonl: line 3: no messages", time=time.time()
+            )
             return 2
         case "crash":
             print("out of luck", flush=True)
             return 7
         case "wait":
-            say("running")
+            write_termination("running")
             signal.pause()
         case "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            say("running")
+            write_termination("running")
             time.sleep(600)
     raise AssertionError(act)
 
 
 def stop(*_: object) -> None:
-    say("stopped", message="stopped as asked", time=time.time())
+    write_termination("stopped", message="stopped on request", time=time.time())
     sys.exit(143)
 
 
@@ -48,10 +52,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     node, attempt = os.environ["NODE_RANK"], os.environ["FINETUNE_ATTEMPT"]
     for part in os.environ["PLAY"].split(","):
-        who, _, act = part.partition(":")
-        if who in ("*", node, f"{attempt}.{node}"):
-            return play(act)
-    return play("succeed")
+        target, _, act = part.partition(":")
+        if target in ("*", node, f"{attempt}.{node}"):
+            return perform(act)
+    return perform("succeed")
 
 
 if __name__ == "__main__":

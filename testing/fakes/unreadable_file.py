@@ -1,5 +1,5 @@
-"""A file that is there and cannot be read, as on a file system that failed."""
+"""A file that exists but cannot be read, as on a failed file system."""
 
 from pathlib import Path
 
-UNREADABLE = Path("/proc/self/mem")  # whoever reads its beginning gets an input/output error
+UNREADABLE = Path("/proc/self/mem")  # reading its beginning fails with an input/output error

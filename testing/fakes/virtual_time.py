@@ -1,6 +1,6 @@
-"""An event loop whose clock jumps to the next timer when there is nothing to do, so that waiting costs nothing.
+"""An event loop with virtual time: when all tasks wait, its clock jumps to the next timer.
 
-For code that waits on timers and tasks only: there are no sockets, and nothing comes from other threads.
+Only for code that waits on timers and tasks: sockets and other threads are not supported.
 """
 
 import asyncio
@@ -12,35 +12,35 @@ Result = TypeVar("Result")
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Time starts at 0 and moves only while everybody waits."""
+    """An event loop whose time starts at 0 and advances only while all tasks wait."""
 
     def __init__(self) -> None:
         self._now = 0.0
-        super().__init__(_Jumping(self))
+        super().__init__(_TimeJumpSelector(self))
 
     def time(self) -> float:
-        """Seconds of virtual time."""
+        """Return the virtual time in seconds."""
         return self._now
 
     def jump(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the virtual time."""
         self._now += seconds
 
 
-class _Jumping(selectors.SelectSelector):
+class _TimeJumpSelector(selectors.SelectSelector):
     def __init__(self, loop: VirtualTimeLoop) -> None:
         super().__init__()
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise RuntimeError("deadlock: everybody waits and no timer is set")
+            raise RuntimeError("deadlock: all tasks wait and no timer is set")
         if timeout:
             self._loop.jump(timeout)
         return []
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, Result]) -> Result:
-    """As asyncio.run, but at once."""
+    """Run a coroutine like asyncio.run, without waiting in real time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)

@@ -1,4 +1,4 @@
-"""`make chaos`: every fault of the matrix on a real cluster, and docs/operations/fault-matrix.md from what was seen."""
+"""`make chaos`: run every fault of the matrix on a real cluster and render the fault matrix from the results."""
 
 from __future__ import annotations
 
@@ -20,76 +20,83 @@ from testing.faults.catalog.matrix import FAULTS
 from testing.faults.expectation import Expectation
 from testing.faults.expectations import EXPECTATIONS
 from testing.faults.matrix_page import Setup, render_page
-from testing.faults.outcome import Run, describe_failures, deviations
+from testing.faults.outcome import FaultRun, describe_failures, find_deviations
 from testing.faults.run import run_fault
 from testing.processes.operator_stack import Stack
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "operations" / "fault-matrix.md"
-RUNS = PAGE.with_suffix(".jsonl")  # beside the page, so that what was seen elsewhere and before can be added to
+RUNS = PAGE.with_suffix(".jsonl")  # beside the page, so that results of other hosts and earlier runs can be combined
 INJECT = REPOSITORY / "testing" / "fakes" / "inject"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse(arguments)
-    chosen = choose(options.only)
+    options = parse_arguments(arguments)
+    selected = select_expectations(options.only)
     provider = ThrowawayProvider(ThrowawayCluster.named())
     stack = Stack(provider)
     try:
         stack.prepare()
-        bring_programs(stack)
+        copy_programs(stack)
         if not options.add:
-            forget([expected.name for expected in chosen], all_of_them=not options.only)
-        run_all(stack, provider.chaos, [*chosen] * options.runs, at_once=options.at_once)
+            remove_earlier_runs([expected.name for expected in selected], all_of_them=not options.only)
+        run_all(stack, provider.chaos, [*selected] * options.runs, at_once=options.at_once)
         runs = read_runs()
-        PAGE.write_text(render_page(EXPECTATIONS, runs, describe(provider.cluster, options.note)))
+        PAGE.write_text(render_page(EXPECTATIONS, runs, describe_setup(provider.cluster, options.note)))
     finally:
         if not options.keep:
             provider.down()
-    return exit_code(chosen, runs)
+    return exit_code(selected, runs)
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
-    parser.add_argument("--runs", type=int, default=3, help="of each fault (default 3)")
-    parser.add_argument("--only", default="", metavar="NAME,NAME", help="these faults; what was seen of others is kept")
-    parser.add_argument("--at-once", type=int, default=1, help="of those that touch no other job (default 1)")
-    parser.add_argument("--note", default="", help="a sentence for the page, such as what else the machine did")
-    parser.add_argument("--add", action="store_true", help="keep what was seen of them before, too")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each fault (default 3)")
+    parser.add_argument(
+        "--only", default="", metavar="NAME,NAME", help="run only these faults; the runs of others are kept"
+    )
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="faults to run at the same time, if they affect no other job (default 1)"
+    )
+    parser.add_argument("--note", default="", help="a sentence for the page, such as other load on the host")
+    parser.add_argument("--add", action="store_true", help="keep earlier runs of these faults, too")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     return parser.parse_args(arguments)
 
 
-def choose(only: str) -> tuple[Expectation, ...]:
-    """In the order of the table; a SystemExit names what there is no such fault."""
-    known = {expected.name: expected for expected in EXPECTATIONS}
-    wanted = [name for name in only.split(",") if name] or [*known]
-    unknown = [name for name in wanted if name not in known]
+def select_expectations(only: str) -> tuple[Expectation, ...]:
+    """Return the selected expectations in the order of the table.
+
+    Raises: SystemExit if a name is unknown.
+    """
+    expectations = {expected.name: expected for expected in EXPECTATIONS}
+    selected = [name for name in only.split(",") if name] or [*expectations]
+    unknown = [name for name in selected if name not in expectations]
     if unknown:
-        raise SystemExit(f"chaos: no fault {', '.join(unknown)}; there are {', '.join(known)}")
-    return tuple(expected for name, expected in known.items() if name in wanted)
+        raise SystemExit(f"chaos: unknown fault {', '.join(unknown)}; expected one of {', '.join(expectations)}")
+    return tuple(expected for name, expected in expectations.items() if name in selected)
 
 
-def run_all(stack: Stack, chaos: Chaos, wanted: Sequence[Expectation], *, at_once: int) -> None:
-    """First those that can share the cluster, then those that need it for themselves."""
+def run_all(stack: Stack, chaos: Chaos, selected: Sequence[Expectation], *, at_once: int) -> None:
+    """First run the faults that can share the cluster, then those that affect other jobs."""
     lock = Lock()
 
     def run_one(expected: Expectation) -> None:
         fault = FAULTS[expected.name]
-        run, evidence = run_fault(stack, chaos, fault, expected, at_once=at_once if fault.spares_others else 1)
+        run, evidence = run_fault(stack, chaos, fault, expected, at_once=at_once if fault.is_isolated else 1)
         with lock:
-            keep(run)
-            tell(expected, run, evidence)
+            append_run(run)
+            print_run(expected, run, evidence)
 
     with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(run_one, (expected for expected in wanted if FAULTS[expected.name].spares_others)))
-    for expected in wanted:
-        if not FAULTS[expected.name].spares_others:
+        list(pool.map(run_one, (expected for expected in selected if FAULTS[expected.name].is_isolated)))
+    for expected in selected:
+        if not FAULTS[expected.name].is_isolated:
             run_one(expected)
 
 
-def bring_programs(stack: Stack) -> None:
-    """To where the pods see them."""
+def copy_programs(stack: Stack) -> None:
+    """Copy the programs to the dataset volume, where the pods mount them."""
     folder = stack.folder("datasets") / "chaos"
     (folder / "inject").mkdir(parents=True, exist_ok=True)
     shutil.copy(Path(__file__).parent / "training_program.py", folder / "program.py")
@@ -98,31 +105,31 @@ def bring_programs(stack: Stack) -> None:
         path.chmod(0o755)
 
 
-def forget(faults: Sequence[str], *, all_of_them: bool) -> None:
-    """Runs of before that are about to be made again."""
-    kept = [] if all_of_them else [run for run in read_runs() if run.fault not in faults]
-    RUNS.write_text("".join(f"{run.to_json()}\n" for run in kept))
+def remove_earlier_runs(faults: Sequence[str], *, all_of_them: bool) -> None:
+    """Remove the earlier runs of these faults from the file."""
+    remaining = [] if all_of_them else [run for run in read_runs() if run.fault not in faults]
+    RUNS.write_text("".join(f"{run.to_json()}\n" for run in remaining))
 
 
-def keep(run: Run) -> None:
-    """At once: a matrix takes an hour, and may be interrupted."""
+def append_run(run: FaultRun) -> None:
+    """Append the run to the file at once, because a matrix takes an hour and may be interrupted."""
     with RUNS.open("a") as file:
         file.write(f"{run.to_json()}\n")
 
 
-def read_runs() -> list[Run]:
-    return [Run.from_json(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+def read_runs() -> list[FaultRun]:
+    return [FaultRun.from_json(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
 
 
-def tell(expected: Expectation, run: Run, evidence: str) -> None:
-    wrong = [*deviations(expected, run), *([f"kept: {evidence}"] if evidence else [])]
-    seen = f"{describe_failures(run.failures)}; {run.phase}"
-    figures = f"noticed {run.detected_seconds}, again {run.again_seconds}, lost {run.steps_lost}"
-    line = f"{time.strftime('%H:%M:%S')} {'WRONG' if wrong else 'ok':5} {expected.name}: {seen}; {figures}"
-    print("\n        ".join([line, *wrong]), flush=True)
+def print_run(expected: Expectation, run: FaultRun, evidence: str) -> None:
+    deviations = [*find_deviations(expected, run), *([f"evidence: {evidence}"] if evidence else [])]
+    observed = f"{describe_failures(run.failures)}; {run.phase}"
+    figures = f"detected {run.detected_seconds}, again {run.again_seconds}, lost {run.steps_lost}"
+    line = f"{time.strftime('%H:%M:%S')} {'WRONG' if deviations else 'ok':5} {expected.name}: {observed}; {figures}"
+    print("\n        ".join([line, *deviations]), flush=True)
 
 
-def describe(cluster: ThrowawayCluster, note: str) -> Setup:
+def describe_setup(cluster: ThrowawayCluster, note: str) -> Setup:
     return Setup(
         kubernetes=cluster.state.versions.kubernetes,
         nodes=cluster.state.node_count,
@@ -132,11 +139,11 @@ def describe(cluster: ThrowawayCluster, note: str) -> Setup:
     )
 
 
-def exit_code(chosen: Sequence[Expectation], runs: Sequence[Run]) -> int:
-    """1 if a run was not as expected, or a fault was not run."""
-    for expected in chosen:
-        own = [run for run in runs if run.fault == expected.name]
-        if not own or any(deviations(expected, run) for run in own):
+def exit_code(selected: Sequence[Expectation], runs: Sequence[FaultRun]) -> int:
+    """Return 1 if a run deviates from its expectation, or a fault was not run."""
+    for expected in selected:
+        runs_of_fault = [run for run in runs if run.fault == expected.name]
+        if not runs_of_fault or any(find_deviations(expected, run) for run in runs_of_fault):
             return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""What an expectation says: how a fault is made, and all that must come of it."""
+"""The expected course of a job after a fault."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import Fault, Phase
-from finetune_operator.failures.restart_budget import UNCOUNTED
+from finetune_operator.failures.restart_budget import INFRASTRUCTURE_FAULTS
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One attempt that ended badly: why, and what follows. Whose fault it is follows from the reason."""
+    """An expected failed attempt: its reason and what follows; the fault follows from the reason."""
 
     reason: Reason
     action: FailureAction
@@ -23,16 +23,16 @@ class Failure:
 
     @property
     def is_counted(self) -> bool:
-        """Whether it spends the job's own restarts."""
-        return self.action is FailureAction.RESTART and self.fault not in UNCOUNTED
+        """Whether the restart counts against the job's own restart budget."""
+        return self.action is FailureAction.RESTART and self.fault not in INFRASTRUCTURE_FAULTS
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """How a fault is made, and all that must be seen of it. Every failed attempt is named; none is none.
+    """How a fault is injected, and everything that is expected of the job afterwards.
 
-    `node_rank` and `rank` are those blamed for the first failure, where one stands out. `avoids`: the last attempt
-    keeps away from a machine.
+    `failures` lists all failed attempts. `node_rank` and `rank` are to blame for the first failure, if a single one
+    is the root cause. `avoids`: the last attempt avoids a Kubernetes node.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Expectation:
 
     @property
     def phase(self) -> Phase:
-        """Where the job must end."""
+        """The phase in which the job must end."""
         failed = bool(self.failures) and self.failures[-1].action is FailureAction.FAIL
         return Phase.FAILED if failed else Phase.COMPLETE
 
@@ -56,7 +56,7 @@ class Expectation:
 
     @property
     def counted(self) -> int:
-        """Restarts that the budget must show at the end."""
+        """Restarts that must count against the budget at the end."""
         return sum(failure.is_counted for failure in self.failures)
 
 

@@ -1,13 +1,13 @@
-"""What must come of every fault of the matrix, written down before it was first run. Nothing here touches a cluster."""
+"""The expectations for all faults of the matrix, written before their first run; no cluster is needed to read them."""
 
 from __future__ import annotations
 
 from finetune_api.v1alpha1.reasons import Reason
 from testing.faults.expectation import Expectation, failed, repaired, restarted
 
-SAVE_STEPS = 10  # of the program that is trained here; its pods save once more when they are asked to stop
+SAVE_STEPS = 10  # of training_program.py, which also saves at SIGTERM
 TRAINER_SAVE_STEPS = 20  # of the operator's own trainer
-STOPPED_WELL = 1  # at most so many steps are lost where there was time to save
+STEPS_LOST_AFTER_SAVE = 1  # most steps lost if there was time to save
 
 RANKS = (
     Expectation("rank-exception", "rank 3 raises a ValueError", failed(Reason.USER_CODE_ERROR), node_rank=1, rank=3),
@@ -40,25 +40,25 @@ RANKS = (
     ),
     Expectation(
         "program-hangs",
-        "a program of the user's own stands still and reports nothing more; hangTimeoutSeconds 10",
+        "a program of the user's own hangs and reports no more progress; hangTimeoutSeconds 10",
         restarted(Reason.HANG),
         steps_lost=SAVE_STEPS,
     ),
     Expectation(
         "cuda-oom",
-        "CUDA's text, raised by micro-batches of more than one sample in the operator's trainer",
+        "CUDA's OOM error, raised by micro-batches of more than one sample in the operator's trainer",
         repaired(Reason.CUDA_OUT_OF_MEMORY),
     ),
     Expectation(
         "cuda-oom-command",
-        "CUDA's text, raised by rank 3 of a program of the user's own, whose batch nobody here can change",
+        "CUDA's OOM error, raised by rank 3 of a program of the user's own, whose batch the operator cannot change",
         failed(Reason.CUDA_OUT_OF_MEMORY),
         node_rank=1,
         rank=3,
     ),
     Expectation(
         "gpu-ecc",
-        "CUDA's text of an uncorrectable ECC error, raised by rank 3; the next attempt must avoid that machine",
+        "CUDA's uncorrectable ECC error, raised by rank 3; the next attempt must avoid that Kubernetes node",
         restarted(Reason.GPU_HARDWARE),
         node_rank=1,
         rank=3,
@@ -84,13 +84,13 @@ RANKS = (
 RESOURCES = (
     Expectation(
         "rank-oom",
-        "rank 3 passes the container's memory limit; the kernel kills that process alone (cgroup v1)",
+        "rank 3 exceeds the container's memory limit; the kernel kills only that process (cgroup v1)",
         failed(Reason.HOST_OUT_OF_MEMORY),
         node_rank=1,
     ),
     Expectation(
         "container-oom",
-        "files in a memory volume pass the container's limit: the kernel kills until PID 1 is dead",
+        "files in a memory volume exceed the container's limit: the kernel kills processes until PID 1 is dead",
         failed(Reason.HOST_OUT_OF_MEMORY),
         node_rank=1,
     ),
@@ -103,14 +103,14 @@ RESOURCES = (
     ),
     Expectation(
         "shm-full",
-        "rank 3 writes more to /dev/shm than it holds (ENOSPC)",
+        "rank 3 writes more to /dev/shm than its size (ENOSPC)",
         repaired(Reason.SHARED_MEMORY_EXHAUSTED),
         node_rank=1,
         steps_lost=SAVE_STEPS,
     ),
     Expectation(
         "shm-sigbus",
-        "rank 3 maps a file in /dev/shm and writes more than that holds (SIGBUS)",
+        "rank 3 maps a file in /dev/shm and writes more than its size (SIGBUS)",
         repaired(Reason.SHARED_MEMORY_EXHAUSTED),
         node_rank=1,
         steps_lost=SAVE_STEPS,
@@ -118,7 +118,7 @@ RESOURCES = (
     Expectation("disk-full", "rank 3 writes to a volume that is full", failed(Reason.DISK_FULL), node_rank=1),
     Expectation(
         "storage-limit",
-        "node 1 writes more than its limit of ephemeral-storage and is evicted by the kubelet",
+        "node 1 exceeds its ephemeral-storage limit and is evicted by the kubelet",
         failed(Reason.EVICTED),
         node_rank=1,
     ),
@@ -133,22 +133,28 @@ PODS = (
         steps_lost=SAVE_STEPS,
     ),
     Expectation(
-        "pod-delete", "kubectl delete pod", restarted(Reason.POD_DELETED), node_rank=1, steps_lost=STOPPED_WELL
+        "pod-delete", "kubectl delete pod", restarted(Reason.POD_DELETED), node_rank=1, steps_lost=STEPS_LOST_AFTER_SAVE
     ),
-    Expectation("pod-evict", "the eviction API", restarted(Reason.PREEMPTED), node_rank=1, steps_lost=STOPPED_WELL),
     Expectation(
-        "drain", "kubectl drain of node 1's machine", restarted(Reason.PREEMPTED), node_rank=1, steps_lost=STOPPED_WELL
+        "pod-evict", "the eviction API", restarted(Reason.PREEMPTED), node_rank=1, steps_lost=STEPS_LOST_AFTER_SAVE
+    ),
+    Expectation(
+        "drain",
+        "kubectl drain of node 1's Kubernetes node",
+        restarted(Reason.PREEMPTED),
+        node_rank=1,
+        steps_lost=STEPS_LOST_AFTER_SAVE,
     ),
     Expectation(
         "preemption",
-        "a pod of higher priority takes node 1's place for 8 s",
+        "a pod of higher priority preempts node 1 for 8 s",
         restarted(Reason.PREEMPTED),
         node_rank=1,
-        steps_lost=STOPPED_WELL,
+        steps_lost=STEPS_LOST_AFTER_SAVE,
     ),
     Expectation(
         "sigterm-ignored",
-        "kubectl delete pod with 15 s of grace; the program ignores SIGTERM until it is killed",
+        "kubectl delete pod with a grace period of 15 s; the program ignores SIGTERM until it is killed",
         restarted(Reason.POD_DELETED),
         node_rank=1,
         steps_lost=SAVE_STEPS,
@@ -162,13 +168,13 @@ PODS = (
     ),
 )
 
-MEDDLING = (
+USER_CHANGES = (
     Expectation(
         "pod-relabelled",
-        "kubectl label pod takes the job's label from node 1",
+        "kubectl label pod removes the job's label from node 1",
         restarted(Reason.POD_DELETED),
         node_rank=1,
-        steps_lost=STOPPED_WELL,
+        steps_lost=STEPS_LOST_AFTER_SAVE,
     ),
     Expectation(
         "image-edited",
@@ -179,7 +185,7 @@ MEDDLING = (
     ),
     Expectation(
         "name-taken-later",
-        "somebody has the name of the next attempt's ConfigMap for 8 s; PID 1 of node 1 is killed",
+        "another ConfigMap has the name of the next attempt's for 8 s; PID 1 of node 1 is killed",
         restarted(Reason.CONTAINER_KILLED),
         waits_for=Reason.NAME_TAKEN,
         node_rank=1,
@@ -187,13 +193,13 @@ MEDDLING = (
     ),
     Expectation(
         "container-not-made",
-        "the seccomp profile that the job names is on no machine for 8 s",
+        "the seccomp profile of the job is missing on all Kubernetes nodes for 8 s",
         waits_for=Reason.CREATE_CONTAINER_ERROR,
         steps_lost=0,
     ),
     Expectation(
         "service-edited",
-        "the job's Service is made to select nothing; once that is undone, PID 1 of node 1 is killed",
+        "the job's Service is edited to select no pod; once the operator has restored it, PID 1 of node 1 is killed",
         restarted(Reason.CONTAINER_KILLED),
         node_rank=1,
         steps_lost=SAVE_STEPS,
@@ -202,17 +208,17 @@ MEDDLING = (
         "applied-again",
         "the job is deleted and applied again at once",
         waits_for=Reason.PREDECESSOR_TERMINATING,
-        steps_lost=STOPPED_WELL,
+        steps_lost=STEPS_LOST_AFTER_SAVE,
     ),
     Expectation(
         "config-map-deleted",
-        "a nodeSelector that no machine fits for 8 s; the job's ConfigMap is deleted meanwhile",
+        "a nodeSelector that no Kubernetes node matches for 8 s; the job's ConfigMap is deleted meanwhile",
         waits_for=Reason.VOLUMES_NOT_READY,
         steps_lost=0,
     ),
     Expectation(
         "volume-missing",
-        "a Secret that volumes names is made after 65 s",
+        "a Secret of spec.volumes is created after 65 s",
         waits_for=Reason.VOLUMES_NOT_READY,
         steps_lost=0,
     ),
@@ -230,27 +236,27 @@ MEDDLING = (
     ),
 )
 
-MACHINES = (
+K8S_NODES = (
     Expectation(
         "kubelet-stop",
-        "node 1's kubelet is stopped, its containers run on (tolerationSeconds 5 for this job)",
+        "node 1's kubelet is stopped, its containers keep running (tolerationSeconds 5 for this job)",
         restarted(Reason.NODE_LOST),
         node_rank=1,
-        steps_lost=STOPPED_WELL,
+        steps_lost=STEPS_LOST_AFTER_SAVE,
     ),
     Expectation("kubelet-restart", "node 1's kubelet is stopped for 10 s", steps_lost=0),
     Expectation(
         "partition",
-        "node 1's machine is cut off from everything until the job trains elsewhere (tolerationSeconds 5; the program"
+        "node 1's Kubernetes node is partitioned until the job trains elsewhere (tolerationSeconds 5; the program"
         " waits 15 s for a peer)",
         restarted(Reason.NODE_LOST),
         node_rank=1,
         steps_lost=SAVE_STEPS,
     ),
-    Expectation("partition-healed", "the same for 6 s, which the program waits out", steps_lost=0),
+    Expectation("partition-healed", "the same for 6 s, less than the program's timeout", steps_lost=0),
     Expectation(
         "node-delete",
-        "node 1's machine is gone: kubelet stopped, Node deleted",
+        "node 1's Kubernetes node is gone: kubelet stopped, Node deleted",
         restarted(Reason.NODE_LOST),
         node_rank=1,
         steps_lost=SAVE_STEPS,
@@ -267,36 +273,36 @@ MACHINES = (
 STARTS = (
     Expectation(
         "image-missing",
-        "an image that no machine has; pendingDeadlineSeconds 30",
+        "an image that does not exist; pendingDeadlineSeconds 30",
         failed(Reason.PENDING_DEADLINE_EXCEEDED),
         waits_for=Reason.IMAGE_PULL_FAILED,
     ),
-    Expectation("image-name-invalid", "spec.image is no name of an image", failed(Reason.IMAGE_PULL_FAILED)),
+    Expectation("image-name-invalid", "spec.image is not a valid image name", failed(Reason.IMAGE_PULL_FAILED)),
     Expectation("image-without-python", "spec.image has no Python", failed(Reason.START_ERROR)),
     Expectation(
         "unschedulable",
-        "a nodeSelector that no machine fits for 8 s",
+        "a nodeSelector that no Kubernetes node matches for 8 s",
         waits_for=Reason.UNSCHEDULABLE,
         steps_lost=0,
     ),
     Expectation(
         "unschedulable-for-ever",
-        "the same without end; pendingDeadlineSeconds 10",
+        "the same permanently; pendingDeadlineSeconds 10",
         failed(Reason.PENDING_DEADLINE_EXCEEDED),
         waits_for=Reason.UNSCHEDULABLE,
     ),
     Expectation(
         "gang-incomplete",
-        "room for one of two nodes only for 16 s; startupDeadlineSeconds 8",
+        "resources for only one of two nodes for 16 s; startupDeadlineSeconds 8",
         restarted(Reason.GANG_INCOMPLETE),
         waits_for=Reason.UNSCHEDULABLE,
     ),
     Expectation("quota", "a ResourceQuota allows no pod for 8 s", waits_for=Reason.CREATE_REFUSED, steps_lost=0),
     Expectation(
-        "secret-missing", "a Secret that env names is made after 8 s", waits_for=Reason.CONFIG_MISSING, steps_lost=0
+        "secret-missing", "a Secret of spec.env is created after 8 s", waits_for=Reason.CONFIG_MISSING, steps_lost=0
     ),
     Expectation("dns-blocked", "no DNS server for the first 20 s", steps_lost=0),
-    Expectation("name-taken", "somebody else's Service has the job's name", failed(Reason.NAME_TAKEN)),
+    Expectation("name-taken", "a Service of another owner has the job's name", failed(Reason.NAME_TAKEN)),
 )
 
 CONTROL_PLANE = (
@@ -313,14 +319,14 @@ CONTROL_PLANE = (
     Expectation("operator-killed-running", "SIGKILL to both replicas while the job trains", steps_lost=0),
     Expectation(
         "operator-killed-stopping",
-        "SIGKILL to both replicas while an attempt stops whose pod was deleted",
+        "SIGKILL to both replicas while an attempt stops after its pod was deleted",
         restarted(Reason.POD_DELETED),
         node_rank=1,
-        steps_lost=STOPPED_WELL,
+        steps_lost=STEPS_LOST_AFTER_SAVE,
     ),
     Expectation(
         "connections-forgotten",
-        "the network forgets every connection of the leading replica, as a load balancer that fails over; then PID 1 of"
+        "every connection of the leading replica is dropped, as by a load balancer that fails over; then PID 1 of"
         " node 1 is killed",
         restarted(Reason.CONTAINER_KILLED),
         node_rank=1,
@@ -328,7 +334,7 @@ CONTROL_PLANE = (
     ),
     Expectation(
         "leader-partitioned",
-        "the leading replica's machine is cut off for 30 s; then PID 1 of node 1 is killed on the other machine",
+        "the leading replica's Kubernetes node is partitioned for 30 s; then PID 1 of node 1 elsewhere is killed",
         restarted(Reason.CONTAINER_KILLED),
         node_rank=1,
         steps_lost=SAVE_STEPS,
@@ -338,7 +344,7 @@ CONTROL_PLANE = (
 DATA = (
     Expectation(
         "checkpoint-truncated",
-        "SIGKILL to rank 3 of the operator's trainer; the newest checkpoint is cut in half",
+        "SIGKILL to rank 3 of the operator's trainer; the newest checkpoint is truncated",
         restarted(Reason.RANK_KILLED),
         node_rank=1,
         rank=3,
@@ -353,12 +359,12 @@ DATA = (
     ),
     Expectation(
         "dataset-vanished",
-        "SIGKILL to rank 3 of the operator's trainer; the rows are removed",
+        "SIGKILL to rank 3 of the operator's trainer; the dataset is removed",
         (*restarted(Reason.RANK_KILLED), *failed(Reason.DATASET_ERROR)),
         node_rank=1,
         rank=3,
     ),
-    Expectation("nan-loss", "the model of the operator's trainer begins to give NaN", failed(Reason.NON_FINITE_LOSS)),
+    Expectation("nan-loss", "the model of the operator's trainer starts to return NaN", failed(Reason.NON_FINITE_LOSS)),
 )
 
-EXPECTATIONS = (*RANKS, *RESOURCES, *PODS, *MEDDLING, *MACHINES, *STARTS, *CONTROL_PLANE, *DATA)
+EXPECTATIONS = (*RANKS, *RESOURCES, *PODS, *USER_CHANGES, *K8S_NODES, *STARTS, *CONTROL_PLANE, *DATA)

@@ -1,4 +1,4 @@
-"""Follows one job from outside while things break: its status by the API, its steps by the logs in its output."""
+"""Records the status of one job, from the API, and its steps, from the logs in its output, during a fault."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from typing import Any
 from testing.cluster.node.pki import users
 from testing.cluster.throwaway import ThrowawayCluster
 
-Raw = dict[str, Any]
+RawBody = dict[str, Any]
 
 POLL_SECONDS = 0.1
 _STEP = re.compile(r"^step (\d+)\b(?!.*eval_loss)", re.MULTILINE)
-_STRIKE = re.compile(r"^fault strikes at ([\d.]+)$", re.MULTILINE)
+_INJECTION = re.compile(r"^fault injected at ([\d.]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Sighting:
-    """A status that differs from the one before."""
+class StatusChange:
+    """A status that differs from the previous one, and when it was read."""
 
     time: float
-    status: Raw
+    status: RawBody
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step that node 0 says is done."""
+class RecordedStep:
+    """A step that the log of node 0 reports, and when it was read."""
 
     time: float
     attempt: int
     step: int
 
 
-class Watch(threading.Thread):
-    """Ask again and again; what cannot be had just now is asked for the next time."""
+class JobRecorder(threading.Thread):
+    """A thread that polls the status and the logs; a failed request is repeated at the next poll."""
 
     def __init__(self, cluster: ThrowawayCluster, job: tuple[str, str], output: Path) -> None:
         super().__init__(daemon=True)
@@ -53,43 +53,43 @@ class Watch(threading.Thread):
         self._path = f"/apis/finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/{name}"
         self._connection: http.client.HTTPSConnection | None = None
         self._logs = output / "logs"
-        self._read: dict[Path, int] = {}
-        self._over = threading.Event()
-        self.sightings: list[Sighting] = []
-        self.steps: list[Step] = []
-        self.struck: float | None = None  # when the program says that it did something wrong
+        self._read_bytes: dict[Path, int] = {}
+        self._stop_requested = threading.Event()
+        self.status_changes: list[StatusChange] = []
+        self.steps: list[RecordedStep] = []
+        self.injected_at: float | None = None  # the time that the program logs when it injects the fault itself
 
     def run(self) -> None:
-        while not self._over.is_set():
-            self._look_at_logs()
+        while not self._stop_requested.is_set():
+            self._read_logs()
             with suppress(OSError, http.client.HTTPException, ValueError):
-                self._look_at_status()
+                self._read_status()
             time.sleep(POLL_SECONDS)
 
-    def end(self) -> None:
-        self._over.set()
+    def stop(self) -> None:
+        self._stop_requested.set()
         self.join()
         if self._connection is not None:
             self._connection.close()
 
     @property
-    def status(self) -> Raw:
-        return self.sightings[-1].status if self.sightings else {}
+    def status(self) -> RawBody:
+        return self.status_changes[-1].status if self.status_changes else {}
 
     @property
-    def attempts(self) -> list[Raw]:
-        attempts: list[Raw] = self.status.get("attempts", [])
+    def attempts(self) -> list[RawBody]:
+        attempts: list[RawBody] = self.status.get("attempts", [])
         return attempts
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return any(c["type"] == "Finished" and c["status"] == "True" for c in self.status.get("conditions", ()))
 
-    def _look_at_status(self) -> None:
+    def _read_status(self) -> None:
         if self._connection is None:
             self._connection = http.client.HTTPSConnection(self._server, timeout=2, context=self._context)
         connection = self._connection
-        self._connection = None  # unless it proves to be of use
+        self._connection = None  # restored once the response was read
         connection.request("GET", self._path, headers=self._headers)
         response = connection.getresponse()
         body = response.read()
@@ -98,22 +98,22 @@ class Watch(threading.Thread):
             return
         status = json.loads(body).get("status") or {}
         if status != self.status:
-            self.sightings.append(Sighting(time.time(), status))
+            self.status_changes.append(StatusChange(time.time(), status))
 
-    def _look_at_logs(self) -> None:
+    def _read_logs(self) -> None:
         for path in sorted(self._logs.glob("attempt-*/node-*.log")):
-            text = self._new_lines(path)
-            if found := _STRIKE.search(text):
-                self.struck = self.struck or float(found[1])
+            text = self._read_new_lines(path)
+            if match := _INJECTION.search(text):
+                self.injected_at = self.injected_at or float(match[1])
             if path.name == "node-0.log":
                 attempt = int(path.parent.name.removeprefix("attempt-"))
-                self.steps += [Step(time.time(), attempt, int(step)) for step in _STEP.findall(text)]
+                self.steps += [RecordedStep(time.time(), attempt, int(step)) for step in _STEP.findall(text)]
 
-    def _new_lines(self, path: Path) -> str:
-        """Whole lines that were not read before."""
+    def _read_new_lines(self, path: Path) -> str:
+        """Return the complete lines that were added since the last call."""
         with path.open("rb") as file:
-            file.seek(self._read.get(path, 0))
-            whole = file.read().rpartition(b"\n")[0]
-        if whole:
-            self._read[path] = self._read.get(path, 0) + len(whole) + 1
-        return whole.decode(errors="replace")
+            file.seek(self._read_bytes.get(path, 0))
+            complete_lines = file.read().rpartition(b"\n")[0]
+        if complete_lines:
+            self._read_bytes[path] = self._read_bytes.get(path, 0) + len(complete_lines) + 1
+        return complete_lines.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""One job on the throwaway cluster, seen from whoever is about to break something under it."""
+"""The job that a fault is injected into, and where its pods and processes run on the throwaway cluster."""
 
 from __future__ import annotations
 
@@ -12,30 +12,34 @@ from typing import Any
 
 from finetune_operator import names
 from testing.cluster.fault_injection import Chaos
-from testing.cluster.host.commands import ClusterError
+from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.processes import end_processes
-from testing.cluster.node.pod_processes import container_id_of
+from testing.cluster.node.pod_processes import running_container_id
 from testing.cluster.throwaway import ThrowawayCluster
-from testing.faults.job_recorder import POLL_SECONDS, Watch
+from testing.faults.job_recorder import POLL_SECONDS, JobRecorder
 from testing.processes.operator_stack import OPERATOR_NAMESPACE, Stack
 
-Raw = dict[str, Any]
+RawBody = dict[str, Any]
 
-TROUBLE = (ClusterError, RuntimeError, OSError, subprocess.SubprocessError)  # with the cluster, or in waiting for it
+# raised by the cluster, or by waiting for it
+HARNESS_ERRORS = (HarnessError, RuntimeError, OSError, subprocess.SubprocessError)
 
 
 @dataclass(frozen=True)
-class Scene:
-    """`job` is its name. What waits here waits for what `watch` sees, so that it works without an API server too."""
+class JobUnderTest:
+    """A job of the fault matrix by its name.
+
+    It is followed by `recorder`, so that waiting works while the API server is down.
+    """
 
     stack: Stack
     chaos: Chaos
-    job: str
-    watch: Watch = field(init=False)
+    name: str
+    recorder: JobRecorder = field(init=False)
 
     def __post_init__(self) -> None:
-        watch = Watch(self.cluster, (self.stack.namespace, self.job), self.output)
-        object.__setattr__(self, "watch", watch)
+        recorder = JobRecorder(self.cluster, (self.stack.namespace, self.name), self.output)
+        object.__setattr__(self, "recorder", recorder)
 
     @property
     def cluster(self) -> ThrowawayCluster:
@@ -43,24 +47,24 @@ class Scene:
 
     @property
     def output(self) -> Path:
-        return self.stack.output(self.job)
+        return self.stack.output(self.name)
 
     def pod(self, node_rank: int) -> str:
-        """Of the first attempt, which all faults strike."""
-        return f"{self.job}-0-{node_rank}"
+        """Return the pod name of the node in the first attempt, into which all faults are injected."""
+        return f"{self.name}-0-{node_rank}"
 
-    def machine(self, node_rank: int) -> str:
-        """The Kubernetes node that it runs on."""
+    def k8s_node(self, node_rank: int) -> str:
+        """Return the Kubernetes node on which the pod runs."""
         pod = self.chaos.pod(self.stack.namespace, self.pod(node_rank))
         return str(pod["spec"]["nodeName"])
 
-    def machines(self) -> list[str]:
+    def k8s_node_names(self) -> list[str]:
         return [node.name for node in self.cluster.layout.nodes]
 
-    def first_process(self, node_rank: int) -> int:
-        """Its container's PID 1, by the host's number; found while there still is an API server to ask."""
+    def container_pid(self, node_rank: int) -> int:
+        """Return the pid of the container's PID 1 in the host's PID namespace; needs the API server."""
         pod = self.chaos.pod(self.stack.namespace, self.pod(node_rank))
-        container = container_id_of(pod, names.CONTAINER)
+        container = running_container_id(pod, names.CONTAINER)
         return next(
             process.pid
             for process in self.chaos.processes(pod)
@@ -68,79 +72,84 @@ class Scene:
         )
 
     def kill_container(self, node_rank: int) -> None:
-        end_processes([self.first_process(node_rank)], patience_seconds=0)
+        end_processes([self.container_pid(node_rank)], grace_seconds=0)
 
-    def wait(self, holds: Callable[[Watch], bool], *, what: str, timeout_seconds: float) -> None:
-        """Raises TimeoutError, which says where the job stands."""
+    def wait_until(self, predicate: Callable[[JobRecorder], bool], *, goal: str, timeout_seconds: float) -> None:
+        """Wait until the recorder shows the goal.
+
+        Raises: TimeoutError with the phase and the last step of the job.
+        """
         deadline = time.monotonic() + timeout_seconds
-        while not holds(self.watch):
+        while not predicate(self.recorder):
             if time.monotonic() > deadline:
-                last = self.watch.steps[-1] if self.watch.steps else "none"
+                last_step = self.recorder.steps[-1] if self.recorder.steps else "none"
                 raise TimeoutError(
-                    f"not {what} within {timeout_seconds:.0f} s; phase {self.watch.status.get('phase')},"
-                    f" last step {last}"
+                    f"not {goal} within {timeout_seconds:.0f} s; phase {self.recorder.status.get('phase')},"
+                    f" last step {last_step}"
                 )
             time.sleep(POLL_SECONDS / 2)
 
     def wait_for_step(self, step: int) -> None:
-        def reached(watch: Watch) -> bool:
-            return bool(watch.steps) and watch.steps[-1].step >= step
+        def reached(recorder: JobRecorder) -> bool:
+            return bool(recorder.steps) and recorder.steps[-1].step >= step
 
-        self.wait(reached, what=f"at step {step}", timeout_seconds=120)
+        self.wait_until(reached, goal=f"at step {step}", timeout_seconds=120)
 
-    def finish(self) -> None:
-        """Have the program end well at its next step. Raises FileNotFoundError if it never ran, and made no folder: one
-        of ours would be closed to the programs."""
+    def request_finish(self) -> None:
+        """Let the program end successfully at its next step.
+
+        Raises: FileNotFoundError if it never ran. The folder is not created here: the programs could not write to it.
+        """
         (self.output / "finish").touch()
 
-    def operators(self) -> list[Raw]:
-        """The pods of the operator that are to live."""
-        listed = self.stack.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "json")
-        pods: list[Raw] = json.loads(listed)["items"]
+    def operator_pods(self) -> list[RawBody]:
+        """Return the pods of the operator that are not being deleted."""
+        output = self.stack.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "json")
+        pods: list[RawBody] = json.loads(output)["items"]
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
-    def leader(self) -> Raw:
-        """The operator's pod that holds the Lease."""
+    def leader(self) -> RawBody:
+        """Return the operator pod that holds the Lease."""
         leases = json.loads(self.stack.kubectl("get", "leases", "-n", OPERATOR_NAMESPACE, "-o", "json"))["items"]
         holders = {str(lease["spec"].get("holderIdentity")).partition("_")[0] for lease in leases}
-        return next(pod for pod in self.operators() if pod["metadata"]["name"] in holders)
+        return next(pod for pod in self.operator_pods() if pod["metadata"]["name"] in holders)
 
 
-def settle(stack: Stack, cluster: ThrowawayCluster, *, timeout_seconds: float = 120) -> None:
-    """Until every machine is Ready and two fresh replicas of the operator run on two of them, one of which leads.
+def wait_until_settled(stack: Stack, cluster: ThrowawayCluster, *, timeout_seconds: float = 120) -> None:
+    """Wait until every Kubernetes node is Ready and two fresh operator replicas run on two of them, one as leader.
 
-    A container that was restarted would wait longer each time it is killed again, and spoil later runs.
+    Replicas whose container was restarted are replaced: with the kubelet's backoff they would delay later runs.
     """
     cluster.wait_until_ready()
-    scene = Scene(stack, Chaos(cluster), "none")
+    job = JobUnderTest(stack, Chaos(cluster), "none")
     deadline = time.monotonic() + timeout_seconds
-    while not is_settled(scene):
+    while not is_settled(job):
         if time.monotonic() > deadline:
             raise TimeoutError(f"the operator's replicas did not settle within {timeout_seconds:.0f} s")
         time.sleep(0.5)
 
 
-def is_settled(scene: Scene) -> bool:
-    pods = scene.operators()
-    spoiled = [pod for pod in pods if restarts(pod)]
-    on = [pod["spec"].get("nodeName") for pod in pods]
-    ready = [pod for pod in pods if is_ready(pod)]
-    if len(ready) == len(pods) == 2 and not spoiled and len(set(on)) == 1:
-        spoiled = pods[:1]  # both on one machine: the scheduler will rather take the other
-    for pod in spoiled:
-        scene.stack.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, pod["metadata"]["name"], "--wait=false")
-    if spoiled or len(ready) != 2:
+def is_settled(job: JobUnderTest) -> bool:
+    pods = job.operator_pods()
+    unusable = [pod for pod in pods if restart_count(pod)]
+    k8s_nodes = [pod["spec"].get("nodeName") for pod in pods]
+    ready_pods = [pod for pod in pods if is_ready(pod)]
+    if len(ready_pods) == len(pods) == 2 and not unusable and len(set(k8s_nodes)) == 1:
+        unusable = pods[:1]  # both on one Kubernetes node: the scheduler prefers the other one
+    for pod in unusable:
+        job.stack.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, pod["metadata"]["name"], "--wait=false")
+    if unusable or len(ready_pods) != 2:
         return False
     try:
-        return scene.leader() in ready
+        return job.leader() in ready_pods
     except StopIteration:
         return False
 
 
-def restarts(pod: Raw) -> int:
+def restart_count(pod: RawBody) -> int:
     return sum(status["restartCount"] for status in pod.get("status", {}).get("containerStatuses", ()))
 
 
-def is_ready(pod: Raw) -> bool:
+def is_ready(pod: RawBody) -> bool:
     conditions = pod.get("status", {}).get("conditions", ())
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)

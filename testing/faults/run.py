@@ -1,4 +1,4 @@
-"""One fault, once: a job is brought to where it is struck, and followed to its end and beyond."""
+"""Run one fault once: start a job, inject the fault, wait for the recovery and the end, and measure."""
 
 from __future__ import annotations
 
@@ -12,169 +12,192 @@ from secrets import token_hex
 
 from finetune_operator import names
 from testing.cluster.fault_injection import Chaos
-from testing.faults.catalog.fault import Fault, When
-from testing.faults.evidence import keep_evidence
+from testing.faults.catalog.fault import InjectedFault, InjectionTime
+from testing.faults.evidence import save_evidence
 from testing.faults.expectation import Expectation
-from testing.faults.job_recorder import Sighting, Step, Watch
-from testing.faults.job_under_test import TROUBLE, Raw, Scene, settle
-from testing.faults.outcome import Run, deviations, read_status
+from testing.faults.job_recorder import JobRecorder, RecordedStep, StatusChange
+from testing.faults.job_under_test import HARNESS_ERRORS, JobUnderTest, RawBody, wait_until_settled
+from testing.faults.outcome import FaultRun, find_deviations, parse_status
 from testing.processes.operator_stack import Stack, example_job
 
-STEPS_AFTERWARDS = 5  # that a job must train on before it is believed to be well
+STEPS_AFTER_RECOVERY = 5  # steps to train before a job counts as recovered
 CHILDREN = "pods,services,configmaps"
 
 
 @dataclass
-class Times:
-    """When the fault began to be made, and when it was over."""
+class FaultTimes:
+    """Unix times at which the injection began and at which the fault was removed."""
 
-    struck: float = 0.0
-    over: float | None = None
+    injected_at: float = 0.0
+    removed_at: float | None = None
 
 
-def run_fault(stack: Stack, chaos: Chaos, fault: Fault, expected: Expectation, *, at_once: int = 1) -> tuple[Run, str]:
-    """Leaves the cluster as it was. Returns the folder of the evidence as well if it went otherwise than expected."""
-    settle(stack, chaos.cluster)
-    scene = Scene(stack, chaos, f"{expected.name[:40]}-{token_hex(2)}")
-    times, began = Times(), datetime.now(UTC).isoformat(timespec="seconds")
-    trouble = ""
+def run_fault(
+    stack: Stack, chaos: Chaos, fault: InjectedFault, expected: Expectation, *, at_once: int = 1
+) -> tuple[FaultRun, str]:
+    """Run the fault once and restore the cluster.
+
+    Returns the run, and the folder with the evidence if it deviates from the expectation.
+    """
+    # start with a healthy cluster
+    wait_until_settled(stack, chaos.cluster)
+    job = JobUnderTest(stack, chaos, f"{expected.name[:40]}-{token_hex(2)}")
+    times, started_at = FaultTimes(), datetime.now(UTC).isoformat(timespec="seconds")
+    harness_error = ""
     leftovers: tuple[str, ...] = ()
-    scene.watch.start()
+    # run the job with the fault; an error of the harness is part of the result
+    job.recorder.start()
     try:
-        follow(scene, fault, expected, times)
-        leftovers = stale_pods(scene)
-    except TROUBLE as error:
-        trouble = " ".join(str(error).split())[:300]
+        run_to_end(job, fault, expected, times)
+        leftovers = find_stale_pods(job)
+    except HARNESS_ERRORS as error:
+        harness_error = " ".join(str(error).split())[:300]
     finally:
-        scene.watch.end()
-    run = Run(
+        job.recorder.stop()
+    run = FaultRun(
         fault=expected.name,
-        began=began,
+        began=started_at,
         at_once=at_once,
-        trouble=trouble,
+        trouble=harness_error,
         leftovers=leftovers,
-        waited_for=waited_for(scene.watch.sightings),
-        **read_status(scene.watch.status),
-        **measure(scene.watch, times),
+        waited_for=pending_reasons(job.recorder.status_changes),
+        **parse_status(job.recorder.status),
+        **measure_recovery(job.recorder, times),
     )
-    evidence = evidence_of(scene, expected, run)  # the job's own goes with it
+    evidence = keep_evidence_of_deviation(job, expected, run)  # before the job is deleted
     try:
-        run = replace(run, leftovers=(*leftovers, *remove(scene)))
-    except TROUBLE as error:
-        run = replace(run, trouble=trouble or f"not removed: {error}")
-    return run, evidence or evidence_of(scene, expected, run)
+        run = replace(run, leftovers=(*leftovers, *delete_job(job)))
+    except HARNESS_ERRORS as error:
+        run = replace(run, trouble=harness_error or f"not removed: {error}")
+    return run, evidence or keep_evidence_of_deviation(job, expected, run)
 
 
-def evidence_of(scene: Scene, expected: Expectation, run: Run) -> str:
-    """The folder where it is kept if the run is not as expected."""
-    return str(keep_evidence(scene, run.began)) if deviations(expected, run) else ""
+def keep_evidence_of_deviation(job: JobUnderTest, expected: Expectation, run: FaultRun) -> str:
+    """Save evidence if the run deviates from the expectation; return its folder, or an empty string."""
+    return str(save_evidence(job, run.began)) if find_deviations(expected, run) else ""
 
 
-def follow(scene: Scene, fault: Fault, expected: Expectation, times: Times) -> None:
-    """To the job's end. The fault is undone on every way out."""
-    with ExitStack() as made:
-        job = example_job(scene.job, **fault.fields(scene))
-        if fault.when is When.BEFORE:
-            made.enter_context(fault.strike(scene))
-        times.struck = time.time()
-        scene.stack.apply(job)
-        if fault.when is When.STARTING:
-            scene.wait(lambda watch: bool(watch.attempts), what="begun", timeout_seconds=30)
-        elif fault.when is When.TRAINING:
-            scene.wait_for_step(fault.at_step)
-        if fault.when in (When.STARTING, When.TRAINING):
-            times.struck = time.time()
-            made.enter_context(fault.strike(scene))
-        if fault.lasts_seconds is not None:
-            time.sleep(max(0.0, times.struck + fault.lasts_seconds - time.time()))
-            made.close()
-            times.over = time.time()
-        patience = fault.patience_seconds
-        with trains_on(scene):
-            scene.wait(lambda watch: is_well(watch, expected, times), what="training again", timeout_seconds=patience)
-    with trains_on(scene):
-        scene.wait(lambda watch: watch.finished, what="finished", timeout_seconds=120)
+def run_to_end(job: JobUnderTest, fault: InjectedFault, expected: Expectation, times: FaultTimes) -> None:
+    """Inject the fault and follow the job to its end; the fault is removed in any case."""
+    with ExitStack() as injection:
+        manifest = example_job(job.name, **fault.fields(job))
+        if fault.injection_time is InjectionTime.BEFORE:
+            injection.enter_context(fault.inject(job))
+        times.injected_at = time.time()
+        job.stack.apply(manifest)
+        if fault.injection_time is InjectionTime.STARTING:
+            job.wait_until(lambda recorder: bool(recorder.attempts), goal="begun", timeout_seconds=30)
+        elif fault.injection_time is InjectionTime.TRAINING:
+            job.wait_for_step(fault.at_step)
+        if fault.injection_time in (InjectionTime.STARTING, InjectionTime.TRAINING):
+            times.injected_at = time.time()
+            injection.enter_context(fault.inject(job))
+        if fault.duration_seconds is not None:
+            time.sleep(max(0.0, times.injected_at + fault.duration_seconds - time.time()))
+            injection.close()
+            times.removed_at = time.time()
+        timeout = fault.recovery_timeout_seconds
+        with finish_on_exit(job):
+            job.wait_until(
+                lambda recorder: has_recovered(recorder, expected, times),
+                goal="training again",
+                timeout_seconds=timeout,
+            )
+    with finish_on_exit(job):
+        job.wait_until(lambda recorder: recorder.is_finished, goal="finished", timeout_seconds=120)
 
 
 @contextmanager
-def trains_on(scene: Scene) -> Iterator[None]:
-    """Whatever becomes of the wait, the job may end afterwards: what it came to is told, too."""
+def finish_on_exit(job: JobUnderTest) -> Iterator[None]:
+    """Let the job end when the block ends, even after an error, so that its final status is recorded."""
     try:
         yield
     finally:
         with suppress(OSError):
-            scene.finish()
+            job.request_finish()
 
 
-def is_well(watch: Watch, expected: Expectation, times: Times) -> bool:
-    """It ended, or trains in the attempt that is expected to last."""
-    if watch.finished:
+def has_recovered(recorder: JobRecorder, expected: Expectation, times: FaultTimes) -> bool:
+    """Whether the job ended, or trains in the attempt that is expected to be the last."""
+    if recorder.is_finished:
         return True
-    since = max(times.struck, times.over or 0.0)
-    fresh = [step for step in watch.steps if step.time > since and step.attempt >= expected.restarts]
-    return len(fresh) >= STEPS_AFTERWARDS and expected.phase == "Complete"
+    since = max(times.injected_at, times.removed_at or 0.0)
+    new_steps = [step for step in recorder.steps if step.time > since and step.attempt >= expected.restarts]
+    return len(new_steps) >= STEPS_AFTER_RECOVERY and expected.phase == "Complete"
 
 
-def stale_pods(scene: Scene, *, patience_seconds: float = 30) -> tuple[str, ...]:
-    """Pods of attempts before the last, which a job that ended has no more."""
-    last = str(scene.watch.status.get("attempt", 0))
+def find_stale_pods(job: JobUnderTest, *, timeout_seconds: float = 30) -> tuple[str, ...]:
+    """Return the pods of earlier attempts that still exist after the timeout; a finished job has none."""
+    current_attempt = str(job.recorder.status.get("attempt", 0))
 
-    def found() -> tuple[str, ...]:
-        pods = scene.stack.pods(scene.job)
-        return tuple(pod["metadata"]["name"] for pod in pods if pod["metadata"]["labels"][names.ATTEMPT] != last)
+    def find_older_pods() -> tuple[str, ...]:
+        pods = job.stack.pods(job.name)
+        return tuple(
+            pod["metadata"]["name"] for pod in pods if pod["metadata"]["labels"][names.ATTEMPT] != current_attempt
+        )
 
-    deadline = time.monotonic() + patience_seconds
-    while (left := found()) and time.monotonic() < deadline:
+    deadline = time.monotonic() + timeout_seconds
+    while (remaining := find_older_pods()) and time.monotonic() < deadline:
         time.sleep(0.5)
-    return left
+    return remaining
 
 
-def remove(scene: Scene, *, patience_seconds: float = 180) -> tuple[str, ...]:
-    """Delete the job and its output; the names of children that outlive it.
+def delete_job(job: JobUnderTest, *, timeout_seconds: float = 180) -> tuple[str, ...]:
+    """Delete the job and its output; return the names of children that still exist after the timeout.
 
-    The garbage collector needs its watches: after an API server that was away for long they may pause for a minute.
+    After a long outage of the API server the watches of the garbage collector may pause for a minute.
     """
-    scene.stack.delete(scene.job)
-    selector = f"{names.JOB_NAME}={scene.job}"
-    deadline = time.monotonic() + patience_seconds
-    while left := scene.stack.kubectl("get", CHILDREN, "-l", selector, "-o", "name").split():
+    job.stack.delete(job.name)
+    selector = f"{names.JOB_NAME}={job.name}"
+    deadline = time.monotonic() + timeout_seconds
+    while remaining := job.stack.kubectl("get", CHILDREN, "-l", selector, "-o", "name").split():
         if time.monotonic() > deadline:
             break
         time.sleep(0.3)
-    shutil.rmtree(scene.output, ignore_errors=True)
-    return tuple(left)
+    shutil.rmtree(job.output, ignore_errors=True)
+    return tuple(remaining)
 
 
-def waited_for(sightings: Sequence[Sighting]) -> tuple[str, ...]:
-    """Reasons that `status.waiting` gave, each once."""
-    told = ((sighting.status.get("waiting") or {}).get("reason") for sighting in sightings)
-    return tuple(dict.fromkeys(reason for reason in told if reason))
+def pending_reasons(status_changes: Sequence[StatusChange]) -> tuple[str, ...]:
+    """Return the distinct reasons of `status.waiting`, in order."""
+    reasons = ((change.status.get("waiting") or {}).get("reason") for change in status_changes)
+    return tuple(dict.fromkeys(reason for reason in reasons if reason))
 
 
-def measure(watch: Watch, times: Times) -> Raw:
-    """Fields of a Run that only a clock and the logs tell."""
-    struck = watch.struck or times.struck
-    done = [step.step for step in watch.steps]
-    noticed = next((seen.time for seen in watch.sightings if seen.time >= struck and shows_trouble(seen.status)), None)
+def measure_recovery(recorder: JobRecorder, times: FaultTimes) -> RawBody:
+    """Return the fields of a FaultRun that depend on times and logged steps."""
+    injected_at = recorder.injected_at or times.injected_at
+    trained_steps = [step.step for step in recorder.steps]
+    detected_at = next(
+        (
+            change.time
+            for change in recorder.status_changes
+            if change.time >= injected_at and shows_failure(change.status)
+        ),
+        None,
+    )
     return {
-        "detected_seconds": round(noticed - struck, 2) if noticed is not None else None,
-        "again_seconds": again_seconds(watch.steps, struck, times.over),
-        "steps_lost": len(done) - len(set(done)),
-        "steps_missing": max(done, default=0) - len(set(done)),
+        "detected_seconds": round(detected_at - injected_at, 2) if detected_at is not None else None,
+        "again_seconds": seconds_until_training(recorder.steps, injected_at, times.removed_at),
+        "steps_lost": len(trained_steps) - len(set(trained_steps)),
+        "steps_missing": max(trained_steps, default=0) - len(set(trained_steps)),
     }
 
 
-def shows_trouble(status: Raw) -> bool:
+def shows_failure(status: RawBody) -> bool:
     attempts = status.get("attempts", ())
     states = [attempt["state"] for attempt in attempts]
     return bool(status.get("waiting")) or any(state in ("Stopping", "Failed") for state in states)
 
 
-def again_seconds(steps: Sequence[Step], struck: float, over: float | None) -> float | None:
-    """To the first step of a later attempt than the one that was struck; from the end of what kept it from starting."""
-    before = [step for step in steps if step.time < struck]
-    if before:
-        again = next((step.time for step in steps if step.attempt > before[-1].attempt), None)
-        return round(again - struck, 2) if again is not None else None
-    since = over if over is not None else struck
+def seconds_until_training(steps: Sequence[RecordedStep], injected_at: float, removed_at: float | None) -> float | None:
+    """Return the seconds until the next attempt trains its first step.
+
+    For a job that had not started, return the seconds from the end of the obstacle to its first step.
+    """
+    steps_before = [step for step in steps if step.time < injected_at]
+    if steps_before:
+        restarted_at = next((step.time for step in steps if step.attempt > steps_before[-1].attempt), None)
+        return round(restarted_at - injected_at, 2) if restarted_at is not None else None
+    since = removed_at if removed_at is not None else injected_at
     return round(steps[0].time - since, 2) if steps else None

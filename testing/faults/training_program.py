@@ -1,8 +1,8 @@
-"""What trains in the fault matrix: ranks that step together, save, go on from what was saved, and do one thing wrong.
+"""The program that jobs of the fault matrix run: ranks that step together, save, resume and inject one fault.
 
-It stands for a program of the user's own: standard library only, one process per node or, as a script, per rank.
-Ranks meet at rank 0, as an all-reduce would: who dies is missed by all within one step. It trains until a file `finish`
-appears in the output.
+It is an example of a user's own program: standard library only, one process per node or, as a script, per rank.
+The ranks synchronize with rank 0 at every step, as an all-reduce does, so that all ranks fail within one step after
+one has died. It trains until a file `finish` exists in the output folder.
 """
 
 import argparse
@@ -22,106 +22,106 @@ from pathlib import Path
 RANK = int(os.environ.get("RANK", os.environ["NODE_RANK"]))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", os.environ["NNODES"]))
 OUTPUT = Path(os.environ["FINETUNE_OUTPUT"])
-SHARED_MEMORY = Path("/dev/shm/torch_1207")  # named as torch names its own
+SHARED_MEMORY = Path("/dev/shm/torch_1207")  # named as torch names its shared-memory files
 MIB = b"x" * (1 << 20)
 GO, STOP, FINISH = b".", b"s", b"f"
-asked_to_stop = False
+stop_requested = False
 
 
 class DistBackendError(RuntimeError):
-    """What torch raises of a peer that is gone."""
+    """The name of the error that torch raises if a peer is gone."""
 
 
 class OutOfMemoryError(RuntimeError):
-    """torch's, by name."""
+    """The name of torch's CUDA OOM error."""
 
 
 def main() -> None:
     options = read_options()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if options.ignore_sigterm else note_stop)
-    sys.excepthook = print_as_torch_does
-    peers = Peers(patience_seconds=options.patience)
-    first = load_step()
-    for step in range(first + 1, 10**6):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if options.ignore_sigterm else request_stop)
+    sys.excepthook = print_traceback_like_torch
+    peers = Peers(timeout_seconds=options.patience)
+    last_step = load_step()
+    for step in range(last_step + 1, 10**6):
         time.sleep(options.seconds)
-        fails = options.rank == RANK and int(os.environ["FINETUNE_ATTEMPT"]) < options.failing_attempts
-        if options.fault and fails and step == options.at:
-            say(f"fault strikes at {time.time()}")
+        injects_fault = options.rank == RANK and int(os.environ["FINETUNE_ATTEMPT"]) < options.failing_attempts
+        if options.fault and injects_fault and step == options.at:
+            log(f"fault injected at {time.time()}")
             FAULTS[options.fault](options.mib)
-        agreed = peers.agree(own_word())
+        agreed_vote = peers.agree(own_vote())
         if RANK == 0:
-            say(f"step {step}")
+            log(f"step {step}")
             report(step)
-            if step % options.save_steps == 0 or agreed != GO:
-                save_step(step, seconds=options.save_seconds if agreed == STOP else 0)
-        if agreed != GO:
-            return leave(agreed)
+            if step % options.save_steps == 0 or agreed_vote != GO:
+                save_step(step, seconds=options.save_seconds if agreed_vote == STOP else 0)
+        if agreed_vote != GO:
+            return wait_for_own_sigterm(agreed_vote)
     return None
 
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fault", choices=FAULTS)
-    parser.add_argument("--at", type=int, default=25, help="the step before whose end the fault strikes")
+    parser.add_argument("--at", type=int, default=25, help="the step in which the fault is injected")
     parser.add_argument("--rank", type=int, default=1)
     parser.add_argument("--failing-attempts", type=int, default=1)
-    parser.add_argument("--mib", type=int, default=0, help="how much memory or disk the fault takes")
-    parser.add_argument("--seconds", type=float, default=0.1, help="of a step")
+    parser.add_argument("--mib", type=int, default=0, help="how much memory or disk the fault uses")
+    parser.add_argument("--seconds", type=float, default=0.1, help="duration of a step")
     parser.add_argument("--save-steps", type=int, default=10)
-    parser.add_argument("--save-seconds", type=float, default=0, help="of a save after SIGTERM")
+    parser.add_argument("--save-seconds", type=float, default=0, help="duration of a save after SIGTERM")
     parser.add_argument("--patience", type=float, default=60, help="seconds that a rank waits for its peers")
     parser.add_argument("--ignore-sigterm", action="store_true")
     return parser.parse_args()
 
 
-def say(line: str) -> None:
-    """In one piece: print writes the end of the line by itself, and what the supervisor says may come between."""
+def log(line: str) -> None:
+    """Write the whole line at once: print writes the newline separately, so that other output may come between."""
     os.write(1, f"{line}\n".encode())
 
 
-def note_stop(_number: int, _frame: object) -> None:
-    global asked_to_stop
-    asked_to_stop = True
+def request_stop(_number: int, _frame: object) -> None:
+    global stop_requested
+    stop_requested = True
 
 
-def own_word() -> bytes:
-    if asked_to_stop:
+def own_vote() -> bytes:
+    if stop_requested:
         return STOP
     return FINISH if RANK == 0 and (OUTPUT / "finish").exists() else GO
 
 
-def leave(agreed: bytes) -> None:
-    """A drain asks one node only; the others are asked a moment later, and an end before that would be a success."""
+def wait_for_own_sigterm(agreed_vote: bytes) -> None:
+    """Wait for SIGTERM on this node: a drain stops one node first, and an earlier exit 0 counts as success."""
     deadline = time.monotonic() + 60
-    while agreed == STOP and not asked_to_stop and time.monotonic() < deadline:
+    while agreed_vote == STOP and not stop_requested and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 class Peers:
-    """Every rank's connection to rank 0, and rank 0's to all."""
+    """The connection of a rank to rank 0, or those of rank 0 to all other ranks."""
 
-    def __init__(self, *, patience_seconds: float) -> None:
+    def __init__(self, *, timeout_seconds: float) -> None:
         address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1)
-        self._patience_seconds = patience_seconds
+        self._timeout_seconds = timeout_seconds
         self._links = accept(address[1]) if RANK == 0 else [connect(address)]
         for link in self._links:
-            link.settimeout(patience_seconds)
+            link.settimeout(timeout_seconds)
 
-    def agree(self, word: bytes) -> bytes:
-        """GO, unless any rank says otherwise; STOP wins, because it comes with a deadline."""
+    def agree(self, vote: bytes) -> bytes:
+        """Return GO unless any rank voted for something else; STOP has priority, because it has a deadline."""
         try:
             if RANK != 0:
-                self._links[0].sendall(word)
+                self._links[0].sendall(vote)
                 return receive(self._links[0])
-            said = {word, *(receive(link) for link in self._links)}
-            agreed = next(word for word in (STOP, FINISH, GO) if word in said)
+            votes = {vote, *(receive(link) for link in self._links)}
+            agreed_vote = next(vote for vote in (STOP, FINISH, GO) if vote in votes)
             for link in self._links:
-                link.sendall(agreed)
+                link.sendall(agreed_vote)
         except TimeoutError:
-            raise DistBackendError(f"timed out waiting {self._patience_seconds:.0f} s for a peer") from None
+            raise DistBackendError(f"timed out waiting {self._timeout_seconds:.0f} s for a peer") from None
         except OSError as error:
             raise DistBackendError(f"Connection closed by peer ({error})") from None
-        return agreed
+        return agreed_vote
 
 
 def accept(port: int) -> list[socket.socket]:
@@ -142,27 +142,27 @@ def connect(address: tuple[str, int]) -> socket.socket:
 
 
 def receive(link: socket.socket) -> bytes:
-    word = link.recv(1)
-    if not word:
+    vote = link.recv(1)
+    if not vote:
         raise ConnectionError("end of stream")
-    return word
+    return vote
 
 
 def load_step() -> int:
-    """Of the last save; 0 if there is none."""
+    """Return the step of the last save, or 0 if there is none."""
     path = OUTPUT / "saved.json"
     return int(json.loads(path.read_text())["step"]) if path.exists() else 0
 
 
 def save_step(step: int, *, seconds: float) -> None:
     time.sleep(seconds)
-    beside = OUTPUT / "saved.tmp"
-    beside.write_text(json.dumps({"step": step}))
-    beside.replace(OUTPUT / "saved.json")
+    temporary = OUTPUT / "saved.tmp"
+    temporary.write_text(json.dumps({"step": step}))
+    temporary.replace(OUTPUT / "saved.json")
 
 
 def report(step: int) -> None:
-    """As docs/user-guide/command.md has it. An answer that does not come is no failure."""
+    """Report the progress as docs/user-guide/command.md describes; a failed report is ignored."""
     body = {"trainerStatus": {"metrics": [{"name": "current_step", "value": str(step)}]}}
     token = Path(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read_text()
     url, headers = os.environ["KUBEFLOW_TRAINER_SERVER_URL"], {"Authorization": f"Bearer {token}"}
@@ -170,13 +170,13 @@ def report(step: int) -> None:
     try:
         urllib.request.urlopen(request, timeout=5).close()  # noqa: S310
     except OSError as error:
-        say(f"not reported: {error}")
+        log(f"not reported: {error}")
 
 
-def print_as_torch_does(kind: type[BaseException], error: BaseException, stack: object) -> None:
-    """torch.distributed puts the rank before every line of what it could not catch."""
-    told = "".join(traceback.format_exception(error))
-    sys.stderr.write("".join(f"[rank{RANK}]: {line}\n" for line in told.splitlines()))
+def print_traceback_like_torch(kind: type[BaseException], error: BaseException, stack: object) -> None:
+    """Print an uncaught exception with the rank before every line, as torch.distributed does."""
+    text = "".join(traceback.format_exception(error))
+    sys.stderr.write("".join(f"[rank{RANK}]: {line}\n" for line in text.splitlines()))
     sys.stderr.flush()
 
 
@@ -196,7 +196,7 @@ def raise_port_in_use(_mib: int) -> None:
     raise OSError(98, "Address already in use")
 
 
-def lose_link(_mib: int) -> None:
+def raise_connection_reset(_mib: int) -> None:
     raise ConnectionResetError(104, "Connection reset by peer")
 
 
@@ -212,14 +212,14 @@ def hang(_mib: int) -> None:
     time.sleep(3600)
 
 
-def take_memory(mib: int) -> None:
-    """Written to, or the kernel would only promise it."""
-    held = [bytearray(MIB) for _ in range(mib)]
-    say(f"holding {len(held)} MiB")
+def allocate_memory(mib: int) -> None:
+    """Allocate memory and write to it; otherwise the kernel only reserves address space."""
+    blocks = [bytearray(MIB) for _ in range(mib)]
+    log(f"holding {len(blocks)} MiB")
 
 
-def fill_shm(mib: int) -> None:
-    """In torch's words: Python's own name no file."""
+def fill_shared_memory(mib: int) -> None:
+    """Raise torch's error message; Python's own does not contain the file name."""
     try:
         write_file(SHARED_MEMORY, mib)
     except OSError as error:
@@ -230,7 +230,7 @@ def fill_shm(mib: int) -> None:
         SHARED_MEMORY.unlink()
 
 
-def map_shm(mib: int) -> None:
+def map_shared_memory(mib: int) -> None:
     with SHARED_MEMORY.open("wb+") as file:
         file.truncate(mib << 20)
         with mmap.mmap(file.fileno(), mib << 20) as mapped:
@@ -244,7 +244,7 @@ def fill_scratch(mib: int) -> None:
 
 
 def fill_and_wait(mib: int) -> None:
-    """Until the kubelet has measured it, or the kernel found somebody to kill."""
+    """Fill the volume and wait until the kubelet evicts the pod or the kernel kills the process."""
     fill_scratch(mib)
     hang(mib)
 
@@ -263,12 +263,12 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "exit-42": exit_42,
     "fill": fill_and_wait,
     "hang": hang,
-    "link": lose_link,
-    "memory": take_memory,
+    "link": raise_connection_reset,
+    "memory": allocate_memory,
     "port-in-use": raise_port_in_use,
     "segfault": segfault,
-    "shm": fill_shm,
-    "shm-mmap": map_shm,
+    "shm": fill_shared_memory,
+    "shm-mmap": map_shared_memory,
 }
 
 if __name__ == "__main__":

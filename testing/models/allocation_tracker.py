@@ -1,4 +1,4 @@
-"""What a training really allocates on CPU, tensor by tensor: held between steps, and at the highest moment of one."""
+"""Measure the memory that tensors of a training occupy on the CPU, between steps and at the peak of each step."""
 
 import gc
 import weakref
@@ -11,45 +11,48 @@ from torch.utils._pytree import tree_leaves
 from transformers import TrainerCallback
 
 
-class Book(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Every storage from the operation that makes it to its end. Sizes are read anew: FSDP2 frees by shrinking them."""
+class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tracks the storage of every tensor from its creation until it is freed.
+
+    Sizes are read again each time, because FSDP2 frees memory by resizing storages.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.highest = 0
-        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.peak_bytes = 0
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     @property
-    def live(self) -> int:
-        """Bytes."""
-        known = list(self._known.values())  # threads of collectives may let go of one meanwhile
-        return sum(storage.nbytes() for each in known if (storage := each()) is not None)
+    def live_bytes(self) -> int:
+        """Bytes of all tracked storages."""
+        references = list(self._storages.values())  # a copy: threads of collectives may free one meanwhile
+        return sum(storage.nbytes() for reference in references if (storage := reference()) is not None)
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
-                # a DTensor has the shape of the whole and the memory of its piece
+                # a DTensor has the global shape, but only the memory of its local shard
                 storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
-                if storage._cdata not in self._known:
-                    self._known[storage._cdata] = weakref.ref(storage)
-                    weakref.finalize(storage, self._known.pop, storage._cdata, None)
-        self.highest = max(self.highest, self.live)
-        return made
+                if storage._cdata not in self._storages:
+                    self._storages[storage._cdata] = weakref.ref(storage)
+                    weakref.finalize(storage, self._storages.pop, storage._cdata, None)
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return result
 
 
 @dataclass
-class Follow(TrainerCallback):  # type: ignore[misc]
-    """Steps without what is saved between them. Bytes, by step."""
+class AllocationCallback(TrainerCallback):  # type: ignore[misc]
+    """Records held and peak bytes of every step, without the saves between steps."""
 
-    book: Book
-    held: list[int] = field(default_factory=list)
-    highest: list[int] = field(default_factory=list)
+    tracker: AllocationTracker
+    held_bytes: list[int] = field(default_factory=list)
+    peak_bytes: list[int] = field(default_factory=list)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         gc.collect()
-        self.book.highest = 0
-        self.held.append(self.book.live)
+        self.tracker.peak_bytes = 0
+        self.held_bytes.append(self.tracker.live_bytes)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.highest.append(self.book.highest)
+        self.peak_bytes.append(self.tracker.peak_bytes)

@@ -1,4 +1,4 @@
-"""scikit-learn's 1,797 hand-written digits as questions about images."""
+"""scikit-learn's 1,797 hand-written digits as chat rows with an image."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,44 +8,46 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from testing.models import tiny_text as tiny
+from testing.models import tiny_text
 
 _HELD_OUT = 297
-_EDGE = 28  # one token of Qwen2-VL
-_BRIGHTEST = 16
+_EDGE = 28  # image size in pixels: one token of Qwen2-VL
+_MAX_BRIGHTNESS = 16
 
 
 @dataclass(frozen=True)
 class Digits:
-    """Rows to learn from, others to be asked, and the share of those that a linear probe of the pixels answers."""
+    """Training rows, held-out rows, and the held-out accuracy of a linear probe on the pixels (0 to 1)."""
 
     train: Path
     held_out: Path
-    linear_probe: float
+    linear_probe_accuracy: float
 
 
 def build(folder: Path) -> Digits:
     folder.mkdir(parents=True)
-    pixels, answers = load_digits(return_X_y=True)
+    pixels, digits = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(pixels))
-    pixels, answers = pixels[order] / _BRIGHTEST, answers[order]
-    rows = [_row(folder, number, *pair) for number, pair in enumerate(zip(pixels, answers, strict=True))]
-    built = Digits(
+    pixels, digits = pixels[order] / _MAX_BRIGHTNESS, digits[order]
+    rows = [_row(folder, number, *pair) for number, pair in enumerate(zip(pixels, digits, strict=True))]
+    files = Digits(
         folder / "train.jsonl",
         folder / "held-out.jsonl",
         float(
             LogisticRegression(max_iter=500)
-            .fit(pixels[_HELD_OUT:], answers[_HELD_OUT:])
-            .score(pixels[:_HELD_OUT], answers[:_HELD_OUT])
+            .fit(pixels[_HELD_OUT:], digits[_HELD_OUT:])
+            .score(pixels[:_HELD_OUT], digits[:_HELD_OUT])
         ),
     )
-    tiny.write_jsonl(built.held_out, rows[:_HELD_OUT])
-    tiny.write_jsonl(built.train, rows[_HELD_OUT:])
-    return built
+    tiny_text.write_jsonl(files.held_out, rows[:_HELD_OUT])
+    tiny_text.write_jsonl(files.train, rows[_HELD_OUT:])
+    return files
 
 
-def _row(folder: Path, number: int, pixels: "np.ndarray[tuple[int], np.dtype[np.float64]]", answer: int) -> tiny.Row:
+def _row(
+    folder: Path, number: int, pixels: "np.ndarray[tuple[int], np.dtype[np.float64]]", digit: int
+) -> tiny_text.Row:
     name = f"{number}.png"
     Image.fromarray((pixels.reshape(8, 8) * 255).astype(np.uint8)).resize((_EDGE, _EDGE)).save(folder / name)
-    asked = {"role": "user", "content": "<image>digit?"}
-    return {"messages": [asked, {"role": "assistant", "content": str(answer)}], "images": [name]}
+    question = {"role": "user", "content": "<image>digit?"}
+    return {"messages": [question, {"role": "assistant", "content": str(digit)}], "images": [name]}

@@ -1,4 +1,4 @@
-"""Loss of a base model, and with an adapter, on what assistants say in some rows: held_out.py MODEL ADAPTER ROWS."""
+"""Print the loss on assistant turns of some rows, without and with an adapter: held_out_loss.py MODEL ADAPTER ROWS."""
 
 import json
 import sys
@@ -19,15 +19,15 @@ def main(model_folder: str, adapter_folder: str, rows_file: str) -> None:
 
 
 def mean_loss(model: torch.nn.Module, tokenizer: AutoTokenizer, rows: list[list[dict[str, str]]]) -> float:
-    """Mean over tokens of what follows the prompt."""
+    """Return the mean loss per token over the last turn of each conversation."""
     total, count = 0.0, 0
     for messages in rows:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
         prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
         ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
-        skip = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        prompt_length = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
         labels = ids.clone()
-        labels[:, :skip] = -100
+        labels[:, :prompt_length] = -100
         tokens = int((labels[:, 1:] != -100).sum())
         with torch.no_grad():
             total += float(model(input_ids=ids, labels=labels).loss) * tokens

@@ -1,4 +1,4 @@
-"""The loss curve of a job, read from its output folder and drawn with characters."""
+"""Read the losses of a job from its output folder and render them as a text chart."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ WIDTH, HEIGHT = 60, 8
 
 
 def read_losses(output: Path) -> dict[int, float]:
-    """Loss by step, as the trainer left it beside the result."""
+    """Return the loss by step from the trainer state of the result."""
     state = json.loads((output / "result" / "trainer_state.json").read_text())
     return {entry["step"]: entry["loss"] for entry in state["log_history"] if "loss" in entry}
 
 
 def loss_curve(losses: dict[int, float]) -> str:
-    """A small chart, highest loss on top."""
+    """Render a text chart of the losses, with the step on the horizontal axis."""
     steps = sorted(losses)
     columns = (
         [losses[steps[i * len(steps) // WIDTH]] for i in range(WIDTH)]

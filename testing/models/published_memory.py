@@ -1,7 +1,7 @@
-"""What other projects measured, and what our forecast says of the same jobs.
+"""Memory measurements that other projects published, and the forecasts of the same jobs.
 
-Architectures are numbers alone: no weights and no config of the Hub is needed. `tools/memory_table.py` makes the table
-of docs/user-guide/memory.md from this.
+Model configs are built from the numbers below, so nothing is downloaded. `tools/memory_table.py` generates the table
+of docs/user-guide/memory.md from this module.
 """
 
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ import torch
 from transformers import AutoConfig
 
 from finetune_api.v1alpha1.lora import Lora
-from finetune_trainer.memory.breakdown import Layout, rank_parts
-from finetune_trainer.memory.fake_step import Live, Step, loss_of_every_token
-from finetune_trainer.memory.model_shape import Architecture, measure_shape, measure_step
-from finetune_trainer.memory.sharded import Zero
+from finetune_trainer.memory.breakdown import RankLayout, break_down_rank_memory
+from finetune_trainer.memory.fake_step import ActivationMemory, SimulatedStep, unmasked_token_loss
+from finetune_trainer.memory.model_shape import Architecture, measure_shape, measure_step_peak
+from finetune_trainer.memory.sharded import ZeroStrategy
 
 GB, MIB, GIB = 10**9, 2**20, 2**30
 UNITS = {GB: "GB", MIB: "MiB", GIB: "GiB"}
@@ -26,12 +26,12 @@ _QWEN = {
     "model_type": "qwen2",
     "max_position_embeddings": 8192,
     "tie_word_embeddings": False,
-}  # of the first generation
+}  # the first generation has the architecture of Qwen2
 _PHI = {
     "model_type": "phi",
     "hidden_act": "gelu_pytorch_tanh",
     "vocab_size": 51200,
-}  # litgpt computes GELU in one kernel
+}  # litgpt's GELU is one kernel
 
 
 def _sizes(hidden: int, layers: int, heads: int, intermediate: int, **others: Any) -> dict[str, Any]:
@@ -84,11 +84,11 @@ MODELS: Mapping[str, dict[str, Any]] = {
 
 
 class Measure(StrEnum):
-    """What a source counted."""
+    """Which memory a source measured."""
 
     ALLOCATED = "tensors"
     RESERVED = "tensors and the allocator's gaps"
-    DEVICE = "all that the process takes"
+    DEVICE = "all memory of the process"
 
 
 _NOT_COUNTED = {
@@ -99,61 +99,64 @@ _NOT_COUNTED = {
 
 
 @dataclass(frozen=True)
-class Source:
-    """A page with measurements, and in what its trainer differs from ours."""
+class PublishedSource:
+    """A page with measurements, and how its trainer differs from this one."""
 
     name: str
     page: str
     unit: int  # in bytes
     measure: Measure
-    in_16_bits: bool  # adapters, gradients and optimizer states, too; there is no autocast
-    update_copies: bool = False  # AdamW makes a copy of all that is trained, where ours is fused
+    in_16_bits: bool  # adapters, gradients and optimizer states too, without autocast
+    unfused_adamw: bool = False  # its update allocates a copy of the trained parameters
 
 
-QWEN = Source("QwenLM/Qwen", "README.md", GB, Measure.DEVICE, in_16_bits=False)
-SWIFT = Source(
-    "modelscope/ms-swift", "docs/source/LLM/Benchmark.md", MIB, Measure.RESERVED, in_16_bits=False, update_copies=True
+QWEN = PublishedSource("QwenLM/Qwen", "README.md", GB, Measure.DEVICE, in_16_bits=False)
+SWIFT = PublishedSource(
+    "modelscope/ms-swift", "docs/source/LLM/Benchmark.md", MIB, Measure.RESERVED, in_16_bits=False, unfused_adamw=True
 )
-LITGPT = Source("Lightning-AI/litgpt", "tutorials/resource-tables.md", GB, Measure.ALLOCATED, in_16_bits=True)
-LITGPT_HUB = Source("Lightning-AI/litgpt", "config_hub/finetune/README.md", GB, Measure.ALLOCATED, in_16_bits=True)
-TORCHTUNE = Source("pytorch/torchtune", "README.md", GIB, Measure.ALLOCATED, in_16_bits=True)
-SWIFT_EXAMPLES = Source("modelscope/ms-swift", "examples/train", GIB, Measure.DEVICE, in_16_bits=False)
+LITGPT = PublishedSource("Lightning-AI/litgpt", "tutorials/resource-tables.md", GB, Measure.ALLOCATED, in_16_bits=True)
+LITGPT_HUB = PublishedSource(
+    "Lightning-AI/litgpt", "config_hub/finetune/README.md", GB, Measure.ALLOCATED, in_16_bits=True
+)
+TORCHTUNE = PublishedSource("pytorch/torchtune", "README.md", GIB, Measure.ALLOCATED, in_16_bits=True)
+SWIFT_EXAMPLES = PublishedSource("modelscope/ms-swift", "examples/train", GIB, Measure.DEVICE, in_16_bits=False)
 SOURCES = (QWEN, SWIFT, SWIFT_EXAMPLES, LITGPT, LITGPT_HUB, TORCHTUNE)
 
 
 @dataclass(frozen=True)
-class Row:
-    """One published number, of one GPU. `varied`: samples are shorter than `length` more often than not."""
+class PublishedRow:
+    """A published measurement of one GPU."""
 
-    source: Source
+    source: PublishedSource
     model: str
     lora: Lora | None
     length: int
     published: float  # in the source's unit
     batch: int = 1
     checkpointing: bool = True
-    varied: bool = False
+    has_varied_lengths: bool = False  # most samples are shorter than `length`
     ranks: int = 1
-    way: Zero | None = None  # of spreading; DDP without one
+    zero: ZeroStrategy | None = None  # None: DDP
 
     @property
     def published_bytes(self) -> float:
         return self.published * self.source.unit
 
 
-def forecast_row(row: Row) -> int:
-    """Bytes of what the row's source counted."""
+def forecast_row(row: PublishedRow) -> int:
+    """Return the forecast in bytes of the memory that the row's source measured."""
     source, bf16 = row.source, torch.bfloat16
     config = AutoConfig.for_model(**MODELS[row.model])
-    # ms-swift keeps the weights in 16 bits when it trains them, too.
-    pure = source.in_16_bits or row.lora is None or row.way is not None
-    architecture = Architecture(config, bf16, row.lora, pure=pure)
-    step = Step(row.batch, row.length, row.checkpointing, None if pure else bf16, loss_of_every_token)
-    shape, live = measure_shape(architecture), measure_step(architecture, step)
-    if source.update_copies and row.way is None and shape.trained_bytes > live.total:
-        live = Live(activations=shape.trained_bytes)
-    layout = Layout(row.ranks, ranks_per_node=1, loaders_per_rank=0, on_gpu=True, spread=row.way)
-    parts = rank_parts(shape, live, layout).parts
+    # ms-swift keeps the weights in 16 bits in full tuning too.
+    uniform_dtype = source.in_16_bits or row.lora is None or row.zero is not None
+    architecture = Architecture(config, bf16, row.lora, uniform_dtype=uniform_dtype)
+    autocast = None if uniform_dtype else bf16
+    step = SimulatedStep(row.batch, row.length, row.checkpointing, autocast, unmasked_token_loss)
+    shape, peak = measure_shape(architecture), measure_step_peak(architecture, step)
+    if source.unfused_adamw and row.zero is None and shape.trained_bytes > peak.total:
+        peak = ActivationMemory(activations=shape.trained_bytes)
+    layout = RankLayout(row.ranks, ranks_per_node=1, loader_workers_per_rank=0, on_gpu=True, sharding=row.zero)
+    parts = break_down_rank_memory(shape, peak, layout).parts
     return sum(part.size for part in parts if part.name not in _NOT_COUNTED[source.measure])
 
 
@@ -161,40 +164,44 @@ def _lora(r: int, *targets: str) -> Lora:
     return Lora(r=r, lora_dropout=0.05, target_modules=targets)
 
 
-def _by_length(source: Source, model: str, lora: Lora | None, published: Mapping[int, float]) -> tuple[Row, ...]:
-    """ms-swift cuts samples of 3234 tokens in the mean: below that nearly all are of the greatest length."""
+def _by_length(
+    source: PublishedSource, model: str, lora: Lora | None, published: Mapping[int, float]
+) -> tuple[PublishedRow, ...]:
+    """ms-swift truncates samples of 3234 tokens on average: below that, nearly all have the maximum length."""
     return tuple(
-        Row(source, model, lora, length, value, varied=source is SWIFT and length > 2048)
+        PublishedRow(source, model, lora, length, value, has_varied_lengths=source is SWIFT and length > 2048)
         for length, value in published.items()
     )
 
 
-def _by_gpus(ranks: int, way: Zero, model: str, lora: Lora | None, published: Mapping[int, float]) -> tuple[Row, ...]:
-    """Qwen's page gives the sum of all GPUs."""
+def _by_gpus(
+    ranks: int, zero: ZeroStrategy, model: str, lora: Lora | None, published: Mapping[int, float]
+) -> tuple[PublishedRow, ...]:
+    """Divide the sum over all GPUs, which Qwen's page states, by the number of ranks."""
     return tuple(
-        Row(QWEN, model, lora, length, value / ranks, ranks=ranks, way=way) for length, value in published.items()
+        PublishedRow(QWEN, model, lora, length, value / ranks, ranks=ranks, zero=zero)
+        for length, value in published.items()
     )
 
 
-def _zero(stage: int, hidden: int) -> Zero:
-    """As both projects configure DeepSpeed."""
+def _zero(stage: int, hidden: int) -> ZeroStrategy:
+    """Return the strategy that both projects configure for DeepSpeed."""
     billion = 1_000_000_000
-    if stage == 3:
-        return Zero(stage, itemsize=2, bucket=hidden**2, buffers=1, live=billion, group=billion)
-    return Zero(stage, itemsize=2, bucket=200_000_000, buffers=2, live=billion, group=billion)
+    bucket_size, buckets = (hidden**2, 1) if stage == 3 else (200_000_000, 2)
+    return ZeroStrategy(stage, 2, bucket_size, buckets, max_live_parameters=billion, sub_group_size=billion)
 
 
-_EVERY = _lora(64, "all-linear")
+_ALL_LINEAR = _lora(64, "all-linear")
 _ATTENTION = _lora(8, "q_proj", "k_proj", "v_proj")
-_FUSED = _lora(8, "query_key_value")
+_FUSED_QKV = _lora(8, "query_key_value")
 _QUERY_VALUE, _QUERY_VALUE_32 = _lora(8, "q_proj", "v_proj"), _lora(32, "q_proj", "v_proj")
 
 _QWEN_ROWS = (
-    *_by_length(QWEN, "Qwen-1.8B", _EVERY, {256: 6.7, 512: 7.4, 1024: 8.4, 2048: 11.0, 4096: 16.2, 8192: 21.8}),
-    *_by_length(QWEN, "Qwen-7B", _EVERY, {256: 20.1, 512: 20.4, 1024: 21.5, 2048: 23.8, 4096: 29.7, 8192: 36.6}),
-    *_by_length(QWEN, "Qwen-14B", _EVERY, {256: 34.6, 512: 35.1, 1024: 35.3, 2048: 37.4, 4096: 42.5, 8192: 55.2}),
+    *_by_length(QWEN, "Qwen-1.8B", _ALL_LINEAR, {256: 6.7, 512: 7.4, 1024: 8.4, 2048: 11.0, 4096: 16.2, 8192: 21.8}),
+    *_by_length(QWEN, "Qwen-7B", _ALL_LINEAR, {256: 20.1, 512: 20.4, 1024: 21.5, 2048: 23.8, 4096: 29.7, 8192: 36.6}),
+    *_by_length(QWEN, "Qwen-14B", _ALL_LINEAR, {256: 34.6, 512: 35.1, 1024: 35.3, 2048: 37.4, 4096: 42.5, 8192: 55.2}),
 )
-_SPREAD_ROWS = (
+_SHARDED_ROWS = (
     *_by_gpus(2, _zero(3, 4096), "Qwen-7B", None, {256: 139.2, 512: 148.0, 1024: 162.0}),
     *_by_gpus(
         1,
@@ -207,17 +214,17 @@ _SPREAD_ROWS = (
         4,
         _zero(2, 4096),
         "Qwen-7B",
-        _EVERY,
+        _ALL_LINEAR,
         {256: 74.7, 512: 77.6, 1024: 84.9, 2048: 95.1, 4096: 121.1, 8192: 155.5},
     ),
     *_by_gpus(
         4,
         _zero(3, 8192),
         "Qwen-72B",
-        _EVERY,
+        _ALL_LINEAR,
         {256: 215.4, 512: 217.7, 1024: 222.6, 2048: 228.8, 4096: 249.0, 8192: 289.2},
     ),
-    Row(SWIFT_EXAMPLES, "Qwen2.5-7B", None, 8192, 54, ranks=4, way=_zero(3, 3584)),
+    PublishedRow(SWIFT_EXAMPLES, "Qwen2.5-7B", None, 8192, 54, ranks=4, zero=_zero(3, 3584)),
 )
 _SWIFT_ROWS = (
     *_by_length(SWIFT, "Qwen-1.8B", _ATTENTION, {512: 4610, 1024: 5576, 2048: 7624, 4096: 17324, 8192: 36620}),
@@ -225,33 +232,34 @@ _SWIFT_ROWS = (
     *_by_length(SWIFT, "Qwen-14B", _ATTENTION, {512: 28466, 1024: 29708, 2048: 32186, 4096: 42098, 8192: 61412}),
     *_by_length(SWIFT, "Qwen-1.8B", None, {512: 18010, 1024: 18072, 2048: 20286, 4096: 26436, 8192: 37530}),
     *_by_length(SWIFT, "Qwen-7B", None, {512: 75213, 1024: 75627, 2048: 76520, 4096: 78986}),
-    Row(SWIFT, "Qwen-7B", _ATTENTION, 2048, 24842, batch=2),
-    Row(SWIFT, "Qwen-7B", _ATTENTION, 2048, 34842, batch=4),
-    Row(SWIFT, "Qwen-7B", _ATTENTION, 2048, 54844, batch=8),
-    Row(SWIFT, "Qwen-7B", _ATTENTION, 2048, 30316, checkpointing=False),
-    Row(SWIFT, "Qwen-7B", _lora(2, "q_proj", "k_proj", "v_proj"), 2048, 19300),
-    Row(SWIFT, "Qwen-7B", _lora(64, "q_proj", "k_proj", "v_proj"), 2048, 20728),
-    Row(SWIFT, "Qwen-7B", _lora(8, "all-linear"), 2048, 19670),
-    Row(SWIFT, "Yi-6B", _ATTENTION, 2048, 14386),
-    Row(SWIFT, "Yi-34B", _ATTENTION, 2048, 70482),
+    PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 24842, batch=2),
+    PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 34842, batch=4),
+    PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 54844, batch=8),
+    PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 30316, checkpointing=False),
+    PublishedRow(SWIFT, "Qwen-7B", _lora(2, "q_proj", "k_proj", "v_proj"), 2048, 19300),
+    PublishedRow(SWIFT, "Qwen-7B", _lora(64, "q_proj", "k_proj", "v_proj"), 2048, 20728),
+    PublishedRow(SWIFT, "Qwen-7B", _lora(8, "all-linear"), 2048, 19670),
+    PublishedRow(SWIFT, "Yi-6B", _ATTENTION, 2048, 14386),
+    PublishedRow(SWIFT, "Yi-34B", _ATTENTION, 2048, 70482),
 )
-# Lengths are those of the longest sample, which litgpt trains on first.
+# The length is that of the longest sample, which litgpt trains on first.
+
 _LITGPT_ROWS = tuple(
-    Row(LITGPT, model, lora, length, published, batch=batch, checkpointing=False)
+    PublishedRow(LITGPT, model, lora, length, published, batch=batch, checkpointing=False)
     for model, lora, length, published, batch in (
         ("phi-1.5", _QUERY_VALUE, 1044, 4.82, 1),
         ("phi-1.5", _QUERY_VALUE, 1044, 6.76, 2),
         ("phi-1.5", _QUERY_VALUE, 1044, 10.68, 4),
-        ("StableLM-alpha-3B", _FUSED, 1034, 9.69, 1),
-        ("StableLM-alpha-3B", _FUSED, 1034, 12.10, 2),
-        ("StableLM-alpha-3B", _FUSED, 1034, 16.92, 4),
+        ("StableLM-alpha-3B", _FUSED_QKV, 1034, 9.69, 1),
+        ("StableLM-alpha-3B", _FUSED_QKV, 1034, 12.10, 2),
+        ("StableLM-alpha-3B", _FUSED_QKV, 1034, 16.92, 4),
         ("Llama-2-7B", _QUERY_VALUE, 1304, 21.30, 1),
         ("Llama-2-7B", _QUERY_VALUE, 1304, 29.07, 2),
         ("Llama-2-13B", _QUERY_VALUE, 1304, 38.12, 1),
     )
 )
 _LITGPT_HUB_ROWS = tuple(
-    Row(LITGPT_HUB, model, lora, 512, published, batch=batch, checkpointing=False)
+    PublishedRow(LITGPT_HUB, model, lora, 512, published, batch=batch, checkpointing=False)
     for model, lora, published, batch in (
         ("Falcon-7B", _lora(32, "query_key_value"), 16.69, 1),
         ("Gemma-2B", _lora(8, "all-linear"), 12.62, 2),
@@ -264,5 +272,5 @@ _LITGPT_HUB_ROWS = tuple(
         ("TinyLlama-1.1B", None, 14.10, 4),
     )
 )
-_TORCHTUNE_ROWS = (Row(TORCHTUNE, "Llama-3.2-3B", None, 4096, 60.0, batch=2, checkpointing=False),)
-ROWS = (*_QWEN_ROWS, *_SPREAD_ROWS, *_SWIFT_ROWS, *_LITGPT_ROWS, *_LITGPT_HUB_ROWS, *_TORCHTUNE_ROWS)
+_TORCHTUNE_ROWS = (PublishedRow(TORCHTUNE, "Llama-3.2-3B", None, 4096, 60.0, batch=2, checkpointing=False),)
+ROWS = (*_QWEN_ROWS, *_SHARDED_ROWS, *_SWIFT_ROWS, *_LITGPT_ROWS, *_LITGPT_HUB_ROWS, *_TORCHTUNE_ROWS)

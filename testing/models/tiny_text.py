@@ -1,7 +1,7 @@
-"""A model, a tokenizer and chat rows small enough for tests and the demo, made on the spot from Python's own manual.
+"""Build a tiny model, tokenizer and chat dataset for tests and the demo, from Python's built-in help topics.
 
 `python -m testing.models.tiny_text DIR` creates DIR/model, DIR/train.jsonl and DIR/eval.jsonl, and the same rows as
-preferences in DIR/train.pairs.jsonl and DIR/eval.pairs.jsonl.
+preference pairs in DIR/train.pairs.jsonl and DIR/eval.pairs.jsonl.
 """
 
 import argparse
@@ -32,39 +32,39 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Tiny:
-    """What was built, by path."""
+class TinyFiles:
+    """Paths of the model, the training rows and the evaluation rows."""
 
     model: Path
     train: Path
     eval: Path
 
 
-def pairs(rows: Path) -> Path:
-    """Where the preferences of a file of rows are."""
+def preferences_path(rows: Path) -> Path:
+    """Return the path of the preference pairs that belong to a file of chat rows."""
     return rows.with_suffix(".pairs.jsonl")
 
 
-def build(folder: Path, *, rows: int = 400, eval_rows: int = 40, seed: int = 0) -> Tiny:
-    """Everything below `folder`; the same arguments give the same files."""
-    built = Tiny(folder / "model", folder / "train.jsonl", folder / "eval.jsonl")
+def build(folder: Path, *, rows: int = 400, eval_rows: int = 40, seed: int = 0) -> TinyFiles:
+    """Create model, tokenizer and rows below `folder`, reproducibly."""
+    files = TinyFiles(folder / "model", folder / "train.jsonl", folder / "eval.jsonl")
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(built.model)
-    build_model(len(tokenizer), seed=seed).save_pretrained(built.model)
-    every_row = list(chat_rows())
-    if rows + eval_rows > len(every_row):
-        raise ValueError(f"{rows} + {eval_rows} rows were asked for; the manual gives {len(every_row)}")
-    step = len(every_row) // (rows + eval_rows)
-    chosen = every_row[::step][: rows + eval_rows]
-    held_out = {int(index * len(chosen) / eval_rows) for index in range(eval_rows)}
-    for path, kept in (
-        (built.train, [row for index, row in enumerate(chosen) if index not in held_out][:rows]),
-        (built.eval, [row for index, row in enumerate(chosen) if index in held_out]),
+    tokenizer.save_pretrained(files.model)
+    build_model(len(tokenizer), seed=seed).save_pretrained(files.model)
+    all_rows = list(chat_rows())
+    if rows + eval_rows > len(all_rows):
+        raise ValueError(f"{rows} + {eval_rows} rows requested; the help topics contain {len(all_rows)}")
+    step = len(all_rows) // (rows + eval_rows)
+    selected = all_rows[::step][: rows + eval_rows]
+    held_out = {int(index * len(selected) / eval_rows) for index in range(eval_rows)}
+    for path, split in (
+        (files.train, [row for index, row in enumerate(selected) if index not in held_out][:rows]),
+        (files.eval, [row for index, row in enumerate(selected) if index in held_out]),
     ):
-        write_jsonl(path, kept)
-        write_jsonl(pairs(path), [as_preference(row) for row in kept])
-    return built
+        write_jsonl(path, split)
+        write_jsonl(preferences_path(path), [as_preference(row) for row in split])
+    return files
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -102,7 +102,7 @@ def build_model(vocabulary: int, *, seed: int = 0) -> Qwen2ForCausalLM:
         num_key_value_heads=2,
         max_position_embeddings=_POSITIONS,
         tie_word_embeddings=True,
-        initializer_range=0.1,  # adapters cannot scale frozen embeddings; with the usual 0.02 there is nothing to learn
+        initializer_range=0.1,  # adapters cannot scale frozen embeddings; with the default 0.02 the loss would not fall
         bos_token_id=None,
         eos_token_id=2,
         pad_token_id=0,
@@ -112,7 +112,7 @@ def build_model(vocabulary: int, *, seed: int = 0) -> Qwen2ForCausalLM:
 
 
 def chat_rows() -> Iterator[Row]:
-    """One question and answer per piece of the manual; answers differ much in length."""
+    """Yield one question and answer per paragraph of the help topics; answers vary in length."""
     for topic, text in topics.items():
         paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
         for number, paragraph in enumerate(filter(None, paragraphs), start=1):
@@ -124,7 +124,7 @@ def chat_rows() -> Iterator[Row]:
 
 
 def as_preference(row: Row) -> Row:
-    """The answer is chosen; the first two thirds of its words backwards are rejected."""
+    """Return the row as a preference pair; the rejected answer is the first two thirds of the words in reverse."""
     words = row["messages"][-1]["content"].split()
     return {**row, "rejected_response": " ".join(reversed(words[: len(words) - len(words) // 3]))}
 
@@ -140,8 +140,8 @@ def main() -> None:
     parser.add_argument("--eval-rows", type=int, default=40)
     options = parser.parse_args()
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    built = build(options.folder, rows=options.rows, eval_rows=options.eval_rows)
-    for path in (built.model, built.train, built.eval):
+    files = build(options.folder, rows=options.rows, eval_rows=options.eval_rows)
+    for path in (files.model, files.train, files.eval):
         print(path)
 
 

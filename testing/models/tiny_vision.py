@@ -1,4 +1,4 @@
-"""One small model of each family that sees, with random weights, and rows that show what is made on the spot."""
+"""Build tiny vision-language models of each family with random weights, and chat rows with images and videos."""
 
 import json
 from collections.abc import Callable
@@ -32,11 +32,11 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from testing.models import tiny_text as tiny
+from testing.models import tiny_text
 
 _QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 _QWEN_VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
-_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+_QWEN_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _TEXT = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -52,14 +52,14 @@ _TEXT = {
 
 
 @dataclass(frozen=True)
-class Kind:
-    """How a family's tiny model is made."""
+class ModelRecipe:
+    """How to build the tiny model of a model type."""
 
-    image: str  # what its template writes for an image
-    marks: tuple[str, ...]
+    image: str  # placeholder of an image in the chat template
+    special_tokens: tuple[str, ...]
     config: Callable[[int, PreTrainedTokenizerFast], PretrainedConfig]
     processor: Callable[[], Any]
-    pixels: tuple[int, int] | None = None  # least and most of a video, of families that see them
+    pixels: tuple[int, int] | None = None  # minimum and maximum pixels of a video, if the model accepts videos
 
 
 def _template(image: str) -> str:
@@ -75,7 +75,7 @@ def _template(image: str) -> str:
 
 def _qwen_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
     names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
-    return dict(zip(names, tokenizer.convert_tokens_to_ids(list(_MARKS)), strict=True))
+    return dict(zip(names, tokenizer.convert_tokens_to_ids(list(_QWEN_TOKENS)), strict=True))
 
 
 def _qwen2_vl(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
@@ -92,7 +92,7 @@ def _qwen2_vl(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> Pretrained
     return Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **_qwen_ids(tokenizer))
 
 
-_QWEN_TOWER: dict[str, Any] = {  # since 2.5
+_QWEN_TOWER: dict[str, Any] = {  # vision tower since Qwen2.5-VL
     "depth": 2,
     "hidden_size": 32,
     "num_heads": 2,
@@ -168,22 +168,22 @@ def _qwen_processor(**options: Any) -> Any:
 
 
 _SMALL = {"height": 56, "width": 56}
-KINDS: dict[str, Kind] = {
-    "qwen2_vl": Kind(_QWEN_IMAGE, _MARKS, _qwen2_vl, _qwen_processor, (28 * 28, 28 * 28 * 8)),
-    "qwen2_5_vl": Kind(_QWEN_IMAGE, _MARKS, _qwen2_5_vl, _qwen_processor, (28 * 28, 28 * 28 * 8)),
-    "qwen3_vl": Kind(
-        _QWEN_IMAGE, _MARKS, _qwen3_vl, lambda: _qwen_processor(patch_size=16), (32 * 32 * 2, 32 * 32 * 64)
+RECIPES: dict[str, ModelRecipe] = {
+    "qwen2_vl": ModelRecipe(_QWEN_IMAGE, _QWEN_TOKENS, _qwen2_vl, _qwen_processor, (28 * 28, 28 * 28 * 8)),
+    "qwen2_5_vl": ModelRecipe(_QWEN_IMAGE, _QWEN_TOKENS, _qwen2_5_vl, _qwen_processor, (28 * 28, 28 * 28 * 8)),
+    "qwen3_vl": ModelRecipe(
+        _QWEN_IMAGE, _QWEN_TOKENS, _qwen3_vl, lambda: _qwen_processor(patch_size=16), (32 * 32 * 2, 32 * 32 * 64)
     ),
-    "internvl": Kind(
+    "internvl": ModelRecipe(
         "<IMG_CONTEXT>\\n",
         ("<img>", "</img>", "<IMG_CONTEXT>"),
         _internvl,
         lambda: GotOcr2ImageProcessorPil(size=_SMALL, max_patches=4),
     ),
-    "llava": Kind(
+    "llava": ModelRecipe(
         "<image>\\n", ("<image>",), _llava, lambda: CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size=_SMALL)
     ),
-    "gemma3": Kind(
+    "gemma3": ModelRecipe(
         "<start_of_image>",
         ("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
         _gemma3,
@@ -192,45 +192,46 @@ KINDS: dict[str, Kind] = {
 }
 
 
-SEE_VIDEOS = tuple(kind for kind, made in KINDS.items() if made.pixels)
+VIDEO_MODEL_TYPES = tuple(model_type for model_type, recipe in RECIPES.items() if recipe.pixels)
 
 
-def build_tokenizer(kind: str) -> PreTrainedTokenizerFast:
-    tokenizer = tiny.build_tokenizer()
+def build_tokenizer(model_type: str) -> PreTrainedTokenizerFast:
+    tokenizer = tiny_text.build_tokenizer()
+    special_tokens = ("<|im_start|>", *RECIPES[model_type].special_tokens)
     tokenizer.add_special_tokens(
-        {"additional_special_tokens": [AddedToken(mark, special=True) for mark in ("<|im_start|>", *KINDS[kind].marks)]}
+        {"additional_special_tokens": [AddedToken(token, special=True) for token in special_tokens]}
     )
-    tokenizer.chat_template = _template(KINDS[kind].image)
+    tokenizer.chat_template = _template(RECIPES[model_type].image)
     return tokenizer
 
 
-def build(folder: Path, kind: str = "qwen2_vl", *, seed: int = 0) -> Path:
-    """A model, its tokenizer and its processors."""
-    tokenizer = build_tokenizer(kind)
+def build(folder: Path, model_type: str = "qwen2_vl", *, seed: int = 0) -> Path:
+    """Create a model, its tokenizer and its processors in a folder, and return the folder."""
+    tokenizer = build_tokenizer(model_type)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(seed)
-    config = KINDS[kind].config(len(tokenizer), tokenizer)
+    config = RECIPES[model_type].config(len(tokenizer), tokenizer)
     model = AutoModelForImageTextToText.from_config(config)
     for parameter in model.parameters():
-        if parameter.dim() == 2 and not parameter.any():  # Gemma 3's aligner, through which nothing would be seen
+        if parameter.dim() == 2 and not parameter.any():  # Gemma 3 initializes its aligner with zeros
             torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(folder)
-    KINDS[kind].processor().save_pretrained(folder)
-    if pixels := KINDS[kind].pixels:
+    RECIPES[model_type].processor().save_pretrained(folder)
+    if pixels := RECIPES[model_type].pixels:
         size = dict(zip(("shortest_edge", "longest_edge"), pixels, strict=True))
         (folder / "video_preprocessor_config.json").write_text(json.dumps({"size": size}))
     return folder
 
 
-def draw(folder: Path, name: str, size: tuple[int, int], *, seed: int) -> str:
-    """A file of random colours; gives its name."""
+def write_image(folder: Path, name: str, size: tuple[int, int], *, seed: int) -> str:
+    """Write an image of random colours and return its file name; `size` is (width, height)."""
     noise = torch.randint(0, 256, (size[1], size[0], 3), generator=torch.Generator().manual_seed(seed))
     Image.fromarray(noise.to(torch.uint8).numpy()).save(folder / name)
     return name
 
 
-def film(folder: Path, name: str, size: tuple[int, int], *, frames: int, fps: int, seed: int = 0) -> str:
-    """A file of frames in one random colour each; gives its name."""
+def write_video(folder: Path, name: str, size: tuple[int, int], *, frames: int, fps: int, seed: int = 0) -> str:
+    """Write a video with frames of one random colour each and return its file name; `size` is (width, height)."""
     colours = torch.randint(0, 256, (frames, 3), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
     with av.open(str(folder / name), "w") as file:
         stream = file.add_stream("mpeg4", rate=fps)
@@ -242,28 +243,36 @@ def film(folder: Path, name: str, size: tuple[int, int], *, frames: int, fps: in
     return name
 
 
-def none(_number: int) -> int:
+def zero(_row_number: int) -> int:
     return 0
 
 
-def rows(folder: Path, count: int, *, images: Callable[[int], int] = none, videos: Callable[[int], int] = none) -> Path:
-    """Chat rows beside their images and videos, and the same as preferences; each row shows as many as it is told."""
+def write_rows(
+    folder: Path, count: int, *, images: Callable[[int], int] = zero, videos: Callable[[int], int] = zero
+) -> Path:
+    """Write chat rows with their images and videos, and the same rows as preference pairs; return the rows' path.
+
+    `images` and `videos` return the number of images and videos of a row by its index.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for number, row in zip(range(count), tiny.chat_rows(), strict=False):
-        names = [
-            draw(folder, f"{number}-{each}.png", (28 + 28 * ((number + each) % 3), 56), seed=10 * number + each)
-            for each in range(images(number))
+    rows = []
+    for number, row in zip(range(count), tiny_text.chat_rows(), strict=False):
+        image_names = [
+            write_image(
+                folder, f"{number}-{index}.png", (28 + 28 * ((number + index) % 3), 56), seed=10 * number + index
+            )
+            for index in range(images(number))
         ]
-        films = [
-            film(folder, f"{number}-{each}.mp4", (56, 28), frames=8 + 2 * (number % 3), fps=4, seed=number)
-            for each in range(videos(number))
+        video_names = [
+            write_video(folder, f"{number}-{index}.mp4", (56, 28), frames=8 + 2 * (number % 3), fps=4, seed=number)
+            for index in range(videos(number))
         ]
         question, answer = row["messages"]
-        asked = {**question, "content": "<image>" * len(names) + "<video>" * len(films) + question["content"]}
-        shown = {column: value for column, value in (("images", names), ("videos", films)) if value}
-        written.append({"messages": [asked, {**answer, "content": answer["content"][:80]}], **shown})
+        placeholders = "<image>" * len(image_names) + "<video>" * len(video_names)
+        question = {**question, "content": placeholders + question["content"]}
+        media = {column: value for column, value in (("images", image_names), ("videos", video_names)) if value}
+        rows.append({"messages": [question, {**answer, "content": answer["content"][:80]}], **media})
     path = folder / "rows.jsonl"
-    tiny.write_jsonl(path, written)
-    tiny.write_jsonl(tiny.pairs(path), [tiny.as_preference(row) for row in written])
+    tiny_text.write_jsonl(path, rows)
+    tiny_text.write_jsonl(tiny_text.preferences_path(path), [tiny_text.as_preference(row) for row in rows])
     return path

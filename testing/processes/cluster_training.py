@@ -1,4 +1,4 @@
-"""What end-to-end tests say about training: short settings, checkpoints and losses as they lie in the output."""
+"""Helpers of the end-to-end tests: short training settings, and access to checkpoints in the output folder."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ if TYPE_CHECKING:
 
 
 def training(*, max_steps: int, save_steps: int = 100_000, **fields: Any) -> dict[str, Any]:
-    """`spec.training` of a short run: effective batch 8 on 2 x 2 ranks."""
+    """Return `spec.training` of a short job with an effective batch of 8."""
     return {"globalBatchSize": 8, "learningRate": 0.01, "maxSteps": max_steps, "saveSteps": save_steps, **fields}
 
 
 def last_checkpoint(stack: Stack, job: str) -> int:
-    """Step of the newest whole checkpoint; 0 if there is none."""
+    """Return the step of the newest complete checkpoint, 0 if there is none."""
     folder = stack.output(job) / "checkpoints"
     steps = [int(path.parent.name.removeprefix("step-")) for path in folder.glob("step-*/manifest.json")]
     return max(steps, default=0)
 
 
 def wait_for_checkpoint(stack: Stack, job: str, *, after: int = 0, timeout_seconds: float = 150) -> int:
-    """The step of the newest checkpoint, as soon as there is one after that step."""
+    """Wait for a checkpoint after the given step and return its step.
+
+    Raises:
+        TimeoutError: no such checkpoint was saved in time.
+    """
     deadline = time.monotonic() + timeout_seconds
     while (step := last_checkpoint(stack, job)) <= after:
         if time.monotonic() > deadline:
-            shown = stack.kubectl("describe", "ftj", job)
-            raise TimeoutError(f"{job}: no checkpoint after step {after} within {timeout_seconds:.0f} s\n{shown}")
+            description = stack.kubectl("describe", "ftj", job)
+            raise TimeoutError(f"{job}: no checkpoint after step {after} within {timeout_seconds:.0f} s\n{description}")
         time.sleep(0.1)
     return step

@@ -1,4 +1,4 @@
-"""The demo where no cluster can be had: the same job as local processes."""
+"""The demo without a cluster: the same job as local processes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 import yaml
 
-from testing.models import tiny_text as tiny
+from testing.models import tiny_text
 from testing.models.loss_curve import loss_curve, read_losses
 from testing.processes.operator_stack import example_job
 
 
 def run_locally() -> int:
-    """`finetune run` with two local nodes; the loss curve and the result's files."""
+    """Run the example job with `finetune run`, then print its loss curve and result files; return the exit code."""
     with tempfile.TemporaryDirectory(prefix="finetune-demo-") as scratch:
         folder = Path(scratch)
-        tiny.build(folder / "data")
+        tiny_text.build(folder / "data")
         job_file = folder / "job.yaml"
         job_file.write_text(yaml.safe_dump(example_job("demo")))
         command = [sys.executable, "-m", "finetune_cli", "run", str(job_file), "--output", str(folder / "out")]

@@ -1,4 +1,4 @@
-"""`finetune run` as its users start it, and what it leaves behind."""
+"""Jobs started with `finetune run`, and access to their files and processes."""
 
 import json
 import os
@@ -14,16 +14,16 @@ from typing import Any
 import yaml
 
 from finetune_api.v1alpha1.status import JobStatus
-from testing.models.tiny_text import Tiny
+from testing.models.tiny_text import TinyFiles
 
-Raw = dict[str, Any]
+RawBody = dict[str, Any]
 
-PATIENCE_SECONDS = 240  # importing torch on a busy machine takes long
+TIMEOUT_SECONDS = 240  # importing torch on a busy host is slow
 
 
 @dataclass(frozen=True)
 class LocalJob:
-    """A job file, and the folders that stand in for its volumes."""
+    """A job file, and the host folders that replace its volumes."""
 
     folder: Path
     volumes: Mapping[str, Path]
@@ -34,21 +34,21 @@ class LocalJob:
         return self.folder / "output/default" / self.name
 
     @property
-    def beside(self) -> Path:
+    def local_folder(self) -> Path:
         return self.output.with_name(f"{self.name}.local")
 
     @property
-    def file(self) -> Path:
+    def job_file(self) -> Path:
         return self.folder / f"{self.name}.yaml"
 
     @property
     def status(self) -> JobStatus:
-        return JobStatus.model_validate(json.loads((self.beside / "status.json").read_text())["status"])
+        return JobStatus.model_validate(json.loads((self.local_folder / "status.json").read_text())["status"])
 
-    def start(self, *more: str) -> subprocess.Popen[str]:
-        """In a session of its own, so that a signal to its group is what a terminal's Ctrl-C is."""
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        """Start the job in its own session, so that a signal to its process group acts like Ctrl-C in a terminal."""
         volumes = (word for name, path in self.volumes.items() for word in ("--volume", f"{name}={path}"))
-        command = [sys.executable, "-m", "finetune_cli", "run", self.file.name, *volumes, *more]
+        command = [sys.executable, "-m", "finetune_cli", "run", self.job_file.name, *volumes, *options]
         paths = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
         return subprocess.Popen(
             command,
@@ -60,31 +60,31 @@ class LocalJob:
             start_new_session=True,
         )
 
-    def run(self, *more: str) -> tuple[int, str]:
-        """Exit code and output."""
-        return finish(self.start(*more))
+    def run(self, *options: str) -> tuple[int, str]:
+        """Run the job to its end; return exit code and output."""
+        return finish(self.start(*options))
 
-    def heartbeat(self, *, node_rank: int, attempt: int = 0) -> Raw | None:
-        """The last sign of life of a node's only rank."""
-        path = self.beside / f"attempt-{attempt}/node-{node_rank}/run/ranks/rank-0.json"
+    def heartbeat(self, *, node_rank: int, attempt: int = 0) -> RawBody | None:
+        """Return the latest heartbeat of a node's only rank, None before the first."""
+        path = self.local_folder / f"attempt-{attempt}/node-{node_rank}/run/ranks/rank-0.json"
         try:
-            beat: Raw = json.loads(path.read_text())
+            heartbeat: RawBody = json.loads(path.read_text())
         except FileNotFoundError:
             return None
-        return beat
+        return heartbeat
 
     def wait_for_step(self, step: int, *, node_rank: int) -> int:
-        """The pid of the node's rank once it has done `step` steps."""
+        """Wait until the node's rank has completed `step` steps and return its pid."""
 
-        def reached() -> int | None:
-            beat = self.heartbeat(node_rank=node_rank)
-            return int(beat["pid"]) if beat and beat["progress"]["step"] >= step else None
+        def pid_at_step() -> int | None:
+            heartbeat = self.heartbeat(node_rank=node_rank)
+            return int(heartbeat["pid"]) if heartbeat and heartbeat["progress"]["step"] >= step else None
 
-        return wait_until(reached, f"step {step} on node {node_rank}")
+        return wait_until(pid_at_step, f"step {step} on node {node_rank}")
 
 
-def write_job(folder: Path, tiny: Tiny, **fields: Any) -> LocalJob:
-    """Two nodes of one process; `fields` (camelCase) are laid over the spec."""
+def write_job(folder: Path, tiny: TinyFiles, **fields: Any) -> LocalJob:
+    """Write a job of two nodes with one rank each; `fields` (camelCase) update the spec."""
     spec = {
         "model": {"name": "/data/model"},
         "dataset": {"train": [{"name": "/data/train.jsonl"}], "maxLength": 256},
@@ -99,15 +99,15 @@ def write_job(folder: Path, tiny: Tiny, **fields: Any) -> LocalJob:
     return write_body(folder, job_body(spec), {"data": tiny.train.parent})
 
 
-def write_command(folder: Path, command: Raw, *, data: Path | None = None, **fields: Any) -> LocalJob:
-    """Two nodes of two processes that run a program of the user's own; None removes a field."""
-    mounted = {"name": "data", "mountPath": "/data", "persistentVolumeClaim": {"claimName": "datasets"}}
+def write_command(folder: Path, command: RawBody, *, data: Path | None = None, **fields: Any) -> LocalJob:
+    """Write a command-mode job of two nodes with two ranks each; a field that is None is removed."""
+    data_volume = {"name": "data", "mountPath": "/data", "persistentVolumeClaim": {"claimName": "datasets"}}
     spec = {
         "command": command,
         "image": "registry.example/minimind:1",
         "numNodes": 2,
         "nprocPerNode": 2,
-        "volumes": [mounted] if data else [],
+        "volumes": [data_volume] if data else [],
         "output": {"persistentVolumeClaim": {"claimName": "models"}},
         **fields,
     }
@@ -115,51 +115,51 @@ def write_command(folder: Path, command: Raw, *, data: Path | None = None, **fie
     return write_body(folder, job_body(spec), {"data": data} if data else {})
 
 
-def job_body(spec: Raw) -> Raw:
+def job_body(spec: RawBody) -> RawBody:
     return {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTuneJob", "metadata": {"name": "first"}, "spec": spec}
 
 
-def write_body(folder: Path, body: Raw, volumes: Mapping[str, Path]) -> LocalJob:
-    """A job file, named after the job, and what its volumes are here."""
+def write_body(folder: Path, body: RawBody, volumes: Mapping[str, Path]) -> LocalJob:
+    """Write a job file named after the job; `volumes` maps volume names to host folders."""
     job = LocalJob(folder, volumes, body["metadata"]["name"])
     folder.mkdir(parents=True, exist_ok=True)
-    job.file.write_text(yaml.safe_dump(body))
+    job.job_file.write_text(yaml.safe_dump(body))
     return job
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit code and output of a run; one that hangs is stopped and fails the test."""
+    """Wait for the end of a run and return exit code and output; on timeout kill it and fail the test."""
     try:
-        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
-        raise AssertionError(f"no end within {PATIENCE_SECONDS} s:\n{output}") from None
+        raise AssertionError(f"did not end within {TIMEOUT_SECONDS} s:\n{output}") from None
     return process.returncode, output
 
 
-def wait_until(look: Callable[[], int | None], what: str) -> int:
-    """What `look` finds."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while (found := look()) is None:
+def wait_until(probe: Callable[[], int | None], description: str) -> int:
+    """Poll `probe` until it returns a number, and return the number."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while (result := probe()) is None:
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {PATIENCE_SECONDS} s for {what}")
+            raise AssertionError(f"waited {TIMEOUT_SECONDS} s for {description}")
         time.sleep(0.05)
-    return found
+    return result
 
 
-def wait_until_nothing_runs(folder: Path) -> None:
-    """Helpers of Python's multiprocessing end a moment after the rank they served."""
-    wait_until(lambda: None if processes_of(folder) else 0, f"the end of {processes_of(folder)}")
+def wait_for_processes_to_end(folder: Path) -> None:
+    """Wait until no process of the job runs; helpers of multiprocessing exit a moment after their rank."""
+    wait_until(lambda: None if pids_with_folder(folder) else 0, f"the end of {pids_with_folder(folder)}")
 
 
-def processes_of(folder: Path) -> list[int]:
-    """Processes of this machine whose environment names a folder, which all of a job's do (Linux only)."""
-    found = []
+def pids_with_folder(folder: Path) -> list[int]:
+    """Return processes whose environment contains the folder, as all processes of a job do (Linux only)."""
+    pids = []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
             if str(folder).encode() in entry.read_bytes():
-                found.append(int(entry.parent.name))
+                pids.append(int(entry.parent.name))
         except OSError:
             continue
-    return found
+    return pids

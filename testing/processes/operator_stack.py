@@ -1,8 +1,9 @@
-"""A real cluster with the operator installed by Helm: where the demo and the end-to-end tests begin."""
+"""A cluster with the operator installed by Helm, as used by the demo and the end-to-end tests."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,32 +15,32 @@ from typing import Any
 import yaml
 
 from testing.cluster.images.project_images import ImageBuilder, image_name
-from testing.cluster.provider import Provider
-from testing.models import tiny_text as tiny
+from testing.cluster.provider import Provider, choose_provider
+from testing.models import tiny_text
 
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "charts" / "finetune-operator"
 EXAMPLE = REPOSITORY / "manifests" / "examples" / "cpu-two-nodes.yaml"
 OPERATOR_NAMESPACE = "finetune-system"
 
-Raw = dict[str, Any]
+RawBody = dict[str, Any]
 
-# In a pod: each rank's phase, state in the kernel and stack.
-_STACKS = """
+# Runs in a pod and prints phase, process state and stack of each rank.
+_PRINT_RANKS = """
 import os
 from pathlib import Path
 from finetune_supervisor.contract import RunFolder
 from finetune_supervisor.liveness.heartbeat import read_heartbeats
-from finetune_supervisor.liveness.stack_dump import examine
+from finetune_supervisor.liveness.stack_dump import inspect_ranks
 run = RunFolder(Path(os.environ["FINETUNE_RUN_DIR"]))
 beats = read_heartbeats(run.heartbeats)
-print(*examine(run, beats, dict.fromkeys((beat.local_rank for beat in beats), 0.0)), sep="\\n")
+print(*inspect_ranks(run, beats, dict.fromkeys((beat.local_rank for beat in beats), 0.0)), sep="\\n")
 """
 
 
 @dataclass
 class Stack:
-    """One cluster, one namespace for jobs. `stages` says how long each step of setting up took."""
+    """One cluster with one namespace for jobs; `stages` contains the duration of each setup step in seconds."""
 
     provider: Provider
     namespace: str = "finetune-jobs"
@@ -47,12 +48,19 @@ class Stack:
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:
-        began = time.monotonic()
+        started_at = time.monotonic()
         yield
-        self.stages[title] = time.monotonic() - began
+        self.stages[title] = time.monotonic() - started_at
 
     def prepare(self) -> None:
-        """Cluster, images, operator, storage with a tiny model and rows; what is there already is kept."""
+        """Set up cluster, images, operator and storage with a tiny model and dataset; reuse what already exists."""
+        self.prepare_operator()
+        with self.stage("model and dataset created"):
+            self.prepare_namespace()
+            self.prepare_storage()
+
+    def prepare_operator(self) -> None:
+        """Set up the cluster, the images and the operator; reuse what already exists."""
         with self.stage("cluster up"):
             self.provider.up()
         with self.stage("images built"):
@@ -62,12 +70,9 @@ class Stack:
                 self.provider.load_image(archive)
         with self.stage("operator installed"):
             self.install_operator()
-        with self.stage("model and rows made"):
-            self.prepare_namespace()
-            self.prepare_storage()
 
     def install_operator(self) -> None:
-        """By Helm, as a user would, with the images of this checkout; pods of an older image are replaced."""
+        """Install the operator with Helm and the images of this checkout; pods of older images are replaced."""
         self.helm(
             *("upgrade", "--install", "finetune-operator", str(CHART), "--namespace", OPERATOR_NAMESPACE),
             *("--create-namespace", "--wait", "--timeout", "120s", *helm_values()),
@@ -79,7 +84,7 @@ class Stack:
         return run(command)
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """kubectl in the jobs' namespace."""
+        """Run kubectl in the namespace of the jobs."""
         command = [str(self.provider.kubectl), "--kubeconfig", str(self.provider.kubeconfig)]
         return run([*command, "--namespace", self.namespace, *arguments], stdin=stdin)
 
@@ -87,76 +92,88 @@ class Stack:
         self.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(objects))
 
     def prepare_namespace(self) -> None:
-        """Pods of jobs must pass the restricted level, and here nothing else is let in."""
+        """Create the namespace with the restricted pod security level enforced."""
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": labels}})
 
     def prepare_storage(self) -> None:
-        """Claims `datasets` (with a tiny model and rows) and `models`, both for many nodes."""
+        """Create ReadWriteMany claims `datasets`, with a tiny model and dataset, and `models`."""
         for claim in ("datasets", "models"):
             self.apply(*self.provider.shared_claim(self.namespace, claim))
         data = self.folder("datasets")
         if not (data / "eval.jsonl").exists():
-            tiny.build(data)
+            tiny_text.build(data)
             run(["chmod", "-R", "a+rX", str(data)])
 
     def folder(self, claim: str) -> Path:
-        """The claim's content on this machine."""
+        """Return the folder of a claim on this host."""
         return self.provider.shared_folder(self.namespace, claim)
 
     def output(self, job: str) -> Path:
-        """The output folder of a job on this machine."""
+        """Return the output folder of a job on this host."""
         return self.folder("models") / self.namespace / job
 
-    def job(self, name: str) -> Raw:
-        found: Raw = json.loads(self.kubectl("get", "ftj", name, "-o", "json"))
-        return found
+    def job(self, name: str) -> RawBody:
+        body: RawBody = json.loads(self.kubectl("get", "ftj", name, "-o", "json"))
+        return body
 
-    def pods(self, name: str) -> list[Raw]:
-        listed = self.kubectl("get", "pods", "-l", f"finetune.dev/job-name={name}", "-o", "json")
-        pods: list[Raw] = json.loads(listed)["items"]
+    def pods(self, name: str) -> list[RawBody]:
+        output = self.kubectl("get", "pods", "-l", f"finetune.dev/job-name={name}", "-o", "json")
+        pods: list[RawBody] = json.loads(output)["items"]
         return pods
 
-    def wait(self, name: str, holds: Callable[[Raw], bool], *, what: str, timeout_seconds: float = 180) -> Raw:
-        """The job as soon as `holds`; TimeoutError shows what it was instead."""
+    def wait(
+        self, name: str, condition: Callable[[RawBody], bool], *, description: str, timeout_seconds: float = 180
+    ) -> RawBody:
+        """Poll the job until `condition` holds and return it.
+
+        Raises:
+            TimeoutError: the condition did not hold in time; the message contains a diagnosis of the job.
+        """
         deadline = time.monotonic() + timeout_seconds
         while True:
             job = self.job(name)
-            if holds(job):
+            if condition(job):
                 return job
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{name}: not {what} within {timeout_seconds:.0f} s\n{self.examine(name)}")
+                raise TimeoutError(f"{name}: not {description} within {timeout_seconds:.0f} s\n{self.diagnose(name)}")
             time.sleep(0.3)
 
-    def examine(self, name: str) -> str:
-        """The job in words, and of each of its pods the last lines and where its ranks stand."""
-        shown = [self.kubectl("describe", "ftj", name), self.kubectl("get", "pods", "-o", "wide")]
+    def diagnose(self, name: str) -> str:
+        """Return `kubectl describe` of the job, and log tail and rank states of each of its pods."""
+        sections = [self.kubectl("describe", "ftj", name), self.kubectl("get", "pods", "-o", "wide")]
         for pod in (pod["metadata"]["name"] for pod in self.pods(name)):
-            for look in (("logs", pod, "--tail=20"), ("exec", pod, "--", "python", "-c", _STACKS)):
+            for arguments in (("logs", pod, "--tail=20"), ("exec", pod, "--", "python", "-c", _PRINT_RANKS)):
                 try:
-                    shown.append(f"{pod}:\n{self.kubectl(*look)}")
-                except RuntimeError as error:  # it has not begun, or is over
-                    shown.append(f"{pod}: {error}")
-        return "\n".join(shown)
+                    sections.append(f"{pod}:\n{self.kubectl(*arguments)}")
+                except RuntimeError as error:  # the container is not running
+                    sections.append(f"{pod}: {error}")
+        return "\n".join(sections)
 
-    def wait_finished(self, name: str, *, timeout_seconds: float = 240) -> Raw:
-        return self.wait(name, lambda job: condition(job, "Finished"), what="finished", timeout_seconds=timeout_seconds)
+    def wait_finished(self, name: str, *, timeout_seconds: float = 240) -> RawBody:
+        return self.wait(
+            name, lambda job: has_condition(job, "Finished"), description="finished", timeout_seconds=timeout_seconds
+        )
 
     def delete(self, name: str) -> None:
         self.kubectl("delete", "ftj", name, "--ignore-not-found", "--wait=true", "--timeout=60s")
 
 
 def run(command: list[str], *, stdin: str | None = None) -> str:
-    """Standard output; an error shows what the program said."""
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        shown = " ".join(command)
-        raise RuntimeError(f"`{shown}` ended with {done.returncode}: {done.stderr.strip()[-3000:]}")
-    return done.stdout
+    """Run a program and return its standard output.
+
+    Raises:
+        RuntimeError: the exit code is not 0; the message contains the standard error.
+    """
+    result = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        shell_command = " ".join(command)
+        raise RuntimeError(f"`{shell_command}` ended with {result.returncode}: {result.stderr.strip()[-3000:]}")
+    return result.stdout
 
 
 def helm_values() -> tuple[str, ...]:
-    """Images of this checkout, which no registry has."""
+    """Return Helm options for the images of this checkout, which are in no registry."""
     repository, _, tag = image_name("operator").rpartition(":")
     values = {
         "image.repository": repository,
@@ -167,22 +184,35 @@ def helm_values() -> tuple[str, ...]:
     return tuple(word for key, value in values.items() for word in ("--set-string", f"{key}={value}"))
 
 
-def condition(job: Raw, kind: str) -> bool:
-    """Whether the job's condition of that type is True."""
+def has_condition(job: RawBody, kind: str) -> bool:
+    """Return whether the job's condition of the given type is True."""
     conditions = job.get("status", {}).get("conditions", [])
     return any(c["type"] == kind and c["status"] == "True" for c in conditions)
 
 
-def step_of(job: Raw) -> int:
-    """The last step the job's status tells."""
+def reported_step(job: RawBody) -> int:
+    """Return the step in the job's status, 0 before the first."""
     step: int = (job.get("status", {}).get("progress") or {}).get("step", 0)
     return step
 
 
-def example_job(name: str, **fields: Any) -> Raw:
-    """The CPU example under another name, with fields of its spec replaced; None removes one."""
-    body: Raw = yaml.safe_load(EXAMPLE.read_text())
+def example_job(name: str, **fields: Any) -> RawBody:
+    """Return the CPU example with another name and changed spec fields; None removes a field."""
+    body: RawBody = yaml.safe_load(EXAMPLE.read_text())
     body["metadata"]["name"] = name
-    wanted = {**body["spec"], "imagePullPolicy": "Never", **fields}
-    body["spec"] = {field: value for field, value in wanted.items() if value is not None}
+    spec = {**body["spec"], "imagePullPolicy": "Never", **fields}
+    body["spec"] = {field: value for field, value in spec.items() if value is not None}
     return body
+
+
+def main() -> None:
+    """Install the operator of this checkout, as `make cluster-install` does."""
+    choice = choose_provider(os.environ)
+    if choice.provider is None:
+        raise SystemExit(f"no cluster: {choice.explanation}")
+    Stack(choice.provider).prepare_operator()
+    print(f"the operator runs: export KUBECONFIG={choice.provider.kubeconfig}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,34 +1,33 @@
-"""The examples of manifests/examples, made smaller in size and in nothing else, so that CPUs run them in seconds."""
+"""The jobs of manifests/examples, reduced in size so that they run on CPUs in seconds."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from testing.models import tiny_text as tiny
-from testing.models import tiny_vision
-from testing.processes.local_mode import LocalJob, write_body
+from testing.models import tiny_text, tiny_vision
+from testing.processes.local_mode import LocalJob, RawBody, write_body
 from testing.processes.supervisors import REPOSITORY
 
 SCRIPT = REPOSITORY / "testing" / "processes" / "scripts" / "plain_ddp.py"
-SMALL = {"maxSteps": 2, "saveSteps": 100, "learningRate": 0.01}
-
-Raw = dict[str, Any]
+SHORT_TRAINING = {"maxSteps": 2, "saveSteps": 100, "learningRate": 0.01}
 
 
-def lay_out(folder: Path) -> Path:
-    """Tiny models and rows at the paths that the examples name, below a folder per mount; Hub ids beside the jobs."""
-    text = tiny.build(folder / "text", rows=256, eval_rows=40)
+def create_example_inputs(folder: Path) -> Path:
+    """Create tiny models and datasets at the paths of the examples, in one folder per volume.
+
+    Models with a Hub id are in folders of that name beside the job files.
+    """
+    text = tiny_text.build(folder / "text", rows=256, eval_rows=40)
     data, models = folder / "data", folder / "models"
     for link, target in {
         data / "models" / "Qwen2.5-7B-Instruct": text.model,
         folder / "Qwen" / "Qwen2.5-1.5B-Instruct": text.model,
         data / "train" / "rows.jsonl": text.train,
         data / "val" / "rows.jsonl": text.eval,
-        data / "pairs.jsonl": tiny.pairs(text.train),
-        data / "held_out.pairs.jsonl": tiny.pairs(text.eval),
-        data / "dpo.jsonl": tiny.pairs(text.train),
+        data / "pairs.jsonl": tiny_text.preferences_path(text.train),
+        data / "held_out.pairs.jsonl": tiny_text.preferences_path(text.eval),
+        data / "dpo.jsonl": tiny_text.preferences_path(text.train),
         folder / "workspace" / "train_dpo.py": SCRIPT,
     }.items():
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -36,22 +35,22 @@ def lay_out(folder: Path) -> Path:
     tiny_vision.build(models / "Qwen2-VL-7B-Instruct", "qwen2_vl")
     tiny_vision.build(folder / "OpenGVLab" / "InternVL3-8B-hf", "internvl")
     tiny_vision.build(folder / "Qwen" / "Qwen2.5-VL-7B-Instruct", "qwen2_5_vl")
-    tiny_vision.rows(data, 24, images=lambda number: number % 3).rename(data / "vl.jsonl")
-    tiny_vision.rows(data, 24, videos=lambda number: number % 2).rename(data / "videos.jsonl")
+    tiny_vision.write_rows(data, 24, images=lambda number: number % 3).rename(data / "vl.jsonl")
+    tiny_vision.write_rows(data, 24, videos=lambda number: number % 2).rename(data / "videos.jsonl")
     return folder
 
 
-def shrink(folder: Path, example: str, change: Callable[[Raw], None] | None = None) -> LocalJob:
-    """Two processes at most instead of GPUs, float32, two steps; `change` may do more to the spec."""
-    body: Raw = yaml.safe_load((REPOSITORY / "manifests" / "examples" / f"{example}.yaml").read_text())
-    spec: Raw = body["spec"]
+def write_small_example(folder: Path, example: str, change: Callable[[RawBody], None] | None = None) -> LocalJob:
+    """Write an example with at most two CPU ranks, float32 and two steps; `change` may further edit the spec."""
+    body: RawBody = yaml.safe_load((REPOSITORY / "manifests" / "examples" / f"{example}.yaml").read_text())
+    spec: RawBody = body["spec"]
     spec.pop("resources")
     spec["nprocPerNode"] = 2 // spec.get("numNodes", 1)
     if "command" in spec:
-        spec["command"]["workingDir"] = "workspace"  # a folder of the image
+        spec["command"]["workingDir"] = "workspace"  # in the example a folder of the image
     else:
         spec["model"]["torchDtype"] = "float32"
-        spec["training"] = {**spec["training"], **SMALL}
+        spec["training"] = {**spec["training"], **SHORT_TRAINING}
         spec["training"].pop("numTrainEpochs", None)
     if change:
         change(spec)

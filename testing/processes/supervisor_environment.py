@@ -1,4 +1,4 @@
-"""What a supervisor that runs as a process of its own finds in its environment."""
+"""Environment variables of a supervisor that runs as a plain process."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from testing.processes.supervisors import REPOSITORY
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Of node 1 of two, with everything that it writes below `folder`."""
+    """Return the environment of node 1 of two, with all paths to write below `folder`."""
     (folder / "run").mkdir()
     return {
         **os.environ,

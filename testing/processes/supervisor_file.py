@@ -1,4 +1,4 @@
-"""The supervisor as a foreign image gets it."""
+"""The zipped supervisor that the operator mounts into images of users."""
 
 import base64
 from pathlib import Path
@@ -7,7 +7,7 @@ from finetune_operator.plan.supervisor_bundle import pack_supervisor
 
 
 def write_supervisor(folder: Path) -> Path:
-    """The file in `folder`."""
+    """Write supervisor.pyz into the folder and return its path."""
     path = folder / "supervisor.pyz"
     path.write_bytes(base64.b64decode(pack_supervisor()))
     return path

@@ -1,4 +1,4 @@
-"""Supervisors as plain processes, each with the environment and folders that the operator gives a pod."""
+"""Supervisors as plain processes, each with the environment and folders of a pod."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Pod:
-    """One running supervisor."""
+    """A supervisor process with its folder and status port, in place of a pod."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -41,30 +41,30 @@ class Pod:
         return parse_termination((self.folder / "termination-log").read_text())
 
     def heartbeats(self) -> dict[int, dict[str, Any]]:
-        """By local rank."""
-        found = {}
+        """Return the latest heartbeats by local rank."""
+        heartbeats = {}
         for path in (self.folder / "run" / "ranks").glob("rank-*.json"):
-            found[int(path.stem.removeprefix("rank-"))] = json.loads(path.read_text())
-        return found
+            heartbeats[int(path.stem.removeprefix("rank-"))] = json.loads(path.read_text())
+        return heartbeats
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.status_port}{path}", timeout=5) as answer:
-            return str(answer.read().decode())
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.status_port}{path}", timeout=5) as response:
+            return str(response.read().decode())
 
     def wait(self) -> int:
         try:
             return self.process.wait(_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            raise AssertionError(f"no end within {_TIMEOUT_SECONDS:.0f}s:\n{self.log}") from None
+            raise AssertionError(f"did not end within {_TIMEOUT_SECONDS:.0f}s:\n{self.log}") from None
 
     def wait_for_step(self, step: int) -> None:
-        """Until rank 0 of the node has done that optimizer step."""
+        """Wait until local rank 0 has completed the optimizer step."""
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             assert self.process.poll() is None, f"ended before step {step}:\n{self.log}"
-            beat = self.heartbeats().get(0)
-            if beat and beat["progress"]["step"] >= step:
+            heartbeat = self.heartbeats().get(0)
+            if heartbeat and heartbeat["progress"]["step"] >= step:
                 return
             time.sleep(0.02)
         raise AssertionError(f"step {step} not reached within {_TIMEOUT_SECONDS:.0f}s:\n{self.log}")
@@ -72,7 +72,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Job:
-    """A job whose pods are processes on this machine; every attempt gets folders of its own below `folder`."""
+    """A job whose pods are processes on this host; every attempt has its own folders below `folder`."""
 
     folder: Path
     spec: dict[str, Any]
@@ -94,7 +94,7 @@ class Job:
         return [self._start_pod(attempt, node_rank, port) for node_rank in range(self.nodes)]
 
     def run(self, *, attempt: int = 0) -> list[Pod]:
-        """To the end, whatever it is."""
+        """Start all pods and wait until they have ended."""
         pods = self.start(attempt=attempt)
         for pod in pods:
             pod.wait()
@@ -141,5 +141,5 @@ class Job:
 
 
 def stop(pod: Pod) -> None:
-    """As the kubelet does it."""
+    """Send SIGTERM, as the kubelet does."""
     pod.process.send_signal(signal.SIGTERM)

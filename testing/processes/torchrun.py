@@ -1,4 +1,4 @@
-"""Several small trainings in one torchrun, from a test's side."""
+"""Run several small trainings (cells) in one launch of torchrun."""
 
 import json
 import os
@@ -12,15 +12,15 @@ from testing.processes.supervisors import REPOSITORY, free_port
 Results = dict[str, dict[str, Any]]
 
 
-def launch(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int | None = None) -> Results:
-    """All cells in one torchrun."""
+def run_cells(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int | None = None) -> Results:
+    """Run all cells (name to spec) in one launch of torchrun and return their results by name."""
     folder.mkdir()
     (folder / "cells.json").write_text(json.dumps(cells))
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", ".")),
+        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", "")),
         "OMP_NUM_THREADS": "1",
-        "PYTHONFAULTHANDLER": "1",  # a rank that crashes says where
+        "PYTHONFAULTHANDLER": "1",  # prints the stack of a rank that crashes
         "FINETUNE_WORLD_SIZE": str(ranks),
         "FINETUNE_CONFIG": "unused",
         "FINETUNE_OUTPUT": "unused",
@@ -39,13 +39,13 @@ def launch(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int | 
         str(folder / "cells.json"),
         str(folder / "results.json"),
     )
-    done = subprocess.run((sys.executable, *torchrun, *script), env=environment, capture_output=True, timeout=900)
-    assert done.returncode == 0, done.stderr.decode()[-3_000:] + last_words(folder / "logs of ranks")
+    completed = subprocess.run((sys.executable, *torchrun, *script), env=environment, capture_output=True, timeout=900)
+    assert completed.returncode == 0, completed.stderr.decode()[-3_000:] + stderr_tails(folder / "logs of ranks")
     results: Results = json.loads((folder / "results.json").read_text())
     return results
 
 
-def last_words(folder: Path) -> str:
-    """What each rank said at last; who fell silent first, and may be the cause, comes last."""
+def stderr_tails(folder: Path) -> str:
+    """Return the end of each rank's stderr; the rank that stopped writing first, a likely cause, comes last."""
     logs = sorted(folder.glob("**/stderr.log"), key=lambda log: log.stat().st_mtime, reverse=True)
     return "".join(f"\n--- rank {log.parent.name}:\n{log.read_text()[-10_000:]}" for log in logs)

@@ -1,10 +1,15 @@
-"""Several small trainings in one launch of torchrun, for tests that compare them: `layouts.py CELLS.json RESULTS.json`.
+"""Run several small trainings (cells) in one launch of torchrun: `torchrun_cells.py CELLS.json RESULTS.json`.
 
-Importing torch and transformers costs ten times what such a training does. A cell called `X (again)` runs X once more
-with its result removed; `X (from step 2)` also without the checkpoints after that step. One called `Y <- X` is another
-spec that goes on from the first checkpoint of X. In one called `X (mixed)` the last rank says that it has another GPU.
-`X (in 900 MiB)` has so much memory per rank; for `X (at most 4 sequences)` the second rank has a GPU, so to say, that
-holds no more at a time. Of `X (booked)` the results also tell what its steps allocate.
+One launch for all cells, because importing torch and transformers takes ten times as long as such a training.
+The name of a cell selects a variant:
+
+- `X (again)`: run X again after its result was removed.
+- `X (from step 2)`: as `(again)`, with the checkpoints after that step removed too.
+- `Y <- X`: run spec Y, resuming from the first checkpoint of X.
+- `X (mixed)`: the last rank reports a different GPU.
+- `X (in 900 MiB)`: each rank has this much memory.
+- `X (at most 4 sequences)`: rank 1 runs out of memory above this batch size.
+- `X (tracked)`: the results contain the bytes allocated by each step.
 """
 
 import gc
@@ -30,99 +35,102 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_supervisor.contract import RunFolder
-from finetune_supervisor.launch.rank_process import leave
-from finetune_trainer import build_trainer as assemble
-from finetune_trainer import train
+from finetune_supervisor.launch.rank_process import exit_without_teardown
+from finetune_trainer import build_trainer, train
 from finetune_trainer.data.token_dataset import Features
-from finetune_trainer.distributed.collectives import on_rank_zero
-from finetune_trainer.distributed.hardware_check import Computes, describe_rank
-from finetune_trainer.distributed.heartbeat_writer import Reporter
-from finetune_trainer.distributed.rank_context import Place
+from finetune_trainer.distributed.collectives import run_on_rank_zero
+from finetune_trainer.distributed.hardware_check import RankHardware, describe_rank_hardware
+from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
+from finetune_trainer.distributed.rank_context import RankContext
 from finetune_trainer.errors import MixedHardware, NonFiniteLoss
 from finetune_trainer.methods.sft import SftTrainer
-from finetune_trainer.metrics.cross_rank import LOGGED
-from finetune_trainer.training.base_trainer import ExactTrainer
-from testing.models.allocation_tracker import Book, Follow
+from finetune_trainer.metrics.cross_rank import LOGGED_METRICS
+from finetune_trainer.training.base_trainer import GlobalMeanTrainer
+from testing.models.allocation_tracker import AllocationCallback, AllocationTracker
 
-LITTLE = re.compile(r" \((in (?P<mib>\d+) MiB|at most (?P<most>\d+) sequences)\)$")
-AGAIN = re.compile(r" \((again|from step (?P<step>\d+))\)$")
-GOES_ON = " <- "
+MEMORY_VARIANT = re.compile(r" \((in (?P<mib>\d+) MiB|at most (?P<most>\d+) sequences)\)$")
+RERUN_VARIANT = re.compile(r" \((again|from step (?P<step>\d+))\)$")
+RESUMED_FROM = " <- "
 
 
-def train_cell(name: str, spec: dict[str, Any], folder: Path, place: Place) -> dict[str, Any]:
-    """The log of one training and a digest of its weights, or the loss that ended it."""
-    print(f"rank {place.ranks.rank}: {name}", file=sys.stderr, flush=True)
-    forget_the_cell_before()
-    uid = name.rpartition(GOES_ON)[2]
-    if again := AGAIN.search(name):
-        name = uid = name[: again.start()]
-        step = int(again["step"]) if again["step"] else None
-        on_rank_zero(lambda: undo(folder / name, to_step=step))
+def train_cell(name: str, spec: dict[str, Any], folder: Path, context: RankContext) -> dict[str, Any]:
+    """Run one training; return its logged metrics and a digest of its weights, or the error that ended it."""
+    print(f"rank {context.ranks.rank}: {name}", file=sys.stderr, flush=True)
+    reset_global_state()
+    uid = name.rpartition(RESUMED_FROM)[2]
+    if variant := RERUN_VARIANT.search(name):
+        name = uid = name[: variant.start()]
+        step = int(variant["step"]) if variant["step"] else None
+        run_on_rank_zero(lambda: rewind_output(folder / name, to_step=step))
     elif name != uid:
-        on_rank_zero(lambda: copy_first_checkpoint(folder / uid, folder / name))
-    place = replace(place, output=folder / name, uid=uid, job=uid, run=RunFolder(folder / "run"))
-    reporter = Reporter(place.run.heartbeats, rank=place.ranks.rank, local_rank=place.ranks.local_rank)
-    says_otherwise = name.endswith("(mixed)") and place.ranks.rank == place.ranks.world_size - 1
-    follow = Follow(Book())
+        run_on_rank_zero(lambda: copy_first_checkpoint(folder / uid, folder / name))
+    context = replace(context, output=folder / name, uid=uid, job=uid, run=RunFolder(folder / "run"))
+    reporter = HeartbeatWriter(context.run.heartbeats, rank=context.ranks.rank, local_rank=context.ranks.local_rank)
+    reports_other_gpu = name.endswith("(mixed)") and context.ranks.rank == context.ranks.world_size - 1
+    callback = AllocationCallback(AllocationTracker())
     try:
         with (
-            booked(follow) if name.endswith("(booked)") else nullcontext(),
-            little_memory(name, place),
-            patch.object(train, describe_rank.__name__, of_another_gpu if says_otherwise else describe_rank),
+            track_allocations(callback) if name.endswith("(tracked)") else nullcontext(),
+            limited_memory(name, context),
+            patch.object(
+                train,
+                describe_rank_hardware.__name__,
+                describe_other_gpu if reports_other_gpu else describe_rank_hardware,
+            ),
         ):
-            train.run(TrainerSpec.model_validate(spec), place, reporter)
-    except (MixedHardware, NonFiniteLoss) as error:  # which all ranks see; of another the rest may not know, and wait
+            train.run(TrainerSpec.model_validate(spec), context, reporter)
+    except (MixedHardware, NonFiniteLoss) as error:  # raised on all ranks; any other error may be on one rank only
         return {"error": type(error).__name__, "message": str(error)}
     result = folder / name / "result"
     (weights,) = result.glob("*.safetensors")
     log = json.loads((result / "trainer_state.json").read_text())["log_history"]
-    log = [entry for entry in log if "train_runtime" not in entry]  # the summary, which tells the time
-    named = {name for entry in log for name in entry} - {"step", "epoch", *LOGGED}
-    told = {name: [entry[name] for entry in log if name in entry] for name in sorted(named)}
-    booked_bytes = {"held": follow.held, "highest": follow.highest}
-    return {"eval_loss": [], **told, **booked_bytes, "weights": hashlib.sha256(weights.read_bytes()).hexdigest()}
+    log = [entry for entry in log if "train_runtime" not in entry]  # without the summary, which contains durations
+    metric_names = {name for entry in log for name in entry} - {"step", "epoch", *LOGGED_METRICS}
+    metrics = {name: [entry[name] for entry in log if name in entry] for name in sorted(metric_names)}
+    allocations = {"held_bytes": callback.held_bytes, "peak_bytes": callback.peak_bytes}
+    return {"eval_loss": [], **metrics, **allocations, "weights": hashlib.sha256(weights.read_bytes()).hexdigest()}
 
 
 @contextmanager
-def booked(follow: Follow) -> Iterator[None]:
-    def build_and_follow(*arguments: Any, **named: Any) -> ExactTrainer:
-        trainer = assemble.assemble(*arguments, **named)
-        trainer.add_callback(follow)
+def track_allocations(callback: AllocationCallback) -> Iterator[None]:
+    def assemble_with_callback(*arguments: Any, **keywords: Any) -> GlobalMeanTrainer:
+        trainer = build_trainer.assemble_trainer(*arguments, **keywords)
+        trainer.add_callback(callback)
         return trainer
 
-    with patch.object(train, assemble.assemble.__name__, build_and_follow), follow.book:
+    with patch.object(train, build_trainer.assemble_trainer.__name__, assemble_with_callback), callback.tracker:
         yield
 
 
 @contextmanager
-def little_memory(name: str, place: Place) -> Iterator[None]:
-    """As the cell's name says."""
-    little = LITTLE.search(name)
+def limited_memory(name: str, context: RankContext) -> Iterator[None]:
+    """Limit memory or batch size as the cell's name requires."""
+    variant = MEMORY_VARIANT.search(name)
     with ExitStack() as stack:
-        if little and little["mib"]:
-            there = int(little["mib"]) * 2**20
-            stack.enter_context(patch.object(assemble, "memory_of_a_rank", return_value=there))
-        elif little:
-            stack.enter_context(patch.object(assemble, "is_measurable", return_value=True))
-            if not place.ranks.is_first:
-                most = int(little["most"])
-                stack.enter_context(patch.object(torch.nn.Embedding, "forward", embedding_of_at_most(most)))
+        if variant and variant["mib"]:
+            memory_bytes = int(variant["mib"]) * 2**20
+            stack.enter_context(patch.object(build_trainer, "rank_memory_bytes", return_value=memory_bytes))
+        elif variant:
+            stack.enter_context(patch.object(build_trainer, "can_measure_memory", return_value=True))
+            if not context.ranks.is_first:
+                limit = int(variant["most"])
+                stack.enter_context(patch.object(torch.nn.Embedding, "forward", embedding_with_limit(limit)))
         yield
 
 
-def embedding_of_at_most(most: int) -> Callable[[torch.nn.Embedding, torch.Tensor], torch.Tensor]:
+def embedding_with_limit(max_sequences: int) -> Callable[[torch.nn.Embedding, torch.Tensor], torch.Tensor]:
     embed = torch.nn.Embedding.forward
 
     def embed_or_fail(embedding: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
-        if len(ids) > most:
+        if len(ids) > max_sequences:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return embed(embedding, ids)
 
     return embed_or_fail
 
 
-def undo(output: Path, *, to_step: int | None) -> None:
-    """As if the training had ended before its result was published, or at a step that it has a checkpoint of."""
+def rewind_output(output: Path, *, to_step: int | None) -> None:
+    """Remove the result, and the checkpoints after `to_step`, as if the training had been interrupted."""
     shutil.rmtree(output / "result")
     if to_step is None:
         return
@@ -133,8 +141,8 @@ def undo(output: Path, *, to_step: int | None) -> None:
             shutil.rmtree(folder)
 
 
-def forget_the_cell_before() -> None:
-    """When every rank is done with it. What accelerate and transformers keep tells how weights are spread."""
+def reset_global_state() -> None:
+    """Reset accelerate and transformers, whose global state contains the sharding of the previous cell."""
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
     unset_hf_deepspeed_config()
@@ -149,13 +157,13 @@ def copy_first_checkpoint(source: Path, target: Path) -> None:
         shutil.rmtree(later)
 
 
-def of_another_gpu(device: torch.device) -> Computes:
-    return replace(describe_rank(device), device="NVIDIA L4", memory_gib=22)
+def describe_other_gpu(device: torch.device) -> RankHardware:
+    return replace(describe_rank_hardware(device), device="NVIDIA L4", memory_gib=22)
 
 
 def slow_down() -> None:
-    """As a GPU that is too hot would."""
-    compute = SftTrainer.summed_losses
+    """Make this rank slow, like a thermally throttled GPU."""
+    compute = SftTrainer.sum_losses
 
     def slow(trainer: SftTrainer, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
         time.sleep(0.15)
@@ -167,17 +175,17 @@ def slow_down() -> None:
 def main(cells_file: Path, results_file: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
-    gc.freeze()  # as `finetune_trainer.entrypoint` does
-    place = Place.from_environment(os.environ)
-    if os.environ.get("TEST_SLOW_RANK") == str(place.ranks.rank):
+    gc.freeze()  # like `finetune_trainer.entrypoint`
+    context = RankContext.from_environment(os.environ)
+    if os.environ.get("TEST_SLOW_RANK") == str(context.ranks.rank):
         slow_down()
     cells = json.loads(cells_file.read_text())
-    results = {name: train_cell(name, spec, results_file.parent, place) for name, spec in cells.items()}
-    if place.ranks.is_first:
+    results = {name: train_cell(name, spec, results_file.parent, context) for name, spec in cells.items()}
+    if context.ranks.is_first:
         results_file.write_text(json.dumps(results))
-    print(f"rank {place.ranks.rank}: done", file=sys.stderr, flush=True)
+    print(f"rank {context.ranks.rank}: done", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]))
-    leave(0)  # as ranks of the trainer do: threads of collectives may abort one that takes its interpreter down
+    exit_without_teardown(0)  # like the trainer: threads of collectives may abort during interpreter shutdown

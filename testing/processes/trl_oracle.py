@@ -1,6 +1,6 @@
-"""The same trainings by TRL, whose losses ours must equal: `oracle.py CELLS.json RESULTS.json`.
+"""Run trainings with TRL as a reference for the trainer's losses: `trl_oracle.py CELLS.json RESULTS.json`.
 
-Every step takes all rows in one micro-batch, so that the order of rows and the way of averaging play no part.
+Every step uses all rows in one micro-batch, so that neither the order of rows nor the averaging affects the loss.
 """
 
 import json
@@ -25,7 +25,7 @@ from finetune_trainer.model.lora import add_adapters
 
 
 def train_cell(spec: TrainerSpec, folder: str) -> dict[str, list[float]]:
-    """What is logged at each step."""
+    """Run one training with TRL and return the logged metrics by name, one value per step."""
     rows = [json.loads(line) for line in Path(spec.dataset.train[0].name).read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(spec.model.name)
     trainer = build_trainer(spec, Dataset.from_list(rows), tokenizer, folder)
@@ -48,7 +48,7 @@ def build_trainer(spec: TrainerSpec, rows: Dataset, tokenizer: PreTrainedTokeniz
 
 
 def load_model(spec: TrainerSpec) -> torch.nn.Module:
-    """With the adapters that our trainer begins with."""
+    """Load the model, with adapters initialized as by the trainer if the spec has LoRA."""
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(spec.model.name, dtype=torch.float32)
     return add_adapters(model, spec.lora, seed=spec.training.seed) if spec.lora else model
 

@@ -1,4 +1,4 @@
-"""`make search`: histories by the million, in several processes; what breaks a promise is explained at the end."""
+"""`make search`: run millions of histories in several processes; shrink and print those that violate an invariant."""
 
 import argparse
 import gc
@@ -11,79 +11,83 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from testing.simulator.scenarios import KINDS
-from testing.simulator.search import Finding, Found, explain, search
+from testing.simulator.scenarios import SCENARIO_KINDS
+from testing.simulator.search import Counterexample, SearchResult, explain, search
 
-PIECE = 200
-TOLD_EVERY_SECONDS = 60.0
+CHUNK_SIZE = 200
+PROGRESS_INTERVAL_SECONDS = 60.0
 
-Piece = tuple[str, range]
+Chunk = tuple[str, range]
 
 
 def main() -> int:
-    """Exit code 1 if a promise was broken."""
+    """Run the search; exit code 1 if an invariant was violated."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--histories", type=int, default=100_000, help="in all, an equal share of each kind")
+    parser.add_argument("--histories", type=int, default=100_000, help="in total, divided equally between the kinds")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one per core)")
-    parser.add_argument(
-        "--start", type=int, default=1_000_000, help="the first seed; `make test-simulation` begins at 0"
-    )
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="at most")
+    parser.add_argument("--start", type=int, default=1_000_000, help="first seed; `make test-simulation` begins at 0")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this time")
     options = parser.parse_args()
-    logging.disable(logging.WARNING)  # troubles are the subject, and the operator warns of each
-    began = time.monotonic()
-    ends: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    findings: list[Finding] = []
-    told = began
-    with multiprocessing.get_context("fork").Pool(options.workers, initializer=_collect_seldom) as pool:
-        for kind, found in pool.imap_unordered(_search, _pieces(options.histories, options.start)):
-            ends[kind] += found.phases
-            if found.finding is not None:
-                findings.append(found.finding)
-                print(f"seed {found.finding.seed} of {kind} breaks a promise", flush=True)
-            if time.monotonic() - told > TOLD_EVERY_SECONDS:
-                told = time.monotonic()
-                count = sum(phases.total() for phases in ends.values())
-                print(f"{datetime.now(UTC):%H:%M:%S} {count} histories, {len(findings)} break a promise", flush=True)
-            if time.monotonic() - began > 60 * options.minutes:
+    logging.disable(logging.WARNING)  # the operator logs a warning for every injected fault
+    started_at = time.monotonic()
+    phases_by_kind: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    counterexamples: list[Counterexample] = []
+    reported_at = started_at
+    with multiprocessing.get_context("fork").Pool(options.workers, initializer=_reduce_garbage_collection) as pool:
+        for kind, result in pool.imap_unordered(_search, _chunks(options.histories, options.start)):
+            phases_by_kind[kind] += result.phases
+            if result.counterexample is not None:
+                counterexamples.append(result.counterexample)
+                print(f"seed {result.counterexample.seed} of {kind} violates an invariant", flush=True)
+            if time.monotonic() - reported_at > PROGRESS_INTERVAL_SECONDS:
+                reported_at = time.monotonic()
+                count = sum(phases.total() for phases in phases_by_kind.values())
+                print(
+                    f"{datetime.now(UTC):%H:%M:%S} {count} histories, {len(counterexamples)} violate an invariant",
+                    flush=True,
+                )
+            if time.monotonic() - started_at > 60 * options.minutes:
                 break
         pool.terminate()
-    print(render_table(ends, seconds=time.monotonic() - began, first_seed=options.start))
-    print(f"{len(findings)} of them broke a promise" if findings else "every promise was kept")
-    for finding in findings:
-        print(explain(finding))
-    return 1 if findings else 0
+    print(render_table(phases_by_kind, seconds=time.monotonic() - started_at, first_seed=options.start))
+    print(f"{len(counterexamples)} of them violated an invariant" if counterexamples else "no invariant was violated")
+    for counterexample in counterexamples:
+        print(explain(counterexample))
+    return 1 if counterexamples else 0
 
 
-def render_table(ends: dict[str, Counter[str]], *, seconds: float, first_seed: int) -> str:
-    """How many histories of each kind, and how they ended."""
-    phases = sorted({phase for counted in ends.values() for phase in counted})
+def render_table(phases_by_kind: dict[str, Counter[str]], *, seconds: float, first_seed: int) -> str:
+    """Return a Markdown table: histories of each kind, by the phase in which they ended."""
+    phases = sorted({phase for counter in phases_by_kind.values() for phase in counter})
     lines = [_row("kind", "histories", *phases), "| --- |" + " ---: |" * (len(phases) + 1)]
-    lines += [_row(kind, seen.total(), *(seen[phase] for phase in phases)) for kind, seen in sorted(ends.items())]
-    count = sum(counted.total() for counted in ends.values())
-    said = f"{count} histories from seed {first_seed} in {seconds:.0f} s"
-    return "\n".join((*lines, "", said))
+    lines += [
+        _row(kind, counter.total(), *(counter[phase] for phase in phases))
+        for kind, counter in sorted(phases_by_kind.items())
+    ]
+    count = sum(counter.total() for counter in phases_by_kind.values())
+    summary = f"{count} histories from seed {first_seed} in {seconds:.0f} s"
+    return "\n".join((*lines, "", summary))
 
 
 def _row(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _pieces(histories: int, start: int) -> Iterator[Piece]:
-    """Of all kinds in turn."""
-    each = -(-histories // len(KINDS))
-    for first in range(start, start + each, PIECE):
-        for kind in KINDS:
-            yield kind, range(first, min(first + PIECE, start + each))
+def _chunks(histories: int, start: int) -> Iterator[Chunk]:
+    """Yield chunks of seeds, the kinds in turn."""
+    per_kind = -(-histories // len(SCENARIO_KINDS))
+    for first in range(start, start + per_kind, CHUNK_SIZE):
+        for kind in SCENARIO_KINDS:
+            yield kind, range(first, min(first + CHUNK_SIZE, start + per_kind))
 
 
-def _search(piece: Piece) -> tuple[str, Found]:
-    kind, seeds = piece
+def _search(chunk: Chunk) -> tuple[str, SearchResult]:
+    kind, seeds = chunk
     return kind, search(kind, seeds)
 
 
-def _collect_seldom() -> None:
-    gc.freeze()  # what was imported stays, and a history is soon over: looking for garbage less often is 6 % faster
+def _reduce_garbage_collection() -> None:
+    gc.freeze()  # imported modules stay and a history is short: collecting less often is 6 % faster
     gc.set_threshold(50_000)
 
 

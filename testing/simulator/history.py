@@ -1,4 +1,4 @@
-"""One history: a job, the weather, what happens when, and what came of it."""
+"""Runs one history: a job, the faults injected into it, and the invariants they violate."""
 
 import asyncio
 import functools
@@ -14,22 +14,22 @@ from finetune_api.v1alpha1.reasons import Reason
 from finetune_operator.controller.controller import logger as controller_log
 from testing.fakes.virtual_time import VirtualTimeLoop
 from testing.simulator.incidents.job_incidents import Incident
-from testing.simulator.invariants import Monitor
+from testing.simulator.invariants import InvariantMonitor
 from testing.simulator.world.apiserver import Change
 from testing.simulator.world.choices import Choices
-from testing.simulator.world.network import CALM, Weather
+from testing.simulator.world.network import NO_FAULTS, NetworkFaults
 from testing.simulator.world.trainer import Workload
-from testing.simulator.world.world import SPARE_MACHINES, ErrorLog, World
+from testing.simulator.world.world import SPARE_K8S_NODES, ErrorLog, World
 
 HORIZON_SECONDS = 3600.0
-SETTLING_SECONDS = 400.0  # longer than any grace period or tolerated absence
+SETTLING_SECONDS = 400.0  # longer than any grace period or toleration
 TICK_SECONDS = 10.0
-MOST_COMMITS = 5000
+MAX_COMMITS = 5000
 
 
 @dataclass(frozen=True)
-class Moment:
-    """Some seconds after the commit of that number; interesting things happen close to commits."""
+class Trigger:
+    """The time of a fault: some seconds after the commit with this number, or after the start."""
 
     seconds: float
     commits: int = 0
@@ -38,31 +38,33 @@ class Moment:
 TWO_NODES = Workload(num_nodes=2)
 
 
-class Promise(StrEnum):
-    """What must come of a history, whatever happens on the way."""
+class Liveness(StrEnum):
+    """The liveness property of a history: the end that the job must reach under any faults."""
 
-    END = "ends, or waits for what it names"
-    COMPLETE = "is complete, or waits for what it names"
-    UNDISTURBED = "is complete in the first attempt"
+    ENDS = "ends, or reports what it waits for"
+    COMPLETES = "completes, or reports what it waits for"
+    COMPLETES_UNDISTURBED = "completes in the first attempt"
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is decided beforehand; the rest is up to the choices on the way."""
+    """The faults and settings chosen before a history starts; other choices are drawn while it runs."""
 
     workload: Workload = TWO_NODES
     fields: dict[str, Any] = field(default_factory=dict)
-    weather: Weather = CALM
-    incidents: tuple[tuple[Moment, Incident], ...] = ()
-    takeovers: tuple[tuple[Moment, float], ...] = ()  # when another operator leads, and how long the old one goes on
-    promise: Promise = Promise.END
-    resume_at_end: bool = True
-    faults_end: float = 60.0
+    network_faults: NetworkFaults = NO_FAULTS
+    incidents: tuple[tuple[Trigger, Incident], ...] = ()
+    takeovers: tuple[
+        tuple[Trigger, float], ...
+    ] = ()  # when another operator leads, and for how many seconds the old one still acts
+    liveness: Liveness = Liveness.ENDS
+    resumes_at_end: bool = True
+    faults_end_seconds: float = 60.0
 
 
 @dataclass(frozen=True)
-class Story:
-    """How it went."""
+class HistoryResult:
+    """The violated invariants of a history, and how it ended."""
 
     violations: list[str]
     trace: list[str]
@@ -71,37 +73,40 @@ class Story:
     commits: int
 
 
-def play(scenario: Scenario, choices: Choices) -> Story:
-    """The whole history, in virtual time."""
-    random.seed(choices.number(1000))  # for the jitter of the operator's pauses
+def run_history(scenario: Scenario, choices: Choices) -> HistoryResult:
+    """Run the whole history in virtual time."""
+    random.seed(choices.number(1000))  # for the jitter of the operator's backoff
     with (
         asyncio.Runner(loop_factory=VirtualTimeLoop) as runner,
         mock.patch("time.monotonic", runner.get_loop().time),
     ):
-        return runner.run(_play(scenario, choices))
+        return runner.run(_run_history(scenario, choices))
 
 
-def _report_unless_left(monitor: Monitor, context: dict[str, Any]) -> None:
-    """What failed unseen; but for a stream that a killed process left half read, which Python then fails to close."""
+def _report_task_error(monitor: InvariantMonitor, context: dict[str, Any]) -> None:
+    """Report an exception of a background task.
+
+    Exception: a stream that a killed process left half read, which Python fails to close.
+    """
     if "asynchronous generator is already running" not in str(context.get("exception")):
         monitor.report(f"a task failed: {context}")
 
 
-async def _play(scenario: Scenario, choices: Choices) -> Story:
-    world = World(choices, scenario.workload, weather=scenario.weather, **scenario.fields)
-    world.several_operators = bool(scenario.takeovers)
-    monitor = Monitor(world, several_operators=world.several_operators)
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: _report_unless_left(monitor, context))
+async def _run_history(scenario: Scenario, choices: Choices) -> HistoryResult:
+    world = World(choices, scenario.workload, network_faults=scenario.network_faults, **scenario.fields)
+    world.has_split_brain = bool(scenario.takeovers)
+    monitor = InvariantMonitor(world, has_split_brain=world.has_split_brain)
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: _report_task_error(monitor, context))
     errors = ErrorLog(monitor.report)
     controller_log.addHandler(errors)
     try:
-        await _live(world, monitor, scenario)
+        await _run_phases(world, monitor, scenario)
         monitor.check_output()
         if not monitor.violations:
-            _check_promise(world, monitor, scenario.promise)
+            _check_liveness(world, monitor, scenario.liveness)
     finally:
         controller_log.removeHandler(errors)
-    return Story(
+    return HistoryResult(
         violations=monitor.violations,
         trace=world.trace,
         phase=world.status.get("phase", "Deleted"),
@@ -110,106 +115,112 @@ async def _play(scenario: Scenario, choices: Choices) -> Story:
     )
 
 
-async def _live(world: World, monitor: Monitor, scenario: Scenario) -> None:
+async def _run_phases(world: World, monitor: InvariantMonitor, scenario: Scenario) -> None:
+    # start the operator and schedule the faults
     world.start_operator()
-    for moment, overlap in scenario.takeovers:
-        _at(world, moment, functools.partial(world.take_over, overlap))
-    for moment, incident in scenario.incidents:
-        _at(world, moment, functools.partial(_happen, world, incident))
-    await _advance(world, monitor, until=None, limit=scenario.faults_end)
-    world.calm_down()
-    _bring_back_enough(world, scenario)
-    if scenario.resume_at_end:
+    for trigger, overlap in scenario.takeovers:
+        _plan(world, trigger, functools.partial(world.take_over, overlap))
+    for trigger, incident in scenario.incidents:
+        _plan(world, trigger, functools.partial(_inject, world, incident))
+    # let the faults happen, then stop them and repair what was broken temporarily
+    await _advance(world, monitor, until=None, limit=scenario.faults_end_seconds)
+    world.end_faults()
+    _recover_k8s_nodes(world, scenario)
+    if scenario.resumes_at_end:
         world.edit_spec(suspend=False)
-    ended = await _advance(world, monitor, until=world.finished, limit=HORIZON_SECONDS)
+    # now the job must end, or report legitimately what it waits for
+    is_ended = await _advance(world, monitor, until=world.is_finished, limit=HORIZON_SECONDS)
     if monitor.violations:
         return
-    if not ended:
-        if not _waits_rightly(world):
+    if not is_ended:
+        if not _waits_legitimately(world):
             monitor.report(f"no end: {world.status.get('phase')} {world.status.get('conditions')}")
         return
+    # after its end nothing may happen any more
     await _advance(world, monitor, until=None, limit=SETTLING_SECONDS)
-    await _check_rest(world, monitor)
+    await _check_settled(world, monitor)
 
 
-def _at(world: World, moment: Moment, act: Callable[[], None]) -> None:
-    """Plan something; the end of the faults is the end of what is only planned."""
+def _plan(world: World, trigger: Trigger, inject: Callable[[], None]) -> None:
+    """Schedule a fault; it is dropped if its time comes after the end of the faults."""
 
     def start() -> None:
-        asyncio.get_running_loop().call_later(moment.seconds, lambda: None if world.calm else act())
+        asyncio.get_running_loop().call_later(trigger.seconds, lambda: None if world.faults_ended else inject())
 
-    def hear(change: Change) -> None:
-        if len(world.server.history) == moment.commits:
+    def start_at_commit(change: Change) -> None:
+        if len(world.server.history) == trigger.commits:
             start()
 
-    if moment.commits:
-        world.server.listeners.append(hear)
+    if trigger.commits:
+        world.server.listeners.append(start_at_commit)
     else:
         start()
 
 
-def _happen(world: World, incident: Incident) -> None:
-    world.note(f"incident: {incident.__name__}")
+def _inject(world: World, incident: Incident) -> None:
+    world.add_trace(f"incident: {incident.__name__}")
     incident(world)
 
 
-def _bring_back_enough(world: World, scenario: Scenario) -> None:
-    """Some machines may stay away for ever, but a job that nobody can place would wait for ever."""
-    lost = [machine for machine in world.machines.machines if not machine.up.is_set()]
-    for machine in lost[SPARE_MACHINES:]:
-        world.nodes.find(machine)
+def _recover_k8s_nodes(world: World, scenario: Scenario) -> None:
+    """Recover all but the spare nodes: with fewer nodes than it needs a job would be pending forever."""
+    disconnected = [k8s_node for k8s_node in world.k8s_nodes.nodes if not k8s_node.connected.is_set()]
+    for k8s_node in disconnected[SPARE_K8S_NODES:]:
+        world.node_controllers.recover(k8s_node)
 
 
-async def _advance(world: World, monitor: Monitor, *, until: Callable[[], bool] | None, limit: float) -> bool:
-    """Until something holds or is found wrong, or the limit is reached; says whether it holds."""
+async def _advance(world: World, monitor: InvariantMonitor, *, until: Callable[[], bool] | None, limit: float) -> bool:
+    """Run until the condition holds, an invariant is violated or the limit is reached; return whether it holds."""
     deadline = world.time + limit
     while not monitor.violations and world.time < deadline:
         if until is not None and until():
             return True
-        if len(world.server.history) > MOST_COMMITS:
-            monitor.report("no rest: too many writes")
+        if len(world.server.history) > MAX_COMMITS:
+            monitor.report(f"no convergence: more than {MAX_COMMITS} commits")
         await asyncio.sleep(TICK_SECONDS)
         monitor.check_idle(TICK_SECONDS)
         monitor.check_service(TICK_SECONDS)
     return until is not None and until()
 
 
-def _waits_rightly(world: World) -> bool:
-    """There are too few machines, or somebody keeps a name, and the status says so, or pauses after it has."""
-    said: str = world.status.get("waiting", {}).get("reason", "")
-    if said == Reason.NAME_TAKEN:
+def _waits_legitimately(world: World) -> bool:
+    """Whether nodes are missing or a name is taken, and the status reports that or backs off because of it."""
+    pending_reason: str = world.status.get("waiting", {}).get("reason", "")
+    if pending_reason == Reason.NAME_TAKEN:
         return world.has_strangers()
-    if said == Reason.PREDECESSOR_TERMINATING:
+    if pending_reason == Reason.PREDECESSOR_TERMINATING:
         return any(world.is_lost(pod) for _, pod in world.all_pods())
-    pauses = any(record.get("reason") == Reason.GANG_INCOMPLETE for record in world.status.get("attempts", ())[-2:])
-    return world.lacks_machines() and (said == Reason.UNSCHEDULABLE or pauses)
+    is_backing_off = any(
+        record.get("reason") == Reason.GANG_INCOMPLETE for record in world.status.get("attempts", ())[-2:]
+    )
+    return world.lacks_k8s_nodes() and (pending_reason == Reason.UNSCHEDULABLE or is_backing_off)
 
 
-def _check_promise(world: World, monitor: Monitor, promise: Promise) -> None:
-    if promise is Promise.END or _waits_rightly(world):
+def _check_liveness(world: World, monitor: InvariantMonitor, liveness: Liveness) -> None:
+    if liveness is Liveness.ENDS or _waits_legitimately(world):
         return
     if world.condition("Complete") != "True":
-        monitor.report(f"not complete although the program was well: {world.status.get('conditions')}")
-    if promise is Promise.UNDISTURBED and world.status.get("restarts"):
-        monitor.report(f"restarted {world.status['restarts']} times although nothing happened to pods or machines")
+        monitor.report(f"not complete although the program did not fail: {world.status.get('conditions')}")
+    if liveness is Liveness.COMPLETES_UNDISTURBED and world.status.get("restarts"):
+        monitor.report(f"restarted {world.status['restarts']} times although no fault was injected into pods or nodes")
 
 
-async def _check_rest(world: World, monitor: Monitor) -> None:
-    """After the end nothing runs, nothing is written, and of a deleted job nothing is left."""
-    if not world.finished():
-        monitor.report("an end that did not last")
+async def _check_settled(world: World, monitor: InvariantMonitor) -> None:
+    """Check that after the end nothing runs, nothing is written, and nothing of a deleted job remains."""
+    if not world.is_finished():
+        monitor.report("the job did not stay ended")
     for process in world.running_processes():
-        _, machine = world.machines.processes[process.pod_uid]
-        if machine.up.is_set():
-            monitor.report(f"a process of attempt {process.attempt} still runs on {machine.name}")
-    left = [key.name for key, pod in world.all_pods() if not world.is_lost(pod)]
-    if world.job is None and left:
-        monitor.report(f"the job is gone, but these are left: {left}")
+        _, k8s_node = world.k8s_nodes.processes[process.pod_uid]
+        if k8s_node.connected.is_set():
+            monitor.report(f"a process of attempt {process.attempt} still runs on {k8s_node.name}")
+    remaining = [key.name for key, pod in world.all_pods() if not world.is_lost(pod)]
+    if world.job is None and remaining:
+        monitor.report(f"the job was deleted, but these pods remain: {remaining}")
     before = len(world.server.history)
     await asyncio.sleep(SETTLING_SECONDS)
     for change in world.server.history[before:]:
         if change.actor.startswith("operator"):
-            monitor.report(f"written although nothing happens any more: {change.type} {change.kind} {change.body}")
+            monitor.report(f"written although nothing changed: {change.type} {change.kind} {change.body}")
 
 
 logging.getLogger("asyncio").setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""What must never be seen at the API server, nor in the output, whatever happens."""
+"""Safety invariants, checked at every commit to the API server and at every publication to the output."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -7,9 +7,10 @@ from finetune_api.v1alpha1.job import RestartPolicy
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Fault, JobStatus, RestartCounts
 from finetune_operator import names
-from finetune_operator.observation.pods import NodeObservation, controller, observe_pod
-from finetune_operator.plan.manifests import names_pods
-from testing.simulator.world.apiserver import Change, Key, Raw
+from finetune_operator.observation.ownership import controller_uid
+from finetune_operator.observation.pods import NodeObservation, observe_pod
+from finetune_operator.plan.manifests import is_intact_headless_service
+from testing.simulator.world.apiserver import Change, Key, RawBody
 from testing.simulator.world.node_controllers import FORCING
 from testing.simulator.world.world import JOB, World
 
@@ -23,284 +24,306 @@ NEXT_STATES = {
 }
 
 
-DEFAULT_STARTUP_SECONDS = 600
-PATIENT_REASONS = (Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CREATING)
-LIVING = (AttemptState.STARTING, AttemptState.RUNNING)
+DEFAULT_STARTUP_DEADLINE_SECONDS = 600
+REASONS_WITH_OWN_TIMEOUT = (Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CREATING)
+ACTIVE_STATES = (AttemptState.STARTING, AttemptState.RUNNING)
 SERVICE = Key("Service", JOB.namespace, names.service_name(JOB.name))
-ATTENDING_SECONDS = 120.0  # that an operator which is there may need, in any weather
+OPERATOR_REACTION_SECONDS = 120.0  # how long a running operator may need to react, under any network faults
 
 
-class Monitor:
-    """Hears of every commit and collects what is wrong with it."""
+class InvariantMonitor:
+    """Checks every commit and collects the violations."""
 
-    def __init__(self, world: World, *, several_operators: bool) -> None:
+    def __init__(self, world: World, *, has_split_brain: bool) -> None:
         self.violations: list[str] = []
         self._world = world
-        self._several = several_operators
-        self._forced: set[str] = set()  # pods whose objects are gone, or cannot be found, although they ran
-        self._given_up: set[str] = set()  # pods that could run no more, whatever was written on them later
-        self._newest: dict[str, str] = {}  # uid of the last pod of each name
-        self._last: tuple[Raw, JobStatus] = ({}, JobStatus())  # the job as it was last written
-        # job and attempt, and for how many seconds nodes that run have waited for others that cannot
-        self._idle: tuple[tuple[str, int | None], float] = (("", None), 0.0)
-        self._nameless = 0.0  # seconds that pods which live have had no Service
-        world.server.listeners.append(self._hear)
+        self._has_split_brain = has_split_brain
+        # uids of pods that may still run although they were removed or lost their labels
+        self._removed_while_running: set[str] = set()
+        self._confirmed_ended: set[str] = set()  # uids, kept even if a later status differs
+        self._newest_pod_uids: dict[str, str] = {}  # uid of the last pod of each name
+        self._last_job: tuple[RawBody, JobStatus] = ({}, JobStatus())  # the job at the last commit
+        # job and attempt, and for how many seconds running nodes have waited for pending ones
+        self._idle_seconds: tuple[tuple[str, int | None], float] = (("", None), 0.0)
+        self._seconds_without_service = 0.0  # while an attempt was active
+        world.server.listeners.append(self._on_commit)
 
-    def report(self, what: str) -> None:
-        """Something is wrong."""
-        self.violations.append(f"{self._world.time:8.3f} {what}")
+    def report(self, message: str) -> None:
+        """Record a violation, with the time."""
+        self.violations.append(f"{self._world.time:8.3f} {message}")
 
     def check_idle(self, seconds: float) -> None:
-        """Once in so many seconds: nodes that run do not hold their machines for others that cannot."""
+        """Check that running nodes release their GPUs if the others stay pending; called every `seconds`."""
         status, job = self._status(), self._world.job
-        if job is None or status.waiting is None or status.waiting.reason in PATIENT_REASONS:
-            self._idle = ("", None), 0.0
+        if job is None or status.waiting is None or status.waiting.reason in REASONS_WITH_OWN_TIMEOUT:
+            self._idle_seconds = ("", None), 0.0
             return
-        present = [
+        current_pods = [
             p for _, p in self._world.pods() if p["metadata"]["labels"].get(names.ATTEMPT) == str(status.attempt)
         ]
-        held = any("running" in _state(pod) and not self._world.is_lost(pod) for pod in present)
+        has_running_nodes = any(
+            "running" in _container_state(pod) and not self._world.is_lost(pod) for pod in current_pods
+        )
         attempt = self._world.job_uid, status.attempt
-        idle = self._idle[1] if self._idle[0] == attempt and held else 0.0
-        self._idle = attempt, idle + seconds * self._attended()
-        limit = job["spec"].get("startupDeadlineSeconds", DEFAULT_STARTUP_SECONDS)
-        if limit and idle > limit + ATTENDING_SECONDS:
-            self.report(f"nodes of attempt {status.attempt} waited {idle} s for others that do not start")
+        idle_seconds = self._idle_seconds[1] if self._idle_seconds[0] == attempt and has_running_nodes else 0.0
+        self._idle_seconds = attempt, idle_seconds + seconds * self._operator_can_act()
+        limit = job["spec"].get("startupDeadlineSeconds", DEFAULT_STARTUP_DEADLINE_SECONDS)
+        if limit and idle_seconds > limit + OPERATOR_REACTION_SECONDS:
+            self.report(f"nodes of attempt {status.attempt} waited {idle_seconds} s for others that do not start")
 
     def check_service(self, seconds: float) -> None:
-        """Once in so many seconds: an attempt's pods do not stay without names."""
+        """Check that the pods of an active attempt do not stay without their Service; called every `seconds`."""
         status, job, service = self._status(), self._world.job, self._world.server.get(SERVICE)
-        stays = job is not None and "deletionTimestamp" not in job["metadata"]
-        lives = stays and status.attempts and status.attempts[-1].created and status.attempts[-1].state in LIVING
-        named = service is not None and names_pods(service, self._world.job_uid)
-        self._nameless = self._nameless + seconds * self._attended() if lives and not named else 0.0
-        if self._nameless > ATTENDING_SECONDS:
-            self.report(f"attempt {status.attempt} had no Service, or one that was edited, for {self._nameless} s")
+        job_exists = job is not None and "deletionTimestamp" not in job["metadata"]
+        attempt = status.attempts[-1] if status.attempts else None
+        is_active = job_exists and attempt is not None and attempt.created and attempt.state in ACTIVE_STATES
+        is_intact = service is not None and is_intact_headless_service(service, self._world.job_uid)
+        if is_active and not is_intact:
+            self._seconds_without_service += seconds * self._operator_can_act()
+        else:
+            self._seconds_without_service = 0.0
+        if self._seconds_without_service > OPERATOR_REACTION_SECONDS:
+            duration = self._seconds_without_service
+            self.report(f"attempt {status.attempt} had no Service, or an edited one, for {duration} s")
 
-    def _attended(self) -> bool:
-        """An operator is there that sees, can act and knows what time it is."""
-        operators = (operator for operator in self._world.operators if operator.alive and not operator.link.cut)
-        return any(abs(operator.clock_error.total_seconds()) < ATTENDING_SECONDS for operator in operators)
+    def _operator_can_act(self) -> bool:
+        """Whether an operator runs that can reach the API server and whose clock is about right."""
+        operators = (each for each in self._world.operators if each.is_running and not each.link.is_partitioned)
+        return any(abs(operator.clock_offset.total_seconds()) < OPERATOR_REACTION_SECONDS for operator in operators)
 
     def check_output(self) -> None:
-        """Who published what: an older attempt never after a newer one took the lock, and one result."""
+        """Check that no attempt publishes after a newer one took the lock, and that there is only one result."""
         for folder in self._world.trainer.folders.values():
             groups = [(publication.attempt, publication.group) for publication in folder.publications]
             if groups != sorted(groups):
                 self.report(f"older pods published after newer ones (attempt, set of pods): {groups}")
-            if [publication.what for publication in folder.publications].count("result") > 1:
+            if [publication.content for publication in folder.publications].count("result") > 1:
                 self.report("two results were published")
-        for attempts in self._world.trainer.meetings():
+        for attempts in self._world.trainer.attempts_per_rendezvous():
             if len(attempts) > 1:
-                self.report(f"processes of attempts {sorted(attempts)} met at one rendezvous")
+                self.report(f"processes of attempts {sorted(attempts)} joined one rendezvous")
 
-    def _hear(self, change: Change) -> None:
+    def _on_commit(self, change: Change) -> None:
         by_operator = change.actor.startswith("operator")
         if change.kind == "Pod":
-            self._note_pod(change)
+            self._record_pod(change)
             if change.actor == "scheduler":
-                self._placed(change)
-            if by_operator and controller(change.body) == self._world.job_uid:
-                found = self._pod_made(change) if change.before is None else self._pod_deleted(change)
-                for what in found:
-                    self.report(what)
-        if by_operator and change.before and self._is_foreign(change.before):
-            self.report(f"{change.type} {change.kind} {change.body['metadata']['name']}, which is somebody else's")
+                self._check_placement(change)
+            if by_operator and controller_uid(change.body) == self._world.job_uid:
+                messages = self._check_created_pod(change) if change.before is None else self._check_deleted_pod(change)
+                for message in messages:
+                    self.report(message)
+        if by_operator and change.before and self._belongs_to_stranger(change.before):
+            self.report(f"{change.type} {change.kind} {change.body['metadata']['name']}, which belongs to a stranger")
         if change.kind == names.FINETUNEJOB_KIND and by_operator and change.before and change.after:
-            for what in self._status_written(change.before, change.after):
-                self.report(what)
+            for message in self._check_status(change.before, change.after):
+                self.report(message)
 
-    def _note_pod(self, change: Change) -> None:
+    def _record_pod(self, change: Change) -> None:
         metadata = change.body["metadata"]
-        if (change.after is None and change.actor in ("user", *FORCING)) or _hidden(change):
-            self._forced.add(metadata["uid"])
+        if (change.after is None and change.actor in ("user", *FORCING)) or _labels_changed(change):
+            self._removed_while_running.add(metadata["uid"])
         if change.before is None:
-            self._newest[metadata["name"]] = metadata["uid"]
+            self._newest_pod_uids[metadata["name"]] = metadata["uid"]
         elif (pod := observe_pod(change.before, gone=False)) and not pod.may_run(self._world.now()):
-            self._given_up.add(pod.uid)
+            self._confirmed_ended.add(pod.uid)
 
-    def _is_foreign(self, body: Raw) -> bool:
-        return not {controller(body), body["metadata"]["uid"]} & set(self._world.job_uids)
+    def _belongs_to_stranger(self, body: RawBody) -> bool:
+        return not {controller_uid(body), body["metadata"]["uid"]} & set(self._world.job_uids)
 
-    def _placed(self, change: Change) -> None:
-        """No attempt comes to a machine that it avoids, nor back to one that is broken."""
+    def _check_placement(self, change: Change) -> None:
+        """Check that no pod is assigned to a Kubernetes node that its attempt avoids or whose GPU failed before."""
         pod, job = observe_pod(change.body, gone=False), self._world.job
-        if pod is None or job is None or controller(change.body) != self._world.job_uid:
+        if pod is None or job is None or controller_uid(change.body) != self._world.job_uid:
             return
         for record in self._status().attempts:
             if record.attempt == pod.attempt and pod.k8s_node in record.avoids:
-                self.report(f"{pod.pod_name} was placed on {pod.k8s_node}, which its attempt avoids")
-            known = record.attempt < pod.attempt and record.reason == Reason.GPU_HARDWARE
-            avoiding = job["spec"].get("restartPolicy", {}).get("avoidFailingNodes", True)
-            if avoiding and known and record.k8s_node == pod.k8s_node:
-                self.report(f"{pod.pod_name} was placed on {pod.k8s_node}, whose GPU failed attempt {record.attempt}")
+                self.report(f"{pod.pod_name} was assigned to {pod.k8s_node}, which its attempt avoids")
+            failed_before = record.attempt < pod.attempt and record.reason == Reason.GPU_HARDWARE
+            avoids_failing_nodes = job["spec"].get("restartPolicy", {}).get("avoidFailingNodes", True)
+            if avoids_failing_nodes and failed_before and record.k8s_node == pod.k8s_node:
+                self.report(f"{pod.pod_name} was assigned to {pod.k8s_node}, whose GPU failed attempt {record.attempt}")
 
     def _status(self) -> JobStatus:
-        if self._world.job is not self._last[0]:
-            self._last = self._world.job or {}, JobStatus.model_validate(self._world.status)
-        return self._last[1]
+        if self._world.job is not self._last_job[0]:
+            self._last_job = self._world.job or {}, JobStatus.model_validate(self._world.status)
+        return self._last_job[1]
 
-    def _pod_made(self, change: Change) -> Iterator[str]:
-        made = observe_pod(change.body, gone=False)
-        assert made is not None
+    def _check_created_pod(self, change: Change) -> Iterator[str]:
+        new_pod = observe_pod(change.body, gone=False)
+        assert new_pod is not None
         status = self._status()
-        if self._world.job is not None and made.attempt > (-1 if status.attempt is None else status.attempt):
-            yield f"{made.pod_name} was made before its attempt was written"
-        if self._several or self._world.job is None:
+        if self._world.job is not None and new_pod.attempt > (-1 if status.attempt is None else status.attempt):
+            yield f"{new_pod.pod_name} was created before its attempt was in the status"
+        if self._has_split_brain or self._world.job is None:
             return
-        if status.attempt != made.attempt or status.completion_time is not None:
-            yield f"{made.pod_name} was made while the status says attempt {status.attempt}"
+        if status.attempt != new_pod.attempt or status.completion_time is not None:
+            yield f"{new_pod.pod_name} was created while the status has attempt {status.attempt}"
         elif status.attempts[-1].state is not AttemptState.STARTING or status.attempts[-1].created:
-            yield f"{made.pod_name} was made although its attempt is {status.attempts[-1].state} and created"
-        if not self._world.clocks_ahead:
-            yield from self._others_run(made)
+            yield f"{new_pod.pod_name} was created although its attempt is {status.attempts[-1].state} and created"
+        if not self._world.operator_clock_was_ahead:
+            yield from self._check_older_attempts_ended(new_pod)
 
-    def _others_run(self, made: NodeObservation) -> Iterator[str]:
-        """Nothing of another attempt, as far as anybody can know."""
+    def _check_older_attempts_ended(self, new_pod: NodeObservation) -> Iterator[str]:
+        """Check that nothing of another attempt runs, as far as the operator can know."""
         for _, pod in self._world.pods():
             other = observe_pod(pod, gone=False)
-            if other is None or other.attempt == made.attempt or other.uid in self._given_up:
+            if other is None or other.attempt == new_pod.attempt or other.uid in self._confirmed_ended:
                 continue
-            if _may_be_known_to_run(other) and other.may_run(self._world.now()):
-                yield f"{made.pod_name} was made while {other.pod_name} may run"
+            if _counts_as_running(other) and other.may_run(self._world.now()):
+                yield f"{new_pod.pod_name} was created while {other.pod_name} may run"
         for process in self._world.running_processes():
-            _, machine = self._world.machines.processes[process.pod_uid]
-            excused = machine.losses or process.pod_uid in self._forced
-            ours = process.job_uid == self._world.job_uid
-            if ours and process.attempt != made.attempt and not excused:
-                yield f"{made.pod_name} was made while a process of attempt {process.attempt} runs on {machine.name}"
+            _, k8s_node = self._world.k8s_nodes.processes[process.pod_uid]
+            is_excused = k8s_node.loss_count or process.pod_uid in self._removed_while_running
+            is_current_job = process.job_uid == self._world.job_uid
+            if is_current_job and process.attempt != new_pod.attempt and not is_excused:
+                yield f"{new_pod.pod_name} was created while attempt {process.attempt} runs on {k8s_node.name}"
 
-    def _pod_deleted(self, change: Change) -> Iterator[str]:
+    def _check_deleted_pod(self, change: Change) -> Iterator[str]:
         pod, status = observe_pod(change.body, gone=False), self._status()
-        if pod is None or pod.hidden or self._several or status.attempt is None or not self._world.job:
+        if pod is None or pod.relabelled or self._has_split_brain or status.attempt is None or not self._world.job:
             return
         ended = status.completion_time is not None or status.attempts[-1].state in ("Stopping", "Stopped")
         if not ended and pod.attempt == status.attempt:
-            yield f"{pod.pod_name} was deleted while the status says {status.attempts[-1].state}"
+            yield f"{pod.pod_name} was deleted while the attempt state is {status.attempts[-1].state}"
 
-    def _status_written(self, body: Raw, written: Raw) -> Iterator[str]:
-        before = self._last[1] if body is self._last[0] else JobStatus.model_validate(body.get("status") or {})
-        after = JobStatus.model_validate(written["status"])
-        self._last = written, after
+    def _check_status(self, old_body: RawBody, updated_body: RawBody) -> Iterator[str]:
+        before = (
+            self._last_job[1]
+            if old_body is self._last_job[0]
+            else JobStatus.model_validate(old_body.get("status") or {})
+        )
+        after = JobStatus.model_validate(updated_body["status"])
+        self._last_job = updated_body, after
         if before.completion_time is not None:
             if before != after:
                 yield "the status changed after the end"
             return
-        yield from self._attempts(before, after)
-        yield from self._budgets(before, after, written["spec"].get("restartPolicy", {}))
-        yield from self._avoided(before, after)
-        yield from self._repaired(before, after)
-        yield from self._claims(after)
+        yield from self._check_attempts(before, after)
+        yield from self._check_restart_counts(before, after, updated_body["spec"].get("restartPolicy", {}))
+        yield from self._check_avoided_nodes(before, after)
+        yield from self._check_repair(before, after)
+        yield from self._check_conditions(after)
 
-    def _attempts(self, before: JobStatus, after: JobStatus) -> Iterator[str]:
-        first = before.attempt if before.attempt is not None else -1
-        if after.attempt is None or after.attempt - first not in (0, 1):
+    def _check_attempts(self, before: JobStatus, after: JobStatus) -> Iterator[str]:
+        first_attempt = before.attempt if before.attempt is not None else -1
+        if after.attempt is None or after.attempt - first_attempt not in (0, 1):
             if after.attempt is not None or before.attempt is not None:
                 yield f"the attempt went from {before.attempt} to {after.attempt}"
             return
-        now = {record.attempt: record for record in after.attempts}
+        records = {record.attempt: record for record in after.attempts}
         for record in before.attempts:
-            if later := now.get(record.attempt):
-                yield from self._record(record, later, present=record.attempt >= first)
-        if after.attempt > first >= 0:
-            old = now[first]
-            if old.state not in (AttemptState.FAILED, AttemptState.STOPPED):
-                yield f"attempt {after.attempt} was begun while attempt {first} is {old.state}"
-            if after.restarts - before.restarts != (old.state is AttemptState.FAILED):
-                yield f"restarts went from {before.restarts} to {after.restarts} after attempt {first} {old.state}"
+            if updated := records.get(record.attempt):
+                yield from self._check_record(record, updated, is_current=record.attempt >= first_attempt)
+        if after.attempt > first_attempt >= 0:
+            ended_record = records[first_attempt]
+            if ended_record.state not in (AttemptState.FAILED, AttemptState.STOPPED):
+                yield f"attempt {after.attempt} was started while attempt {first_attempt} is {ended_record.state}"
+            if after.restarts - before.restarts != (ended_record.state is AttemptState.FAILED):
+                change = f"{before.restarts} to {after.restarts}"
+                yield f"restarts went from {change} after attempt {first_attempt} {ended_record.state}"
 
-    def _record(self, record: AttemptRecord, later: AttemptRecord, *, present: bool) -> Iterator[str]:
-        if later.state not in NEXT_STATES[record.state]:
-            yield f"attempt {record.attempt} went from {record.state} to {later.state}"
-        victims = {evidence.node_rank for evidence in later.evidence if evidence.victim}
-        of_victim = later.reason == Reason.PEER_LOST or (later.reason == Reason.HANG and later.node_rank in victims)
-        if of_victim and later.reason != record.reason and self._could_know_better(later):
-            yield f"the verdict on attempt {record.attempt} is that of a victim: {later.message}"
-        unseen = {evidence.node_rank for evidence in later.evidence if not evidence.pod_name and not evidence.deleted}
-        if later.reason == Reason.UNEXPLAINED and later.node_rank in unseen:
-            yield f"the verdict on attempt {record.attempt} is that of node {later.node_rank}, which was never made"
-        if not present and later != record:
+    def _check_record(self, record: AttemptRecord, updated: AttemptRecord, *, is_current: bool) -> Iterator[str]:
+        if updated.state not in NEXT_STATES[record.state]:
+            yield f"attempt {record.attempt} went from {record.state} to {updated.state}"
+        victims = {evidence.node_rank for evidence in updated.evidence if evidence.victim}
+        is_victim_verdict = updated.reason == Reason.PEER_LOST or (
+            updated.reason == Reason.HANG and updated.node_rank in victims
+        )
+        if is_victim_verdict and updated.reason != record.reason and self._root_cause_is_observable(updated):
+            yield f"the verdict on attempt {record.attempt} blames a victim: {updated.message}"
+        never_created_ranks = {
+            evidence.node_rank for evidence in updated.evidence if not evidence.pod_name and not evidence.deleted
+        }
+        if updated.reason == Reason.UNEXPLAINED and updated.node_rank in never_created_ranks:
+            yield f"the verdict on attempt {record.attempt} blames node {updated.node_rank}, which was never created"
+        if not is_current and updated != record:
             yield f"the record of attempt {record.attempt} changed after its end"
 
-    def _could_know_better(self, ended: AttemptRecord) -> bool:
-        """The node that ended the training has told, or can still tell."""
-        cause = self._world.trainer.causes.get((self._world.job_uid, ended.attempt))
-        if cause is None or self._world.clocks_ahead:
+    def _root_cause_is_observable(self, ended: AttemptRecord) -> bool:
+        """Whether the node that ended the training has reported its failure, or still can."""
+        cause = self._world.trainer.root_causes.get((self._world.job_uid, ended.attempt))
+        if cause is None or self._world.operator_clock_was_ahead:
             return False
         evidence = next((each for each in ended.evidence if each.node_rank == cause.node_rank), None)
-        if evidence and self._newest.get(evidence.pod_name, cause.pod_uid) != cause.pod_uid:
-            return False  # its pod is gone, and one that was made again in its place has told
+        if evidence and self._newest_pod_uids.get(evidence.pod_name, cause.pod_uid) != cause.pod_uid:
+            return False  # its pod is gone, and a pod created in its place has reported
         if evidence and evidence.exit_code is not None:
-            return not evidence.victim  # where a link failed, all nodes are victims
+            return not evidence.victim  # after a network fault all nodes are victims
         pod = next((pod for _, pod in self._world.pods() if pod["metadata"]["uid"] == cause.pod_uid), None)
         return pod is not None and not self._world.is_lost(pod)
 
-    def _budgets(self, before: JobStatus, after: JobStatus, limits: Raw) -> Iterator[str]:
-        """Repairs and a lack of room cost nothing, lost machines nothing that failures of the job itself may use."""
+    def _check_restart_counts(self, before: JobStatus, after: JobStatus, restart_policy: RawBody) -> Iterator[str]:
+        """Check that each restart is counted once, repairs and incomplete gangs not at all, and within the limits."""
         if after.restarts == before.restarts:
             return
         ended, counts = after.attempts[-2], after.without_progress
-        started = before.without_progress
-        if counts.best_step > started.best_step:
-            started = RestartCounts(best_step=counts.best_step)
+        expected_counts = before.without_progress
+        if counts.best_step > expected_counts.best_step:
+            expected_counts = RestartCounts(best_step=counts.best_step)
         kind = "infrastructure" if ended.fault in (Fault.INFRASTRUCTURE, Fault.PREEMPTION) else "counted"
         if ended.action != "Repair" and ended.reason != Reason.GANG_INCOMPLETE:
-            started = started.model_copy(update={kind: getattr(started, kind) + 1})
-        policy = RestartPolicy.model_validate(limits)
-        if counts != started:
-            yield f"after {ended.reason} the spent restarts went from {before.without_progress} to {counts}"
+            expected_counts = expected_counts.model_copy(update={kind: getattr(expected_counts, kind) + 1})
+        policy = RestartPolicy.model_validate(restart_policy)
+        if counts != expected_counts:
+            yield f"after {ended.reason} the counted restarts went from {before.without_progress} to {counts}"
         if counts.counted > policy.max_restarts or counts.infrastructure > policy.max_infrastructure_restarts:
-            yield f"restarts beyond the limits: {counts}"
+            yield f"more restarts than the policy allows: {counts}"
 
-    def _avoided(self, before: JobStatus, after: JobStatus) -> Iterator[str]:
-        """Only what failed the job, and once only where its hardware is broken."""
+    def _check_avoided_nodes(self, before: JobStatus, after: JobStatus) -> Iterator[str]:
+        """Check that only nodes with a broken GPU, or with two failures of the job, are avoided."""
         if not after.attempts or after.attempt == before.attempt:
             return
-        records = {record.attempt: record for record in (*before.attempts, *after.attempts)}.values()  # 20 are kept
-        blamed = Counter(record.k8s_node for record in records if record.state is AttemptState.FAILED)
-        broken = {record.k8s_node for record in records if record.reason == Reason.GPU_HARDWARE}
+        records = {
+            record.attempt: record for record in (*before.attempts, *after.attempts)
+        }.values()  # the status keeps 20
+        failure_counts = Counter(record.k8s_node for record in records if record.state is AttemptState.FAILED)
+        broken_nodes = {record.k8s_node for record in records if record.reason == Reason.GPU_HARDWARE}
         for node in after.attempts[-1].avoids:
-            if blamed[node] < 2 and node not in broken:
-                yield f"{node} is avoided, but failed the job {blamed[node]} times"
+            if failure_counts[node] < 2 and node not in broken_nodes:
+                yield f"{node} is avoided, but failed the job {failure_counts[node]} times"
 
-    def _repaired(self, before: JobStatus, after: JobStatus) -> Iterator[str]:
-        """What is learnt stays the same, and no change is taken back."""
+    def _check_repair(self, before: JobStatus, after: JobStatus) -> Iterator[str]:
+        """Check that a repair keeps the effective batch and is never reverted."""
         if before.repair == after.repair or before.batch is None or after.batch is None:
             return
-        resized = before.batch.world_size != after.batch.world_size  # by the user, while the attempt was stopping
-        if before.batch.effective != after.batch.effective and not resized:
+        was_resized = before.batch.world_size != after.batch.world_size  # by the user, while the attempt was stopping
+        if before.batch.effective != after.batch.effective and not was_resized:
             yield f"a repair changed the effective batch from {before.batch.effective} to {after.batch.effective}"
-        made = before.repair.model_dump(exclude_none=True) if before.repair else {}
-        if after.repair is None or not made.keys() <= after.repair.model_dump(exclude_none=True).keys():
-            yield f"a repair was taken back: {before.repair} -> {after.repair}"
+        changes = before.repair.model_dump(exclude_none=True) if before.repair else {}
+        if after.repair is None or not changes.keys() <= after.repair.model_dump(exclude_none=True).keys():
+            yield f"a repair was reverted: {before.repair} -> {after.repair}"
 
-    def _claims(self, after: JobStatus) -> Iterator[str]:
-        holds = {condition.type for condition in after.conditions if condition.status == "True"}
-        if "Complete" in holds and not self._world.trainer.folders[self._world.job_uid].result:
+    def _check_conditions(self, after: JobStatus) -> Iterator[str]:
+        true_conditions = {condition.type for condition in after.conditions if condition.status == "True"}
+        if "Complete" in true_conditions and not self._world.trainer.folders[self._world.job_uid].result:
             yield "Complete without a result"
-        if ("Complete" in holds) + ("Failed" in holds) != (after.completion_time is not None):
-            yield f"an end without its condition, or the other way round: {sorted(holds)}"
-        if "Suspended" not in holds or self._several or self._world.clocks_ahead:
+        if ("Complete" in true_conditions) + ("Failed" in true_conditions) != (after.completion_time is not None):
+            yield f"completionTime and the terminal conditions disagree: {sorted(true_conditions)}"
+        if "Suspended" not in true_conditions or self._has_split_brain or self._world.operator_clock_was_ahead:
             return
         for _, pod in self._world.pods():
             node = observe_pod(pod, gone=False)
-            if node and _may_be_known_to_run(node) and node.may_run(self._world.now()):
+            if node and _counts_as_running(node) and node.may_run(self._world.now()):
                 yield f"Suspended while {node.pod_name} may run"
 
 
-def _may_be_known_to_run(pod: NodeObservation) -> bool:
-    """One that is leaving goes by itself, so nobody asks why it is not seen any more; fences hold its processes off."""
-    return not (pod.hidden and pod.deleting)
+def _counts_as_running(pod: NodeObservation) -> bool:
+    """Whether the operator must treat the pod as running.
+
+    Not a terminating pod without labels: it ends by itself, and fencing keeps its processes from writing.
+    """
+    return not (pod.relabelled and pod.deleting)
 
 
-def _hidden(change: Change) -> bool:
-    """Somebody edited the labels, so that the operator does not find the pod any more, or not as what it was."""
+def _labels_changed(change: Change) -> bool:
+    """Whether a user edited the labels, so that label selectors no longer match the pod, or match it wrongly."""
     if change.before is None or change.after is None:
         return False
     return bool(change.before["metadata"].get("labels") != change.after["metadata"].get("labels"))
 
 
-def _state(pod: Raw) -> Raw:
-    statuses: list[Raw] = pod.get("status", {}).get("containerStatuses") or [{}]
-    state: Raw = statuses[0].get("state", {})
+def _container_state(pod: RawBody) -> RawBody:
+    statuses: list[RawBody] = pod.get("status", {}).get("containerStatuses") or [{}]
+    state: RawBody = statuses[0].get("state", {})
     return state

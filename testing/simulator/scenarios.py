@@ -1,9 +1,9 @@
-"""Which histories there are: each kind has only some troubles, and each history few of those, so that they go deep."""
+"""Kinds of histories; each kind injects only some of the faults, and each history only a few of those."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from testing.simulator.history import Moment, Promise, Scenario
+from testing.simulator.history import Liveness, Scenario, Trigger
 from testing.simulator.incidents.job_incidents import (
     OPERATOR_INCIDENTS,
     TRAINER_INCIDENTS,
@@ -16,69 +16,73 @@ from testing.simulator.incidents.job_incidents import (
     pod_evicted,
     rank_hung,
     rank_killed,
-    suspended_for_a_while,
+    suspended_temporarily,
 )
 from testing.simulator.incidents.node_incidents import (
-    LOSSES,
-    MACHINE_INCIDENTS,
-    crowded,
-    machine_broken,
-    machine_without_power,
+    NODE_INCIDENTS,
+    NODE_LOSSES,
+    gpu_broken,
+    k8s_nodes_occupied,
+    power_lost,
 )
-from testing.simulator.incidents.user_interference import MEDDLING
+from testing.simulator.incidents.user_interference import USER_INTERFERENCE
 from testing.simulator.world.choices import Choices
-from testing.simulator.world.network import CALM, Weather
+from testing.simulator.world.network import NO_FAULTS, NetworkFaults
 from testing.simulator.world.trainer import Workload
 
-MOST_INCIDENTS = 6
-MOST_TAKEOVERS = 3
+MAX_INCIDENTS = 6
+MAX_TAKEOVERS = 3
 
-SECONDS = (3.0, 8.0, 0.02, 0.3, 1.0, 5.0, 10.0, 12.0, 14.0, 16.0, 25.0, 70.0)
-AFTER_COMMITS = (0.0, 0.0015, 0.05, 1.0, 3.0)
-OVERLAPS = (0.1, 0.01, 2.0, 15.0, 120.0)
+DELAYS_SECONDS = (3.0, 8.0, 0.02, 0.3, 1.0, 5.0, 10.0, 12.0, 14.0, 16.0, 25.0, 70.0)
+DELAYS_AFTER_COMMIT_SECONDS = (0.0, 0.0015, 0.05, 1.0, 3.0)
+OVERLAPS_SECONDS = (0.1, 0.01, 2.0, 15.0, 120.0)
 
-Draw = Callable[[Choices], Scenario]
-
-
-def anything(choices: Choices) -> Scenario:
-    """Whatever can happen to a job, with one operator at a time."""
-    incidents = (*USER_INCIDENTS, *TRAINER_INCIDENTS, *MACHINE_INCIDENTS, *OPERATOR_INCIDENTS)
-    return _scenario(choices, incidents, weather=_weather(choices))
+DrawScenario = Callable[[Choices], Scenario]
 
 
-def takeovers(choices: Choices) -> Scenario:
-    """The same, with operators that all believe they lead."""
-    incidents = (*USER_INCIDENTS, *TRAINER_INCIDENTS, *MACHINE_INCIDENTS, *OPERATOR_INCIDENTS)
-    return _scenario(choices, incidents, weather=_weather(choices), takeovers=_takeovers(choices, least=1))
+def all_faults(choices: Choices) -> Scenario:
+    """Inject any fault, with one operator at a time."""
+    incidents = (*USER_INCIDENTS, *TRAINER_INCIDENTS, *NODE_INCIDENTS, *OPERATOR_INCIDENTS)
+    return _scenario(choices, incidents, network_faults=_draw_network_faults(choices))
 
 
-def stale_caches(choices: Choices) -> Scenario:
-    """Operators and users act while the watches are far behind."""
-    weather = Weather(slow=_rate(choices, 10.0), crash=_rate(choices, 5.0), lag=choices.pick((50.0, 90.0)))
-    incidents = (suspended_for_a_while, operator_crashed, container_killed, pod_deleted)
-    return _scenario(choices, incidents, weather=weather)
-
-
-def failing_nodes(choices: Choices) -> Scenario:
-    """Nodes fail and everything else goes well."""
-    return _scenario(choices, (container_killed, rank_killed, rank_hung, machine_without_power), weather=CALM)
-
-
-def operator_troubles(choices: Choices) -> Scenario:
-    """Only operators and their way to the API server have trouble, which must never reach the training."""
-    return Scenario(
-        workload=Workload(num_nodes=choices.pick((2, 1, 3)), patience_seconds=3600.0),
-        weather=_weather(choices),
-        incidents=_happenings(choices, OPERATOR_INCIDENTS),
-        takeovers=_takeovers(choices),
-        promise=Promise.UNDISTURBED,
+def split_brain(choices: Choices) -> Scenario:
+    """Inject any fault while several operators all act as the leader."""
+    incidents = (*USER_INCIDENTS, *TRAINER_INCIDENTS, *NODE_INCIDENTS, *OPERATOR_INCIDENTS)
+    return _scenario(
+        choices, incidents, network_faults=_draw_network_faults(choices), takeovers=_draw_takeovers(choices, minimum=1)
     )
 
 
-def lost_machines(choices: Choices) -> Scenario:
-    """Long trainings whose machines get lost and come back, under one operator or two, which is no fault of the job.
+def stale_caches(choices: Choices) -> Scenario:
+    """Let operators and users act while the watch events lag far behind."""
+    network_faults = NetworkFaults(
+        slow=_draw_rate(choices, 10.0), crash=_draw_rate(choices, 5.0), watch_lag=choices.pick((50.0, 90.0))
+    )
+    incidents = (suspended_temporarily, operator_crashed, container_killed, pod_deleted)
+    return _scenario(choices, incidents, network_faults=network_faults)
 
-    It needs a few restarts of its own all the same: what a node left behind is gone if no operator is there to see it.
+
+def failing_job_nodes(choices: Choices) -> Scenario:
+    """Let nodes of the job fail on a healthy cluster with a reliable network."""
+    return _scenario(choices, (container_killed, rank_killed, rank_hung, power_lost), network_faults=NO_FAULTS)
+
+
+def operator_faults(choices: Choices) -> Scenario:
+    """Inject faults only into operators and their connections, which must never affect the training."""
+    return Scenario(
+        workload=Workload(num_nodes=choices.pick((2, 1, 3)), rendezvous_timeout_seconds=3600.0),
+        network_faults=_draw_network_faults(choices),
+        incidents=_draw_incidents(choices, OPERATOR_INCIDENTS),
+        takeovers=_draw_takeovers(choices),
+        liveness=Liveness.COMPLETES_UNDISTURBED,
+    )
+
+
+def lost_k8s_nodes(choices: Choices) -> Scenario:
+    """Lose and recover Kubernetes nodes during long trainings; such losses must not use up the job's restarts.
+
+    A few restarts are allowed: if no operator observes a pod before its removal, the failure is unexplained.
     """
     policy = {"maxRestarts": 3, "backoffSeconds": 1, "maxBackoffSeconds": 20, "avoidFailingNodes": choices.chance(50)}
     return Scenario(
@@ -86,39 +90,43 @@ def lost_machines(choices: Choices) -> Scenario:
             num_nodes=choices.pick((2, 1, 3)),
             total_steps=choices.pick((6, 15)),
             step_seconds=choices.pick((2.0, 40.0)),
-            patience_seconds=3600.0,
+            rendezvous_timeout_seconds=3600.0,
         ),
         fields={"restartPolicy": policy},
-        weather=choices.pick((CALM, _weather(choices))),
-        incidents=_happenings(choices, (*LOSSES, *LOSSES, pod_evicted, *OPERATOR_INCIDENTS), apart=(30.0, 300.0)),
-        takeovers=_takeovers(choices),
-        faults_end=choices.pick((240.0, 600.0, 1200.0)),
-        promise=Promise.COMPLETE,
+        network_faults=choices.pick((NO_FAULTS, _draw_network_faults(choices))),
+        incidents=_draw_incidents(
+            choices, (*NODE_LOSSES, *NODE_LOSSES, pod_evicted, *OPERATOR_INCIDENTS), delays=(30.0, 300.0)
+        ),
+        takeovers=_draw_takeovers(choices),
+        faults_end_seconds=choices.pick((240.0, 600.0, 1200.0)),
+        liveness=Liveness.COMPLETES,
     )
 
 
-def hard_times(choices: Choices) -> Scenario:
-    """Machines that break or are full, ranks that hang or need too much memory: a patient job gets through."""
+def resource_faults(choices: Choices) -> Scenario:
+    """Inject broken GPUs, full nodes, hangs and OOM; a job with a large restart budget must complete."""
     fields = {
         "restartPolicy": {"maxRestarts": 20, "backoffSeconds": 1, "maxBackoffSeconds": 20},
         "startupDeadlineSeconds": choices.pick((20, 0, 60)),
         "training": {"perDeviceTrainBatchSize": choices.pick((4, 1, 6))},
     }
-    often = 3 * (rank_hung, gpu_out_of_memory, crowded, machine_broken)
-    incidents = (*MACHINE_INCIDENTS, *often, rank_killed, operator_crashed)
+    frequent = 3 * (rank_hung, gpu_out_of_memory, k8s_nodes_occupied, gpu_broken)
+    incidents = (*NODE_INCIDENTS, *frequent, rank_killed, operator_crashed)
     return Scenario(
-        workload=Workload(num_nodes=choices.pick((2, 1, 3)), total_steps=choices.pick((6, 30)), hang_seconds=30.0),
+        workload=Workload(
+            num_nodes=choices.pick((2, 1, 3)), total_steps=choices.pick((6, 30)), hang_timeout_seconds=30.0
+        ),
         fields=fields,
-        weather=choices.pick((CALM, _weather(choices))),
-        incidents=_happenings(choices, incidents, apart=(10.0, 100.0)),
-        takeovers=_takeovers(choices),
-        faults_end=choices.pick((240.0, 600.0)),
-        promise=Promise.COMPLETE,
+        network_faults=choices.pick((NO_FAULTS, _draw_network_faults(choices))),
+        incidents=_draw_incidents(choices, incidents, delays=(10.0, 100.0)),
+        takeovers=_draw_takeovers(choices),
+        faults_end_seconds=choices.pick((240.0, 600.0)),
+        liveness=Liveness.COMPLETES,
     )
 
 
-def meddling(choices: Choices) -> Scenario:
-    """People who get in the way of a patient job, and operators whose clocks jump: it gets through all the same."""
+def user_interference(choices: Choices) -> Scenario:
+    """Let users change what the job needs and operator clocks jump; a job with a large restart budget must complete."""
     fields = {
         "restartPolicy": {
             "maxRestarts": 20,
@@ -132,28 +140,28 @@ def meddling(choices: Choices) -> Scenario:
         workload=Workload(
             num_nodes=choices.pick((2, 1, 3)),
             total_steps=choices.pick((6, 15, 30)),
-            patience_seconds=choices.pick((120.0, 3600.0)),
+            rendezvous_timeout_seconds=choices.pick((120.0, 3600.0)),
         ),
         fields=fields,
-        weather=choices.pick((CALM, _weather(choices))),
-        incidents=_happenings(choices, MEDDLING, apart=(10.0, 100.0)),
-        takeovers=_takeovers(choices),
-        faults_end=choices.pick((60.0, 240.0, 600.0)),
-        promise=Promise.COMPLETE,
+        network_faults=choices.pick((NO_FAULTS, _draw_network_faults(choices))),
+        incidents=_draw_incidents(choices, USER_INTERFERENCE, delays=(10.0, 100.0)),
+        takeovers=_draw_takeovers(choices),
+        faults_end_seconds=choices.pick((60.0, 240.0, 600.0)),
+        liveness=Liveness.COMPLETES,
     )
 
 
-KINDS: dict[str, Draw] = {
+SCENARIO_KINDS: dict[str, DrawScenario] = {
     draw.__name__: draw
     for draw in (
-        anything,
-        takeovers,
+        all_faults,
+        split_brain,
         stale_caches,
-        failing_nodes,
-        operator_troubles,
-        lost_machines,
-        hard_times,
-        meddling,
+        failing_job_nodes,
+        operator_faults,
+        lost_k8s_nodes,
+        resource_faults,
+        user_interference,
     )
 }
 
@@ -162,22 +170,22 @@ def _scenario(
     choices: Choices,
     incidents: Sequence[Incident],
     *,
-    weather: Weather,
-    takeovers: tuple[tuple[Moment, float], ...] = (),
+    network_faults: NetworkFaults,
+    takeovers: tuple[tuple[Trigger, float], ...] = (),
 ) -> Scenario:
     return Scenario(
         workload=Workload(num_nodes=choices.pick((2, 1, 3)), total_steps=choices.pick((6, 15))),
-        fields=_fields(choices),
-        weather=weather,
-        incidents=_happenings(choices, incidents),
+        fields=_draw_fields(choices),
+        network_faults=network_faults,
+        incidents=_draw_incidents(choices, incidents),
         takeovers=takeovers,
-        resume_at_end=choices.pick((True, True, True, False)),
-        faults_end=choices.pick((60.0, 240.0)),
+        resumes_at_end=choices.pick((True, True, True, False)),
+        faults_end_seconds=choices.pick((60.0, 240.0)),
     )
 
 
-def _fields(choices: Choices) -> dict[str, Any]:
-    """What the spec says besides the workload."""
+def _draw_fields(choices: Choices) -> dict[str, Any]:
+    """Return the fields of the spec that the workload does not determine."""
     policy = {
         "maxRestarts": choices.pick((1, 0, 3)),
         "maxInfrastructureRestarts": choices.pick((1, 0, 3)),
@@ -185,7 +193,7 @@ def _fields(choices: Choices) -> dict[str, Any]:
         "maxBackoffSeconds": 20,
         "avoidFailingNodes": choices.pick((True, True, False)),
     }
-    chosen: dict[str, Any] = {"restartPolicy": policy}
+    fields: dict[str, Any] = {"restartPolicy": policy}
     for name, values in (
         ("activeDeadlineSeconds", (None, None, None, 5, 20, 60)),
         ("pendingDeadlineSeconds", (None, None, None, 5, 30, 200)),
@@ -195,43 +203,43 @@ def _fields(choices: Choices) -> dict[str, Any]:
     ):
         value = choices.pick(values)
         if value is not None:
-            chosen[name] = value
-    return chosen
+            fields[name] = value
+    return fields
 
 
-def _weather(choices: Choices) -> Weather:
-    return Weather(
-        slow=_rate(choices, 10.0, 50.0),
-        refused=_rate(choices, 5.0, 20.0),
-        lost=_rate(choices, 5.0, 20.0),
-        crash=_rate(choices, 2.0, 10.0),
-        lag=_rate(choices, 10.0, 50.0),
-        broken=_rate(choices, 5.0, 20.0),
-        repeated=_rate(choices, 10.0),
+def _draw_network_faults(choices: Choices) -> NetworkFaults:
+    return NetworkFaults(
+        slow=_draw_rate(choices, 10.0, 50.0),
+        rejected=_draw_rate(choices, 5.0, 20.0),
+        response_lost=_draw_rate(choices, 5.0, 20.0),
+        crash=_draw_rate(choices, 2.0, 10.0),
+        watch_lag=_draw_rate(choices, 10.0, 50.0),
+        watch_broken=_draw_rate(choices, 5.0, 20.0),
+        watch_repeated=_draw_rate(choices, 10.0),
     )
 
 
-def _rate(choices: Choices, *percentages: float) -> float:
-    """Mostly none at all."""
+def _draw_rate(choices: Choices, *percentages: float) -> float:
+    """Return a rate, most often 0."""
     return choices.pick((0.0, 0.0, *percentages))
 
 
-def _happenings(
-    choices: Choices, incidents: Sequence[Incident], *, apart: tuple[float, ...] = ()
-) -> tuple[tuple[Moment, Incident], ...]:
-    """Some of these incidents, each at its moment, a few of them later by these seconds."""
-    count = choices.number(MOST_INCIDENTS + 1)
-    return tuple((_moment(choices, apart), choices.pick(incidents)) for _ in range(count))
+def _draw_incidents(
+    choices: Choices, incidents: Sequence[Incident], *, delays: tuple[float, ...] = ()
+) -> tuple[tuple[Trigger, Incident], ...]:
+    """Return up to MAX_INCIDENTS incidents, each with its trigger; some triggers use the given delays in seconds."""
+    count = choices.number(MAX_INCIDENTS + 1)
+    return tuple((_draw_trigger(choices, delays), choices.pick(incidents)) for _ in range(count))
 
 
-def _moment(choices: Choices, later: tuple[float, ...] = ()) -> Moment:
-    """Interesting things happen close to commits."""
+def _draw_trigger(choices: Choices, extra_delays: tuple[float, ...] = ()) -> Trigger:
+    """Return a trigger, half of the time soon after a commit, where most races are."""
     if choices.number(2):
-        return Moment(seconds=choices.pick(AFTER_COMMITS), commits=4 + choices.number(37))
-    return Moment(seconds=choices.pick((*SECONDS, *(4 * later))))
+        return Trigger(seconds=choices.pick(DELAYS_AFTER_COMMIT_SECONDS), commits=4 + choices.number(37))
+    return Trigger(seconds=choices.pick((*DELAYS_SECONDS, *(4 * extra_delays))))
 
 
-def _takeovers(choices: Choices, *, least: int = 0) -> tuple[tuple[Moment, float], ...]:
-    """When another operator takes over, and how long the one before goes on."""
-    count = least + choices.number(MOST_TAKEOVERS + 1 - least)
-    return tuple((_moment(choices), choices.pick(OVERLAPS)) for _ in range(count))
+def _draw_takeovers(choices: Choices, *, minimum: int = 0) -> tuple[tuple[Trigger, float], ...]:
+    """Return when other operators take over, and how long the former leader still acts."""
+    count = minimum + choices.number(MAX_TAKEOVERS + 1 - minimum)
+    return tuple((_draw_trigger(choices), choices.pick(OVERLAPS_SECONDS)) for _ in range(count))

@@ -1,56 +1,58 @@
-"""The search for a history in which a promise is broken, seed after seed; what is found is made as calm as it gets."""
+"""Search for a history that violates an invariant, seed after seed; a counterexample is shrunk."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from testing.simulator.history import Story, play
-from testing.simulator.scenarios import KINDS, Draw
-from testing.simulator.world.choices import RepeatedChoices, SeededChoices, shrink
+from testing.simulator.history import HistoryResult, run_history
+from testing.simulator.scenarios import SCENARIO_KINDS, DrawScenario
+from testing.simulator.world.choices import ReplayedChoices, SeededChoices, shrink
 
-SHRINKING_TRIES = 400
+SHRINK_TRIES = 400
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A history with something wrong in it."""
+class Counterexample:
+    """A history that violates an invariant."""
 
     kind: str
     seed: int
-    made: tuple[int, ...]  # the choices that led to it
+    drawn: tuple[int, ...]  # its choices
 
 
 @dataclass
-class Found:
-    """What a search saw; `phases` are the ends of its histories."""
+class SearchResult:
+    """The first counterexample, if any, and the final phases of all histories run."""
 
-    finding: Finding | None = None
+    counterexample: Counterexample | None = None
     phases: Counter[str] = field(default_factory=Counter)
 
 
-def search(kind: str, seeds: Iterable[int]) -> Found:
-    """Every history of one kind, until one has something wrong."""
-    found = Found()
+def search(kind: str, seeds: Iterable[int]) -> SearchResult:
+    """Run the histories of one kind, one for each seed, until one violates an invariant."""
+    search_result = SearchResult()
     for seed in seeds:
         choices = SeededChoices(seed)
-        story = play(KINDS[kind](choices), choices)
-        found.phases[story.phase] += 1
-        if story.violations:
-            found.finding = Finding(kind, seed, tuple(choices.made))
+        result = run_history(SCENARIO_KINDS[kind](choices), choices)
+        search_result.phases[result.phase] += 1
+        if result.violations:
+            search_result.counterexample = Counterexample(kind, seed, tuple(choices.drawn))
             break
-    return found
+    return search_result
 
 
-def explain(finding: Finding | None) -> str:
-    """The calmest history that is known to have something wrong, too."""
-    if finding is None:
-        return "nothing is wrong"
-    draw = KINDS[finding.kind]
-    calmest = shrink(list(finding.made), lambda made: bool(_repeat(draw, made).violations), tries=SHRINKING_TRIES)
-    story = _repeat(draw, calmest)
-    return "\n".join((f"{finding.kind}, seed {finding.seed}:", *story.violations, "what happened:", *story.trace))
+def explain(counterexample: Counterexample | None) -> str:
+    """Shrink a counterexample and return its violations and its trace."""
+    if counterexample is None:
+        return "no invariant was violated"
+    draw = SCENARIO_KINDS[counterexample.kind]
+    shrunk = shrink(list(counterexample.drawn), lambda drawn: bool(_replay(draw, drawn).violations), tries=SHRINK_TRIES)
+    result = _replay(draw, shrunk)
+    return "\n".join(
+        (f"{counterexample.kind}, seed {counterexample.seed}:", *result.violations, "trace:", *result.trace)
+    )
 
 
-def _repeat(draw: Draw, made: Sequence[int]) -> Story:
-    choices = RepeatedChoices(made)
-    return play(draw(choices), choices)
+def _replay(draw: DrawScenario, drawn: Sequence[int]) -> HistoryResult:
+    choices = ReplayedChoices(drawn)
+    return run_history(draw(choices), choices)

@@ -1,4 +1,4 @@
-"""One cluster with the operator for the whole run; each test has its own job, and leaves nothing behind."""
+"""Fixtures of the end-to-end tests: one cluster with the operator per session, and one job per test."""
 
 import os
 import secrets
@@ -16,7 +16,7 @@ from testing.processes.operator_stack import Stack, example_job
 def stack() -> Iterator[Stack]:
     choice = choose_provider(os.environ)
     if choice.provider is None:
-        pytest.skip(f"no cluster: {choice.why}")
+        pytest.skip(f"no cluster: {choice.explanation}")
     stack = Stack(choice.provider)
     stack.prepare()
     yield stack
@@ -26,7 +26,7 @@ def stack() -> Iterator[Stack]:
 
 @pytest.fixture
 def chaos(stack: Stack) -> Chaos:
-    """The means to break things, which only the throwaway cluster has."""
+    """Return the fault injector, which only the throwaway cluster provides."""
     if stack.provider.chaos is None:
         pytest.skip("killing processes needs the throwaway cluster")
     return stack.provider.chaos
@@ -34,14 +34,14 @@ def chaos(stack: Stack) -> Chaos:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """A job name made from the test's own, and of no job before it: what that left in the output stays there."""
-    words = request.node.name.removeprefix("test_").split("[")[0].replace("_", "-")
-    return f"{words[:40].strip('-')}-{secrets.token_hex(3)}"
+    """Return a unique job name derived from the test's name; outputs of earlier jobs remain in the claim."""
+    test_name = request.node.name.removeprefix("test_").split("[")[0].replace("_", "-")
+    return f"{test_name[:40].strip('-')}-{secrets.token_hex(3)}"
 
 
 @pytest.fixture
 def start(stack: Stack, name: str) -> Iterator[Callable[..., str]]:
-    """Apply the CPU example with fields of its spec replaced; afterwards the job and all its children are gone."""
+    """Apply the CPU example with changed spec fields; after the test, delete the job and wait for its children."""
     started: list[str] = []
 
     def apply(**fields: Any) -> str:

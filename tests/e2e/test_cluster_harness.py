@@ -1,4 +1,4 @@
-"""The throwaway cluster itself: its faults are real, and when it is down nothing of it is left."""
+"""Tests of the throwaway cluster: networking, storage, fault injection and complete removal."""
 
 import json
 import shutil
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from testing.cluster.fault_injection import Chaos
-from testing.cluster.host.commands import ClusterError
-from testing.cluster.host.preflight import reason_it_cannot_run
+from testing.cluster.host.commands import HarnessError
+from testing.cluster.host.preflight import unsupported_host_reason
 from testing.cluster.images.project_images import ImageBuilder, image_name
 from testing.cluster.kwok import start_kwok, stop_kwok
 from testing.cluster.provider import ThrowawayProvider
@@ -31,7 +31,7 @@ print(time.process_time() - before)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ThrowawayCluster]:
-    reason = reason_it_cannot_run() or (None if shutil.which("go") else "no Go")
+    reason = unsupported_host_reason() or (None if shutil.which("go") else "Go is not installed")
     if reason:
         pytest.skip(reason)
     cluster = ThrowawayCluster.named("harness")
@@ -42,7 +42,7 @@ def cluster() -> Iterator[ThrowawayCluster]:
 
 @pytest.fixture(scope="module")
 def provider(cluster: ThrowawayCluster) -> ThrowawayProvider:
-    """With a Service and two pods that serve a shared folder, one on each node."""
+    """Return the provider after starting a Service and two pods, one per node, that serve a shared folder."""
     provider = ThrowawayProvider(cluster)
     cluster.load_image(ImageBuilder(cluster.cache).build("operator"))
     cluster.kubectl.apply(*provider.shared_claim("default", "files"))
@@ -58,7 +58,7 @@ def provider(cluster: ThrowawayCluster) -> ThrowawayProvider:
 
 
 def pod(name: str, *, node: str) -> dict[str, Any]:
-    """Its name is its host name; it passes the restricted pod security level."""
+    """Return a web server pod whose hostname is its name; it passes the restricted pod security level."""
     container = {
         "name": "main",
         "image": image_name("operator"),
@@ -85,21 +85,21 @@ def pod(name: str, *, node: str) -> dict[str, Any]:
 
 
 def fetch(cluster: ThrowawayCluster, url: str) -> str:
-    """What the first pod gets by HTTP."""
+    """Return the HTTP response that the first pod receives."""
     return cluster.kubectl("exec", "web-1", "--", "python", "-c", GET, url).strip()
 
 
 def greeting(cluster: ThrowawayCluster, *, host: str) -> str:
-    """The served greeting, or what stood in the way of it."""
+    """Return the served greeting, or the error message of the request."""
     try:
         return fetch(cluster, f"http://{host}:8000/greeting")
-    except ClusterError as failed:
-        return str(failed)
+    except HarnessError as error:
+        return str(error)
 
 
-def soon(holds: Callable[[], bool], *, timeout_seconds: float = 60) -> bool:
+def becomes_true(condition: Callable[[], bool], *, timeout_seconds: float = 60) -> bool:
     deadline = time.monotonic() + timeout_seconds
-    while not holds():
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.2)
@@ -110,7 +110,7 @@ def address_of(cluster: ThrowawayCluster, name: str) -> str:
     return str(cluster.kubectl.get("pod", name, namespace="default")["status"]["podIP"])
 
 
-def test_a_second_up_changes_nothing(cluster: ThrowawayCluster) -> None:
+def test_second_up_restarts_no_program(cluster: ThrowawayCluster) -> None:
     before = {daemon.name: daemon.pid() for daemon in cluster.daemons()}
 
     cluster.up()
@@ -120,7 +120,7 @@ def test_a_second_up_changes_nothing(cluster: ThrowawayCluster) -> None:
     assert None not in before.values()
 
 
-def test_a_claim_is_one_folder_of_this_machine_on_every_node(provider: ThrowawayProvider) -> None:
+def test_claim_is_the_same_host_folder_on_every_node(provider: ThrowawayProvider) -> None:
     kubectl = provider.cluster.kubectl
 
     kubectl("exec", "web-2", "--", "sh", "-c", "echo written on node2 > /shared/note")
@@ -129,54 +129,54 @@ def test_a_claim_is_one_folder_of_this_machine_on_every_node(provider: Throwaway
     assert (provider.shared_folder("default", "files") / "note").read_text().strip() == "written on node2"
 
 
-def test_pods_of_two_nodes_find_each_other_by_name(provider: ThrowawayProvider) -> None:
+def test_pods_on_two_nodes_reach_each_other_by_dns_name(provider: ThrowawayProvider) -> None:
     assert greeting(provider.cluster, host="web-2.web.default.svc.cluster.local") == "hello from the host"
 
 
 @pytest.mark.parametrize("away_from", ["node1", None], ids=["from one node", "from everything"])
-def test_a_partition_is_silent_and_heals(provider: ThrowawayProvider, away_from: str | None) -> None:
+def test_partition_drops_packets_silently_and_can_be_healed(provider: ThrowawayProvider, away_from: str | None) -> None:
     cluster, chaos = provider.cluster, provider.chaos
     address = address_of(cluster, "web-2")
 
     chaos.partition("node2", away_from=away_from)
-    cut = greeting(cluster, host=address)
+    partitioned = greeting(cluster, host=address)
     chaos.heal("node2")
 
-    assert "timed out" in cut
+    assert "timed out" in partitioned
     assert greeting(cluster, host=address) == "hello from the host"
 
 
-def test_a_name_asked_too_early_stays_unknown_only_with_cached_dns(provider: ThrowawayProvider) -> None:
+def test_name_resolved_too_early_stays_unknown_only_with_dns_cache(provider: ThrowawayProvider) -> None:
     cluster, chaos = provider.cluster, provider.chaos
-    seen = {}
+    responses = {}
     for cached in (True, False):
         chaos.set_dns_cache(cached)
         name = f"late-{cached}".lower()
         assert "hello" not in greeting(cluster, host=f"{name}.web")
         cluster.kubectl.apply(pod(name, node="node2"))
         cluster.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=30s")
-        time.sleep(1)  # an HTTP server takes its time to start
-        seen[cached] = greeting(cluster, host=f"{name}.web")
+        time.sleep(1)  # the HTTP server needs a moment to start
+        responses[cached] = greeting(cluster, host=f"{name}.web")
         cluster.kubectl("delete", "pod", name)
 
-    assert "Name or service not known" in seen[True] or "name resolution" in seen[True]
-    assert seen[False] == "hello from the host"
+    assert "Name or service not known" in responses[True] or "name resolution" in responses[True]
+    assert responses[False] == "hello from the host"
 
 
-def test_a_stopped_kubelet_loses_sight_of_pods_that_run_on(provider: ThrowawayProvider) -> None:
+def test_pods_keep_running_while_their_kubelet_is_stopped(provider: ThrowawayProvider) -> None:
     cluster, chaos = provider.cluster, provider.chaos
 
     chaos.stop_kubelet("node2")
-    alone = greeting(cluster, host="web-2.web")
-    unseen = soon(lambda: "node2" not in cluster.kubectl.ready_nodes())
+    response = greeting(cluster, host="web-2.web")
+    not_ready = becomes_true(lambda: "node2" not in cluster.kubectl.ready_nodes())
     chaos.start_kubelet("node2")
 
-    assert alone == "hello from the host"
-    assert unseen
-    assert soon(lambda: "node2" in cluster.kubectl.ready_nodes())
+    assert response == "hello from the host"
+    assert not_ready
+    assert becomes_true(lambda: "node2" in cluster.kubectl.ready_nodes())
 
 
-def test_an_api_server_and_an_etcd_come_back_with_what_they_knew(provider: ThrowawayProvider) -> None:
+def test_objects_survive_a_restart_of_api_server_and_etcd(provider: ThrowawayProvider) -> None:
     cluster, chaos = provider.cluster, provider.chaos
     chaos.stop_api_server()
     assert not cluster.kubectl.succeeds("get", "--raw", "/readyz")
@@ -187,42 +187,42 @@ def test_an_api_server_and_an_etcd_come_back_with_what_they_knew(provider: Throw
     assert "web-1" in cluster.kubectl("get", "pods", "--output", "name")
 
 
-def test_a_throttled_node_gets_its_share_and_no_more(provider: ThrowawayProvider) -> None:
+def test_cpu_limit_throttles_all_pods_of_a_node(provider: ThrowawayProvider) -> None:
     cluster, chaos = provider.cluster, provider.chaos
 
     chaos.limit_cpu("node1", cores=0.2)
-    throttled = float(cluster.kubectl("exec", "web-1", "--", "python", "-c", SPIN))
+    cpu_seconds = float(cluster.kubectl("exec", "web-1", "--", "python", "-c", SPIN))
     chaos.limit_cpu("node1", cores=None)
 
-    assert throttled < 0.7
+    assert cpu_seconds < 0.7
 
 
-def test_a_slow_link_takes_its_time(provider: ThrowawayProvider) -> None:
+def test_network_limit_slows_down_a_transfer(provider: ThrowawayProvider) -> None:
     cluster, chaos = provider.cluster, provider.chaos
     large = provider.shared_folder("default", "files") / "large"
     large.write_bytes(b"x" * 400_000)
     url = f"http://{address_of(cluster, 'web-2')}:8000/large"
 
     chaos.limit_network("node2", kbit_per_second=1000)
-    began = time.monotonic()
-    got = fetch(cluster, url)
-    seconds = time.monotonic() - began
+    started_at = time.monotonic()
+    content = fetch(cluster, url)
+    seconds = time.monotonic() - started_at
     chaos.limit_network("node2", kbit_per_second=None)
 
-    assert len(got) == 400_000
+    assert len(content) == 400_000
     assert 2.5 < seconds < 30
 
 
-def test_one_rank_or_the_whole_container_can_be_killed(provider: ThrowawayProvider) -> None:
+def test_single_rank_or_whole_container_can_be_killed(provider: ThrowawayProvider) -> None:
     cluster, chaos = provider.cluster, provider.chaos
     assert sorted(chaos.ranks("default", "web-2")) == [0, 1]
 
     chaos.kill_rank("default", "web-2", rank=1)
-    assert soon(lambda: sorted(chaos.ranks("default", "web-2")) == [0])
+    assert becomes_true(lambda: sorted(chaos.ranks("default", "web-2")) == [0])
     assert greeting(cluster, host="web-2.web") == "hello from the host"
 
     chaos.kill_container("default", "web-2")
-    assert soon(lambda: exit_code(cluster, "web-2") == 137)
+    assert becomes_true(lambda: exit_code(cluster, "web-2") == 137)
 
 
 def exit_code(cluster: ThrowawayCluster, name: str) -> int | None:
@@ -231,7 +231,7 @@ def exit_code(cluster: ThrowawayCluster, name: str) -> int | None:
     return code
 
 
-def test_fake_nodes_run_pods_that_use_nothing(cluster: ThrowawayCluster) -> None:
+def test_pods_on_fake_nodes_become_ready(cluster: ThrowawayCluster) -> None:
     start_kwok(cluster, 3)
     body = {
         "apiVersion": "v1",
@@ -252,10 +252,10 @@ def test_fake_nodes_run_pods_that_use_nothing(cluster: ThrowawayCluster) -> None
     assert len(nodes) == 3
 
 
-def test_down_leaves_nothing_and_up_begins_anew(cluster: ThrowawayCluster, provider: ThrowawayProvider) -> None:
-    """Last, with pods still running: images stay in the nodes, nothing else does."""
+def test_down_removes_everything_except_images(cluster: ThrowawayCluster, provider: ThrowawayProvider) -> None:
+    """Must be the last test; it runs while pods are still running."""
     Chaos(cluster).partition("node1")
-    assert cluster.leftovers()  # the check sees a cluster that is up
+    assert cluster.leftovers()  # a running cluster is detected
 
     cluster.down()
 
@@ -266,7 +266,7 @@ def test_down_leaves_nothing_and_up_begins_anew(cluster: ThrowawayCluster, provi
 
 
 def image_in_nodes(cluster: ThrowawayCluster) -> int:
-    """On how many nodes the kubelet can start the image without bringing it there again."""
+    """Return the number of nodes that still have the operator image."""
     nodes = json.loads(cluster.kubectl("get", "nodes", "--output=json"))["items"]
     images = ({name for image in node["status"]["images"] for name in image["names"]} for node in nodes)
     return sum(image_name("operator") in names for names in images)

@@ -1,6 +1,6 @@
-"""Whatever dies, the ranks restart together from the last checkpoint and the job ends Complete.
+"""Tests of faults on a real cluster: all ranks restart together from the last checkpoint and the job completes.
 
-One job goes through all the faults of a test: to start four ranks takes longer than what is tested.
+Each test injects all its faults into one job, because starting four ranks takes longer than a restart.
 """
 
 import signal
@@ -10,7 +10,7 @@ import pytest
 
 from testing.cluster.fault_injection import Chaos
 from testing.processes.cluster_training import last_checkpoint, training, wait_for_checkpoint
-from testing.processes.operator_stack import OPERATOR_NAMESPACE, Raw, Stack, condition
+from testing.processes.operator_stack import OPERATOR_NAMESPACE, RawBody, Stack, has_condition
 
 pytestmark = pytest.mark.cluster
 Start = Callable[..., str]
@@ -35,17 +35,19 @@ def stop_rank(stack: Stack, chaos: Chaos, pod: str) -> None:
 FAULTS = {"RankKilled": kill_rank, "ContainerKilled": kill_container, "PodDeleted": delete_pod, "Hang": stop_rank}
 
 
-def test_every_fault_is_one_coherent_restart_from_the_last_checkpoint(stack: Stack, chaos: Chaos, start: Start) -> None:
+def test_every_fault_causes_one_restart_of_all_ranks_from_the_last_checkpoint(
+    stack: Stack, chaos: Chaos, start: Start
+) -> None:
     job = start(training=training(max_steps=200, save_steps=20), restartPolicy={"hangTimeoutSeconds": 30})
     saved: list[int] = []
-    for attempt, strike in enumerate(FAULTS.values()):
-        # a pod that is deleted saves once more, so that only what follows is of this attempt
+    for attempt, inject_fault in enumerate(FAULTS.values()):
+        # a deleted pod saves a checkpoint while stopping; only a later one belongs to this attempt
         saved.append(wait_for_checkpoint(stack, job, after=last_checkpoint(stack, job)))
-        strike(stack, chaos, f"{job}-{attempt}-1")
-        stack.wait(job, lambda j: j["status"]["attempt"] == len(saved), what=f"at attempt {len(saved)}")
+        inject_fault(stack, chaos, f"{job}-{attempt}-1")
+        stack.wait(job, lambda j: j["status"]["attempt"] == len(saved), description=f"at attempt {len(saved)}")
     finished = stack.wait_finished(job)
 
-    assert condition(finished, "Complete"), finished["status"]
+    assert has_condition(finished, "Complete"), finished["status"]
     *failed, last = finished["status"]["attempts"]
     assert [attempt["reason"] for attempt in failed] == list(FAULTS), failed
     assert {attempt["nodeRank"] for attempt in failed} == {1}
@@ -63,11 +65,11 @@ def kill_the_operator(stack: Stack) -> None:
     stack.kubectl("delete", "-n", OPERATOR_NAMESPACE, "--grace-period=0", "--force", *operators)
 
 
-def test_killing_the_operator_in_every_phase_changes_nothing(stack: Stack, chaos: Chaos, start: Start) -> None:
+def test_killing_the_operator_in_any_phase_does_not_affect_the_job(stack: Stack, chaos: Chaos, start: Start) -> None:
     job = start(training=training(max_steps=120, save_steps=20))
     kill_the_operator(stack)  # before the pods exist
 
-    stack.wait(job, lambda j: len(nodes_of(j)) > 0, what="started")
+    stack.wait(job, lambda j: len(nodes_of(j)) > 0, description="started")
     kill_the_operator(stack)  # while they start
 
     saved = wait_for_checkpoint(stack, job)
@@ -79,20 +81,20 @@ def test_killing_the_operator_in_every_phase_changes_nothing(stack: Stack, chaos
     wait_for_checkpoint(stack, job, after=saved)
     suspend(stack, job, suspended=True)
     kill_the_operator(stack)  # while it suspends
-    stack.wait(job, lambda j: condition(j, "Suspended"), what="Suspended")
+    stack.wait(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
 
     suspend(stack, job, suspended=False)
     kill_the_operator(stack)  # while it resumes
     finished = stack.wait_finished(job)
 
-    assert condition(finished, "Complete"), finished["status"]
+    assert has_condition(finished, "Complete"), finished["status"]
     assert finished["status"]["restarts"] == 1, finished["status"]["attempts"]
     assert [attempt["action"] for attempt in finished["status"]["attempts"]] == ["Restart", "Suspend", "Complete"]
     assert finished["status"]["progress"]["step"] == 120
 
 
-def nodes_of(job: Raw) -> list[Raw]:
-    nodes: list[Raw] = job.get("status", {}).get("nodes", [])
+def nodes_of(job: RawBody) -> list[RawBody]:
+    nodes: list[RawBody] = job.get("status", {}).get("nodes", [])
     return nodes
 
 

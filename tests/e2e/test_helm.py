@@ -1,28 +1,28 @@
-"""Install, upgrade and uninstall by Helm: jobs survive all three."""
+"""Test of running jobs during install, upgrade and uninstall of the chart."""
 
 from collections.abc import Callable
 
 import pytest
 
 from testing.processes.cluster_training import training, wait_for_checkpoint
-from testing.processes.operator_stack import CHART, OPERATOR_NAMESPACE, Stack, condition, helm_values
+from testing.processes.operator_stack import CHART, OPERATOR_NAMESPACE, Stack, has_condition, helm_values
 
 pytestmark = pytest.mark.cluster
 
 
-def test_jobs_survive_upgrade_and_uninstall_of_the_chart(stack: Stack, start: Callable[..., str]) -> None:
+def test_running_job_survives_upgrade_and_uninstall_of_the_chart(stack: Stack, start: Callable[..., str]) -> None:
     job = start(training=training(max_steps=120, save_steps=20))
     wait_for_checkpoint(stack, job)
 
-    where = ("--namespace", OPERATOR_NAMESPACE)
-    stack.helm("uninstall", "finetune-operator", *where, "--wait")
+    options = ("--namespace", OPERATOR_NAMESPACE)
+    stack.helm("uninstall", "finetune-operator", *options, "--wait")
     assert stack.job(job)["spec"]["numNodes"] == 2
-    assert len(stack.pods(job)) == 2, "pods go on without the operator"
+    assert len(stack.pods(job)) == 2, "pods must keep running without the operator"
 
-    stack.helm("install", "finetune-operator", str(CHART), *where, "--wait", "--timeout", "120s", *helm_values())
-    stack.helm("upgrade", "finetune-operator", str(CHART), *where, "--wait", "--set", "replicas=1", *helm_values())
+    stack.helm("install", "finetune-operator", str(CHART), *options, "--wait", "--timeout", "120s", *helm_values())
+    stack.helm("upgrade", "finetune-operator", str(CHART), *options, "--wait", "--set", "replicas=1", *helm_values())
     finished = stack.wait_finished(job)
-    assert condition(finished, "Complete")
+    assert has_condition(finished, "Complete")
     assert finished["status"].get("restarts", 0) == 0
 
     stack.install_operator()

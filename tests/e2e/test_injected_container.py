@@ -1,4 +1,4 @@
-"""A container that the cluster puts beside the trainer, as service meshes do, never ends by itself."""
+"""Test of a sidecar that the cluster injects and that never ends, like the proxy of a service mesh."""
 
 import json
 import time
@@ -9,11 +9,11 @@ import pytest
 
 from testing.builders.jobs import command
 from testing.cluster.images.project_images import image_name
-from testing.processes.operator_stack import Stack, condition
+from testing.processes.operator_stack import Stack, has_condition
 
 pytestmark = pytest.mark.cluster
 LABEL = {"example.com/mesh": "yes"}
-IMAGE = image_name("operator")  # has a Python
+IMAGE = image_name("operator")  # contains Python
 
 CONTAINER = f"""Object.spec.containers{{
   name: "proxy", image: "{IMAGE}", imagePullPolicy: "Never",
@@ -27,10 +27,10 @@ CONTAINER = f"""Object.spec.containers{{
 
 @pytest.fixture
 def mesh(stack: Stack, name: str) -> Iterator[None]:
-    """Every pod with the label gets a second container."""
+    """Install an admission policy that injects a sidecar into every pod with the label."""
     group = "admissionregistration.k8s.io"
-    served = stack.kubectl("api-resources", f"--api-group={group}", "-o", "name").split()
-    if f"mutatingadmissionpolicies.{group}" not in served:
+    resources = stack.kubectl("api-resources", f"--api-group={group}", "-o", "name").split()
+    if f"mutatingadmissionpolicies.{group}" not in resources:
         pytest.skip("this Kubernetes has no MutatingAdmissionPolicy")
     patch = f'[JSONPatch{{op: "add", path: "/spec/containers/-", value: {CONTAINER}}}]'
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
@@ -44,21 +44,21 @@ def mesh(stack: Stack, name: str) -> Iterator[None]:
     stack.apply(
         {**version, "kind": kind, "spec": policy}, {**version, "kind": f"{kind}Binding", "spec": {"policyName": name}}
     )
-    wait_until_it_works(stack, name)
+    wait_for_policy(stack, name)
     yield
     stack.kubectl("delete", f"{kind},{kind}Binding", name)
 
 
-def wait_until_it_works(stack: Stack, name: str) -> None:
-    """API servers learn of policies by a watch, and compile them."""
-    bounded = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+def wait_for_policy(stack: Stack, name: str) -> None:
+    """Wait until the API server, which watches and compiles policies, applies this one."""
+    container_security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     pod: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "labels": LABEL},
         "spec": {
-            "containers": [{"name": "any", "image": IMAGE, "securityContext": bounded}],
+            "containers": [{"name": "any", "image": IMAGE, "securityContext": container_security}],
             "securityContext": security,
         },
     }
@@ -69,11 +69,13 @@ def wait_until_it_works(stack: Stack, name: str) -> None:
 
 
 @pytest.mark.usefixtures("mesh")
-def test_it_keeps_no_machine_once_the_job_is_over(stack: Stack, start: Callable[..., str]) -> None:
+def test_pod_with_a_running_sidecar_is_deleted_after_the_job_has_finished(
+    stack: Stack, start: Callable[..., str]
+) -> None:
     program = {"exec": ["python3", "-c", "print('done')"]}
     job = start(**command(program, image=IMAGE, numNodes=1, podTemplate={"labels": LABEL}))
 
-    assert condition(stack.wait_finished(job), "Complete")
+    assert has_condition(stack.wait_finished(job), "Complete")
     [pod] = stack.pods(job)
     assert [container["name"] for container in pod["spec"]["containers"]] == ["trainer", "proxy"]
     assert pod["status"]["phase"] == "Running"

@@ -1,4 +1,4 @@
-"""Suspend, resume, deadline, TTL and deletion on real pods."""
+"""Tests of suspend, resume, deadlines, TTL and deletion on a real cluster."""
 
 import json
 import time
@@ -7,19 +7,19 @@ from collections.abc import Callable
 import pytest
 
 from testing.processes.cluster_training import training, wait_for_checkpoint
-from testing.processes.operator_stack import Stack, condition
+from testing.processes.operator_stack import Stack, has_condition
 
 pytestmark = pytest.mark.cluster
 Start = Callable[..., str]
 LABEL = "finetune.dev/job-name"
 
 
-def test_suspend_saves_and_releases_every_pod_and_resume_goes_on_from_there(stack: Stack, start: Start) -> None:
+def test_suspend_saves_a_checkpoint_and_stops_all_pods_and_resume_continues_from_it(stack: Stack, start: Start) -> None:
     job = start(training=training(max_steps=120, save_steps=20))
     wait_for_checkpoint(stack, job)
 
     stack.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":true}}')
-    suspended = stack.wait(job, lambda j: condition(j, "Suspended"), what="Suspended")
+    suspended = stack.wait(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
 
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.pods(job))
     saved = suspended["status"]["progress"]["lastCheckpoint"]
@@ -28,42 +28,45 @@ def test_suspend_saves_and_releases_every_pod_and_resume_goes_on_from_there(stac
 
     stack.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":false}}')
     finished = stack.wait_finished(job)
-    assert condition(finished, "Complete")
+    assert has_condition(finished, "Complete")
     assert finished["status"]["attempts"][-1]["firstStep"] == stopped_at
     assert finished["status"].get("restarts", 0) == 0
 
 
-def test_a_job_that_is_born_suspended_starts_when_it_is_released(stack: Stack, start: Start) -> None:
+def test_job_created_suspended_starts_when_resumed(stack: Stack, start: Start) -> None:
     job = start(suspend=True, training=training(max_steps=4))
-    stack.wait(job, lambda j: condition(j, "Suspended"), what="Suspended", timeout_seconds=20)
+    stack.wait(job, lambda j: has_condition(j, "Suspended"), description="Suspended", timeout_seconds=20)
     assert stack.pods(job) == []
 
-    # what may change while suspended
+    # the network settings are mutable while the job is suspended
     stack.kubectl(
         "patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":false,"network":{"masterPort":29600}}}'
     )
-    assert condition(stack.wait_finished(job), "Complete")
+    assert has_condition(stack.wait_finished(job), "Complete")
 
 
-def test_the_deadline_fails_the_job_and_stops_its_pods(stack: Stack, start: Start) -> None:
+def test_active_deadline_fails_the_job_and_stops_its_pods(stack: Stack, start: Start) -> None:
     job = start(activeDeadlineSeconds=20, training=training(max_steps=100_000))
     finished = stack.wait_finished(job, timeout_seconds=120)
 
-    assert condition(finished, "Failed")
+    assert has_condition(finished, "Failed")
     failed = next(c for c in finished["status"]["conditions"] if c["type"] == "Failed")
     assert failed["reason"] == "DeadlineExceeded"
     assert "activeDeadlineSeconds (20 s)" in failed["message"]
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.pods(job))
 
 
-def test_a_node_without_room_holds_no_machine_idle_and_at_last_ends_the_job(stack: Stack, start: Start) -> None:
-    """Both nodes must be on one machine, and never two on the same."""
-    (machine, *_) = json.loads(stack.kubectl("get", "nodes", "-o", "json"))["items"]
+def test_unschedulable_pod_releases_the_others_and_finally_fails_the_job(stack: Stack, start: Start) -> None:
+    """Contradictory placement: both pods require one Kubernetes node, and no two pods may share a node."""
+    (k8s_node, *_) = json.loads(stack.kubectl("get", "nodes", "-o", "json"))["items"]
     hostname = "kubernetes.io/hostname"
-    apart = {"topologyKey": hostname, "labelSelector": {"matchExpressions": [{"key": LABEL, "operator": "Exists"}]}}
+    anti_affinity = {
+        "topologyKey": hostname,
+        "labelSelector": {"matchExpressions": [{"key": LABEL, "operator": "Exists"}]},
+    }
     template = {
-        "nodeSelector": {hostname: machine["metadata"]["labels"][hostname]},
-        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
+        "nodeSelector": {hostname: k8s_node["metadata"]["labels"][hostname]},
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [anti_affinity]}},
     }
     job = start(
         podTemplate=template,
@@ -83,7 +86,7 @@ def test_a_node_without_room_holds_no_machine_idle_and_at_last_ends_the_job(stac
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.pods(job))
 
 
-def test_a_finished_job_is_removed_after_its_ttl_and_the_output_stays(stack: Stack, start: Start) -> None:
+def test_finished_job_is_deleted_after_its_ttl_and_its_output_remains(stack: Stack, start: Start) -> None:
     job = start(ttlSecondsAfterFinished=3, training=training(max_steps=4))
     stack.kubectl("wait", "--for=condition=Complete", f"ftj/{job}", "--timeout=180s")
     stack.kubectl("wait", "--for=delete", f"ftj/{job}", "--timeout=30s")
@@ -91,33 +94,33 @@ def test_a_finished_job_is_removed_after_its_ttl_and_the_output_stays(stack: Sta
     assert (stack.output(job) / "result" / "SUCCESS").exists()
 
 
-def test_a_job_that_is_deleted_and_applied_at_once_waits_for_the_deleted_ones_pods(stack: Stack, start: Start) -> None:
+def test_recreated_job_waits_for_pods_of_its_deleted_predecessor(stack: Stack, start: Start) -> None:
     job = start(training=training(max_steps=100_000))
-    stack.wait(job, lambda j: condition(j, "Running"), what="Running")
+    stack.wait(job, lambda j: has_condition(j, "Running"), description="Running")
     before = {pod["metadata"]["uid"] for pod in stack.pods(job)}
 
     stack.kubectl("delete", "ftj", job)
     claim = {"persistentVolumeClaim": {"claimName": "models"}}
     start(output={**claim, "overwrite": True}, training=training(max_steps=4))
-    told = stack.wait(job, lambda j: "waiting" in j.get("status", {}), what="waiting", timeout_seconds=20)
+    pending = stack.wait(job, lambda j: "waiting" in j.get("status", {}), description="waiting", timeout_seconds=20)
     finished = stack.wait_finished(job)
 
-    assert told["status"]["waiting"]["reason"] == "PredecessorTerminating"
-    assert "of a deleted job of the same name is still there" in told["status"]["waiting"]["message"]
-    assert condition(finished, "Complete"), finished["status"]
+    assert pending["status"]["waiting"]["reason"] == "PredecessorTerminating"
+    assert "of a deleted job of the same name is still there" in pending["status"]["waiting"]["message"]
+    assert has_condition(finished, "Complete"), finished["status"]
     assert finished["status"].get("restarts", 0) == 0
     assert not before & {pod["metadata"]["uid"] for pod in stack.pods(job)}
 
 
 @pytest.mark.parametrize("propagation", ["background", "foreground"])
-def test_deleting_a_running_job_leaves_nothing_behind(stack: Stack, start: Start, propagation: str) -> None:
+def test_deleting_a_running_job_deletes_all_its_children(stack: Stack, start: Start, propagation: str) -> None:
     job = start(training=training(max_steps=100_000))
-    stack.wait(job, lambda j: condition(j, "Running"), what="Running")
+    stack.wait(job, lambda j: has_condition(j, "Running"), description="Running")
 
     stack.kubectl("delete", "ftj", job, f"--cascade={propagation}", "--wait=true", "--timeout=150s")
 
     deadline = time.monotonic() + 150
     kinds = "pods,services,configmaps"
-    while left := stack.kubectl("get", kinds, "-l", f"finetune.dev/job-name={job}", "-o", "name"):
-        assert time.monotonic() < deadline, f"left behind: {left}"
+    while remaining := stack.kubectl("get", kinds, "-l", f"finetune.dev/job-name={job}", "-o", "name"):
+        assert time.monotonic() < deadline, f"remaining children: {remaining}"
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Command mode with real processes: scripts that know nothing of us, in local mode and through the one file."""
+"""Command mode with real processes: unmodified scripts, in local mode and with the supervisor bundle."""
 
 import os
 import signal
@@ -11,13 +11,13 @@ import pytest
 
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.status import AttemptState
-from testing.models import tiny_text as tiny
+from testing.models import tiny_text
 from testing.processes.local_mode import (
-    PATIENCE_SECONDS,
+    TIMEOUT_SECONDS,
     LocalJob,
     finish,
+    wait_for_processes_to_end,
     wait_until,
-    wait_until_nothing_runs,
     write_command,
 )
 from testing.processes.supervisor_file import write_supervisor
@@ -33,93 +33,93 @@ def ddp(*args: str, out: str = "$(FINETUNE_OUTPUT)") -> dict[str, Any]:
 
 
 def pids_of(job: LocalJob) -> list[int]:
-    """Ranks of the job: processes with its folder in the environment and the name that the launcher gives them."""
-    found = []
+    """Return the PIDs of the job's ranks, found by its folder in their environment and by their process name."""
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             name = (entry / "comm").read_text()
-            ours = str(job.folder).encode() in (entry / "environ").read_bytes()
+            is_of_job = str(job.folder).encode() in (entry / "environ").read_bytes()
         except OSError:
             continue
-        if ours and name.startswith("rank-"):
-            found.append(int(entry.name))
-    return sorted(found)
+        if is_of_job and name.startswith("rank-"):
+            pids.append(int(entry.name))
+    return sorted(pids)
 
 
-def test_an_exception_of_one_rank_ends_the_job_with_its_type_its_message_and_its_rank(tmp_path: Path) -> None:
+def test_an_exception_of_a_rank_fails_the_job_with_type_message_and_rank(tmp_path: Path) -> None:
     job = write_command(tmp_path, ddp("--raise_on_rank", "3", out=str(tmp_path)), output=None)
 
-    code, said = job.run()
+    code, output = job.run()
 
-    assert code == 1, said
+    assert code == 1, output
     (record,) = job.status.attempts
-    assert (record.reason, record.node_rank, record.rank) == ("UserCodeError", 1, 3), said
+    assert (record.reason, record.node_rank, record.rank) == ("UserCodeError", 1, 3), output
     assert "ValueError: row 1 of rank 3 has no label" in record.message
     assert not (tmp_path / "output/default/first").exists()
-    assert "the logs are in output/default/first.local/attempt-0" in said
+    assert "the logs are in output/default/first.local/attempt-0" in output
 
 
-def test_a_killed_rank_restarts_every_node_and_the_script_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+def test_a_killed_rank_restarts_all_nodes_and_the_script_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     job = write_command(tmp_path, ddp("--epochs", "4", "--seconds_per_step", "0.4"))
     process = job.start("--logs")
 
     wait_until(lambda: 1 if (job.output / "model.pt").is_file() else None, "the first checkpoint")
     os.kill(pids_of(job)[-1], signal.SIGKILL)
-    code, said = finish(process)
+    code, output = finish(process)
 
-    assert code == 0, said
+    assert code == 0, output
     killed, last = job.status.attempts
-    assert (killed.reason, job.status.restarts) == ("RankKilled", 1), said
+    assert (killed.reason, job.status.restarts) == ("RankKilled", 1), output
     assert last.state is AttemptState.SUCCEEDED
-    assert said.count("epoch 0 loss") == 1, said
-    assert said.count("epoch 3 loss") == 1
-    wait_until_nothing_runs(tmp_path)
+    assert output.count("epoch 0 loss") == 1, output
+    assert output.count("epoch 3 loss") == 1
+    wait_for_processes_to_end(tmp_path)
 
 
-def test_a_trainer_of_transformers_shows_its_progress(tmp_path: Path) -> None:
-    files = tiny.build(tmp_path / "tiny", rows=8, eval_rows=2)
-    asked = {"script": "plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "60"]}
-    job = write_command(tmp_path, {**asked, "workingDir": str(SCRIPTS)}, data=files.train.parent, nprocPerNode=1)
+def test_progress_of_a_transformers_trainer_is_displayed(tmp_path: Path) -> None:
+    files = tiny_text.build(tmp_path / "tiny", rows=8, eval_rows=2)
+    command = {"script": "plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "60"]}
+    job = write_command(tmp_path, {**command, "workingDir": str(SCRIPTS)}, data=files.train.parent, nprocPerNode=1)
     process = job.start()
 
-    def middle() -> int | None:
-        shown = job.status.display if (job.beside / "status.json").is_file() else None
-        known = shown and shown.progress and shown.loss and shown.eta
-        return int(shown.progress.partition("%")[0]) if shown and known else None
+    def displayed_percent() -> int | None:
+        display = job.status.display if (job.local_folder / "status.json").is_file() else None
+        is_complete = display and display.progress and display.loss and display.eta
+        return int(display.progress.partition("%")[0]) if display and is_complete else None
 
-    percent = wait_until(middle, "progress with loss and ETA")
-    code, said = finish(process)
+    percent = wait_until(displayed_percent, "progress with loss and ETA")
+    code, output = finish(process)
 
-    assert code == 0, said
+    assert code == 0, output
     assert 0 < percent < 100
-    assert "Complete: 60 steps, loss " in said
+    assert "Complete: 60 steps, loss " in output
     assert job.status.progress is not None
     assert (job.status.progress.step, job.status.progress.total_steps) == (60, 60)
     assert job.status.progress.learning_rate is not None
 
 
-def test_a_program_that_reports_progress_and_then_none_is_started_again(tmp_path: Path) -> None:
-    files = tiny.build(tmp_path / "tiny", rows=8, eval_rows=2)
-    asked = {"script": "plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "40"]}
+def test_a_command_that_stops_reporting_progress_is_restarted(tmp_path: Path) -> None:
+    files = tiny_text.build(tmp_path / "tiny", rows=8, eval_rows=2)
+    command = {"script": "plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "40"]}
     policy = {"restartPolicy": {"hangTimeoutSeconds": 10}}
     job = write_command(
-        tmp_path, {**asked, "workingDir": str(SCRIPTS)}, data=files.train.parent, nprocPerNode=1, **policy
+        tmp_path, {**command, "workingDir": str(SCRIPTS)}, data=files.train.parent, nprocPerNode=1, **policy
     )
     process = job.start()
 
-    def step() -> int | None:
-        known = job.status.progress if (job.beside / "status.json").is_file() else None
-        return known.step if known and known.step > 2 else None
+    def advanced_step() -> int | None:
+        progress = job.status.progress if (job.local_folder / "status.json").is_file() else None
+        return progress.step if progress and progress.step > 2 else None
 
-    wait_until(step, "progress")
+    wait_until(advanced_step, "progress")
     os.kill(pids_of(job)[-1], signal.SIGSTOP)
-    code, said = finish(process)
+    code, output = finish(process)
 
-    assert code == 0, said
+    assert code == 0, output
     hung, last = job.status.attempts
-    assert (hung.reason, hung.node_rank, last.state) == ("Hang", 0, AttemptState.SUCCEEDED), said
-    assert "no sign of life for" in hung.message
-    wait_until_nothing_runs(tmp_path)
+    assert (hung.reason, hung.node_rank, last.state) == ("Hang", 0, AttemptState.SUCCEEDED), output
+    assert "no heartbeat for" in hung.message
+    wait_for_processes_to_end(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -127,30 +127,35 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_supervisor(tmp_path_factory.mktemp("image"))
 
 
-def foreign(folder: Path, bundle: Path, asked: dict[str, Any], **more: Any) -> Pod:
-    """A pod whose image has torch, and nothing of ours but the one file."""
+def start_with_bundle(folder: Path, bundle: Path, command: dict[str, Any], **fields: Any) -> Pod:
+    """Start a pod whose image contains torch but none of our packages; the supervisor is the bundle."""
     program = (sys.executable, str(bundle))
-    (pod,) = Job(folder, {"command": asked}, program=program, env={"PYTHONPATH": ""}, **more).start()
+    (pod,) = Job(folder, {"command": command}, program=program, env={"PYTHONPATH": ""}, **fields).start()
     return pod
 
 
-@pytest.mark.parametrize("asked", ["script", "exec"])
-def test_the_one_file_tells_a_ranks_exception_to_the_operator(tmp_path: Path, bundle: Path, asked: str) -> None:
-    words = ["--save_dir", str(tmp_path), "--raise_on_rank", "1"]
-    script = {"script": str(SCRIPTS / "plain_ddp.py"), "args": words}
+@pytest.mark.parametrize("kind", ["script", "exec"])
+def test_the_bundle_reports_the_exception_of_a_rank(tmp_path: Path, bundle: Path, kind: str) -> None:
+    arguments = ["--save_dir", str(tmp_path), "--raise_on_rank", "1"]
+    script = {"script": str(SCRIPTS / "plain_ddp.py"), "args": arguments}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", str(SCRIPTS / "plain_ddp.py")]
 
-    pod = foreign(tmp_path / "job", bundle, script if asked == "script" else {"exec": [*torchrun, *words]})
+    pod = start_with_bundle(tmp_path / "job", bundle, script if kind == "script" else {"exec": [*torchrun, *arguments]})
 
     assert pod.wait() == 1, pod.log
-    said = pod.termination
-    assert said is not None
-    assert (said.outcome, said.error_type, said.rank, said.local_rank) == (Outcome.FAILED, "ValueError", 1, 1), pod.log
-    assert (said.message, said.exit_code) == ("row 1 of rank 1 has no label", 1)
-    assert "plain_ddp.py" in said.stack
+    termination = pod.termination
+    assert termination is not None
+    assert (termination.outcome, termination.error_type, termination.rank, termination.local_rank) == (
+        Outcome.FAILED,
+        "ValueError",
+        1,
+        1,
+    ), pod.log
+    assert (termination.message, termination.exit_code) == ("row 1 of rank 1 has no label", 1)
+    assert "plain_ddp.py" in termination.stack
 
 
-SAVES_AT_SIGTERM = """
+SAVE_ON_SIGTERM = """
 import signal, sys, time
 def save(number, frame):
     time.sleep(1.5)
@@ -163,14 +168,14 @@ while True:
 """
 
 
-@pytest.mark.parametrize("asked", ["script", "exec"])
-def test_sigterm_reaches_the_script_which_has_time_to_save(tmp_path: Path, bundle: Path, asked: str) -> None:
-    """Also behind a launcher that dies of the signal itself, without passing it on."""
-    script, saved = tmp_path / "saves.py", tmp_path / "saved"
-    script.write_text(SAVES_AT_SIGTERM)
+@pytest.mark.parametrize("kind", ["script", "exec"])
+def test_sigterm_is_forwarded_and_leaves_time_to_save(tmp_path: Path, bundle: Path, kind: str) -> None:
+    """Also behind a launcher that the signal ends without being forwarded."""
+    script, saved = tmp_path / "save.py", tmp_path / "saved"
+    script.write_text(SAVE_ON_SIGTERM)
     launcher = ["/bin/sh", "-c", f"{sys.executable} {script} {saved}; true"]
-    command = {"script": str(script), "args": [str(saved)]} if asked == "script" else {"exec": launcher}
-    pod = foreign(tmp_path / "job", bundle, command, ranks_per_node=1)
+    command = {"script": str(script), "args": [str(saved)]} if kind == "script" else {"exec": launcher}
+    pod = start_with_bundle(tmp_path / "job", bundle, command, ranks_per_node=1)
     wait_until(lambda: 1 if "ready" in pod.log else None, "the script")
 
     stop(pod)
@@ -178,35 +183,35 @@ def test_sigterm_reaches_the_script_which_has_time_to_save(tmp_path: Path, bundl
     assert pod.wait() == 143, pod.log
     assert saved.exists()
     assert pod.termination is not None
-    assert (pod.termination.outcome, pod.termination.message) == (Outcome.STOPPED, "stopped as asked")
+    assert (pod.termination.outcome, pod.termination.message) == (Outcome.STOPPED, "stopped on request")
 
 
-def test_what_ignores_sigterm_is_killed_when_the_grace_is_over(tmp_path: Path, bundle: Path) -> None:
-    asked = {"exec": ["/bin/sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.2; done"]}
-    pod = foreign(tmp_path / "job", bundle, asked, grace_seconds=4)
+def test_a_program_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path, bundle: Path) -> None:
+    command = {"exec": ["/bin/sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.2; done"]}
+    pod = start_with_bundle(tmp_path / "job", bundle, command, grace_seconds=4)
     wait_until(lambda: 1 if "ready" in pod.log else None, "the program")
 
-    began = time.monotonic()
+    started_at = time.monotonic()
     stop(pod)
 
     assert pod.wait() == 143, pod.log
-    assert time.monotonic() - began < PATIENCE_SECONDS / 10
+    assert time.monotonic() - started_at < TIMEOUT_SECONDS / 10
     assert pod.termination is not None
     assert "grace period of 4s" in pod.termination.message
 
 
-def test_a_program_that_ends_badly_is_told_by_its_code_and_its_last_line(tmp_path: Path, bundle: Path) -> None:
-    pod = foreign(tmp_path / "job", bundle, {"exec": ["/bin/sh", "-c", "echo no GPU here >&2; exit 3"]})
+def test_a_failed_program_is_reported_with_exit_code_and_last_line(tmp_path: Path, bundle: Path) -> None:
+    pod = start_with_bundle(tmp_path / "job", bundle, {"exec": ["/bin/sh", "-c", "echo no GPU here >&2; exit 3"]})
 
     assert pod.wait() == 1
-    said = pod.termination
-    assert said is not None
-    assert (said.error_type, said.exit_code) == ("RankExited", 3)
-    assert said.message == "exited with code 3; its last line: no GPU here"
+    termination = pod.termination
+    assert termination is not None
+    assert (termination.error_type, termination.exit_code) == ("RankExited", 3)
+    assert termination.message == "exited with code 3; its last line: no GPU here"
 
 
-def test_a_script_that_is_not_there_is_the_users_to_mend(tmp_path: Path, bundle: Path) -> None:
-    pod = foreign(tmp_path / "job", bundle, {"script": "train.py", "workingDir": "/nowhere"})
+def test_a_missing_script_is_an_invalid_spec(tmp_path: Path, bundle: Path) -> None:
+    pod = start_with_bundle(tmp_path / "job", bundle, {"script": "train.py", "workingDir": "/nowhere"})
 
     assert pod.wait() == 2
     assert pod.termination is not None
@@ -214,13 +219,13 @@ def test_a_script_that_is_not_there_is_the_users_to_mend(tmp_path: Path, bundle:
     assert "spec.command.workingDir: /nowhere" in pod.termination.message
 
 
-def test_an_image_with_neither_torch_nor_torchrun_is_named(tmp_path: Path, bundle: Path) -> None:
-    """Isolated from this environment's packages, as a base image's python3 is."""
+def test_an_image_without_torch_and_torchrun_is_rejected(tmp_path: Path, bundle: Path) -> None:
+    """Without the packages of this environment, like python3 of a base image."""
     (tmp_path / "train.py").touch()
     program = (str(Path(sys.executable).resolve()), "-S", str(bundle))
-    asked = {"command": {"script": str(tmp_path / "train.py")}}
+    job_spec = {"command": {"script": str(tmp_path / "train.py")}}
 
-    (pod,) = Job(tmp_path / "job", asked, program=program, env={"PYTHONPATH": "", "PATH": "/bin"}).run()
+    (pod,) = Job(tmp_path / "job", job_spec, program=program, env={"PYTHONPATH": "", "PATH": "/bin"}).run()
 
     assert pod.process.returncode == 2, pod.log
     assert pod.termination is not None

@@ -1,4 +1,4 @@
-"""`finetune estimate` as its user starts it: a forecast by the trainer in a process of its own."""
+"""`finetune estimate` as a process, which forecasts memory in a process of the trainer."""
 
 import json
 import re
@@ -29,7 +29,7 @@ ROWS = {"train": [{"name": "/data/train.jsonl"}], "maxLength": 2048}
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A config and nothing else."""
+    """Write a model folder that contains only the config."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(QWEN_7B))
@@ -37,8 +37,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def estimate(folder: Path, *flags: str, **fields: Any) -> "subprocess.CompletedProcess[str]":
-    given = {"dataset": ROWS, "numNodes": 1, "nprocPerNode": None, "resources": {"limits": {"nvidia.com/gpu": 4}}}
-    file = write_yaml(folder, job_body(**{**given, **fields}))
+    defaults = {"dataset": ROWS, "numNodes": 1, "nprocPerNode": None, "resources": {"limits": {"nvidia.com/gpu": 4}}}
+    file = write_yaml(folder, job_body(**{**defaults, **fields}))
     return subprocess.run(
         [sys.executable, "-m", "finetune_cli", "estimate", str(file), *flags],
         capture_output=True,
@@ -48,90 +48,90 @@ def estimate(folder: Path, *flags: str, **fields: Any) -> "subprocess.CompletedP
     )
 
 
-def test_a_job_that_fits(tmp_path: Path, model: Path) -> None:
+def test_a_job_that_fits_exits_with_zero(tmp_path: Path, model: Path) -> None:
     training = {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 4}
 
-    said = estimate(tmp_path, "--gpu", "a100-40g", model={"name": str(model)}, lora={"r": 8}, training=training)
+    process = estimate(tmp_path, "--gpu", "a100-40g", model={"name": str(model)}, lora={"r": 8}, training=training)
 
-    assert said.returncode == 0, said.stderr
-    assert "parameters 7,635,801,600, of which 20,185,088 are trained" in said.stdout
-    assert "batch 1 x 1 x 4 = 4 (per device x accumulation x ranks), samples of up to 2048 tokens" in said.stdout
-    assert "perDeviceTrainBatchSize auto: 1 is the most that fits\n" in said.stdout
-    assert re.search(r"^weights +14\.19$", said.stdout, re.MULTILINE)
-    assert "a100-40g: fits, " in said.stdout
+    assert process.returncode == 0, process.stderr
+    assert "parameters 7,635,801,600, of which 20,185,088 are trained" in process.stdout
+    assert "batch 1 x 1 x 4 = 4 (per device x accumulation x ranks), samples of up to 2048 tokens" in process.stdout
+    assert "perDeviceTrainBatchSize auto: 1 is the most that fits\n" in process.stdout
+    assert re.search(r"^weights +14\.19$", process.stdout, re.MULTILINE)
+    assert "a100-40g: fits, " in process.stdout
 
 
-def test_a_job_that_does_not_fit_is_told_what_would(tmp_path: Path, model: Path) -> None:
+def test_changes_are_suggested_for_a_job_that_does_not_fit(tmp_path: Path, model: Path) -> None:
     training = {"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 2, "gradientCheckpointing": True}
 
-    said = estimate(tmp_path, "--gpu", "l4-24g", model={"name": str(model)}, lora={}, training=training)
+    process = estimate(tmp_path, "--gpu", "l4-24g", model={"name": str(model)}, lora={}, training=training)
 
-    assert said.returncode == 1, said.stderr
-    assert "l4-24g: does not fit" in said.stdout
+    assert process.returncode == 1, process.stderr
+    assert "l4-24g: does not fit" in process.stdout
     changes = "with training.perDeviceTrainBatchSize: 1, training.gradientAccumulationSteps: 8\n"
-    assert said.stdout.endswith(changes), said.stdout
+    assert process.stdout.endswith(changes), process.stdout
 
 
-def test_what_is_suggested_fits(tmp_path: Path, model: Path) -> None:
+def test_the_suggested_job_fits(tmp_path: Path, model: Path) -> None:
     training = {"perDeviceTrainBatchSize": 1, "gradientAccumulationSteps": 8, "gradientCheckpointing": True}
 
-    said = estimate(tmp_path, "--gpu", "l4-24g", model={"name": str(model)}, lora={}, training=training)
+    process = estimate(tmp_path, "--gpu", "l4-24g", model={"name": str(model)}, lora={}, training=training)
 
-    assert said.returncode == 0, said.stdout
+    assert process.returncode == 0, process.stdout
 
 
 @pytest.mark.parametrize(
-    ("flags", "fields", "words"),
+    ("flags", "fields", "message"),
     [
-        pytest.param(["--gpu", "h1000"], {}, "--gpu h1000: no GPU is known by that name; known are t4-16g, ", id="gpu"),
+        pytest.param(["--gpu", "h1000"], {}, "--gpu h1000: unknown GPU; expected one of t4-16g, ", id="gpu"),
         pytest.param([], {"lora": {"targetModules": ["query"]}}, "query matches no module of the model", id="target"),
         pytest.param([], {"model": {"name": "./gone"}}, "spec.model.name: ./gone: no such file or folder", id="model"),
     ],
 )
-def test_what_the_user_must_change_is_one_line(
-    tmp_path: Path, model: Path, flags: list[str], fields: dict[str, Any], words: str
+def test_an_error_of_the_user_is_reported_in_one_line(
+    tmp_path: Path, model: Path, flags: list[str], fields: dict[str, Any], message: str
 ) -> None:
-    said = estimate(tmp_path, *flags, **{"model": {"name": str(model)}, **fields})
+    process = estimate(tmp_path, *flags, **{"model": {"name": str(model)}, **fields})
 
-    assert said.returncode == 2
-    assert words in said.stderr
-    assert len(said.stderr.splitlines()) == 1
+    assert process.returncode == 2
+    assert message in process.stderr
+    assert len(process.stderr.splitlines()) == 1
 
 
-def test_on_cpu_everything_is_host_memory(tmp_path: Path, model: Path) -> None:
+def test_a_job_without_gpus_needs_only_host_memory(tmp_path: Path, model: Path) -> None:
     limits = {"limits": {"memory": "64Gi"}}
 
-    said = estimate(tmp_path, model={"name": str(model)}, nprocPerNode=2, resources=limits)
+    process = estimate(tmp_path, model={"name": str(model)}, nprocPerNode=2, resources=limits)
 
-    assert said.returncode == 1, said.stderr
-    assert "each rank, in host memory" in said.stdout
-    assert "does not fit; raise resources.limits.memory of 64.0 GiB" in said.stdout
+    assert process.returncode == 1, process.stderr
+    assert "each rank, in host memory" in process.stdout
+    assert "does not fit; raise resources.limits.memory of 64.0 GiB" in process.stdout
 
 
-def test_a_model_that_sees_is_shown_an_image(tmp_path: Path) -> None:
-    folder = tiny_vision.build(tmp_path / "seeing", "qwen2_vl")
+def test_a_vision_language_model_is_forecast_with_an_image(tmp_path: Path) -> None:
+    folder = tiny_vision.build(tmp_path / "vision-language", "qwen2_vl")
     rows = {**ROWS, "maxLength": 256}
 
-    said = {
+    processes = {
         pixels: estimate(tmp_path, "--gpu", "l4-24g", model={"name": str(folder), "maxPixels": pixels}, dataset=rows)
         for pixels in (50_000, 150_000)
     }
 
-    assert [each.returncode for each in said.values()] == [0, 0], said
-    small, large = (re.search(r"^activations +([\d.]+)$", each.stdout, re.MULTILINE) for each in said.values())
+    assert [each.returncode for each in processes.values()] == [0, 0], processes
+    small, large = (re.search(r"^activations +([\d.]+)$", each.stdout, re.MULTILINE) for each in processes.values())
     assert small is not None
     assert large is not None
     assert float(small[1]) <= float(large[1])
-    assert "samples of up to 256 tokens" in said[50_000].stdout
+    assert "samples of up to 256 tokens" in processes[50_000].stdout
 
 
-def test_memory_that_is_spread_says_what_is_where(tmp_path: Path, model: Path) -> None:
-    spread = {"lora": None, "deepspeed": {"preset": "zero3_offload"}}
+def test_a_sharded_job_lists_gpu_and_host_memory(tmp_path: Path, model: Path) -> None:
+    sharding = {"lora": None, "deepspeed": {"preset": "zero3_offload"}}
 
-    said = estimate(tmp_path, "--gpu", "l40s-48g", model={"name": str(model)}, **spread)
+    process = estimate(tmp_path, "--gpu", "l40s-48g", model={"name": str(model)}, **sharding)
 
-    assert said.returncode == 0, said.stderr
-    rank, node = said.stdout.split("each node, in host memory")
+    assert process.returncode == 0, process.stderr
+    rank, node = process.stdout.split("each node, in host memory")
     assert "gathered weights" in rank
     assert "optimizer states" not in rank
     assert "offloaded" in node

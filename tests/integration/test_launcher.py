@@ -1,4 +1,4 @@
-"""The launcher with real forks and small scripts: what a rank sees, what is told of its end, and how others end."""
+"""The launcher with real forks and small scripts: environment of a rank, recorded exits, end of the other ranks."""
 
 import json
 import os
@@ -17,16 +17,16 @@ from testing.processes.supervisors import free_port
 
 pytestmark = pytest.mark.slow
 
-TELLS = """
+REPORT_SCRIPT = """
 import torch
 import json, multiprocessing, os, random, signal, sys
 import numpy
-seen = {
+report = {
     "argv": sys.argv, "path": sys.path[0], "name": __name__, "file": __file__, "doc": __doc__,
     "main": sys.modules["__main__"].__dict__ is globals(),
     "process": multiprocessing.current_process().name,
-    "ours": [name for name in sys.modules if name.startswith("finetune")],
-    "dice": [random.random(), float(numpy.random.rand())],
+    "own_modules": [name for name in sys.modules if name.startswith("finetune")],
+    "random_numbers": [random.random(), float(numpy.random.rand())],
     "signals": [
         signal.getsignal(number) is expected
         for number, expected in (
@@ -40,7 +40,7 @@ seen = {
     "env": {name: os.environ.get(name) for name in sys.argv[3:]},
 }
 with open(os.path.join(sys.argv[1], "rank-" + os.environ["RANK"] + ".json"), "w") as file:
-    json.dump(seen, file)
+    json.dump(report, file)
 """
 
 
@@ -56,14 +56,14 @@ VARIABLES = {
 
 
 def launch(folder: Path, source: str, *args: str, **variables: str) -> subprocess.Popen[str]:
-    """Two ranks of one node."""
+    """Start two ranks of one node that run this source."""
     script = folder / "train.py"
     script.write_text(source)
-    meets = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NNODES": "1", "NODE_RANK": "0"}
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NNODES": "1", "NODE_RANK": "0"}
     ranks = {"NPROC_PER_NODE": "2", "FINETUNE_WORLD_SIZE": "2", "PYTHONPATH": ""}
     return subprocess.Popen(
         [sys.executable, "-u", str(write_supervisor(folder)), "ranks", str(script), *args],
-        env={**environment(folder), **meets, **ranks, **variables},
+        env={**environment(folder), **rendezvous, **ranks, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -71,78 +71,78 @@ def launch(folder: Path, source: str, *args: str, **variables: str) -> subproces
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=60)
-    return process.returncode, said
+    output, _ = process.communicate(timeout=60)
+    return process.returncode, output
 
 
-def exits(folder: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads((folder / "run" / "exits.json").read_text())
-    return found
+def read_exits(folder: Path) -> dict[str, dict[str, Any]]:
+    exits: dict[str, dict[str, Any]] = json.loads((folder / "run" / "exits.json").read_text())
+    return exits
 
 
-@pytest.mark.parametrize("in_place", [True, False], ids=["forked", "started"])
-def test_a_script_sees_what_it_would_see_under_torchrun(tmp_path: Path, in_place: bool) -> None:
-    first = "" if in_place else "import os; os.environ['X'] = ''\n"
+@pytest.mark.parametrize("in_process", [pytest.param(True, id="forked"), pytest.param(False, id="new interpreter")])
+def test_a_script_runs_in_the_same_environment_as_under_torchrun(tmp_path: Path, in_process: bool) -> None:
+    prefix = "" if in_process else "import os; os.environ['X'] = ''\n"
 
-    code, said = finish(launch(tmp_path, first + TELLS, str(tmp_path), "--more", *VARIABLES))
+    code, output = finish(launch(tmp_path, prefix + REPORT_SCRIPT, str(tmp_path), "--more", *VARIABLES))
 
-    assert code == 0, said
+    assert code == 0, output
     one, two = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
-    assert (one["forked"], two["forked"]) == (in_place, in_place)
+    assert (one["forked"], two["forked"]) == (in_process, in_process)
     assert one["argv"] == [str(tmp_path / "train.py"), str(tmp_path), "--more", *VARIABLES]
     assert (one["path"], one["name"], one["file"]) == (str(tmp_path), "__main__", str(tmp_path / "train.py"))
-    assert (one["main"], one["process"], one["ours"]) == (True, "MainProcess", [])
+    assert (one["main"], one["process"], one["own_modules"]) == (True, "MainProcess", [])
     assert one["signals"] == [True, True, True]
     assert one["group"]
-    assert one["dice"][0] != two["dice"][0]
-    assert one["dice"][1] != two["dice"][1]
+    assert one["random_numbers"][0] != two["random_numbers"][0]
+    assert one["random_numbers"][1] != two["random_numbers"][1]
     assert two["env"] == VARIABLES
 
 
-FAILS = """
+FAIL_SCRIPT = """
 import torch
 import os, sys, time
 if os.environ["RANK"] == "0":
     time.sleep(60)
-{how}
+{failure}
 """
 
 
 @pytest.mark.parametrize(
-    ("how", "code"),
+    ("failure", "code"),
     [
-        ("sys.exit(42)", 42),
-        ("os.kill(os.getpid(), 9)", -9),
-        ("os.kill(os.getpid(), 11)", -11),
-        ("sys.exit('no data')", 1),
-        ("raise ValueError('no label')", 1),
+        pytest.param("sys.exit(42)", 42, id="exit code"),
+        pytest.param("os.kill(os.getpid(), 9)", -9, id="SIGKILL"),
+        pytest.param("os.kill(os.getpid(), 11)", -11, id="SIGSEGV"),
+        pytest.param("sys.exit('no data')", 1, id="exit with a message"),
+        pytest.param("raise ValueError('no label')", 1, id="exception"),
     ],
 )
-def test_the_end_of_a_rank_is_told_exactly_and_ends_the_others(tmp_path: Path, how: str, code: int) -> None:
-    began = time.time()
+def test_the_exit_of_a_rank_is_recorded_and_ends_the_others(tmp_path: Path, failure: str, code: int) -> None:
+    started_at = time.time()
 
-    ended, said = finish(launch(tmp_path, FAILS.format(how=how)))
+    exit_code, output = finish(launch(tmp_path, FAIL_SCRIPT.format(failure=failure)))
 
-    assert ended == 1
-    found = exits(tmp_path)
-    assert (found["1"]["code"], found["0"]["code"]) == (code, -signal.SIGTERM)
-    assert began < found["1"]["time"] < found["0"]["time"] < began + 30
-    assert f"launcher: local rank 1 ended with {code}; the others of this node are ended" in said
+    assert exit_code == 1
+    exits = read_exits(tmp_path)
+    assert (exits["1"]["code"], exits["0"]["code"]) == (code, -signal.SIGTERM)
+    assert started_at < exits["1"]["time"] < exits["0"]["time"] < started_at + 30
+    assert f"launcher: local rank 1 ended with {code}; stopping the other ranks of this node" in output
 
 
-def test_an_exception_is_told_as_python_tells_it(tmp_path: Path) -> None:
-    """Without a line of ours above the script's; a debugger's eye, and the patterns, find the script's own frames."""
-    _, said = finish(launch(tmp_path, FAILS.format(how="raise ValueError('no label')")))
+def test_a_traceback_contains_only_frames_of_the_script(tmp_path: Path) -> None:
+    """Frames of the launcher would confuse readers and error patterns."""
+    _, output = finish(launch(tmp_path, FAIL_SCRIPT.format(failure="raise ValueError('no label')")))
 
-    lines = said.splitlines()
+    lines = output.splitlines()
     begin = lines.index("Traceback (most recent call last):")
     assert lines[begin + 1].startswith(f'  File "{tmp_path}/train.py", line 6, in <module>')
-    assert "supervisor" not in said.replace(str(tmp_path), "")
-    assert "ValueError: no label" in said
+    assert "supervisor" not in output.replace(str(tmp_path), "")
+    assert "ValueError: no label" in output
 
 
-def test_the_last_words_of_others_are_waited_for(tmp_path: Path) -> None:
-    """Who raised may exit after its victims: it must not be ended in the middle of its traceback."""
+def test_other_ranks_have_time_to_fail_after_a_failure(tmp_path: Path) -> None:
+    """The rank that caused the failure may exit after its victims, and must not be terminated within its traceback."""
     source = """
 import torch
 import os, time
@@ -153,10 +153,10 @@ os._exit(7)
 """
     finish(launch(tmp_path, source))
 
-    assert {rank: seen["code"] for rank, seen in exits(tmp_path).items()} == {"0": 1, "1": 7}
+    assert {rank: rank_exit["code"] for rank, rank_exit in read_exits(tmp_path).items()} == {"0": 1, "1": 7}
 
 
-def test_nothing_is_waited_for_when_a_rank_was_killed(tmp_path: Path) -> None:
+def test_other_ranks_are_terminated_immediately_after_a_kill(tmp_path: Path) -> None:
     source = """
 import torch
 import os, time
@@ -167,10 +167,13 @@ os._exit(7)
 """
     finish(launch(tmp_path, source))
 
-    assert {rank: seen["code"] for rank, seen in exits(tmp_path).items()} == {"0": -9, "1": -signal.SIGTERM}
+    assert {rank: rank_exit["code"] for rank, rank_exit in read_exits(tmp_path).items()} == {
+        "0": -9,
+        "1": -signal.SIGTERM,
+    }
 
 
-def test_sigterm_reaches_every_rank_which_may_end_well(tmp_path: Path) -> None:
+def test_sigterm_is_forwarded_to_every_rank(tmp_path: Path) -> None:
     source = """
 import torch
 import os, signal, sys, time
@@ -189,24 +192,24 @@ while True:
 
     process.terminate()
 
-    code, said = finish(process)
-    assert code == 0, said
+    code, output = finish(process)
+    assert code == 0, output
     assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
 
 
-def test_what_is_registered_for_the_end_of_a_process_is_done(tmp_path: Path) -> None:
+def test_atexit_handlers_of_ranks_run(tmp_path: Path) -> None:
     source = """
 import torch
 import atexit, os, sys
 atexit.register(lambda: os.write(1, b"the end of rank " + os.environ["RANK"].encode() + b"\\n"))
 """
-    code, said = finish(launch(tmp_path, source))
+    code, output = finish(launch(tmp_path, source))
 
     assert code == 0
-    assert sorted(said.splitlines()) == ["the end of rank 0", "the end of rank 1"]
+    assert sorted(output.splitlines()) == ["the end of rank 0", "the end of rank 1"]
 
 
-def test_ranks_do_not_outlive_a_launcher_that_is_killed(tmp_path: Path) -> None:
+def test_ranks_end_with_a_killed_launcher(tmp_path: Path) -> None:
     source = """
 import torch
 import os, sys, time
@@ -227,15 +230,15 @@ time.sleep(60)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_a_port_that_is_taken_is_the_launchers_own_error(tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error_of_the_launcher(tmp_path: Path) -> None:
     import socket
 
-    with socket.socket() as taken:
-        taken.bind(("0.0.0.0", 0))
-        taken.listen()
-        code, said = finish(launch(tmp_path, "import torch\n", MASTER_PORT=str(taken.getsockname()[1])))
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", 0))
+        other.listen()
+        code, output = finish(launch(tmp_path, "import torch\n", MASTER_PORT=str(other.getsockname()[1])))
 
     assert code == 1
     error = json.loads((tmp_path / "run" / "launcher-error.json").read_text())["message"]["message"]
-    assert "EADDRINUSE" in error or "address already in use" in error.lower(), said
+    assert "EADDRINUSE" in error or "address already in use" in error.lower(), output
     assert os.listdir(tmp_path / "run") == ["launcher-error.json"]

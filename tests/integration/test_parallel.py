@@ -1,4 +1,4 @@
-"""What is learned does not depend on how memory is spread over the ranks, and a checkpoint fits every way."""
+"""Training does not depend on sharding, and checkpoints can be resumed with another sharding."""
 
 import itertools
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from testing.models import tiny_text as tiny
-from testing.processes.torchrun import Results, launch
+from testing.models import tiny_text
+from testing.processes.torchrun import Results, run_cells
 
 pytestmark = pytest.mark.slow
 
@@ -21,33 +21,33 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fsdp2": {"fsdp": {}},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
-    "fsdp2, whole until the backward pass, in host memory": {
+    "fsdp2, gathered until the backward pass, in host memory": {
         "fsdp": {"reshardAfterForward": False, "cpuOffload": True}
     },
     "zero2 by a config": {"deepspeed": {"config": {"zero_optimization": {"stage": 2, "reduce_scatter": False}}}},
 }
 METHODS: dict[str, dict[str, Any]] = {"sft": {"sft": {}}, "dpo": {"dpo": {"beta": 0.2, "rpoAlpha": 0.5}}}
 TUNERS: dict[str, dict[str, Any]] = {"lora": {"lora": {"r": 16}}, "full": {}}
-STOPPING = ("ddp", "zero2", "zero3", "fsdp2")
-BEST, STOPPED = 4, 6  # steps of a run that learns four rows by heart: then nothing else gets better
+EARLY_STOPPING = ("ddp", "zero2", "zero3", "fsdp2")
+BEST, STOPPED = 4, 6  # steps of a run that overfits four rows, so that the evaluation loss rises again
 STEPS = 3
 FOUR_DIGITS = 1e-4
-NOTHING_BUT_ROUNDING = 1e-5
+ROUNDING_ERROR = 1e-5
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
-    return tiny.build(tmp_path_factory.mktemp("tiny"), rows=60, eval_rows=6)
+def files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
+    return tiny_text.build(tmp_path_factory.mktemp("tiny"), rows=60, eval_rows=6)
 
 
-def spec(files: tiny.Tiny, preset: str, tuner: str, method: str, **training: Any) -> dict[str, Any]:
+def spec(files: tiny_text.TinyFiles, preset: str, tuner: str, method: str, **training: Any) -> dict[str, Any]:
     rate = 0.01 if tuner == "lora" else 0.001
-    name = {"sft": lambda path: path, "dpo": tiny.pairs}[method]
+    rows_path = {"sft": lambda path: path, "dpo": tiny_text.preferences_path}[method]
     return {
         "model": {"name": str(files.model)},
         "dataset": {
-            "train": [{"name": str(name(files.train))}],
-            "eval": [{"name": str(name(files.eval))}],
+            "train": [{"name": str(rows_path(files.train))}],
+            "eval": [{"name": str(rows_path(files.eval))}],
             "numWorkers": 0,
         },
         **METHODS[method],
@@ -66,8 +66,8 @@ def spec(files: tiny.Tiny, preset: str, tuner: str, method: str, **training: Any
     }
 
 
-def stopping(files: tiny.Tiny, preset: str) -> dict[str, Any]:
-    """Rates and rows that make the evaluation loss go down for four steps, and up for good."""
+def early_stopping_spec(files: tiny_text.TinyFiles, preset: str) -> dict[str, Any]:
+    """Build a spec whose evaluation loss falls for four steps and rises afterwards."""
     training = {
         "perDeviceTrainBatchSize": 2,
         "gradientAccumulationSteps": 1,
@@ -79,14 +79,15 @@ def stopping(files: tiny.Tiny, preset: str) -> dict[str, Any]:
         "earlyStoppingPatience": 2,
         "loadBestModelAtEnd": True,
     }
-    made = spec(files, preset, "full", "sft", **training)
-    return {**made, "dataset": {**made["dataset"], "train": [{"name": f"{files.train}#4"}]}}
+    job_spec = spec(files, preset, "full", "sft", **training)
+    return {**job_spec, "dataset": {**job_spec["dataset"], "train": [{"name": f"{files.train}#4"}]}}
 
 
-def preferring(files: tiny.Tiny) -> dict[str, Any]:
-    made = spec(files, "ddp", "lora", "dpo", **stopping(files, "ddp")["training"], saveTotalLimit=1)
-    made["training"] |= {"saveSteps": 1000, "metricForBestModel": "eval_rewards/accuracies"}
-    return {**made, "dataset": {**made["dataset"], "train": [{"name": f"{tiny.pairs(files.train)}#4"}]}}
+def dpo_early_stopping_spec(files: tiny_text.TinyFiles) -> dict[str, Any]:
+    job_spec = spec(files, "ddp", "lora", "dpo", **early_stopping_spec(files, "ddp")["training"], saveTotalLimit=1)
+    job_spec["training"] |= {"saveSteps": 1000, "metricForBestModel": "eval_rewards/accuracies"}
+    train = [{"name": f"{tiny_text.preferences_path(files.train)}#4"}]
+    return {**job_spec, "dataset": {**job_spec["dataset"], "train": train}}
 
 
 def cell(preset: str, tuner: str, method: str) -> str:
@@ -99,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(files: tiny.Tiny, folder: Path) -> Results:
+def results(files: tiny_text.TinyFiles, folder: Path) -> Results:
     cells = {
         cell(preset, tuner, method): spec(files, preset, tuner, method)
         for preset in ("ddp", *PRESETS)
@@ -112,11 +113,13 @@ def results(files: tiny.Tiny, folder: Path) -> Results:
         cells[f"{preset} <- {ddp}"] = spec(files, preset, "full", "sft")
         cells[f"{preset} <- {other}"] = spec(files, preset, "full", "sft")
         cells[f"ddp <- {other}"] = spec(files, "ddp", "full", "sft")
-    cells |= {f"{preset}, stopping": stopping(files, preset) for preset in STOPPING}
-    cells |= {f"{preset}, stopping (from step 5)": stopping(files, preset) for preset in ("ddp", "zero3")}
-    cells["ddp, stopping (again)"] = stopping(files, "ddp")
-    cells["preferring"] = preferring(files)
-    return launch(folder, cells, ranks=2)
+    cells |= {f"{preset}, early stopping": early_stopping_spec(files, preset) for preset in EARLY_STOPPING}
+    cells |= {
+        f"{preset}, early stopping (from step 5)": early_stopping_spec(files, preset) for preset in ("ddp", "zero3")
+    }
+    cells["ddp, early stopping (again)"] = early_stopping_spec(files, "ddp")
+    cells["dpo, early stopping"] = dpo_early_stopping_spec(files)
+    return run_cells(folder, cells, ranks=2)
 
 
 @pytest.mark.parametrize(
@@ -126,53 +129,53 @@ def results(files: tiny.Tiny, folder: Path) -> Results:
         *((preset, "full", "sft") for preset in SETTINGS),
     ],
 )
-def test_every_way_of_spreading_gives_the_losses_of_ddp(results: Results, preset: str, tuner: str, method: str) -> None:
-    ddp, spread = results[cell("ddp", tuner, method)], results[cell(preset, tuner, method)]
+def test_every_sharding_has_the_losses_of_ddp(results: Results, preset: str, tuner: str, method: str) -> None:
+    ddp, sharded = results[cell("ddp", tuner, method)], results[cell(preset, tuner, method)]
 
-    for what in ("loss", "grad_norm", "eval_loss"):
-        assert spread[what] == pytest.approx(ddp[what], rel=FOUR_DIGITS), what
-    assert len(spread["loss"]) == STEPS
-    assert spread["loss"][-1] < spread["loss"][0] - 0.01
+    for metric in ("loss", "grad_norm", "eval_loss"):
+        assert sharded[metric] == pytest.approx(ddp[metric], rel=FOUR_DIGITS), metric
+    assert len(sharded["loss"]) == STEPS
+    assert sharded["loss"][-1] < sharded["loss"][0] - 0.01
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_checkpoint_of_ddp_is_resumed_under_every_preset_and_back(results: Results, preset: str) -> None:
-    whole = results[cell("ddp", "full", "sft")]
+def test_checkpoints_can_be_resumed_between_ddp_and_every_preset(results: Results, preset: str) -> None:
+    uninterrupted = results[cell("ddp", "full", "sft")]
 
     for resumed in (f"{preset} <- {cell('ddp', 'full', 'sft')}", f"ddp <- {cell(preset, 'full', 'sft')}"):
-        assert results[resumed]["loss"] == pytest.approx(whole["loss"], rel=NOTHING_BUT_ROUNDING), resumed
-        assert results[resumed]["eval_loss"] == pytest.approx(whole["eval_loss"], rel=NOTHING_BUT_ROUNDING), resumed
+        assert results[resumed]["loss"] == pytest.approx(uninterrupted["loss"], rel=ROUNDING_ERROR), resumed
+        assert results[resumed]["eval_loss"] == pytest.approx(uninterrupted["eval_loss"], rel=ROUNDING_ERROR), resumed
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(results: Results, preset: str) -> None:
-    whole, resumed = results[cell(preset, "full", "sft")], results[f"{preset} <- {cell(preset, 'full', 'sft')}"]
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(results: Results, preset: str) -> None:
+    uninterrupted, resumed = results[cell(preset, "full", "sft")], results[f"{preset} <- {cell(preset, 'full', 'sft')}"]
 
-    for what in ("loss", "grad_norm", "eval_loss", "weights"):
-        assert resumed[what] == whole[what], what
+    for key in ("loss", "grad_norm", "eval_loss", "weights"):
+        assert resumed[key] == uninterrupted[key], key
 
 
 @pytest.mark.parametrize("tuner", TUNERS)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_result_holds_what_was_learned(results: Results, folder: Path, preset: str, tuner: str) -> None:
-    """The same tensors as DDP's, under the same names."""
-    ddp, spread = (weights(folder / cell(each, tuner, "sft") / "result") for each in ("ddp", preset))
+def test_the_published_weights_equal_those_of_ddp(results: Results, folder: Path, preset: str, tuner: str) -> None:
+    """They have the same names, dtypes and values."""
+    ddp, sharded = (load_weights(folder / cell(each, tuner, "sft") / "result") for each in ("ddp", preset))
 
-    assert ddp.keys() == spread.keys()
+    assert ddp.keys() == sharded.keys()
     for name, tensor in ddp.items():
-        assert tensor.dtype == spread[name].dtype
-        assert (tensor - spread[name]).abs().max() < 1e-4, name
+        assert tensor.dtype == sharded[name].dtype
+        assert (tensor - sharded[name]).abs().max() < 1e-4, name
 
 
-@pytest.mark.parametrize("preset", STOPPING)
-def test_a_run_stops_when_nothing_gets_better_and_publishes_the_best(
+@pytest.mark.parametrize("preset", EARLY_STOPPING)
+def test_early_stopping_publishes_the_weights_of_the_best_evaluation(
     results: Results, folder: Path, preset: str
 ) -> None:
-    losses, output = results[f"{preset}, stopping"]["eval_loss"], folder / f"{preset}, stopping"
+    losses, output = results[f"{preset}, early stopping"]["eval_loss"], folder / f"{preset}, early stopping"
     assert len(losses) == STOPPED
     assert min(losses) == losses[BEST - 1]
 
-    published = weights(output / "result")
+    published = load_weights(output / "result")
     saved = load_file(output / f"checkpoints/step-{BEST:08d}/training-state.safetensors")
     last = load_file(output / f"checkpoints/step-{STOPPED:08d}/training-state.safetensors")
 
@@ -182,42 +185,40 @@ def test_a_run_stops_when_nothing_gets_better_and_publishes_the_best(
     assert any(not torch.equal(tensor, last[f"weight.{name}"]) for name, tensor in published.items())
 
 
-@pytest.mark.parametrize("preset", STOPPING[1:])
-def test_every_way_of_spreading_evaluates_and_stops_as_ddp(results: Results, preset: str) -> None:
-    ddp, spread = results["ddp, stopping"], results[f"{preset}, stopping"]
+@pytest.mark.parametrize("preset", EARLY_STOPPING[1:])
+def test_early_stopping_is_the_same_for_every_sharding(results: Results, preset: str) -> None:
+    ddp, sharded = results["ddp, early stopping"], results[f"{preset}, early stopping"]
 
-    assert spread["eval_loss"] == pytest.approx(ddp["eval_loss"], rel=FOUR_DIGITS)
+    assert sharded["eval_loss"] == pytest.approx(ddp["eval_loss"], rel=FOUR_DIGITS)
 
 
 @pytest.mark.parametrize("preset", ["ddp", "zero3"])
-def test_patience_goes_on_where_it_was(results: Results, preset: str) -> None:
-    """Step 5 was the first of two without improvement, of which the checkpoint's log knows."""
-    assert results[f"{preset}, stopping (from step 5)"] == results[f"{preset}, stopping"]
+def test_early_stopping_state_is_resumed(results: Results, preset: str) -> None:
+    """Step 5 is the first of two evaluations without improvement; the checkpoint's log records it."""
+    assert results[f"{preset}, early stopping (from step 5)"] == results[f"{preset}, early stopping"]
 
 
-def test_a_job_that_died_after_it_had_stopped_only_publishes(results: Results) -> None:
-    assert results["ddp, stopping (again)"] == results["ddp, stopping"]
+def test_a_job_that_ended_after_early_stopping_only_publishes(results: Results) -> None:
+    assert results["ddp, early stopping (again)"] == results["ddp, early stopping"]
 
 
-def test_the_best_checkpoint_outlives_the_newest_and_the_report_says_whose_weights_it_lies_beside(
-    results: Results, folder: Path
-) -> None:
-    output = folder / "preferring"
-    accuracies = results["preferring"]["eval_rewards/accuracies"]
+def test_the_best_checkpoint_is_kept_and_the_report_names_its_step(results: Results, folder: Path) -> None:
+    output = folder / "dpo, early stopping"
+    accuracies = results["dpo, early stopping"]["eval_rewards/accuracies"]
     best = accuracies.index(max(accuracies)) + 1
     assert accuracies[-3:-2] == [max(accuracies)]
     assert best == len(accuracies) - 2
 
-    kept = sorted(path.name for path in (output / "checkpoints").glob("step-*"))
-    assert kept == [f"step-{step:08d}" for step in (best, best + 2)]
-    adapter = weights(output / "result")
-    saved = load_file(output / "checkpoints" / kept[0] / "adapter_model.safetensors")
+    checkpoints = sorted(path.name for path in (output / "checkpoints").glob("step-*"))
+    assert checkpoints == [f"step-{step:08d}" for step in (best, best + 2)]
+    adapter = load_weights(output / "result")
+    saved = load_file(output / "checkpoints" / checkpoints[0] / "adapter_model.safetensors")
     assert all(torch.equal(tensor, saved[name]) for name, tensor in adapter.items())
-    said = (output / "result" / "report.html").read_text()
-    assert f"stopped early at step {best + 2} of 16: 2 evaluations without a better eval_rewards/accuracies" in said
-    assert f"the weights are those of step {best}, the best of {len(accuracies)} evaluations" in said
+    report = (output / "result" / "report.html").read_text()
+    assert f"stopped early at step {best + 2} of 16: 2 evaluations without a better eval_rewards/accuracies" in report
+    assert f"the weights are those of step {best}, the best of {len(accuracies)} evaluations" in report
 
 
-def weights(folder: Path) -> dict[str, Any]:
+def load_weights(folder: Path) -> dict[str, Any]:
     (file,) = folder.glob("*model.safetensors")
     return load_file(file)

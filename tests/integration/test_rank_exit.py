@@ -1,4 +1,4 @@
-"""The end of training when it is not smooth: an upload that takes long, ranks that crash or hang on their way out."""
+"""Irregular ends of training: a slow upload, and ranks that crash or hang on exit."""
 
 import os
 from pathlib import Path
@@ -8,34 +8,34 @@ import pytest
 
 from finetune_api.termination import Outcome
 from testing.fakes.hub import TOKEN, serve_hub
-from testing.models import tiny_text as tiny
+from testing.models import tiny_text
 from testing.processes.supervisors import REPOSITORY, Job, stop
 
 pytestmark = pytest.mark.slow
 
-AT_THE_END = """
+CALL_AT_EXIT = """
 import atexit, os, signal, sys
 if "ranks" in sys.orig_argv:
-    atexit.register({what})
+    atexit.register({call})
 """
 
-DOWN = """
+REPORT_TEARDOWN = """
 import atexit, sys
-class Last:
+class TeardownReporter:
     def __del__(self, write=__import__("os").write):
-        write(1, b"taken down")
+        write(1, b"interpreter teardown")
 if "ranks" in sys.orig_argv:
-    atexit.register(print, "registered for the end")
-    sys.kept_to_the_last = Last()
+    atexit.register(print, "atexit handler ran")
+    sys.teardown_reporter = TeardownReporter()
 """
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
-    return tiny.build(tmp_path_factory.mktemp("tiny"), rows=30, eval_rows=1)
+def files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
+    return tiny_text.build(tmp_path_factory.mktemp("tiny"), rows=30, eval_rows=1)
 
 
-def spec(files: tiny.Tiny, **fields: Any) -> dict[str, Any]:
+def spec(files: tiny_text.TinyFiles, **fields: Any) -> dict[str, Any]:
     return {
         "model": {"name": str(files.model)},
         "dataset": {"train": [{"name": str(files.train)}], "numWorkers": 0},
@@ -49,15 +49,15 @@ def spec(files: tiny.Tiny, **fields: Any) -> dict[str, Any]:
     }
 
 
-def first(source: str, folder: Path) -> dict[str, str]:
-    """The environment of processes that run it before anything else."""
+def run_first(source: str, folder: Path) -> dict[str, str]:
+    """Return an environment whose Python processes run this source first."""
     (folder / "sitecustomize.py").write_text(source)
     return {"PYTHONPATH": os.pathsep.join(map(str, (folder, REPOSITORY / "operator", REPOSITORY / "trainer")))}
 
 
-def test_a_result_may_take_longer_to_the_hub_than_a_collective_may_take(files: tiny.Tiny, tmp_path: Path) -> None:
+def test_an_upload_may_exceed_the_timeout_of_collectives(files: tiny_text.TinyFiles, tmp_path: Path) -> None:
     with serve_hub() as hub:
-        hub.slow = 7.0  # twice
+        hub.delay_seconds = 7.0  # for each of two requests
         output = {"persistentVolumeClaim": {"claimName": "unused"}, "pushToHub": {"repo": "me/model"}}
         env = {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN}
         pods = Job(tmp_path, spec(files, output=output), nodes=2, ranks_per_node=1, env=env).run()
@@ -66,41 +66,46 @@ def test_a_result_may_take_longer_to_the_hub_than_a_collective_may_take(files: t
     assert "adapter_model.safetensors" in hub.repositories["me/model"]
 
 
-def test_ranks_do_not_take_their_interpreter_down(files: tiny.Tiny, tmp_path: Path) -> None:
-    """Whose threads may stop there for ever; what was registered for the end of the process is done before."""
-
-    (pod,) = Job(tmp_path, spec(files, numNodes=1), ranks_per_node=1, env=first(DOWN, tmp_path)).run()
+def test_ranks_exit_without_interpreter_teardown_after_atexit_handlers(
+    files: tiny_text.TinyFiles, tmp_path: Path
+) -> None:
+    """Threads may deadlock during the teardown."""
+    (pod,) = Job(tmp_path, spec(files, numNodes=1), ranks_per_node=1, env=run_first(REPORT_TEARDOWN, tmp_path)).run()
 
     assert pod.process.returncode == 0, pod.log
-    assert "registered for the end" in pod.log
-    assert "taken down" not in pod.log
+    assert "atexit handler ran" in pod.log
+    assert "interpreter teardown" not in pod.log
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("call", "log_line"),
     [
-        ("os.abort", "launcher: local rank 0 ended with -6"),
-        ("signal.pause", "supervisor: the ranks hang"),
+        pytest.param("os.abort", "launcher: local rank 0 ended with -6", id="crash"),
+        pytest.param("signal.pause", "supervisor: the ranks hang", id="hang"),
     ],
 )
-def test_what_happens_to_ranks_after_the_result_is_published_does_not_matter(
-    files: tiny.Tiny, tmp_path: Path, what: str, told: str
+def test_a_crash_or_hang_after_publishing_does_not_fail_the_job(
+    files: tiny_text.TinyFiles, tmp_path: Path, call: str, log_line: str
 ) -> None:
-    env = {**first(AT_THE_END.format(what=what), tmp_path), "FINETUNE_HANG_SECONDS": "5"}
+    env = {**run_first(CALL_AT_EXIT.format(call=call), tmp_path), "FINETUNE_HANG_SECONDS": "5"}
 
     pods = Job(tmp_path, spec(files), nodes=2, ranks_per_node=1, env=env).run()
 
     for pod in pods:
-        assert told in pod.log
+        assert log_line in pod.log
         assert pod.process.returncode == 0, pod.log
         assert pod.termination is not None
         assert pod.termination.outcome is Outcome.SUCCEEDED
 
 
-def test_ranks_that_crash_after_they_saved_as_asked_have_stopped(files: tiny.Tiny, tmp_path: Path) -> None:
+def test_ranks_that_crash_after_the_requested_checkpoint_count_as_stopped(
+    files: tiny_text.TinyFiles, tmp_path: Path
+) -> None:
     training = {"globalBatchSize": 4, "maxSteps": 100_000}
-    asked = spec(files, numNodes=1, training=training)
-    (pod,) = Job(tmp_path, asked, ranks_per_node=1, env=first(AT_THE_END.format(what="os.abort"), tmp_path)).start()
+    job_spec = spec(files, numNodes=1, training=training)
+    (pod,) = Job(
+        tmp_path, job_spec, ranks_per_node=1, env=run_first(CALL_AT_EXIT.format(call="os.abort"), tmp_path)
+    ).start()
     pod.wait_for_step(1)
     stop(pod)
 
@@ -108,4 +113,4 @@ def test_ranks_that_crash_after_they_saved_as_asked_have_stopped(files: tiny.Tin
     assert "launcher: local rank 0 ended with -6" in pod.log
     assert pod.termination is not None
     assert pod.termination.outcome is Outcome.STOPPED
-    assert pod.termination.message == "stopped as asked; a checkpoint was saved"
+    assert pod.termination.message == "stopped on request; a checkpoint was saved"

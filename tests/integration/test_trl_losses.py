@@ -1,4 +1,4 @@
-"""The losses of SFT and DPO are those of TRL on the same rows, to four digits, step after step."""
+"""SFT and DPO have the losses, gradient norms and rewards of TRL on the same rows, to four digits in every step."""
 
 import itertools
 import json
@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from finetune_api.v1alpha1.lora import Lora
 from finetune_trainer.model.lora import add_adapters
-from testing.models import tiny_text as tiny
+from testing.models import tiny_text
 from testing.processes.supervisors import REPOSITORY
-from testing.processes.torchrun import Results, launch
+from testing.processes.torchrun import Results, run_cells
 
 pytestmark = pytest.mark.slow
 
@@ -32,26 +32,26 @@ METHODS: dict[str, dict[str, Any]] = {
     "hinge": {"dpo": {"lossType": "hinge"}},
     "robust": {"dpo": {"lossType": "robust", "labelSmoothing": 0.2}},
 }
-FROM_ADAPTER = "sigmoid from an adapter, lora"  # whose policy does not begin as the model
+FROM_ADAPTER = "sigmoid from an adapter, lora"  # its policy does not start equal to the model
 CELLS = [*(f"{method}, {tuner}" for method in METHODS for tuner in ("lora", "full")), FROM_ADAPTER]
 
 
-def as_plain_text(row: tiny.Row) -> tiny.Row:
-    """The spelling that TRL renders without a template, as we do."""
-    pair = tiny.as_preference(row)
+def as_plain_text(row: tiny_text.Row) -> tiny_text.Row:
+    """Return the row as prompt, chosen and rejected, which TRL and we tokenize without a chat template."""
+    pair = tiny_text.as_preference(row)
     question, answer = (message["content"] for message in row["messages"])
     return {"prompt": question, "chosen": f" {answer}", "rejected": f" {pair['rejected_response']}"}
 
 
 @pytest.fixture(scope="module")
 def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One micro-batch of all rows a step, in both."""
+    """Build specs with all rows in one micro-batch per step, for both trainers."""
     folder = tmp_path_factory.mktemp("tiny")
-    files = tiny.build(folder, rows=20, eval_rows=2)
+    files = tiny_text.build(folder, rows=20, eval_rows=2)
     completions, preferences = folder / "completions.jsonl", folder / "preferences.jsonl"
-    pairs = [as_plain_text(row) for row in itertools.islice(tiny.chat_rows(), ROWS)]
-    tiny.write_jsonl(preferences, pairs)
-    tiny.write_jsonl(completions, [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs])
+    pairs = [as_plain_text(row) for row in itertools.islice(tiny_text.chat_rows(), ROWS)]
+    tiny_text.write_jsonl(preferences, pairs)
+    tiny_text.write_jsonl(completions, [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs])
     training = {
         "perDeviceTrainBatchSize": ROWS,
         "maxSteps": STEPS,
@@ -76,7 +76,7 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def save_trained_adapter(model: Path, folder: Path) -> Path:
-    """Trained, as far as its numbers tell."""
+    """Save an adapter with random instead of zero B matrices, as if it had been trained."""
     adapted: Any = add_adapters(AutoModelForCausalLM.from_pretrained(model), Lora(r=4), seed=1)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
@@ -87,40 +87,38 @@ def save_trained_adapter(model: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ours(specs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return launch(tmp_path_factory.mktemp("ours") / "cells", specs, ranks=1)
+def own_results(specs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return run_cells(tmp_path_factory.mktemp("own_results") / "cells", specs, ranks=1)
 
 
 @pytest.fixture(scope="module")
-def theirs(specs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Results:
-    folder = tmp_path_factory.mktemp("theirs")
+def trl_results(specs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("trl_results")
     (folder / "cells.json").write_text(json.dumps(specs))
-    path = os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", "."))
+    path = os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", ""))
     command = (sys.executable, str(REPOSITORY / "testing/processes/trl_oracle.py"), "cells.json", "results.json")
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=240)
-    assert done.returncode == 0, done.stderr.decode()[-30_000:]
+    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=240)
+    assert process.returncode == 0, process.stderr.decode()[-30_000:]
     results: Results = json.loads((folder / "results.json").read_text())
     return results
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_losses_and_gradients_are_those_of_trl(ours: Results, theirs: Results, cell: str) -> None:
-    assert len(ours[cell]["loss"]) == STEPS
-    for what in ("loss", "grad_norm"):
-        assert ours[cell][what] == pytest.approx(theirs[cell][what], rel=FOUR_DIGITS), what
+def test_losses_and_gradient_norms_equal_those_of_trl(own_results: Results, trl_results: Results, cell: str) -> None:
+    assert len(own_results[cell]["loss"]) == STEPS
+    for metric in ("loss", "grad_norm"):
+        assert own_results[cell][metric] == pytest.approx(trl_results[cell][metric], rel=FOUR_DIGITS), metric
 
 
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if not cell.startswith("sft")])
-def test_rewards_are_those_of_trl_also_where_the_policy_has_left_the_reference(
-    ours: Results, theirs: Results, cell: str
-) -> None:
-    for what in METRICS:
-        assert ours[cell][what] == pytest.approx(theirs[cell][what], rel=FOUR_DIGITS, abs=1e-5), what
-    assert abs(ours[cell]["rewards/margins"][-1]) > 0.01
+def test_dpo_rewards_equal_those_of_trl(own_results: Results, trl_results: Results, cell: str) -> None:
+    for metric in METRICS:
+        assert own_results[cell][metric] == pytest.approx(trl_results[cell][metric], rel=FOUR_DIGITS, abs=1e-5), metric
+    assert abs(own_results[cell]["rewards/margins"][-1]) > 0.01
 
 
 @pytest.mark.parametrize("tuner", ["lora", "full"])
-def test_before_anything_is_learned_the_loss_is_the_logarithm_of_two(ours: Results, tuner: str) -> None:
-    assert ours[f"sigmoid, {tuner}"]["loss"][0] == pytest.approx(0.693147, abs=1e-6)
-    assert ours[f"sigmoid, {tuner}"]["loss"][-1] < 0.69
+def test_the_first_dpo_loss_is_the_logarithm_of_two(own_results: Results, tuner: str) -> None:
+    assert own_results[f"sigmoid, {tuner}"]["loss"][0] == pytest.approx(0.693147, abs=1e-6)
+    assert own_results[f"sigmoid, {tuner}"]["loss"][-1] < 0.69

@@ -1,4 +1,4 @@
-"""Troubles are the subject here, and the operator warns of each: thousands of lines that nobody reads."""
+"""Fixtures of the simulation tests: warnings are disabled, because the simulated faults cause thousands."""
 
 import logging
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True, scope="session")
-def only_errors() -> Iterator[None]:
+def log_errors_only() -> Iterator[None]:
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)

@@ -1,4 +1,4 @@
-"""decide on statuses and observations of every kind, reachable or not: it never raises nor gets ahead of itself."""
+"""Properties of decide() on generated statuses and observations, including unreachable ones."""
 
 import os
 from dataclasses import replace
@@ -15,11 +15,18 @@ from finetune_operator.core.actions import Create, DeletePod, Emit
 from finetune_operator.core.decide import decide
 from finetune_operator.core.job_context import Decision
 from finetune_operator.core.stop_attempt import StopReason
-from finetune_operator.observation.pods import Claim, Life, NodeObservation, Observation, Refusal, Waiting
+from finetune_operator.observation.pods import (
+    Claim,
+    NodeObservation,
+    Observation,
+    PodPhase,
+    RejectedCreate,
+    WaitingState,
+)
 from testing.builders.jobs import NOW, SETTINGS, job
 
 EXAMPLES = int(os.environ.get("FINETUNE_EXAMPLES", "150"))
-ENOUGH_STEPS = 8  # from any status to one that stays, while nothing else happens
+MAX_STEPS = 8  # from any status to a stable one, with an unchanged observation
 
 fuzzing = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=(HealthCheck.too_slow,))
 seconds = st.sampled_from((0, 1, 5, 30, 31, 100, 700, 5000))
@@ -51,50 +58,56 @@ nodes = st.builds(
     node_rank=ranks,
     pod_name=st.just("bert-0-0"),
     uid=st.sampled_from(("a", "b", "c")),
-    life=st.sampled_from(Life),
+    phase=st.sampled_from(PodPhase),
     deleting=st.booleans(),
     deletion_deadline=st.one_of(moments, st.just(NOW + timedelta(seconds=90))),
     scheduled=st.booleans(),
     waiting=st.sampled_from(
-        (None, *(Waiting(reason, "told") for reason in ("Unschedulable", "ErrImagePull", "InvalidImageName", "New")))
+        (
+            None,
+            *(
+                WaitingState(reason, "message")
+                for reason in ("Unschedulable", "ErrImagePull", "InvalidImageName", "New")
+            ),
+        )
     ),
     evidence=evidences,
     termination=st.one_of(st.none(), st.builds(Termination, first_step=st.sampled_from((None, 3)))),
-    making_since=moments,
+    container_creating_since=moments,
     ready_to_start=st.sampled_from((None, True, False)),
 )
 
-refusals = st.builds(
-    Refusal,
+rejected_creates = st.builds(
+    RejectedCreate,
     kind=st.sampled_from(("Pod", "Service")),
     name=st.just("bert-0-0"),
     status=st.sampled_from((400, 403, 409, 413, 422)),
     message=st.just("no"),
-    taken=st.booleans(),
-    leaving=st.booleans(),
+    name_taken=st.booleans(),
+    predecessor_terminating=st.booleans(),
 )
 
 observations = st.builds(
     Observation,
     nodes=st.lists(nodes, max_size=6).map(tuple),
     service_exists=st.booleans(),
-    edited_service=st.sampled_from(("", "d")),
+    edited_service_uid=st.sampled_from(("", "d")),
     claims=st.sampled_from((None, (), (Claim("models", ("ReadWriteOnce",)),), (Claim("models", ("ReadWriteMany",)),))),
-    refusals=st.lists(refusals, max_size=2).map(tuple),
+    rejected_creates=st.lists(rejected_creates, max_size=2).map(tuple),
     fresh=st.booleans(),
 )
 
-LIVING = (AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING, AttemptState.STOPPED)
+ACTIVE_STATES = (AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING, AttemptState.STOPPED)
 
 
 @st.composite
 def statuses(draw: st.DrawFn) -> JobStatus:
-    """None, alive in some state, or ended; with whatever a former operator may have left."""
+    """Generate the status of a job that is new, active or finished."""
     if draw(st.integers(0, 9)) == 0:
         return JobStatus(suspend_time=draw(moments))
     ended = draw(st.booleans()) and draw(st.booleans())
     count = draw(st.integers(1, 3))
-    state = draw(st.sampled_from((AttemptState.SUCCEEDED, AttemptState.FAILED) if ended else LIVING))
+    state = draw(st.sampled_from((AttemptState.SUCCEEDED, AttemptState.FAILED) if ended else ACTIVE_STATES))
     records = [AttemptRecord(attempt=n, state=AttemptState.FAILED, end_time=NOW) for n in range(count - 1)]
     last = AttemptRecord(
         attempt=count - 1,
@@ -121,7 +134,7 @@ def statuses(draw: st.DrawFn) -> JobStatus:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> FineTuneJob:
-    """Any of them."""
+    """Generate a job with a status."""
     fields: dict[str, Any] = {"numNodes": draw(st.integers(1, 3)), "suspend": draw(st.booleans())}
     for name, values in (("activeDeadlineSeconds", (50, 200)), ("ttlSecondsAfterFinished", (0, 40))):
         value = draw(st.sampled_from((None, *values)))
@@ -130,92 +143,94 @@ def jobs(draw: st.DrawFn) -> FineTuneJob:
     return job(status=draw(statuses()), deleted=draw(st.integers(0, 9)) == 0, **fields)
 
 
-def after(of: FineTuneJob, decision: Decision) -> FineTuneJob:
-    """The job once the status is written."""
-    return of.model_copy(update={"status": decision.status})
+def apply_status(ftjob: FineTuneJob, decision: Decision) -> FineTuneJob:
+    """Return the job with the status of the decision."""
+    return ftjob.model_copy(update={"status": decision.status})
 
 
-def changes_of(decision: Decision) -> list[Create | DeletePod]:
-    """The actions on pods and what they need."""
+def pod_actions(decision: Decision) -> list[Create | DeletePod]:
+    """Return the creations, and the deletions of pods."""
     return [action for action in decision.actions if isinstance(action, Create | DeletePod)]
 
 
 @fuzzing
 @given(jobs(), observations, seconds)
-def test_decide_is_total_and_equal_input_gives_equal_output(of: FineTuneJob, seen: Observation, later: int) -> None:
-    now = NOW + timedelta(seconds=later)
+def test_decide_is_total_and_deterministic(ftjob: FineTuneJob, observation: Observation, elapsed_seconds: int) -> None:
+    now = NOW + timedelta(seconds=elapsed_seconds)
 
-    assert decide(of, seen, now, SETTINGS) == decide(of, seen, now, SETTINGS)
+    assert decide(ftjob, observation, now, SETTINGS) == decide(ftjob, observation, now, SETTINGS)
 
 
 @fuzzing
 @given(jobs(), observations)
-def test_while_nothing_happens_every_job_comes_to_rest(of: FineTuneJob, seen: Observation) -> None:
-    seen = replace(seen, fresh=True)
-    for _ in range(ENOUGH_STEPS):
-        decision = decide(of, seen, NOW, SETTINGS)
-        if decision.status == of.status:
+def test_every_job_becomes_stable_under_an_unchanged_observation(ftjob: FineTuneJob, observation: Observation) -> None:
+    observation = replace(observation, fresh=True)
+    for _ in range(MAX_STEPS):
+        decision = decide(ftjob, observation, NOW, SETTINGS)
+        if decision.status == ftjob.status:
             break
-        of = after(of, decision)
-    again = decide(of, seen, NOW, SETTINGS)
+        ftjob = apply_status(ftjob, decision)
+    following = decide(ftjob, observation, NOW, SETTINGS)
 
-    assert again.status == of.status
-    assert not [action for action in again.actions if isinstance(action, Emit)]
-
-
-@fuzzing
-@given(jobs(), observations)
-def test_a_change_of_state_is_written_before_anything_that_follows_from_it(of: FineTuneJob, seen: Observation) -> None:
-    decision = decide(of, seen, NOW, SETTINGS)
-    before, now = of.status.attempts, decision.status.attempts
-    if [(r.attempt, r.state) for r in before] != [(r.attempt, r.state) for r in now] and not decision.unsure:
-        current = {node.uid for node in seen.nodes if before and node.attempt == before[-1].attempt}
-        assert not [a for a in changes_of(decision) if isinstance(a, Create) or a.uid in current]
+    assert following.status == ftjob.status
+    assert not [action for action in following.actions if isinstance(action, Emit)]
 
 
 @fuzzing
 @given(jobs(), observations)
-def test_pods_are_made_for_a_starting_attempt_only_and_beside_no_older_one_that_may_run(
-    of: FineTuneJob, seen: Observation
+def test_a_state_change_is_written_before_its_actions(ftjob: FineTuneJob, observation: Observation) -> None:
+    decision = decide(ftjob, observation, NOW, SETTINGS)
+    before, now = ftjob.status.attempts, decision.status.attempts
+    if [(r.attempt, r.state) for r in before] != [
+        (r.attempt, r.state) for r in now
+    ] and not decision.needs_confirmation:
+        current = {node.uid for node in observation.nodes if before and node.attempt == before[-1].attempt}
+        assert not [a for a in pod_actions(decision) if isinstance(a, Create) or a.uid in current]
+
+
+@fuzzing
+@given(jobs(), observations)
+def test_pods_are_created_only_for_a_starting_attempt_and_after_older_pods_are_fenced(
+    ftjob: FineTuneJob, observation: Observation
 ) -> None:
-    decision = decide(of, replace(seen, fresh=True), NOW, SETTINGS)
+    decision = decide(ftjob, replace(observation, fresh=True), NOW, SETTINGS)
     if not any(isinstance(action, Create) for action in decision.actions):
         return
-    record = of.status.attempts[-1]
-    older = [node for node in seen.live() if node.attempt != record.attempt and node.may_run(NOW)]
+    record = ftjob.status.attempts[-1]
+    older = [node for node in observation.live_nodes() if node.attempt != record.attempt and node.may_run(NOW)]
 
     assert (record.state in (AttemptState.STARTING, AttemptState.RUNNING), record.created) == (True, False)
     assert older == []
-    assert of.status.completion_time is None
-    assert not of.spec.suspend
+    assert ftjob.status.completion_time is None
+    assert not ftjob.spec.suspend
 
 
 @fuzzing
 @given(jobs(), observations)
-def test_an_end_is_for_good_and_attempts_grow_by_one(of: FineTuneJob, seen: Observation) -> None:
-    decision = decide(of, seen, NOW, SETTINGS)
-    before = of.status.attempt if of.status.attempt is not None else -1
-    if of.status.completion_time is not None:
-        assert decision.status == of.status
+def test_a_finished_status_is_final_and_attempts_increase_by_one(ftjob: FineTuneJob, observation: Observation) -> None:
+    decision = decide(ftjob, observation, NOW, SETTINGS)
+    before = ftjob.status.attempt if ftjob.status.attempt is not None else -1
+    if ftjob.status.completion_time is not None:
+        assert decision.status == ftjob.status
     elif decision.status.attempt is not None:
         assert decision.status.attempt - before in (0, 1)
 
 
 @fuzzing
 @given(jobs(), observations)
-def test_a_next_look_is_never_in_the_past(of: FineTuneJob, seen: Observation) -> None:
-    requeue_after = decide(of, seen, NOW, SETTINGS).requeue_after
+def test_requeue_after_is_positive(ftjob: FineTuneJob, observation: Observation) -> None:
+    requeue_after = decide(ftjob, observation, NOW, SETTINGS).requeue_after
 
     assert requeue_after is None or requeue_after > timedelta()
 
 
 @fuzzing
 @given(jobs(), observations, st.integers(0, 8000))
-def test_time_alone_changes_nothing_before_the_next_look(of: FineTuneJob, seen: Observation, elapsed: int) -> None:
-    seen = replace(seen, fresh=True)
-    for _ in range(ENOUGH_STEPS):
-        of = after(of, decide(of, seen, NOW, SETTINGS))
-    decision = decide(of, seen, NOW, SETTINGS)
+def test_the_status_is_unchanged_until_the_requeue(ftjob: FineTuneJob, observation: Observation, elapsed: int) -> None:
+    observation = replace(observation, fresh=True)
+    for _ in range(MAX_STEPS):
+        ftjob = apply_status(ftjob, decide(ftjob, observation, NOW, SETTINGS))
+    decision = decide(ftjob, observation, NOW, SETTINGS)
     later: datetime = NOW + timedelta(seconds=elapsed)
     if decision.requeue_after is None or later < NOW + decision.requeue_after:
-        assert decide(of, seen, later, SETTINGS).status == of.status
+        assert decide(ftjob, observation, later, SETTINGS).status == ftjob.status

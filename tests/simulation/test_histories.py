@@ -1,47 +1,47 @@
-"""Whatever happens to a job, its operator, its nodes and the way between them: what holds in every history.
+"""Invariants of simulated histories with faults of the job, the operator, Kubernetes nodes and the network.
 
-`make search HISTORIES=1000000` looks at more of them.
+`make search HISTORIES=1000000` runs more histories.
 """
 
 import os
 
 import pytest
 
-from testing.simulator.scenarios import KINDS
+from testing.simulator.scenarios import SCENARIO_KINDS
 from testing.simulator.search import explain, search
 
 HISTORIES = int(os.environ.get("FINETUNE_HISTORIES", "10500"))  # of all kinds together
-PIECES = 6  # of each kind, so that several processes have something to do
-SIZE = -(-HISTORIES // len(KINDS) // PIECES)
+CHUNKS = 6  # per kind, to run in parallel processes
+CHUNK_SIZE = -(-HISTORIES // len(SCENARIO_KINDS) // CHUNKS)
 
-# by `make search`: what they broke is mended
-FOUND = (
-    ("hard_times", 5000110),
-    ("lost_machines", 20002101),
-    ("hard_times", 40018838),
-    ("anything", 50004295),
-    ("anything", 60005855),
-    ("anything", 70010963),
-    ("anything", 70011411),
-    ("lost_machines", 70012257),
-    ("meddling", 172011874),
-    ("meddling", 173009407),
-    ("meddling", 175004807),
+# seeds that once violated an invariant in `make search`
+REGRESSIONS = (
+    ("resource_faults", 5000110),
+    ("lost_k8s_nodes", 20002101),
+    ("resource_faults", 40018838),
+    ("all_faults", 50004295),
+    ("all_faults", 60005855),
+    ("all_faults", 70010963),
+    ("all_faults", 70011411),
+    ("lost_k8s_nodes", 70012257),
+    ("user_interference", 172011874),
+    ("user_interference", 173009407),
+    ("user_interference", 175004807),
     ("stale_caches", 176007384),
 )
 
 
-@pytest.mark.parametrize("piece", range(PIECES))
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_promise_is_kept(kind: str, piece: int) -> None:
-    found = search(kind, range(piece * SIZE, (piece + 1) * SIZE))
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("kind", SCENARIO_KINDS)
+def test_every_history_keeps_the_invariants(kind: str, chunk: int) -> None:
+    result = search(kind, range(chunk * CHUNK_SIZE, (chunk + 1) * CHUNK_SIZE))
 
-    assert found.finding is None, explain(found.finding)
-    assert found.phases.total() == SIZE
+    assert result.counterexample is None, explain(result.counterexample)
+    assert result.phases.total() == CHUNK_SIZE
 
 
-@pytest.mark.parametrize(("kind", "seed"), FOUND)
-def test_what_was_found_once_stays_mended(kind: str, seed: int) -> None:
-    found = search(kind, (seed,))
+@pytest.mark.parametrize(("kind", "seed"), REGRESSIONS)
+def test_past_counterexamples_keep_the_invariants(kind: str, seed: int) -> None:
+    result = search(kind, (seed,))
 
-    assert found.finding is None, explain(found.finding)
+    assert result.counterexample is None, explain(result.counterexample)

@@ -1,4 +1,4 @@
-"""What must hold of every forecast, whatever the model and the job."""
+"""Properties of memory forecasts for generated models and jobs."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,86 +10,117 @@ from hypothesis import strategies as st
 from transformers import Qwen2Config
 
 from finetune_api.v1alpha1.lora import Lora
-from finetune_trainer.memory.breakdown import Layout, Parts, Spread, node_parts, rank_parts
-from finetune_trainer.memory.fake_step import Live, Step, loss_of_every_token
-from finetune_trainer.memory.model_shape import Architecture, ModelShape, measure_shape, measure_step
-from finetune_trainer.memory.sharded import Sharded, Zero
+from finetune_trainer.memory.breakdown import (
+    MemoryBreakdown,
+    RankLayout,
+    ShardingStrategy,
+    break_down_node_memory,
+    break_down_rank_memory,
+)
+from finetune_trainer.memory.fake_step import ActivationMemory, SimulatedStep, unmasked_token_loss
+from finetune_trainer.memory.model_shape import Architecture, ModelShape, measure_shape, measure_step_peak
+from finetune_trainer.memory.sharded import Fsdp2Strategy, ZeroStrategy
 
-SIZE = st.integers(min_value=0, max_value=10**12)
+SIZES = st.integers(min_value=0, max_value=10**12)
 
 
 @st.composite
 def shapes(draw: st.DrawFn) -> ModelShape:
-    frozen, trained = draw(SIZE), draw(SIZE.filter(bool))
+    frozen, trained = draw(SIZES), draw(SIZES.filter(bool))
     return ModelShape(frozen + trained, trained, 2 * frozen, 4 * trained, draw(st.integers(0, 10**6)))
 
 
-LIVES = st.builds(Live, SIZE, SIZE)
-LAYOUTS = st.builds(Layout, st.integers(1, 4096), st.integers(1, 16), st.integers(0, 8), st.booleans())
+ACTIVATIONS = st.builds(ActivationMemory, SIZES, SIZES)
+LAYOUTS = st.builds(RankLayout, st.integers(1, 4096), st.integers(1, 16), st.integers(0, 8), st.booleans())
 
 
-def sizes(parts: Parts) -> dict[str, int]:
-    return {part.name: part.size for part in parts.parts}
+def sizes(breakdown: MemoryBreakdown) -> dict[str, int]:
+    return {part.name: part.size for part in breakdown.parts}
 
 
-@given(shapes(), LIVES, LAYOUTS)
-def test_no_part_is_empty_negative_or_named_twice(shape: ModelShape, live: Live, layout: Layout) -> None:
-    for parts in (rank := rank_parts(shape, live, layout), node_parts(shape, rank, layout)):
-        assert all(part.size > 0 for part in parts.parts)
-        assert len(sizes(parts)) == len(parts.parts)
-        assert parts.total == sum(sizes(parts).values()) >= parts.largest.size
+@given(shapes(), ACTIVATIONS, LAYOUTS)
+def test_parts_are_positive_and_have_unique_names(
+    shape: ModelShape, live: ActivationMemory, layout: RankLayout
+) -> None:
+    for breakdown in (rank := break_down_rank_memory(shape, live, layout), break_down_node_memory(shape, rank, layout)):
+        assert all(part.size > 0 for part in breakdown.parts)
+        assert len(sizes(breakdown)) == len(breakdown.parts)
+        assert breakdown.total == sum(sizes(breakdown).values()) >= breakdown.largest.size
 
 
-@given(shapes(), LIVES, LAYOUTS, st.integers(2, 4096), st.integers(2, 4096))
-def test_more_ranks_cost_a_rank_nothing(shape: ModelShape, live: Live, layout: Layout, few: int, many: int) -> None:
-    first, second = (rank_parts(shape, live, replace(layout, world_size=ranks)) for ranks in (few, many))
+@given(shapes(), ACTIVATIONS, LAYOUTS, st.integers(2, 4096), st.integers(2, 4096))
+def test_without_sharding_the_world_size_does_not_change_the_memory_of_a_rank(
+    shape: ModelShape, live: ActivationMemory, layout: RankLayout, fewer_ranks: int, more_ranks: int
+) -> None:
+    first, second = (
+        break_down_rank_memory(shape, live, replace(layout, world_size=ranks)) for ranks in (fewer_ranks, more_ranks)
+    )
 
     assert first == second
 
 
-WAYS = st.one_of(
+STRATEGIES = st.one_of(
     st.builds(
-        Zero,
+        ZeroStrategy,
         stage=st.integers(1, 3),
         itemsize=st.sampled_from((2, 4)),
-        bucket=st.integers(0, 10**9),
-        buffers=st.integers(1, 2),
-        live=st.integers(0, 10**10),
-        group=st.integers(1, 10**10),
-        offloads_states=st.booleans(),
-        offloads_weights=st.booleans(),
+        bucket_size=st.integers(0, 10**9),
+        buckets=st.integers(1, 2),
+        max_live_parameters=st.integers(0, 10**10),
+        sub_group_size=st.integers(1, 10**10),
+        offload_optimizer=st.booleans(),
+        offload_param=st.booleans(),
     ),
-    st.builds(Sharded, itemsize=st.sampled_from((2, 4)), keeps_gathered=st.booleans(), offloads=st.booleans()),
+    st.builds(Fsdp2Strategy, itemsize=st.sampled_from((2, 4)), keeps_gathered=st.booleans(), cpu_offload=st.booleans()),
 )
 
 
-@given(shapes(), LIVES, LAYOUTS, WAYS, st.integers(2, 64), st.integers(0, 64))
-def test_what_is_spread_over_more_ranks_costs_each_no_more(
-    shape: ModelShape, live: Live, layout: Layout, way: Spread, few: int, more: int
+@given(shapes(), ACTIVATIONS, LAYOUTS, STRATEGIES, st.integers(2, 64), st.integers(0, 64))
+def test_sharding_over_more_ranks_needs_no_more_memory_per_rank(
+    shape: ModelShape,
+    live: ActivationMemory,
+    layout: RankLayout,
+    strategy: ShardingStrategy,
+    fewer_ranks: int,
+    added_ranks: int,
 ) -> None:
     first, second = (
-        rank_parts(shape, live, replace(layout, spread=way, world_size=ranks)) for ranks in (few, few + more)
+        break_down_rank_memory(shape, live, replace(layout, sharding=strategy, world_size=ranks))
+        for ranks in (fewer_ranks, fewer_ranks + added_ranks)
     )
 
     assert second.total <= first.total
     assert len(sizes(second)) == len(second.parts)
 
 
-@given(shapes(), LIVES, LAYOUTS)
-def test_more_ranks_on_a_node_cost_the_node(shape: ModelShape, live: Live, layout: Layout) -> None:
-    rank = rank_parts(shape, live, layout)
-    fewer, more = (node_parts(shape, rank, replace(layout, ranks_per_node=ranks)) for ranks in (1, 2))
+@given(shapes(), ACTIVATIONS, LAYOUTS)
+def test_node_memory_is_proportional_to_its_ranks(
+    shape: ModelShape, live: ActivationMemory, layout: RankLayout
+) -> None:
+    rank = break_down_rank_memory(shape, live, layout)
+    fewer, more = (break_down_node_memory(shape, rank, replace(layout, ranks_per_node=ranks)) for ranks in (1, 2))
 
     assert more.total == 2 * fewer.total
 
 
-@given(shapes(), LIVES, LAYOUTS, st.integers(0, 10**12))
-def test_whatever_grows_the_sum_does_not_shrink(shape: ModelShape, live: Live, layout: Layout, more: int) -> None:
-    before = rank_parts(shape, live, layout).total
+@given(shapes(), ACTIVATIONS, LAYOUTS, st.integers(0, 10**12))
+def test_a_larger_part_never_lowers_the_total(
+    shape: ModelShape, live: ActivationMemory, layout: RankLayout, added_bytes: int
+) -> None:
+    before = break_down_rank_memory(shape, live, layout).total
 
-    assert rank_parts(shape, replace(live, activations=live.activations + more), layout).total >= before + more
-    assert rank_parts(shape, replace(live, logits=live.logits + more), layout).total >= before + more
-    assert rank_parts(replace(shape, frozen_bytes=shape.frozen_bytes + more), live, layout).total >= before + more
+    assert (
+        break_down_rank_memory(shape, replace(live, activations=live.activations + added_bytes), layout).total
+        >= before + added_bytes
+    )
+    assert (
+        break_down_rank_memory(shape, replace(live, logits=live.logits + added_bytes), layout).total
+        >= before + added_bytes
+    )
+    assert (
+        break_down_rank_memory(replace(shape, frozen_bytes=shape.frozen_bytes + added_bytes), live, layout).total
+        >= before + added_bytes
+    )
 
 
 @st.composite
@@ -109,40 +140,42 @@ def architectures(draw: st.DrawFn) -> Architecture:
 
 
 def total(architecture: Architecture, **fields: Any) -> int:
-    given = {"checkpointing": False, "autocast": torch.bfloat16, "loss": loss_of_every_token, **fields}
-    return measure_step(architecture, Step(**given)).total
+    given = {"checkpointing": False, "autocast": torch.bfloat16, "loss": unmasked_token_loss, **fields}
+    return measure_step_peak(architecture, SimulatedStep(**given)).total
 
 
 @settings(max_examples=6, deadline=None)
 @given(architectures(), st.integers(1, 3), st.integers(16, 200), st.integers(1, 100), st.booleans())
-def test_a_step_grows_with_batch_and_length(
+def test_step_memory_grows_with_batch_and_length(
     architecture: Architecture, batch: int, length: int, further: int, checkpointing: bool
 ) -> None:
-    here = total(architecture, batch=batch, length=length, checkpointing=checkpointing)
+    total_bytes = total(architecture, batch=batch, length=length, checkpointing=checkpointing)
 
-    assert here <= total(architecture, batch=batch + 1, length=length, checkpointing=checkpointing)
-    assert here <= total(architecture, batch=batch, length=length + further, checkpointing=checkpointing)
+    assert total_bytes <= total(architecture, batch=batch + 1, length=length, checkpointing=checkpointing)
+    assert total_bytes <= total(architecture, batch=batch, length=length + further, checkpointing=checkpointing)
 
 
 @settings(max_examples=6, deadline=None)
 @given(architectures(), st.integers(1, 3), st.integers(16, 200))
-def test_checkpointing_raises_nothing_that_counts(architecture: Architecture, batch: int, length: int) -> None:
-    """One layer alone gains nothing by it; the inputs that are kept beside are what it may cost."""
-    kept = total(architecture, batch=batch, length=length)
+def test_gradient_checkpointing_adds_at_most_the_layer_inputs(
+    architecture: Architecture, batch: int, length: int
+) -> None:
+    """With one layer it saves nothing and costs at most the stored layer inputs."""
+    stored = total(architecture, batch=batch, length=length)
     recomputed = total(architecture, batch=batch, length=length, checkpointing=True)
 
-    assert recomputed <= kept + 2 * batch * length * architecture.config.hidden_size * 4
+    assert recomputed <= stored + 2 * batch * length * architecture.config.hidden_size * 4
 
 
 @settings(max_examples=6, deadline=None)
 @given(architectures(), st.integers(16, 200))
 def test_evaluation_needs_no_more_than_training(architecture: Architecture, length: int) -> None:
-    assert total(architecture, batch=1, length=length, learns=False) <= total(architecture, batch=1, length=length)
+    assert total(architecture, batch=1, length=length, is_training=False) <= total(architecture, batch=1, length=length)
 
 
 @settings(max_examples=6, deadline=None)
 @given(architectures())
-def test_parameters_are_those_of_the_real_model(architecture: Architecture) -> None:
+def test_the_parameter_count_equals_that_of_the_real_model(architecture: Architecture) -> None:
     from transformers import AutoModelForCausalLM
 
     real = AutoModelForCausalLM.from_config(architecture.config)

@@ -1,4 +1,4 @@
-"""Bugs planted one at a time, into the operator and into what it may rely on: the search finds each of them."""
+"""Bugs planted one at a time into operator or trainer: the search of the simulator finds each of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,23 +6,17 @@ from typing import Any
 
 import pytest
 
-from finetune_api import oom_repair as repair
+from finetune_api import oom_repair
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, Evidence
 from finetune_operator.controller import controller
 from finetune_operator.controller import reconcile as shell
-from finetune_operator.controller.reconcile import Outcome, Pass, Seen
-from finetune_operator.core import decide
-from finetune_operator.core import ensure_children as upkeep
-from finetune_operator.core import job_context as case
-from finetune_operator.core import stop_attempt as ending
-from finetune_operator.core.job_context import Case, Decision
-from finetune_operator.core.pending import Wait
-from finetune_operator.failures import evidence
-from finetune_operator.failures import node_avoidance as avoid
-from finetune_operator.failures import restart_budget as restarts
-from finetune_operator.failures import rules as failure
+from finetune_operator.controller.reconcile import CachedState, PassDependencies, PassResult
+from finetune_operator.core import decide, ensure_children, job_context, stop_attempt
+from finetune_operator.core.job_context import Decision, JobContext
+from finetune_operator.core.pending import PendingReason
+from finetune_operator.failures import evidence, node_avoidance, restart_budget, rules
 from finetune_operator.failures.verdict import Verdict
 from finetune_operator.kube import cluster
 from finetune_operator.kube.cluster import KubernetesCluster, ObjectRef
@@ -30,299 +24,313 @@ from finetune_operator.observation.pods import NodeObservation
 from finetune_operator.plan import manifests
 from finetune_operator.plan.run_plan import RunPlan
 from testing.simulator import scenarios
-from testing.simulator.incidents.job_incidents import Incident, suspended_for_a_while
-from testing.simulator.incidents.node_incidents import crowded
+from testing.simulator.incidents.job_incidents import Incident, suspended_temporarily
+from testing.simulator.incidents.node_incidents import k8s_nodes_occupied
 from testing.simulator.incidents.user_interference import (
     config_map_deleted,
-    made_again,
-    quota_spent,
-    relabelled,
+    job_recreated,
+    labels_edited,
+    quota_exhausted,
     service_edited,
 )
 from testing.simulator.search import search
-from testing.simulator.world.output_volume import Folder, Publication
+from testing.simulator.world.output_volume import Publication, SimulatedOutputFolder
 
-HISTORIES = 1500  # at most until a bug must be found
-Raw = dict[str, Any]
-Plant = Callable[[pytest.MonkeyPatch], None]
-
-
-def never_ask_for_a_fresh_list(patch: pytest.MonkeyPatch) -> None:
-    """The cache is believed when it shows no pod."""
-    patch.setattr(decide, "confirmed", lambda c, made: made)
-    patch.setattr(ending, "confirmed", lambda c, made: made)
+MAX_HISTORIES = 1500  # within which a bug has to be found
+RawBody = dict[str, Any]
+PlantBug = Callable[[pytest.MonkeyPatch], None]
 
 
-def take_absence_from_the_cache_for_loss(patch: pytest.MonkeyPatch) -> None:
-    """A pod that a stale cache does not show counts as lost."""
-    patch.setattr(decide, "confirmed", lambda c, made: case.confirmed(c, made) if made.actions else made)
+def skip_the_fresh_list(patch: pytest.MonkeyPatch) -> None:
+    """Decisions based on absence are not confirmed by a fresh LIST."""
+    patch.setattr(decide, "require_confirmation", lambda context, decision: decision)
+    patch.setattr(stop_attempt, "require_confirmation", lambda context, decision: decision)
 
 
-def act_before_the_status_is_written(patch: pytest.MonkeyPatch) -> None:
-    """The two steps of a pass in the wrong order."""
+def treat_absence_in_the_cache_as_loss(patch: pytest.MonkeyPatch) -> None:
+    """A pod missing in a stale cache counts as lost."""
+    patch.setattr(
+        decide,
+        "require_confirmation",
+        lambda context, decision: job_context.require_confirmation(context, decision) if decision.actions else decision,
+    )
 
-    async def reconcile(run: Pass, job: Raw, seen: Seen) -> Outcome:
+
+def act_before_the_status_write(patch: pytest.MonkeyPatch) -> None:
+    """The actions of a pass precede its status write."""
+
+    async def reconcile(run: PassDependencies, job: RawBody, cached: CachedState) -> PassResult:
         parsed = FineTuneJob.parse(job)
-        observation = shell._observe(parsed, seen)
+        observation = shell._observe(parsed, cached)
         if parsed.status.attempts:
-            observation = await shell._look_closely(run, parsed, observation, seen)
+            observation = await shell._observe_uncached(run.cluster, parsed, observation, cached)
         decision = decide.decide(parsed, observation, run.now(), run.settings)
-        refusals = await shell._perform(run, parsed.metadata, decision.actions)
+        rejected = await shell._execute_actions(run, parsed.metadata, decision.actions)
         following = FineTuneJob.parse({**job, "status": shell.render_status(decision.status)})
         ahead = decide.decide(following, replace(observation, fresh=True), run.now(), run.settings)
-        await shell._perform(run, following.metadata, ahead.actions)
+        await shell._execute_actions(run, following.metadata, ahead.actions)
         if decision.status != parsed.status:
             job = await run.cluster.write_status(job, shell.render_status(decision.status))
-        return Outcome(job, decision.requeue_after, refusals)
+        return PassResult(job, decision.requeue_after, rejected)
 
     patch.setattr(controller, "reconcile", reconcile)
 
 
-def begin_while_older_pods_may_run(patch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for the pods of the last attempt."""
+def start_while_older_pods_may_run(patch: pytest.MonkeyPatch) -> None:
+    """An attempt begins without fencing the pods of the last one."""
     patch.setattr(NodeObservation, "may_run", lambda node, now: False)
 
 
-def forget_what_was_spent(patch: pytest.MonkeyPatch) -> None:
-    """Restarts are not counted."""
+def do_not_count_restarts(patch: pytest.MonkeyPatch) -> None:
+    """Restarts do not use the budget."""
 
-    def plan_restart(verdict: Any, ended: Any, earlier: Any, counts: Any, job: Any) -> restarts.Restart:
-        return replace(restarts.plan_restart(verdict, ended, earlier, counts, job), counts=counts)
+    def plan_restart(verdict: Any, ended: Any, earlier: Any, counts: Any, job: Any) -> restart_budget.RestartPlan:
+        return replace(restart_budget.plan_restart(verdict, ended, earlier, counts, job), counts=counts)
 
-    patch.setattr(ending, "plan_restart", plan_restart)
+    patch.setattr(stop_attempt, "plan_restart", plan_restart)
 
 
 def restart_after_success(patch: pytest.MonkeyPatch) -> None:
-    """Exit 0 with a result counts as an end like any other."""
+    """A node that published its result counts as failed."""
     patch.setattr(NodeObservation, "succeeded", property(lambda node: False))
-    patch.setattr(failure, "_well", lambda evidence: False)
+    patch.setattr(rules, "_has_succeeded", lambda evidence: False)
 
 
 def report_suspended_too_early(patch: pytest.MonkeyPatch) -> None:
-    """A pod that was asked to stop counts as stopped."""
+    """A terminating pod counts as stopped."""
 
-    def running_pods(self: Case) -> list[NodeObservation]:
-        return [node for node in self.seen.live() if node.may_run(self.now) and not node.deleting]
+    def running_pods(self: JobContext) -> list[NodeObservation]:
+        return [node for node in self.observation.live_nodes() if node.may_run(self.now) and not node.deleting]
 
-    patch.setattr(Case, "running_pods", running_pods)
+    patch.setattr(JobContext, "running_pods", running_pods)
 
 
 def overwrite_a_newer_status(patch: pytest.MonkeyPatch) -> None:
-    """The status is written whatever the job's version is by now."""
+    """The status is written without the resourceVersion of the job."""
     write = KubernetesCluster.write_status
 
-    async def write_status(self: KubernetesCluster, job: Raw, status: Raw) -> Raw:
+    async def write_status(self: KubernetesCluster, job: RawBody, status: RawBody) -> RawBody:
         return await write(self, {**job, "metadata": {**job["metadata"], "resourceVersion": ""}}, status)
 
     patch.setattr(KubernetesCluster, "write_status", write_status)
 
 
 def judge_on_the_first_evidence(patch: pytest.MonkeyPatch) -> None:
-    """The first node that is seen to end is taken for the cause."""
+    """The node observed to end first is taken for the root cause."""
 
-    def stop(c: Case) -> Decision:
-        return ending._judge(c, c.record) if c.record.reason in ("NodeFailed", "NodeDeleted") else ending_stop(c)
+    def judge_at_once(context: JobContext) -> Decision:
+        return (
+            stop_attempt._judge(context, context.record)
+            if context.record.reason in ("NodeFailed", "NodeDeleted")
+            else original(context)
+        )
 
-    ending_stop = ending.stop
-    patch.setattr(decide, "stop", stop)
-
-
-def go_on_after_the_end(patch: pytest.MonkeyPatch) -> None:
-    """A job that is suspended after its end is stopped once more."""
-    real = decide._after_the_end
-
-    def after_the_end(c: Case) -> Decision:
-        return ending.begin_to_stop(c, ending.StopReason.SUSPENDED) if c.job.spec.suspend else real(c)
-
-    patch.setattr(decide, "_after_the_end", after_the_end)
+    original = stop_attempt.continue_stopping
+    patch.setattr(decide, "continue_stopping", judge_at_once)
 
 
-def wait_for_lost_kubelets(patch: pytest.MonkeyPatch) -> None:
-    """A pod that is being deleted may run as long as it is there, even on a machine that was given up."""
+def stop_a_finished_job(patch: pytest.MonkeyPatch) -> None:
+    """A job suspended after its end is stopped again."""
+    original = decide._clean_up_finished
+
+    def clean_up_finished(context: JobContext) -> Decision:
+        return (
+            stop_attempt.begin_stopping(context, stop_attempt.StopReason.SUSPENDED)
+            if context.job.spec.suspend
+            else original(context)
+        )
+
+    patch.setattr(decide, "_clean_up_finished", clean_up_finished)
+
+
+def never_fence_lost_pods(patch: pytest.MonkeyPatch) -> None:
+    """A terminating pod may run as long as it exists, even on a lost Kubernetes node."""
     patch.setattr(NodeObservation, "may_run", lambda node, now: not node.ended)
 
 
 def let_zombies_publish(patch: pytest.MonkeyPatch) -> None:
-    """The trainer does not look whether a newer attempt has the lock."""
+    """The trainer publishes without checking that no newer attempt has the lock."""
 
-    def publish(folder: Folder, publication: Publication) -> None:
+    def publish(folder: SimulatedOutputFolder, publication: Publication) -> None:
         folder.publications.append(publication)
 
-    patch.setattr(Folder, "_publish", publish)
+    patch.setattr(SimulatedOutputFolder, "_publish", publish)
 
 
-def let_attempts_meet(patch: pytest.MonkeyPatch) -> None:
-    """The name of the rendezvous is the same for every attempt."""
+def share_the_rendezvous_name_between_attempts(patch: pytest.MonkeyPatch) -> None:
+    """The rendezvous address is the same for every attempt."""
     patch.setattr(RunPlan, "master_addr", property(lambda run: f"{run.job_name}-0.{run.service_name}"))
 
 
-def blame_the_job_for_lost_machines(patch: pytest.MonkeyPatch) -> None:
-    """Restarts after a lost machine count as any other."""
-    patch.setattr(restarts, "UNCOUNTED", ())
+def count_lost_k8s_nodes_against_the_job(patch: pytest.MonkeyPatch) -> None:
+    """Restarts after the loss of a Kubernetes node use the budget of the job."""
+    patch.setattr(restart_budget, "INFRASTRUCTURE_FAULTS", ())
 
 
-def blame_a_node_that_was_never_made(patch: pytest.MonkeyPatch) -> None:
-    """A pod that was not made yet when another was evicted is the cause."""
+def blame_a_node_never_created(patch: pytest.MonkeyPatch) -> None:
+    """A pod not yet created when another was evicted is the root cause."""
 
-    def first(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Evidence:
-        return Evidence(node_rank=rank, ended=True) if node is None else real(node, rank, record)
+    def initial(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Evidence:
+        return Evidence(node_rank=rank, ended=True) if node is None else original(node, rank, record)
 
-    real = evidence._first
-    patch.setattr(evidence, "_first", first)
-
-
-def believe_all_that_hang(patch: pytest.MonkeyPatch) -> None:
-    """A node that waited for another is taken for the one that stood still."""
-
-    def hang(told: Evidence) -> Verdict | None:
-        return real(told.model_copy(update={"victim": False}))
-
-    real = failure.hang
-    patch.setattr(failure, "RULES", tuple(hang if rule is real else rule for rule in failure.RULES))
+    original = evidence._initial
+    patch.setattr(evidence, "_initial", initial)
 
 
-def avoid_at_the_first_failure(patch: pytest.MonkeyPatch) -> None:
-    """One lost connection, and a machine is never used again."""
-    patch.setattr(avoid, "_STRIKES", 1)
+def treat_every_hang_as_root_cause(patch: pytest.MonkeyPatch) -> None:
+    """A node that waited for a hanging one is taken for the root cause."""
+
+    def hang(evidence_of_node: Evidence) -> Verdict | None:
+        return original(evidence_of_node.model_copy(update={"victim": False}))
+
+    original = rules.hang
+    patch.setattr(rules, "RULES", tuple(hang if rule is original else rule for rule in rules.RULES))
 
 
-def avoid_every_machine(patch: pytest.MonkeyPatch) -> None:
-    """Whatever failed the job, it keeps away from all that it ever ran on."""
-    patch.setattr(ending, "nodes_to_avoid", lambda attempts, now: tuple(f"gpu-{number}" for number in range(5)))
+def avoid_after_one_failure(patch: pytest.MonkeyPatch) -> None:
+    """A Kubernetes node is avoided after one suspicious failure."""
+    patch.setattr(node_avoidance, "_STRIKE_LIMIT", 1)
 
 
-def forget_what_is_avoided(patch: pytest.MonkeyPatch) -> None:
-    """The status says so, the pods do not."""
-    patch.setattr(manifests, "keep_away", lambda affinity, nodes: affinity)
+def avoid_every_k8s_node(patch: pytest.MonkeyPatch) -> None:
+    """Every Kubernetes node is avoided after any failure."""
+    patch.setattr(stop_attempt, "nodes_to_avoid", lambda attempts, now: tuple(f"gpu-{number}" for number in range(5)))
 
 
-def stay_with_a_broken_gpu(patch: pytest.MonkeyPatch) -> None:
-    """No machine is ever avoided."""
-    patch.setattr(ending, "nodes_to_avoid", lambda attempts, now: ())
+def omit_avoidance_from_pods(patch: pytest.MonkeyPatch) -> None:
+    """Avoided Kubernetes nodes are in the status but not in the affinity of the pods."""
+    patch.setattr(manifests, "exclude_nodes", lambda affinity, nodes: affinity)
 
 
-def release_for_good(patch: pytest.MonkeyPatch) -> None:
-    """A job whose nodes did not all find room is not tried again."""
-
-    def plan_restart(verdict: Any, *rest: Any) -> restarts.Restart:
-        restart = restarts.plan_restart(verdict, *rest)
-        return replace(restart, again=restart.again and verdict.reason is not Reason.GANG_INCOMPLETE)
-
-    patch.setattr(ending, "plan_restart", plan_restart)
+def never_avoid_k8s_nodes(patch: pytest.MonkeyPatch) -> None:
+    """No Kubernetes node is ever avoided."""
+    patch.setattr(stop_attempt, "nodes_to_avoid", lambda attempts, now: ())
 
 
-def hold_machines_for_ever(patch: pytest.MonkeyPatch) -> None:
-    """Nodes that run wait for others until they give up, which counts as a failure."""
-    patch.setattr(Case, "release_time", property(lambda case: None))
-    patch.setattr(decide, "_left_alone", lambda case: None)
+def never_restart_released_nodes(patch: pytest.MonkeyPatch) -> None:
+    """A job whose nodes could not all be scheduled is not restarted."""
+
+    def plan_restart(verdict: Any, *others: Any) -> restart_budget.RestartPlan:
+        restart = restart_budget.plan_restart(verdict, *others)
+        return replace(restart, allowed=restart.allowed and verdict.reason is not Reason.GANG_INCOMPLETE)
+
+    patch.setattr(stop_attempt, "plan_restart", plan_restart)
 
 
-def learn_from_less(patch: pytest.MonkeyPatch) -> None:
-    """A smaller batch per GPU without more of them per step."""
-
-    def smaller(shortage: repair.Shortage) -> Any:
-        found = real(shortage)
-        return found and (found[0].model_copy(update={"gradient_accumulation_steps": 1}), found[1])
-
-    real = repair._smaller_micro_batches
-    ladder = (smaller, *repair._LADDERS[Reason.CUDA_OUT_OF_MEMORY][1:])
-    patch.setitem(repair._LADDERS, Reason.CUDA_OUT_OF_MEMORY, ladder)
+def never_release_running_nodes(patch: pytest.MonkeyPatch) -> None:
+    """Running nodes wait for others until their rendezvous times out, which counts as a failure."""
+    patch.setattr(JobContext, "release_time", property(lambda context: None))
+    patch.setattr(decide, "_check_incomplete_gang", lambda context: None)
 
 
-def delete_what_is_somebody_elses(patch: pytest.MonkeyPatch) -> None:
-    """A name is enough."""
+def halve_the_effective_batch(patch: pytest.MonkeyPatch) -> None:
+    """The micro-batch is halved without more gradient accumulation."""
+
+    def smaller(shortage: oom_repair.MemoryShortage) -> Any:
+        chosen = original(shortage)
+        return chosen and (chosen[0].model_copy(update={"gradient_accumulation_steps": 1}), chosen[1])
+
+    original = oom_repair._reduce_micro_batch
+    ladder = (smaller, *oom_repair._LADDERS[Reason.CUDA_OUT_OF_MEMORY][1:])
+    patch.setitem(oom_repair._LADDERS, Reason.CUDA_OUT_OF_MEMORY, ladder)
+
+
+def delete_foreign_objects(patch: pytest.MonkeyPatch) -> None:
+    """Objects are identified by their name alone."""
 
     async def find(cluster: KubernetesCluster, target: ObjectRef) -> str | None:
-        there = await cluster.get(target.kind, target.namespace, target.name)
-        return str(there["metadata"]["uid"]) if there else None
+        live = await cluster.get(target.kind, target.namespace, target.name)
+        return str(live["metadata"]["uid"]) if live else None
 
-    patch.setattr(KubernetesCluster, "_find_ours", find)
-
-
-def take_a_namesakes_objects_for_somebody_elses(patch: pytest.MonkeyPatch) -> None:
-    """What a deleted job of the same name left has the name for ever."""
-    patch.setattr(cluster, "_full_name", lambda owner: (owner["uid"], "", ""))
+    patch.setattr(KubernetesCluster, "_find_controlled_uid", find)
 
 
-def hold_machines_for_a_quota(patch: pytest.MonkeyPatch) -> None:
-    """Nodes are released that wait for others without a place, but not for others that are refused."""
-    patch.setattr(Wait, "for_ever", property(lambda wait: wait.reason == Reason.UNSCHEDULABLE))
+def treat_objects_of_a_predecessor_as_foreign(patch: pytest.MonkeyPatch) -> None:
+    """Children of a deleted job of the same name count as foreign objects."""
+    patch.setattr(cluster, "_group_kind_name", lambda owner: (owner["uid"], "", ""))
 
 
-def leave_what_people_delete(patch: pytest.MonkeyPatch) -> None:
-    """A ConfigMap is made once, whatever becomes of it."""
-    patch.setattr(upkeep, "build_config_map", manifests.build_service)
+def hold_nodes_during_quota_errors(patch: pytest.MonkeyPatch) -> None:
+    """Running nodes are released when others are unschedulable, but not when their create is rejected."""
+    patch.setattr(PendingReason, "has_no_timeout", property(lambda pending: pending.reason == Reason.UNSCHEDULABLE))
 
 
-def wait_until_something_happens(patch: pytest.MonkeyPatch) -> None:
-    """Nothing does to a pod that waits for a ConfigMap."""
-    patch.setattr(decide, "next_look", lambda c: None)
+def never_recreate_the_config_map(patch: pytest.MonkeyPatch) -> None:
+    """A deleted ConfigMap is not created again."""
+    patch.setattr(ensure_children, "build_config_map", manifests.build_service)
 
 
-def leave_what_people_edit(patch: pytest.MonkeyPatch) -> None:
-    """A Service of the job is the job's Service."""
-    patch.setattr(shell, "names_pods", lambda service, job_uid: True)
+def never_check_the_config_map(patch: pytest.MonkeyPatch) -> None:
+    """A pod that waits for its ConfigMap does not requeue the job."""
+    patch.setattr(decide, "next_config_map_check", lambda context: None)
 
 
-def forget_what_cannot_be_found(patch: pytest.MonkeyPatch) -> None:
-    """A pod that is not found by its labels is gone."""
-    patch.setattr(shell, "_missed", lambda job, listed: [])
+def ignore_edited_services(patch: pytest.MonkeyPatch) -> None:
+    """An edited Service counts as intact."""
+    patch.setattr(shell, "is_intact_headless_service", lambda service, job_uid: True)
 
 
-def leave_what_cannot_be_found(patch: pytest.MonkeyPatch) -> None:
-    """What has the name that it was to have is as good as made, though no watch tells of it."""
-    patch.setattr(cluster, "is_labelled", lambda there: True)
+def ignore_unlisted_pods(patch: pytest.MonkeyPatch) -> None:
+    """A pod without the job label counts as gone."""
+    patch.setattr(shell, "_unlisted_pod_names", lambda job, listed: [])
+
+
+def accept_relabelled_pods(patch: pytest.MonkeyPatch) -> None:
+    """An existing pod without the job label counts as created."""
+    patch.setattr(cluster, "has_job_label", lambda live: True)
 
 
 PLANTED = (
-    (never_ask_for_a_fresh_list, "stale_caches"),
-    (take_absence_from_the_cache_for_loss, "operator_troubles"),
-    (act_before_the_status_is_written, "anything"),
-    (begin_while_older_pods_may_run, "anything"),
-    (forget_what_was_spent, "anything"),
-    (restart_after_success, "operator_troubles"),
-    (report_suspended_too_early, "anything"),
-    (overwrite_a_newer_status, "takeovers"),
-    (judge_on_the_first_evidence, "failing_nodes"),
-    (go_on_after_the_end, "anything"),
-    (wait_for_lost_kubelets, "lost_machines"),
-    (let_zombies_publish, "lost_machines"),
-    (let_attempts_meet, "lost_machines"),
-    (blame_the_job_for_lost_machines, "lost_machines"),
-    (blame_a_node_that_was_never_made, "lost_machines"),
-    (believe_all_that_hang, "failing_nodes"),
-    (avoid_at_the_first_failure, "lost_machines"),
-    (avoid_every_machine, "lost_machines"),
-    (forget_what_is_avoided, "hard_times"),
-    (stay_with_a_broken_gpu, "hard_times"),
-    (release_for_good, "hard_times"),
-    (hold_machines_for_ever, "hard_times"),
-    (learn_from_less, "hard_times"),
-    (delete_what_is_somebody_elses, "anything"),
+    (skip_the_fresh_list, "stale_caches"),
+    (treat_absence_in_the_cache_as_loss, "operator_faults"),
+    (act_before_the_status_write, "all_faults"),
+    (start_while_older_pods_may_run, "all_faults"),
+    (do_not_count_restarts, "all_faults"),
+    (restart_after_success, "operator_faults"),
+    (report_suspended_too_early, "all_faults"),
+    (overwrite_a_newer_status, "split_brain"),
+    (judge_on_the_first_evidence, "failing_job_nodes"),
+    (stop_a_finished_job, "all_faults"),
+    (never_fence_lost_pods, "lost_k8s_nodes"),
+    (let_zombies_publish, "lost_k8s_nodes"),
+    (share_the_rendezvous_name_between_attempts, "lost_k8s_nodes"),
+    (count_lost_k8s_nodes_against_the_job, "lost_k8s_nodes"),
+    (blame_a_node_never_created, "lost_k8s_nodes"),
+    (treat_every_hang_as_root_cause, "failing_job_nodes"),
+    (avoid_after_one_failure, "lost_k8s_nodes"),
+    (avoid_every_k8s_node, "lost_k8s_nodes"),
+    (omit_avoidance_from_pods, "resource_faults"),
+    (never_avoid_k8s_nodes, "resource_faults"),
+    (never_restart_released_nodes, "resource_faults"),
+    (never_release_running_nodes, "resource_faults"),
+    (halve_the_effective_batch, "resource_faults"),
+    (delete_foreign_objects, "all_faults"),
 )
-MEDDLED: tuple[tuple[Plant, tuple[Incident, ...]], ...] = (
-    (take_a_namesakes_objects_for_somebody_elses, (made_again,)),
-    (hold_machines_for_a_quota, (quota_spent,)),
-    (leave_what_people_delete, (config_map_deleted, quota_spent)),
-    (wait_until_something_happens, (config_map_deleted, quota_spent)),
-    (leave_what_people_edit, (service_edited, crowded)),
-    (forget_what_cannot_be_found, (relabelled, suspended_for_a_while)),
-    (leave_what_cannot_be_found, (relabelled,)),
+PLANTED_FOR_INTERFERENCE: tuple[tuple[PlantBug, tuple[Incident, ...]], ...] = (
+    (treat_objects_of_a_predecessor_as_foreign, (job_recreated,)),
+    (hold_nodes_during_quota_errors, (quota_exhausted,)),
+    (never_recreate_the_config_map, (config_map_deleted, quota_exhausted)),
+    (never_check_the_config_map, (config_map_deleted, quota_exhausted)),
+    (ignore_edited_services, (service_edited, k8s_nodes_occupied)),
+    (ignore_unlisted_pods, (labels_edited, suspended_temporarily)),
+    (accept_relabelled_pods, (labels_edited,)),
 )
 
 
 @pytest.mark.parametrize(("plant", "kind"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
-def test_a_planted_bug_is_found(plant: Plant, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_finds_a_planted_bug(plant: PlantBug, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
 
-    assert search(kind, range(HISTORIES)).finding is not None
+    assert search(kind, range(MAX_HISTORIES)).counterexample is not None
 
 
-@pytest.mark.parametrize(("plant", "meddling"), MEDDLED, ids=[plant.__name__ for plant, _ in MEDDLED])
-def test_so_is_one_where_people_meddle(
-    plant: Plant, meddling: tuple[Incident, ...], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("plant", "incidents"), PLANTED_FOR_INTERFERENCE, ids=[plant.__name__ for plant, _ in PLANTED_FOR_INTERFERENCE]
+)
+def test_the_search_finds_a_planted_bug_under_user_interference(
+    plant: PlantBug, incidents: tuple[Incident, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scenarios, "MEDDLING", meddling)
+    monkeypatch.setattr(scenarios, "USER_INTERFERENCE", incidents)
     plant(monkeypatch)
 
-    assert search("meddling", range(HISTORIES)).finding is not None
+    assert search("user_interference", range(MAX_HISTORIES)).counterexample is not None

@@ -1,4 +1,4 @@
-"""The simulator answers as Kubernetes does; tests/e2e/test_simulator_contract.py asks a real one the same."""
+"""The simulator behaves like Kubernetes; tests/e2e/test_simulator_contract.py checks a real cluster."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,147 +7,150 @@ import pytest
 
 from finetune_operator import names
 from testing.fakes.virtual_time import run_in_virtual_time
-from testing.simulator.conformance.checks import STORIES, Facts, Site
-from testing.simulator.conformance.expected_results import ANSWERS
-from testing.simulator.history import Scenario, play
-from testing.simulator.scenarios import KINDS
-from testing.simulator.world.apiserver import Raw
-from testing.simulator.world.choices import RepeatedChoices, SeededChoices, shrink
-from testing.simulator.world.kubernetes_nodes import Machine
+from testing.simulator.conformance.checks import CHECKS, ClusterUnderTest, Facts
+from testing.simulator.conformance.expected_results import EXPECTED_RESULTS
+from testing.simulator.history import Scenario, run_history
+from testing.simulator.scenarios import SCENARIO_KINDS
+from testing.simulator.world.apiserver import RawBody
+from testing.simulator.world.choices import ReplayedChoices, SeededChoices, shrink
+from testing.simulator.world.kubernetes_nodes import KubernetesNode
 from testing.simulator.world.network import Link
 from testing.simulator.world.trainer import Workload
 from testing.simulator.world.world import World
 
-BRIEF = "brief"
-Story = Callable[[Site], Awaitable[Facts]]
+SHORT_LIVED = "short-lived"
+Check = Callable[[ClusterUnderTest], Awaitable[Facts]]
 
 
-def pod(name: str, *, node_rank: str = "0", **spec: object) -> Raw:
+def pod(name: str, *, node_rank: str = "0", **spec: object) -> RawBody:
     labels = {names.JOB_UID: "none", names.ATTEMPT: "0", names.NODE_RANK: node_rank}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
-async def end_brief_pods(world: World) -> None:
-    """What a command that fails at once would do."""
+async def end_short_lived_pods(world: World) -> None:
+    """End the process of short-lived pods with exit code 1."""
     while True:
         for _, body in world.all_pods():
-            process, _ = world.machines.processes.get(body["metadata"]["uid"], (None, None))
-            if process and process.alive and body["spec"].get("schedulerName") == BRIEF:
+            process, _ = world.k8s_nodes.processes.get(body["metadata"]["uid"], (None, None))
+            if process and process.is_running and body["spec"].get("schedulerName") == SHORT_LIVED:
                 world.trainer.kill(process, code=1)
         await asyncio.sleep(0.05)
 
 
-async def tell(story: Story) -> Facts:
+async def run_check(check: Check) -> Facts:
     world = World(SeededChoices(0), Workload(num_nodes=2))
-    ends = asyncio.create_task(end_brief_pods(world))
+    ending = asyncio.create_task(end_short_lived_pods(world))
     link = Link(world.server, world.choices, actor="contract", on_crash=lambda: None)
-    site = Site(
+    cluster = ClusterUnderTest(
         api=link,
         namespace="contract",
-        endless=pod,
-        brief=lambda name: pod(name, schedulerName=BRIEF),
-        nowhere=lambda name: pod(name, nodeSelector={"example.com/none": "there"}),
+        long_running=pod,
+        short_lived=lambda name: pod(name, schedulerName=SHORT_LIVED),
+        unschedulable=lambda name: pod(name, nodeSelector={"example.com/none": "there"}),
     )
     try:
-        return await story(site)
+        return await check(cluster)
     finally:
-        ends.cancel()
+        ending.cancel()
 
 
-@pytest.mark.parametrize("story", STORIES, ids=[story.__name__ for story in STORIES])
-def test_the_simulator_answers_as_kubernetes_does(story: Story) -> None:
-    assert run_in_virtual_time(tell(story)) == ANSWERS[story.__name__]
+@pytest.mark.parametrize("check", CHECKS, ids=[check.__name__ for check in CHECKS])
+def test_the_simulator_passes_the_conformance_checks(check: Check) -> None:
+    assert run_in_virtual_time(run_check(check)) == EXPECTED_RESULTS[check.__name__]
 
 
-async def lose_a_machine(what: Callable[[World, Machine], None]) -> list[tuple[bool, bool, bool, str]]:
-    """Of a pod and its process, before, long after, and once the machine is back: there, leaving, alive; disruption."""
-    world = World(SeededChoices(0), Workload(num_nodes=2, patience_seconds=3600.0))
+async def observe_loss_of_k8s_node(lose: Callable[[World, KubernetesNode], None]) -> list[tuple[bool, bool, bool, str]]:
+    """Return whether a pod exists, is terminating, its process runs, and its disruption.
+
+    Observed before the loss of its Kubernetes node, ten minutes after, and after its recovery.
+    """
+    world = World(SeededChoices(0), Workload(num_nodes=2, rendezvous_timeout_seconds=3600.0))
     body = pod("lost")
     body["metadata"]["namespace"] = "default"
     world.server.create(body, actor="user")
     await asyncio.sleep(10.0)
-    [(process, machine)] = world.machines.processes.values()
+    [(process, k8s_node)] = world.k8s_nodes.processes.values()
 
-    def look() -> tuple[bool, bool, bool, str]:
-        there = [body for _, body in world.all_pods()]
+    def observe() -> tuple[bool, bool, bool, str]:
+        pods = [body for _, body in world.all_pods()]
         reasons = [
-            c["reason"] for body in there for c in body["status"]["conditions"] if c["type"] == "DisruptionTarget"
+            c["reason"] for body in pods for c in body["status"]["conditions"] if c["type"] == "DisruptionTarget"
         ]
-        leaving = any("deletionTimestamp" in body["metadata"] for body in there)
-        return bool(there), leaving, process.alive, "".join(reasons)
+        terminating = any("deletionTimestamp" in body["metadata"] for body in pods)
+        return bool(pods), terminating, process.is_running, "".join(reasons)
 
-    seen = [look()]
-    what(world, machine)
+    observations = [observe()]
+    lose(world, k8s_node)
     await asyncio.sleep(600.0)
-    seen.append(look())
-    world.nodes.find(machine)
+    observations.append(observe())
+    world.node_controllers.recover(k8s_node)
     await asyncio.sleep(60.0)
-    return [*seen, look()]
+    return [*observations, observe()]
 
 
-def cut_power_of_the_kubelet(world: World, machine: Machine) -> None:
-    world.nodes.lose(machine)
+def stop_the_kubelet(world: World, k8s_node: KubernetesNode) -> None:
+    world.node_controllers.stop_kubelet(k8s_node)
 
 
-def delete_the_node(world: World, machine: Machine) -> None:
-    world.nodes.lose(machine)
-    world.nodes.delete_node(machine)
+def delete_the_node(world: World, k8s_node: KubernetesNode) -> None:
+    world.node_controllers.stop_kubelet(k8s_node)
+    world.node_controllers.delete_node(k8s_node)
 
 
-def taint_it_as_out_of_service(world: World, machine: Machine) -> None:
-    world.nodes.lose(machine)
-    world.nodes.take_out_of_service(machine)
+def taint_out_of_service(world: World, k8s_node: KubernetesNode) -> None:
+    world.node_controllers.stop_kubelet(k8s_node)
+    world.node_controllers.taint_out_of_service(k8s_node)
 
 
 @pytest.mark.parametrize(
-    ("what", "long_after"),
+    ("lose", "expected"),
     [
-        (cut_power_of_the_kubelet, (True, True, True, "DeletionByTaintManager")),
+        (stop_the_kubelet, (True, True, True, "DeletionByTaintManager")),
         (delete_the_node, (False, False, True, "")),
-        (taint_it_as_out_of_service, (False, False, True, "")),
+        (taint_out_of_service, (False, False, True, "")),
     ],
 )
-def test_what_runs_on_a_lost_machine_runs_on_until_its_kubelet_is_back(
-    what: Callable[[World, Machine], None], long_after: tuple[bool, bool, bool, str]
+def test_a_process_on_a_lost_kubernetes_node_runs_until_its_kubelet_recovers(
+    lose: Callable[[World, KubernetesNode], None], expected: tuple[bool, bool, bool, str]
 ) -> None:
-    before, lost, found = run_in_virtual_time(lose_a_machine(what))
+    before, lost, recovered = run_in_virtual_time(observe_loss_of_k8s_node(lose))
 
     assert before == (True, False, True, "")
-    assert lost == long_after
-    assert found == (False, False, False, "")
+    assert lost == expected
+    assert recovered == (False, False, False, "")
 
 
-def test_every_answer_belongs_to_a_story() -> None:
-    assert set(ANSWERS) == {story.__name__ for story in STORIES}
+def test_every_expected_result_has_a_check() -> None:
+    assert set(EXPECTED_RESULTS) == {check.__name__ for check in CHECKS}
 
 
-def test_a_history_without_trouble_completes_in_one_attempt_and_few_writes() -> None:
-    story = play(Scenario(), SeededChoices(0))
+def test_a_history_without_faults_completes_in_one_attempt_with_few_writes() -> None:
+    history = run_history(Scenario(), SeededChoices(0))
 
-    assert (story.violations, story.phase, story.restarts) == ([], "Complete", 0)
-    assert story.commits < 45
+    assert (history.violations, history.phase, history.restarts) == ([], "Complete", 0)
+    assert history.commits < 45
 
 
-def test_what_is_found_is_made_shorter_and_calmer() -> None:
-    tried = []
+def test_shrinking_removes_and_lowers_choices() -> None:
+    tries = []
 
-    def fails(made: list[int]) -> bool:
-        tried.append(made)
-        return 7 in made and made[:1] != [7]
+    def fails(choices: list[int]) -> bool:
+        tries.append(choices)
+        return 7 in choices and choices[:1] != [7]
 
     assert shrink([3, 1, 4, 7, 5, 9, 2, 6], fails, tries=100) == [0, 7]
-    assert len(tried) < 100
+    assert len(tries) < 100
 
 
-def test_choices_can_be_repeated() -> None:
+def test_recorded_choices_replay_the_history() -> None:
     choices = SeededChoices(7)
-    first = play(KINDS["anything"](choices), choices)
-    again = RepeatedChoices(choices.made)
+    first = run_history(SCENARIO_KINDS["all_faults"](choices), choices)
+    replayed = ReplayedChoices(choices.drawn)
 
-    assert play(KINDS["anything"](again), again).trace == first.trace
+    assert run_history(SCENARIO_KINDS["all_faults"](replayed), replayed).trace == first.trace
 
 
-def test_equal_choices_give_equal_histories() -> None:
-    first, second = (play(Scenario(), SeededChoices(7)).trace for _ in range(2))
+def test_equal_seeds_give_equal_histories() -> None:
+    first, second = (run_history(Scenario(), SeededChoices(7)).trace for _ in range(2))
 
     assert first == second

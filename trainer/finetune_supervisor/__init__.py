@@ -1,1 +1,1 @@
-"""PID 1 of a training pod: starts the ranks, watches them and leaves the last words. Standard library only."""
+"""PID 1 of a training pod: starts and watches the ranks, writes the termination message. Standard library only."""

@@ -1,4 +1,7 @@
-"""The names that operator, supervisor and ranks share: environment, files of the run folder, words for phases."""
+"""The one definition of what operator, supervisor and ranks share: variables, paths, phases, outcomes, user errors.
+
+The API and the operator import this module, so it must stay free of other imports than the standard library.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,20 @@ GRACE_SECONDS = "FINETUNE_GRACE_SECONDS"
 HANG_SECONDS = "FINETUNE_HANG_SECONDS"
 HIDDEN_ENV = "FINETUNE_HIDDEN_ENV"  # names of variables that come from Secrets
 
-# What the ranks are doing, in this order; the last two are ends.
+DEFAULT_STATUS_PORT = 8080
+DEFAULT_TERMINATION_LOG = "/dev/termination-log"
+MAX_TERMINATION_BYTES = 4096  # the kubelet keeps the last 4096 bytes, so a longer message loses its start
+
+# Phases of a rank, in this order; the last two are final.
 INIT, LOAD, TRAIN, EVAL, SAVE, PUBLISH = "init", "load", "train", "eval", "save", "publish"
 DONE, STOPPED = "done", "stopped"
 
-# What became of the node.
-STARTING, RUNNING, SUCCEEDED, FAILED = "starting", "running", "succeeded", "failed"  # and STOPPED
+# Outcomes of a node; STOPPED is one, too.
+STARTING, RUNNING, SUCCEEDED, FAILED = "starting", "running", "succeeded", "failed"
 
-HANG = "Hang"  # error type of ranks that give no sign of life
+HANG = "Hang"  # error type of ranks without heartbeats
 
-# Errors of finetune_trainer.errors that a restart cannot mend; a test holds the two lists together.
+# Errors of finetune_trainer.errors that a restart cannot fix; a test compares the two lists.
 USER_ERRORS = (
     "ChatTemplateError",
     "CheckpointCorrupt",
@@ -45,58 +52,59 @@ USER_ERRORS = (
 )
 
 
-class EnvironmentProblem(Exception):
-    """A variable of the operator's environment is missing or not what it should be."""
+class InvalidEnvironment(Exception):
+    """A variable that the operator sets is missing or has an invalid value."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The pod's own folder, through which supervisor, launcher and ranks of one node talk."""
+    """The folder of a pod through which supervisor, launcher and ranks of one node communicate."""
 
     path: Path
 
     @property
     def heartbeats(self) -> Path:
+        """Folder of the heartbeat files, one per rank."""
         return self.path / "ranks"
 
     @property
     def stacks(self) -> Path:
-        """Where the ranks write what they are doing, when they are asked."""
+        """Folder in which each rank writes its Python stack on request."""
         return self.path / "stacks"
 
     @property
     def torchrun(self) -> Path:
-        """The error file of each rank lies somewhere below, ours or those of a torchrun that a command starts."""
+        """Folder with the error file of each rank, written by our launcher or by a torchrun that a command starts."""
         return self.path / "torchrun"
 
-    def ranks_began(self) -> bool:
-        """The launcher makes their folders when all nodes have met, just before it lets them go."""
+    def have_ranks_started(self) -> bool:
+        """Return whether the launcher has started the ranks: it creates their folders after the rendezvous."""
         return any(self.torchrun.glob("*/attempt_*"))
 
     @property
     def exits(self) -> Path:
-        """Exit codes of failed ranks, and when each ended."""
+        """File with the exit code and end time of each failed rank."""
         return self.path / "exits.json"
 
     @property
     def launcher_error(self) -> Path:
-        """What the launcher itself raised, in the format of a rank's error file."""
+        """File with the exception of the launcher itself, in the format of a rank's error file."""
         return self.path / "launcher-error.json"
 
     @property
     def token(self) -> Path:
-        """By which a program of the user's own proves that its progress is its own."""
+        """File with the token that authenticates progress reports of a user's program."""
         return self.path / "progress-token"
 
     @property
     def stop_request(self) -> Path:
-        """Its existence asks the ranks to save and end."""
+        """File whose existence requests the ranks to save a checkpoint and end."""
         return self.path / "stop"
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node of one attempt, as its environment describes it."""
+    """One node of one attempt, read from the environment of its pod."""
 
     namespace: str
     job: str
@@ -108,61 +116,65 @@ class Node:
     world_size: int
     master_addr: str
     master_port: int
-    output: Path | None  # None: a command that asked for none
+    output: Path | None  # None: a command without spec.output
     run: RunFolder
     termination_log: Path
     status_port: int
     grace_seconds: float
-    hang_seconds: float  # without a step, after which ranks hang; 0: never
+    hang_seconds: float  # limit for one step; 0: no hang detection
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> Node:
+        """Read the node from environment variables. Raises InvalidEnvironment."""
         return cls(
-            namespace=text(env, NAMESPACE),
-            job=text(env, JOB),
-            uid=text(env, JOB_UID),
-            attempt=number(env, ATTEMPT),
-            node_rank=number(env, "NODE_RANK"),
-            nodes=number(env, "NNODES"),
-            ranks_per_node=number(env, "NPROC_PER_NODE"),
-            world_size=number(env, WORLD_SIZE),
-            master_addr=text(env, "MASTER_ADDR"),
-            master_port=number(env, "MASTER_PORT"),
+            namespace=read_text(env, NAMESPACE),
+            job=read_text(env, JOB),
+            uid=read_text(env, JOB_UID),
+            attempt=read_int(env, ATTEMPT),
+            node_rank=read_int(env, "NODE_RANK"),
+            nodes=read_int(env, "NNODES"),
+            ranks_per_node=read_int(env, "NPROC_PER_NODE"),
+            world_size=read_int(env, WORLD_SIZE),
+            master_addr=read_text(env, "MASTER_ADDR"),
+            master_port=read_int(env, "MASTER_PORT"),
             output=Path(env[OUTPUT]) if env.get(OUTPUT) else None,
-            run=RunFolder(Path(text(env, RUN_DIR))),
-            termination_log=Path(env.get(TERMINATION_LOG) or "/dev/termination-log"),
-            status_port=number(env, STATUS_PORT, default=8080),
-            grace_seconds=number(env, GRACE_SECONDS, default=120),
-            hang_seconds=number(env, HANG_SECONDS, default=0),
+            run=RunFolder(Path(read_text(env, RUN_DIR))),
+            termination_log=Path(env.get(TERMINATION_LOG) or DEFAULT_TERMINATION_LOG),
+            status_port=read_int(env, STATUS_PORT, default=DEFAULT_STATUS_PORT),
+            grace_seconds=read_int(env, GRACE_SECONDS, default=120),
+            hang_seconds=read_int(env, HANG_SECONDS, default=0),
         )
 
     def global_rank(self, local_rank: int) -> int:
+        """Return the rank among all nodes of a local rank."""
         return self.node_rank * self.ranks_per_node + local_rank
 
     @property
     def log(self) -> Path | None:
-        """The supervisor's copy of the node's lines."""
+        """The supervisor's copy of the node's output, in the job's output folder."""
         folder = self.output and self.output / "logs" / f"attempt-{self.attempt}"
         return folder and folder / f"node-{self.node_rank}.log"
 
 
-def text(env: Mapping[str, str], name: str) -> str:
+def read_text(env: Mapping[str, str], name: str) -> str:
+    """Return a required variable. Raises InvalidEnvironment."""
     value = env.get(name, "")
     if not value:
-        raise EnvironmentProblem(f"environment variable {name} is missing; the operator and local mode set it")
+        raise InvalidEnvironment(f"environment variable {name} is missing; the operator and local mode set it")
     return value
 
 
-def number(env: Mapping[str, str], name: str, *, default: int | None = None) -> int:
+def read_int(env: Mapping[str, str], name: str, *, default: int | None = None) -> int:
+    """Return a variable as a non-negative integer. Raises InvalidEnvironment."""
     value = env.get(name, "")
     if not value and default is not None:
         return default
     if not value.isdigit():
-        raise EnvironmentProblem(f"environment variable {name} must be a whole number, not {value!r}")
+        raise InvalidEnvironment(f"environment variable {name} must be a whole number, not {value!r}")
     return int(value)
 
 
 def to_camel(name: str) -> str:
-    """`eta_seconds` -> `etaSeconds`, as the resource spells it."""
+    """`eta_seconds` -> `etaSeconds`, as fields of the custom resource are spelled."""
     first, *rest = name.split("_")
     return first + "".join(part[:1].upper() + part[1:] for part in rest)

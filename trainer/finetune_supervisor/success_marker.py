@@ -1,4 +1,4 @@
-"""The marker of success in a job's output, which the supervisor reads before it starts anything heavy."""
+"""The success marker of a job's output; the supervisor reads it before it starts any process."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import json
 from pathlib import Path
 
 
-def success_file(output: Path) -> Path:
+def success_marker_path(output: Path) -> Path:
+    """Return the path of the success marker in the output folder."""
     return output / "result" / "SUCCESS"
 
 
-def is_finished(output: Path, *, uid: str) -> bool:
-    """The job of that uid has published its result there."""
+def is_result_published(output: Path, *, uid: str) -> bool:
+    """Return whether the job with that uid has published its result in the output folder."""
     try:
-        marker = json.loads(success_file(output).read_text(encoding="utf-8"))
+        marker = json.loads(success_marker_path(output).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(marker, dict) and marker.get("uid") == uid

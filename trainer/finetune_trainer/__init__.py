@@ -1,1 +1,1 @@
-"""What runs in the pod: the supervisor (PID 1), its launcher and, in every rank, the training itself."""
+"""Runs in every rank of a training pod: reads the spec, loads data and model, trains and publishes the result."""

@@ -1,4 +1,4 @@
-"""Files that are either wholly there or not at all."""
+"""Atomic and durable writes, and the translation of file system errors into TrainerErrors."""
 
 import errno
 import json
@@ -9,52 +9,53 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from finetune_supervisor.failures.full_volumes import is_full
-from finetune_trainer.errors import DiskFull, OutputError, StorageFault, TrainerError, causes, first_line
+from finetune_supervisor.failures.full_volumes import is_volume_full
+from finetune_trainer.errors import DiskFull, OutputError, StorageFault, TrainerError, first_line, iterate_causes
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
-_FAILED = (errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.EUCLEAN)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+_IO_FAILED = (errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.EUCLEAN)
 
 
-def write_json(path: Path, value: object, *, beside: Path | None = None) -> None:
-    """Replaced in one rename. `beside` names the file that is renamed, where its name matters."""
-    staged = beside or path.with_name(f".tmp-{path.name}")
-    with staged.open("w", encoding="utf-8") as file:
+def write_json(path: Path, value: object, *, staging_file: Path | None = None) -> None:
+    """Write JSON durably into a staging file and rename it. The staging file is by default `.tmp-NAME` beside it."""
+    staging_file = staging_file or path.with_name(f".tmp-{path.name}")
+    with staging_file.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=2)
         file.flush()
         os.fsync(file.fileno())
-    staged.replace(path)
-    sync_folder(path.parent)
+    staging_file.replace(path)
+    fsync_folder(path.parent)
 
 
-def sync_tree(folder: Path) -> None:
-    """Every file and folder below is on the disk when this returns, readable for whom the umask allows."""
+def fsync_tree(folder: Path) -> None:
+    """Flush all files and folders below to disk, and set the file modes that the umask allows."""
     mask = os.umask(0)
     os.umask(mask)
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            path.chmod(0o666 & ~mask)  # safetensors makes its files private
+            path.chmod(0o666 & ~mask)  # safetensors creates files with mode 0600
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         else:
-            sync_folder(path)
-    sync_folder(folder)
+            fsync_folder(path)
+    fsync_folder(folder)
 
 
-def sync_folder(folder: Path) -> None:
-    """The names in it; a file system that cannot sync folders (some network ones) is left alone."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def fsync_folder(folder: Path) -> None:
+    """Flush the directory entries to disk; errors of file systems without this operation (some NFS) are ignored."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
-def remove(path: Path) -> None:
+def remove_path(path: Path) -> None:
+    """Remove a file, a symbolic link or a folder with its contents; a missing path is ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -62,32 +63,35 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def explained(folder: Path) -> Iterator[None]:
-    """Turn what a full or closed disk raises into DiskFull and OutputError; its other faults stay what they are.
+def translate_disk_errors(folder: Path) -> Iterator[None]:
+    """Raise errors of a full disk as DiskFull and missing write permission as OutputError; others stay unchanged.
 
-    safetensors says why it could not write in words, torch not at all.
+    Errors of safetensors contain the errno only as text, those of torch.save not at all: then the free space decides.
     """
     try:
         yield
     except TrainerError:
         raise
     except Exception as error:
-        number = _number(error)
-        if number is None and is_full(folder):
-            number = errno.ENOSPC
-        if number is None or number not in (*_FULL, *_CLOSED):
+        code = _find_errno(error)
+        if code is None and is_volume_full(folder):
+            code = errno.ENOSPC
+        if code is None or code not in (*_NO_SPACE, *_NOT_WRITABLE):
             raise
-        why = os.strerror(number)
-        if number in _FULL:
-            raise DiskFull(f"{folder} is full ({why})") from error
+        reason = os.strerror(code)
+        if code in _NO_SPACE:
+            raise DiskFull(f"{folder} is full ({reason})") from error
         raise OutputError(
-            f"{folder} cannot be written ({why}); let the trainer's user write there or choose another claim"
+            f"{folder} cannot be written ({reason}); let the trainer's user write there or choose another claim"
         ) from error
 
 
 @contextmanager
-def storage_blamed() -> Iterator[None]:
-    """Turn whatever a file system that failed led to into StorageFault: rows and weights seemed to be wrong."""
+def raise_storage_faults() -> Iterator[None]:
+    """Raise errors that a failed file system caused as StorageFault, whatever they look like at the top.
+
+    Otherwise an I/O error while reading rows or weights would be reported as invalid data.
+    """
     try:
         yield
     except Exception as error:
@@ -97,13 +101,13 @@ def storage_blamed() -> Iterator[None]:
 
 
 def is_storage_fault(error: BaseException) -> bool:
-    """Whether it, or what it was raised for, is an error of a file system and not of what it holds."""
-    return any(_number(cause) in _FAILED for cause in causes(error))
+    """Return whether the error or one of its causes is an I/O error of a file system."""
+    return any(_find_errno(cause) in _IO_FAILED for cause in iterate_causes(error))
 
 
-def _number(error: BaseException) -> int | None:
-    """That of the system, which Rust's libraries give in their words."""
+def _find_errno(error: BaseException) -> int | None:
+    """Return the errno; libraries in Rust, such as safetensors and tokenizers, mention it in the text only."""
     if isinstance(error, OSError):
         return error.errno
-    told = re.search(r"\(os error (\d+)\)", str(error))
-    return int(told[1]) if told else None
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else None

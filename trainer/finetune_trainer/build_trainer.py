@@ -1,4 +1,4 @@
-"""The trainer of a job, put together: models, micro-batches, and what listens to its steps."""
+"""Builds the trainer of a job: resolves the batch size, loads the models, adds collator and callbacks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,162 +7,180 @@ from functools import partial
 import torch
 
 from finetune_api.batch import Batch
-from finetune_api.learning_rates import resolve_rates
+from finetune_api.learning_rates import resolve_learning_rates
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.checkpoint.checkpoints import Checkpoints
-from finetune_trainer.checkpoint.output_folder import Output
-from finetune_trainer.data.batch_sampler import Collate, Collator
-from finetune_trainer.data.load import Data
-from finetune_trainer.data.vision_collator import SeeingCollator
-from finetune_trainer.data_sources.media import Kind
-from finetune_trainer.distributed.collectives import (
-    on_rank_zero,
-)
-from finetune_trainer.distributed.heartbeat_writer import Reporter
-from finetune_trainer.distributed.rank_context import Place
+from finetune_trainer.checkpoint.output_folder import OutputFolder
+from finetune_trainer.data.collator import Collate, Collator
+from finetune_trainer.data.load import TrainingData
+from finetune_trainer.data.vision_collator import MultimodalCollator
+from finetune_trainer.data_sources.media import Modality
+from finetune_trainer.distributed.collectives import run_on_rank_zero
+from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
+from finetune_trainer.distributed.rank_context import RankContext
 from finetune_trainer.errors import TrainerError
-from finetune_trainer.memory.available import memory_of_a_rank
-from finetune_trainer.memory.breakdown import Parts as MemoryParts
-from finetune_trainer.memory.run_forecast import expect_memory
+from finetune_trainer.memory.available import rank_memory_bytes
+from finetune_trainer.memory.breakdown import MemoryBreakdown
+from finetune_trainer.memory.run_forecast import forecast_rank_memory
 from finetune_trainer.methods.dpo import DpoTrainer
 from finetune_trainer.methods.sft import SftTrainer
-from finetune_trainer.model.load import Pretrained, load_model, load_reference, pad_token_id
-from finetune_trainer.model.param_groups import check_rates
-from finetune_trainer.startup_log import tell
+from finetune_trainer.model.load import Pretrained, load_model, load_reference_model, pad_token_id
+from finetune_trainer.model.param_groups import check_learning_rates
+from finetune_trainer.startup_log import print_on_rank_zero
 from finetune_trainer.training.auto_batch_size import (
-    Kept,
+    SavedBatchSize,
+    build_cache_key,
+    can_measure_memory,
     choose_by_forecast,
     choose_by_trial,
-    circumstances,
-    is_measurable,
 )
-from finetune_trainer.training.base_trainer import ExactTrainer, Parts
-from finetune_trainer.training.callbacks import FollowEvaluations, RefuseNonFiniteLoss, StopWhenAsked, TellProgress
-from finetune_trainer.training.preflight import Rehearse
+from finetune_trainer.training.base_trainer import GlobalMeanTrainer, TrainerInputs
+from finetune_trainer.training.callbacks import (
+    BestEvaluationCallback,
+    NonFiniteLossCallback,
+    ProgressCallback,
+    StopRequestCallback,
+)
+from finetune_trainer.training.preflight import PreflightCallback
 from finetune_trainer.training_arguments import (
-    Hardware,
-    loader_processes,
+    DeviceConfig,
+    build_training_arguments,
+    choose_loader_workers,
     plan_batch,
     plan_eval_batch,
     plan_schedule,
-    training_arguments,
     with_batch,
 )
-from finetune_trainer.vision.freeze import trains_sight
+from finetune_trainer.vision.freeze import trains_vision
 
-BUILDERS: dict[str, Callable[[Parts], ExactTrainer]] = {
+BUILDERS: dict[str, Callable[[TrainerInputs], GlobalMeanTrainer]] = {
     "sft": SftTrainer,
     "dpo": DpoTrainer,
 }  # a test compares the keys with METHODS
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a trainer is built from besides the spec; the size of its micro-batches changes none of it."""
+class TrainingSetup:
+    """What a trainer is built from besides the spec; none of it depends on the micro-batch size."""
 
-    place: Place
-    reporter: Reporter
-    hardware: Hardware
+    context: RankContext
+    heartbeat: HeartbeatWriter
+    device_config: DeviceConfig
     pretrained: Pretrained
-    data: Data
-    output: Output
+    data: TrainingData
+    output: OutputFolder
 
 
 @dataclass(frozen=True)
-class Models:
-    """What learns, and what it is compared with where that is another one."""
+class ModelPair:
+    """The model to train, and the separate reference model of DPO if there is one."""
 
     trained: torch.nn.Module
     reference: torch.nn.Module | None
 
 
-def settle_batch(spec: TrainerSpec, setting: Setting) -> tuple[TrainerSpec, Models | None]:
-    """The spec with numbers in the place of auto, and the models if they had to be loaded to find them."""
-    if not spec.training.chooses_batch:
+def resolve_auto_batch_size(spec: TrainerSpec, setup: TrainingSetup) -> tuple[TrainerSpec, ModelPair | None]:
+    """Return the spec with the batch sizes that `auto` stands for, and the models if a trial has loaded them."""
+    if not spec.training.has_auto_batch:
         return spec, None
-    ranks, device, models = setting.place.ranks, setting.hardware.device, None
+    ranks, device, models = setup.context.ranks, setup.device_config.device, None
+    # Report the smallest size first, for the case that the trial itself runs out of memory.
     smallest = plan_batch(spec, world_size=ranks.world_size)
-    setting.reporter.chose(smallest.per_device)  # what is tried, should memory end here
-    kept = Kept(setting.output, circumstances(spec, device, world_size=ranks.world_size))
-    choice = on_rank_zero(lambda: kept.find(smallest))
-    if choice is None and is_measurable(spec, device):
-        trial = assemble(with_batch(spec, smallest), setting)
+    setup.heartbeat.record_batch_size(smallest.per_device)
+    # Reuse the choice of an earlier attempt.
+    saved = SavedBatchSize(setup.output, build_cache_key(spec, device, world_size=ranks.world_size))
+    choice = run_on_rank_zero(lambda: saved.load(smallest))
+    # Otherwise try sizes on the GPU, or compare their forecasts with the available memory.
+    if choice is None and can_measure_memory(spec, device):
+        trial = assemble_trainer(with_batch(spec, smallest), setup)
         choice = choose_by_trial(trial)
-        models = Models(trial.model, trial.parts.reference)
+        models = ModelPair(trial.model, trial.inputs.reference_model)
     elif choice is None:
-        expect, available = partial(expect_with, spec, setting), memory_of_a_rank(device)
-        choice = on_rank_zero(lambda: choose_by_forecast(smallest, expect, available=available))
+        forecast, available = partial(forecast_batch_memory, spec, setup), rank_memory_bytes(device)
+        choice = run_on_rank_zero(lambda: choose_by_forecast(smallest, forecast, available=available))
+    # Save and report the choice.
     chosen = choice
-    on_rank_zero(lambda: kept.keep(chosen))
-    setting.reporter.chose(chosen.batch.per_device)
-    tell(setting.place, [f"perDeviceTrainBatchSize auto: {chosen.batch.per_device}, {chosen.why}"])
+    run_on_rank_zero(lambda: saved.save(chosen))
+    setup.heartbeat.record_batch_size(chosen.batch.per_device)
+    print_on_rank_zero(setup.context, [f"perDeviceTrainBatchSize auto: {chosen.batch.per_device}, {chosen.reason}"])
     return with_batch(spec, chosen.batch), models
 
 
-def expect_with(spec: TrainerSpec, setting: Setting, batch: Batch) -> MemoryParts | TrainerError:
-    on_gpu = setting.hardware.device.type == "cuda"
-    return expect_memory(with_batch(spec, batch), setting.pretrained, setting.data, on_gpu=on_gpu)
+def forecast_batch_memory(spec: TrainerSpec, setup: TrainingSetup, batch: Batch) -> MemoryBreakdown | TrainerError:
+    """Forecast the memory of a rank with this batch; an error if the forecast is not possible."""
+    on_gpu = setup.device_config.device.type == "cuda"
+    return forecast_rank_memory(with_batch(spec, batch), setup.pretrained, setup.data, on_gpu=on_gpu)
 
 
-def assemble(
+def assemble_trainer(
     spec: TrainerSpec,
-    setting: Setting,
-    models: Models | None = None,
+    setup: TrainingSetup,
+    models: ModelPair | None = None,
     *,
-    expected_memory: MemoryParts | TrainerError | None = None,
-) -> ExactTrainer:
-    """Loads the models unless they are given."""
-    place, pretrained, data, output = setting.place, setting.pretrained, setting.data, setting.output
-    batch = plan_batch(spec, world_size=place.ranks.world_size)
+    forecast: MemoryBreakdown | TrainerError | None = None,
+) -> GlobalMeanTrainer:
+    """Build the trainer of the job; loads the models unless they are given. Raises TrainerError."""
+    context, pretrained, data, output = setup.context, setup.pretrained, setup.data, setup.output
+    batch = plan_batch(spec, world_size=context.ranks.world_size)
     schedule = plan_schedule(spec, batch, samples=len(data.order))
-    workers = loader_processes(spec, place.ranks)
-    args = training_arguments(spec, batch, schedule, setting.hardware, folder=output.checkpoints, workers=workers)
-    models = models or load_models(spec, pretrained)  # after the arguments: ZeRO-3 spreads it while it is read
-    family, rates = pretrained.vision.family if pretrained.vision else None, resolve_rates(spec, batch)
-    check_rates(models.trained, family, rates)
+    workers = choose_loader_workers(spec, context.ranks)
+    args = build_training_arguments(
+        spec, batch, schedule, setup.device_config, folder=output.checkpoints, workers=workers
+    )
+    # After the arguments: building them enables ZeRO-3, which shards weights while they are loaded.
+    models = models or load_models(spec, pretrained)
+    family, rates = pretrained.vision.family if pretrained.vision else None, resolve_learning_rates(spec, batch)
+    check_learning_rates(models.trained, family, rates)
     return build_trainer(
         spec,
-        Parts(
+        TrainerInputs(
             spec=spec,
             model=models.trained,
-            reference=models.reference,
+            reference_model=models.reference,
             tokenizer=pretrained.tokenizer,
             data=data,
-            collate=collator(data, pretrained, models.trained),
+            collate=build_collator(data, pretrained, models.trained),
             family=family,
             rates=rates,
             batch=batch,
             eval_batch=plan_eval_batch(spec, batch),
             args=args,
-            ranks=place.ranks,
-            checkpoints=Checkpoints(output, keep=spec.training.save_total_limit),
-            reporter=setting.reporter,
-            stop_requested=place.run.stop_request.exists,
-            expected_memory=expected_memory.total if isinstance(expected_memory, MemoryParts) else None,
+            ranks=context.ranks,
+            checkpoints=Checkpoints(output, keep_last=spec.training.save_total_limit),
+            heartbeat=setup.heartbeat,
+            stop_requested=context.run.stop_request.exists,
+            forecast_bytes=forecast.total if isinstance(forecast, MemoryBreakdown) else None,
         ),
     )
 
 
-def load_models(spec: TrainerSpec, pretrained: Pretrained) -> Models:
+def load_models(spec: TrainerSpec, pretrained: Pretrained) -> ModelPair:
+    """Load the model to train, and a reference model for DPO without LoRA."""
     trained = load_model(spec, pretrained)
-    return Models(trained, load_reference(pretrained) if spec.dpo and not spec.lora else None)
+    return ModelPair(trained, load_reference_model(pretrained) if spec.dpo and not spec.lora else None)
 
 
-def build_trainer(spec: TrainerSpec, parts: Parts) -> ExactTrainer:
+def build_trainer(spec: TrainerSpec, inputs: TrainerInputs) -> GlobalMeanTrainer:
+    """Build the trainer of the spec's method and add the callbacks."""
     method = next(name for name in BUILDERS if getattr(spec, name) is not None)  # the spec has exactly one
-    trainer = BUILDERS[method](parts)
-    trainer.add_callback(Rehearse(trainer))
-    trainer.add_callback(RefuseNonFiniteLoss(trainer))
-    trainer.add_callback(StopWhenAsked(trainer))
-    trainer.add_callback(TellProgress(trainer, prints=parts.ranks.is_first))
-    if trainer.comparison:
-        trainer.add_callback(FollowEvaluations(trainer, trainer.comparison))
+    trainer = BUILDERS[method](inputs)
+    trainer.add_callback(PreflightCallback(trainer))
+    trainer.add_callback(NonFiniteLossCallback(trainer))
+    trainer.add_callback(StopRequestCallback(trainer))
+    trainer.add_callback(ProgressCallback(trainer, prints=inputs.ranks.is_first))
+    if trainer.evaluation_policy:
+        trainer.add_callback(BestEvaluationCallback(trainer, trainer.evaluation_policy))
     return trainer
 
 
-def collator(data: Data, pretrained: Pretrained, model: torch.nn.Module) -> Collate:
+def build_collator(data: TrainingData, pretrained: Pretrained, model: torch.nn.Module) -> Collate:
+    """Build the collator; for a vision-language model it adds placeholder media to batches without media.
+
+    That is needed if the vision tower is trained or other batches have media: every rank must then run it in every
+    step, because its gradients or shards are exchanged by collectives.
+    """
     pad_id = pad_token_id(pretrained.tokenizer)
     if pretrained.vision is None:
         return Collator(pad_id)
-    always = data.shown or ((Kind.IMAGE,) if trains_sight(model, pretrained.vision.family) else ())
-    return SeeingCollator(pad_id, pretrained.vision, always=always)
+    always = data.modalities or ((Modality.IMAGE,) if trains_vision(model, pretrained.vision.family) else ())
+    return MultimodalCollator(pad_id, pretrained.vision, required=always)

@@ -1,4 +1,4 @@
-"""What every rank runs: `prepare` once per node, before the ranks are forked, then `main` in each."""
+"""Entry point of the ranks: the launcher calls `prepare` once per node before it forks, then `main` in each rank."""
 
 import gc
 import importlib
@@ -6,28 +6,29 @@ import os
 from pathlib import Path
 
 from finetune_supervisor import contract
-from finetune_supervisor.launch.rank_process import Target, become, leave
-from finetune_trainer.lazy_imports import hide_what_is_not_needed, uses_gpus_when_imported
+from finetune_supervisor.launch.rank_process import RankProgram, exit_without_teardown, run_rank_program
+from finetune_trainer.lazy_imports import hide_unused_libraries, may_use_gpu_on_import
 
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def prepare() -> None:
-    """Import what training needs, unless that might take hold of a GPU, which forks could not use then."""
-    if not any(Path(file).exists() for file in _GPU_FILES):  # on CPU DDP warns of what settings.py chooses with reason
+    """Import the trainer, or only torch if the imports might initialise CUDA, which forked ranks could not use."""
+    if not any(Path(file).exists() for file in _GPU_FILES):  # silences a DDP warning about find_unused_parameters
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     spec_file = Path(os.environ.get(contract.CONFIG, ""))
-    hide_what_is_not_needed(spec_file)
-    importlib.import_module("torch" if uses_gpus_when_imported(spec_file) else "finetune_trainer.train")
+    hide_unused_libraries(spec_file)
+    importlib.import_module("torch" if may_use_gpu_on_import(spec_file) else "finetune_trainer.train")
 
 
 def main() -> None:
-    hide_what_is_not_needed(Path(os.environ.get(contract.CONFIG, "")))
+    """Run the training of this rank."""
+    hide_unused_libraries(Path(os.environ.get(contract.CONFIG, "")))
     from finetune_trainer.train import main as train
 
-    gc.freeze()  # a million objects of modules, which every full collection would look at for half a second
+    gc.freeze()  # imported modules have a million objects, which every full collection would visit for half a second
     train()
 
 
-if __name__ == "__main__":  # of a rank that could not be a fork
-    leave(become(Target(None, "finetune_trainer.entrypoint", ()), in_place=True))
+if __name__ == "__main__":  # in a rank that was not forked from the launcher
+    exit_without_teardown(run_rank_program(RankProgram(None, "finetune_trainer.entrypoint", ()), in_process=True))

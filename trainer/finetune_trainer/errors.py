@@ -1,79 +1,79 @@
-"""Errors of the trainer. The class name is the reason the operator reads, the text is for the person who can act."""
+"""Errors of the trainer. The operator reads the class name as the reason; the text is for the person who can act."""
 
 from collections.abc import Iterator
 
 
 class TrainerError(Exception):
-    """Says which object and field, what was seen and what to do."""
+    """Any error with a reason; names the object and field, the value found and what to do."""
 
 
 class UserError(TrainerError):
-    """Only a change of the job, its data or its storage helps: never retried."""
+    """Only a change of the job, its data or its storage helps; never retried."""
 
 
 class InvalidSpec(UserError):
-    """The job asks for something that cannot be."""
+    """The spec contradicts itself, the model or the cluster."""
 
 
 class DatasetError(UserError):
-    """Rows are missing or not what they should be."""
+    """Rows are missing or do not have the expected format."""
 
 
 class ChatTemplateError(UserError):
-    """The tokenizer's chat template is absent, refuses the rows, or hides where the assistant speaks."""
+    """The tokenizer has no chat template, or it rejects the rows or does not mark the assistant's turns."""
 
 
 class ModelNotFound(UserError):
-    """No model at that path or under that name."""
+    """No model exists at that path or under that name."""
 
 
 class ModelError(UserError):
-    """There is a model, but not one that can be trained so."""
+    """The model exists but cannot be trained with this spec."""
 
 
 class OutputError(UserError):
-    """The output belongs to another job or attempt, is not shared or cannot be written."""
+    """The output belongs to another job or attempt, is not shared by all nodes or cannot be written."""
 
 
 class CheckpointCorrupt(UserError):
-    """Checkpoints are there, and none can be resumed from."""
+    """Checkpoints exist, but training cannot resume from any of them."""
 
 
 class WorldSizeMismatch(UserError):
-    """Another number of ranks was started than the operator promised."""
+    """The number of started ranks is not the one that the operator planned."""
 
 
 class MixedHardware(UserError):
-    """Ranks compute on different devices or with different versions."""
+    """Ranks have different devices, drivers or library versions."""
 
 
 class NonFiniteLoss(UserError):
-    """The loss became NaN or infinite: training on from the same point would end the same way."""
+    """The loss became NaN or infinite; a restart from the last checkpoint would reach the same loss."""
 
 
 class DiskFull(TrainerError):
-    """A volume has no room left, or its quota is spent."""
+    """A volume has no space left, or its quota is used up."""
 
 
 class CudaOutOfMemory(TrainerError):
-    """A micro-batch did not fit into the GPU's memory; a smaller one may."""
+    """A micro-batch did not fit into GPU memory; a smaller one may."""
 
 
 class HubUnavailable(TrainerError):
-    """The Hub did not answer; later it may."""
+    """The Hub did not answer; a retry may succeed."""
 
 
 class StorageFault(TrainerError):
-    """A file system failed, and what it holds may be read or written later."""
+    """A file system failed with an I/O error; a retry may succeed."""
 
 
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it was raised for."""
+def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and, one after another, the errors it was raised from."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def first_line(error: BaseException) -> str:
-    """What another library says, short enough for a message of ours."""
+    """Return the first line of an error of another library, for use in a message."""
     return (str(error).strip() or type(error).__name__).split("\n", 1)[0]

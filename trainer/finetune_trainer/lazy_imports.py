@@ -1,4 +1,4 @@
-"""Libraries that others load wherever they are installed, which takes seconds, are hidden from jobs that use none."""
+"""Hides libraries that a job does not use: transformers, peft and accelerate import them if they are installed."""
 
 import json
 import sys
@@ -6,25 +6,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_ON_GPUS = ("bitsandbytes", "deepspeed")
+_GPU_LIBRARIES = ("bitsandbytes", "deepspeed")
 
 
-def hide_what_is_not_needed(spec_file: Path) -> None:
-    """To be called before torch is imported, with the JSON file of the job's spec."""
-    for module in not_needed(_read(spec_file)):
-        sys.modules[module] = None  # type: ignore[assignment]  # as Python says that there is no such module
+def hide_unused_libraries(spec_file: Path) -> None:
+    """Make imports of libraries that the spec does not need fail, which saves seconds; call it before importing torch.
+
+    spec_file: the JSON file of the job's spec.
+    """
+    for module in find_unused_libraries(_read(spec_file)):
+        sys.modules[module] = None  # type: ignore[assignment]  # makes `import` raise ModuleNotFoundError
 
 
-def uses_gpus_when_imported(spec_file: Path) -> bool:
-    """Of these two it is not certain that they leave CUDA alone until they are used."""
-    return not set(_ON_GPUS) <= set(not_needed(_read(spec_file)))
+def may_use_gpu_on_import(spec_file: Path) -> bool:
+    """Return whether the job needs a library that may initialise CUDA when it is imported."""
+    return not set(_GPU_LIBRARIES) <= set(find_unused_libraries(_read(spec_file)))
 
 
-def not_needed(spec: dict[str, Any] | None) -> Iterator[str]:
-    """As transformers, peft and accelerate would load them, of jobs that have no use for them."""
+def find_unused_libraries(spec: dict[str, Any] | None) -> Iterator[str]:
+    """Yield the libraries that the spec does not need; none if the spec is unreadable."""
     if spec is None:
         return
-    yield from ("datasets", "scipy")  # for rows and models of a kind that we do not have
+    yield from ("datasets", "scipy")  # the trainer reads rows itself, and supports no model that needs scipy
     lora = spec.get("lora")
     if not (isinstance(lora, dict) and lora.get("quantization")):
         yield "bitsandbytes"
@@ -33,7 +36,7 @@ def not_needed(spec: dict[str, Any] | None) -> Iterator[str]:
 
 
 def _read(spec_file: Path) -> dict[str, Any] | None:
-    """None of what the trainer tells better."""
+    """Return the spec; None if it is unreadable, which the trainer reports later with a better message."""
     try:
         spec = json.loads(spec_file.read_bytes())
     except (OSError, ValueError):

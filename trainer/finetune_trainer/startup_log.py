@@ -1,4 +1,4 @@
-"""What rank 0 says before the first step."""
+"""The lines that rank 0 logs before the first step."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,93 +6,95 @@ import torch
 import torch.distributed as dist
 
 from finetune_api.batch import Batch
-from finetune_api.learning_rates import resolve_rates
+from finetune_api.learning_rates import resolve_learning_rates
 from finetune_api.v1alpha1.job import TrainerSpec
-from finetune_trainer.data.batch_sampler import padding_share
-from finetune_trainer.data.epoch_order import PackOrder
-from finetune_trainer.data.length_stats import describe_lengths, describe_shown
-from finetune_trainer.data.load import Data
-from finetune_trainer.data.row_filter import Counted, Rules
+from finetune_trainer.data.batch_sampler import compute_padding_share
+from finetune_trainer.data.length_stats import describe_lengths, describe_visual_tokens
+from finetune_trainer.data.load import TrainingData
+from finetune_trainer.data.packing import PackOrder
+from finetune_trainer.data.row_filter import RowRules, RowStats
 from finetune_trainer.distributed.collectives import device_name
-from finetune_trainer.distributed.rank_context import Place
-from finetune_trainer.model.param_groups import Size, measure
+from finetune_trainer.distributed.rank_context import RankContext
+from finetune_trainer.model.param_groups import ParameterCount, count_parameters
 from finetune_trainer.parallel.presets import describe_parallelism
-from finetune_trainer.training_arguments import Hardware, Schedule
-from finetune_trainer.vision.families import Family
+from finetune_trainer.training_arguments import DeviceConfig, Schedule
+from finetune_trainer.vision.families import VisionFamily
 
 
-def tell(place: Place, lines: Iterable[str]) -> None:
-    """In the log of rank 0."""
-    if place.ranks.is_first:
+def print_on_rank_zero(context: RankContext, lines: Iterable[str]) -> None:
+    """Print the lines on rank 0, and nothing on other ranks."""
+    if context.ranks.is_first:
         for line in lines:
             print(line, flush=True)
 
 
 def describe_run(
-    spec: TrainerSpec, place: Place, batch: Batch, schedule: Schedule, hardware: Hardware
+    spec: TrainerSpec, context: RankContext, batch: Batch, schedule: Schedule, device_config: DeviceConfig
 ) -> Iterator[str]:
-    how = f"lora r={spec.lora.r} alpha={spec.lora.lora_alpha}" if spec.lora else "full"
+    """Describe job, batch, steps, parallelism, devices and learning rate, one line each."""
+    tuning = f"lora r={spec.lora.r} alpha={spec.lora.lora_alpha}" if spec.lora else "full"
     method = "sft" if spec.sft else "dpo"
-    yield f"job {place.namespace}/{place.job}, attempt {place.attempt}: {method} ({how}) of {spec.model.name}"
-    samples = "packs" if spec.dataset.packing else "samples"
-    of_packs = " packs" if spec.dataset.packing else ""
-    yield f"effective batch: {batch}{of_packs} (per device x accumulation x ranks)"
+    yield f"job {context.namespace}/{context.job}, attempt {context.attempt}: {method} ({tuning}) of {spec.model.name}"
+    unit = "packs" if spec.dataset.packing else "samples"
+    packs = " packs" if spec.dataset.packing else ""
+    yield f"effective batch: {batch}{packs} (per device x accumulation x ranks)"
     yield (
-        f"steps: {schedule.total_steps} ({schedule.steps_per_epoch} per epoch of {schedule.samples} {samples},"
+        f"steps: {schedule.total_steps} ({schedule.steps_per_epoch} per epoch of {schedule.samples} {unit},"
         f" {schedule.epochs:g} epochs)"
     )
     yield f"parallelism: {describe_parallelism(spec)}"
     yield (
-        f"devices: {place.ranks.world_size} x {device_name(hardware.device)} on {place.ranks.nodes} node(s),"
-        f" {dist.get_backend()}, {str(hardware.dtype).removeprefix('torch.')}"
+        f"devices: {context.ranks.world_size} x {device_name(device_config.device)} on {context.ranks.nodes} node(s),"
+        f" {dist.get_backend()}, {str(device_config.dtype).removeprefix('torch.')}"
     )
     training = spec.training
     yield (
-        f"learning rate: {resolve_rates(spec, batch)}; {training.lr_scheduler_type}, {training.warmup_steps} warm-up"
-        f" steps, seed {training.seed}"
+        f"learning rate: {resolve_learning_rates(spec, batch)}; {training.lr_scheduler_type},"
+        f" {training.warmup_steps} warm-up steps, seed {training.seed}"
     )
 
 
-def describe_data(data: Data) -> Iterator[str]:
-    counted = data.train.counted
-    yield f"train: {len(data.train)} of {counted.rows} rows, {data.train.tokens} tokens"
-    yield from describe_losses("train", data.train.counted, data.rules)
+def describe_data(data: TrainingData) -> Iterator[str]:
+    """Describe the rows that were read and dropped, and their lengths."""
+    yield f"train: {len(data.train)} of {data.train.stats.rows} rows, {data.train.token_count} tokens"
+    yield from describe_dropped_rows("train", data.train.stats, data.rules)
     yield from (f"train: {line}" for line in describe_lengths(data.train))
-    if data.vision and data.train.album.kinds:
-        yield from (f"train: {line}" for line in describe_shown(data.train, data.vision.visual_tokens))
+    if data.vision and data.train.media_store.modalities:
+        yield from (f"train: {line}" for line in describe_visual_tokens(data.train, data.vision.visual_token_ids))
     if data.eval is None:
         return
     if data.held_out:
-        yield f"eval: {len(data.eval)} rows held out of train, {data.eval.tokens} tokens"
+        yield f"eval: {len(data.eval)} rows held out of train, {data.eval.token_count} tokens"
         return
-    yield f"eval: {len(data.eval)} of {data.eval.counted.rows} rows, {data.eval.tokens} tokens"
-    yield from describe_losses("eval", data.eval.counted, data.rules)
+    yield f"eval: {len(data.eval)} of {data.eval.stats.rows} rows, {data.eval.token_count} tokens"
+    yield from describe_dropped_rows("eval", data.eval.stats, data.rules)
 
 
-def describe_order(data: Data, batch: Batch) -> Iterator[str]:
+def describe_order(data: TrainingData, batch: Batch) -> Iterator[str]:
+    """Describe how full the packs are and how much of the computation is padding."""
     if isinstance(data.order, PackOrder):
         yield (
             f"packs: {len(data.order)} of up to {data.rules.max_length} tokens for {len(data.train)} rows,"
-            f" {data.order.fullness:.1%} full"
+            f" {data.order.utilization:.1%} full"
         )
-    yield f"padding: {padding_share(data.order, batch):.1%} of the tokens computed"
+    yield f"padding: {compute_padding_share(data.order, batch):.1%} of the tokens computed"
 
 
-def describe_losses(name: str, counted: Counted, rules: Rules) -> Iterator[str]:
-    """What was cut, dropped and skipped."""
-    told = (
-        (counted.cut, f"cut to {rules.max_length} tokens"),
-        (counted.too_long, f"dropped, longer than {rules.max_length} tokens"),
-        (counted.nothing_to_learn, "dropped, no token to learn"),
-        (counted.bad, "skipped, cannot be used"),
+def describe_dropped_rows(name: str, stats: RowStats, rules: RowRules) -> Iterator[str]:
+    """Describe how many rows were truncated, dropped or skipped, with examples."""
+    categories = (
+        (stats.cut, f"truncated to {rules.max_length} tokens"),
+        (stats.too_long, f"dropped, longer than {rules.max_length} tokens"),
+        (stats.nothing_to_learn, "dropped, no token to learn"),
+        (stats.bad, "skipped, cannot be used"),
     )
-    yield from (f"{name}: {named.count} {what}: {named}" for named, what in told if named)
+    yield from (f"{name}: {examples.count} {category}: {examples}" for examples, category in categories if examples)
 
 
-def describe_weights(model: torch.nn.Module, family: Family | None) -> Iterator[str]:
-    """Of a model that sees by part, too."""
-    sizes = measure(model, family)
-    whole = Size(sum(size.trained for size in sizes.values()), sum(size.total for size in sizes.values()))
-    how = "of lora" if hasattr(model, "peft_config") else "of the model itself"
-    parts = "".join(f"; {part} {size if size.trained else 'frozen'}" for part, size in sizes.items())
-    yield f"trainable parameters, {how}: {whole}{parts if family else ''}"
+def describe_weights(model: torch.nn.Module, family: VisionFamily | None) -> Iterator[str]:
+    """Describe how many parameters are trained; for a vision-language model also by part."""
+    counts = count_parameters(model, family)
+    total = ParameterCount(sum(each.trained for each in counts.values()), sum(each.total for each in counts.values()))
+    tuning = "lora" if hasattr(model, "peft_config") else "full"
+    parts = "".join(f"; {part} {count if count.trained else 'frozen'}" for part, count in counts.items())
+    yield f"trainable parameters ({tuning}): {total}{parts if family else ''}"

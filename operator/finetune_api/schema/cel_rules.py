@@ -1,20 +1,20 @@
-"""What the API server checks beyond types: the CEL rules of the CRD, each with the words its user reads."""
+"""The CEL rules of the CRD, which the API server checks in addition to types, and their messages."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from finetune_api.v1alpha1.command import (
-    IMAGE_NEEDED,
-    NEEDED_BY_TRAINER,
-    NOT_BESIDE_COMMAND,
-    OUTPUT_NOT_BESIDE_COMMAND,
-    needed,
-    not_beside_command,
+    EXCLUDED_BY_COMMAND,
+    IMAGE_REQUIRED,
+    OUTPUT_EXCLUDED_BY_COMMAND,
+    REQUIRED_WITHOUT_COMMAND,
+    no_effect_message,
+    required_message,
 )
-from finetune_api.v1alpha1.dataset import PACKING_NEEDS_SFT
+from finetune_api.v1alpha1.dataset import PACKING_REQUIRES_SFT
 from finetune_api.v1alpha1.job import (
     MAX_JOB_NAME,
-    MEMORY_HAS_NO_LIMIT,
+    MAX_MEMORY_NEEDS_LIMIT,
     METHODS,
     RESERVED_ENV,
     RESERVED_ENV_PREFIXES,
@@ -22,9 +22,9 @@ from finetune_api.v1alpha1.job import (
     RESERVED_VOLUMES,
     FineTuneJobSpec,
 )
-from finetune_api.v1alpha1.parallelism import NO_PROBE, QUANTIZED_IS_WHOLE
+from finetune_api.v1alpha1.parallelism import PROBE_EXCLUDES_DEEPSPEED, QUANTIZED_CANNOT_SHARD
 from finetune_api.v1alpha1.pod_types import RESERVED_PREFIX
-from finetune_api.v1alpha1.training import REWARDS, REWARDS_NEED_DPO, rate_of_frozen
+from finetune_api.v1alpha1.training import REWARD_METRICS, REWARDS_NEED_DPO, frozen_rate_message
 
 MUTABLE = (
     "suspend",
@@ -47,7 +47,7 @@ MUTABLE_WHILE_SUSPENDED = (
 
 @dataclass(frozen=True)
 class Rule:
-    """One CEL rule. `detail` is CEL too: it makes a message with the numbers seen, where that helps."""
+    """One CEL rule with its message. `detail` is a CEL expression for a message that contains the values found."""
 
     rule: str
     message: str
@@ -55,7 +55,7 @@ class Rule:
     field_path: str | None = None
 
     def as_schema(self) -> dict[str, Any]:
-        """As x-kubernetes-validations has it."""
+        """Return the rule as an item of x-kubernetes-validations."""
         keys = {
             "rule": self.rule,
             "message": self.message,
@@ -66,7 +66,7 @@ class Rule:
 
 
 def name_rules() -> tuple[Rule, ...]:
-    """Rules on the whole object: names of Service and pods are derived from the job's."""
+    """Return the rules on the whole object: Service and pod names are derived from the job's name."""
     return (
         Rule(
             f"self.metadata.name.size() <= {MAX_JOB_NAME}",
@@ -76,27 +76,27 @@ def name_rules() -> tuple[Rule, ...]:
         ),
         Rule(
             "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-            "metadata.name must start with a lower case letter and hold only a-z, 0-9 and '-', with no '-' at its end"
+            "metadata.name must start with a lower case letter, contain only a-z, 0-9 and '-', and not end with '-'"
             " (DNS-1035), because a Service is named after it",
         ),
     )
 
 
 def spec_rules() -> tuple[Rule, ...]:
-    """Rules on the spec; the pydantic models hold the same where no API server looks first."""
+    """Return the rules on the spec; the pydantic models check the same where no API server does, as in local mode."""
     return (
         _one_method(),
-        *_fits_the_method(),
-        _one_way_to_spread(),
-        _memory_can_grow(),
-        _quantized_is_whole(),
-        _probe_can_be_undone(),
-        _batch_holds(),
-        *_reserved(),
-        _eval_steps(),
-        _rewards_are_measured(),
-        *(_what_has_a_rate_is_trained(part) for part in ("vision", "aligner")),
-        _packs_are_for_sft(),
+        *_fields_fit_the_method(),
+        _one_sharding_backend(),
+        _max_memory_needs_limit(),
+        _quantized_is_not_sharded(),
+        _probe_excludes_deepspeed(),
+        _batch_is_consistent(),
+        *_reserved_names(),
+        _eval_steps_need_rows(),
+        _reward_metrics_need_dpo(),
+        *(_parts_with_rate_are_trained(part) for part in ("vision", "aligner")),
+        _packing_needs_sft(),
         *_immutable(),
         *_immutable_while_running(),
     )
@@ -108,101 +108,108 @@ def _one_method() -> Rule:
     return Rule(f"[{chosen}].exists_one(x, x)", f"exactly one training method must be set, such as {example}")
 
 
-def _fits_the_method() -> tuple[Rule, ...]:
-    """What the operator's own trainer needs is no part of a job that brings its own program."""
+def _fields_fit_the_method() -> tuple[Rule, ...]:
+    """Return the rules on fields of the operator's trainer, which are required without command and excluded with it."""
     return (
-        *(Rule(f"has(self.command) || has(self.{field})", needed(field)) for field in NEEDED_BY_TRAINER),
         *(
-            Rule(f"!has(self.command) || !has(self.{field})", not_beside_command(field), field_path=f".{field}")
-            for field in NOT_BESIDE_COMMAND
+            Rule(f"has(self.command) || has(self.{field})", required_message(field))
+            for field in REQUIRED_WITHOUT_COMMAND
+        ),
+        *(
+            Rule(f"!has(self.command) || !has(self.{field})", no_effect_message(field), field_path=f".{field}")
+            for field in EXCLUDED_BY_COMMAND
         ),
         *(
             Rule(
                 f"!has(self.command) || !has(self.output) || !has(self.{field})",
-                not_beside_command(field),
+                no_effect_message(field),
                 field_path=".output",
             )
-            for field in OUTPUT_NOT_BESIDE_COMMAND
+            for field in OUTPUT_EXCLUDED_BY_COMMAND
         ),
-        Rule("!has(self.command) || has(self.image)", IMAGE_NEEDED),
+        Rule("!has(self.command) || has(self.image)", IMAGE_REQUIRED),
     )
 
 
-def _one_way_to_spread() -> Rule:
+def _one_sharding_backend() -> Rule:
     return Rule("!(has(self.deepspeed) && has(self.fsdp))", "deepspeed and fsdp exclude each other; set one of them")
 
 
-def _memory_can_grow() -> Rule:
-    """That it is more than the limit is left to the operator: quantities are too dear to compare here."""
+def _max_memory_needs_limit() -> Rule:
+    """Return the rule on restartPolicy.maxMemory. The operator checks that it exceeds the limit: comparing quantities
+    is too expensive for a CEL rule."""
     return Rule(
         "!has(self.restartPolicy) || !has(self.restartPolicy.maxMemory)"
         " || (has(self.resources) && has(self.resources.limits) && 'memory' in self.resources.limits)",
-        MEMORY_HAS_NO_LIMIT,
+        MAX_MEMORY_NEEDS_LIMIT,
         field_path=".restartPolicy",
     )
 
 
-def _quantized_is_whole() -> Rule:
-    """A raw config of DeepSpeed is looked into by the models alone."""
-    spreads = "has(self.fsdp) || (has(self.deepspeed) && self.deepspeed.?preset.orValue('').startsWith('zero3'))"
-    return Rule(f"!(has(self.lora) && has(self.lora.quantization) && ({spreads}))", QUANTIZED_IS_WHOLE)
+def _quantized_is_not_sharded() -> Rule:
+    """Return the rule on quantization; only the pydantic models check a DeepSpeed config."""
+    shards_weights = "has(self.fsdp) || (has(self.deepspeed) && self.deepspeed.?preset.orValue('').startsWith('zero3'))"
+    return Rule(f"!(has(self.lora) && has(self.lora.quantization) && ({shards_weights}))", QUANTIZED_CANNOT_SHARD)
 
 
-def _probe_can_be_undone() -> Rule:
+def _probe_excludes_deepspeed() -> Rule:
     probes = "has(self.training) && has(self.training.probe) && self.training.probe"
-    return Rule(f"!(has(self.deepspeed) && {probes})", NO_PROBE, field_path=".training")
+    return Rule(f"!(has(self.deepspeed) && {probes})", PROBE_EXCLUDES_DEEPSPEED, field_path=".training")
 
 
-_SIZE = "self.training.perDeviceTrainBatchSize"
-_PER_DEVICE = f"(has({_SIZE}) && type({_SIZE}) == int ? {_SIZE} : 1)"  # auto holds for every rank count that 1 does
+_MICRO_BATCH = "self.training.perDeviceTrainBatchSize"
+# auto counts as 1: it is valid for the same numbers of ranks
+_PER_DEVICE = f"(has({_MICRO_BATCH}) && type({_MICRO_BATCH}) == int ? {_MICRO_BATCH} : 1)"
 _ACCUMULATION = "self.training.?gradientAccumulationSteps.orValue(1)"
 _GPUS = "self.?resources.?limits[?'nvidia.com/gpu'].orValue(0)"
 _RANKS = f"self.?numNodes.orValue(1) * self.?nprocPerNode.orValue({_GPUS} > 0 ? {_GPUS} : 1)"
-_BOTH = "has(self.training.perDeviceTrainBatchSize) && has(self.training.gradientAccumulationSteps)"
+_BOTH_GIVEN = "has(self.training.perDeviceTrainBatchSize) && has(self.training.gradientAccumulationSteps)"
 
 
-def _batch_holds() -> Rule:
-    """Left to the operator where ranks are GPUs of another vendor or counted by a string.
+def _batch_is_consistent() -> Rule:
+    """Return the rule on globalBatchSize.
 
-    Summing those costs more than the API server allows a rule.
+    The operator checks jobs with GPUs of other vendors, or with a GPU count that is a string: counting their ranks
+    exceeds the cost limit of a CEL rule.
     """
     effective = "self.training.globalBatchSize"
-    given = f"has(self.training) && has({effective})"
+    has_global_batch = f"has(self.training) && has({effective})"
     countable = (
         "(has(self.nprocPerNode) || !has(self.resources) || !has(self.resources.limits)"
         " || self.resources.limits.all(k, !k.endsWith('/gpu')"
         " || (k == 'nvidia.com/gpu' && type(self.resources.limits[k]) == int)))"
     )
     return Rule(
-        f"!({given} && {countable}) || [{_PER_DEVICE} * {_ACCUMULATION} * {_RANKS}]"
-        f".all(unit, {_BOTH} ? {effective} == unit : {effective} % unit == 0)",
-        "globalBatchSize must be perDeviceTrainBatchSize x gradientAccumulationSteps x ranks, or a multiple of what is"
-        " given of them",
+        f"!({has_global_batch} && {countable}) || [{_PER_DEVICE} * {_ACCUMULATION} * {_RANKS}]"
+        f".all(unit, {_BOTH_GIVEN} ? {effective} == unit : {effective} % unit == 0)",
+        "globalBatchSize must be perDeviceTrainBatchSize x gradientAccumulationSteps x ranks, or a multiple of those"
+        " factors that are set",
         "'globalBatchSize is %d, but perDeviceTrainBatchSize x gradientAccumulationSteps x ranks is %d x %d x %d;"
-        " make it their product, or leave one of the first two out and make it a multiple'"
+        " make it their product, or remove one of the first two and make it a multiple'"
         f".format([{effective}, {_PER_DEVICE}, {_ACCUMULATION}, {_RANKS}])",
         field_path=".training",
     )
 
 
-def _reserved() -> tuple[Rule, ...]:
-    ours = " || ".join(f"e.name.startsWith('{prefix}')" for prefix in RESERVED_ENV_PREFIXES)
-    taken = f"e.name in {list(RESERVED_ENV)} || {ours}"
+def _reserved_names() -> tuple[Rule, ...]:
+    has_reserved_prefix = " || ".join(f"e.name.startsWith('{prefix}')" for prefix in RESERVED_ENV_PREFIXES)
+    is_reserved = f"e.name in {list(RESERVED_ENV)} || {has_reserved_prefix}"
     return (
         Rule(
-            f"!has(self.env) || !self.env.exists(e, {taken})",
-            "env: the variables of the rendezvous are set by the operator and cannot be given",
-            f"'env: %s is set by the operator and cannot be given'.format([self.env.filter(e, {taken})[0].name])",
+            f"!has(self.env) || !self.env.exists(e, {is_reserved})",
+            "env: the variables of the rendezvous are set by the operator and must not be given",
+            "'env: %s is set by the operator and must not be given'"
+            f".format([self.env.filter(e, {is_reserved})[0].name])",
             field_path=".env",
         ),
         Rule(
             f"!has(self.volumes) || !self.volumes.exists(v, v.name in {list(RESERVED_VOLUMES)})",
-            f"volumes: the names {', '.join(RESERVED_VOLUMES)} are the operator's own; choose another",
+            f"volumes: the names {', '.join(RESERVED_VOLUMES)} are reserved for the operator; choose another",
             field_path=".volumes",
         ),
         Rule(
             f"!has(self.volumes) || !self.volumes.exists(v, v.mountPath in {_with_slash(RESERVED_PATHS)})",
-            f"volumes: the mount paths {', '.join(RESERVED_PATHS)} are the operator's own; choose another",
+            f"volumes: the mount paths {', '.join(RESERVED_PATHS)} are reserved for the operator; choose another",
             field_path=".volumes",
         ),
         Rule(
@@ -227,7 +234,7 @@ def _reserved_keys(field: str) -> Rule:
     )
 
 
-def _eval_steps() -> Rule:
+def _eval_steps_need_rows() -> Rule:
     return Rule(
         "!has(self.training) || !has(self.training.evalSteps) || !has(self.dataset) || "
         "has(self.dataset.splitDatasetRatio) || (has(self.dataset.eval) && self.dataset.eval.size() > 0)",
@@ -237,28 +244,28 @@ def _eval_steps() -> Rule:
     )
 
 
-def _rewards_are_measured() -> Rule:
+def _reward_metrics_need_dpo() -> Rule:
     return Rule(
         "has(self.dpo) || !has(self.training) || !has(self.training.metricForBestModel)"
-        f" || !self.training.metricForBestModel.startsWith('{REWARDS}')",
+        f" || !self.training.metricForBestModel.startsWith('{REWARD_METRICS}')",
         REWARDS_NEED_DPO,
         field_path=".training",
     )
 
 
-def _what_has_a_rate_is_trained(part: str) -> Rule:
+def _parts_with_rate_are_trained(part: str) -> Rule:
     return Rule(
         f"!has(self.training) || !has(self.training.{part}LearningRate) || !has(self.model)"
         f" || (has(self.model.freeze) && !('{part}' in self.model.freeze))",
-        rate_of_frozen(part),
+        frozen_rate_message(part),
         field_path=".training",
     )
 
 
-def _packs_are_for_sft() -> Rule:
+def _packing_needs_sft() -> Rule:
     return Rule(
         "!has(self.dpo) || !has(self.dataset) || !has(self.dataset.packing) || !self.dataset.packing",
-        PACKING_NEEDS_SFT,
+        PACKING_REQUIRES_SFT,
         field_path=".dataset",
     )
 
@@ -268,7 +275,7 @@ def _immutable() -> tuple[Rule, ...]:
     return tuple(
         Rule(
             _unchanged(field),
-            f"spec.{field} is immutable; delete the job and create it anew, or create another one beside it",
+            f"spec.{field} is immutable; delete and recreate the job, or create another one",
             field_path=f".{field}",
         )
         for field in fields
@@ -288,5 +295,6 @@ def _immutable_while_running() -> tuple[Rule, ...]:
 
 
 def _unchanged(field: str) -> str:
-    """`self.?x == oldSelf.?x` says the same, but the API server estimates its cost as unbounded."""
+    """Return a CEL expression for an unchanged field. The API server estimates the cost of the equivalent
+    `self.?x == oldSelf.?x` as unbounded."""
     return f"has(self.{field}) ? has(oldSelf.{field}) && self.{field} == oldSelf.{field} : !has(oldSelf.{field})"

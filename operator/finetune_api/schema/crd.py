@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition and the JSON schema for editors, made from the models; nothing here does I/O."""
+"""Builds the CustomResourceDefinition and the JSON schema for editors from the models, without I/O."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from finetune_api.schema.json_schema import Schema, build_editor_schema, build_s
 from finetune_api.v1alpha1.job import GROUP, KIND, MAX_JOB_NAME, PLURAL, VERSION, FineTuneJob, FineTuneJobSpec
 from finetune_api.v1alpha1.status import JobStatus
 
-COLUMNS = (  # as `kubectl get ftj` prints them
+COLUMNS = (  # of `kubectl get ftj`
     ("Phase", "string", ".status.phase"),
     ("Nodes", "string", ".status.display.nodes"),
     ("Progress", "string", ".status.display.progress"),
@@ -17,15 +17,15 @@ COLUMNS = (  # as `kubectl get ftj` prints them
     ("Restarts", "integer", ".status.restarts"),
     ("Age", "date", ".metadata.creationTimestamp"),
 )
-SITUATION = '.status.conditions[?(@.type=="Running")]'  # which is always there, and says why not
-WIDE_COLUMNS = (  # and with `-o wide`
-    ("Reason", "string", f"{SITUATION}.reason"),
-    ("Message", "string", f"{SITUATION}.message"),
+RUNNING_CONDITION = '.status.conditions[?(@.type=="Running")]'  # always present; explains why a job does not run
+WIDE_COLUMNS = (  # additional ones of `-o wide`
+    ("Reason", "string", f"{RUNNING_CONDITION}.reason"),
+    ("Message", "string", f"{RUNNING_CONDITION}.message"),
 )
 
 
 def build_crd() -> dict[str, Any]:
-    """The CRD as `kubectl apply` takes it."""
+    """Return the CustomResourceDefinition as a manifest."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -62,7 +62,7 @@ def build_crd() -> dict[str, Any]:
 
 
 def build_json_schema() -> Schema:
-    """What an editor checks a job file with; rules between fields are the API server's."""
+    """Return the JSON schema of a job file for editors; rules between fields are checked only by the API server."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": KIND,
@@ -94,10 +94,10 @@ def _object_schema() -> Schema:
             "kind": {"type": "string", "description": f"{KIND}."},
             "metadata": {"type": "object"},
             "spec": {
-                **build_structural_schema(FineTuneJobSpec, tell_defaults=True),
+                **build_structural_schema(FineTuneJobSpec, describe_defaults=True),
                 "x-kubernetes-validations": _as_schemas(spec_rules()),
             },
-            "status": build_structural_schema(JobStatus, tell_defaults=False),
+            "status": build_structural_schema(JobStatus, describe_defaults=False),
         },
     }
 

@@ -1,4 +1,4 @@
-"""From pydantic's JSON schema to the dialects users meet: the API server's structural schema, and an editor's."""
+"""Converts pydantic's JSON schema to the structural schema of a CRD and to a schema for editors."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,36 +9,36 @@ Schema = dict[str, Any]
 
 
 def inline_schema(model: type[BaseModel]) -> Schema:
-    """The model's schema as one tree: no references, no unions with null, no titles."""
+    """Return the model's schema as one tree, without references, unions with null, and titles."""
     schema = model.model_json_schema(by_alias=True)
     return _inline(schema, schema.get("$defs", {}))
 
 
-def build_structural_schema(model: type[BaseModel], *, tell_defaults: bool) -> Schema:
-    """What a CRD may hold. A default is at most told in the description.
+def build_structural_schema(model: type[BaseModel], *, describe_defaults: bool) -> Schema:
+    """Return the structural schema for a CRD; defaults appear only in descriptions.
 
-    The API server is not asked to write defaults: they would appear in every job as fields somebody set, be owned
-    by nobody in a server-side apply, and stay as they were when a later release chooses better ones.
+    The API server must not write defaults into objects: they would look as if a user had set them, have no field owner
+    in server-side apply, and keep old values when a later release changes a default.
     """
-    return _structural(inline_schema(model), tell_defaults)
+    return _structural(inline_schema(model), describe_defaults)
 
 
 def build_editor_schema(model: type[BaseModel]) -> Schema:
-    """Plain JSON schema (2020-12); unknown fields are errors, as in kubectl's strict mode."""
+    """Return a plain JSON schema (2020-12) in which unknown fields are errors, as in kubectl's strict mode."""
     return _plain(inline_schema(model))
 
 
-def fields(schema: Schema, prefix: str = "") -> Iterator[tuple[str, Schema, bool]]:
-    """Depth first: each field's path as a user would say it, its schema, and whether it is required."""
+def iterate_fields(schema: Schema, prefix: str = "") -> Iterator[tuple[str, Schema, bool]]:
+    """Yield path, schema and whether it is required, for every field, depth first; items of lists are `path[]`."""
     for name, field in schema.get("properties", {}).items():
         path = prefix + name
         yield path, field, name in schema.get("required", ())
-        yield from fields(field, f"{path}.")
-        yield from fields(field.get("items", {}), f"{path}[].")
+        yield from iterate_fields(field, f"{path}.")
+        yield from iterate_fields(field.get("items", {}), f"{path}[].")
 
 
-def text_of_default(schema: Schema) -> str:
-    """The default as a user would write it, or nothing."""
+def format_default(schema: Schema) -> str:
+    """Return the default as written in YAML, or an empty text."""
     default = schema.get("default")
     if isinstance(default, bool):
         return str(default).lower()
@@ -51,7 +51,7 @@ def _inline(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     own = {key: value for key, value in schema.items() if key not in ("$ref", "$defs", "title")}
     if own.get("default") in (None, [], {}, "") or isinstance(own.get("default"), dict):
         own.pop("default", None)
-    if "const" in own:  # a choice of one; a CRD knows only choices
+    if "const" in own:  # structural schemas have no const
         own["enum"] = [own.pop("const")]
     if "x-kubernetes-int-or-string" in own:
         own["type"] = [option["type"] for option in own.pop("anyOf")]
@@ -64,15 +64,19 @@ def _inline(schema: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _join(field: Schema, of_type: Schema) -> str:
-    """What the field is for, then what its type is, once where one begins with the other."""
-    description, about_type = field.get("description", ""), of_type.get("description", "")
-    return about_type if about_type.startswith(description.rstrip(".")) else f"{description} {about_type}".strip()
+    """Return the description of a field followed by that of its type, without repeating a common beginning."""
+    description, type_description = field.get("description", ""), of_type.get("description", "")
+    return (
+        type_description
+        if type_description.startswith(description.rstrip("."))
+        else f"{description} {type_description}".strip()
+    )
 
 
-def _structural(schema: Schema, tell_defaults: bool) -> Schema:
-    """The API server's dialect: exclusive bounds are flags, and no additionalProperties beside properties."""
+def _structural(schema: Schema, describe_defaults: bool) -> Schema:
+    """Convert to a structural schema: exclusive bounds are flags, properties exclude additionalProperties."""
     structural = {key: value for key, value in schema.items() if key not in ("default", "additionalProperties")}
-    if tell_defaults and (default := text_of_default(schema)):
+    if describe_defaults and (default := format_default(schema)):
         structural["description"] = f"{schema['description']} Default: {default}."
     for bound in ("minimum", "maximum"):
         exclusive = "exclusive" + bound.capitalize()
@@ -81,7 +85,7 @@ def _structural(schema: Schema, tell_defaults: bool) -> Schema:
             structural[exclusive] = True
     if "x-kubernetes-int-or-string" in structural:
         del structural["type"]
-    return _with_children(schema, structural, lambda child: _structural(child, tell_defaults))
+    return _with_children(schema, structural, lambda child: _structural(child, describe_defaults))
 
 
 def _plain(schema: Schema) -> Schema:
@@ -90,7 +94,7 @@ def _plain(schema: Schema) -> Schema:
 
 
 def _with_children(schema: Schema, converted: Schema, convert: Callable[[Schema], Schema]) -> Schema:
-    """`converted` with the children of `schema` converted too, keys in the order in which people ask."""
+    """Return `converted` with the converted children of `schema`, and keys in reading order."""
     if "properties" in schema:
         converted["properties"] = {name: convert(child) for name, child in schema["properties"].items()}
     for key in ("items", "additionalProperties"):

@@ -1,42 +1,43 @@
-"""The reference page, made from the models and the rules; nothing here does I/O."""
+"""Renders the field reference from the models and the CEL rules, without I/O."""
 
 from collections.abc import Iterable, Iterator
 
 from finetune_api.schema.cel_rules import MUTABLE, MUTABLE_WHILE_SUSPENDED, Rule, name_rules, spec_rules
-from finetune_api.schema.json_schema import Schema, fields, inline_schema, text_of_default
+from finetune_api.schema.json_schema import Schema, format_default, inline_schema, iterate_fields
 from finetune_api.v1alpha1.job import GROUP, KIND, VERSION, FineTuneJobSpec
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import JobStatus, Phase
 
 CONDITIONS = {
-    "Running": "True while every node of the attempt runs.",
-    "Suspended": "True when `spec.suspend` is set and no pod is left.",
-    "Complete": "True at the end of a job whose result is whole; its marker was seen.",
-    "Failed": "True at the end of a job that is not tried again.",
-    "Finished": "True at either end.",
+    "Running": "True while all nodes of the attempt run.",
+    "Suspended": "True if `spec.suspend` is set and all pods are gone.",
+    "Complete": "True after a job succeeded; its success marker was found.",
+    "Failed": "True after a job failed for good.",
+    "Finished": "True if the job is complete or failed.",
     "Reconciling": "True until the pods run, as kstatus, Helm and Flux expect.",
     "Stalled": "True with `Failed`, as kstatus expects.",
 }
-IMMUTABLE_WORDS = ("is immutable", "can be changed only")
+SCHEMA_URL = "https://github.com/finetune-operator/finetune-operator/blob/main/manifests/finetunejob.schema.json"
+IMMUTABLE_PHRASES = ("is immutable", "can be changed only")
 
 
 def render_reference() -> str:
-    """Markdown: fields of spec and status, rules between fields, conditions and phases."""
+    """Return Markdown with the fields of spec and status, rules between fields, conditions, reasons and phases."""
     return "\n".join(
         (
             f"# {KIND} reference",
             "",
             f"`apiVersion: {GROUP}/{VERSION}`, `kind: {KIND}`. The same text is in `kubectl explain ftj.spec`; "
-            "[finetunejob.schema.json](../../manifests/finetunejob.schema.json) lets editors check a job file.",
+            f"[finetunejob.schema.json]({SCHEMA_URL}) lets editors check a job file.",
             "",
             "## Spec",
             "",
             *_field_table(inline_schema(FineTuneJobSpec), defaults=True),
             "",
-            "### What may change",
+            "### Mutable fields",
             "",
-            f"{_code(MUTABLE)} at any time, and {_code(MUTABLE_WHILE_SUSPENDED)} while the job is suspended. Everything"
-            " else is fixed when the job is created.",
+            f"{_code(MUTABLE)} can be changed at any time, {_code(MUTABLE_WHILE_SUSPENDED)} while the job is suspended."
+            " All other fields are immutable.",
             "",
             "### Rules between fields",
             "",
@@ -54,16 +55,16 @@ def render_reference() -> str:
             "",
             *_reason_table(),
             "",
-            "While pods wait for something else, the condition gives Kubernetes' own word for it.",
+            "While pods wait for another reason, the condition contains the reason that Kubernetes reports.",
             "",
-            f"`phase` is one word for people, never for programs: {', '.join(Phase)}.",
+            f"`phase` is a summary for people, programs should read the conditions: {', '.join(Phase)}.",
             "",
         )
     )
 
 
 def _reason_table() -> Iterator[str]:
-    columns = ("reason", "fault", "what it means")
+    columns = ("reason", "fault", "meaning")
     yield _row(columns)
     yield _row("---" for _ in columns)
     for reason in Reason:
@@ -71,11 +72,11 @@ def _reason_table() -> Iterator[str]:
 
 
 def _field_table(schema: Schema, *, defaults: bool) -> Iterator[str]:
-    columns = ("field", "type", "default", "what it is") if defaults else ("field", "type", "what it is")
+    columns = ("field", "type", "default", "description") if defaults else ("field", "type", "description")
     yield _row(columns)
     yield _row("---" for _ in columns)
-    for path, field, required in fields(schema):
-        default = "required" if required else _literal(text_of_default(field))
+    for path, field, required in iterate_fields(schema):
+        default = "required" if required else _literal(format_default(field))
         description = field.get("description", "").replace("<", "&lt;")
         yield _row((f"`{path}`", _type(field), *((default,) if defaults else ()), description))
 
@@ -93,18 +94,22 @@ def _type(field: Schema) -> str:
 
 
 def _bounds(field: Schema) -> str:
-    """`(0, 1]` as mathematicians write it; one-sided bounds in words of ASCII."""
-    lowest, above = field.get("minimum"), field.get("exclusiveMinimum")
-    highest, below = field.get("maximum"), field.get("exclusiveMaximum")
-    lower = f"> {above}" if above is not None else f">= {lowest}" if lowest is not None else ""
-    upper = f"< {below}" if below is not None else f"<= {highest}" if highest is not None else ""
+    """Return the bounds in ASCII, such as ` > 0, <= 1`, or an empty text."""
+    minimum, exclusive_minimum = field.get("minimum"), field.get("exclusiveMinimum")
+    maximum, exclusive_maximum = field.get("maximum"), field.get("exclusiveMaximum")
+    lower = (
+        f"> {exclusive_minimum}" if exclusive_minimum is not None else f">= {minimum}" if minimum is not None else ""
+    )
+    upper = (
+        f"< {exclusive_maximum}" if exclusive_maximum is not None else f"<= {maximum}" if maximum is not None else ""
+    )
     bounds = ", ".join(bound for bound in (lower, upper) if bound)
     return f" {bounds}" if bounds else ""
 
 
 def _rule_list(rules: Iterable[Rule]) -> Iterator[str]:
     for rule in rules:
-        if not any(words in rule.message for words in IMMUTABLE_WORDS):
+        if not any(phrase in rule.message for phrase in IMMUTABLE_PHRASES):
             yield f"- {rule.message}."
 
 

@@ -1,39 +1,35 @@
-"""The base of every model in the contract: camelCase outside, snake_case inside, frozen, no unknown fields."""
+"""Base classes of the API models: camelCase in JSON, snake_case in Python, frozen, no unknown fields."""
 
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
+from finetune_supervisor.contract import to_camel
+
 NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
 
-def to_camel(name: str) -> str:
-    """`p2p_disable` -> `p2pDisable`; pydantic's own generator would write `p2PDisable`."""
-    first, *rest = name.split("_")
-    return first + "".join(part[:1].upper() + part[1:] for part in rest)
-
-
 class Model(BaseModel):
-    """One object of the resource; unknown fields are errors, as the API server's strict validation has it."""
+    """Base of all objects of the resource; unknown fields are errors, as in strict validation of the API server."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True, extra="forbid")
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """Itself, because it never changes: pydantic copies every default, which took half the time of a parse."""
+        """Return the object itself, which is immutable: copying every default took half of the parsing time."""
         return self
 
 
 class StatusModel(Model):
-    """One object of the status; unknown fields are dropped, so that an older operator can read a newer one's."""
+    """Base of all objects of the status; unknown fields are dropped, so that an older operator can read newer ones."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 def validations(*rules: tuple[str, str]) -> dict[str, Any]:
-    """JSON schema extra: CEL rules that the API server checks, each with the message its user reads."""
+    """Return the JSON schema extra with CEL rules for the API server, as pairs of rule and message."""
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
 
 
 def list_map(key: str) -> dict[str, Any]:
-    """JSON schema extra: server-side apply merges the list's items by `key`, which must be unique."""
+    """Return the JSON schema extra that makes server-side apply merge list items by `key`, which must be unique."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}

@@ -1,4 +1,4 @@
-"""spec.command: the user's own program in the user's own image, and what goes with it and what does not."""
+"""spec.command: a user's program in a user's image, and the spec fields that it excludes or requires."""
 
 from collections.abc import Collection
 from typing import Annotated, Self
@@ -7,54 +7,54 @@ from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from finetune_api.v1alpha1.base import Model, validations
 
-Word = Annotated[str, StringConstraints(max_length=8192)]
+CommandArgument = Annotated[str, StringConstraints(max_length=8192)]
 
 ONE_PROGRAM = "exactly one of script, exec must be set"
-ARGS_OF_SCRIPT = "args are arguments of script; write those of exec behind its program"
+ARGS_OF_SCRIPT = "args belong to script; append the arguments of exec to its program"
 
-NEEDED_BY_TRAINER = ("model", "dataset", "output")
-NOT_BESIDE_COMMAND = ("model", "dataset", "training", "lora", "deepspeed", "fsdp")
-OUTPUT_NOT_BESIDE_COMMAND = ("output.overwrite", "output.pushToHub")
-IMAGE_NEEDED = "image is required with command: the image that holds your code and its Python packages"
-
-
-def needed(field: str) -> str:
-    """Why a field of the operator's own trainer is missed."""
-    return f"{field} is required; only command goes without it"
+REQUIRED_WITHOUT_COMMAND = ("model", "dataset", "output")
+EXCLUDED_BY_COMMAND = ("model", "dataset", "training", "lora", "deepspeed", "fsdp")
+OUTPUT_EXCLUDED_BY_COMMAND = ("output.overwrite", "output.pushToHub")
+IMAGE_REQUIRED = "image is required with command: an image with your code and its Python packages"
 
 
-def not_beside_command(field: str) -> str:
-    """Why a field of the operator's own trainer is refused."""
-    return f"{field} is for the operator's own trainer and has no effect with command; give it to your program instead"
+def required_message(field: str) -> str:
+    """Return the message for a missing field of the operator's trainer."""
+    return f"{field} is required unless command is set"
 
 
-def misfits(given: Collection[str]) -> tuple[str, ...]:
-    """What the operator's own trainer misses among the fields of a spec, or what a command has no use for."""
+def no_effect_message(field: str) -> str:
+    """Return the message for a field of the operator's trainer that is set next to command."""
+    return f"{field} applies to the operator's trainer and has no effect with command; configure your program instead"
+
+
+def find_misfits(given: Collection[str]) -> tuple[str, ...]:
+    """Return messages for fields that the chosen method lacks or excludes; `given` are the fields that are set."""
     if "command" not in given:
-        return tuple(needed(field) for field in NEEDED_BY_TRAINER if field not in given)
-    trainers_own = (*NOT_BESIDE_COMMAND, *OUTPUT_NOT_BESIDE_COMMAND)
-    idle = tuple(not_beside_command(field) for field in trainers_own if field in given)
-    return idle if "image" in given else (*idle, IMAGE_NEEDED)
+        return tuple(required_message(field) for field in REQUIRED_WITHOUT_COMMAND if field not in given)
+    trainer_fields = (*EXCLUDED_BY_COMMAND, *OUTPUT_EXCLUDED_BY_COMMAND)
+    problems = tuple(no_effect_message(field) for field in trainer_fields if field in given)
+    return problems if "image" in given else (*problems, IMAGE_REQUIRED)
 
 
 class Command(Model):
-    """Your own program, unmodified, in your own image, under the same supervision, restarts and reports."""
+    """Your own program instead of the operator's trainer, unmodified, with the same supervision and restarts."""
 
     script: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = Field(
         default=None,
-        description="A Python script that is started once per rank, as torchrun would; relative to workingDir.",
+        description="Python script, relative to workingDir, started once per rank with the environment of torchrun.",
     )
-    args: tuple[Word, ...] = Field(
-        default=(), max_length=512, description="Arguments of script; $(NAME) becomes that environment variable."
+    args: tuple[CommandArgument, ...] = Field(
+        default=(), max_length=512, description="Arguments of script; $(NAME) is replaced by that environment variable."
     )
-    exec: tuple[Word, ...] = Field(
+    exec: tuple[CommandArgument, ...] = Field(
         default=(),
         max_length=512,
-        description="A program with its arguments, started once per node, which starts torchrun itself, such as"
-        " [swift, sft, ...]; $(NAME) becomes that environment variable.",
+        description="Program with arguments, started once per node, that starts torchrun itself, such as"
+        " [swift, sft, ...]; $(NAME) is replaced by that environment variable.",
     )
     working_dir: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = Field(
-        default=None, description="Folder to start in (default: the image's own)."
+        default=None, description="Working directory (default: that of the image)."
     )
 
     model_config = ConfigDict(
@@ -65,7 +65,7 @@ class Command(Model):
     )
 
     @model_validator(mode="after")
-    def _one_program(self) -> Self:
+    def _exactly_one_program(self) -> Self:
         if (self.script is not None) == bool(self.exec):
             raise ValueError(ONE_PROGRAM)
         if self.args and self.script is None:

@@ -1,4 +1,4 @@
-"""The dataset of a job: which rows, and what becomes of those that do not fit."""
+"""spec.dataset: the rows to train and evaluate on, and the treatment of unusable ones."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -8,28 +8,29 @@ from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from finetune_api.v1alpha1.base import Model, NonEmpty, validations
 
 _SAMPLED = "^[^#]+(#[1-9][0-9]{0,8})?$"
-_SAMPLED_MESSAGE = "after # stands how many rows are taken, such as /data/train.jsonl#1000; a path may hold no #"
-PACKING_NEEDS_SFT = (
-    "dataset.packing works with sft alone: dpo compares the two sequences of a row, and a pack has many rows; leave"
-    " packing out"
+_SAMPLED_MESSAGE = "# must be followed by a number of rows, such as /data/train.jsonl#1000; a path must not contain #"
+PACKING_REQUIRES_SFT = (
+    "dataset.packing works only with sft: dpo compares the two sequences of one row, and a pack contains many rows;"
+    " remove packing"
 )
-_PACKING_NEEDS_LENGTH = "packing needs maxLength, which is the size of a pack; set it to what fits in memory"
+_PACKING_NEEDS_LENGTH = "packing needs maxLength, the length of a pack in tokens; set it to what fits into memory"
 
 
 class DatasetSource(Model):
-    """One set of rows."""
+    """One source of rows: files or a Hub dataset."""
 
     name: NonEmpty = Field(
         description="A .jsonl, .json, .csv or .parquet file, or a folder of them, on a mounted volume, or the id of a"
-        " Hub dataset that holds such files; name#1000 takes 1000 rows of it, drawn by training.seed."
+        " Hub dataset with such files; name#1000 draws 1000 rows at random with training.seed."
     )
     split: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]+$", max_length=64)] | None = Field(
         default=None,
-        description="Of a folder or Hub dataset only files whose path says this word, such as train (default: all files"
-        " of a folder; of a Hub dataset train to train on, validation or test to evaluate on, where paths say so).",
+        description="Use only files whose path contains this word, such as train, of a folder or Hub dataset (default:"
+        " all files of a folder; in a Hub dataset, train for training and validation or test for evaluation, if paths"
+        " contain these words).",
     )
     subset: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)] | None = Field(
-        default=None, description="Of a folder or Hub dataset only files in a folder of this name."
+        default=None, description="Use only files in a folder of this name, of a folder or Hub dataset."
     )
     revision: NonEmpty | None = Field(
         default=None, description="Branch, tag or commit of a Hub dataset (default: main)."
@@ -41,54 +42,59 @@ class DatasetSource(Model):
 
     @property
     def path(self) -> str:
-        """Without the number of rows."""
+        """The name without the number of rows."""
         return self.name.partition("#")[0]
 
     @property
     def rows(self) -> int | None:
-        """How many are taken, less or more than there are; None takes each once."""
+        """Number of rows to draw, which may exceed the available ones; None uses each row once."""
         number = self.name.partition("#")[2]
         return int(number) if number else None
 
     @model_validator(mode="after")
-    def _sample_is_a_number(self) -> Self:
+    def _sample_size_is_a_number(self) -> Self:
         if not re.fullmatch(_SAMPLED, self.name):
             raise ValueError(f"name: {_SAMPLED_MESSAGE}")
         return self
 
 
 class Dataset(Model):
-    """The rows to train on: chat messages, or columns that stand for them."""
+    """The rows to train on: chat messages, or columns that are converted to them."""
 
-    train: tuple[DatasetSource, ...] = Field(min_length=1, max_length=64, description="Training rows, read in order.")
-    eval: tuple[DatasetSource, ...] = Field(default=(), max_length=64, description="Rows for the evaluation loss.")
+    train: tuple[DatasetSource, ...] = Field(
+        min_length=1, max_length=64, description="Sources of training rows, read in order."
+    )
+    eval: tuple[DatasetSource, ...] = Field(default=(), max_length=64, description="Sources of evaluation rows.")
     split_dataset_ratio: float | None = Field(
         default=None,
         gt=0,
         lt=1,
-        description="Share of the training rows held out for the evaluation loss, instead of eval; drawn by"
-        " training.seed.",
+        description="Fraction of the training rows held out for evaluation, instead of eval; drawn with training.seed.",
     )
     max_length: int | None = Field(
         default=None,
         ge=1,
         le=10_000_000,
-        description="Longest sample in tokens (default: what the model has positions for).",
+        description="Maximum length of a sample in tokens (default: the model's maximum number of positions).",
     )
     overlong: Literal["drop", "truncate", "error"] = Field(
         default="drop",
-        description="Samples longer than maxLength: left out and counted, cut to their beginning, or an error.",
+        description="Samples longer than maxLength: drop and count them, truncate them at the end, or fail.",
     )
     on_bad_row: Literal["error", "skip"] = Field(
-        default="error", description="Rows that cannot be used: an error, or left out, counted and named in the log."
+        default="error",
+        description="Invalid rows: fail, or skip them and report their number and locations in the log.",
     )
     packing: bool = Field(
         default=False,
-        description="Join rows into sequences of up to maxLength tokens that see nothing of each other; with sft."
-        " perDeviceTrainBatchSize then counts these.",
+        description="Pack rows into sequences of up to maxLength tokens, without attention between rows; only with sft."
+        " perDeviceTrainBatchSize then counts packed sequences.",
     )
     num_workers: int | None = Field(
-        default=None, ge=0, le=64, description="Loader processes per rank (default: cores / ranks - 1, 1 to 8)."
+        default=None,
+        ge=0,
+        le=64,
+        description="Data loader processes per rank (default: CPU cores / ranks - 1, from 1 to 8).",
     )
 
     model_config = ConfigDict(
@@ -102,7 +108,8 @@ class Dataset(Model):
     )
 
     @property
-    def evaluates(self) -> bool:
+    def has_evaluation(self) -> bool:
+        """Whether there are rows to evaluate on."""
         return bool(self.eval) or self.split_dataset_ratio is not None
 
     @model_validator(mode="after")
@@ -112,7 +119,7 @@ class Dataset(Model):
         return self
 
     @model_validator(mode="after")
-    def _packs_have_a_size(self) -> Self:
+    def _packing_has_a_length(self) -> Self:
         if self.packing and self.max_length is None:
             raise ValueError(_PACKING_NEEDS_LENGTH)
         return self

@@ -1,4 +1,4 @@
-"""The model that is trained, and how its images and videos are read."""
+"""spec.model: the model to train, and the processing of its images and videos."""
 
 from typing import Literal, Self
 
@@ -7,50 +7,57 @@ from pydantic import ConfigDict, Field, model_validator
 from finetune_api.v1alpha1.base import Model, NonEmpty, validations
 
 _PIXELS_RULE = "!(has(self.minPixels) && has(self.maxPixels)) || self.minPixels <= self.maxPixels"
-_PIXELS_MESSAGE = "minPixels is more than maxPixels; images cannot have both"
+_PIXELS_MESSAGE = "minPixels is more than maxPixels; lower minPixels or raise maxPixels"
 
 
 class ModelSource(Model):
-    """The model to start from."""
+    """The model to fine-tune, and the processing of its images and videos."""
 
     name: NonEmpty = Field(description="A Hub id such as Qwen/Qwen2.5-7B-Instruct, or a path on a mounted volume.")
     torch_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        default="auto", description="Data type of the weights; auto takes what the checkpoint's config says."
+        default="auto", description="Data type of the weights; auto uses the one in the model's config."
     )
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = Field(
         default="auto",
-        description="How attention is computed; auto takes the fastest of what is installed for the GPU, else sdpa.",
+        description="Attention implementation; auto uses the fastest one installed for the GPU, otherwise sdpa.",
     )
     max_pixels: int | None = Field(
         default=None,
         ge=1,
         le=1_000_000_000,
-        description="Pixels of an image above which it is made smaller, of models with images of any size;"
-        " Qwen2-VL makes one token of 784 pixels. Default: what the model's processor says.",
+        description="Largest number of pixels of an image; larger ones are downscaled. For models with dynamic"
+        " resolution; Qwen2-VL uses one token per 784 pixels. Default: that of the model's processor.",
     )
     min_pixels: int | None = Field(
-        default=None, ge=1, le=1_000_000_000, description="Pixels of an image below which it is made larger."
+        default=None,
+        ge=1,
+        le=1_000_000_000,
+        description="Smallest number of pixels of an image; smaller ones are upscaled. Default: that of the model's"
+        " processor.",
     )
     video_fps: float | None = Field(
         default=None,
         gt=0,
         le=60,
-        description="Frames that are taken of a second of a video. Default: what the model's processor says, else 2.",
+        description="Sampled frames per second of video. Default: that of the model's processor, otherwise 2.",
     )
     video_max_frames: int | None = Field(
-        default=None, ge=1, le=10_000, description="Most frames that are taken of a video. Default: likewise, else 768."
+        default=None,
+        ge=1,
+        le=10_000,
+        description="Maximum number of frames per video. Default: that of the model's processor, otherwise 768.",
     )
     video_max_pixels: int | None = Field(
         default=None,
         ge=1,
         le=1_000_000_000,
-        description="Pixels above which videos are made smaller: those of a frame for Qwen2-VL and Qwen2.5-VL, of all"
-        " frames together for Qwen3-VL. Default: what the model's processor says.",
+        description="Largest number of pixels of a video; larger ones are downscaled. Counted per frame for Qwen2-VL"
+        " and Qwen2.5-VL, and over all frames for Qwen3-VL. Default: that of the model's processor.",
     )
     freeze: tuple[Literal["vision", "aligner", "language"], ...] | None = Field(
         default=None,
         max_length=2,
-        description="Parts of a vision-language model that are not trained (default: vision and aligner).",
+        description="Frozen parts of a vision-language model (default: vision and aligner).",
     )
 
     model_config = ConfigDict(json_schema_extra=validations((_PIXELS_RULE, _PIXELS_MESSAGE)))

@@ -1,4 +1,4 @@
-"""Where what was learned goes."""
+"""spec.output: the volume or repository that receives checkpoints and the result."""
 
 from typing import Annotated, Literal
 
@@ -9,28 +9,28 @@ from finetune_api.v1alpha1.pod_types import PersistentVolumeClaimSource, Relativ
 
 
 class PushToHub(Model):
-    """A repository that takes the result, with a token from a Secret in spec.env that may write there."""
+    """A repository to upload the result to; needs a token with write access from a Secret in spec.env."""
 
     hub: Literal["huggingface", "modelscope"] = Field(
         default="huggingface",
         description="The Hugging Face Hub, with HF_TOKEN, or ModelScope, with MODELSCOPE_API_TOKEN.",
     )
     repo: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$", max_length=96)] = Field(
-        description="owner/name; made if it is not there."
+        description="owner/name; created if it does not exist."
     )
-    private: bool = Field(default=True, description="Of a repository that is made: only its owner sees it.")
+    private: bool = Field(default=True, description="Create the repository as private.")
 
 
 class Output(Model):
     """Where checkpoints and the result are written: <subPath>/{checkpoints,result,logs}."""
 
     persistent_volume_claim: PersistentVolumeClaimSource = Field(
-        description="The claim; for more than one node it must be ReadWriteMany."
+        description="The claim; it must be ReadWriteMany if the job has more than one node."
     )
     sub_path: RelativePath | None = Field(
         default=None, description="Folder of this job inside the claim (default: <namespace>/<name>)."
     )
-    overwrite: bool = Field(default=False, description="Replace what another job left in that folder.")
+    overwrite: bool = Field(default=False, description="Replace the output of another job in that folder.")
     push_to_hub: PushToHub | None = Field(
         default=None, description="Also upload the result, before the job is Complete."
     )

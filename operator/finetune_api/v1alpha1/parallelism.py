@@ -1,4 +1,4 @@
-"""How memory is spread over the ranks, as the spec says it."""
+"""spec.deepspeed and spec.fsdp: how weights, gradients and optimizer states are sharded over the ranks."""
 
 from typing import Literal, Self
 
@@ -7,23 +7,26 @@ from pydantic import ConfigDict, Field, model_validator
 from finetune_api.v1alpha1.base import Model, validations
 from finetune_api.v1alpha1.pod_types import RawObject
 
-QUANTIZED_IS_WHOLE = (
-    "lora.quantization: 4-bit weights cannot be spread over ranks; leave fsdp out, or take a deepspeed preset up to"
-    " zero2_offload, which spreads what the adapters need"
+QUANTIZED_CANNOT_SHARD = (
+    "lora.quantization: 4-bit weights cannot be sharded over ranks; remove fsdp, or use a deepspeed preset up to"
+    " zero2_offload, which shards only gradients and optimizer states"
 )
-NO_PROBE = "training.probe: DeepSpeed keeps gradients where they cannot be undone; leave probe out, or deepspeed"
+PROBE_EXCLUDES_DEEPSPEED = (
+    "training.probe: gradients inside DeepSpeed cannot be reset after a probe; remove probe or deepspeed"
+)
 
 
 class Deepspeed(Model):
-    """ZeRO (arXiv 1910.02054): optimizer states, gradients and weights are spread over the ranks by DeepSpeed."""
+    """ZeRO (arXiv 1910.02054): DeepSpeed shards optimizer states, gradients and weights over the ranks."""
 
     preset: Literal["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"] | None = Field(
         default=None,
-        description="What is spread: optimizer states (zero1), gradients too (zero2), weights too (zero3); _offload "
-        "keeps optimizer states, and with zero3 weights, in host memory.",
+        description="What is sharded: optimizer states (zero1), also gradients (zero2), also weights (zero3); _offload "
+        "keeps optimizer states, and with zero3 also weights, in host memory.",
     )
     config: RawObject | None = Field(
-        default=None, description="A config of DeepSpeed's own instead; batch, optimizer and precision stay the job's."
+        default=None,
+        description="A DeepSpeed config instead of a preset; batch, optimizer and precision are those of the job.",
     )
 
     model_config = ConfigDict(
@@ -33,8 +36,8 @@ class Deepspeed(Model):
     )
 
     @property
-    def spreads_weights(self) -> bool:
-        """ZeRO-3, by preset or by config."""
+    def shards_weights(self) -> bool:
+        """Whether weights are sharded (ZeRO-3), by preset or by config."""
         if self.preset is not None:
             return self.preset.startswith("zero3")
         section = (self.config or {}).get("zero_optimization")
@@ -48,9 +51,12 @@ class Deepspeed(Model):
 
 
 class Fsdp(Model):
-    """PyTorch's fully sharded data parallelism (FSDP2): weights, gradients and optimizer states are spread."""
+    """PyTorch's fully sharded data parallelism (FSDP2): weights, gradients and optimizer states are sharded."""
 
     reshard_after_forward: bool = Field(
-        default=True, description="Free gathered weights between forward and backward; false trades memory for speed."
+        default=True,
+        description="Free gathered weights between forward and backward pass; false is faster but uses more memory.",
     )
-    cpu_offload: bool = Field(default=False, description="Keep what is spread in host memory.")
+    cpu_offload: bool = Field(
+        default=False, description="Keep sharded weights, gradients and optimizer states in host memory."
+    )

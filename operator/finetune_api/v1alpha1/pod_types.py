@@ -1,22 +1,23 @@
-"""The parts of the Kubernetes pod API that a job may use, no wider than what the operator passes on."""
+"""The parts of the Kubernetes pod API that a job may use: exactly those that the operator copies to its pods."""
 
 import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from finetune_api.v1alpha1.base import Model, to_camel, validations
+from finetune_api.v1alpha1.base import Model, validations
+from finetune_supervisor.contract import to_camel
 
 RESERVED_PREFIX = "finetune.dev"
 
 
-def _refuse_dot_dot(path: str) -> str:
+def _reject_dot_dot(path: str) -> str:
     if ".." in path.split("/"):
         raise ValueError(f"{path}: must not contain '..'")
     return path
 
 
-def _refuse_non_quantity(value: str | int) -> str | int:
+def _reject_non_quantity(value: str | int) -> str | int:
     if not re.fullmatch(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?", str(value)):
         raise ValueError(f"{value}: must be a quantity such as 4, 500m or 64Gi")
     return value
@@ -29,12 +30,12 @@ AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^:]*$", max_length=
 RelativePath = Annotated[
     str,
     StringConstraints(pattern=r"^[^/]+(/[^/]+)*$", max_length=512),
-    AfterValidator(_refuse_dot_dot),
+    AfterValidator(_reject_dot_dot),
     Field(json_schema_extra=validations(("!self.split('/').exists(p, p == '..')", "must not contain '..'"))),
 ]
 Quantity = Annotated[
     str | int,
-    AfterValidator(_refuse_non_quantity),
+    AfterValidator(_reject_non_quantity),
     Field(
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
@@ -52,15 +53,19 @@ Labels = Annotated[dict[str, Annotated[str, StringConstraints(max_length=4096)]]
 
 
 class ResourceRequirements(Model):
-    """Compute resources of one node's trainer container, as in a pod."""
+    """Compute resources of the trainer container of each node, as in a pod."""
 
-    limits: dict[str, Quantity] = Field(default={}, max_length=12, description="Upper bounds, such as nvidia.com/gpu.")
-    requests: dict[str, Quantity] = Field(default={}, max_length=12, description="What the scheduler reserves.")
+    limits: dict[str, Quantity] = Field(
+        default={}, max_length=12, description="Resource limits, such as nvidia.com/gpu."
+    )
+    requests: dict[str, Quantity] = Field(
+        default={}, max_length=12, description="Resources that the scheduler reserves."
+    )
 
     def with_memory(self, limit: str) -> Self:
-        """With another memory limit; a request that was equal to the old one stays equal."""
-        equal = "memory" in self.requests and self.requests["memory"] == self.limits.get("memory")
-        requests = {**self.requests, "memory": limit} if equal else self.requests
+        """Return a copy with this memory limit; a memory request equal to the old limit is changed with it."""
+        is_equal = "memory" in self.requests and self.requests["memory"] == self.limits.get("memory")
+        requests = {**self.requests, "memory": limit} if is_equal else self.requests
         return self.model_copy(update={"limits": {**self.limits, "memory": limit}, "requests": requests})
 
 
@@ -75,31 +80,35 @@ class EnvVar(Model):
 
 
 class LocalObjectReference(Model):
-    """A reference to an object of the same namespace."""
+    """A reference to an object in the same namespace."""
 
     name: ObjectName = Field(description="Name of the object.")
 
 
 class PersistentVolumeClaimSource(Model):
-    """A claim of the job's namespace."""
+    """A PersistentVolumeClaim in the job's namespace."""
 
     claim_name: ObjectName = Field(description="Name of the PersistentVolumeClaim.")
 
 
 class Volume(Model):
-    """A volume and where it is mounted; exactly one source."""
+    """A volume with exactly one source, and its mount path."""
 
     name: DnsLabel = Field(description="Name of the volume, unique within the job.")
-    mount_path: AbsolutePath = Field(description="Where the trainer sees it.")
-    sub_path: RelativePath | None = Field(default=None, description="A folder inside the volume to mount instead.")
-    read_only: bool = Field(default=False, description="Mount without write access.")
-    persistent_volume_claim: PersistentVolumeClaimSource | None = Field(default=None, description="A claim.")
+    mount_path: AbsolutePath = Field(description="Absolute path in the trainer container.")
+    sub_path: RelativePath | None = Field(
+        default=None, description="Folder inside the volume to mount instead of its root."
+    )
+    read_only: bool = Field(default=False, description="Mount read-only.")
+    persistent_volume_claim: PersistentVolumeClaimSource | None = Field(
+        default=None, description="A PersistentVolumeClaim in the job's namespace."
+    )
     config_map: RawObject | None = Field(default=None, description="A ConfigMap source, as in a pod.")
     secret: RawObject | None = Field(default=None, description="A Secret source, as in a pod.")
     empty_dir: RawObject | None = Field(default=None, description="An emptyDir source, as in a pod.")
     nfs: RawObject | None = Field(default=None, description="An NFS source, as in a pod.")
     host_path: RawObject | None = Field(
-        default=None, description="A hostPath source, as in a pod; the restricted pod security level refuses it."
+        default=None, description="A hostPath source, as in a pod; the restricted pod security level rejects it."
     )
 
     model_config = ConfigDict(
@@ -115,9 +124,9 @@ class Volume(Model):
 
     @model_validator(mode="after")
     def _one_source(self) -> "Volume":
-        seen = [to_camel(to) for to in VOLUME_SOURCES if getattr(self, to) is not None]
-        if len(seen) != 1:
-            found = ", ".join(seen) or "none"
+        sources = [to_camel(name) for name in VOLUME_SOURCES if getattr(self, name) is not None]
+        if len(sources) != 1:
+            found = ", ".join(sources) or "none"
             raise ValueError(f"volume {self.name}: exactly one source must be set; found {found}")
         return self
 
@@ -126,30 +135,34 @@ VOLUME_SOURCES = ("persistent_volume_claim", "config_map", "secret", "empty_dir"
 
 
 class Toleration(Model):
-    """A taint that the job's pods tolerate."""
+    """A toleration of the job's pods, as in a pod."""
 
     key: str | None = Field(default=None, max_length=317, description="Taint key; empty matches all keys.")
-    operator: Literal["Exists", "Equal", "Lt", "Gt"] | None = Field(default=None, description="How value is compared.")
+    operator: Literal["Exists", "Equal", "Lt", "Gt"] | None = Field(
+        default=None, description="Comparison with the value of the taint."
+    )
     value: str | None = Field(default=None, max_length=63, description="Taint value.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         default=None, description="Taint effect; empty matches all effects."
     )
-    toleration_seconds: int | None = Field(default=None, description="How long a NoExecute taint is tolerated.")
+    toleration_seconds: int | None = Field(
+        default=None, description="Seconds for which a NoExecute taint is tolerated."
+    )
 
 
 class PodTemplate(Model):
-    """What is laid over the pods that the operator makes: placement, identity, labels and security."""
+    """Settings for the pods that the operator creates: placement, identity, labels and security."""
 
     labels: Labels = Field(default={}, description="Extra labels; finetune.dev/ is reserved.")
     annotations: Labels = Field(default={}, description="Extra annotations; finetune.dev/ is reserved.")
-    node_selector: Labels = Field(default={}, description="Labels a Kubernetes node must have.")
-    tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32, description="Taints that are tolerated.")
-    affinity: RawObject | None = Field(default=None, description="Pod affinity, as in a pod.")
+    node_selector: Labels = Field(default={}, description="Labels that a Kubernetes node must have.")
+    tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32, description="Tolerations of the pods.")
+    affinity: RawObject | None = Field(default=None, description="Affinity, as in a pod.")
     priority_class_name: ObjectName | None = Field(default=None, description="PriorityClass of the pods.")
     scheduler_name: ObjectName | None = Field(default=None, description="Scheduler to use instead of the default.")
     runtime_class_name: ObjectName | None = Field(default=None, description="RuntimeClass, such as nvidia.")
     service_account_name: ObjectName | None = Field(
-        default=None, description="ServiceAccount of the pods; its token is still not mounted."
+        default=None, description="ServiceAccount of the pods; its token is not mounted."
     )
     security_context: RawObject | None = Field(
         default=None, description="Replaces the pod's securityContext (default: non-root 1000, seccomp RuntimeDefault)."

@@ -1,4 +1,4 @@
-"""Kubernetes resource quantities as numbers."""
+"""Conversion between Kubernetes resource quantities and numbers."""
 
 import math
 
@@ -12,7 +12,7 @@ _FACTORS = {
 
 
 def parse_quantity(quantity: str | int | float) -> float:
-    """`500m` -> 0.5, `2Gi` -> 2147483648.0; raises ValueError on what is no number."""
+    """Parse a quantity: `500m` is 0.5, `2Gi` is 2147483648.0. Raises ValueError."""
     text = str(quantity).strip()
     for suffix in sorted(_FACTORS, key=len, reverse=True):
         if text.endswith(suffix):
@@ -21,7 +21,7 @@ def parse_quantity(quantity: str | int | float) -> float:
 
 
 def format_bytes(count: int) -> str:
-    """The shortest exact quantity: 2147483648 -> `2Gi`, 1000000000 -> `1G`."""
+    """Return the shortest exact quantity of a number of bytes: 2147483648 is `2Gi`, 1000000000 is `1G`."""
     for suffix in ("Ti", "Gi", "Mi", "Ki", "G", "M"):
         if count and count % int(_FACTORS[suffix]) == 0:
             return f"{count // int(_FACTORS[suffix])}{suffix}"

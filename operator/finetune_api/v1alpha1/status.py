@@ -1,4 +1,4 @@
-"""What the operator tells about a job. Logic reads conditions and attempts; `phase` and `display` are for people."""
+"""status: the observed state of a job. Programs read conditions and attempts; `phase` and `display` are for people."""
 
 import math
 from enum import StrEnum
@@ -10,7 +10,7 @@ from finetune_api.v1alpha1.base import StatusModel, list_map
 
 
 class Phase(StrEnum):
-    """One word for a person reading a list; never read by logic."""
+    """A one-word summary for people; programs read conditions instead."""
 
     QUEUED = "Queued"
     STARTING = "Starting"
@@ -22,7 +22,7 @@ class Phase(StrEnum):
 
 
 class Fault(StrEnum):
-    """Who has to act; restart budgets are kept by fault."""
+    """Who or what has to change after a failure; each fault has its own restart budget."""
 
     USER = "user"
     RESOURCE = "resource"
@@ -33,7 +33,7 @@ class Fault(StrEnum):
 
 
 class AttemptState(StrEnum):
-    """Where one attempt is in its life."""
+    """The state of one attempt."""
 
     STARTING = "Starting"
     RUNNING = "Running"
@@ -44,209 +44,233 @@ class AttemptState(StrEnum):
 
 
 class Condition(StatusModel):
-    """A condition as metav1.Condition has it."""
+    """A condition as defined by metav1.Condition."""
 
     type: str = Field(description="Running, Complete, Failed, Suspended, Finished, Reconciling or Stalled.")
     status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
-    observed_generation: int = Field(default=0, description="metadata.generation that the condition is about.")
+    observed_generation: int = Field(default=0, description="metadata.generation for which the condition was set.")
     last_transition_time: AwareDatetime = Field(description="When the status last changed.")
     reason: str = Field(description="A stable CamelCase word.")
-    message: str = Field(default="", description="What a person should know, in one line.")
+    message: str = Field(default="", description="Explanation in one line.")
 
 
 class Evidence(StatusModel):
-    """What one node left behind; enough to judge it after its pod is gone."""
+    """What is known about the end of one node, kept after its pod is gone."""
 
     node_rank: int = Field(description="Node rank.")
-    pod_name: str = Field(default="", description="Its pod.")
-    k8s_node: str = Field(default="", description="The Kubernetes node it ran on.")
-    ended: bool = Field(default=False, description="Its container ended, or the pod is gone.")
-    reason: str = Field(default="", description="What Kubernetes says of the container or pod, such as OOMKilled.")
+    pod_name: str = Field(default="", description="Name of its pod.")
+    k8s_node: str = Field(default="", description="Kubernetes node on which it ran.")
+    ended: bool = Field(default=False, description="Whether its container ended or its pod is gone.")
+    reason: str = Field(default="", description="Reason of the container or pod status, such as OOMKilled.")
     disruption: str = Field(default="", description="Reason of the pod's DisruptionTarget condition.")
-    deleted: bool = Field(default=False, description="Somebody else deleted the pod while the attempt was to go on.")
-    outcome: str = Field(default="", description="What the supervisor said last: succeeded, stopped, failed, running.")
-    error_type: str = Field(default="", description="Class of the error that the first failing rank raised.")
-    victim: bool = Field(default=False, description="That rank only suffered from the death of another.")
+    deleted: bool = Field(
+        default=False, description="Whether the pod was deleted by another client during the attempt."
+    )
+    outcome: str = Field(
+        default="", description="Last outcome reported by the supervisor: succeeded, stopped, failed, running."
+    )
+    error_type: str = Field(default="", description="Class of the exception of the rank that failed first.")
+    victim: bool = Field(default=False, description="Whether that rank failed only because another one did.")
     exit_code: int | None = Field(default=None, description="Exit code of the container.")
-    rank: int | None = Field(default=None, description="The rank that failed first on this node.")
-    signal: int | None = Field(default=None, description="The signal that ended that rank.")
-    message: str = Field(default="", description="The error, in its own words.")
-    last_step: int | None = Field(default=None, description="The last step this node reported.")
-    finished_at: AwareDatetime | None = Field(default=None, description="When it happened.")
+    rank: int | None = Field(default=None, description="Rank that failed first on this node.")
+    signal: int | None = Field(default=None, description="Signal that ended that rank.")
+    message: str = Field(default="", description="Message of the exception.")
+    last_step: int | None = Field(default=None, description="Last optimizer step that this node reported.")
+    finished_at: AwareDatetime | None = Field(default=None, description="When the node ended.")
 
 
 class AttemptRecord(StatusModel):
-    """One attempt: what happened, whose fault it was and what was done."""
+    """Record of one attempt: times, cause of its end, fault, and action of the operator."""
 
-    attempt: int = Field(description="Number, from 0; part of the names of its pods.")
-    state: AttemptState = Field(description="Starting, Running, Stopping, Succeeded, Failed or Stopped.")
-    created: bool = Field(default=False, description="All its objects were made: a missing pod is now a lost one.")
-    not_before: AwareDatetime | None = Field(default=None, description="Its pods are not made earlier than this.")
+    attempt: int = Field(description="Number of the attempt, from 0; part of its pod names.")
+    state: AttemptState = Field(description="The state of one attempt.")
+    created: bool = Field(
+        default=False, description="Whether all its objects were created; a missing pod is lost from then on."
+    )
+    not_before: AwareDatetime | None = Field(default=None, description="Earliest time at which its pods are created.")
     avoids: tuple[str, ...] = Field(
-        default=(), description="Kubernetes nodes that failed the job before; its pods are kept away from them."
+        default=(), description="Kubernetes nodes that its pods avoid because the job failed there before."
     )
-    start_time: AwareDatetime | None = Field(default=None, description="When it was decided.")
+    start_time: AwareDatetime | None = Field(default=None, description="When it was started.")
     pending_since: AwareDatetime | None = Field(
-        default=None, description="Since when nodes are to start and do not all run, over all attempts."
+        default=None, description="Since when not all nodes run although they should, across attempts."
     )
-    running_time: AwareDatetime | None = Field(default=None, description="When all its nodes ran.")
-    end_time: AwareDatetime | None = Field(default=None, description="When its end was decided.")
-    first_step: int | None = Field(default=None, description="The step it resumed from.")
-    first_step_time: AwareDatetime | None = Field(default=None, description="When it had done a step.")
-    last_step: int | None = Field(default=None, description="The last step it reported.")
+    running_time: AwareDatetime | None = Field(default=None, description="When all its nodes were running.")
+    end_time: AwareDatetime | None = Field(default=None, description="When the operator ended it.")
+    first_step: int | None = Field(default=None, description="Optimizer step from which it resumed.")
+    first_step_time: AwareDatetime | None = Field(default=None, description="When it completed its first step.")
+    last_step: int | None = Field(default=None, description="Last optimizer step that it reported.")
     downtime_seconds: int | None = Field(
-        default=None, description="From its end until an attempt had done a step again, if it failed after one itself."
+        default=None,
+        description="Seconds from its failure until a later attempt completed a step; only if it completed one itself.",
     )
-    steps_lost: int | None = Field(default=None, description="Steps that had to be done again.")
-    reason: str = Field(default="", description="Why it ended.")
-    fault: Fault | None = Field(default=None, description="Who has to act.")
-    action: str = Field(default="", description="What the operator did: Restart, Repair, Fail, Suspend or Complete.")
-    node_rank: int | None = Field(default=None, description="The node that caused the end.")
-    rank: int | None = Field(default=None, description="The rank that caused the end.")
-    k8s_node: str = Field(default="", description="The Kubernetes node that caused the end.")
-    message: str = Field(default="", description="The end in one line.")
+    steps_lost: int | None = Field(default=None, description="Optimizer steps that had to be repeated.")
+    reason: str = Field(default="", description="Reason of its end.")
+    fault: Fault | None = Field(
+        default=None,
+        description="Who or what has to change after a failure.",
+    )
+    action: str = Field(default="", description="Action of the operator: Restart, Repair, Fail, Suspend or Complete.")
+    node_rank: int | None = Field(default=None, description="Rank of the node that caused its end.")
+    rank: int | None = Field(default=None, description="Rank that caused its end.")
+    k8s_node: str = Field(default="", description="Kubernetes node of the node that caused its end.")
+    message: str = Field(default="", description="Cause of its end in one line.")
     evidence: tuple[Evidence, ...] = Field(
-        default=(), description="What nodes left behind; in the end, of the eight that tell most."
+        default=(), description="Evidence of its nodes; after the end, of the eight most relevant ones."
     )
 
 
 class RestartCounts(StatusModel):
-    """Restarts since the job last got further than ever before; limits are kept against these."""
+    """Restarts since the job last made progress; compared with the limits of restartPolicy."""
 
-    counted: int = Field(default=0, description="After transient, resource and unexplained failures.")
-    infrastructure: int = Field(default=0, description="After lost, evicted and preempted nodes.")
-    best_step: int = Field(default=0, description="The furthest step any attempt reported.")
+    counted: int = Field(default=0, description="Restarts after transient, resource and unexplained failures.")
+    infrastructure: int = Field(default=0, description="Restarts after infrastructure failures and preemptions.")
+    best_step: int = Field(default=0, description="Highest optimizer step of all attempts.")
 
 
 def _finite_or_none(value: object) -> object:
-    """JSON knows no NaN, and the API server would refuse the whole status for one."""
+    """Replace NaN and infinity, which JSON lacks: the API server would reject the whole status."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-Measured = Annotated[float | None, BeforeValidator(_finite_or_none)]
+FiniteFloat = Annotated[float | None, BeforeValidator(_finite_or_none)]
 
 
 class MemoryStatus(StatusModel):
-    """Memory of the ranks in bytes: on their GPUs, or resident where there are none."""
+    """Memory of the ranks in bytes: GPU memory, or resident set size without GPUs."""
 
-    forecast: int | None = Field(default=None, description="What a rank was forecast to need at most.")
-    peak_highest: int = Field(default=0, description="The most that any rank held.")
-    peak_highest_rank: int = Field(default=0, description="Which rank that was.")
-    peak_lowest: int = Field(default=0, description="The peak of the rank that needed least.")
-    peak_lowest_rank: int = Field(default=0, description="Which rank that was.")
-    reserved: int | None = Field(default=None, description="What torch's allocator took from the GPU for the highest.")
-    cause: str | None = Field(default=None, description="The step of the highest peak and its longest sequence.")
+    forecast: int | None = Field(default=None, description="Forecast of the peak memory of a rank.")
+    peak_highest: int = Field(default=0, description="Highest peak of all ranks.")
+    peak_highest_rank: int = Field(default=0, description="Rank with the highest peak.")
+    peak_lowest: int = Field(default=0, description="Lowest peak of all ranks.")
+    peak_lowest_rank: int = Field(default=0, description="Rank with the lowest peak.")
+    reserved: int | None = Field(
+        default=None, description="Memory reserved by torch's allocator on the rank with the highest peak."
+    )
+    cause: str | None = Field(default=None, description="Step of the highest peak, and its longest sequence.")
 
 
 class Progress(StatusModel):
-    """How far training is, as rank 0 last reported."""
+    """Progress of training as last reported by rank 0."""
 
-    step: int = Field(default=0, description="Optimizer steps done.")
-    first_step: int | None = Field(default=None, description="The step from which the present attempt went on.")
-    first_step_time: AwareDatetime | None = Field(default=None, description="When that attempt had done a step.")
-    total_steps: int | None = Field(default=None, description="Optimizer steps in all.")
-    epoch: Measured = Field(default=None, description="Passes over the rows.")
-    loss: Measured = Field(default=None, description="Training loss of the last report.")
-    eval_loss: Measured = Field(default=None, description="Last evaluation loss.")
-    learning_rate: Measured = Field(default=None, description="Learning rate of the last step.")
-    grad_norm: Measured = Field(default=None, description="Gradient norm of the last step.")
-    tokens_per_second: Measured = Field(default=None, description="Tokens of all ranks per second.")
-    samples_per_second: Measured = Field(default=None, description="Samples of all ranks per second.")
-    step_seconds: Measured = Field(default=None, description="Time of a step, without evaluation and checkpoints.")
-    mfu: Measured = Field(default=None, description="Model FLOPs utilisation, 0 to 1, where the GPU's peak is known.")
-    data_wait_share: Measured = Field(default=None, description="Share of a step spent waiting for the next batch.")
+    step: int = Field(default=0, description="Completed optimizer steps.")
+    first_step: int | None = Field(default=None, description="Optimizer step from which the current attempt resumed.")
+    first_step_time: AwareDatetime | None = Field(
+        default=None, description="When that attempt completed its first step."
+    )
+    total_steps: int | None = Field(default=None, description="Planned optimizer steps.")
+    epoch: FiniteFloat = Field(default=None, description="Completed epochs, with fraction.")
+    loss: FiniteFloat = Field(default=None, description="Last reported training loss.")
+    eval_loss: FiniteFloat = Field(default=None, description="Loss of the last evaluation.")
+    learning_rate: FiniteFloat = Field(default=None, description="Learning rate of the last step.")
+    grad_norm: FiniteFloat = Field(default=None, description="Gradient norm of the last step.")
+    tokens_per_second: FiniteFloat = Field(default=None, description="Tokens per second of all ranks.")
+    samples_per_second: FiniteFloat = Field(default=None, description="Samples per second of all ranks.")
+    step_seconds: FiniteFloat = Field(
+        default=None, description="Seconds per optimizer step, without evaluation and checkpoints."
+    )
+    mfu: FiniteFloat = Field(default=None, description="Model FLOPs utilization, 0 to 1, if the GPU's peak is known.")
+    data_wait_share: FiniteFloat = Field(
+        default=None, description="Fraction of a step spent waiting for the next batch."
+    )
     slow_rank: str | None = Field(
-        default=None, description="The slowest rank, if it takes over 10 % longer than the median rank."
+        default=None, description="Slowest rank, if it takes over 10 % longer than the median rank."
     )
-    eta_seconds: int | None = Field(default=None, description="Seconds to the last step at the present pace.")
-    last_checkpoint: str | None = Field(default=None, description="Name of the newest whole checkpoint.")
-    best_step: int | None = Field(default=None, description="Step of the best evaluation, where they are compared.")
-    best_metric: Measured = Field(default=None, description="What training.metricForBestModel was then.")
-    stopped_early: bool | None = Field(default=None, description="Training ended because evaluations got no better.")
-    ended: str | None = Field(default=None, description="How training ended, and whose weights the result holds.")
+    eta_seconds: int | None = Field(default=None, description="Estimated seconds until the last step.")
+    last_checkpoint: str | None = Field(default=None, description="Name of the newest complete checkpoint.")
+    best_step: int | None = Field(default=None, description="Step of the best evaluation, if evaluations are compared.")
+    best_metric: FiniteFloat = Field(default=None, description="Value of training.metricForBestModel at that step.")
+    stopped_early: bool | None = Field(default=None, description="Whether early stopping ended the training.")
+    ended: str | None = Field(
+        default=None, description="How training ended, and from which step the published weights are."
+    )
     per_device_train_batch_size: int | None = Field(
-        default=None, description="Samples per rank and forward pass, where auto left it to the trainer."
+        default=None, description="Samples per rank and forward pass that the trainer chose for auto."
     )
-    memory: MemoryStatus | None = Field(default=None, description="Forecast and peaks of memory.")
-    update_time: AwareDatetime | None = Field(default=None, description="When this was reported.")
+    memory: MemoryStatus | None = Field(default=None, description="Memory of the ranks in bytes.")
+    update_time: AwareDatetime | None = Field(default=None, description="When rank 0 reported this.")
 
 
 class BatchStatus(StatusModel):
-    """The batch as it is trained; with perDeviceTrainBatchSize auto, from when the trainer has chosen one."""
+    """The batch that is trained; with perDeviceTrainBatchSize auto, known once the trainer has chosen it."""
 
     per_device_train_batch_size: int = Field(description="Samples per rank and forward pass.")
-    gradient_accumulation_steps: int = Field(description="Forward passes per optimizer step.")
-    world_size: int = Field(description="Ranks.")
-    effective: int = Field(description="The product: samples per optimizer step.")
+    gradient_accumulation_steps: int = Field(description="Micro-batches per optimizer step and rank.")
+    world_size: int = Field(description="Number of ranks.")
+    effective: int = Field(description="Product of these: samples per optimizer step.")
 
 
 class Repair(StatusModel):
-    """What was changed so that the job fits into memory; what is set stands in the place of the spec's."""
+    """Changes made after memory ran out; fields that are set override those of the spec."""
 
     per_device_train_batch_size: int | None = Field(default=None, description="Samples per rank and forward pass.")
-    gradient_accumulation_steps: int | None = Field(default=None, description="Forward passes per optimizer step.")
-    gradient_checkpointing: bool | None = Field(default=None, description="Activations are recomputed.")
-    expandable_segments: bool | None = Field(default=None, description="The allocator leaves fewer gaps.")
-    deepspeed: str | None = Field(default=None, description="Preset that spreads memory over the ranks.")
-    memory: str | None = Field(default=None, description="Memory limit of every node.")
+    gradient_accumulation_steps: int | None = Field(
+        default=None, description="Micro-batches per optimizer step and rank."
+    )
+    gradient_checkpointing: bool | None = Field(default=None, description="Whether activations are recomputed.")
+    expandable_segments: bool | None = Field(
+        default=None, description="Whether torch's allocator uses expandable segments, which reduces fragmentation."
+    )
+    deepspeed: str | None = Field(default=None, description="DeepSpeed preset.")
+    memory: str | None = Field(default=None, description="Memory limit of each node.")
     shm_size: str | None = Field(default=None, description="Size of /dev/shm.")
-    num_workers: int | None = Field(default=None, description="Loader processes per rank.")
+    num_workers: int | None = Field(default=None, description="Data loader processes per rank.")
 
 
 class NodeStatus(StatusModel):
-    """One node of the present attempt."""
+    """One node of the current attempt."""
 
     node_rank: int = Field(description="Node rank.")
-    pod_name: str = Field(description="Its pod.")
-    k8s_node: str = Field(default="", description="The Kubernetes node it runs on.")
-    phase: str = Field(default="", description="Phase of the pod, or what it waits for.")
+    pod_name: str = Field(description="Name of its pod.")
+    k8s_node: str = Field(default="", description="Kubernetes node on which it runs.")
+    phase: str = Field(default="", description="Phase of its pod, or the reason why it is pending.")
 
 
 class WaitStatus(StatusModel):
-    """What keeps pods from starting."""
+    """Why the pods of the attempt do not run yet."""
 
     reason: str = Field(description="A stable CamelCase word.")
-    message: str = Field(default="", description="What is missing, in one line.")
-    since: AwareDatetime = Field(description="Since when.")
+    message: str = Field(default="", description="Explanation in one line.")
+    since: AwareDatetime = Field(description="Since when this has been the reason.")
 
 
 class Display(StatusModel):
-    """The columns of `kubectl get`, ready to print."""
+    """Formatted columns of `kubectl get`, for people."""
 
-    nodes: str = Field(default="", description="Running and wanted nodes.")
-    progress: str = Field(default="", description="Percent and steps.")
+    nodes: str = Field(default="", description="Running and desired nodes.")
+    progress: str = Field(default="", description="Percentage and steps.")
     loss: str = Field(default="", description="Training loss.")
-    tokens_per_second: str = Field(default="", description="Throughput.")
-    eta: str = Field(default="", description="Time left.")
+    tokens_per_second: str = Field(default="", description="Tokens per second.")
+    eta: str = Field(default="", description="Estimated remaining time.")
 
 
 class JobStatus(StatusModel):
-    """What is, as the operator last saw it."""
+    """Observed state of the job, written by the operator."""
 
-    observed_generation: int = Field(default=0, description="metadata.generation this status is about.")
-    phase: Phase | None = Field(default=None, description="One word for people.")
+    observed_generation: int = Field(default=0, description="metadata.generation for which this status was written.")
+    phase: Phase | None = Field(default=None, description="A one-word summary for people.")
     conditions: tuple[Condition, ...] = Field(
         default=(),
-        description="Running, Suspended, Complete, Failed, Finished, Reconciling, Stalled.",
+        description="Conditions: Running, Suspended, Complete, Failed, Finished, Reconciling, Stalled.",
         json_schema_extra=list_map("type"),
     )
-    attempt: int | None = Field(default=None, description="The present attempt.")
+    attempt: int | None = Field(default=None, description="Number of the current attempt.")
     attempts: tuple[AttemptRecord, ...] = Field(
         default=(),
-        description="The last 20 attempts, oldest first; rather older ones for which a Kubernetes node is avoided.",
+        description="The last 20 attempts, oldest first; those that made a Kubernetes node avoided are kept longer.",
     )
-    restarts: int = Field(default=0, description="Restarts after failures so far.")
+    restarts: int = Field(default=0, description="Number of restarts after failures.")
     without_progress: RestartCounts = Field(
-        default=RestartCounts(), description="Restarts since the job last got further than ever before."
+        default=RestartCounts(), description="Restarts since the job last made progress."
     )
-    start_time: AwareDatetime | None = Field(default=None, description="When the first attempt was decided.")
+    start_time: AwareDatetime | None = Field(default=None, description="When the first attempt was started.")
     completion_time: AwareDatetime | None = Field(default=None, description="When the job became Complete or Failed.")
-    suspended_seconds: int = Field(default=0, description="Time spent suspended; deadlines do not count it.")
-    suspend_time: AwareDatetime | None = Field(default=None, description="Since when the job is suspended.")
-    waiting: WaitStatus | None = Field(default=None, description="What the pods wait for before they can start.")
-    progress: Progress | None = Field(default=None, description="How far training is.")
-    batch: BatchStatus | None = Field(default=None, description="The batch as it is trained.")
-    repair: Repair | None = Field(default=None, description="What was changed after memory ran out.")
-    nodes: tuple[NodeStatus, ...] = Field(default=(), description="The nodes of the present attempt.")
-    output: str | None = Field(default=None, description="Claim and folder of checkpoints and result.")
-    display: Display | None = Field(default=None, description="The columns of kubectl get.")
+    suspended_seconds: int = Field(default=0, description="Seconds spent suspended; deadlines exclude them.")
+    suspend_time: AwareDatetime | None = Field(default=None, description="Since when the job has been suspended.")
+    waiting: WaitStatus | None = Field(default=None, description="Why the pods of the attempt do not run yet.")
+    progress: Progress | None = Field(default=None, description="Progress of training.")
+    batch: BatchStatus | None = Field(default=None, description="The batch that is trained.")
+    repair: Repair | None = Field(default=None, description="Changes made after memory ran out.")
+    nodes: tuple[NodeStatus, ...] = Field(default=(), description="Nodes of the current attempt.")
+    output: str | None = Field(default=None, description="Claim and folder of the output.")
+    display: Display | None = Field(default=None, description="Formatted columns of `kubectl get`.")

@@ -1,4 +1,4 @@
-"""How the optimizer steps, and what is measured and saved on the way."""
+"""spec.training: batch, optimizer, schedule, evaluation, checkpoints and reporting."""
 
 from typing import Annotated, Literal, Self
 
@@ -7,45 +7,48 @@ from pydantic import ConfigDict, Field, model_validator
 from finetune_api.batch import AUTO
 from finetune_api.v1alpha1.base import Model, validations
 
-REPORTERS = ("tensorboard", "wandb", "mlflow", "swanlab")  # each needs the package of its name
+REPORTERS = ("tensorboard", "wandb", "mlflow", "swanlab")  # each needs the package with this name
 EVAL_LOSS = "eval_loss"
-REWARDS = "eval_rewards/"  # the beginning of every metric that dpo alone measures
+REWARD_METRICS = "eval_rewards/"  # prefix of the metrics that only dpo reports
 REWARDS_NEED_DPO = (
-    f"training.metricForBestModel: what begins with {REWARDS} is measured with dpo alone; use {EVAL_LOSS}"
+    f"training.metricForBestModel: metrics that begin with {REWARD_METRICS} exist only with dpo; use {EVAL_LOSS}"
 )
-_COMPARES = "has(self.earlyStoppingPatience) || (has(self.loadBestModelAtEnd) && self.loadBestModelAtEnd)"
-_COMPARED_NEED_STEPS = (
-    "loadBestModelAtEnd and earlyStoppingPatience compare evaluations, and without evalSteps there is one, at the end;"
-    " set evalSteps"
+_COMPARES_EVALUATIONS = "has(self.earlyStoppingPatience) || (has(self.loadBestModelAtEnd) && self.loadBestModelAtEnd)"
+_COMPARISON_NEEDS_EVAL_STEPS = (
+    "loadBestModelAtEnd and earlyStoppingPatience compare evaluations, but without evalSteps there is only one, at the"
+    " end; set evalSteps"
 )
-_METRIC_IS_COMPARED = (
-    "metricForBestModel is what loadBestModelAtEnd and earlyStoppingPatience go by; set one of them, or leave it out"
+_METRIC_NEEDS_COMPARISON = (
+    "metricForBestModel is used only by loadBestModelAtEnd and earlyStoppingPatience; set one of them, or remove it"
 )
-_THRESHOLD_NEEDS_PATIENCE = "earlyStoppingThreshold belongs to earlyStoppingPatience; set that, too"
-_SCALING_NEEDS_RATE = "lrScaling scales learningRate, which must say what suits baseBatchSize; set it"
+_THRESHOLD_NEEDS_EARLY_STOPPING = "earlyStoppingThreshold requires earlyStoppingPatience; set both"
+_SCALING_NEEDS_RATE = "lrScaling scales learningRate, which must be the rate for baseBatchSize; set learningRate"
 
 
-def rate_of_frozen(part: str) -> str:
+def frozen_rate_message(part: str) -> str:
+    """Return the message for a learning rate of a frozen part of a vision-language model."""
     return (
-        f"training.{part}LearningRate: {part} is frozen, as vision and aligner are unless model.freeze says otherwise;"
-        f" list in model.freeze what is to be frozen without {part}, or leave the rate out"
+        f"training.{part}LearningRate: {part} is frozen (model.freeze, default: vision and aligner); set model.freeze"
+        f" without {part}, or remove the rate"
     )
 
 
 class LrScaling(Model):
-    """Makes learning rates that suit one effective batch suit another."""
+    """Scales the learning rates from a base batch size to the effective batch."""
 
     rule: Literal["linear", "sqrt"] = Field(
-        description="Rates grow with the effective batch, or with its square root, as is usual for AdamW."
+        description="Scale with the effective batch, or with its square root, as is usual for AdamW."
     )
-    base_batch_size: int = Field(ge=1, le=16_777_216, description="The effective batch that the given rates suit.")
+    base_batch_size: int = Field(
+        ge=1, le=16_777_216, description="Effective batch for which the learning rates were chosen."
+    )
 
 
-AUTO_NEEDS_A_SUM = (
-    "perDeviceTrainBatchSize: auto needs globalBatchSize, so that what fits does not decide what is learned; set it"
+AUTO_NEEDS_GLOBAL_BATCH = (
+    "perDeviceTrainBatchSize: auto needs globalBatchSize, so that the result does not depend on GPU memory; set it"
 )
-AUTO_CHOOSES_BOTH = (
-    "perDeviceTrainBatchSize: auto chooses gradientAccumulationSteps as well; leave that out, or write a number"
+AUTO_SETS_ACCUMULATION = (
+    "perDeviceTrainBatchSize: auto also chooses gradientAccumulationSteps; remove that, or set a number instead of auto"
 )
 
 
@@ -65,105 +68,112 @@ MicroBatch = Annotated[
 
 
 class Training(Model):
-    """How the optimizer steps. Names are those of transformers.TrainingArguments."""
+    """Batch, optimizer, schedule and checkpoints. Names are those of transformers.TrainingArguments."""
 
     per_device_train_batch_size: MicroBatch | None = Field(
         default=None,
-        description="Samples per rank and forward pass (default 1). auto: as many as fit into memory, of those that"
-        " divide globalBatchSize, which must be given; gradientAccumulationSteps follows.",
+        description="Samples per rank and forward pass (default 1). auto: the largest number that fits into memory and"
+        " divides globalBatchSize, which is then required; gradientAccumulationSteps is derived.",
     )
     gradient_accumulation_steps: int | None = Field(
-        default=None, ge=1, le=65536, description="Forward passes per optimizer step (default 1, or derived)."
+        default=None, ge=1, le=65536, description="Micro-batches per optimizer step and rank (default 1, or derived)."
     )
     global_batch_size: int | None = Field(
         default=None,
         ge=1,
         le=16_777_216,
         description="Effective batch: perDeviceTrainBatchSize x gradientAccumulationSteps x ranks. "
-        "Given, it must hold exactly; what is missing of the other two is derived.",
+        "If set, it must match exactly; an absent one of the other two is derived.",
     )
     per_device_eval_batch_size: int | None = Field(
         default=None, ge=1, le=65536, description="Samples per rank in evaluation (default: as in training)."
     )
     average_tokens_across_devices: bool = Field(
-        default=True, description="Weigh every token of the effective batch equally, whatever rank it is on."
+        default=True, description="Average the loss over all tokens of the effective batch, instead of per rank."
     )
     learning_rate: float | None = Field(
         default=None,
         gt=0,
         le=10,
-        description="Peak learning rate (default 1e-4 with lora, 1e-5 without; a tenth of that for dpo).",
+        description="Peak learning rate (default: 1e-4 with lora, 1e-5 without; for dpo a tenth of that).",
     )
     vision_learning_rate: float | None = Field(
-        default=None, gt=0, le=10, description="That of a model's vision tower (default: learningRate)."
+        default=None, gt=0, le=10, description="Peak learning rate of the vision encoder (default: learningRate)."
     )
     aligner_learning_rate: float | None = Field(
-        default=None, gt=0, le=10, description="That of what aligns vision with language (default: learningRate)."
+        default=None,
+        gt=0,
+        le=10,
+        description="Peak learning rate of the aligner between vision encoder and language model (default:"
+        " learningRate).",
     )
-    lr_scaling: LrScaling | None = Field(
-        default=None, description="Scale all of these from the batch that they suit to the effective batch."
-    )
+    lr_scaling: LrScaling | None = Field(default=None, description="Scales the learning rates.")
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial"] = Field(
-        default="cosine", description="Shape of the learning rate over the steps."
+        default="cosine", description="Learning rate schedule."
     )
-    warmup_steps: int = Field(default=0, ge=0, description="Steps of linear warm-up from zero.")
-    weight_decay: float = Field(default=0.0, ge=0, le=1, description="AdamW weight decay.")
-    max_grad_norm: float = Field(default=1.0, ge=0, description="Gradient clipping by norm; 0 switches it off.")
-    num_train_epochs: float | None = Field(
-        default=None, gt=0, le=100_000, description="Passes over the rows (default 3)."
+    warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up from zero.")
+    weight_decay: float = Field(default=0.0, ge=0, le=1, description="Weight decay of AdamW.")
+    max_grad_norm: float = Field(
+        default=1.0, ge=0, description="Maximum gradient norm for clipping; 0 disables clipping."
     )
-    max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps, instead of numTrainEpochs.")
-    gradient_checkpointing: bool = Field(default=False, description="Recompute activations to save memory.")
-    seed: int = Field(default=42, ge=0, le=4_294_967_295, description="Seed of weights, dropout and data order.")
-    logging_steps: int = Field(default=1, ge=1, description="Steps between two reports of the loss.")
+    num_train_epochs: float | None = Field(default=None, gt=0, le=100_000, description="Epochs (default 3).")
+    max_steps: int | None = Field(
+        default=None, ge=1, description="Number of optimizer steps, instead of numTrainEpochs."
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="Recompute activations in the backward pass to save memory."
+    )
+    seed: int = Field(default=42, ge=0, le=4_294_967_295, description="Random seed of weights, dropout and data order.")
+    logging_steps: int = Field(default=1, ge=1, description="Optimizer steps between log entries.")
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "swanlab", "none"], ...] | None = Field(
         default=None,
         min_length=1,
         max_length=4,
-        description="Where measurements go besides the log (default: tensorboard, if the image has it, to"
+        description="Where metrics are reported besides the log (default: tensorboard, if installed, in"
         " logs/tensorboard of the output); the others need their package in the image and their settings in spec.env.",
     )
-    save_steps: int = Field(default=100, ge=1, description="Steps between two checkpoints.")
+    save_steps: int = Field(default=100, ge=1, description="Optimizer steps between checkpoints.")
     save_total_limit: int = Field(
-        default=2, ge=1, le=1000, description="Newest checkpoints kept, pruned after a good save."
+        default=2,
+        ge=1,
+        le=1000,
+        description="Number of newest checkpoints to keep; older ones are deleted after a successful save.",
     )
     eval_steps: int | None = Field(
         default=None,
         ge=1,
-        description="Steps between evaluations (default: at the end only); needs rows to evaluate on.",
+        description="Optimizer steps between evaluations (default: only at the end); needs evaluation rows.",
     )
     load_best_model_at_end: bool = Field(
         default=False,
-        description="Publish the weights of the best evaluation, not those of the last step. An evaluation that is"
-        " better than all before makes a checkpoint, and the best one's stays beside those of saveTotalLimit. Needs"
-        " evalSteps.",
+        description="Publish the weights of the best evaluation instead of those of the last step. Each new best"
+        " evaluation writes a checkpoint, which is kept in addition to those of saveTotalLimit. Needs evalSteps.",
     )
     metric_for_best_model: Literal["eval_loss", "eval_rewards/accuracies", "eval_rewards/margins"] | None = Field(
         default=None,
-        description="What evaluations are compared by (default: eval_loss). Of a loss less is better, of what dpo"
-        " measures more.",
+        description="Metric that ranks evaluations (default: eval_loss). Lower is better for a loss, higher for the"
+        " metrics of dpo.",
     )
     early_stopping_patience: int | None = Field(
         default=None,
         ge=1,
         le=100_000,
-        description="Evaluations in a row without improvement after which training ends well. Needs evalSteps.",
+        description="Consecutive evaluations without improvement after which training ends. Needs evalSteps.",
     )
     early_stopping_threshold: float | None = Field(
         default=None,
         ge=0,
-        description="How much better than the best an evaluation must be to count (default: at all).",
+        description="Minimum improvement over the best evaluation that counts (default: any).",
     )
     probe: bool = Field(
-        default=False, description="Try the costliest micro-batch before the first step; changes no number."
+        default=False,
+        description="Run the micro-batch with the highest memory use before the first step; the result stays the same.",
     )
     allow_mixed_hardware: bool = Field(
         default=False,
-        description="Train although ranks have different GPUs, drivers or versions; all wait for the slowest.",
+        description="Allow ranks with different GPUs, drivers or library versions; the slowest rank sets the speed.",
     )
-    ddp_timeout: int = Field(
-        default=1800, ge=10, le=604_800, description="Seconds until a collective that hangs fails on every rank."
-    )
+    ddp_timeout: int = Field(default=1800, ge=10, le=604_800, description="Timeout of collectives in seconds.")
 
     model_config = ConfigDict(
         json_schema_extra=validations(
@@ -173,43 +183,44 @@ class Training(Model):
             ),
             (
                 "!has(self.reportTo) || self.reportTo.size() == 1 || !self.reportTo.exists(name, name == 'none')",
-                "reportTo: none stands alone; leave out either none or the others",
+                "reportTo: none excludes all others; remove none, or the others",
             ),
-            (f"!({_COMPARES}) || has(self.evalSteps)", _COMPARED_NEED_STEPS),
-            (f"!has(self.metricForBestModel) || {_COMPARES}", _METRIC_IS_COMPARED),
-            ("!has(self.earlyStoppingThreshold) || has(self.earlyStoppingPatience)", _THRESHOLD_NEEDS_PATIENCE),
+            (f"!({_COMPARES_EVALUATIONS}) || has(self.evalSteps)", _COMPARISON_NEEDS_EVAL_STEPS),
+            (f"!has(self.metricForBestModel) || {_COMPARES_EVALUATIONS}", _METRIC_NEEDS_COMPARISON),
+            ("!has(self.earlyStoppingThreshold) || has(self.earlyStoppingPatience)", _THRESHOLD_NEEDS_EARLY_STOPPING),
             ("!has(self.lrScaling) || has(self.learningRate)", _SCALING_NEEDS_RATE),
-            (f"!({_AUTO}) || has(self.globalBatchSize)", AUTO_NEEDS_A_SUM),
-            (f"!({_AUTO}) || !has(self.gradientAccumulationSteps)", AUTO_CHOOSES_BOTH),
+            (f"!({_AUTO}) || has(self.globalBatchSize)", AUTO_NEEDS_GLOBAL_BATCH),
+            (f"!({_AUTO}) || !has(self.gradientAccumulationSteps)", AUTO_SETS_ACCUMULATION),
         )
     )
 
     @property
-    def rates_of_parts(self) -> dict[str, float | None]:
-        """By the part of a vision-language model, as model.freeze names it."""
+    def learning_rates_by_part(self) -> dict[str, float | None]:
+        """Learning rates by part of a vision-language model, named as in model.freeze."""
         return {"vision": self.vision_learning_rate, "aligner": self.aligner_learning_rate}
 
     @property
     def compares_evaluations(self) -> bool:
+        """Whether a best evaluation is determined during training."""
         return self.load_best_model_at_end or self.early_stopping_patience is not None
 
     @property
-    def chooses_batch(self) -> bool:
-        """The trainer finds out how many samples fit."""
+    def has_auto_batch(self) -> bool:
+        """Whether the trainer chooses the micro-batch size."""
         return self.per_device_train_batch_size == AUTO
 
     @model_validator(mode="after")
-    def _auto_chooses(self) -> Self:
-        if self.chooses_batch and self.global_batch_size is None:
-            raise ValueError(AUTO_NEEDS_A_SUM)
-        if self.chooses_batch and self.gradient_accumulation_steps is not None:
-            raise ValueError(AUTO_CHOOSES_BOTH)
+    def _auto_batch_needs_global_batch(self) -> Self:
+        if self.has_auto_batch and self.global_batch_size is None:
+            raise ValueError(AUTO_NEEDS_GLOBAL_BATCH)
+        if self.has_auto_batch and self.gradient_accumulation_steps is not None:
+            raise ValueError(AUTO_SETS_ACCUMULATION)
         return self
 
     @model_validator(mode="after")
-    def _none_is_alone(self) -> Self:
+    def _none_is_exclusive(self) -> Self:
         if self.report_to and "none" in self.report_to and len(self.report_to) > 1:
-            raise ValueError("reportTo: none stands alone; leave out either none or the others")
+            raise ValueError("reportTo: none excludes all others; remove none, or the others")
         return self
 
     @model_validator(mode="after")
@@ -219,17 +230,17 @@ class Training(Model):
         return self
 
     @model_validator(mode="after")
-    def _evaluations_can_be_compared(self) -> Self:
+    def _comparison_has_evaluations(self) -> Self:
         if self.compares_evaluations and self.eval_steps is None:
-            raise ValueError(_COMPARED_NEED_STEPS)
+            raise ValueError(_COMPARISON_NEEDS_EVAL_STEPS)
         if self.metric_for_best_model is not None and not self.compares_evaluations:
-            raise ValueError(_METRIC_IS_COMPARED)
+            raise ValueError(_METRIC_NEEDS_COMPARISON)
         if self.early_stopping_threshold is not None and self.early_stopping_patience is None:
-            raise ValueError(_THRESHOLD_NEEDS_PATIENCE)
+            raise ValueError(_THRESHOLD_NEEDS_EARLY_STOPPING)
         return self
 
     @model_validator(mode="after")
-    def _a_rate_is_scaled(self) -> Self:
+    def _scaling_has_a_rate(self) -> Self:
         if self.lr_scaling is not None and self.learning_rate is None:
             raise ValueError(_SCALING_NEEDS_RATE)
         return self

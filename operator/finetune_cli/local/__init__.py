@@ -1,1 +1,1 @@
-"""Local mode: everything from Observation to Decision is the operator's; pods are processes of this machine."""
+"""Local mode: the operator's own reconcile loop, with processes of the local host instead of pods."""

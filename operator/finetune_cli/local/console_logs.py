@@ -1,39 +1,39 @@
-"""`--logs`: the nodes' own lines on the terminal, each with its node."""
+"""Prints the log lines of the nodes to the terminal, each prefixed with its node (`finetune run --logs`)."""
 
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-LOOK_EVERY_SECONDS = 0.3
+POLL_INTERVAL_SECONDS = 0.3
 
 
 class ConsoleLogs:
-    """Follows the console of every node below a folder; what is there already is of an earlier run."""
+    """Follows the console log of every node below a folder, from its current end: older lines are of an earlier run."""
 
-    def __init__(self, folder: Path, *, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, *, print_line: Callable[[str], None]) -> None:
         self._folder = folder
-        self._say = say
-        self._read: dict[Path, int] = {path: path.stat().st_size for path in self._consoles()}
-        self._begun: dict[Path, bytes] = {}  # lines without their end yet
+        self._print_line = print_line
+        self._offsets: dict[Path, int] = {path: path.stat().st_size for path in self._console_files()}
+        self._partial_lines: dict[Path, bytes] = {}  # without a newline yet
 
     async def follow(self) -> None:
-        """For ever."""
+        """Print new lines until cancelled."""
         while True:
             self.print_new()
-            await asyncio.sleep(LOOK_EVERY_SECONDS)
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
     def print_new(self) -> None:
-        """Whole lines that were written since the last look."""
-        for path in self._consoles():
+        """Print the complete lines that were written since the last call."""
+        for path in self._console_files():
             with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
+                file.seek(self._offsets.get(path, 0))
                 chunk = file.read()
-            self._read[path] = self._read.get(path, 0) + len(chunk)
-            *lines, self._begun[path] = (self._begun.get(path, b"") + chunk).split(b"\n")
+            self._offsets[path] = self._offsets.get(path, 0) + len(chunk)
+            *lines, self._partial_lines[path] = (self._partial_lines.get(path, b"") + chunk).split(b"\n")
             for line in lines:
-                # a progress bar rewrites its line; what it came to is enough
+                # a progress bar rewrites its line with carriage returns: print its last state only
                 text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
-                self._say(f"{path.parent.name} | {text}")
+                self._print_line(f"{path.parent.name} | {text}")
 
-    def _consoles(self) -> list[Path]:
+    def _console_files(self) -> list[Path]:
         return sorted(self._folder.glob("attempt-*/node-*/console.log"))

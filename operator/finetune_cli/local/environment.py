@@ -1,24 +1,22 @@
-"""The environment of a pod, made fit for a process of this machine."""
+"""Environment variables of a local node, derived from those of its pod."""
 
 import socket
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 from finetune_api.v1alpha1.job import RESERVED_ENV, RESERVED_ENV_PREFIXES, FineTuneJobSpec
 from finetune_cli.errors import BadInput
-from finetune_cli.local.gpus import VISIBLE
-from finetune_cli.local.volume_mapping import Mount, to_local
+from finetune_cli.local.gpus import CUDA_VISIBLE_DEVICES
+from finetune_cli.local.volume_mapping import LocalMount, map_to_local_path
 from finetune_operator import names
-
-Raw = dict[str, Any]
+from finetune_operator.observation.ownership import RawBody
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-# The pod's own homes and user: at home, the real ones are better (an access token, models that were downloaded before).
-POD_HOMES = {
+# Values of the pod that are dropped here: the real home folders contain access tokens and downloaded models.
+POD_ONLY_VALUES = {
     ("HOME", names.TMP_DIR),
     ("USER", names.USER),
     ("HF_HOME", f"{names.OUTPUT_DIR}/cache/huggingface"),
@@ -26,17 +24,17 @@ POD_HOMES = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where one node runs on this machine."""
+class NodePlacement:
+    """Mounts, ports and GPUs of one local node."""
 
-    mounts: tuple[Mount, ...]
+    mounts: tuple[LocalMount, ...]
     master_port: int
     status_port: int
     gpus: tuple[str, ...]
 
 
 def check_environment(spec: FineTuneJobSpec, inherited: Mapping[str, str]) -> None:
-    """Secrets and fields of a cluster cannot be read here; the user's own environment stands in. Raises BadInput."""
+    """Raise BadInput if the user's environment lacks a variable with valueFrom, which only a cluster can resolve."""
     missing = [variable.name for variable in spec.env if variable.value_from and variable.name not in inherited]
     if missing:
         raise BadInput(
@@ -44,44 +42,44 @@ def check_environment(spec: FineTuneJobSpec, inherited: Mapping[str, str]) -> No
         )
 
 
-def local_environment(container: Raw, place: Place, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What the container would get, over what this process has; paths and addresses are those of this machine."""
-    own = {name: value for name, value in inherited.items() if not _is_reserved(name)}
-    given = {variable["name"]: _value(variable, place, inherited) for variable in container["env"]}
-    kept = {name: value for name, value in given.items() if value is not None}
-    rendezvous = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(place.master_port)}
+def build_environment(container: RawBody, placement: NodePlacement, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the inherited environment, overridden by that of the container with local paths and addresses."""
+    base = {name: value for name, value in inherited.items() if not _is_reserved(name)}
+    values = {variable["name"]: _value(variable, placement, inherited) for variable in container["env"]}
+    container_env = {name: value for name, value in values.items() if value is not None}
+    rendezvous = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(placement.master_port)}
     loopback = {f"{library}_SOCKET_IFNAME": LOOPBACK_INTERFACE for library in ("GLOO", "NCCL")}
-    devices = {VISIBLE: ",".join(place.gpus)} if place.gpus else {}
+    devices = {CUDA_VISIBLE_DEVICES: ",".join(placement.gpus)} if placement.gpus else {}
     return {
-        **own,
-        **kept,
+        **base,
+        **container_env,
         **rendezvous,
         **{f"PET_{name}": value for name, value in rendezvous.items()},
         **loopback,
         **devices,
-        names.ENV_STATUS_PORT: str(place.status_port),
+        names.ENV_STATUS_PORT: str(placement.status_port),
     }
 
 
 def find_ports(count: int) -> list[int]:
-    """Ports that are free now, each another; whoever takes one of them first wins."""
+    """Return distinct free ports. They are not reserved: another process can bind one before the node does."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
-        return [each.getsockname()[1] for each in sockets]
+        for bound in sockets:
+            bound.bind((LOOPBACK, 0))
+        return [bound.getsockname()[1] for bound in sockets]
 
 
 def _is_reserved(name: str) -> bool:
-    """A variable of another torchrun or operator that this process was started by."""
+    """Whether the variable belongs to torchrun or the operator, in case this process runs inside one of their jobs."""
     return name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES)
 
 
-def _value(variable: Raw, place: Place, inherited: Mapping[str, str]) -> str | None:
+def _value(variable: RawBody, placement: NodePlacement, inherited: Mapping[str, str]) -> str | None:
     name = variable["name"]
     if "valueFrom" in variable:
         return inherited.get(name)
     value = variable.get("value", "")
-    if (name, value) in POD_HOMES:
+    if (name, value) in POD_ONLY_VALUES:
         return None
-    return to_local(value, place.mounts) or value
+    return map_to_local_path(value, placement.mounts) or value

@@ -1,6 +1,7 @@
-"""If the command is killed, its nodes are asked to save and stop, once: by a process that outlives it for a moment.
+"""A watchdog process that sends one SIGTERM to the nodes if the command is killed, so that they save and stop.
 
-Not by PR_SET_PDEATHSIG: that comes again with every thread of the parent that ends, and the second SIGTERM means "now".
+PR_SET_PDEATHSIG does not work here: the kernel sends the signal again for every thread of the parent that exits, and a
+second SIGTERM means "stop without saving".
 """
 
 import contextlib
@@ -10,43 +11,43 @@ import subprocess
 import sys
 
 
-class Guard:
-    """Told of the nodes through a pipe, whose end it takes for the command's death."""
+class ParentWatchdog:
+    """Starts the watchdog and sends it the nodes over a pipe; the end of the pipe means that the command was killed."""
 
     def __init__(self) -> None:
-        # in a session of its own, so that neither Ctrl-C nor a closed terminal reaches it
+        # in its own session, so that neither Ctrl-C nor a closed terminal reaches it
         command = [sys.executable, "-I", "-S", __file__]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def watch(self, pid: int) -> None:
-        """From now on this node is stopped if we die."""
-        self._tell(f"+{pid}\n")
+        """Register the process of a node, to be stopped if the command is killed."""
+        self._send(f"+{pid}\n")
 
     def forget(self, pid: int) -> None:
-        """It has ended, and its number may be another's."""
-        self._tell(f"-{pid}\n")
+        """Unregister a process that has ended, because its pid may be reused."""
+        self._send(f"-{pid}\n")
 
     def close(self) -> None:
-        """Stops what is still watched."""
+        """End the watchdog, which stops the processes that are still registered."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # somebody killed the guard; the nodes are none the worse
+        with contextlib.suppress(BrokenPipeError):  # the watchdog was killed; the nodes do not depend on it
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
 
 
 def main() -> None:
-    """The process itself."""
-    nodes: set[int] = set()
+    """Run the watchdog process: read pids from stdin, and stop them at its end."""
+    pids: set[int] = set()
     for line in sys.stdin:
-        change = nodes.add if line.startswith("+") else nodes.discard
-        change(int(line[1:]))
-    for pid in nodes:
+        update = pids.add if line.startswith("+") else pids.discard
+        update(int(line[1:]))
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
 

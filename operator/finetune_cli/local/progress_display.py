@@ -1,22 +1,21 @@
-"""What a run shows: one live line on a terminal, plain lines elsewhere, and events above it."""
+"""Displays the progress of a local run: one live line on a terminal, plain lines elsewhere, and events."""
 
 import time
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
 from finetune_api.v1alpha1.status import JobStatus
+from finetune_operator.observation.ownership import RawBody
 
-Raw = dict[str, Any]
-
-PLAIN_EVERY_SECONDS = 10.0
+PLAIN_INTERVAL_SECONDS = 10.0
 
 
-class Screen:
-    """The terminal of the person who waits."""
+class ProgressDisplay:
+    """Prints events and progress of a run to the console."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -34,19 +33,19 @@ class Screen:
         if self._live is not None:
             self._live.stop()
 
-    def say(self, line: str) -> None:
-        """One line that stays."""
+    def print_line(self, line: str) -> None:
+        """Print a permanent line, above the live line if there is one."""
         # soft_wrap: a path that is broken over two lines cannot be copied
         self._console.print(Text(line), soft_wrap=True)
 
-    def event(self, event: Raw) -> None:
-        """A transition, as `kubectl get events` would list it."""
-        at = event["lastTimestamp"][11:19]
-        self.say(f"{at} {event['reason']}: {event['message']}")
+    def print_event(self, event: RawBody) -> None:
+        """Print an event with its time, reason and message."""
+        time_of_day = event["lastTimestamp"][11:19]
+        self.print_line(f"{time_of_day} {event['reason']}: {event['message']}")
 
-    def show(self, status: JobStatus) -> None:
-        """Where the job stands now."""
-        line = progress_line(status)
+    def update(self, status: JobStatus) -> None:
+        """Update the live line, or print a plain line at phase changes and every ten seconds."""
+        line = format_progress_line(status)
         if line == self._line:
             return
         self._line = line
@@ -54,20 +53,20 @@ class Screen:
             self._live.update(Text(line))
             return
         now = time.monotonic()
-        if status.phase != self._phase or now - self._printed_at >= PLAIN_EVERY_SECONDS:
+        if status.phase != self._phase or now - self._printed_at >= PLAIN_INTERVAL_SECONDS:
             self._phase, self._printed_at = status.phase, now
-            self.say(line)
+            self.print_line(line)
 
 
-def progress_line(status: JobStatus) -> str:
-    """The columns of `kubectl get ftj` in one line; what is not known is left out."""
-    shown = status.display
+def format_progress_line(status: JobStatus) -> str:
+    """Return the columns of `kubectl get ftj` in one line, without unknown values."""
+    display = status.display
     parts = [str(status.phase or "Queued")]
-    if shown is not None:
-        parts += [f"nodes {shown.nodes}" if shown.nodes else "", shown.progress]
-        parts += [f"loss {shown.loss}" if shown.loss else ""]
-        parts += [f"{shown.tokens_per_second} tokens/s" if shown.tokens_per_second else ""]
-        parts += [f"ETA {shown.eta}" if shown.eta else ""]
+    if display is not None:
+        parts += [f"nodes {display.nodes}" if display.nodes else "", display.progress]
+        parts += [f"loss {display.loss}" if display.loss else ""]
+        parts += [f"{display.tokens_per_second} tokens/s" if display.tokens_per_second else ""]
+        parts += [f"ETA {display.eta}" if display.eta else ""]
     if status.restarts:
         parts.append(f"{status.restarts} restart{'s' if status.restarts > 1 else ''}")
     return "  ".join(part for part in parts if part)

@@ -1,51 +1,49 @@
-"""Drives reconcile until the job ends, with the operator's own queue: a change or a passed time makes a pass."""
+"""Runs one job on the local host: reconcile passes from the operator's own work queue until the job ends."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any
 
 import aiohttp
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import JobStatus, Progress
 from finetune_cli.local.cluster import LocalCluster
-from finetune_cli.local.progress_display import Screen
-from finetune_operator.controller.child_cache import Children, JobKey
-from finetune_operator.controller.progress_poller import ask
-from finetune_operator.controller.reconcile import Pass, Seen, reconcile
+from finetune_cli.local.progress_display import ProgressDisplay
+from finetune_operator.controller.child_cache import ChildCache, JobKey
+from finetune_operator.controller.progress_poller import fetch_status
+from finetune_operator.controller.reconcile import CachedState, PassDependencies, reconcile
 from finetune_operator.controller.workqueue import WorkQueue
-from finetune_operator.core.conditions import finished, suspended
+from finetune_operator.core.conditions import is_finished, is_suspended
 from finetune_operator.kube.cluster import ClusterError
-from finetune_operator.observation.pods import Refusal
-from finetune_operator.plan.run_plan import Settings
+from finetune_operator.observation.ownership import RawBody
+from finetune_operator.observation.pods import RejectedCreate
+from finetune_operator.settings import Settings
 
-Raw = dict[str, Any]
-
-ASK_EVERY_SECONDS = 1.0
-LOCAL_IMAGE = "this-python"  # nothing is pulled; the plan wants a name
-HURRIED_GRACE_SECONDS = (5, 0)  # of the second Ctrl-C and of the third
+POLL_INTERVAL_SECONDS = 1.0
+LOCAL_IMAGE = "this-python"  # a placeholder that the plan requires; nothing is pulled
+FORCED_GRACE_SECONDS = (5, 0)  # after the second and after the third Ctrl-C
 
 
-class Drive:
-    """One job on this machine, from where it stands to its end or its suspension."""
+class LocalRunner:
+    """Runs one job from its stored status to its end or its suspension."""
 
-    def __init__(self, body: Raw, screen: Screen) -> None:
+    def __init__(self, body: RawBody, display: ProgressDisplay) -> None:
         metadata = body["metadata"]
         self._key = JobKey(metadata["namespace"], metadata["uid"])
         self._body = body
-        self._screen = screen
+        self._display = display
         self._queue: WorkQueue[JobKey] = WorkQueue()
-        self._refusals: tuple[Refusal, ...] = ()
+        self._rejected_creates: tuple[RejectedCreate, ...] = ()
         self._progress: Progress | None = None
-        self._stops = 0
-        self.children = Children(on_change=self._queue.add, present_attempt=lambda _: self._attempt)
+        self._stop_requests = 0
+        self.children = ChildCache(on_change=self._queue.add, current_attempt=lambda _: self._attempt)
 
     @property
-    def job(self) -> Raw:
-        """As the person wants it now: after a Ctrl-C, suspended."""
-        return {**self._body, "spec": {**self._body["spec"], "suspend": True}} if self._stops else self._body
+    def job(self) -> RawBody:
+        """The job as reconcile receives it; suspended after a Ctrl-C."""
+        return {**self._body, "spec": {**self._body["spec"], "suspend": True}} if self._stop_requests else self._body
 
     @property
     def _attempt(self) -> int | None:
@@ -53,69 +51,70 @@ class Drive:
         return attempt
 
     async def run(self, cluster: LocalCluster) -> FineTuneJob:
-        """The job at its end; no process of it is left."""
+        """Run the job and return it once it has ended or is suspended, and all its processes have ended."""
         self._queue.add(self._key)
-        run = Pass(cluster, Settings(trainer_image=LOCAL_IMAGE, on_cluster=False), lambda: datetime.now(UTC))
-        async with self._asking(cluster):
+        settings = Settings(trainer_image=LOCAL_IMAGE, on_cluster=False)
+        dependencies = PassDependencies(cluster, settings, lambda: datetime.now(UTC))
+        async with self._polling_progress(cluster):
             try:
                 while not self._is_over():
                     async with self._queue.next():
-                        await self._pass(run)
+                        await self._run_pass(dependencies)
             finally:
                 await cluster.close()
         return FineTuneJob.parse(self.job)
 
     def stop(self, cluster: LocalCluster) -> None:
-        """Once: save and stop. Again: stop now."""
-        self._stops += 1
-        if self._stops == 1:
-            self._screen.say("stopping: the nodes save a checkpoint (Ctrl-C again: stop without saving)")
+        """Stop after saving a checkpoint at the first call, without saving at the second."""
+        self._stop_requests += 1
+        if self._stop_requests == 1:
+            self._display.print_line("stopping: the nodes save a checkpoint (Ctrl-C again: stop without saving)")
             self._queue.add(self._key)
             return
-        cluster.hurry(grace_seconds=HURRIED_GRACE_SECONDS[min(self._stops, 3) - 2])
+        cluster.force_stop(grace_seconds=FORCED_GRACE_SECONDS[min(self._stop_requests, 3) - 2])
 
     def _is_over(self) -> bool:
         job = FineTuneJob.parse(self.job)
-        return finished(job.status) or (suspended(job, job.status) and job.status.suspend_time is not None)
+        return is_finished(job.status) or (is_suspended(job, job.status) and job.status.suspend_time is not None)
 
-    async def _pass(self, run: Pass) -> None:
-        seen = Seen(
+    async def _run_pass(self, dependencies: PassDependencies) -> None:
+        cached = CachedState(
             pods=self.children.pods(self._key),
-            gone=self.children.gone(self._key),
+            deleted_pods=self.children.deleted_pods(self._key),
             services=self.children.services(self._key),
             progress=self._progress,
-            refusals=self._refusals,
+            rejected_creates=self._rejected_creates,
         )
         try:
-            outcome = await reconcile(run, self.job, seen)
+            result = await reconcile(dependencies, self.job, cached)
         except ClusterError as error:
-            self._screen.say(f"will be tried again: {error}")
+            self._display.print_line(f"will be retried: {error}")
             self._queue.retry(self._key)
             return
-        self._queue.succeeded(self._key)
-        self._body = {**self._body, "status": outcome.job["status"]}
-        self._refusals = outcome.refusals
-        if outcome.requeue_after is not None:
-            self._queue.add_after(self._key, outcome.requeue_after.total_seconds())
-        self._screen.show(JobStatus.model_validate(self._body["status"]))
+        self._queue.reset_backoff(self._key)
+        self._body = {**self._body, "status": result.job["status"]}
+        self._rejected_creates = result.rejected_creates
+        if result.requeue_after is not None:
+            self._queue.add_after(self._key, result.requeue_after.total_seconds())
+        self._display.update(JobStatus.model_validate(self._body["status"]))
 
     @contextlib.asynccontextmanager
-    async def _asking(self, cluster: LocalCluster) -> AsyncIterator[None]:
-        """Meanwhile, node rank 0 is asked how far it is."""
-        asking = asyncio.create_task(self._ask(cluster))
+    async def _polling_progress(self, cluster: LocalCluster) -> AsyncIterator[None]:
+        """Poll the progress of node rank 0 in the background."""
+        task = asyncio.create_task(self._poll_progress(cluster))
         try:
             yield
         finally:
-            asking.cancel()
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await asking
+                await task
 
-    async def _ask(self, cluster: LocalCluster) -> None:
+    async def _poll_progress(self, cluster: LocalCluster) -> None:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
             while True:
-                await asyncio.sleep(ASK_EVERY_SECONDS)
-                address = cluster.status_address(self._attempt)
-                answer = await ask(session, address) if address else None
-                if answer is not None and answer.progress not in (None, self._progress):
-                    self._progress = answer.progress
+                await asyncio.sleep(POLL_INTERVAL_SECONDS)
+                url = cluster.status_url(self._attempt)
+                response = await fetch_status(session, url) if url else None
+                if response is not None and response.progress not in (None, self._progress):
+                    self._progress = response.progress
                     self._queue.add(self._key)

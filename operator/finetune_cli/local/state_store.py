@@ -1,4 +1,4 @@
-"""What is known of a job between two runs of the command: status.json in a folder beside the job's output."""
+"""State of a local job between two runs of the command: status.json in a folder next to the job's output."""
 
 import fcntl
 import json
@@ -7,7 +7,6 @@ import shutil
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,79 +16,81 @@ from finetune_api.v1alpha1.status import AttemptState, JobStatus, RestartCounts
 from finetune_cli.errors import BadInput
 from finetune_cli.job_file import JobFile
 from finetune_operator.controller.reconcile import render_status
+from finetune_operator.observation.ownership import RawBody
 
-Raw = dict[str, Any]
-
-MAY_CHANGE = frozenset((*MUTABLE, *MUTABLE_WHILE_SUSPENDED))  # between two runs nothing runs, as while suspended
+MUTABLE_BETWEEN_RUNS = frozenset((*MUTABLE, *MUTABLE_WHILE_SUSPENDED))  # between runs a job counts as suspended
 
 
-class Record:
-    """The job as an API server would have it. While it is open, no other command can open it."""
+class StateStore:
+    """Stores the job as the API server would. A lock prevents a second command from opening the same folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.lock = _lock(folder / "lock")  # the nodes inherit it: until they have ended, nobody starts others
-        self._body: Raw = {}
+        # The nodes inherit the lock, so that no other command starts nodes before they have ended.
+        self.lock = _lock(folder / "lock")
+        self._body: RawBody = {}
 
     @property
     def file(self) -> Path:
+        """The path of the status file."""
         return self.folder / "status.json"
 
-    def begin(self, file: JobFile, *, fresh: bool) -> Raw:
-        """The job to run: the one that was begun here, or a new one if it is another, or was changed."""
-        before = None if fresh else self._read()
+    def open_job(self, file: JobFile, *, fresh: bool) -> RawBody:
+        """Return the stored job if it is the same as that of the file, and otherwise a new one."""
+        stored = None if fresh else self._read()
         metadata = file.body["metadata"]
-        if before is None or _changed_fields(before, file):
-            for left in self.folder.glob("attempt-*"):
-                shutil.rmtree(left)
+        if stored is None or _changed_fields(stored, file):
+            for attempt_folder in self.folder.glob("attempt-*"):
+                shutil.rmtree(attempt_folder)
             created = datetime.now(UTC).isoformat()
-            new = {"uid": str(uuid.uuid4()), "creationTimestamp": created, "generation": 1}
-            self._body = {**file.body, "metadata": {**metadata, **new}, "status": {}}
+            server_fields = {"uid": str(uuid.uuid4()), "creationTimestamp": created, "generation": 1}
+            status: RawBody = {}
         else:
-            kept = {key: before["metadata"][key] for key in ("uid", "creationTimestamp", "generation")}
-            status = continued(JobStatus.model_validate(before.get("status") or {}), now=datetime.now(UTC))
-            self._body = {**file.body, "metadata": {**metadata, **kept}, "status": render_status(status)}
+            server_fields = {key: stored["metadata"][key] for key in ("uid", "creationTimestamp", "generation")}
+            old_status = JobStatus.model_validate(stored.get("status") or {})
+            status = render_status(prepare_resume(old_status, now=datetime.now(UTC)))
+        self._body = {**file.body, "metadata": {**metadata, **server_fields}, "status": status}
         self._write()
         return self._body
 
-    def changes(self, file: JobFile) -> tuple[str, ...]:
-        """Fields that make this another job than the one that was begun here."""
-        before = self._read()
-        return _changed_fields(before, file) if before else ()
+    def changed_fields(self, file: JobFile) -> tuple[str, ...]:
+        """Return the fields that make the job of the file a different one from the stored job."""
+        stored = self._read()
+        return _changed_fields(stored, file) if stored else ()
 
-    def write_status(self, status: Raw) -> None:
-        """Keep it, whole or not at all."""
+    def write_status(self, status: RawBody) -> None:
+        """Write the status to the file atomically."""
         self._body = {**self._body, "status": status}
         self._write()
 
     def close(self) -> None:
-        """Let others in, once the nodes have ended too."""
+        """Release the lock; it is free once the nodes have ended, too."""
         os.close(self.lock)
 
-    def _read(self) -> Raw | None:
+    def _read(self) -> RawBody | None:
         try:
-            body: Raw = json.loads(self.file.read_text(encoding="utf-8"))
+            body: RawBody = json.loads(self.file.read_text(encoding="utf-8"))
             FineTuneJob.parse(body)
             return body
         except FileNotFoundError:
             return None
         except (ValueError, ValidationError) as error:
-            raise BadInput(f"{self.file}: cannot be read ({error}); start anew with --fresh") from error
+            raise BadInput(f"{self.file}: cannot be read ({error}); start over with --fresh") from error
 
     def _write(self) -> None:
-        beside = self.file.with_suffix(".tmp")
+        temporary = self.file.with_suffix(".tmp")
         try:
-            beside.write_text(json.dumps(self._body, indent=1, default=str) + "\n", encoding="utf-8")
-            beside.replace(self.file)
+            temporary.write_text(json.dumps(self._body, indent=1, default=str) + "\n", encoding="utf-8")
+            temporary.replace(self.file)
         except OSError as error:
             raise BadInput(
-                f"{self.file}: cannot be written ({error.strerror}); make room there, or give another --output"
+                f"{self.file}: cannot be written ({error.strerror}); free some space there, or choose another --output"
             ) from error
 
 
-def continued(status: JobStatus, *, now: datetime) -> JobStatus:
-    """Whatever the last run left unfinished counts as suspended: no process of it is left. Complete stays complete."""
+def prepare_resume(status: JobStatus, *, now: datetime) -> JobStatus:
+    """Return the status to resume from: an attempt that did not succeed counts as suspended; Complete is unchanged."""
     if not status.attempts or status.attempts[-1].state is AttemptState.SUCCEEDED:
         return status
     failed = status.completion_time is not None
@@ -103,15 +104,17 @@ def continued(status: JobStatus, *, now: datetime) -> JobStatus:
     return status.model_copy(update=update)
 
 
-def _changed_fields(before: Raw, file: JobFile) -> tuple[str, ...]:
-    old, new = FineTuneJob.parse(before), file.job
-    names = ("name", "namespace")
-    identity = [f"metadata.{name}" for name in names if getattr(old.metadata, name) != getattr(new.metadata, name)]
+def _changed_fields(stored: RawBody, file: JobFile) -> tuple[str, ...]:
+    old, new = FineTuneJob.parse(stored), file.job
+    identity_fields = ("name", "namespace")
+    identity = [
+        f"metadata.{name}" for name in identity_fields if getattr(old.metadata, name) != getattr(new.metadata, name)
+    ]
     fields = ((field.alias or name, name) for name, field in FineTuneJobSpec.model_fields.items())
     changed = [
         f"spec.{alias}"
         for alias, name in fields
-        if alias not in MAY_CHANGE and getattr(old.spec, name) != getattr(new.spec, name)
+        if alias not in MUTABLE_BETWEEN_RUNS and getattr(old.spec, name) != getattr(new.spec, name)
     ]
     return (*identity, *changed)
 

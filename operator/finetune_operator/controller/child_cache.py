@@ -1,4 +1,4 @@
-"""The pods and services of every job, by job, with the last look at pods that are gone."""
+"""Cache of the pods and services of every job, indexed by job, with tombstones of deleted pods."""
 
 import time
 from collections import defaultdict
@@ -6,77 +6,77 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from finetune_operator import names
-from finetune_operator.controller.tombstones import Tombstone, keep_tombstones
-from finetune_operator.kube.api_client import Raw
+from finetune_operator.controller.tombstones import Tombstone, prune_tombstones
+from finetune_operator.observation.ownership import RawBody
 
 
 class JobKey(NamedTuple):
-    """One job, not merely one name: a job made again under its name is another."""
+    """Identity of a job: the uid, not the name, because a job can be deleted and created again under its name."""
 
     namespace: str
     uid: str
 
 
-class Children:
-    """What the informers tell, sorted by job; `on_change` hears whose objects changed."""
+class ChildCache:
+    """The children that the informers deliver, indexed by job; calls `on_change` with the key of each changed job."""
 
     def __init__(
         self,
         *,
         on_change: Callable[[JobKey], None],
-        present_attempt: Callable[[JobKey], int | None],
+        current_attempt: Callable[[JobKey], int | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._on_change = on_change
-        self._present_attempt = present_attempt
+        self._current_attempt = current_attempt
         self._clock = clock
-        self._pods: defaultdict[JobKey, dict[str, Raw]] = defaultdict(dict)
-        self._services: defaultdict[JobKey, dict[str, Raw]] = defaultdict(dict)
+        self._pods: defaultdict[JobKey, dict[str, RawBody]] = defaultdict(dict)  # by uid
+        self._services: defaultdict[JobKey, dict[str, RawBody]] = defaultdict(dict)  # by uid
         self._tombstones: dict[JobKey, tuple[Tombstone, ...]] = {}
 
-    def pod_changed(self, before: Raw | None, after: Raw | None) -> None:
-        """Hear of one change of a pod, as an Informer tells it."""
-        if before is not None and after is None and (key := owner_key(before)):
-            self._bury(key, before)
-        self._change(self._pods, before, after)
+    def on_pod_event(self, before: RawBody | None, after: RawBody | None) -> None:
+        """Store one change of a pod, as an Informer reports it; a deleted pod leaves a tombstone."""
+        if before is not None and after is None and (key := owning_job_key(before)):
+            tombstone = Tombstone(pod=before, deleted_at=self._clock())
+            self._store_tombstones(key, (*self._tombstones.get(key, ()), tombstone))
+        self._update_index(self._pods, before, after)
 
-    def service_changed(self, before: Raw | None, after: Raw | None) -> None:
-        """Hear of one change of a service."""
-        self._change(self._services, before, after)
+    def on_service_event(self, before: RawBody | None, after: RawBody | None) -> None:
+        """Store one change of a service, as an Informer reports it."""
+        self._update_index(self._services, before, after)
 
-    def pods(self, key: JobKey) -> tuple[Raw, ...]:
-        """The job's pods, of whatever attempt."""
+    def pods(self, key: JobKey) -> tuple[RawBody, ...]:
+        """Return the existing pods of the job, of all attempts."""
         return tuple(self._pods.get(key, {}).values())
 
-    def services(self, key: JobKey) -> tuple[Raw, ...]:
-        """The job's services."""
+    def services(self, key: JobKey) -> tuple[RawBody, ...]:
+        """Return the existing services of the job."""
         return tuple(self._services.get(key, {}).values())
 
-    def gone(self, key: JobKey) -> tuple[Raw, ...]:
-        """Pods that are gone, as they were last seen, in the order they went."""
+    def deleted_pods(self, key: JobKey) -> tuple[RawBody, ...]:
+        """Return the last known objects of the job's deleted pods, in the order of their deletion."""
         return tuple(tombstone.pod for tombstone in self._tombstones.get(key, ()))
 
     def forget(self, key: JobKey) -> None:
-        """The job is gone; what is left of its pods will be told as deletions."""
+        """Drop the tombstones of a deleted job; its remaining pods are removed by their own deletion events."""
         self._tombstones.pop(key, None)
 
-    def sweep(self) -> None:
-        """Let go of what nobody asks for any more, such as pods that outlived their job."""
+    def prune(self) -> None:
+        """Drop expired tombstones, such as those of pods that were deleted after their job."""
         for key, tombstones in list(self._tombstones.items()):
-            self._keep(key, tombstones)
+            self._store_tombstones(key, tombstones)
 
-    def _bury(self, key: JobKey, pod: Raw) -> None:
-        self._keep(key, (*self._tombstones.get(key, ()), Tombstone(pod=pod, time=self._clock())))
-
-    def _keep(self, key: JobKey, tombstones: tuple[Tombstone, ...]) -> None:
-        kept = keep_tombstones(tombstones, present_attempt=self._present_attempt(key), now=self._clock())
-        if kept:
-            self._tombstones[key] = kept
+    def _store_tombstones(self, key: JobKey, tombstones: tuple[Tombstone, ...]) -> None:
+        retained = prune_tombstones(tombstones, current_attempt=self._current_attempt(key), now=self._clock())
+        if retained:
+            self._tombstones[key] = retained
         else:
             self._tombstones.pop(key, None)
 
-    def _change(self, index: defaultdict[JobKey, dict[str, Raw]], before: Raw | None, after: Raw | None) -> None:
-        old_key, new_key = (None if body is None else owner_key(body) for body in (before, after))
+    def _update_index(
+        self, index: defaultdict[JobKey, dict[str, RawBody]], before: RawBody | None, after: RawBody | None
+    ) -> None:
+        old_key, new_key = (None if body is None else owning_job_key(body) for body in (before, after))
         if before is not None and old_key is not None and old_key != new_key:
             index[old_key].pop(before["metadata"]["uid"], None)
             if not index[old_key]:
@@ -87,8 +87,8 @@ class Children:
             self._on_change(key)  # type: ignore[arg-type]
 
 
-def owner_key(body: Raw) -> JobKey | None:
-    """The job that an object says it belongs to."""
+def owning_job_key(body: RawBody) -> JobKey | None:
+    """Return the key of the job that the object's labels name, or None without such a label."""
     metadata = body["metadata"]
     uid = metadata.get("labels", {}).get(names.JOB_UID)
     return JobKey(metadata["namespace"], uid) if uid else None

@@ -1,4 +1,4 @@
-"""Joins the watches, the queue and reconcile: what changes is queued, what is queued gets a pass."""
+"""Connects watches, work queue and reconcile: every change enqueues a job, every queued job gets a pass."""
 
 import asyncio
 import logging
@@ -7,168 +7,178 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from finetune_operator import names
-from finetune_operator.controller.child_cache import Children, JobKey
-from finetune_operator.controller.job_cache import Jobs, job_key, job_label
+from finetune_operator.controller.child_cache import ChildCache, JobKey
+from finetune_operator.controller.job_cache import JobCache, job_key, namespaced_name
 from finetune_operator.controller.progress_poller import ProgressPoller
-from finetune_operator.controller.reconcile import Pass, Seen, reconcile
+from finetune_operator.controller.reconcile import CachedState, PassDependencies, reconcile
 from finetune_operator.controller.workqueue import QueueClosed, WorkQueue
-from finetune_operator.kube.api_client import ApiServer, Raw
+from finetune_operator.kube.api_client import ApiClient
 from finetune_operator.kube.cluster import ClusterError, Conflict, NotFound, collection_path, read_job
 from finetune_operator.kube.informer import Informer
 from finetune_operator.metrics import Metrics
-from finetune_operator.observation.pods import Refusal
+from finetune_operator.observation.ownership import RawBody
+from finetune_operator.observation.pods import RejectedCreate
 
 logger = logging.getLogger(__name__)
 
-SELECTOR = names.JOB_UID  # whatever its value: one that a LIST for a decision finds is one that the watches tell of
-SWEEP_SECONDS = 60.0
-BURST_SECONDS = 0.02
+LABEL_SELECTOR = names.JOB_UID  # with any value: the uncached LIST of a pass must not find pods the watches do not
+TOMBSTONE_PRUNE_INTERVAL_SECONDS = 60.0
+DEBOUNCE_SECONDS = 0.02
 Namespaces = tuple[str, ...] | tuple[None]  # (None,) is the whole cluster
 
 
 class Controller:
-    """All state that lives longer than a pass. It can be lost at any moment: the cluster has the truth."""
+    """Owns the state that is kept between passes. All of it may be lost at any moment: the cluster is the truth."""
 
-    def __init__(self, api: ApiServer, run: Pass, metrics: Metrics, *, namespaces: Namespaces) -> None:
+    def __init__(
+        self, api: ApiClient, dependencies: PassDependencies, metrics: Metrics, *, namespaces: Namespaces
+    ) -> None:
         self._api = api
-        self._run = run
+        self._dependencies = dependencies
         self._metrics = metrics
         self._namespaces = namespaces
-        self._refusals: dict[JobKey, tuple[Refusal, ...]] = {}
-        self._complaints: dict[JobKey, str] = {}  # of passes that failed, until one succeeds
-        self._written: dict[JobKey, float] = {}  # when we last wrote the job's status, monotonic
-        self._leading: Callable[[], bool] = lambda: False
-        self.jobs = Jobs()
+        self._rejected_creates: dict[JobKey, tuple[RejectedCreate, ...]] = {}
+        self._last_errors: dict[JobKey, str] = {}  # of failed passes, until one succeeds
+        self._status_written_at: dict[JobKey, float] = {}  # seconds of the monotonic clock
+        self._is_leading: Callable[[], bool] = lambda: False
+        self.jobs = JobCache()
         self.queue: WorkQueue[JobKey] = WorkQueue(on_wait=metrics.queue_wait.observe)
-        self.children = Children(on_change=self.stir, present_attempt=self.jobs.attempt)
-        self.progress = ProgressPoller(self.jobs, self.children, on_progress=self.wake)
+        self.children = ChildCache(on_change=self.enqueue_debounced, current_attempt=self.jobs.current_attempt)
+        self.progress_poller = ProgressPoller(self.jobs, self.children, on_progress=self.enqueue)
+        handlers = (("Pod", self.children.on_pod_event), ("Service", self.children.on_service_event))
         self.informers = tuple(
-            Informer(api, collection_path(kind, namespace), selector=SELECTOR, on_change=hear)
-            for kind, hear in (("Pod", self.children.pod_changed), ("Service", self.children.service_changed))
+            Informer(api, collection_path(kind, namespace), selector=LABEL_SELECTOR, on_change=on_change)
+            for kind, on_change in handlers
             for namespace in namespaces
         )
 
-    def wake(self, key: JobKey) -> None:
-        """Queue a job; not on a standby, which queues them all when it takes over."""
-        if key in self.jobs and self._leading():
+    def enqueue(self, key: JobKey) -> None:
+        """Enqueue a known job. A standby enqueues nothing; it enqueues all jobs when it starts leading."""
+        if key in self.jobs and self._is_leading():
             self.queue.add(key)
 
-    def stir(self, key: JobKey) -> None:
-        """Queue a job whose children change: they do so in bursts, and one pass sees a whole burst."""
-        if key in self.jobs and self._leading():
-            self.queue.add_after(key, BURST_SECONDS)
+    def enqueue_debounced(self, key: JobKey) -> None:
+        """Enqueue the job after 20 ms, so that a burst of pod events causes one pass."""
+        if key in self.jobs and self._is_leading():
+            self.queue.add_after(key, DEBOUNCE_SECONDS)
 
-    def take(self, body: Raw) -> None:
-        """Hear of a job as it is now."""
-        if self.jobs.offer(body):
-            self.wake(job_key(body))
+    def on_job_event(self, body: RawBody) -> None:
+        """Store a job that was added or modified, and enqueue it if it is new."""
+        if self.jobs.store_if_newer(body):
+            self.enqueue(job_key(body))
 
-    def drop(self, key: JobKey) -> None:
-        """Hear that a job is gone; its children are the garbage collector's."""
-        self.jobs.drop(key)
-        self.queue.forget(key)
+    def on_job_deleted(self, key: JobKey) -> None:
+        """Forget a deleted job; the garbage collector deletes its children."""
+        self.jobs.remove(key)
+        self.queue.remove(key)
         self.children.forget(key)
-        self.progress.forget(key)
-        self._refusals.pop(key, None)
-        self._complaints.pop(key, None)
-        self._written.pop(key, None)
+        self.progress_poller.forget(key)
+        self._rejected_creates.pop(key, None)
+        self._last_errors.pop(key, None)
+        self._status_written_at.pop(key, None)
 
-    async def list_jobs(self) -> None:
-        """Compare with the API server; heals what kopf's watch missed, a deletion in a gap above all."""
+    async def resync_jobs(self) -> None:
+        """Compare with a LIST, to repair what kopf's watch missed: above all deletions between two watches."""
         for namespace in self._namespaces:
-            listed: list[Raw] = []
+            listed: list[RawBody] = []
             version = ""
-            async for page in self._api.pages(collection_path(names.FINETUNEJOB_KIND, namespace)):
+            async for page in self._api.list_pages(collection_path(names.FINETUNEJOB_KIND, namespace)):
                 listed.extend(page["items"])
                 version = page["metadata"]["resourceVersion"]
             for body in listed:
-                self.take(body)
+                self.on_job_event(body)
             for key in self.jobs.missing_from(listed, list_version=version):
                 if namespace in (None, key.namespace):
-                    self.drop(key)
+                    self.on_job_deleted(key)
 
-    async def sweep(self) -> None:
-        """Let go of old tombstones, for ever."""
+    async def prune_tombstones(self) -> None:
+        """Drop expired tombstones once a minute, until cancelled."""
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            self.children.sweep()
+            await asyncio.sleep(TOMBSTONE_PRUNE_INTERVAL_SECONDS)
+            self.children.prune()
 
-    def lead(self, leading: Callable[[], bool]) -> None:
-        """From now on act, for as long as `leading` says so."""
-        self._leading = leading
+    def start_leading(self, is_leading: Callable[[], bool]) -> None:
+        """Enqueue all jobs, and act from now on for as long as `is_leading` returns True."""
+        self._is_leading = is_leading
         for key in self.jobs:
             self.queue.add(key)
 
-    async def work(self) -> None:
-        """One worker: pass after pass, until the queue is closed or the lease is lost."""
+    async def run_worker(self) -> None:
+        """Run one worker: pass after pass, until the queue is closed or the lease is lost."""
         try:
             while True:
                 async with self.queue.next() as key:
-                    if not self._leading():
+                    if not self._is_leading():
                         return
-                    await self._pass(key)
+                    await self._run_pass(key)
         except QueueClosed:
             return
 
-    async def _pass(self, key: JobKey) -> None:
+    async def _run_pass(self, key: JobKey) -> None:
         job = self.jobs.get(key)
         if job is None:
-            self.queue.forget(key)
+            self.queue.remove(key)
             return
-        began = time.monotonic()
+        started_at = time.monotonic()
         result = "error"
         try:
             result = await self._reconcile(key, job)
         except ClusterError as error:
             result = type(error).__name__
-            pause = self.queue.retry(key, at_least=error.retry_after or 0.0)
-            known = isinstance(error, Conflict) or self._complaints.get(key) == str(error)
-            level = logging.DEBUG if known else logging.WARNING
-            self._complaints[key] = str(error)
-            said = {"job": job_label(job), "pause": round(pause, 3)}
-            logger.log(level, "pass failed, will be repeated: %s", error, extra=said)
-        except Exception:  # the outermost loop: one job's bug must not stop the others
-            pause = self.queue.retry(key)
-            said = {"job": job_label(job), "pause": round(pause, 3)}
-            logger.exception("pass failed for a reason that nobody foresaw, will be repeated", extra=said)
+            delay = self.queue.retry(key, at_least=error.retry_after or 0.0)
+            is_expected = isinstance(error, Conflict) or self._last_errors.get(key) == str(error)
+            self._last_errors[key] = str(error)
+            logger.log(
+                logging.DEBUG if is_expected else logging.WARNING,
+                "pass failed, will be retried: %s",
+                error,
+                extra={"job": namespaced_name(job), "retry_seconds": round(delay, 3)},
+            )
+        except Exception:  # the outermost loop: a bug in the pass of one job must not stop the others
+            delay = self.queue.retry(key)
+            fields = {"job": namespaced_name(job), "retry_seconds": round(delay, 3)}
+            logger.exception("pass failed with an unexpected error, will be retried", extra=fields)
         finally:
-            self._metrics.reconcile.labels(result).observe(time.monotonic() - began)
+            self._metrics.reconcile.labels(result).observe(time.monotonic() - started_at)
 
-    async def _reconcile(self, key: JobKey, job: Raw) -> str:
+    async def _reconcile(self, key: JobKey, job: RawBody) -> str:
+        """Run one pass, store its result, and return the label of the metric."""
         try:
-            if key in self._complaints:  # a write that failed may have been done, and only its answer lost
+            if key in self._last_errors:  # the failed write may have taken effect, with only its response lost
                 job = await read_job(self._api, job)
-            outcome = await reconcile(self._run, job, self._see(key))
+            result = await reconcile(self._dependencies, job, self._cached_state(key))
         except NotFound:
-            self.drop(key)
+            self.on_job_deleted(key)
             return "gone"
-        if key not in self.jobs:  # deleted meanwhile: what comes back from the pass must not revive it
+        if key not in self.jobs:  # deleted during the pass, whose result must not store it again
             return "gone"
-        self.queue.succeeded(key)
-        self._complaints.pop(key, None)
-        self._count_restarts(job, outcome.job)
-        self.jobs.offer(outcome.job)
-        if outcome.job is not job:  # even if the watch was faster and has told of it already
-            self._written[key] = time.monotonic()
-        self._refusals[key] = outcome.refusals
-        if outcome.requeue_after is not None:
-            self.queue.add_after(key, outcome.requeue_after.total_seconds())
-        return "changed" if outcome.job is not job else "unchanged"
+        self.queue.reset_backoff(key)
+        self._last_errors.pop(key, None)
+        self._count_restarts(job, result.job)
+        self.jobs.store_if_newer(result.job)
+        if result.job is not job:  # a write of ours, even if the watch has delivered it before the response
+            self._status_written_at[key] = time.monotonic()
+        self._rejected_creates[key] = result.rejected_creates
+        if result.requeue_after is not None:
+            self.queue.add_after(key, result.requeue_after.total_seconds())
+        return "changed" if result.job is not job else "unchanged"
 
-    def _see(self, key: JobKey) -> Seen:
-        return Seen(
+    def _cached_state(self, key: JobKey) -> CachedState:
+        written_at = self._status_written_at.get(key)
+        return CachedState(
             pods=self.children.pods(key),
-            gone=self.children.gone(key),
+            deleted_pods=self.children.deleted_pods(key),
             services=self.children.services(key),
-            progress=self.progress.newest(key),
-            unheard=self.progress.unheard(key),
-            refusals=self._refusals.get(key, ()),
-            since_write=timedelta(seconds=time.monotonic() - self._written[key]) if key in self._written else None,
+            progress=self.progress_poller.latest(key),
+            unreachable_endpoint=self.progress_poller.unreachable_endpoint(key),
+            rejected_creates=self._rejected_creates.get(key, ()),
+            since_status_write=None if written_at is None else timedelta(seconds=time.monotonic() - written_at),
         )
 
-    def _count_restarts(self, before: Raw, after: Raw) -> None:
-        old, new = before.get("status", {}), after.get("status", {})
-        if new.get("restarts", 0) <= old.get("restarts", 0):
+    def _count_restarts(self, before: RawBody, after: RawBody) -> None:
+        old_status, new_status = before.get("status", {}), after.get("status", {})
+        if new_status.get("restarts", 0) <= old_status.get("restarts", 0):
             return
-        ended: Raw = next((record for record in reversed(new.get("attempts", ())) if record.get("fault")), {})
-        self._metrics.restarts.labels(ended.get("reason", ""), ended.get("fault", "")).inc()
+        attempts = reversed(new_status.get("attempts", ()))
+        failed: RawBody = next((record for record in attempts if record.get("fault")), {})
+        self._metrics.restarts.labels(failed.get("reason", ""), failed.get("fault", "")).inc()

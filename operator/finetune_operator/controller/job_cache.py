@@ -1,17 +1,17 @@
-"""The newest body known of every job, whoever brought it: kopf's watch, our own LIST, or our own status write."""
+"""Cache of the newest body of every job, from kopf's watch, the resync LIST or our own status writes."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from finetune_operator.controller.child_cache import JobKey
-from finetune_operator.kube.api_client import Raw
+from finetune_operator.observation.ownership import RawBody
 
 
-class Jobs:
+class JobCache:
     """Jobs by key. An older body never replaces a newer one."""
 
     def __init__(self) -> None:
-        self._bodies: dict[JobKey, Raw] = {}
+        self._bodies: dict[JobKey, RawBody] = {}
 
     def __contains__(self, key: JobKey) -> bool:
         return key in self._bodies
@@ -22,58 +22,58 @@ class Jobs:
     def __len__(self) -> int:
         return len(self._bodies)
 
-    def get(self, key: JobKey) -> Raw | None:
-        """The newest body known."""
+    def get(self, key: JobKey) -> RawBody | None:
+        """Return the newest known body of the job."""
         return self._bodies.get(key)
 
-    def offer(self, body: Raw) -> bool:
-        """Take a body if it is news; our own write comes back from the watch and is none."""
+    def store_if_newer(self, body: RawBody) -> bool:
+        """Store the body and return True if it is newer; our own status write, delivered again by the watch, is not."""
         key = job_key(body)
-        known = self._bodies.get(key)
-        if known is not None and not _is_newer(body, known):
+        cached = self._bodies.get(key)
+        if cached is not None and not _is_newer(body, cached):
             return False
         metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
         self._bodies[key] = {**body, "metadata": metadata}
         return True
 
-    def drop(self, key: JobKey) -> None:
-        """The job is gone."""
+    def remove(self, key: JobKey) -> None:
+        """Remove a job that was deleted."""
         self._bodies.pop(key, None)
 
-    def missing_from(self, listed: Iterable[Raw], *, list_version: str) -> tuple[JobKey, ...]:
-        """Jobs we believe in that a LIST does not have; one that is younger than the LIST is none of them."""
-        present = {job_key(body) for body in listed}
+    def missing_from(self, listed: Iterable[RawBody], *, list_version: str) -> tuple[JobKey, ...]:
+        """Return the cached jobs that a LIST does not contain, except those that are newer than the LIST."""
+        listed_keys = {job_key(body) for body in listed}
         return tuple(
             key
             for key, body in self._bodies.items()
-            if key not in present and not _follows(body["metadata"]["resourceVersion"], list_version)
+            if key not in listed_keys and not _is_later_version(body["metadata"]["resourceVersion"], list_version)
         )
 
-    def attempt(self, key: JobKey) -> int | None:
-        """The job's present attempt, if the job is known and has one."""
+    def current_attempt(self, key: JobKey) -> int | None:
+        """Return the current attempt of the job, or None if the job is unknown or has none."""
         attempt = self._bodies.get(key, {}).get("status", {}).get("attempt")
         return attempt if isinstance(attempt, int) else None
 
     def count_phases(self) -> Counter[str]:
-        """How many jobs are in which phase."""
+        """Return the number of jobs in each phase."""
         return Counter(body.get("status", {}).get("phase", "Queued") for body in self._bodies.values())
 
 
-def job_key(body: Raw) -> JobKey:
-    """The job's identity."""
+def job_key(body: RawBody) -> JobKey:
+    """Return the namespace and uid of a job."""
     return JobKey(body["metadata"]["namespace"], body["metadata"]["uid"])
 
 
-def job_label(body: Raw) -> str:
-    """The job as people call it, for logs."""
+def namespaced_name(body: RawBody) -> str:
+    """Return `namespace/name` of an object, for logs."""
     return f"{body['metadata']['namespace']}/{body['metadata']['name']}"
 
 
-def _is_newer(body: Raw, known: Raw) -> bool:
-    version, known_version = body["metadata"]["resourceVersion"], known["metadata"]["resourceVersion"]
-    return version != known_version and not _follows(known_version, version)
+def _is_newer(body: RawBody, cached: RawBody) -> bool:
+    version, cached_version = body["metadata"]["resourceVersion"], cached["metadata"]["resourceVersion"]
+    return version != cached_version and not _is_later_version(cached_version, version)
 
 
-def _follows(version: str, other: str) -> bool:
-    """Numbers are compared, as Kubernetes documents since 1.35; of anything else the last delivered counts."""
+def _is_later_version(version: str, other: str) -> bool:
+    """Compare resource versions as numbers, as documented since Kubernetes 1.35; False if one is not a number."""
     return version.isdecimal() and other.isdecimal() and int(version) > int(other)

@@ -1,4 +1,4 @@
-"""Asks the running jobs how far they are. No answer fails nobody: a busy pod is well. Long silence is told."""
+"""Polls the training progress from node rank 0. No answer never fails a job; after two minutes it is reported."""
 
 import asyncio
 import json
@@ -13,41 +13,41 @@ from pydantic import ValidationError
 
 from finetune_api.v1alpha1.status import Progress
 from finetune_operator import names
-from finetune_operator.controller.child_cache import Children, JobKey
-from finetune_operator.controller.job_cache import Jobs
-from finetune_operator.kube.api_client import Raw
+from finetune_operator.controller.child_cache import ChildCache, JobKey
+from finetune_operator.controller.job_cache import JobCache
+from finetune_operator.observation.ownership import RawBody
 
 logger = logging.getLogger(__name__)
 
-INTERVAL = 10.0
-AT_ONCE = 64
-TIMEOUT = aiohttp.ClientTimeout(total=2)
-LARGEST_ANSWER = 64 * 1024
-SILENCE = 120.0  # seconds, after which it is no busy pod any more but something in the way
+POLL_INTERVAL_SECONDS = 10.0
+MAX_CONCURRENT_POLLS = 64
+POLL_TIMEOUT = aiohttp.ClientTimeout(total=2)
+MAX_RESPONSE_BYTES = 64 * 1024
+UNREACHABLE_AFTER_SECONDS = 120.0  # a pod that is only busy answers sooner; beyond, suspect a network policy
 
 
 @dataclass(frozen=True)
-class Question:
-    """Whom to ask about which job."""
+class PollTarget:
+    """A job and the `host:port` of its node rank 0."""
 
     key: JobKey
-    address: str
+    endpoint: str
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Of a pod that was reached; it may have nothing to tell yet."""
+class StatusResponse:
+    """The response of a pod that was reached; progress is None before the first step."""
 
     progress: Progress | None
 
 
 class ProgressPoller:
-    """Keeps the newest progress of every job and tells which jobs advanced."""
+    """Keeps the latest progress of every job and calls `on_progress` for each job that advanced."""
 
     def __init__(
         self,
-        jobs: Jobs,
-        children: Children,
+        jobs: JobCache,
+        children: ChildCache,
         *,
         on_progress: Callable[[JobKey], None],
         port: int = names.STATUS_PORT,
@@ -58,96 +58,100 @@ class ProgressPoller:
         self._on_progress = on_progress
         self._port = port
         self._clock = clock
-        self._newest: dict[JobKey, Progress] = {}
-        self._silent: dict[JobKey, tuple[str, float]] = {}  # who did not answer last time, and since when
-        self._unheard: dict[JobKey, str] = {}
+        self._latest: dict[JobKey, Progress] = {}
+        self._failing_since: dict[JobKey, tuple[str, float]] = {}  # endpoint that failed last time, and since when
+        self._unreachable: dict[JobKey, str] = {}
 
-    def newest(self, key: JobKey) -> Progress | None:
-        """The last answer of any of the job's attempts."""
-        return self._newest.get(key)
+    def latest(self, key: JobKey) -> Progress | None:
+        """Return the progress polled last, which may be that of an earlier attempt."""
+        return self._latest.get(key)
 
-    def unheard(self, key: JobKey) -> str:
-        """Host and port that have given no answer for long; empty if there is nothing to complain of."""
-        return self._unheard.get(key, "")
+    def unreachable_endpoint(self, key: JobKey) -> str:
+        """Return the `host:port` without a response for two minutes; empty if there is none."""
+        return self._unreachable.get(key, "")
 
     def forget(self, key: JobKey) -> None:
-        """The job is gone."""
-        self._newest.pop(key, None)
-        self._forget_silence(key)
+        """Drop everything about a deleted job."""
+        self._latest.pop(key, None)
+        self._clear_failures(key)
 
-    async def run(self, *, interval: float = INTERVAL) -> None:
-        """Ask everybody, again and again."""
-        connector = aiohttp.TCPConnector(limit=AT_ONCE, force_close=True)
-        async with aiohttp.ClientSession(connector=connector, timeout=TIMEOUT) as session:
+    async def run(self, *, interval: float = POLL_INTERVAL_SECONDS) -> None:
+        """Poll all jobs every `interval` seconds, until cancelled."""
+        connector = aiohttp.TCPConnector(limit=MAX_CONCURRENT_POLLS, force_close=True)
+        async with aiohttp.ClientSession(connector=connector, timeout=POLL_TIMEOUT) as session:
             while True:
-                await self.ask_all(session)
+                await self.poll_all(session)
                 await asyncio.sleep(interval)
 
-    async def ask_all(self, session: aiohttp.ClientSession) -> None:
-        """One round."""
-        turns = asyncio.Semaphore(AT_ONCE)  # before the timeout starts, unlike the connector's limit
+    async def poll_all(self, session: aiohttp.ClientSession) -> None:
+        """Poll node rank 0 of every running job once."""
+        # the timeout includes the wait for the connector's limit, but not the wait for this semaphore
+        semaphore = asyncio.Semaphore(MAX_CONCURRENT_POLLS)
 
-        async def ask_one(question: Question) -> None:
-            async with turns:
-                answer = await ask(session, f"http://{question.address}/status")
-            if question.key not in self._jobs:
+        async def poll(target: PollTarget) -> None:
+            async with semaphore:
+                response = await fetch_status(session, f"http://{target.endpoint}/status")
+            if target.key not in self._jobs:
                 return
-            self._note_silence(question, heard=answer is not None)
-            if answer is not None and answer.progress is not None:
-                self._take(question.key, answer.progress)
+            self._update_reachability(target, has_response=response is not None)
+            if response is not None and response.progress is not None:
+                self._store_progress(target.key, response.progress)
 
-        questions = self._questions()
-        for key in self._silent.keys() - {question.key for question in questions}:  # nothing of theirs runs any more
-            self._forget_silence(key)
-        await asyncio.gather(*(ask_one(question) for question in questions))
+        targets = self._targets()
+        for key in self._failing_since.keys() - {target.key for target in targets}:  # no pod of these runs any more
+            self._clear_failures(key)
+        await asyncio.gather(*(poll(target) for target in targets))
 
-    def _questions(self) -> list[Question]:
-        found = ((key, find_address(self._children.pods(key), self._jobs.attempt(key))) for key in self._jobs)
-        return [Question(key, f"{host}:{self._port}") for key, host in found if host]
+    def _targets(self) -> list[PollTarget]:
+        hosts = (
+            (key, find_rank_zero_host(self._children.pods(key), self._jobs.current_attempt(key))) for key in self._jobs
+        )
+        return [PollTarget(key, f"{host}:{self._port}") for key, host in hosts if host]
 
-    def _note_silence(self, question: Question, *, heard: bool) -> None:
-        key, now = question.key, self._clock()
-        address, since = self._silent.get(key, ("", now))
-        if heard:
-            self._silent.pop(key, None)
-        elif address != question.address:
-            self._silent[key] = question.address, now
-        unheard = "" if heard or address != question.address or now - since < SILENCE else address
-        if unheard != self.unheard(key):
-            self._unheard[key] = unheard
+    def _update_reachability(self, target: PollTarget, *, has_response: bool) -> None:
+        key, now = target.key, self._clock()
+        endpoint, since = self._failing_since.get(key, ("", now))
+        if has_response:
+            self._failing_since.pop(key, None)
+        elif endpoint != target.endpoint:
+            self._failing_since[key] = target.endpoint, now
+        is_reachable = has_response or endpoint != target.endpoint or now - since < UNREACHABLE_AFTER_SECONDS
+        unreachable = "" if is_reachable else endpoint
+        if unreachable != self.unreachable_endpoint(key):
+            self._unreachable[key] = unreachable
             self._on_progress(key)
 
-    def _forget_silence(self, key: JobKey) -> None:
-        self._silent.pop(key, None)
-        self._unheard.pop(key, None)
+    def _clear_failures(self, key: JobKey) -> None:
+        self._failing_since.pop(key, None)
+        self._unreachable.pop(key, None)
 
-    def _take(self, key: JobKey, progress: Progress) -> None:
-        before = self._newest.get(key)
-        self._newest[key] = progress
-        if before is None or _without_time(before) != _without_time(progress):
+    def _store_progress(self, key: JobKey, progress: Progress) -> None:
+        before = self._latest.get(key)
+        self._latest[key] = progress
+        if before is None or _without_update_time(before) != _without_update_time(progress):
             self._on_progress(key)
 
 
-async def ask(session: aiohttp.ClientSession, url: str) -> Answer | None:
-    """What one pod answers, or None; it is the user's code that answers, so nothing it says can hurt."""
+async def fetch_status(session: aiohttp.ClientSession, url: str) -> StatusResponse | None:
+    """GET the /status of a pod; None if it does not answer. The response is untrusted: user code can send it."""
     try:
         async with session.get(url, allow_redirects=False) as response:
             if response.status != 200:
-                return Answer(None)
-            content = await response.content.readexactly(LARGEST_ANSWER)
-    except asyncio.IncompleteReadError as ended:
-        content = ended.partial
+                return StatusResponse(None)
+            content = await response.content.readexactly(MAX_RESPONSE_BYTES)
+    except asyncio.IncompleteReadError as error:
+        content = error.partial
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         logger.debug("%s: %s", url, error)
         return None
-    return Answer(parse_status(content, now=datetime.now(UTC)))
+    return StatusResponse(parse_progress(content, now=datetime.now(UTC)))
 
 
-def parse_status(content: bytes, *, now: datetime) -> Progress | None:
-    """The progress in a supervisor's /status, stamped with `now` if it has no time of its own."""
+def parse_progress(content: bytes, *, now: datetime) -> Progress | None:
+    """Parse the progress in a supervisor's /status; `now` is its update time if it contains none."""
     try:
-        said = json.loads(content)
-        progress = Progress.model_validate(said.get("progress")) if isinstance(said, dict) else None
+        body = json.loads(content)
+        progress = Progress.model_validate(body.get("progress")) if isinstance(body, dict) else None
     except (ValueError, ValidationError, RecursionError):
         return None
     if progress is None:
@@ -155,15 +159,15 @@ def parse_status(content: bytes, *, now: datetime) -> Progress | None:
     return progress.model_copy(update={"update_time": progress.update_time or now})
 
 
-def find_address(pods: tuple[Raw, ...], attempt: int | None) -> str | None:
-    """Where node rank 0 of the present attempt answers, if it runs."""
+def find_rank_zero_host(pods: tuple[RawBody, ...], attempt: int | None) -> str | None:
+    """Return the IP of node rank 0 of the attempt, IPv6 in brackets; None if that pod is not running."""
     for pod in pods:
         labels, status = pod["metadata"].get("labels", {}), pod.get("status", {})
-        mine = labels.get(names.NODE_RANK) == "0" and labels.get(names.ATTEMPT) == str(attempt)
-        if mine and status.get("phase") == "Running" and (address := status.get("podIP")):
+        is_rank_zero = labels.get(names.NODE_RANK) == "0" and labels.get(names.ATTEMPT) == str(attempt)
+        if is_rank_zero and status.get("phase") == "Running" and (address := status.get("podIP")):
             return f"[{address}]" if ":" in address else str(address)
     return None
 
 
-def _without_time(progress: Progress) -> Progress:
+def _without_update_time(progress: Progress) -> Progress:
     return progress.model_copy(update={"update_time": None})

@@ -1,42 +1,42 @@
-"""The last look at pods that are gone. A drained pod's object lives for a second, and its evidence with it."""
+"""Tombstones: last known objects of deleted pods. A drained pod is gone within a second, and its evidence with it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
 from finetune_operator import names
-from finetune_operator.kube.api_client import Raw
+from finetune_operator.observation.ownership import RawBody
 
-LIFETIME = timedelta(minutes=15)
-KEPT = 32  # of older attempts, per job
+TOMBSTONE_TTL = timedelta(minutes=15)
+MAX_OLD_TOMBSTONES = 32  # per job, of attempts before the current one
 
 
 @dataclass(frozen=True)
 class Tombstone:
-    """A pod as it was last seen, and when it went (seconds of a monotonic clock)."""
+    """The last known object of a deleted pod; `deleted_at` is in seconds of a monotonic clock."""
 
-    pod: Raw
-    time: float
+    pod: RawBody
+    deleted_at: float
 
     @property
     def attempt(self) -> int | None:
-        """Attempt that the pod belonged to."""
+        """The attempt that the pod belonged to, from its label."""
         label = self.pod["metadata"].get("labels", {}).get(names.ATTEMPT, "")
         return int(label) if label.isdecimal() else None
 
 
-def keep_tombstones(
-    tombstones: Iterable[Tombstone], *, present_attempt: int | None, now: float
+def prune_tombstones(
+    tombstones: Iterable[Tombstone], *, current_attempt: int | None, now: float
 ) -> tuple[Tombstone, ...]:
-    """What is worth keeping, oldest first.
+    """Return the tombstones to retain, oldest first.
 
-    Of the present attempt every pod name's last tombstone, however old: it may be the only evidence of why the attempt
-    fails. Of other attempts, and of jobs not known (`present_attempt` None), the last few of a limited time.
+    The current attempt keeps the last tombstone of every pod name, however old: it may be the only evidence of why the
+    attempt failed. Other attempts, and unknown jobs (`current_attempt` None), keep the most recent ones for a time.
     """
-    by_age = sorted(tombstones, key=lambda tombstone: tombstone.time)
-    present = {
-        t.pod["metadata"]["name"]: t for t in by_age if present_attempt is not None and t.attempt == present_attempt
+    by_age = sorted(tombstones, key=lambda tombstone: tombstone.deleted_at)
+    current = {
+        t.pod["metadata"]["name"]: t for t in by_age if current_attempt is not None and t.attempt == current_attempt
     }
-    others = [t for t in by_age if present_attempt is None or t.attempt != present_attempt]
-    recent = [t for t in others[-KEPT:] if now - t.time < LIFETIME.total_seconds()]
-    return tuple(sorted((*recent, *present.values()), key=lambda tombstone: tombstone.time))
+    others = [t for t in by_age if current_attempt is None or t.attempt != current_attempt]
+    recent = [t for t in others[-MAX_OLD_TOMBSTONES:] if now - t.deleted_at < TOMBSTONE_TTL.total_seconds()]
+    return tuple(sorted((*recent, *current.values()), key=lambda tombstone: tombstone.deleted_at))

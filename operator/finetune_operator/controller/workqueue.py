@@ -1,4 +1,4 @@
-"""Keys that wait for a pass: each at most once in line, and never two passes of one key at a time."""
+"""Work queue of job keys: a key is queued at most once, and never processed by two workers at a time."""
 
 import asyncio
 import random
@@ -9,75 +9,76 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
-FIRST_PAUSE = 0.05
-LONGEST_PAUSE = 60.0
-PASSES_AT_ONCE = 50
+INITIAL_BACKOFF_SECONDS = 0.05
+MAX_BACKOFF_SECONDS = 60.0
+PASS_BURST = 50
 SECONDS_PER_PASS = 0.2
 
 
 class QueueClosed(Exception):
-    """No more keys are handed out."""
+    """The queue hands out no more keys."""
 
 
 class WorkQueue(Generic[Key]):
-    """A coalescing queue with delays; times are seconds of the running loop's clock.
+    """A deduplicating queue with delays, like client-go's; times are seconds of the running loop's clock.
 
-    After every add a pass begins that has not begun before it. Of several delayed adds the earliest counts.
-    A key that never rests gets `PASSES_AT_ONCE`, then one each `SECONDS_PER_PASS` (a token bucket): two operators that
-    see different things and undo each other's writes, or a bug of ours, cost the API server little and others nothing.
+    After every add, a pass starts that had not started before it. Of several delayed adds, the earliest wins.
+    A token bucket limits each key to a burst of `PASS_BURST` passes, then one per `SECONDS_PER_PASS`. So two operators
+    that undo each other's writes, or a bug that requeues a key forever, cost the API server and other jobs little.
     """
 
     def __init__(self, *, on_wait: Callable[[float], None] | None = None) -> None:
-        self._on_wait = on_wait
-        self._ready: OrderedDict[Key, float] = OrderedDict()  # in line, since when
-        self._running: dict[Key, float] = {}
-        self._again: dict[Key, float] = {}  # added while running: goes in line once the pass is over
+        self._on_wait = on_wait  # called with the seconds that a key waited in the queue
+        self._ready: OrderedDict[Key, float] = OrderedDict()  # key: queued at
+        self._running: dict[Key, float] = {}  # key: started at
+        self._added_while_running: dict[Key, float] = {}  # key: added at; queued again once its pass ends
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
-        self._rested: dict[Key, float] = {}  # when the bucket is full again
+        self._bucket_full_at: dict[Key, float] = {}
         self._changed = asyncio.Event()
         self.closed = False
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._again)
+        return len(self._ready) + len(self._added_while_running)
 
     def add(self, key: Key) -> None:
-        """Ask for a pass that begins after now."""
+        """Queue the key for a pass that starts after this call."""
         now = _now()
         if key in self._running:
-            self._again.setdefault(key, now)
+            self._added_while_running.setdefault(key, now)
         elif key not in self._ready:
-            self._line_up(key, since=now)
+            self._make_ready(key, added_at=now)
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Ask for a pass at a later time, or earlier if one was asked for earlier."""
+        """Queue the key after a delay, or earlier if an earlier add is pending."""
         self._add_at(key, _now() + max(0.0, seconds))
 
     def retry(self, key: Key, *, at_least: float = 0.0) -> float:
-        """Ask again after a pause that doubles with every failure in a row; returns the pause."""
+        """Queue the key after a backoff that doubles with every consecutive failure; return the seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 30)) * random.uniform(0.5, 1.0)  # noqa: S311
-        pause = max(pause, at_least)
-        self.add_after(key, pause)
-        return pause
+        jitter = random.uniform(0.5, 1.0)  # noqa: S311
+        delay = min(MAX_BACKOFF_SECONDS, INITIAL_BACKOFF_SECONDS * 2.0 ** min(failures, 30)) * jitter
+        delay = max(delay, at_least)
+        self.add_after(key, delay)
+        return delay
 
-    def succeeded(self, key: Key) -> None:
-        """The next failure is a first one again."""
+    def reset_backoff(self, key: Key) -> None:
+        """Reset the backoff of a key whose pass succeeded."""
         self._failures.pop(key, None)
 
-    def forget(self, key: Key) -> None:
-        """Nothing more is asked of this key, and nothing is remembered of it."""
+    def remove(self, key: Key) -> None:
+        """Remove the key, its pending adds and its state."""
         self._failures.pop(key, None)
-        self._rested.pop(key, None)
+        self._bucket_full_at.pop(key, None)
         self._ready.pop(key, None)
-        self._again.pop(key, None)
+        self._added_while_running.pop(key, None)
         if timer := self._timers.pop(key, None):
             timer.cancel()
 
     @asynccontextmanager
     async def next(self) -> AsyncIterator[Key]:
-        """The key that waited longest; it is this caller's alone until the block ends."""
+        """Yield the key that waited longest; no other worker gets it until the block ends."""
         while not self._ready:
             if self.closed:
                 raise QueueClosed
@@ -85,48 +86,48 @@ class WorkQueue(Generic[Key]):
             await self._changed.wait()
         if self.closed:
             raise QueueClosed
-        key, since = self._ready.popitem(last=False)
+        key, added_at = self._ready.popitem(last=False)
         now = self._running[key] = _now()
-        self._rested[key] = max(now, self._rested.get(key, 0.0)) + SECONDS_PER_PASS
+        self._bucket_full_at[key] = max(now, self._bucket_full_at.get(key, 0.0)) + SECONDS_PER_PASS
         if self._on_wait is not None:
-            self._on_wait(now - since)
+            self._on_wait(now - added_at)
         try:
             yield key
         finally:
             del self._running[key]
-            if (asked := self._again.pop(key, None)) is not None:
-                self._line_up(key, since=asked)
+            if (added_again_at := self._added_while_running.pop(key, None)) is not None:
+                self._make_ready(key, added_at=added_again_at)
 
     def close(self) -> None:
-        """Hand out no more keys; passes that run go on."""
+        """Hand out no more keys; running passes continue."""
         self.closed = True
         self._changed.set()
 
     def oldest_wait_seconds(self) -> float:
-        """How long the first in line has waited."""
-        return max((_now() - since for since in self._ready.values()), default=0.0)
+        """Return how long the oldest queued key has waited."""
+        return max((_now() - added_at for added_at in self._ready.values()), default=0.0)
 
     def longest_pass_seconds(self) -> float:
-        """How long the slowest running pass has taken so far."""
-        return max((_now() - since for since in self._running.values()), default=0.0)
+        """Return how long the slowest running pass has been running."""
+        return max((_now() - started_at for started_at in self._running.values()), default=0.0)
 
-    def _line_up(self, key: Key, *, since: float) -> None:
-        due = self._rested.get(key, 0.0) - (PASSES_AT_ONCE - 1) * SECONDS_PER_PASS
-        if due > _now():
-            self._add_at(key, due)
+    def _make_ready(self, key: Key, *, added_at: float) -> None:
+        token_at = self._bucket_full_at.get(key, 0.0) - (PASS_BURST - 1) * SECONDS_PER_PASS
+        if token_at > _now():
+            self._add_at(key, token_at)
         else:
-            self._ready[key] = since
+            self._ready[key] = added_at
             self._changed.set()
 
-    def _add_at(self, key: Key, due: float) -> None:
-        waiting = self._timers.get(key)
-        if waiting is not None:
-            if waiting.when() <= due:
+    def _add_at(self, key: Key, due_at: float) -> None:
+        timer = self._timers.get(key)
+        if timer is not None:
+            if timer.when() <= due_at:
                 return
-            waiting.cancel()
-        self._timers[key] = asyncio.get_running_loop().call_at(due, self._fire, key)
+            timer.cancel()
+        self._timers[key] = asyncio.get_running_loop().call_at(due_at, self._on_timer, key)
 
-    def _fire(self, key: Key) -> None:
+    def _on_timer(self, key: Key) -> None:
         self._timers.pop(key, None)
         self.add(key)
 

@@ -1,4 +1,4 @@
-"""What a decision asks the shell to do; each is safe to repeat."""
+"""The actions of a decision: changes to make in the cluster, each safe to repeat."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,18 +6,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Create:
-    """Make a child; one that is there already and ours counts as made."""
+    """Create a child; if this job already owns an object of that name, the action has succeeded."""
 
     manifest: dict[str, Any]
 
     @property
     def name(self) -> str:
+        """Kind and name of the child, such as `Pod bert-0-1`."""
         return f"{self.manifest['kind']} {self.manifest['metadata']['name']}"
 
 
 @dataclass(frozen=True)
 class DeletePod:
-    """Stop a pod; its processes get SIGTERM and this many seconds."""
+    """Delete a pod; its processes get SIGTERM, and SIGKILL after `grace_seconds`."""
 
     name: str
     uid: str
@@ -26,7 +27,7 @@ class DeletePod:
 
 @dataclass(frozen=True)
 class DeleteService:
-    """Remove a Service that somebody edited, so that it can be made anew."""
+    """Delete a Service whose spec a user edited, so that the next pass creates it again."""
 
     name: str
     uid: str
@@ -34,21 +35,21 @@ class DeleteService:
 
 @dataclass(frozen=True)
 class DeleteConfigMap:
-    """Remove the ConfigMap of an attempt that is over."""
+    """Delete the ConfigMap of an earlier attempt."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class DeleteJob:
-    """Remove the job itself (TTL); its children follow by garbage collection."""
+    """Delete the job itself after its TTL; the garbage collector deletes its children."""
 
     uid: str
 
 
 @dataclass(frozen=True)
 class Emit:
-    """Tell a transition once; `key` makes its name, so that a repetition is no second event."""
+    """Create an event for a transition; its name derives from `key`, so that a repetition creates no second event."""
 
     type: str  # Normal or Warning
     reason: str

@@ -1,7 +1,7 @@
-"""decide: job, what is seen of its children and the time -> the status to write and what to do. Pure and total.
+"""decide: the pure, total function from job, observation, time and settings to the next status and actions.
 
-An attempt goes Starting -> Running -> Stopping -> Failed, Stopped or Succeeded. One pass makes one step; what it writes
-is all that the next pass needs, so that a crash between any two API calls repeats nothing and loses nothing.
+An attempt moves from Starting to Running to Stopping to Failed, Stopped or Succeeded. One pass makes one step, and the
+status it writes is all that the next pass needs: after a crash between any two API calls nothing is repeated or lost.
 """
 
 from datetime import datetime, timedelta
@@ -11,267 +11,294 @@ from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState
 from finetune_operator import names
 from finetune_operator.core.actions import Action, Create, DeleteConfigMap, DeleteJob, Emit
-from finetune_operator.core.ensure_children import keep_up, next_look
-from finetune_operator.core.job_context import Case, Decision, confirmed, with_next, with_record, write
-from finetune_operator.core.pending import refused_for_good
+from finetune_operator.core.ensure_children import ensure_service_and_config_map, next_config_map_check
+from finetune_operator.core.job_context import (
+    Decision,
+    JobContext,
+    build_decision,
+    require_confirmation,
+    with_next_attempt,
+    with_record,
+)
+from finetune_operator.core.pending import find_permanent_rejection
 from finetune_operator.core.stop_attempt import (
     ABORT_GRACE_SECONDS,
     StopReason,
-    begin_to_stop,
-    complete,
+    begin_stopping,
+    complete_job,
+    continue_stopping,
     end_attempt,
     next_attempt,
-    stop,
 )
 from finetune_operator.failures.rules import judge_node
-from finetune_operator.observation.pods import Life, NodeObservation, Observation
+from finetune_operator.observation.pods import NodeObservation, Observation, PodPhase
 from finetune_operator.plan.manifests import build_children
-from finetune_operator.plan.run_plan import Settings, plan_run
+from finetune_operator.plan.run_plan import plan_run
+from finetune_operator.settings import Settings
 
-LOOK_AGAIN = timedelta(seconds=5)
-SHORTEST_PATIENCE, LONGEST_PATIENCE = timedelta(seconds=1), timedelta(seconds=15)
+REQUEUE_INTERVAL = timedelta(seconds=5)
+MIN_CREATE_RETRY, MAX_CREATE_RETRY = timedelta(seconds=1), timedelta(seconds=15)
 
 
-def decide(job: FineTuneJob, seen: Observation, now: datetime, settings: Settings) -> Decision:
-    """The next step of a job. Equal input gives equal output; deciding again after acting changes nothing."""
-    case = Case(job, seen, now, settings)
+def decide(job: FineTuneJob, observation: Observation, now: datetime, settings: Settings) -> Decision:
+    """Return the next step of a job.
+
+    Equal arguments give equal decisions; deciding again after the actions were performed changes nothing.
+    """
+    context = JobContext(job, observation, now, settings)
+    # a job that is being deleted: the garbage collector deletes its children
     if job.metadata.deletion_timestamp is not None:
         return Decision(job.status)
+    # a finished job: delete leftover pods, and the job after its TTL
     if job.status.completion_time is not None:
-        return _after_the_end(case)
+        return _clean_up_finished(context)
+    # a new job: begin attempt 0, unless it is created suspended
     if not job.status.attempts:
-        return _suspend_before_start(case) if job.spec.suspend else _start(case)
-    match case.record.state:
+        return _suspend_before_start(context) if job.spec.suspend else _begin_first_attempt(context)
+    # otherwise continue with the current attempt
+    match context.record.state:
         case AttemptState.STARTING | AttemptState.RUNNING:
-            return _carry_on(case)
+            return _continue_attempt(context)
         case AttemptState.STOPPING:
-            return stop(case)
+            return continue_stopping(context)
         case AttemptState.STOPPED:
-            return _stay_suspended(case) if job.spec.suspend else _resume(case)
+            return _stay_suspended(context) if job.spec.suspend else _resume(context)
         case AttemptState.SUCCEEDED | AttemptState.FAILED:
-            raise AssertionError("an attempt that ended is followed by another or by the job's end in the same write")
+            raise AssertionError("the write that ends an attempt also begins the next one or finishes the job")
 
 
-def _start(case: Case) -> Decision:
-    record = AttemptRecord(attempt=0, state=AttemptState.STARTING, start_time=case.now, pending_since=case.now)
-    status = case.status.model_copy(update={"start_time": case.now, "suspend_time": None})
-    return write(case, with_next(status, record, case.now))
+def _begin_first_attempt(context: JobContext) -> Decision:
+    record = AttemptRecord(attempt=0, state=AttemptState.STARTING, start_time=context.now, pending_since=context.now)
+    status = context.status.model_copy(update={"start_time": context.now, "suspend_time": None})
+    return build_decision(context, with_next_attempt(status, record, context.now))
 
 
-def _suspend_before_start(case: Case) -> Decision:
-    return write(case, case.status.model_copy(update={"suspend_time": case.status.suspend_time or case.now}))
+def _suspend_before_start(context: JobContext) -> Decision:
+    suspend_time = context.status.suspend_time or context.now
+    return build_decision(context, context.status.model_copy(update={"suspend_time": suspend_time}))
 
 
-def _carry_on(case: Case) -> Decision:
-    """Starting or Running: look for an end first, then for what is still to be made."""
-    for look in (
-        _asked_to_stop,
-        _refusal,
-        _success,
-        _left_alone,
-        _failure,
-        _late_start,
-        _still_to_be_made,
-        _stalled_start,
+def _continue_attempt(context: JobContext) -> Decision:
+    """Decide on an attempt that is starting or running: the first step that applies decides."""
+    for step in (
+        # does the user or a deadline end the attempt?
+        _check_stop_request,
+        # is a child rejected for good?
+        _check_rejected_children,
+        # have all nodes succeeded?
+        _check_success,
+        # did nodes fail only because others cannot start?
+        _check_incomplete_gang,
+        # did a node fail or disappear?
+        _check_failure,
+        # did nodes start too late?
+        _check_start_deadlines,
+        # are children missing?
+        _create_missing_children,
+        # did the pending reason time out?
+        _check_pending_timeout,
     ):
-        decision = look(case)
+        decision = step(context)
         if decision is not None:
             return decision
-    return _running_or_waiting(case)
+    # nothing to stop or create: record whether the attempt runs
+    return _update_running_state(context)
 
 
-def _asked_to_stop(case: Case) -> Decision | None:
-    if case.job.spec.suspend:
-        return begin_to_stop(case, StopReason.SUSPENDED)
-    if case.deadline is not None and case.now >= case.deadline:
-        return begin_to_stop(case, StopReason.DEADLINE)
+def _check_stop_request(context: JobContext) -> Decision | None:
+    """Stop the attempt if spec.suspend is set or activeDeadlineSeconds is over."""
+    if context.job.spec.suspend:
+        return begin_stopping(context, StopReason.SUSPENDED)
+    if context.active_deadline is not None and context.now >= context.active_deadline:
+        return begin_stopping(context, StopReason.DEADLINE)
     return None
 
 
-def _refusal(case: Case) -> Decision | None:
-    """The API server will never take what the spec asks for, or a foreign object has the name."""
-    verdict = refused_for_good(case.job, case.seen)
-    return end_attempt(case, verdict, case.record) if verdict else None
+def _check_rejected_children(context: JobContext) -> Decision | None:
+    """End the attempt if a child can never be created: the spec is invalid, or its name belongs to another object."""
+    verdict = find_permanent_rejection(context.job, context.observation)
+    return end_attempt(context, verdict, context.record) if verdict else None
 
 
-def _success(case: Case) -> Decision | None:
-    nodes = case.nodes
-    if len(nodes) < case.job.spec.num_nodes or not all(node.succeeded for node in nodes):
+def _check_success(context: JobContext) -> Decision | None:
+    """Complete the job if every node succeeded."""
+    nodes = context.nodes
+    if len(nodes) < context.job.spec.num_nodes or not all(node.succeeded for node in nodes):
         return None
-    return complete(case, case.record)
+    return complete_job(context, context.record)
 
 
-def _left_alone(case: Case) -> Decision | None:
-    """Nodes that gave up waiting for others that cannot start; nothing has failed."""
-    wait = case.wait
-    if wait is None or not wait.for_ever:
+def _check_incomplete_gang(context: JobContext) -> Decision | None:
+    """Stop the attempt if running nodes gave up at the rendezvous because others cannot start; that is no failure."""
+    pending_reason = context.pending_reason
+    if pending_reason is None or not pending_reason.has_no_timeout:
         return None
-    bad = [node for node in case.nodes if node.life not in (Life.PENDING, Life.RUNNING)]
-    if not bad or not all(node.life is Life.FAILED and judge_node(node.evidence).victim for node in bad):
+    ended = [node for node in context.nodes if node.phase not in (PodPhase.PENDING, PodPhase.RUNNING)]
+    if not ended or not all(node.phase is PodPhase.FAILED and judge_node(node.evidence).victim for node in ended):
         return None
-    return begin_to_stop(
-        case, StopReason.INCOMPLETE, message=f"nodes that ran gave up waiting for others: {wait.message}"
-    )
+    message = f"running nodes gave up waiting for others: {pending_reason.message}"
+    return begin_stopping(context, StopReason.INCOMPLETE, message=message)
 
 
-def _failure(case: Case) -> Decision | None:
-    """A node ended badly, is being deleted or was hidden by somebody else, or is missing although it was made."""
-    bad = [node for node in case.nodes if not node.succeeded]
-    if any(node.restarted or node.life in (Life.FAILED, Life.SUCCEEDED) for node in bad):
-        return begin_to_stop(case, StopReason.NODE_FAILED)
-    if any(node.hidden or (node.deleting and node.life is not Life.GONE) for node in bad):
-        return begin_to_stop(case, StopReason.NODE_DELETED)
-    missing = case.record.created and len(case.nodes) < case.job.spec.num_nodes
-    if missing or any(node.life is Life.GONE for node in bad):  # a name is never used twice
-        return confirmed(case, begin_to_stop(case, StopReason.NODE_FAILED))
+def _check_failure(context: JobContext) -> Decision | None:
+    """Stop the attempt if a node failed, is being deleted, lost its labels, or disappeared after its creation."""
+    unsuccessful = [node for node in context.nodes if not node.succeeded]
+    if any(node.restarted or node.phase in (PodPhase.FAILED, PodPhase.SUCCEEDED) for node in unsuccessful):
+        return begin_stopping(context, StopReason.NODE_FAILED)
+    if any(node.relabelled or (node.deleting and node.phase is not PodPhase.GONE) for node in unsuccessful):
+        return begin_stopping(context, StopReason.NODE_DELETED)
+    missing = context.record.created and len(context.nodes) < context.job.spec.num_nodes
+    # a deleted pod is never created again under its name: the attempt has to end
+    if missing or any(node.phase is PodPhase.GONE for node in unsuccessful):
+        return require_confirmation(context, begin_stopping(context, StopReason.NODE_FAILED))
     return None
 
 
-def _still_to_be_made(case: Case) -> Decision | None:
-    """Create what is missing, once no older attempt can run and the time of a delayed restart has come."""
-    record = case.record
+def _create_missing_children(context: JobContext) -> Decision | None:
+    """Create missing children, once no pod of an older attempt can run and the restart delay is over."""
+    record = context.record
     if record.created:
         return None
-    older = _older(case)
-    blockers = [node for node in older if node.may_run(case.now)]
+    # fencing: first stop the pods of older attempts
+    older = _pods_of_older_attempts(context)
+    blockers = [node for node in older if node.may_run(context.now)]
     if blockers:
-        return write(case, case.status, actions=case.deletions(blockers, ABORT_GRACE_SECONDS), look_again=LOOK_AGAIN)
-    if (delay := _delay(record, case.now)) > timedelta():
-        return write(case, case.status, look_again=delay)
-    existing = {node.pod_name for node in case.nodes if node.life is not Life.GONE}
-    if len(existing) == case.job.spec.num_nodes and case.seen.service_exists:
+        deletions = context.deletions(blockers, ABORT_GRACE_SECONDS)
+        return build_decision(context, context.status, actions=deletions, requeue_after=REQUEUE_INTERVAL)
+    # then wait for the restart delay
+    if (delay := _remaining_delay(record, context.now)) > timedelta():
+        return build_decision(context, context.status, requeue_after=delay)
+    # then create the children that do not exist
+    existing = {node.pod_name for node in context.nodes if node.phase is not PodPhase.GONE}
+    if len(existing) == context.job.spec.num_nodes and context.observation.service_exists:
         return None
-    children = build_children(plan_run(case.job, attempt=record.attempt, settings=case.settings))
-    missing = (m for m in children if m["metadata"]["name"] not in existing)
+    children = build_children(plan_run(context.job, attempt=record.attempt, settings=context.settings))
+    missing = (child for child in children if child["metadata"]["name"] not in existing)
     actions: tuple[Action, ...] = tuple(
-        Create(m) for m in missing if m["kind"] != "Service" or not case.seen.service_exists
+        Create(child) for child in missing if child["kind"] != "Service" or not context.observation.service_exists
     )
-    if case.seen.edited_service:
-        actions = (*actions, *keep_up(case))
+    if context.observation.edited_service_uid:
+        actions = (*actions, *ensure_service_and_config_map(context))
+    # and delete what is left of the previous attempt
     if record.attempt > 0:
-        previous = names.config_map_name(case.job.metadata.name, record.attempt - 1)
-        actions = (*actions, DeleteConfigMap(previous), *case.deletions(older, ABORT_GRACE_SECONDS))
-    # a cache may not show a pod of an older attempt, nor one that the last pass made
-    return confirmed(case, write(case, case.status, actions=actions, look_again=_patience(case)))
+        previous = names.config_map_name(context.job.metadata.name, record.attempt - 1)
+        actions = (*actions, DeleteConfigMap(previous), *context.deletions(older, ABORT_GRACE_SECONDS))
+    # the cache may lack a pod of an older attempt, or one that the last pass created
+    decision = build_decision(context, context.status, actions=actions, requeue_after=_create_retry_after(context))
+    return require_confirmation(context, decision)
 
 
-def _delay(record: AttemptRecord, now: datetime) -> timedelta:
-    """What is left of the attempt's; none where the clock that it was written by was wrong, or is."""
+def _remaining_delay(record: AttemptRecord, now: datetime) -> timedelta:
+    """Return what is left of the restart delay; nothing if the clock is behind the one that wrote the record."""
     if record.not_before is None or (record.start_time and now < record.start_time):
         return timedelta()
     return record.not_before - now
 
 
-def _patience(case: Case) -> timedelta | None:
-    """When what was refused is tried again: soon at first, then after as long as it was waited for."""
-    if not case.seen.refusals:
+def _create_retry_after(context: JobContext) -> timedelta | None:
+    """Return when to retry rejected creates: a delay as long as the time waited so far, within limits."""
+    if not context.observation.rejected_creates:
         return None
-    waited = case.now - case.status.waiting.since if case.status.waiting else SHORTEST_PATIENCE
-    return min(LONGEST_PATIENCE, max(SHORTEST_PATIENCE, waited))
+    waited = context.now - context.status.waiting.since if context.status.waiting else MIN_CREATE_RETRY
+    return min(MAX_CREATE_RETRY, max(MIN_CREATE_RETRY, waited))
 
 
-def _stalled_start(case: Case) -> Decision | None:
-    """An image that cannot be had for ten minutes will not come, nor will a container that no kubelet can make."""
-    told = case.status.waiting
-    ends = case.patience_ends(told)
-    if told is None or ends is None or case.now < ends:
+def _check_pending_timeout(context: JobContext) -> Decision | None:
+    """End the attempt if its image could not be pulled, or its container not created, within the timeout."""
+    reported = context.status.waiting
+    timeout_at = context.pending_timeout_at(reported)
+    if reported is None or timeout_at is None or context.now < timeout_at:
         return None
-    if (wait := case.wait) and wait.verdict is not None:
-        return end_attempt(case, wait.verdict, case.record)
-    return begin_to_stop(case, StopReason.IMAGE, message=told.message)
+    if (pending_reason := context.pending_reason) and pending_reason.verdict is not None:
+        return end_attempt(context, pending_reason.verdict, context.record)
+    return begin_stopping(context, StopReason.IMAGE, message=reported.message)
 
 
-def _late_start(case: Case) -> Decision | None:
-    """Nodes that do not all start in time: the job ends, or at least none holds a machine while it waits for others."""
-    told = case.status.waiting
-    if case.pending_deadline is not None and case.now >= case.pending_deadline:
-        waited_for = f": {told.message}" if told else ""
-        limit = case.job.spec.pending_deadline_seconds
-        return begin_to_stop(
-            case,
-            StopReason.PENDING,
-            message=f"not all nodes ran within pendingDeadlineSeconds ({limit} s){waited_for}",
-        )
-    release = case.release_time
-    if release is None or case.now < release or told is None:
+def _check_start_deadlines(context: JobContext) -> Decision | None:
+    """Fail a job whose nodes do not all start in time, or release the nodes that wait for the others."""
+    reported = context.status.waiting
+    if context.pending_deadline is not None and context.now >= context.pending_deadline:
+        cause = f": {reported.message}" if reported else ""
+        limit = context.job.spec.pending_deadline_seconds
+        message = f"not all nodes ran within pendingDeadlineSeconds ({limit} s){cause}"
+        return begin_stopping(context, StopReason.PENDING, message=message)
+    release_time = context.release_time
+    if release_time is None or context.now < release_time or reported is None:
         return None
-    limit = case.job.spec.startup_deadline_seconds
-    message = (
-        f"released after startupDeadlineSeconds ({limit} s), so that no node holds its machine idle: {told.message}"
-    )
-    return begin_to_stop(case, StopReason.INCOMPLETE, message=message)
+    limit = context.job.spec.startup_deadline_seconds
+    message = f"released after startupDeadlineSeconds ({limit} s), so that no GPU stays idle: {reported.message}"
+    return begin_stopping(context, StopReason.INCOMPLETE, message=message)
 
 
-def _running_or_waiting(case: Case) -> Decision:
-    record = case.record
-    live = [node for node in case.nodes if node.life is not Life.GONE]
-    created = record.created or (len(live) == case.job.spec.num_nodes and case.seen.service_exists)
-    runs = created and all(node.life is Life.RUNNING or node.succeeded for node in case.nodes)
-    started = record.state is AttemptState.RUNNING or runs
+def _update_running_state(context: JobContext) -> Decision:
+    """Record whether all pods exist and run; keep Service and ConfigMap in place."""
+    record = context.record
+    # all children exist once every pod and the Service were observed together
+    live = [node for node in context.nodes if node.phase is not PodPhase.GONE]
+    created = record.created or (len(live) == context.job.spec.num_nodes and context.observation.service_exists)
+    # the attempt runs once every node runs or has succeeded
+    all_run = created and all(node.phase is PodPhase.RUNNING or node.succeeded for node in context.nodes)
+    started = record.state is AttemptState.RUNNING or all_run
     update = {
         "created": created,
         "state": AttemptState.RUNNING if started else AttemptState.STARTING,
-        "running_time": record.running_time or (case.now if started else None),
+        "running_time": record.running_time or (context.now if started else None),
     }
-    record = record.model_copy(update={**update, **case.steps})
-    older = case.deletions(_older(case), ABORT_GRACE_SECONDS)
-    actions = (*_start_events(case, record), *older, *keep_up(case))
-    times = (next_look(case), None if started else _patience(case))
-    look_again = min((time for time in times if time is not None), default=None)
-    return write(case, with_record(case.status, record), actions=actions, look_again=look_again)
+    record = record.model_copy(update={**update, **context.step_range})
+    # emit events, delete pods of older attempts, recreate what users deleted
+    deletions = context.deletions(_pods_of_older_attempts(context), ABORT_GRACE_SECONDS)
+    actions = (*_start_events(context, record), *deletions, *ensure_service_and_config_map(context))
+    # requeue for the next check of the ConfigMap or the next try of a rejected create
+    delays = (next_config_map_check(context), None if started else _create_retry_after(context))
+    requeue_after = min((delay for delay in delays if delay is not None), default=None)
+    return build_decision(context, with_record(context.status, record), actions=actions, requeue_after=requeue_after)
 
 
-def _start_events(case: Case, record: AttemptRecord) -> tuple[Action, ...]:
-    """What is worth an event on the way to Running: that it runs, and what it waits for, once each."""
+def _start_events(context: JobContext, record: AttemptRecord) -> tuple[Action, ...]:
+    """Return the events of a starting attempt: one per new pending reason, and one when it runs."""
     if record.state is AttemptState.RUNNING:
-        if case.record.state is AttemptState.RUNNING:
+        if context.record.state is AttemptState.RUNNING:
             return ()
-        message = f"attempt {record.attempt} runs on {case.job.spec.num_nodes} nodes"
+        message = f"attempt {record.attempt} runs on {context.job.spec.num_nodes} nodes"
         return (Emit("Normal", Reason.RUNNING, message, f"running-{record.attempt}"),)
-    wait, told = case.wait, case.status.waiting
-    if wait is not None and (told is None or told.reason != wait.reason):
-        return (
-            Emit(
-                "Normal" if wait.usual else "Warning",
-                wait.reason,
-                wait.message,
-                f"waiting-{record.attempt}-{wait.reason}",
-            ),
-        )
+    pending, reported = context.pending_reason, context.status.waiting
+    if pending is not None and (reported is None or reported.reason != pending.reason):
+        event_type = "Normal" if pending.expected else "Warning"
+        return (Emit(event_type, pending.reason, pending.message, f"waiting-{record.attempt}-{pending.reason}"),)
     return ()
 
 
-def _older(case: Case) -> list[NodeObservation]:
-    return [node for node in case.seen.live() if node.attempt != case.record.attempt]
+def _pods_of_older_attempts(context: JobContext) -> list[NodeObservation]:
+    return [node for node in context.observation.live_nodes() if node.attempt != context.record.attempt]
 
 
-def _stay_suspended(case: Case) -> Decision:
-    """A pod that turns up late is removed."""
-    outlived, look_again = case.outlived_pods()
-    actions = case.deletions([*case.running_pods(), *outlived], ABORT_GRACE_SECONDS)
-    return write(case, case.status, actions=actions, look_again=look_again)
+def _stay_suspended(context: JobContext) -> Decision:
+    """Delete pods of a suspended job that appear late or that a sidecar keeps running."""
+    kept_by_sidecars, requeue_after = context.pods_kept_by_sidecars()
+    actions = context.deletions([*context.running_pods(), *kept_by_sidecars], ABORT_GRACE_SECONDS)
+    return build_decision(context, context.status, actions=actions, requeue_after=requeue_after)
 
 
-def _resume(case: Case) -> Decision:
-    new = next_attempt(case, case.status)
-    attempt = new.attempt
-    paused = max(0, (case.now - case.status.suspend_time).total_seconds()) if case.status.suspend_time else 0
-    status = with_next(case.status, new, case.now).model_copy(
-        update={"suspended_seconds": case.status.suspended_seconds + round(paused), "suspend_time": None}
+def _resume(context: JobContext) -> Decision:
+    """Begin the next attempt and add the pause to suspendedSeconds."""
+    record = next_attempt(context, context.status)
+    suspend_time = context.status.suspend_time
+    paused = max(0, (context.now - suspend_time).total_seconds()) if suspend_time else 0
+    status = with_next_attempt(context.status, record, context.now).model_copy(
+        update={"suspended_seconds": context.status.suspended_seconds + round(paused), "suspend_time": None}
     )
-    return write(
-        case, status, actions=(Emit("Normal", Reason.RESUMED, f"attempt {attempt} starts", f"resumed-{attempt}"),)
-    )
+    event = Emit("Normal", Reason.RESUMED, f"attempt {record.attempt} starts", f"resumed-{record.attempt}")
+    return build_decision(context, status, actions=(event,))
 
 
-def _after_the_end(case: Case) -> Decision:
-    """Complete or Failed for good: the status stays, whatever still runs is stopped, and TTL removes the job."""
-    outlived, look_again = case.outlived_pods()
-    actions = case.deletions([*case.running_pods(), *outlived], ABORT_GRACE_SECONDS)
-    ttl, ended = case.job.spec.ttl_seconds_after_finished, case.status.completion_time
+def _clean_up_finished(context: JobContext) -> Decision:
+    """Keep the status of a finished job, delete the pods that still run, and the job itself after its TTL."""
+    kept_by_sidecars, requeue_after = context.pods_kept_by_sidecars()
+    actions = context.deletions([*context.running_pods(), *kept_by_sidecars], ABORT_GRACE_SECONDS)
+    ttl, ended = context.job.spec.ttl_seconds_after_finished, context.status.completion_time
     if ttl is None or ended is None:
-        return Decision(case.status, actions, requeue_after=look_again)
-    left = ended + timedelta(seconds=ttl) - case.now
-    if left > timedelta():
-        return Decision(case.status, actions, requeue_after=min(left, look_again or left))
-    return Decision(case.status, (*actions, DeleteJob(case.job.metadata.uid)))
+        return Decision(context.status, actions, requeue_after=requeue_after)
+    remaining = ended + timedelta(seconds=ttl) - context.now
+    if remaining > timedelta():
+        return Decision(context.status, actions, requeue_after=min(remaining, requeue_after or remaining))
+    return Decision(context.status, (*actions, DeleteJob(context.job.metadata.uid)))

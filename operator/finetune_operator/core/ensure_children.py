@@ -1,40 +1,51 @@
-"""What an attempt needs besides pods, whatever people do to it: a Service that names them, a ConfigMap to mount."""
+"""The Service and ConfigMap of an attempt, created again if a user deletes or edits them."""
 
 from datetime import timedelta
 
 from finetune_operator import names
 from finetune_operator.core.actions import Action, Create, DeleteService
-from finetune_operator.core.job_context import Case
-from finetune_operator.core.pending import MAKING_PATIENCE
+from finetune_operator.core.job_context import JobContext
+from finetune_operator.core.pending import CONTAINER_CREATING_TIMEOUT
 from finetune_operator.observation.pods import NodeObservation
 from finetune_operator.plan.manifests import build_config_map, build_service
 from finetune_operator.plan.run_plan import plan_run
 
 
-def keep_up(case: Case) -> tuple[Action, ...]:
-    """Make again what was deleted; a Service that was edited first has to go.
+def ensure_service_and_config_map(context: JobContext) -> tuple[Action, ...]:
+    """Return the actions that restore the Service and the ConfigMap; an edited Service is deleted first.
 
-    Nobody watches ConfigMaps, and a kubelet tells only in events that one is missing. So it is made again, which
-    changes nothing if it is there, for a pod whose volumes take long.
+    ConfigMaps are not watched, and a kubelet reports a missing one only in events. If a pod waits long for its volumes,
+    the ConfigMap is therefore created again, which changes nothing if it exists.
     """
-    if case.seen.edited_service:
-        return (DeleteService(names.service_name(case.job.metadata.name), case.seen.edited_service),)
-    late = any(time >= MAKING_PATIENCE and not node.ready_to_start for node, time in _being_made(case))
-    missing = (*(() if case.seen.service_exists else (build_service,)), *((build_config_map,) if late else ()))
-    if not missing:
+    if context.observation.edited_service_uid:
+        service_name = names.service_name(context.job.metadata.name)
+        return (DeleteService(service_name, context.observation.edited_service_uid),)
+    config_map_may_be_missing = any(
+        duration >= CONTAINER_CREATING_TIMEOUT and not node.ready_to_start
+        for node, duration in _container_creating_nodes(context)
+    )
+    builders = (
+        *(() if context.observation.service_exists else (build_service,)),
+        *((build_config_map,) if config_map_may_be_missing else ()),
+    )
+    if not builders:
         return ()
-    run = plan_run(case.job, attempt=case.record.attempt, settings=case.settings)
-    return tuple(Create(build(run)) for build in missing)
+    run = plan_run(context.job, attempt=context.record.attempt, settings=context.settings)
+    return tuple(Create(build(run)) for build in builders)
 
 
-def next_look(case: Case) -> timedelta | None:
-    """When a pod that is being made has taken long, and then as often, for as long as it may miss something."""
-    made = _being_made(case)
-    due = [MAKING_PATIENCE - time for _, time in made if time < MAKING_PATIENCE]
-    again = [MAKING_PATIENCE for node, time in made if time >= MAKING_PATIENCE and not node.ready_to_start]
-    return min((*due, *again), default=None)
+def next_config_map_check(context: JobContext) -> timedelta | None:
+    """Return when a pod has waited long for its volumes, and at that interval again while it does."""
+    creating = _container_creating_nodes(context)
+    first = [CONTAINER_CREATING_TIMEOUT - duration for _, duration in creating if duration < CONTAINER_CREATING_TIMEOUT]
+    repeated = [
+        CONTAINER_CREATING_TIMEOUT
+        for node, duration in creating
+        if duration >= CONTAINER_CREATING_TIMEOUT and not node.ready_to_start
+    ]
+    return min((*first, *repeated), default=None)
 
 
-def _being_made(case: Case) -> list[tuple[NodeObservation, timedelta]]:
-    times = ((node, node.being_made_for(case.now)) for node in case.nodes)
-    return [(node, time) for node, time in times if time is not None]
+def _container_creating_nodes(context: JobContext) -> list[tuple[NodeObservation, timedelta]]:
+    durations = ((node, node.container_creating_for(context.now)) for node in context.nodes)
+    return [(node, duration) for node, duration in durations if duration is not None]

@@ -1,10 +1,10 @@
-"""A job whose spec cannot be read: what the models refuse although the API server took it."""
+"""Decision for a job that the API server accepted although its spec does not validate."""
 
 from datetime import datetime
 
 from pydantic import ValidationError
 
-from finetune_api.schema.validation_errors import explain
+from finetune_api.schema.validation_errors import explain_validation_error
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptState, Condition, JobStatus, Phase
 from finetune_operator.core.actions import DeletePod, Emit
@@ -17,27 +17,27 @@ CONDITIONS = (("Running", "False"), ("Failed", "True"), ("Finished", "True"), ("
 
 
 def decide_invalid(
-    status: JobStatus, error: ValidationError, seen: Observation, now: datetime, *, generation: int
+    status: JobStatus, error: ValidationError, observation: Observation, now: datetime, *, generation: int
 ) -> Decision:
-    """Failed with what is wrong, field by field, once; whatever still runs is stopped."""
+    """Fail the job with one message per invalid field, and delete the pods that still run."""
     deletions = tuple(
         DeletePod(node.pod_name, node.uid, ABORT_GRACE_SECONDS)
-        for node in seen.live()
+        for node in observation.live_nodes()
         if node.may_run(now) and not node.deleting
     )
     if status.completion_time is not None:
         return Decision(status, deletions)
-    message = explain(error)
+    message = explain_validation_error(error)
     conditions = tuple(
         Condition(
-            type=kind,
+            type=type_,
             status="True" if value == "True" else "False",
             observed_generation=generation,
             last_transition_time=now,
             reason=Reason.INVALID_SPEC,
             message=message,
         )
-        for kind, value in CONDITIONS
+        for type_, value in CONDITIONS
     )
     update: dict[str, object] = {
         "observed_generation": generation,
@@ -46,7 +46,7 @@ def decide_invalid(
         "conditions": keep_transition_times(conditions, status.conditions),
     }
     if status.attempts:
-        end = {"state": AttemptState.FAILED, "end_time": now, "reason": Reason.INVALID_SPEC, "message": message}
-        update["attempts"] = (*status.attempts[:-1], status.attempts[-1].model_copy(update=end))
+        ended = {"state": AttemptState.FAILED, "end_time": now, "reason": Reason.INVALID_SPEC, "message": message}
+        update["attempts"] = (*status.attempts[:-1], status.attempts[-1].model_copy(update=ended))
     event = Emit("Warning", Reason.INVALID_SPEC, message, "end")
     return Decision(status.model_copy(update=update), (*deletions, event))

@@ -1,4 +1,4 @@
-"""What decide works with: the case (one job at one moment) and the decision, and how a decision is put into words."""
+"""JobContext and Decision: the arguments and the result of decide, and how a decision is built."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -6,58 +6,63 @@ from datetime import datetime, timedelta
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, WaitStatus
 from finetune_operator.core.actions import Action, DeletePod
-from finetune_operator.core.conditions import Told, tell
-from finetune_operator.core.pending import Wait, waiting_for
-from finetune_operator.failures.evidence import steps, with_losses
-from finetune_operator.failures.node_avoidance import remember
-from finetune_operator.failures.rules import most_telling
-from finetune_operator.observation.pods import Life, NodeObservation, Observation
-from finetune_operator.plan.run_plan import Settings
+from finetune_operator.core.conditions import StatusContext, derive_status
+from finetune_operator.core.pending import PendingReason, find_pending_reason
+from finetune_operator.failures.evidence import record_downtime, step_range
+from finetune_operator.failures.node_avoidance import prune_attempts
+from finetune_operator.failures.rules import most_relevant
+from finetune_operator.observation.pods import NodeObservation, Observation, PodPhase
+from finetune_operator.settings import Settings
 
-KEPT_EVIDENCE = 8
-OUTLIVED_PATIENCE = timedelta(seconds=30)
+MAX_KEPT_EVIDENCE = 8  # nodes per ended attempt
+SIDECAR_TIMEOUT = timedelta(seconds=30)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to write, then what to do, then when to look again. `unsure`: only a fresh LIST may confirm it."""
+    """The result of one pass: the status to write, then the actions, then when to requeue.
+
+    `needs_confirmation`: it rests on the absence of an object, which only a fresh LIST can confirm.
+    """
 
     status: JobStatus
     actions: tuple[Action, ...] = ()
     requeue_after: timedelta | None = None
-    unsure: bool = False
+    needs_confirmation: bool = False
 
 
 @dataclass(frozen=True)
-class Case:
-    """One job at one moment: the arguments of decide under one name."""
+class JobContext:
+    """The arguments of one decision: the job, the observation of its children, the time and the settings."""
 
     job: FineTuneJob
-    seen: Observation
+    observation: Observation
     now: datetime
     settings: Settings
 
     @property
     def status(self) -> JobStatus:
+        """The status that the last pass wrote."""
         return self.job.status
 
     @property
     def record(self) -> AttemptRecord:
+        """The record of the current attempt."""
         return self.status.attempts[-1]
 
     @property
     def nodes(self) -> tuple[NodeObservation, ...]:
-        """The present attempt's nodes, alive or remembered."""
-        return self.seen.of_attempt(self.record.attempt)
+        """The nodes of the current attempt, from live pods and tombstones."""
+        return self.observation.nodes_of_attempt(self.record.attempt)
 
     @property
-    def wait(self) -> Wait | None:
-        """Why pods do not start, if any attempt was begun."""
-        return waiting_for(self.job, self.seen, self.nodes, self.now) if self.status.attempts else None
+    def pending_reason(self) -> PendingReason | None:
+        """Why pods of the current attempt do not start; None if all do, or before the first attempt."""
+        return find_pending_reason(self.job, self.observation, self.nodes, self.now) if self.status.attempts else None
 
     @property
-    def deadline(self) -> datetime | None:
-        """When the job has been active for too long; time spent suspended does not count."""
+    def active_deadline(self) -> datetime | None:
+        """When activeDeadlineSeconds ends; time spent suspended does not count."""
         limit, started = self.job.spec.active_deadline_seconds, self.status.start_time
         if limit is None or started is None:
             return None
@@ -65,52 +70,64 @@ class Case:
 
     @property
     def pending_deadline(self) -> datetime | None:
-        """When nodes that are to start must all run."""
+        """When pendingDeadlineSeconds ends: by then every node of a starting attempt must run."""
         limit, since = self.job.spec.pending_deadline_seconds, self.record.pending_since
         starting = self.record.state is AttemptState.STARTING
         return since + timedelta(seconds=limit) if starting and limit is not None and since is not None else None
 
     @property
     def release_time(self) -> datetime | None:
-        """When nodes that run give up waiting for those that cannot start."""
-        limit, wait, told = self.job.spec.startup_deadline_seconds, self.wait, self.status.waiting
-        begun = [node.started_at for node in self.nodes if node.life is Life.RUNNING and node.started_at]
-        if not limit or not begun or wait is None or told is None or not wait.for_ever:
+        """When startupDeadlineSeconds ends: then running nodes are released, because others cannot start."""
+        limit, pending_reason = self.job.spec.startup_deadline_seconds, self.pending_reason
+        reported = self.status.waiting
+        started = [node.started_at for node in self.nodes if node.phase is PodPhase.RUNNING and node.started_at]
+        if not limit or not started or pending_reason is None or reported is None or not pending_reason.has_no_timeout:
             return None
-        since = told.since if told.reason == wait.reason else self.now
-        return self._not_before(begun, since) + timedelta(seconds=limit)
+        since = reported.since if reported.reason == pending_reason.reason else self.now
+        return self._correct_slow_clock(since, started) + timedelta(seconds=limit)
 
-    def patience_ends(self, told: WaitStatus | None) -> datetime | None:
-        """When what is waited for, and was told, is waited for no longer."""
-        wait = self.wait
-        if wait is None or wait.patience is None or told is None or told.reason != wait.reason:
+    def pending_timeout_at(self, reported: WaitStatus | None) -> datetime | None:
+        """Return when the reported pending reason times out; None if it has no timeout or no longer applies."""
+        pending_reason = self.pending_reason
+        if pending_reason is None or pending_reason.timeout is None:
             return None
-        made = [node.making_since for node in self.nodes if node.life is Life.PENDING and node.making_since]
-        return self._not_before(made, told.since) + wait.patience
+        if reported is None or reported.reason != pending_reason.reason:
+            return None
+        pending = (node for node in self.nodes if node.phase is PodPhase.PENDING)
+        creating = [node.container_creating_since for node in pending if node.container_creating_since]
+        return self._correct_slow_clock(reported.since, creating) + pending_reason.timeout
 
-    def _not_before(self, others: list[datetime], ours: datetime) -> datetime:
-        """Our time, but not before the first of those by other clocks, for ours may have been slow; a clock that is
-        ahead of ours tells nothing."""
-        return max(ours, min((time for time in others if time <= self.now), default=ours))
+    def _correct_slow_clock(self, since: datetime, pod_times: list[datetime]) -> datetime:
+        """Return `since`, but no earlier than the first of the pods' times: the clock that wrote it may have been slow.
+
+        Times in the future come from a clock ahead of this one and are ignored.
+        """
+        return max(since, min((time for time in pod_times if time <= self.now), default=since))
 
     @property
-    def steps(self) -> dict[str, object]:
-        """First and last step of the present attempt, and when it trained."""
-        return steps(self.record, self.nodes, self.seen.progress)
+    def step_range(self) -> dict[str, object]:
+        """Record update with first and last step of the current attempt, and the time of the first."""
+        return step_range(self.record, self.nodes, self.observation.progress)
 
     def running_pods(self) -> list[NodeObservation]:
-        """Pods of any attempt of which a process may still run."""
-        return [node for node in self.seen.live() if node.may_run(self.now)]
+        """Return the pods of any attempt in which a process may still run."""
+        return [node for node in self.observation.live_nodes() if node.may_run(self.now)]
 
-    def outlived_pods(self) -> tuple[list[NodeObservation], timedelta | None]:
-        """Pods that a container which somebody injected keeps, and their machines with them; when there may be more."""
-        outlived = [(node, node.outlived_since) for node in self.seen.live() if node.outlived_since]
-        left = [(node, since + OUTLIVED_PATIENCE - self.now) for node, since in outlived]
-        waits = (time for _, time in left if time > timedelta())
-        return [node for node, time in left if time <= timedelta()], min(waits, default=None)
+    def pods_kept_by_sidecars(self) -> tuple[list[NodeObservation], timedelta | None]:
+        """Return the pods in which an injected sidecar outlasts the trainer by SIDECAR_TIMEOUT.
+
+        The second value is the time until the next such pod is due.
+        """
+        timeouts = [
+            (node, node.sidecar_running_since + SIDECAR_TIMEOUT - self.now)
+            for node in self.observation.live_nodes()
+            if node.sidecar_running_since
+        ]
+        remaining = (time for _, time in timeouts if time > timedelta())
+        return [node for node, time in timeouts if time <= timedelta()], min(remaining, default=None)
 
     def deletions(self, nodes: list[NodeObservation], grace_seconds: int) -> tuple[Action, ...]:
-        """Stop these pods within this time; one that was given longer is hurried."""
+        """Return the deletions of these pods; one already being deleted with a longer grace period is shortened."""
         limit = self.now + timedelta(seconds=2 * grace_seconds)
         return tuple(
             DeletePod(node.pod_name, node.uid, grace_seconds)
@@ -120,44 +137,50 @@ class Case:
 
 
 def with_record(status: JobStatus, record: AttemptRecord) -> JobStatus:
-    """The status with the present attempt's record replaced, and what it tells of the one before.
+    """Return the status with the record of the current attempt replaced and the downtime before it recorded.
 
-    Of an attempt that is over little evidence is kept: an object of the API server may have 1.5 MB, and twenty attempts
-    of a thousand nodes would have ten times that.
+    An ended attempt keeps the evidence of a few nodes only: etcd limits an object to 1.5 MB, and twenty attempts of a
+    thousand nodes would need ten times that.
     """
     if record.end_time is not None:
-        record = record.model_copy(update={"evidence": most_telling(record.evidence, limit=KEPT_EVIDENCE)})
-    return status.model_copy(update={"attempts": (*with_losses(status.attempts[:-1], record), record)})
+        record = record.model_copy(update={"evidence": most_relevant(record.evidence, limit=MAX_KEPT_EVIDENCE)})
+    return status.model_copy(update={"attempts": (*record_downtime(status.attempts[:-1], record), record)})
 
 
-def with_next(status: JobStatus, record: AttemptRecord, now: datetime) -> JobStatus:
-    """The status with a new attempt begun."""
-    attempts = remember((*status.attempts, record), now)
+def with_next_attempt(status: JobStatus, record: AttemptRecord, now: datetime) -> JobStatus:
+    """Return the status with the record of a new attempt appended."""
+    attempts = prune_attempts((*status.attempts, record), now)
     return status.model_copy(update={"attempt": record.attempt, "attempts": attempts})
 
 
-def write(
-    case: Case, status: JobStatus, *, actions: tuple[Action, ...] = (), look_again: timedelta | None = None
+def build_decision(
+    context: JobContext,
+    status: JobStatus,
+    *,
+    actions: tuple[Action, ...] = (),
+    requeue_after: timedelta | None = None,
 ) -> Decision:
-    """The decision, with everything that is told to people filled in and the next time limit as alarm."""
-    told = tell(case.job.model_copy(update={"status": status}), Told(case.seen, case.wait, case.now))
-    return Decision(told, actions, requeue_after=_alarm(case, told, look_again))
+    """Return the decision with all derived status fields, requeued at the latest when the next deadline passes."""
+    status_context = StatusContext(context.observation, context.pending_reason, context.now)
+    derived = derive_status(context.job.model_copy(update={"status": status}), status_context)
+    return Decision(derived, actions, requeue_after=_earliest_requeue(context, derived, requeue_after))
 
 
-def confirmed(case: Case, decision: Decision) -> Decision:
-    """A decision that rests on absence, which a cache cannot prove."""
-    return replace(decision, unsure=not case.seen.fresh)
+def require_confirmation(context: JobContext, decision: Decision) -> Decision:
+    """Mark a decision that rests on the absence of an object, which the informer cache cannot prove."""
+    return replace(decision, needs_confirmation=not context.observation.fresh)
 
 
-def _alarm(case: Case, status: JobStatus, look_again: timedelta | None) -> timedelta | None:
-    """The earliest moment to come at which time alone changes the decision."""
-    times = [look_again] if look_again is not None else []
-    if case.deadline is not None and status.completion_time is None and not case.job.spec.suspend:
-        times.append(case.deadline - case.now)
-    if status.completion_time is None and case.status.attempts:
-        times += [time - case.now for time in (case.pending_deadline, case.release_time) if time is not None]
-    if (patience_ends := case.patience_ends(status.waiting)) is not None:
-        times.append(patience_ends - case.now)
-    if status.completion_time is not None and case.job.spec.ttl_seconds_after_finished is not None:
-        times.append(timedelta(seconds=case.job.spec.ttl_seconds_after_finished))
-    return min((time for time in times if time > timedelta()), default=None)
+def _earliest_requeue(context: JobContext, status: JobStatus, requeue_after: timedelta | None) -> timedelta | None:
+    """Return the time until the first future moment at which the passage of time alone changes the decision."""
+    delays = [requeue_after] if requeue_after is not None else []
+    if context.active_deadline is not None and status.completion_time is None and not context.job.spec.suspend:
+        delays.append(context.active_deadline - context.now)
+    if status.completion_time is None and context.status.attempts:
+        deadlines = (context.pending_deadline, context.release_time)
+        delays += [deadline - context.now for deadline in deadlines if deadline is not None]
+    if (timeout_at := context.pending_timeout_at(status.waiting)) is not None:
+        delays.append(timeout_at - context.now)
+    if status.completion_time is not None and context.job.spec.ttl_seconds_after_finished is not None:
+        delays.append(timedelta(seconds=context.job.spec.ttl_seconds_after_finished))
+    return min((delay for delay in delays if delay > timedelta()), default=None)

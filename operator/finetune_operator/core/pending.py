@@ -1,4 +1,4 @@
-"""What keeps an attempt from starting: things that may still appear are waited for, others end the job."""
+"""Why the pods of an attempt do not run yet: a reason is retried, times out, or ends the job at once."""
 
 import re
 from collections.abc import Sequence
@@ -8,141 +8,161 @@ from datetime import datetime, timedelta
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import WaitStatus
-from finetune_operator.failures.container_start_rules import CONFIG_ERROR, not_made
-from finetune_operator.failures.verdict import Verdict, where
-from finetune_operator.observation.pods import Life, NodeObservation, Observation, Refusal, Waiting
+from finetune_operator.failures.container_start_rules import CONFIG_ERROR, container_create_failed
+from finetune_operator.failures.verdict import Verdict, describe_node
+from finetune_operator.observation.pods import NodeObservation, Observation, PodPhase, RejectedCreate, WaitingState
 
-IMAGE_REASONS = frozenset(
+IMAGE_PULL_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"}
 )
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull)?(: )?')
-_REGISTRY_IN_TROUBLE = re.compile(
+_REGISTRY_UNAVAILABLE = re.compile(
     r"(error|status:?) 429|429 Too Many|toomanyrequests|50[0234] (Internal|Bad|Service|Gateway)|\(50[0234]\)"
     r"|i/o timeout|handshake timeout|deadline exceeded|Client\.Timeout|connection (refused|reset|timed out)"
     r"|network is unreachable|no route to host|\bEOF\b|server misbehaving|temporary failure in name",
     re.IGNORECASE,
 )
-_MACHINE_IN_TROUBLE = re.compile(
+_KUBERNETES_NODE_FAULT = re.compile(
     r"no space left on device|failed to (extract|register) layer|failed to unpack image|input/output error"
     r"|read-only file system"
 )
-_TRIED_AGAIN = "is tried again until the registry, and the way to it, are well"
-REFUSED = frozenset({Reason.PREDECESSOR_TERMINATING, Reason.NAME_TAKEN, Reason.CREATE_REFUSED})
+_RETRIED = "is pulled again until the registry is reachable"
+REJECTED_REASONS = frozenset({Reason.PREDECESSOR_TERMINATING, Reason.NAME_TAKEN, Reason.CREATE_REFUSED})
 SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
-MAKING_PATIENCE = timedelta(seconds=60)  # with a container that is being made, before it is told
-PULL_PATIENCE = timedelta(minutes=10)
-CREATE_PATIENCE = timedelta(minutes=3)  # with a kubelet that cannot make a container, and tries again
+CONTAINER_CREATING_TIMEOUT = timedelta(seconds=60)  # of ContainerCreating, before it is reported
+IMAGE_PULL_TIMEOUT = timedelta(minutes=10)
+CREATE_CONTAINER_TIMEOUT = timedelta(minutes=3)  # of CreateContainerError, which the kubelet retries
 UNPROCESSABLE, BAD_REQUEST = 422, 400
 
 
 @dataclass(frozen=True)
-class Wait:
-    """Why pods do not start. `image`: waited for with a limit; `hopeless`: no time will help; `usual`: time will.
+class PendingReason:
+    """Why the pods of an attempt do not run yet.
 
-    `verdict`: on the attempt, if it lasts.
+    `image_pull`: the image cannot be pulled, which has a timeout, or `permanent` if no retry can succeed.
+    `expected`: it passes by itself, as an image pull in progress does.
+    `verdict`: the verdict on the attempt if the reason lasts until its timeout.
     """
 
     reason: str
     message: str
-    image: bool = False
-    hopeless: bool = False
-    usual: bool = False
+    image_pull: bool = False
+    permanent: bool = False
+    expected: bool = False
     verdict: Verdict | None = None
 
     @property
-    def patience(self) -> timedelta | None:
-        """How long it is waited for at most, whatever the job's own limits are."""
-        if self.image:
-            return timedelta() if self.hopeless else PULL_PATIENCE
-        return CREATE_PATIENCE if self.verdict else None
+    def timeout(self) -> timedelta | None:
+        """How long the reason may last, independent of the deadlines in the spec; None without limit."""
+        if self.image_pull:
+            return timedelta() if self.permanent else IMAGE_PULL_TIMEOUT
+        return CREATE_CONTAINER_TIMEOUT if self.verdict else None
 
     @property
-    def for_ever(self) -> bool:
-        """As far as anybody knows: other nodes do not keep their machines for it."""
-        return not self.image and not self.usual
+    def has_no_timeout(self) -> bool:
+        """Whether the reason may last without limit, so that nodes that already run have to be released."""
+        return not self.image_pull and not self.expected
 
 
-def waiting_for(job: FineTuneJob, seen: Observation, nodes: Sequence[NodeObservation], now: datetime) -> Wait | None:
-    """The most telling reason why not all pods run, or None if nothing is known to be missing."""
-    if seen.refusals:
-        return _explain_refusal(seen.refusals[0])
-    blocked = [(node, node.waiting) for node in nodes if node.life is Life.PENDING and node.waiting]
+def find_pending_reason(
+    job: FineTuneJob, observation: Observation, nodes: Sequence[NodeObservation], now: datetime
+) -> PendingReason | None:
+    """Return the most relevant reason why not all pods run, or None if no reason is known."""
+    if observation.rejected_creates:
+        return _explain_rejected_create(observation.rejected_creates[0])
+    blocked = [(node, node.waiting) for node in nodes if node.phase is PodPhase.PENDING and node.waiting]
     if not blocked:
-        return _being_made(nodes, now)
-    avoids = ", ".join(job.status.attempts[-1].avoids) if job.status.attempts else ""
-    away = f"; kept away from {avoids}, which failed this job before" if avoids else ""
-    share = f"{len(blocked)} of {job.spec.num_nodes} pods"
-    told = job.status.waiting
-    waits = [
-        _explain_image(node, waiting, told) if waiting.reason in IMAGE_REASONS else _explain(node, waiting, share, away)
+        return _explain_container_creating(nodes, now)
+    avoided = ", ".join(job.status.attempts[-1].avoids) if job.status.attempts else ""
+    avoidance = f"; this job avoids {avoided}, where it failed before" if avoided else ""
+    blocked_pods = f"{len(blocked)} of {job.spec.num_nodes} pods"
+    reasons = [
+        _explain_image_pull(node, waiting, job.status.waiting)
+        if waiting.reason in IMAGE_PULL_REASONS
+        else _explain_waiting(node, waiting, blocked_pods, avoidance)
         for node, waiting in blocked
     ]
-    return max(waits, key=lambda wait: (wait.hopeless, wait.image, wait.reason != Reason.UNSCHEDULABLE))
+    return max(reasons, key=lambda each: (each.permanent, each.image_pull, each.reason != Reason.UNSCHEDULABLE))
 
 
-def _explain_refusal(refusal: Refusal) -> Wait:
-    if refusal.leaving:
-        return Wait(Reason.PREDECESSOR_TERMINATING, f"{refusal.message}; waited for until it is gone")
-    if refusal.taken:
-        return Wait(Reason.NAME_TAKEN, f"{_foreign(refusal)}; the job goes on once that is deleted")
-    return Wait(Reason.CREATE_REFUSED, f"{refusal.kind} {refusal.name}: {refusal.message}")
+def _explain_rejected_create(rejected: RejectedCreate) -> PendingReason:
+    if rejected.predecessor_terminating:
+        return PendingReason(Reason.PREDECESSOR_TERMINATING, f"{rejected.message}; waiting until it is deleted")
+    if rejected.name_taken:
+        return PendingReason(Reason.NAME_TAKEN, f"{_name_conflict(rejected)}; the job continues once it is deleted")
+    return PendingReason(Reason.CREATE_REFUSED, f"{rejected.kind} {rejected.name}: {rejected.message}")
 
 
-def _foreign(refusal: Refusal) -> str:
-    return f"{refusal.kind} {refusal.name} exists and does not belong to this job"
+def _name_conflict(rejected: RejectedCreate) -> str:
+    return f"{rejected.kind} {rejected.name} exists and does not belong to this job"
 
 
-def _explain(node: NodeObservation, waiting: Waiting, share: str, away: str) -> Wait:
-    verdict = not_made(node.evidence.model_copy(update={"reason": waiting.reason, "message": waiting.message}))
+def _explain_waiting(node: NodeObservation, waiting: WaitingState, blocked_pods: str, avoidance: str) -> PendingReason:
+    """Return the reason for a pod that is unscheduled or whose container is in a waiting state."""
+    verdict = container_create_failed(
+        node.evidence.model_copy(update={"reason": waiting.reason, "message": waiting.message})
+    )
     if verdict is not None:
-        said = f"{node.pod_name} on {node.k8s_node}: {waiting.message}; its kubelet tries again"
-        return Wait(Reason.CREATE_CONTAINER_ERROR, said, verdict=verdict)
+        message = f"{node.pod_name} on {node.k8s_node}: {waiting.message}; its kubelet retries"
+        return PendingReason(Reason.CREATE_CONTAINER_ERROR, message, verdict=verdict)
     if waiting.reason == CONFIG_ERROR:
-        return Wait(
+        return PendingReason(
             Reason.CONFIG_MISSING, f"{node.pod_name}: {waiting.message}; create what is missing and the pod starts"
         )
     if waiting.reason == Reason.UNSCHEDULABLE:
-        return Wait(Reason.UNSCHEDULABLE, f"{share} cannot be placed: {waiting.message}{away}")
-    return Wait(waiting.reason, f"{node.pod_name}: {waiting.message}")
+        return PendingReason(Reason.UNSCHEDULABLE, f"{blocked_pods} cannot be placed: {waiting.message}{avoidance}")
+    return PendingReason(waiting.reason, f"{node.pod_name}: {waiting.message}")
 
 
-def _explain_image(node: NodeObservation, waiting: Waiting, told: WaitStatus | None) -> Wait:
-    """An image that a registry in trouble does not give is waited for without limit; kubelets tell why now and then."""
+def _explain_image_pull(node: NodeObservation, waiting: WaitingState, reported: WaitStatus | None) -> PendingReason:
+    """Return the reason for an image pull that fails; registry outages are retried without limit.
+
+    Between two attempts the kubelet reports ImagePullBackOff without a cause: then the reported cause stays.
+    """
     cause = _BACK_OFF.sub("", waiting.message)
-    known = told.message if told is not None and told.reason == Reason.IMAGE_PULL_FAILED and not cause else ""
-    there = f"{node.pod_name} on {node.k8s_node}"
-    if _MACHINE_IN_TROUBLE.search(cause or known):
+    known_message = (
+        reported.message if reported is not None and reported.reason == Reason.IMAGE_PULL_FAILED and not cause else ""
+    )
+    place = f"{node.pod_name} on {node.k8s_node}"
+    if _KUBERNETES_NODE_FAULT.search(cause or known_message):
         verdict = Verdict(
-            Reason.CONTAINER_RUNTIME_ERROR, f"{where(node.evidence)}: {cause or known}", evidence=node.evidence
+            Reason.CONTAINER_RUNTIME_ERROR,
+            f"{describe_node(node.evidence)}: {cause or known_message}",
+            evidence=node.evidence,
         )
-        return Wait(Reason.IMAGE_PULL_FAILED, known or f"{there}: {cause}; its kubelet tries again", verdict=verdict)
-    if known:
-        message = known
-    elif _REGISTRY_IN_TROUBLE.search(cause):
-        message = f"{there}: {cause}; {waiting.image} {_TRIED_AGAIN}"
+        message = known_message or f"{place}: {cause}; its kubelet retries"
+        return PendingReason(Reason.IMAGE_PULL_FAILED, message, verdict=verdict)
+    if known_message:
+        message = known_message
+    elif _REGISTRY_UNAVAILABLE.search(cause):
+        message = f"{place}: {cause}; {waiting.image} {_RETRIED}"
     else:
         message = f"{node.pod_name}: {cause or waiting.reason}; check {waiting.image} and spec.imagePullSecrets"
-    lasting = message.endswith(_TRIED_AGAIN)
-    return Wait(Reason.IMAGE_PULL_FAILED, message, image=not lasting, hopeless=waiting.reason == "InvalidImageName")
+    return PendingReason(
+        Reason.IMAGE_PULL_FAILED,
+        message,
+        image_pull=not message.endswith(_RETRIED),
+        permanent=waiting.reason == "InvalidImageName",
+    )
 
 
-def _being_made(nodes: Sequence[NodeObservation], now: datetime) -> Wait | None:
-    """Of kubelets that have taken long and say nothing: what they are at."""
-    slow = [node for node in nodes if (node.being_made_for(now) or timedelta()) >= MAKING_PATIENCE]
+def _explain_container_creating(nodes: Sequence[NodeObservation], now: datetime) -> PendingReason | None:
+    """Return the reason for containers in ContainerCreating for long, for which kubelets report no message."""
+    slow = [node for node in nodes if (node.container_creating_for(now) or timedelta()) >= CONTAINER_CREATING_TIMEOUT]
     for node in sorted(slow, key=lambda node: node.ready_to_start is not False):
-        there, more = f"{node.pod_name} on {node.k8s_node}", f"kubectl describe pod {node.pod_name} tells more"
+        place, hint = f"{node.pod_name} on {node.k8s_node}", f"see kubectl describe pod {node.pod_name}"
         if node.ready_to_start is False:
-            return Wait(Reason.VOLUMES_NOT_READY, f"{there}: its volumes or network are not ready; {more}")
-        return Wait(
+            return PendingReason(Reason.VOLUMES_NOT_READY, f"{place}: its volumes or network are not ready; {hint}")
+        return PendingReason(
             Reason.CONTAINER_CREATING,
-            f"{there}: its image is being pulled, or an init container runs; {more}",
-            usual=True,
+            f"{place}: its image is being pulled, or an init container runs; {hint}",
+            expected=True,
         )
     return None
 
 
 def claim_names(job: FineTuneJob) -> tuple[str, ...]:
-    """The PersistentVolumeClaims a job mounts, the output's first."""
+    """Return the names of the PersistentVolumeClaims that a job mounts, that of the output first."""
     volumes = [v.persistent_volume_claim.claim_name for v in job.spec.volumes if v.persistent_volume_claim]
     output = _output_claim(job)
     return tuple(dict.fromkeys((output, *volumes) if output else volumes))
@@ -152,31 +172,27 @@ def _output_claim(job: FineTuneJob) -> str | None:
     return job.spec.output.persistent_volume_claim.claim_name if job.spec.output else None
 
 
-def refused_for_good(job: FineTuneJob, seen: Observation) -> Verdict | None:
-    """What no time will mend: a spec the API server calls invalid, a name that is taken, storage for one node only.
+def find_permanent_rejection(job: FineTuneJob, observation: Observation) -> Verdict | None:
+    """Return a verdict for what no retry can fix: an invalid spec, a name that is taken, single-node storage.
 
-    Of a job that ran before, what is refused now was changed by others, who can change it back: nothing is given up.
+    Once an attempt has run, a rejected create is caused by an outside change: it is retried instead of failing the job.
     """
-    ran = any(record.created for record in job.status.attempts)
-    for refusal in () if ran else seen.refusals:
-        if refusal.taken:
-            return _never(Reason.NAME_TAKEN, f"{_foreign(refusal)}; delete it or rename the job")
-        if refusal.status in (UNPROCESSABLE, BAD_REQUEST):
-            return _never(Reason.INVALID_SPEC, f"{refusal.kind} {refusal.name}: {refusal.message}")
+    has_run = any(record.created for record in job.status.attempts)
+    for rejected in () if has_run else observation.rejected_creates:
+        if rejected.name_taken:
+            return Verdict(Reason.NAME_TAKEN, f"{_name_conflict(rejected)}; delete it or rename the job")
+        if rejected.status in (UNPROCESSABLE, BAD_REQUEST):
+            return Verdict(Reason.INVALID_SPEC, f"{rejected.kind} {rejected.name}: {rejected.message}")
     if job.spec.num_nodes == 1:
         return None
     output = _output_claim(job)
-    for claim in seen.claims or ():
-        good = claim.access_modes and ("ReadWriteMany" in claim.access_modes or claim.name != output)
-        if not good or not SHARED_MODES & set(claim.access_modes):
+    for claim in observation.claims or ():
+        sufficient = claim.access_modes and ("ReadWriteMany" in claim.access_modes or claim.name != output)
+        if not sufficient or not SHARED_MODES & set(claim.access_modes):
             needed = "ReadWriteMany" if claim.name == output else "ReadWriteMany or ReadOnlyMany"
             message = (
-                f"PersistentVolumeClaim {claim.name} is {', '.join(claim.access_modes) or 'of no access mode'}, but"
+                f"PersistentVolumeClaim {claim.name} is {', '.join(claim.access_modes) or 'without access mode'}, but"
                 f" {job.spec.num_nodes} nodes mount it: it must be {needed}"
             )
-            return _never(Reason.INVALID_SPEC, message)
+            return Verdict(Reason.INVALID_SPEC, message)
     return None
-
-
-def _never(reason: Reason, message: str) -> Verdict:
-    return Verdict(reason=reason, message=message)

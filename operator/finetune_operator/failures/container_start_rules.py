@@ -1,12 +1,12 @@
-"""Rules for containers that never ran: the kubelet refused the pod, or its runtime could not make or start them."""
+"""Rules for containers that never ran: rejected by the kubelet, or not created or started by the runtime."""
 
 import re
 
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Evidence
-from finetune_operator.failures.verdict import Verdict, first_line, where
+from finetune_operator.failures.verdict import Verdict, describe_node, last_line
 
-# of kubelets; those of newer releases say, of whatever kind, that the pod "was rejected"
+# reasons of older kubelets; newer ones write "Pod was rejected" into the message, whatever the reason
 ADMISSION_ERRORS = frozenset(
     {
         "NodeAffinity",
@@ -18,71 +18,76 @@ ADMISSION_ERRORS = frozenset(
 )
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
 CREATE_ERROR, CONFIG_ERROR = "CreateContainerError", "CreateContainerConfigError"
-_INTRODUCTION = re.compile("stderr: |container process: |container init: ")
-_OWN_PROGRAMS = "containerd|runc|crun|apparmor_parser|nvidia-"  # of the machine; an image's are of its user
-_WORDS = (  # the first that match tell; where none do, nobody knows whose fault it was
+_PREFIX = re.compile("stderr: |container process: |container init: ")
+_HOST_PROGRAMS = "containerd|runc|crun|apparmor_parser|nvidia-"  # others belong to the image
+_PATTERNS = (  # the first match decides; without a match, the fault is unknown
     (Reason.DRIVER_MISMATCH, r"nvidia-container-cli(\.real)?: requirement error"),
     (Reason.GPU_UNAVAILABLE, r"nvidia-container|nvml error|CDI devices?\b|/dev/nvidia|nvidiactl"),
     (Reason.INVALID_SPEC, r"runAsNonRoot|non-root policy|non-numeric user|unknown capability"),
     (
         Reason.START_ERROR,
-        rf'exec: \\*"(?!{_OWN_PROGRAMS})|exec format error|chdir to cwd|no command specified'
+        rf'exec: \\*"(?!{_HOST_PROGRAMS})|exec format error|chdir to cwd|no command specified'
         r"|to rootfs at .*: not a directory",
     ),
     (
         Reason.CONTAINER_RUNTIME_ERROR,
         r"cgroup|sd-bus|resource temporarily unavailable|cannot allocate memory|no space left|too many open files"
         r"|deadline exceeded|device or resource busy|ttrpc|transport is closing|error reading from server"
-        rf'|exec: \\*"({_OWN_PROGRAMS})|retrieve OCI runtime error|hook #\d|failed to extract layer|content store'
+        rf'|exec: \\*"({_HOST_PROGRAMS})|retrieve OCI runtime error|hook #\d|failed to extract layer|content store'
         r"|name [^:]*is reserved|input/output error|read-only file system|writing file|mount rootfs",
     ),
 )
 _ADVICE = {
-    Reason.INVALID_SPEC: "; the security context in spec.podTemplate asks for what is forbidden, or not known",
+    Reason.INVALID_SPEC: "; the security context in spec.podTemplate requests something forbidden or unknown",
     Reason.START_ERROR: "; check spec.image",
-    Reason.UNEXPLAINED: "; check spec.image, and the machine if others start there",
+    Reason.UNEXPLAINED: "; check spec.image, and whether other pods start on that Kubernetes node",
 }
 
 
-def not_admitted(evidence: Evidence) -> Verdict | None:
-    """The kubelet had no room after all: another placement will do."""
+def rejected_by_kubelet(evidence: Evidence) -> Verdict | None:
+    """The kubelet rejected the pod: it can start on another Kubernetes node."""
     rejected = evidence.exit_code is None and evidence.message.startswith("Pod was rejected")
-    rejected = rejected or under_pressure(evidence)
+    rejected = rejected or is_node_under_pressure(evidence)
     if not rejected and not evidence.reason.startswith("OutOf") and evidence.reason not in ADMISSION_ERRORS:
         return None
-    said = f": {first_line(evidence.message)}" if evidence.message else ""
-    return Verdict(Reason.NODE_REFUSED_POD, f"{where(evidence)}: the kubelet refused the pod: {evidence.reason}{said}")
+    detail = f": {last_line(evidence.message)}" if evidence.message else ""
+    return Verdict(
+        Reason.NODE_REFUSED_POD, f"{describe_node(evidence)}: the kubelet rejected the pod: {evidence.reason}{detail}"
+    )
 
 
-def under_pressure(evidence: Evidence) -> bool:
-    """Not admitted because the node is short of something; a kubelet calls that an eviction, too."""
+def is_node_under_pressure(evidence: Evidence) -> bool:
+    """Return whether the kubelet rejected the pod for node pressure, which it also reports as an eviction."""
     return evidence.reason == "Evicted" and "The node had condition" in evidence.message
 
 
-def not_started(evidence: Evidence) -> Verdict | None:
-    """The container never ran: what the image, the spec, the machine or its GPUs have to do with it is in the words."""
+def container_not_started(evidence: Evidence) -> Verdict | None:
+    """The container never ran: the message of the runtime shows whether image, spec, host or GPUs are the cause."""
     if evidence.reason not in START_ERRORS:
         return None
-    reason, said = _tell(evidence)
-    # of command mode; the trainer's own image has an entrypoint
+    reason, detail = _classify(evidence)
+    # only in command mode: the trainer image has an entrypoint of its own
     if reason is Reason.START_ERROR and '"python3"' in evidence.message:
-        said = "spec.image has no python3 on its PATH, which command mode needs (3.9 or newer)"
-    return Verdict(reason, f"{where(evidence)}: the container could not start: {said}")
+        detail = "spec.image has no python3 on its PATH, which command mode needs (3.9 or newer)"
+    return Verdict(reason, f"{describe_node(evidence)}: the container could not start: {detail}")
 
 
-def not_made(evidence: Evidence) -> Verdict | None:
-    """Of a container that a kubelet cannot make, and tries to again: what it comes to if that lasts.
+def container_create_failed(evidence: Evidence) -> Verdict | None:
+    """The kubelet cannot create the container: the verdict if its retries keep failing.
 
-    None where something that is missing may still appear.
+    None if it waits for a missing object, such as a Secret, which a user may still create.
     """
-    reason, said = _tell(evidence)
+    reason, detail = _classify(evidence)
     if evidence.reason != CREATE_ERROR and (evidence.reason, reason) != (CONFIG_ERROR, Reason.INVALID_SPEC):
         return None
-    return Verdict(reason, f"{where(evidence)}: the container could not be made: {said}", evidence=evidence)
+    return Verdict(
+        reason, f"{describe_node(evidence)}: the container could not be created: {detail}", evidence=evidence
+    )
 
 
-def _tell(evidence: Evidence) -> tuple[Reason, str]:
-    found = (reason for reason, words in _WORDS if re.search(words, evidence.message, re.IGNORECASE))
-    reason = next(found, Reason.UNEXPLAINED)
-    said = _INTRODUCTION.split(evidence.message.strip())[-1] or "its runtime gives no reason"
-    return reason, f"{first_line(said)}{_ADVICE.get(reason, '')}"
+def _classify(evidence: Evidence) -> tuple[Reason, str]:
+    """Return the reason for a message of the runtime, and its last line with advice."""
+    matches = (reason for reason, pattern in _PATTERNS if re.search(pattern, evidence.message, re.IGNORECASE))
+    reason = next(matches, Reason.UNEXPLAINED)
+    detail = _PREFIX.split(evidence.message.strip())[-1] or "the runtime reports no reason"
+    return reason, f"{last_line(detail)}{_ADVICE.get(reason, '')}"

@@ -1,7 +1,7 @@
-"""What only the text of an error tells: named patterns, the most particular first.
+"""Patterns that find the reason of a failure in the text of an error, most specific first.
 
-The class of an error is often the same (RuntimeError), whoever is to blame. A labelled corpus of real texts tells how
-often these are right (`make bench-failures`); a third of it was set aside before they were written.
+The class of an exception is often the same (RuntimeError) whatever the cause. A labelled corpus of real error texts
+measures the accuracy (`make bench-failures`); a third of it was held out while the patterns were written.
 """
 
 import re
@@ -11,24 +11,25 @@ from functools import lru_cache
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import Evidence, Fault
-from finetune_operator.failures.verdict import Verdict, first_line, where
+from finetune_operator.failures.verdict import Verdict, describe_node, last_line
 
 
 @dataclass(frozen=True)
-class Pattern:
-    """Texts of one kind. `words`: regular expressions, of which one must be found; case does not matter."""
+class ErrorPattern:
+    """A reason and the regular expressions of its error texts, of which one must match; case is ignored."""
 
     reason: Reason
-    words: tuple[str, ...]
+    expressions: tuple[str, ...]
 
-    def finds(self, text: str) -> bool:
-        return re.search("|".join(self.words), text, re.IGNORECASE) is not None
+    def matches(self, text: str) -> bool:
+        """Return whether one of the expressions occurs in the text."""
+        return re.search("|".join(self.expressions), text, re.IGNORECASE) is not None
 
 
 _HUB = r"(huggingface\.co|hf\.co|modelscope\.cn|hf-mirror|amazonaws)"
 
-PATTERNS: tuple[Pattern, ...] = (
-    Pattern(
+PATTERNS: tuple[ErrorPattern, ...] = (
+    ErrorPattern(
         Reason.USER_CODE_ERROR,
         (
             r"NCCL.*invalid usage",
@@ -38,7 +39,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"offline mode is enabled|outgoing traffic has been disabled",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.SHARED_MEMORY_EXHAUSTED,
         (
             r"bus error",
@@ -50,7 +51,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"(/dev/shm|shm_open|posix_fallocate).*(no space left|failed|error)",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.HOST_OUT_OF_MEMORY,
         (
             r"cannot allocate memory",
@@ -67,7 +68,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"exitcode: -9\b|(died with|terminated with|killed by) (signal )?:? ?<?(Signals\.)?SIGKILL",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.CUDA_OUT_OF_MEMORY,
         (
             r"CUDA out of memory",
@@ -79,7 +80,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"error out of memory at line",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.GPU_HARDWARE,
         (
             r"Xid \(.*?\): (46|48|6[0-4]|7[49]|8[01]|9[45]|109|110|119|120|13[67]|14\d|15[0-9])\b",
@@ -95,7 +96,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"NVLink: fatal error|GPU requires reset",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.DRIVER_MISMATCH,
         (
             r"driver/library version mismatch",
@@ -112,7 +113,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"fabric ?manager",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.GPU_UNAVAILABLE,
         (
             r"no CUDA-capable device|CUDA_ERROR_NO_DEVICE",
@@ -128,11 +129,11 @@ PATTERNS: tuple[Pattern, ...] = (
             r"cuInit.*(unknown error|failed)",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.DEVICE_ASSERT,
         (r"device-side assert", r"\.cu:\d+: .*block: \[.*assertion .* failed"),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.CUDA_FAULT,
         (
             r"illegal[ _]?(memory access|instruction|address)",
@@ -146,7 +147,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"CUDA error: unknown error",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.RANK_CRASHED,
         (
             r"segmentation fault",
@@ -156,7 +157,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"corrupted (size vs|double-linked)|stack smashing detected",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.HUB_UNAUTHORIZED,
         (
             r"gated (repo|dataset)|403 forbidden:",
@@ -169,7 +170,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"token .*(expired|is invalid|required)",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.HUB_UNAVAILABLE,
         (
             r"\b(429|5\d\d) (client|server) error|(client|server) error '(429|5\d\d)",
@@ -196,7 +197,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"(httpx|requests|urllib3|aiohttp|botocore)\.\S*(timeout|ConnectError|ConnectionError|ProtocolError)",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.STORAGE_FAULT,
         (
             r"input/output error|remote I/O error|stale (NFS )?file handle",
@@ -204,7 +205,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"\b(errno|os error) (5|107|108|116|117|121)\b",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.CHECKPOINT_CORRUPT,
         (
             r"PytorchStreamReader failed",
@@ -220,7 +221,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"incomplete metadata, file not fully covered",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.DISK_FULL,
         (
             r"no space left on device",
@@ -230,7 +231,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"inline_container\.cc:\d+\] \. unexpected pos",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.IMAGE_BROKEN,
         (
             r"undefined symbol",
@@ -247,7 +248,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"DLL load failed",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.NON_FINITE_LOSS,
         (
             r"loss became infinite or nan",
@@ -258,7 +259,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"found (nan|inf)|(nan|inf) found|loss is (nan|inf)|(nan|non-?finite) loss",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.PORT_IN_USE,
         (
             r"address already in use|failed to bind to address",
@@ -266,7 +267,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"server socket has failed to (listen|bind)",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.RENDEZVOUS_TIMEOUT,
         (
             r"name or service not known",
@@ -281,7 +282,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"client socket has timed out .*while trying to connect|connect\(\) timed out",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.NETWORK_FAULT,
         (
             r"no route to|ncclSocketInit|software caused connection abort",
@@ -295,7 +296,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"\b(RoCE|GID|IB port|mlx5)\b.{0,60}(fail|error|down|invalid)",
         ),
     ),
-    Pattern(
+    ErrorPattern(
         Reason.PEER_LOST,
         (
             r"connection (closed|reset) by (remote )?peer",
@@ -320,24 +321,25 @@ PATTERNS: tuple[Pattern, ...] = (
 
 
 @lru_cache(maxsize=4096)
-def recognise(text: str) -> Reason | None:
-    """What the text of an error says of its cause; None where it says nothing that is known here.
+def classify_error_text(text: str) -> Reason | None:
+    """Return the reason of the first pattern that matches an error text, or None.
 
-    Remembered, for it takes 2 ms, and while a job stops each pass judges all of its nodes again.
+    Cached: a call takes 2 ms, and while a job stops, each pass judges all of its nodes again.
     """
-    return next((pattern.reason for pattern in PATTERNS if pattern.finds(text)), None)
+    return next((pattern.reason for pattern in PATTERNS if pattern.matches(text)), None)
 
 
-def told_by_text(evidence: Evidence) -> Verdict | None:
-    """The words of the error name its cause, whatever class it is."""
+def matches_error_pattern(evidence: Evidence) -> Verdict | None:
+    """The text of the error identifies its cause, whatever class the exception has."""
     if evidence.outcome == Outcome.STOPPED:
         return None
-    reason = recognise(f"{evidence.error_type}: {evidence.message}")
+    reason = classify_error_text(f"{evidence.error_type}: {evidence.message}")
     if reason is None:
         return None
-    needed = reason.action is FailureAction.FAIL or reason.fault is Fault.INFRASTRUCTURE
+    needs_advice = reason.action is FailureAction.FAIL or reason.fault is Fault.INFRASTRUCTURE
     return Verdict(
         reason=reason,
-        message=f"{where(evidence)}: {first_line(evidence.message)}" + (f"; {reason.advice}" if needed else ""),
+        message=f"{describe_node(evidence)}: {last_line(evidence.message)}"
+        + (f"; {reason.advice}" if needs_advice else ""),
         victim=evidence.victim or reason in (Reason.PEER_LOST, Reason.RENDEZVOUS_TIMEOUT),
     )

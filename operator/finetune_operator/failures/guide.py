@@ -1,4 +1,4 @@
-"""The page on failures, made from the reasons, the rules and the limits: what each means, what follows, what to do."""
+"""Generator of docs/reference/failures.md: what each reason means, which action follows and what a user can do."""
 
 from collections.abc import Iterator
 
@@ -11,65 +11,63 @@ from finetune_operator.failures.node_avoidance import BROKEN, SUSPICIOUS
 _LIMITS = RestartPolicy()
 _INTRO = f"""# Failures
 
-For each reason that a Failed condition, an event or `status.attempts[]` may give: what it means, what the operator does
-and what you can do. [docs/errors.md](../errors.md) tells how one node is found to be the cause, and how hangs are
-noticed.
+For each reason of a Failed condition, an event or `status.attempts[]`: what it means, what the operator does and what
+you can do. [Failure handling](../operations/failure-handling.md) describes how the root cause and hangs are found.
 
-Every restart is one of all ranks, from the last checkpoint. The first is immediate, later ones wait
+A restart restarts all ranks from the last checkpoint. The first is immediate, later ones wait
 `restartPolicy.backoffSeconds` ({_LIMITS.backoff_seconds}), doubled each time up to `maxBackoffSeconds`
-({_LIMITS.max_backoff_seconds}), with jitter. Limits are kept against restarts without progress: a job that got further
-than ever before has its full budget again.
+({_LIMITS.max_backoff_seconds}), with jitter. Limits count restarts without progress: once a job passes its furthest
+step, its budget is full again.
 """
 _SECTIONS = {
     Fault.USER: ("The job must change", "The job fails at once: a restart would end in the same way."),
     Fault.RESOURCE: (
-        "Something ran out",
-        "A plain restart would run out again. Where it says *changed*, the next attempt runs with something"
-        " changed, which is in `status.repair`"
-        " ([docs/user-guide/memory.md](../user-guide/memory.md#when-memory-runs-out-anyway)); when nothing"
-        " is left to change, or `maxRestarts` is 0, the job fails with what there was and what to raise.",
+        "A resource ran out",
+        "The same attempt would run out again. For a reason marked *Changed*, the next attempt runs with a change,"
+        " recorded in `status.repair` ([memory](../user-guide/memory.md#when-memory-runs-out-anyway)). When no change"
+        " is left, or `maxRestarts` is 0, the job fails and its message names the field to raise.",
     ),
     Fault.TRANSIENT: (
-        "Accidents",
+        "Transient failures",
         f"Restarted, at most `restartPolicy.maxRestarts` ({_LIMITS.max_restarts}) times without progress.",
     ),
     Fault.UNKNOWN: (
-        "Nobody knows yet",
+        "Unknown",
         f"Restarted, at most `maxRestarts` ({_LIMITS.max_restarts}) times without progress; the same reason at the same"
-        " rank and step again ends the job.",
+        " rank and step a second time ends the job.",
     ),
     Fault.INFRASTRUCTURE: (
-        "Machines and their owners",
+        "Infrastructure",
         f"Restarted, at most `maxInfrastructureRestarts` ({_LIMITS.max_infrastructure_restarts}) times without"
         " progress.",
     ),
     Fault.PREEMPTION: (
-        "Somebody else needs the machines",
-        "Ranks save a checkpoint within the grace period; restarted as soon as there is room, with the limit of the"
-        " section above.",
+        "Preemption",
+        "Ranks save a checkpoint within the grace period; restarted as soon as the pods can be scheduled, with the"
+        " limit of the section above.",
     ),
 }
 
 
 def render_failure_guide() -> str:
-    """Markdown, one section per fault."""
+    """Return the page as Markdown, with one section per fault."""
     return _INTRO + "".join("\n" + "\n".join(_section(fault)) + "\n" for fault in _SECTIONS)
 
 
 def _section(fault: Fault) -> Iterator[str]:
-    title, follows = _SECTIONS[fault]
+    title, action = _SECTIONS[fault]
     yield f"## {title} (fault: {fault})"
     yield ""
-    yield follows
+    yield action
     yield ""
     yield "| reason | what it means | what you can do |"
     yield "| --- | --- | --- |"
     for reason in Reason:
         if reason.fault is fault:
-            yield f"| `{reason}` | {_meaning(reason)} | {reason.advice} |"
+            yield f"| `{reason}` | {_describe(reason)} | {reason.advice} |"
 
 
-def _meaning(reason: Reason) -> str:
+def _describe(reason: Reason) -> str:
     parts = [reason.meaning]
     if reason.action is FailureAction.REPAIR:
         parts.append("*Changed.*")
@@ -78,5 +76,5 @@ def _meaning(reason: Reason) -> str:
     if reason in SUSPICIOUS:
         parts.append("Twice in a day on one Kubernetes node: later attempts avoid it.")
     if any(pattern.reason is reason for pattern in PATTERNS):
-        parts.append("Also told by the words of an error.")
+        parts.append("Also recognised in error text.")
     return " ".join(parts)

@@ -1,16 +1,15 @@
-"""Kubernetes nodes that an attempt keeps away from, and the failures for which it does."""
+"""Kubernetes nodes that a job avoids, and the failures for which it does."""
 
 from collections import Counter
 from datetime import datetime, timedelta
-from typing import Any
 
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord
 
-KEPT_ATTEMPTS = 20
-_REMEMBERED = timedelta(hours=24)
-_STRIKES = 2
-BROKEN = frozenset({Reason.GPU_HARDWARE, Reason.GPU_UNAVAILABLE, Reason.DRIVER_MISMATCH})  # for which once is enough
+MAX_KEPT_ATTEMPTS = 20
+_STRIKE_LIFETIME = timedelta(hours=24)
+_STRIKE_LIMIT = 2
+BROKEN = frozenset({Reason.GPU_HARDWARE, Reason.GPU_UNAVAILABLE, Reason.DRIVER_MISMATCH})  # one failure is enough
 SUSPICIOUS = frozenset(
     {
         Reason.CONTAINER_RUNTIME_ERROR,
@@ -26,43 +25,26 @@ SUSPICIOUS = frozenset(
 
 
 def nodes_to_avoid(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[str, ...]:
-    """Those with broken hardware, and those that failed the job twice within a day in a way that a machine may."""
+    """Return the Kubernetes nodes with broken hardware, and those suspected of two failures within a day."""
     strikes: Counter[str] = Counter()
     for record in attempts:
         strikes[record.k8s_node] += _strikes(record, now)
-    return tuple(sorted(node for node, count in strikes.items() if count >= _STRIKES))
+    return tuple(sorted(node for node, count in strikes.items() if count >= _STRIKE_LIMIT))
 
 
-def remember(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[AttemptRecord, ...]:
-    """The last 20, but rather those for which a Kubernetes node is avoided: it would be forgiven with them."""
-    if len(attempts) <= KEPT_ATTEMPTS:
+def prune_attempts(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[AttemptRecord, ...]:
+    """Drop one record if there are more than 20: the oldest that is no reason to avoid a Kubernetes node."""
+    if len(attempts) <= MAX_KEPT_ATTEMPTS:
         return attempts
     avoided = nodes_to_avoid(attempts, now)
-    older = enumerate(attempts[:-2])  # the newest two say how it goes on
-    spare = (number for number, record in older if not _strikes(record, now) or record.k8s_node not in avoided)
-    least = next(spare, 0)
-    return (*attempts[:least], *attempts[least + 1 :])
+    candidates = enumerate(attempts[:-2])  # the status is derived from the newest two
+    droppable = (index for index, record in candidates if not _strikes(record, now) or record.k8s_node not in avoided)
+    dropped = next(droppable, 0)
+    return (*attempts[:dropped], *attempts[dropped + 1 :])
 
 
 def _strikes(record: AttemptRecord, now: datetime) -> int:
-    """What an attempt holds against the machine of the node that ended it."""
-    if not record.k8s_node or record.end_time is None or record.end_time < now - _REMEMBERED:
+    """Return the strikes of an attempt against the Kubernetes node on which its root cause ran."""
+    if not record.k8s_node or record.end_time is None or record.end_time < now - _STRIKE_LIFETIME:
         return 0
-    return _STRIKES if record.reason in BROKEN else int(record.reason in SUSPICIOUS)
-
-
-def keep_away(affinity: dict[str, Any] | None, nodes: tuple[str, ...]) -> dict[str, Any] | None:
-    """A pod's affinity, with these nodes excluded; what it asks for besides still holds.
-
-    Terms are alternatives, so that every one of them must exclude the nodes; a field takes one name at a time.
-    """
-    if not nodes:
-        return affinity
-    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
-    given = dict(affinity or {})
-    node_affinity = dict(given.get("nodeAffinity") or {})
-    required = dict(node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {})
-    terms = required.get("nodeSelectorTerms") or [{}]
-    required["nodeSelectorTerms"] = [{**term, "matchFields": [*term.get("matchFields", ()), *fields]} for term in terms]
-    node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = required
-    return {**given, "nodeAffinity": node_affinity}
+    return _STRIKE_LIMIT if record.reason in BROKEN else int(record.reason in SUSPICIOUS)

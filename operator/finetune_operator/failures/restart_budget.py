@@ -1,4 +1,4 @@
-"""Whether and when a failed attempt is tried again: budgets by fault, kept since the job last got further."""
+"""Restart budgets: how many restarts without progress each kind of fault may use, and the backoff between them."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import AttemptRecord, Fault, RestartCounts
 from finetune_operator.failures.verdict import Verdict
 
-UNCOUNTED = (Fault.INFRASTRUCTURE, Fault.PREEMPTION)
+INFRASTRUCTURE_FAULTS = (Fault.INFRASTRUCTURE, Fault.PREEMPTION)
 
 
 @dataclass(frozen=True)
-class Restart:
-    """What follows from a verdict: another attempt after `delay`, or the end, and why."""
+class RestartPlan:
+    """What follows a verdict: another attempt after `delay`, or, if not `allowed`, the end of the job."""
 
-    again: bool
+    allowed: bool
     delay: timedelta
     counts: RestartCounts
     message: str
@@ -24,48 +24,55 @@ class Restart:
 
 def plan_restart(
     verdict: Verdict,
-    ended: AttemptRecord,
+    failed: AttemptRecord,
     earlier: tuple[AttemptRecord, ...],
     counts: RestartCounts,
     job: tuple[str, RestartPolicy],
-) -> Restart:
-    """Weigh a verdict against the limits. `job` is its uid, which seeds the jitter, and its policy."""
+) -> RestartPlan:
+    """Return whether and when a failed attempt is restarted.
+
+    `job`: the uid, which seeds the jitter, and the restart policy.
+    """
     uid, policy = job
-    reached = ended.last_step or 0
-    progressed = reached > counts.best_step
+    last_step = failed.last_step or 0
+    progressed = last_step > counts.best_step
     if progressed:
-        counts = RestartCounts(best_step=reached)
+        counts = RestartCounts(best_step=last_step)
     if verdict.action is FailureAction.FAIL:
-        return Restart(False, timedelta(), counts, verdict.message)
-    if verdict.action is FailureAction.REPAIR:  # there are only so many; the next attempt is another job, so to speak
-        return Restart(True, timedelta(), counts, verdict.message)
-    if not progressed and verdict.fault is Fault.UNKNOWN and _seen_before(verdict, reached, earlier):
-        return Restart(False, timedelta(), counts, f"{verdict.message}; the same happened before at step {reached}")
-    if verdict.reason is Reason.GANG_INCOMPLETE:  # no failure: there is no room yet
-        return Restart(True, timedelta(seconds=policy.max_backoff_seconds), counts, verdict.message)
-    infrastructure = verdict.fault in UNCOUNTED
-    spent = counts.infrastructure if infrastructure else counts.counted
-    limit = policy.max_infrastructure_restarts if infrastructure else policy.max_restarts
-    if spent >= limit:
-        field = "maxInfrastructureRestarts" if infrastructure else "maxRestarts"
-        message = f"restarted {spent} times without progress (restartPolicy.{field}); last: {verdict.message}"
-        return Restart(False, timedelta(), counts, message)
-    delay = backoff(counts.counted + counts.infrastructure, policy, seed=f"{uid}/{ended.attempt}")
-    spent_now = {"infrastructure": spent + 1} if infrastructure else {"counted": spent + 1}
-    return Restart(True, delay, counts.model_copy(update=spent_now), verdict.message)
+        return RestartPlan(False, timedelta(), counts, verdict.message)
+    if verdict.action is FailureAction.REPAIR:  # repairs are finite, so they need no budget
+        return RestartPlan(True, timedelta(), counts, verdict.message)
+    if not progressed and verdict.fault is Fault.UNKNOWN and _has_happened_before(verdict, last_step, earlier):
+        message = f"{verdict.message}; the same happened before at step {last_step}"
+        return RestartPlan(False, timedelta(), counts, message)
+    if verdict.reason is Reason.GANG_INCOMPLETE:  # not a failure: not enough free resources yet
+        return RestartPlan(True, timedelta(seconds=policy.max_backoff_seconds), counts, verdict.message)
+    is_infrastructure = verdict.fault in INFRASTRUCTURE_FAULTS
+    used = counts.infrastructure if is_infrastructure else counts.counted
+    limit = policy.max_infrastructure_restarts if is_infrastructure else policy.max_restarts
+    if used >= limit:
+        field = "maxInfrastructureRestarts" if is_infrastructure else "maxRestarts"
+        message = f"restarted {used} times without progress (restartPolicy.{field}); last: {verdict.message}"
+        return RestartPlan(False, timedelta(), counts, message)
+    delay = restart_delay(counts.counted + counts.infrastructure, policy, seed=f"{uid}/{failed.attempt}")
+    update = {"infrastructure": used + 1} if is_infrastructure else {"counted": used + 1}
+    return RestartPlan(True, delay, counts.model_copy(update=update), verdict.message)
 
 
-def backoff(restarts_before: int, policy: RestartPolicy, *, seed: str) -> timedelta:
-    """0, then backoffSeconds doubled each time up to the maximum, with up to a fifth of jitter, fixed by the seed."""
+def restart_delay(restarts_before: int, policy: RestartPolicy, *, seed: str) -> timedelta:
+    """Return the delay before a restart: 0 for the first, then backoffSeconds, doubled each time up to the maximum.
+
+    The delay has up to 20 % of jitter, which the seed determines.
+    """
     if restarts_before == 0:
         return timedelta()
     seconds = min(policy.backoff_seconds * 2.0 ** min(restarts_before - 1, 32), policy.max_backoff_seconds)
-    share = hashlib.sha256(seed.encode()).digest()[0] / 255
-    return timedelta(seconds=round(seconds * (1 + share / 5), 3))
+    jitter = hashlib.sha256(seed.encode()).digest()[0] / 255 / 5
+    return timedelta(seconds=round(seconds * (1 + jitter), 3))
 
 
-def _seen_before(verdict: Verdict, reached: int, earlier: tuple[AttemptRecord, ...]) -> bool:
+def _has_happened_before(verdict: Verdict, last_step: int, earlier: tuple[AttemptRecord, ...]) -> bool:
     rank = verdict.evidence.rank if verdict.evidence else None
     return any(
-        (record.reason, record.rank, record.last_step or 0) == (verdict.reason, rank, reached) for record in earlier
+        (record.reason, record.rank, record.last_step or 0) == (verdict.reason, rank, last_step) for record in earlier
     )

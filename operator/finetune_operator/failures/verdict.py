@@ -1,4 +1,4 @@
-"""What is said of a failed node: the reason, what follows, and the words for it."""
+"""The verdict on a failed node or attempt: reason, action and message."""
 
 from dataclasses import dataclass
 
@@ -8,31 +8,33 @@ from finetune_api.v1alpha1.status import Evidence, Fault
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why an attempt ended, whose fault it was and what to do."""
+    """Why an attempt ended, whose fault it was and which action follows."""
 
     reason: Reason
     message: str
     victim: bool = False
     evidence: Evidence | None = None
-    helpless: bool = False  # nothing is left that could be changed
+    no_repair_left: bool = False
 
     @property
     def action(self) -> FailureAction:
-        return FailureAction.FAIL if self.helpless else self.reason.action
+        """The action of the reason; a repair becomes a failure once no repair is left."""
+        return FailureAction.FAIL if self.no_repair_left else self.reason.action
 
     @property
     def fault(self) -> Fault:
-        assert self.reason.fault is not None  # a verdict blames somebody
+        """Who or what has to change after this failure."""
+        assert self.reason.fault is not None  # reasons without a fault are never verdicts
         return self.reason.fault
 
 
-def where(evidence: Evidence) -> str:
-    """`node 1 (gpu-7)`, or `node 1 (gpu-7) rank 5`."""
+def describe_node(evidence: Evidence) -> str:
+    """Return the node as messages name it: `node 1 (gpu-7)` or `node 1 (gpu-7) rank 5`."""
     node = f"node {evidence.node_rank}" + (f" ({evidence.k8s_node})" if evidence.k8s_node else "")
     return f"{node} rank {evidence.rank}" if evidence.rank is not None else node
 
 
-def first_line(text: str) -> str:
-    """The line of an error that says most: the last one that is not empty."""
+def last_line(text: str) -> str:
+    """Return the last non-empty line, which of a traceback is the exception, truncated to 300 characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""

@@ -1,25 +1,24 @@
-"""One HTTP call to the API server: timeouts, a few quick retries, and errors in its own words."""
+"""HTTP client of the API server: timeouts, a few quick retries, and errors with the server's message."""
 
 import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
 
 import aiohttp
 
-Raw = dict[str, Any]
+from finetune_operator.observation.ownership import RawBody
 
-PAUSES = (0.1, 0.5)  # before the second and the third try; what lasts longer is the work queue's business
-LONGEST_WAIT = 2.0  # seconds of a Retry-After that are sat out here
-PAGE = 500
-TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
-SILENCE = 90.0  # seconds without a line, when a bookmark is due every 60
-NO_ANSWER = 0
+RETRY_DELAYS_SECONDS = (0.1, 0.5)  # before the second and third try; longer outages are left to the work queue
+MAX_RETRY_AFTER_SECONDS = 2.0  # a longer Retry-After is left to the work queue, too
+PAGE_SIZE = 500
+REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
+WATCH_READ_TIMEOUT_SECONDS = 90.0  # a bookmark is due every 60 seconds
+NO_RESPONSE = 0
 
 
 class ApiError(Exception):
-    """The API server said no, or nothing: then `status` is NO_ANSWER."""
+    """An error response of the API server, or none at all: then `status` is NO_RESPONSE."""
 
     def __init__(self, message: str, *, status: int, reason: str = "", retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -29,8 +28,8 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
 
-class ApiServer:
-    """Dict in, dict out. Calls share a bounded pool of connections; streams have one each."""
+class ApiClient:
+    """Sends and receives JSON objects. Requests share a bounded connection pool; each watch has its own connection."""
 
     def __init__(self, server: str, *, calls: aiohttp.ClientSession, streams: aiohttp.ClientSession) -> None:
         self._server = server.rstrip("/")
@@ -42,41 +41,59 @@ class ApiServer:
         method: str,
         path: str,
         *,
-        body: Raw | None = None,
+        body: RawBody | None = None,
         params: Mapping[str, str] | None = None,
-        repeatable: bool = True,
-    ) -> Raw:
-        """One answer, after up to three tries; `repeatable` is false where a lost answer must not be asked again."""
-        for pause in PAUSES:
+        idempotent: bool = True,
+    ) -> RawBody:
+        """Send a request, in up to three tries.
+
+        idempotent: False if the request must not be sent again when it may have taken effect already.
+
+        Raises:
+            ApiError: The last try failed, or the error does not call for a retry.
+        """
+        for delay in RETRY_DELAYS_SECONDS:
             try:
                 return await self.call_once(method, path, body=body, params=params)
             except ApiError as error:
-                if not _worth_repeating(error, repeatable=repeatable):
+                if not _should_retry(error, idempotent=idempotent):
                     raise
-                await asyncio.sleep(max(error.retry_after or 0.0, pause * random.uniform(0.5, 1.0)))  # noqa: S311
+                await asyncio.sleep(max(error.retry_after or 0.0, delay * random.uniform(0.5, 1.0)))  # noqa: S311
         return await self.call_once(method, path, body=body, params=params)
 
     async def call_once(
-        self, method: str, path: str, *, body: Raw | None = None, params: Mapping[str, str] | None = None
-    ) -> Raw:
-        """One answer to one request."""
-        content = None if body is None else json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
-        headers = {"Content-Type": "application/json"} if content else None
+        self, method: str, path: str, *, body: RawBody | None = None, params: Mapping[str, str] | None = None
+    ) -> RawBody:
+        """Send a request without retries.
+
+        Raises:
+            ApiError: The API server returned an error, or did not answer.
+        """
+        request_content = None if body is None else json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+        headers = {"Content-Type": "application/json"} if request_content else None
         try:
             async with self._calls.request(
-                method, self._server + path, data=content, params=params, headers=headers, timeout=TIMEOUT
+                method,
+                self._server + path,
+                data=request_content,
+                params=params,
+                headers=headers,
+                timeout=REQUEST_TIMEOUT,
             ) as response:
-                answer = await response.read()
+                content = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _no_answer(method, path, error) from error
+            raise _no_response_error(method, path, error) from error
         if response.status >= 400:
-            raise parse_error(response.status, answer, response.headers)
-        parsed: Raw = json.loads(answer)
+            raise parse_error(response.status, content, response.headers)
+        parsed: RawBody = json.loads(content)
         return parsed
 
-    async def pages(self, path: str, *, selector: str = "") -> AsyncIterator[Raw]:
-        """A list in pages. Read consistently: resourceVersion=0 could answer from before what we have seen."""
-        params = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
+    async def list_pages(self, path: str, *, selector: str = "") -> AsyncIterator[RawBody]:
+        """Yield the pages of a consistent LIST.
+
+        resourceVersion=0 is not used: it can be served from a cache that is older than what we observed already.
+        """
+        params = {"limit": str(PAGE_SIZE), **({"labelSelector": selector} if selector else {})}
         while True:
             page = await self.call("GET", path, params=params)
             yield page
@@ -84,8 +101,12 @@ class ApiServer:
                 return
             params["continue"] = token
 
-    async def watch(self, path: str, *, selector: str, version: str) -> AsyncIterator[Raw]:
-        """Events after `version`, until the server ends the stream; silence beyond the due bookmark is an error."""
+    async def watch(self, path: str, *, selector: str, version: str) -> AsyncIterator[RawBody]:
+        """Yield the watch events after a resource version, until the server ends the stream.
+
+        Raises:
+            ApiError: The stream broke, or not even a bookmark arrived in time.
+        """
         params = {
             "watch": "1",
             "allowWatchBookmarks": "true",
@@ -93,34 +114,34 @@ class ApiServer:
             "timeoutSeconds": str(random.randint(240, 360)),  # noqa: S311  spread the reconnects
             **({"labelSelector": selector} if selector else {}),
         }
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=SILENCE)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=WATCH_READ_TIMEOUT_SECONDS)
         try:
             async with self._streams.get(self._server + path, params=params, timeout=timeout) as response:
                 if response.status >= 400:
                     raise parse_error(response.status, await response.read(), response.headers)
                 async for line in response.content:
                     yield json.loads(line)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError: a line cut short
-            raise _no_answer("WATCH", path, error) from error
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError: a truncated line
+            raise _no_response_error("WATCH", path, error) from error
 
 
-def parse_error(status: int, answer: bytes, headers: Mapping[str, str]) -> ApiError:
-    """The error that an answer stands for; proxies answer without the API server's Status object."""
+def parse_error(status: int, content: bytes, headers: Mapping[str, str]) -> ApiError:
+    """Build the error from an error response, whose body need not be a Status object if a proxy sent it."""
     try:
-        parsed = json.loads(answer)
+        parsed = json.loads(content)
     except ValueError:
         parsed = None
-    said: Raw = parsed if isinstance(parsed, dict) and parsed.get("kind") == "Status" else {}
-    details = said.get("details") or {}
+    body: RawBody = parsed if isinstance(parsed, dict) and parsed.get("kind") == "Status" else {}
+    details = body.get("details") or {}
     return ApiError(
-        said.get("message") or f"the API server answered HTTP {status}",
+        body.get("message") or f"the API server answered HTTP {status}",
         status=status,
-        reason=said.get("reason") or "",
-        retry_after=_seconds(headers.get("Retry-After"), details.get("retryAfterSeconds")),
+        reason=body.get("reason") or "",
+        retry_after=_first_number(headers.get("Retry-After"), details.get("retryAfterSeconds")),
     )
 
 
-def _seconds(*candidates: object) -> float | None:
+def _first_number(*candidates: object) -> float | None:
     for candidate in candidates:
         try:
             return max(0.0, float(str(candidate)))
@@ -129,14 +150,14 @@ def _seconds(*candidates: object) -> float | None:
     return None
 
 
-def _no_answer(method: str, path: str, error: Exception) -> ApiError:
-    what = str(error) or type(error).__name__
-    return ApiError(f"{method} {path}: no answer from the API server: {what}", status=NO_ANSWER)
+def _no_response_error(method: str, path: str, error: Exception) -> ApiError:
+    cause = str(error) or type(error).__name__
+    return ApiError(f"{method} {path}: no answer from the API server: {cause}", status=NO_RESPONSE)
 
 
-def _worth_repeating(error: ApiError, *, repeatable: bool) -> bool:
-    if (error.retry_after or 0.0) > LONGEST_WAIT:
+def _should_retry(error: ApiError, *, idempotent: bool) -> bool:
+    if (error.retry_after or 0.0) > MAX_RETRY_AFTER_SECONDS:
         return False
-    if error.status == 429:  # turned away before anything was done
+    if error.status == 429:  # rejected before it took effect
         return True
-    return repeatable and (error.status == NO_ANSWER or error.status >= 500)
+    return idempotent and (error.status == NO_RESPONSE or error.status >= 500)

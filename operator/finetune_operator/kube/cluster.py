@@ -1,18 +1,18 @@
-"""The operator's only writes to the cluster, and the reads that must not come from a cache."""
+"""All writes of the operator to the cluster, and the reads that must not come from a cache."""
 
 import logging
 from dataclasses import dataclass
 from typing import Protocol
 
 from finetune_operator import names
-from finetune_operator.kube.api_client import ApiError, ApiServer, Raw
-from finetune_operator.observation.pods import controlling_owner, is_labelled
+from finetune_operator.kube.api_client import ApiClient, ApiError
+from finetune_operator.observation.ownership import RawBody, controlling_owner, has_job_label
 
 logger = logging.getLogger(__name__)
 
 
 class ClusterError(Exception):
-    """Try again later, not before `retry_after` seconds if the API server named a time."""
+    """The pass has to be retried, not before `retry_after` seconds if the API server returned that."""
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -20,15 +20,15 @@ class ClusterError(Exception):
 
 
 class Conflict(ClusterError):
-    """The job was changed since it was read; the newer one is on its way."""
+    """The job was changed since it was read; the watch will deliver the newer one."""
 
 
 class NotFound(ClusterError):
-    """The job is gone."""
+    """The job was deleted meanwhile."""
 
 
-class Refused(ClusterError):
-    """The cluster does not let this object be: quota, admission, PodSecurity, or it is invalid."""
+class CreateRejected(ClusterError):
+    """The API server rejected the object: quota, admission, PodSecurity, or it is invalid."""
 
     def __init__(self, message: str, *, status: int, kind: str, name: str) -> None:
         super().__init__(message)
@@ -39,21 +39,25 @@ class Refused(ClusterError):
 
 
 class NameTaken(ClusterError):
-    """An object of this name is there and not ours; `leaving` where it follows its owner, which is gone."""
+    """Another owner's object has the name.
 
-    def __init__(self, *, kind: str, name: str, leaving: bool = False) -> None:
+    predecessor_terminating: The owner was a deleted job of the same name, so the garbage collector deletes the object.
+    """
+
+    def __init__(self, *, kind: str, name: str, predecessor_terminating: bool = False) -> None:
+        leftover = "of a deleted job of the same name is still there"
         foreign = "exists and is not this job's; delete it or rename the job"
-        super().__init__(f"{kind} {name} {'of a deleted job of the same name is still there' if leaving else foreign}")
+        super().__init__(f"{kind} {name} {leftover if predecessor_terminating else foreign}")
         self.kind = kind
         self.name = name
-        self.leaving = leaving
+        self.predecessor_terminating = predecessor_terminating
 
 
 @dataclass(frozen=True)
 class ObjectRef:
-    """One object, not merely one name: the uid tells it from a later one of the same name.
+    """Identity of one object; the uid distinguishes it from a later object of the same name.
 
-    Where the uid is not known it is empty, and only an object that a FineTuneJob controls is meant.
+    An empty uid matches any object of that name that a FineTuneJob controls.
     """
 
     kind: str
@@ -63,25 +67,25 @@ class ObjectRef:
 
 
 class Cluster(Protocol):
-    """What reconciling may do to a cluster."""
+    """The operations of a reconcile pass on the cluster."""
 
-    async def write_status(self, job: Raw, status: Raw) -> Raw:
-        """Replace the status of the job as it was read; the new object comes back."""
+    async def write_status(self, job: RawBody, status: RawBody) -> RawBody:
+        """Replace the status of the job, unless it was changed since it was read; return the new object."""
 
-    async def list_pods(self, namespace: str, job_uid: str) -> tuple[Raw, ...]:
-        """The job's pods as they are now, not as a cache has them."""
+    async def list_pods(self, namespace: str, job_uid: str) -> tuple[RawBody, ...]:
+        """Return the job's pods from the API server, not from a cache."""
 
-    async def get(self, kind: str, namespace: str, name: str) -> Raw | None:
-        """The object of that name, if it is there."""
+    async def get(self, kind: str, namespace: str, name: str) -> RawBody | None:
+        """Return the object of that name, or None if there is none."""
 
-    async def create(self, manifest: Raw) -> None:
-        """Make the object; one that is there already and is the same owner's is as good."""
+    async def create(self, manifest: RawBody) -> None:
+        """Create the object; succeed as well if the same owner has created it already."""
 
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
-        """Delete this very object; gone, or replaced by another, is as good."""
+        """Delete the object with this uid; succeed as well if it is gone or replaced by another."""
 
-    async def emit_event(self, event: Raw) -> None:
-        """Tell people; what cannot be told is logged."""
+    async def emit_event(self, event: RawBody) -> None:
+        """Create the Event; a failure is logged and not raised."""
 
 
 COLLECTIONS = {
@@ -92,41 +96,46 @@ COLLECTIONS = {
     "Event": ("/api/v1", "events"),
     names.FINETUNEJOB_KIND: (f"/apis/{names.API_VERSION}", names.FINETUNEJOB[2]),
 }
-REFUSALS = frozenset({400, 403, 413, 422})
-WEBHOOK_FAILED = "failed calling webhook"  # with status 500, while the API server itself is well
+REJECTION_STATUS_CODES = frozenset({400, 403, 413, 422})
+WEBHOOK_FAILURE_TEXT = "failed calling webhook"  # has status 500, but the API server itself works
 
 
 def collection_path(kind: str, namespace: str | None) -> str:
-    """URL path of all objects of a kind, in one namespace or in all."""
+    """Return the URL path of all objects of a kind, in one namespace or in all."""
     root, plural = COLLECTIONS[kind]
     return f"{root}/{plural}" if namespace is None else f"{root}/namespaces/{namespace}/{plural}"
 
 
 def object_path(kind: str, namespace: str, name: str) -> str:
-    """URL path of one object."""
+    """Return the URL path of one object."""
     return f"{collection_path(kind, namespace)}/{name}"
 
 
 class KubernetesCluster:
-    """A Cluster behind an API server."""
+    """The Cluster that is reached through the API server."""
 
-    def __init__(self, api: ApiServer) -> None:
+    def __init__(self, api: ApiClient) -> None:
         self._api = api
 
-    async def write_status(self, job: Raw, status: Raw) -> Raw:
-        """PUT with the resourceVersion and uid of `job`, so that neither a change nor a successor is overwritten."""
-        metadata = job["metadata"]
-        kept = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
+    async def write_status(self, job: RawBody, status: RawBody) -> RawBody:
+        """PUT the status with resourceVersion and uid, to overwrite neither a change nor a new job of that name.
+
+        Raises:
+            Conflict: The job was changed meanwhile.
+            NotFound: The job was deleted meanwhile.
+            ClusterError: Any other error.
+        """
+        metadata = {key: job["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
         body = {
             "apiVersion": names.API_VERSION,
             "kind": names.FINETUNEJOB_KIND,
-            "metadata": kept,
+            "metadata": metadata,
             "spec": job.get("spec", {}),
             "status": status,
         }
-        path = object_path(names.FINETUNEJOB_KIND, kept["namespace"], kept["name"]) + "/status"
+        path = object_path(names.FINETUNEJOB_KIND, metadata["namespace"], metadata["name"]) + "/status"
         try:
-            return await self._api.call("PUT", path, body=body, repeatable=False)
+            return await self._api.call("PUT", path, body=body, idempotent=False)
         except ApiError as error:
             if error.status == 404:
                 raise NotFound(error.message) from error
@@ -134,17 +143,17 @@ class KubernetesCluster:
                 raise Conflict(error.message) from error
             raise ClusterError(error.message, retry_after=error.retry_after) from error
 
-    async def list_pods(self, namespace: str, job_uid: str) -> tuple[Raw, ...]:
-        """A consistent read: no resourceVersion is given."""
+    async def list_pods(self, namespace: str, job_uid: str) -> tuple[RawBody, ...]:
+        """Return the job's pods by a consistent read, that is without a resourceVersion."""
         path = collection_path("Pod", namespace)
         try:
-            pages = [page async for page in self._api.pages(path, selector=f"{names.JOB_UID}={job_uid}")]
+            pages = [page async for page in self._api.list_pages(path, selector=f"{names.JOB_UID}={job_uid}")]
         except ApiError as error:
             raise ClusterError(error.message, retry_after=error.retry_after) from error
         return tuple(pod for page in pages for pod in page["items"])
 
-    async def get(self, kind: str, namespace: str, name: str) -> Raw | None:
-        """None only where the API server says so."""
+    async def get(self, kind: str, namespace: str, name: str) -> RawBody | None:
+        """Return the object, or None if the API server returns 404; any other failure is a ClusterError."""
         try:
             return await self._api.call("GET", object_path(kind, namespace, name))
         except ApiError as error:
@@ -152,25 +161,31 @@ class KubernetesCluster:
                 return None
             raise ClusterError(error.message, retry_after=error.retry_after) from error
 
-    async def create(self, manifest: Raw) -> None:
-        """A lost answer is asked again, which is safe: the name is taken by then, and by us."""
+    async def create(self, manifest: RawBody) -> None:
+        """Create the object. Retrying after a lost response is safe: the retry finds our own object under the name.
+
+        Raises:
+            CreateRejected: The API server rejected the object.
+            NameTaken: Another owner's object has the name.
+            ClusterError: Any other error.
+        """
         kind, metadata = manifest["kind"], manifest["metadata"]
         try:
             await self._api.call("POST", collection_path(kind, metadata["namespace"]), body=manifest)
         except ApiError as error:
             if error.status == 409 and error.reason == "AlreadyExists":
                 await self._accept_existing(manifest)
-            elif error.status in REFUSALS or WEBHOOK_FAILED in error.message:
-                raise Refused(error.message, status=error.status, kind=kind, name=metadata["name"]) from error
-            else:  # among them 409 Conflict: two creates raced for the same quota
+            elif error.status in REJECTION_STATUS_CODES or WEBHOOK_FAILURE_TEXT in error.message:
+                raise CreateRejected(error.message, status=error.status, kind=kind, name=metadata["name"]) from error
+            else:  # includes 409 Conflict, when two creates raced for the same quota
                 raise ClusterError(error.message, retry_after=error.retry_after) from error
 
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
-        """Children of a deleted job go in the background; foreground would keep the job until its pods are gone."""
-        uid = target.uid or await self._find_ours(target)
+        """Delete the object. A job is deleted in the background: Foreground would keep it until its pods are gone."""
+        uid = target.uid or await self._find_controlled_uid(target)
         if uid is None:
             return
-        options: Raw = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+        options: RawBody = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         if target.kind == names.FINETUNEJOB_KIND:
@@ -184,52 +199,57 @@ class KubernetesCluster:
                 return
             raise ClusterError(error.message, retry_after=error.retry_after) from error
 
-    async def emit_event(self, event: Raw) -> None:
-        """The name is derived from what is said, so 409 means that it was said before."""
+    async def emit_event(self, event: RawBody) -> None:
+        """Create the Event. Its name is derived from its content, so 409 means that it exists already."""
         metadata = event["metadata"]
         try:
             await self._api.call("POST", collection_path("Event", metadata["namespace"]), body=event)
         except ApiError as error:
             if error.status != 409:
-                said = {"event": event.get("reason"), "object": metadata["name"]}
-                logger.warning("event not written: %s", error.message, extra=said)
+                fields = {"event": event.get("reason"), "object": metadata["name"]}
+                logger.warning("event not written: %s", error.message, extra=fields)
 
-    async def _accept_existing(self, manifest: Raw) -> None:
+    async def _accept_existing(self, manifest: RawBody) -> None:
         kind, namespace, name = manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-        there = await self.get(kind, namespace, name)
-        if there is None:
-            raise ClusterError(f"{kind} {name} vanished while it was looked at")
-        theirs, ours = controlling_owner(there), controlling_owner(manifest)
-        if theirs.get("uid") != ours.get("uid"):
-            # of two jobs with one name the other is gone, and the garbage collector will come for what it left
-            raise NameTaken(kind=kind, name=name, leaving=_full_name(theirs) == _full_name(ours))
-        if "deletionTimestamp" in there["metadata"]:
+        existing = await self.get(kind, namespace, name)
+        if existing is None:
+            raise ClusterError(f"{kind} {name} was deleted while the operator checked its owner")
+        existing_owner, owner = controlling_owner(existing), controlling_owner(manifest)
+        if existing_owner.get("uid") != owner.get("uid"):
+            # Two owners with one name: the older was deleted, and the garbage collector will delete its children.
+            same_name = _group_kind_name(existing_owner) == _group_kind_name(owner)
+            raise NameTaken(kind=kind, name=name, predecessor_terminating=same_name)
+        if "deletionTimestamp" in existing["metadata"]:
             raise ClusterError(f"{kind} {name} is still being deleted")
-        if not is_labelled(there):
-            await self.delete(ObjectRef(kind, namespace, name, there["metadata"]["uid"]))
-            raise ClusterError(f"{kind} {name} had lost its labels, so that no watch tells of it; it is made again")
+        if not has_job_label(existing):
+            await self.delete(ObjectRef(kind, namespace, name, existing["metadata"]["uid"]))
+            raise ClusterError(f"{kind} {name} had lost its labels, so that no watch selects it; it is created again")
 
-    async def _find_ours(self, target: ObjectRef) -> str | None:
-        there = await self.get(target.kind, target.namespace, target.name)
-        if there is None or controlling_owner(there).get("kind") != names.FINETUNEJOB_KIND:
+    async def _find_controlled_uid(self, target: ObjectRef) -> str | None:
+        existing = await self.get(target.kind, target.namespace, target.name)
+        if existing is None or controlling_owner(existing).get("kind") != names.FINETUNEJOB_KIND:
             return None
-        uid: str = there["metadata"]["uid"]
+        uid: str = existing["metadata"]["uid"]
         return uid
 
     async def _is_replaced(self, target: ObjectRef, uid: str) -> bool:
-        there = await self.get(target.kind, target.namespace, target.name)
-        return there is None or there["metadata"]["uid"] != uid
+        existing = await self.get(target.kind, target.namespace, target.name)
+        return existing is None or existing["metadata"]["uid"] != uid
 
 
-async def read_job(api: ApiServer, job: Raw) -> Raw:
-    """The job as it is now; NotFound if it is gone, even if another has its name."""
+async def read_job(api: ApiClient, job: RawBody) -> RawBody:
+    """Return the job as the API server has it.
+
+    Raises:
+        NotFound: The job was deleted, even if another one has its name now.
+    """
     metadata = job["metadata"]
-    there = await KubernetesCluster(api).get(names.FINETUNEJOB_KIND, metadata["namespace"], metadata["name"])
-    if there is None or there["metadata"]["uid"] != metadata["uid"]:
+    current = await KubernetesCluster(api).get(names.FINETUNEJOB_KIND, metadata["namespace"], metadata["name"])
+    if current is None or current["metadata"]["uid"] != metadata["uid"]:
         raise NotFound(f"{metadata['name']} was deleted")
-    return there
+    return current
 
 
-def _full_name(owner: Raw) -> tuple[str, str, str]:
-    """API group, kind and name, which no two objects of a namespace share at a time."""
+def _group_kind_name(owner: RawBody) -> tuple[str, str, str]:
+    """Return API group, kind and name, which identify an object of a namespace at any one time."""
     return owner.get("apiVersion", "").partition("/")[0], owner.get("kind", ""), owner.get("name", "")

@@ -1,4 +1,4 @@
-"""Where the API server is and how to be let in: a pod's service account, or a kubeconfig for development."""
+"""Address and credentials of the API server: from the pod's service account, or from a kubeconfig."""
 
 import base64
 import os
@@ -14,23 +14,23 @@ import aiohttp
 import yaml
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-LONGEST_LINE = 8 * 1024 * 1024  # of a watch; etcd refuses objects of more than 1.5 MiB
-DEAD_SECONDS = 20
+MAX_LINE_BYTES = 8 * 1024 * 1024  # of a watch stream; etcd rejects objects above 1.5 MiB
+DEAD_PEER_TIMEOUT_SECONDS = 20
 TCP_OPTIONS = {
-    "TCP_KEEPIDLE": DEAD_SECONDS // 2,
-    "TCP_KEEPINTVL": DEAD_SECONDS // 4,
+    "TCP_KEEPIDLE": DEAD_PEER_TIMEOUT_SECONDS // 2,
+    "TCP_KEEPINTVL": DEAD_PEER_TIMEOUT_SECONDS // 4,
     "TCP_KEEPCNT": 2,
-    "TCP_USER_TIMEOUT": 1000 * DEAD_SECONDS,  # milliseconds; covers what was sent and never acknowledged, too
+    "TCP_USER_TIMEOUT": 1000 * DEAD_PEER_TIMEOUT_SECONDS,  # milliseconds; for data that is never acknowledged
 }
 
 
-class NoAccess(Exception):
-    """The API server cannot be reached with what was given; the message says what to change."""
+class NoClusterAccess(Exception):
+    """The credentials are missing or not usable; the message names what to change."""
 
 
 @dataclass(frozen=True)
-class Access:
-    """An API server and the means to talk to it; its repr keeps the secrets."""
+class ClusterCredentials:
+    """Address of an API server, and TLS context and token to use with it; the repr omits the secrets."""
 
     server: str
     tls: ssl.SSLContext | None = field(default=None, repr=False)
@@ -39,20 +39,26 @@ class Access:
     namespace: str = "default"
 
 
-def find_access(*, kubeconfig: str | None = None, context: str | None = None) -> Access:
-    """The given kubeconfig, else the pod's service account, else $KUBECONFIG or ~/.kube/config."""
+def find_credentials(*, kubeconfig: str | None = None, context: str | None = None) -> ClusterCredentials:
+    """Load the given kubeconfig, else the pod's service account, else $KUBECONFIG or ~/.kube/config.
+
+    Raises:
+        NoClusterAccess: Nothing usable was found.
+    """
     if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
         return load_service_account(SERVICE_ACCOUNT, os.environ)
-    named = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
-    return load_kubeconfig([Path(part) for part in named.split(os.pathsep) if part], context=context)
+    paths = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    return load_kubeconfig([Path(path) for path in paths.split(os.pathsep) if path], context=context)
 
 
-def load_service_account(folder: Path, environment: Mapping[str, str]) -> Access:
-    """The token stays a file: the kubelet replaces it about once an hour."""
+def load_service_account(folder: Path, environment: Mapping[str, str]) -> ClusterCredentials:
+    """Load the mounted service account. The token stays a file, because the kubelet replaces it about once an hour."""
     host, port = environment["KUBERNETES_SERVICE_HOST"], environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not (folder / "token").exists():
-        raise NoAccess(f"{folder}/token: missing; give the operator's pod a service account with a mounted token")
-    return Access(
+        raise NoClusterAccess(
+            f"{folder}/token: missing; give the operator's pod a service account with a mounted token"
+        )
+    return ClusterCredentials(
         server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
         tls=ssl.create_default_context(cafile=str(folder / "ca.crt")),
         token_file=folder / "token",
@@ -60,63 +66,65 @@ def load_service_account(folder: Path, environment: Mapping[str, str]) -> Access
     )
 
 
-def load_kubeconfig(files: Iterable[Path], *, context: str | None = None) -> Access:
-    """Several files are read as kubectl does: the first that names a thing wins."""
+def load_kubeconfig(files: Iterable[Path], *, context: str | None = None) -> ClusterCredentials:
+    """Load a kubeconfig. Several files are merged as kubectl does: the first with an entry of a name wins."""
     documents = [(path, _read_yaml(path)) for path in files if path.exists()]
     if not documents:
-        raise NoAccess("no kubeconfig found; set --kubeconfig or KUBECONFIG, or run inside a cluster")
-    current = context or next((d["current-context"] for _, d in documents if d.get("current-context")), None)
-    if not current:
-        raise NoAccess(f"{documents[0][0]}: current-context is not set; choose one with --context")
-    chosen, _ = _named(documents, "contexts", current)
-    cluster, cluster_home = _named(documents, "clusters", chosen["cluster"])
-    user, user_home = _named(documents, "users", chosen["user"])
+        raise NoClusterAccess("no kubeconfig found; set --kubeconfig or KUBECONFIG, or run inside a cluster")
+    context_name = context or next((d["current-context"] for _, d in documents if d.get("current-context")), None)
+    if not context_name:
+        raise NoClusterAccess(f"{documents[0][0]}: current-context is not set; choose one with --context")
+    selected, _ = _find_entry(documents, "contexts", context_name)
+    cluster, cluster_folder = _find_entry(documents, "clusters", selected["cluster"])
+    user, user_folder = _find_entry(documents, "users", selected["user"])
     for unsupported in ("exec", "auth-provider", "username"):
         if unsupported in user:
-            raise NoAccess(
-                f"kubeconfig user {chosen['user']!r} logs in by {unsupported}, which is not supported; "
+            raise NoClusterAccess(
+                f"kubeconfig user {selected['user']!r} logs in by {unsupported}, which is not supported; "
                 "use a token (kubectl create token) or a client certificate"
             )
-    token_file = user_home / user["tokenFile"] if "tokenFile" in user else None
-    return Access(
+    token_file = user_folder / user["tokenFile"] if "tokenFile" in user else None
+    return ClusterCredentials(
         server=cluster["server"],
-        tls=_tls(cluster, cluster_home, user, user_home),
+        tls=_build_tls_context(cluster, cluster_folder, user, user_folder),
         token=user.get("token"),
         token_file=token_file,
-        namespace=chosen.get("namespace", "default"),
+        namespace=selected.get("namespace", "default"),
     )
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     document = yaml.safe_load(path.read_text())
     if not isinstance(document, dict):
-        raise NoAccess(f"{path}: not a kubeconfig")
+        raise NoClusterAccess(f"{path}: not a kubeconfig")
     return document
 
 
-def _named(documents: list[tuple[Path, dict[str, Any]]], section: str, name: str) -> tuple[dict[str, Any], Path]:
+def _find_entry(documents: list[tuple[Path, dict[str, Any]]], section: str, name: str) -> tuple[dict[str, Any], Path]:
     for path, document in documents:
         for item in document.get(section) or ():
             if item["name"] == name:
                 return item[section.removesuffix("s")] or {}, path.parent
-    raise NoAccess(f"kubeconfig: {section} has no entry {name!r}; see kubectl config view")
+    raise NoClusterAccess(f"kubeconfig: {section} has no entry {name!r}; see kubectl config view")
 
 
-def _tls(cluster: dict[str, Any], cluster_home: Path, user: dict[str, Any], user_home: Path) -> ssl.SSLContext | None:
+def _build_tls_context(
+    cluster: dict[str, Any], cluster_folder: Path, user: dict[str, Any], user_folder: Path
+) -> ssl.SSLContext | None:
     if cluster["server"].startswith("http://"):
         return None
     authority = cluster.get("certificate-authority-data")
     context = ssl.create_default_context(
-        cafile=str(cluster_home / cluster["certificate-authority"]) if "certificate-authority" in cluster else None,
+        cafile=str(cluster_folder / cluster["certificate-authority"]) if "certificate-authority" in cluster else None,
         cadata=base64.b64decode(authority).decode() if authority else None,
     )
     if cluster.get("insecure-skip-tls-verify"):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if "client-certificate" in user:
-        context.load_cert_chain(user_home / user["client-certificate"], user_home / user["client-key"])
+        context.load_cert_chain(user_folder / user["client-certificate"], user_folder / user["client-key"])
     elif "client-certificate-data" in user:
-        with tempfile.NamedTemporaryFile() as pair:  # the ssl module takes certificates from files only
+        with tempfile.NamedTemporaryFile() as pair:  # the ssl module reads certificates from files only
             pair.write(base64.b64decode(user["client-certificate-data"]) + b"\n")
             pair.write(base64.b64decode(user["client-key-data"]))
             pair.flush()
@@ -125,58 +133,58 @@ def _tls(cluster: dict[str, Any], cluster_home: Path, user: dict[str, Any], user
 
 
 class BearerToken:
-    """Puts the token on every request; a token file is read again when it was replaced."""
+    """Middleware that adds the token to every request, and reads a token file again once it was replaced."""
 
-    def __init__(self, access: Access) -> None:
-        self._file = access.token_file
-        self._token = access.token
+    def __init__(self, credentials: ClusterCredentials) -> None:
+        self._file = credentials.token_file
+        self._token = credentials.token
         self._version: tuple[int, int] | None = None
 
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Send the request with the token of this moment."""
+        """Send the request with the current token."""
         if token := self.current():
             request.headers["Authorization"] = f"Bearer {token}"
         return await handler(request)
 
     def current(self) -> str | None:
-        """The token, if there is one; a client certificate needs none."""
+        """Return the current token; None with a client certificate."""
         if self._file is not None:
-            found = self._file.stat()
-            version = (found.st_mtime_ns, found.st_ino)
+            file_status = self._file.stat()
+            version = (file_status.st_mtime_ns, file_status.st_ino)
             if version != self._version:
                 self._token, self._version = self._file.read_text().strip(), version
         return self._token
 
 
 def open_session(
-    access: Access, *, connections: int, middlewares: tuple[aiohttp.ClientMiddlewareType, ...] = ()
+    credentials: ClusterCredentials, *, connections: int, middlewares: tuple[aiohttp.ClientMiddlewareType, ...] = ()
 ) -> aiohttp.ClientSession:
-    """A session that logs in by itself; `connections` 0 means without limit, for watches."""
+    """Open an HTTP session with these credentials; `connections` 0 means no limit, for watches."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
             limit=connections,
-            ssl=access.tls if access.tls is not None else True,
+            ssl=credentials.tls if credentials.tls is not None else True,
             keepalive_timeout=75,
             socket_factory=open_socket,
         ),
         headers={"User-Agent": "finetune-operator", "Accept": "application/json"},
-        middlewares=(*middlewares, BearerToken(access)),
-        read_bufsize=LONGEST_LINE // 2,
+        middlewares=(*middlewares, BearerToken(credentials)),
+        read_bufsize=MAX_LINE_BYTES // 2,
     )
 
 
 def open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """A socket whose connection ends after DEAD_SECONDS without any sign of its peer.
+    """Create a socket whose connection is closed after DEAD_PEER_TIMEOUT_SECONDS without a packet of its peer.
 
-    A load balancer or a lost machine that forgets a connection tells nobody: without this a watch stays silent until
-    its next bookmark is overdue, and a call until its timeout.
+    When a load balancer drops a connection or a host is lost, no packet announces it. Without TCP keepalive a watch
+    would notice only when its next bookmark is overdue, and a call at its timeout.
     """
     family, kind, protocol, _, _ = address
-    opened = socket.socket(family, kind, protocol)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection = socket.socket(family, kind, protocol)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in TCP_OPTIONS.items():
-        if hasattr(socket, name):  # macOS, where people develop, has not all of them
-            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return opened
+        if hasattr(socket, name):  # macOS lacks some of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return connection

@@ -1,4 +1,4 @@
-"""Is this replica alive, and is it ready? And the port where Kubernetes and Prometheus ask."""
+"""Liveness and readiness checks, and the HTTP server for /healthz, /readyz and /metrics."""
 
 import asyncio
 import time
@@ -11,101 +11,103 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from finetune_operator.metrics import Metrics
 
-LAG_INTERVAL = 0.5
-LAG_WINDOW = 60.0
-Check = Callable[[], str | None]  # what is wrong, if anything
+LAG_INTERVAL_SECONDS = 0.5
+LAG_WINDOW_SECONDS = 60.0
+Check = Callable[[], str | None]  # returns the problem, or None
 
 
 class Health:
-    """Checks by name; the replica is alive if none of `alive` finds anything wrong, ready likewise."""
+    """Liveness and readiness checks by name; the process is alive, or ready, if none of them returns a problem."""
 
     def __init__(self) -> None:
-        self._alive: dict[str, Check] = {}
-        self._ready: dict[str, Check] = {}
+        self._liveness_checks: dict[str, Check] = {}
+        self._readiness_checks: dict[str, Check] = {}
 
-    def alive_if(self, name: str, check: Check) -> None:
-        """Add a check that a restart of the process would mend."""
-        self._alive[name] = check
+    def add_liveness_check(self, name: str, check: Check) -> None:
+        """Add a check; its problems require a restart of the process."""
+        self._liveness_checks[name] = check
 
-    def ready_if(self, name: str, check: Check) -> None:
-        """Add a check that time should mend."""
-        self._ready[name] = check
+    def add_readiness_check(self, name: str, check: Check) -> None:
+        """Add a check; its problems are temporary, and the process gets no traffic meanwhile."""
+        self._readiness_checks[name] = check
 
     def problems(self, *, readiness: bool) -> tuple[str, ...]:
-        """Everything that is wrong at the moment."""
-        return tuple(_failing(self._ready if readiness else self._alive))
+        """Return the current problems, each with the name of its check."""
+        return tuple(_run_checks(self._readiness_checks if readiness else self._liveness_checks))
 
 
-def _failing(checks: dict[str, Check]) -> Iterator[str]:
+def _run_checks(checks: dict[str, Check]) -> Iterator[str]:
     for name, check in checks.items():
         if problem := check():
             yield f"{name}: {problem}"
 
 
-def not_longer_than(limit: float, read: Callable[[], float], what: str) -> Check:
-    """A check that a duration in seconds stays within a limit."""
+def check_duration(limit: float, read: Callable[[], float], description: str) -> Check:
+    """Return a check that a duration in seconds stays within a limit."""
 
     def check() -> str | None:
         seconds = read()
-        return None if seconds <= limit else f"{what} for {seconds:.0f} s (limit {limit:.0f} s)"
+        return None if seconds <= limit else f"{description} for {seconds:.0f} s (limit {limit:.0f} s)"
 
     return check
 
 
-class LastContact:
-    """Middleware of a client session: remembers when a request last ended, in whatever way."""
+class LastRequestTime:
+    """Middleware of a client session that records when a request last ended, with success or failure."""
 
     def __init__(self) -> None:
-        self._time = time.monotonic()
+        self._ended_at = time.monotonic()
 
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Pass the request on; of a watch, this ends with the first byte of the answer."""
+        """Forward the request; for a watch, it ends with the response headers."""
         try:
             return await handler(request)
         finally:
-            self._time = time.monotonic()
+            self._ended_at = time.monotonic()
 
     def age_seconds(self) -> float:
-        """Time since the last contact."""
-        return time.monotonic() - self._time
+        """Return the seconds since the last request ended."""
+        return time.monotonic() - self._ended_at
 
 
-class LoopLag:
-    """How late the event loop runs what is due; a loop that is late renews no lease and reads no watch."""
+class EventLoopLag:
+    """Measures by how much the event loop runs timers late; a blocked loop renews no lease and reads no watch."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._lags: deque[float] = deque(maxlen=int(LAG_WINDOW / LAG_INTERVAL))
+        self._lags: deque[float] = deque(maxlen=int(LAG_WINDOW_SECONDS / LAG_INTERVAL_SECONDS))
 
     @property
     def worst_seconds(self) -> float:
-        """Worst delay of the last minute."""
+        """The worst delay of the last minute, in seconds."""
         return max(self._lags, default=0.0)
 
     async def run(self) -> None:
-        """Measure for ever."""
+        """Measure the delay twice a second until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            before = loop.time()
-            await asyncio.sleep(LAG_INTERVAL)
-            self._lags.append(max(0.0, loop.time() - before - LAG_INTERVAL))
+            slept_at = loop.time()
+            await asyncio.sleep(LAG_INTERVAL_SECONDS)
+            self._lags.append(max(0.0, loop.time() - slept_at - LAG_INTERVAL_SECONDS))
             self._metrics.loop_lag.set(self.worst_seconds)
 
 
-async def serve(health: Health, metrics: Metrics, *, port: int, host: str | None = None) -> web.AppRunner:
-    """Answer /healthz, /readyz and /metrics, on all interfaces by default, until the runner is cleaned up."""
+async def start_http_server(health: Health, metrics: Metrics, *, port: int, host: str | None = None) -> web.AppRunner:
+    """Serve /healthz, /readyz and /metrics until the runner is cleaned up, by default on all interfaces."""
 
-    async def report(request: web.Request) -> web.Response:
+    async def serve_health(request: web.Request) -> web.Response:
         problems = health.problems(readiness=request.path == "/readyz")
         return web.Response(text="\n".join(problems) or "ok", status=503 if problems else 200)
 
-    async def expose(_: web.Request) -> web.Response:
+    async def serve_metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()
-    app.add_routes([web.get("/healthz", report), web.get("/readyz", report), web.get("/metrics", expose)])
+    app.add_routes(
+        [web.get("/healthz", serve_health), web.get("/readyz", serve_health), web.get("/metrics", serve_metrics)]
+    )
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, host, port).start()

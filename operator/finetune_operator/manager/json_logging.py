@@ -1,31 +1,31 @@
-"""One JSON object per line on stderr: time, level, logger, message, and what a record adds, such as `job`."""
+"""Logging as one JSON object per line on stderr: time, level, logger, message and extra fields such as `job`."""
 
 import logging
 import sys
 
 from pythonjsonlogger.json import JsonFormatter
 
-QUIET = {
-    "kopf": logging.WARNING,  # it tells of every event, twice
+MINIMUM_LEVELS = {
+    "kopf": logging.WARNING,  # it logs every event twice
     "aiohttp.access": logging.WARNING,
     "asyncio": logging.WARNING,
 }
 
 
-def configure_logs(level: str) -> None:
-    """Replace whatever handlers there are."""
+def configure_logging(level: str) -> None:
+    """Log JSON lines at this level; replaces all handlers of the root logger."""
     formatter = JsonFormatter(
         "{levelname}{name}{message}",
         style="{",
         rename_fields={"levelname": "level", "name": "logger", "timestamp": "time", "exc_info": "error"},
-        reserved_attrs=[*_standard_fields(), "k8s_ref", "k8s_skip", "settings"],  # kopf's own
+        reserved_attrs=[*_standard_fields(), "k8s_ref", "k8s_skip", "settings"],  # extra fields that kopf adds
         timestamp=True,
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for name, quiet in QUIET.items():
-        logging.getLogger(name).setLevel(max(quiet, logging.getLogger().level))
+    for name, minimum in MINIMUM_LEVELS.items():
+        logging.getLogger(name).setLevel(max(minimum, logging.getLogger().level))
 
 
 def _standard_fields() -> list[str]:

@@ -1,7 +1,7 @@
-"""The only module that knows kopf: it hosts the watch of the jobs and nothing else.
+"""The watch of the jobs, run by kopf. No other module uses kopf.
 
-kopf writes nothing: a handler of raw events needs no finalizer and no annotation. It keeps the credentials it is given
-and stops the process if it fails in a way that trying again does not mend.
+kopf writes nothing to the cluster: a handler of raw events needs no finalizer and no annotation. It uses the session
+that it is given, and stops the process on errors that a retry cannot fix.
 """
 
 import asyncio
@@ -17,46 +17,46 @@ from finetune_operator import names
 from finetune_operator.controller.controller import Controller
 from finetune_operator.controller.job_cache import job_key
 
-WATCH_SECONDS = 300  # a whole number: the API server refuses "300.0"
-LONGEST_PAUSE = 5.0
+WATCH_SECONDS = 300  # an int, because the API server rejects "300.0"
+MAX_BACKOFF_SECONDS = 5.0
 RELOGIN_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Host:
-    """What kopf needs to watch the jobs."""
+class KopfOptions:
+    """The API server, session and namespaces of the watch."""
 
     server: str
     open_session: Callable[[], aiohttp.ClientSession]
     namespaces: tuple[str, ...]  # empty: the whole cluster
 
 
-class PatientBackoff:
-    """Pauses without end: an API server that is away for long must not stop the operator."""
+class EndlessBackoff:
+    """Yields backoff delays without end, so that a long outage of the API server does not stop the operator."""
 
     def __iter__(self) -> Iterator[float]:
-        pause = 0.25
+        delay = 0.25
         while True:
-            yield pause
-            pause = min(LONGEST_PAUSE, pause * 2)
+            yield delay
+            delay = min(MAX_BACKOFF_SECONDS, delay * 2)
 
 
-class NothingStored(kopf.AnnotationsDiffBaseStorage):
-    """kopf compares every event's object with its last one, for handlers that do not exist here."""
+class NoDiffBaseStorage(kopf.AnnotationsDiffBaseStorage):
+    """Disables kopf's comparison of every object with its previous version, which no handler here needs."""
 
     def build(self, **_: object) -> kopf.BodyEssence:
-        """Nothing to compare; otherwise each event costs a deep copy of the job."""
+        """Return an empty essence, which saves a deep copy of the job at every event."""
         return kopf.BodyEssence({})
 
 
 def build_settings() -> kopf.OperatorSettings:
-    """kopf with everything off that is not the watch."""
+    """Return kopf settings that disable everything but the watch."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
-    settings.persistence.diffbase_storage = NothingStored()
-    settings.networking.error_backoffs = PatientBackoff()
+    settings.persistence.diffbase_storage = NoDiffBaseStorage()
+    settings.networking.error_backoffs = EndlessBackoff()
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 5.0
     settings.watching.server_timeout = WATCH_SECONDS
@@ -64,40 +64,43 @@ def build_settings() -> kopf.OperatorSettings:
     return settings
 
 
-def build_registry(controller: Controller, host: Host) -> kopf.OperatorRegistry:
-    """A login and the one handler."""
+def build_registry(controller: Controller, options: KopfOptions) -> kopf.OperatorRegistry:
+    """Return a registry with the login and the only event handler."""
     registry = kopf.OperatorRegistry()
     last_login = time.monotonic() - RELOGIN_SECONDS
 
     @kopf.on.login(registry=registry)
     async def log_in(**_: object) -> kopf.AiohttpSession:
         nonlocal last_login
-        await asyncio.sleep(last_login + RELOGIN_SECONDS - time.monotonic())  # else every 401 asks again at once
+        # Without this delay, kopf would log in again at once after every 401.
+        await asyncio.sleep(last_login + RELOGIN_SECONDS - time.monotonic())
         last_login = time.monotonic()
-        return kopf.AiohttpSession(server=host.server, aiohttp_session=host.open_session())
+        return kopf.AiohttpSession(server=options.server, aiohttp_session=options.open_session())
 
     @kopf.on.event(*names.FINETUNEJOB, registry=registry)
     async def job_changed(event: kopf.RawEvent, **_: object) -> None:
         body = dict(event["object"])
         if event["type"] == "DELETED":
-            controller.drop(job_key(body))
+            controller.on_job_deleted(job_key(body))
         else:
-            controller.take(body)
+            controller.on_job_event(body)
 
     return registry
 
 
-async def start_kopf(controller: Controller, host: Host, *, stop: asyncio.Event) -> Collection[asyncio.Task[Any]]:
-    """Start watching; what comes back is for run_kopf. kopf takes over the signals here: set handlers afterwards."""
+async def start_kopf(
+    controller: Controller, options: KopfOptions, *, stop: asyncio.Event
+) -> Collection[asyncio.Task[Any]]:
+    """Start the watch and return its tasks, for `run_kopf`. kopf replaces the signal handlers: set yours afterwards."""
     return await kopf.spawn_tasks(
-        registry=build_registry(controller, host),
+        registry=build_registry(controller, options),
         settings=build_settings(),
-        clusterwide=not host.namespaces,
-        namespaces=host.namespaces,
+        clusterwide=not options.namespaces,
+        namespaces=options.namespaces,
         stop_flag=stop,
     )
 
 
 async def run_kopf(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Watch until `stop` is set or kopf fails."""
+    """Watch the jobs until `stop` is set or kopf fails."""
     await kopf.run_tasks(tasks, ignored=asyncio.all_tasks())

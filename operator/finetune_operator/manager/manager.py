@@ -1,4 +1,4 @@
-"""One process of the operator: watch first, then wait for the lease, then act, and leave tidily."""
+"""The process of the operator: fill the caches, wait for the lease, reconcile, and shut down gracefully."""
 
 import asyncio
 import logging
@@ -13,32 +13,34 @@ from uuid import uuid4
 
 from finetune_operator import names
 from finetune_operator.controller.controller import Controller
-from finetune_operator.controller.reconcile import Pass
-from finetune_operator.kube.api_client import ApiError, ApiServer
+from finetune_operator.controller.reconcile import PassDependencies
+from finetune_operator.kube.api_client import ApiClient, ApiError
 from finetune_operator.kube.cluster import KubernetesCluster
-from finetune_operator.kube.credentials import Access, find_access, open_session
-from finetune_operator.manager.health import Health, LastContact, LoopLag, not_longer_than, serve
-from finetune_operator.manager.kopf_watch import WATCH_SECONDS, Host, run_kopf, start_kopf
-from finetune_operator.manager.leader_election import LeaderElection, LeaseName
-from finetune_operator.metrics import CountRequests, Metrics
-from finetune_operator.plan.run_plan import Settings
+from finetune_operator.kube.credentials import ClusterCredentials, find_credentials, open_session
+from finetune_operator.manager.health import EventLoopLag, Health, LastRequestTime, check_duration, start_http_server
+from finetune_operator.manager.kopf_watch import WATCH_SECONDS, KopfOptions, run_kopf, start_kopf
+from finetune_operator.manager.leader_election import LeaderElection, LeaseConfig
+from finetune_operator.metrics import Metrics, RequestCounter
+from finetune_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-CONNECTIONS = 32  # for calls; asyncio keeps 256 KiB per TLS connection, and more of them only wait in the API server
-LIST_JOBS_SECONDS = 600.0
-TRY_AGAIN_SECONDS = 5.0
-DRAIN_SECONDS = 10.0
+MAX_CONNECTIONS = (
+    32  # for calls; asyncio buffers 256 KiB per TLS connection, and the API server would queue more calls anyway
+)
+RESYNC_INTERVAL_SECONDS = 600.0
+RETRY_INTERVAL_SECONDS = 5.0
+DRAIN_TIMEOUT_SECONDS = 10.0
 
-SILENT_WATCH = 180.0  # seconds; a bookmark is due every 60, and the client gives up after 90
-SILENT_JOBS_WATCH = WATCH_SECONDS + 120.0  # kopf shows us where a watch begins, not its bookmarks
-STUCK_PASS = 300.0
-LATE_LOOP = 10.0
+WATCH_SILENCE_LIMIT_SECONDS = 180.0  # a bookmark is due every 60 s, and the client times out after 90 s
+JOB_WATCH_SILENCE_LIMIT_SECONDS = WATCH_SECONDS + 120.0  # kopf exposes the start of a watch, not its bookmarks
+PASS_DURATION_LIMIT_SECONDS = 300.0
+LOOP_LAG_LIMIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a person can set."""
+    """The settings of the process, from flags and environment variables."""
 
     settings: Settings
     namespaces: tuple[str, ...] = ()  # empty: the whole cluster
@@ -52,51 +54,57 @@ class Options:
 
 @dataclass(frozen=True)
 class Connections:
-    """The ways to the API server. Watches and the lease do not queue behind calls."""
+    """Connections to the API server. Watches and the lease have their own, so that they never queue behind calls."""
 
-    access: Access
+    credentials: ClusterCredentials
     metrics: Metrics
-    calls: ApiServer
-    lease: ApiServer
+    calls: ApiClient
+    lease: ApiClient
 
 
-async def operate(options: Options) -> None:
-    """Run until SIGTERM or SIGINT; raises if something fails that only a new process can mend."""
+async def run_operator(options: Options) -> None:
+    """Run until SIGTERM or SIGINT. Raises on failures that only a new process can recover from."""
     stop = asyncio.Event()
     stop_on_signals(stop)
-    access = find_access(kubeconfig=options.kubeconfig, context=options.context)
+    credentials = find_credentials(kubeconfig=options.kubeconfig, context=options.context)
     metrics = Metrics()
     async with AsyncExitStack() as stack:
-        count = (CountRequests(metrics.requests),)
-        calls = await stack.enter_async_context(open_session(access, connections=CONNECTIONS, middlewares=count))
-        streams = await stack.enter_async_context(open_session(access, connections=0, middlewares=count))
-        connections = Connections(
-            access=access,
-            metrics=metrics,
-            calls=ApiServer(access.server, calls=calls, streams=streams),
-            lease=ApiServer(access.server, calls=streams, streams=streams),
+        middlewares = (RequestCounter(metrics.requests),)
+        calls = await stack.enter_async_context(
+            open_session(credentials, connections=MAX_CONNECTIONS, middlewares=middlewares)
         )
-        replica = Replica(options, connections)
-        stack.push_async_callback((await serve(replica.health, metrics, port=options.metrics_port)).cleanup)
-        await _run_until(stop, replica)
+        streams = await stack.enter_async_context(open_session(credentials, connections=0, middlewares=middlewares))
+        connections = Connections(
+            credentials=credentials,
+            metrics=metrics,
+            calls=ApiClient(credentials.server, calls=calls, streams=streams),
+            lease=ApiClient(credentials.server, calls=streams, streams=streams),
+        )
+        manager = Manager(options, connections)
+        http_server = await start_http_server(manager.health, metrics, port=options.metrics_port)
+        stack.push_async_callback(http_server.cleanup)
+        await _run_until(stop, manager)
 
 
-async def _run_until(stop: asyncio.Event, replica: "Replica") -> None:
-    running = asyncio.create_task(replica.run(stop))
+async def _run_until(stop: asyncio.Event, manager: "Manager") -> None:
+    running = asyncio.create_task(manager.run(stop))
     stopping = asyncio.create_task(stop.wait())
+    # Wait for a signal or a failure.
     await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
     logger.info("stopping")
-    await replica.leave()
+    # Drain the workers and release the lease.
+    await manager.shut_down()
+    # Stop the remaining tasks, kopf last, because it cancels every task that is not its own.
     failed = running.done()
     running.cancel()
     await asyncio.wait((running,))
-    await replica.end_kopf()
+    await manager.stop_kopf()
     if failed:
         running.result()
 
 
-class Replica:
-    """The parts of one process and the order in which they start and stop."""
+class Manager:
+    """Owns the components of the process and starts and stops them in order."""
 
     def __init__(self, options: Options, connections: Connections) -> None:
         self._options = options
@@ -105,161 +113,170 @@ class Replica:
         cluster = KubernetesCluster(connections.calls)
         self._controller = Controller(
             connections.calls,
-            Pass(cluster, options.settings, lambda: datetime.now(UTC)),
+            PassDependencies(cluster, options.settings, lambda: datetime.now(UTC)),
             self._metrics,
             namespaces=options.namespaces or (None,),
         )
-        self._election = _election(options, connections) if options.leader_election else None
-        self._lag = LoopLag(self._metrics)
-        self._kopf_contact = LastContact()
+        self._election = _build_election(options, connections) if options.leader_election else None
+        self._loop_lag = EventLoopLag(self._metrics)
+        self._last_kopf_request = LastRequestTime()
         self._kopf_stop = asyncio.Event()
         self._kopf: asyncio.Task[None] | None = None
         self._workers: list[asyncio.Task[None]] = []
-        self._started = False
+        self._is_started = False
         self.health = Health()
         self._add_checks()
         self._add_gauges()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Start everything in order and keep it running; ends only by being cancelled or by failing."""
+        """Start all components in order and keep them running, until cancelled or until one fails."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._lag.run())
+            # Start the informers of pods and services, and wait until their caches are filled.
+            group.create_task(self._loop_lag.run())
             for informer in self._controller.informers:
                 group.create_task(informer.run())
-            await self._wait_until_served()
+            await self._wait_for_crd()
             for informer in self._controller.informers:
                 await informer.synced.wait()
-            await self._list_jobs_at_first()
+            # List the jobs, then watch them.
+            await self._resync_with_retries()
             await self._start_kopf(stop)
             group.create_task(self._watch_kopf())
-            group.create_task(self._keep_listing_jobs())
-            group.create_task(self._controller.sweep())
-            self._started = True
+            group.create_task(self._resync_periodically())
+            group.create_task(self._controller.prune_tombstones())
+            self._is_started = True
             logger.info("watching", extra={"jobs": len(self._controller.jobs)})
-            await self._lead(group)
+            # Wait for the lease, then reconcile.
+            await self._run_as_leader(group)
 
-    async def leave(self) -> None:
-        """Finish the passes that run, begin none, and let another replica take over."""
+    async def shut_down(self) -> None:
+        """Start no more passes, wait for the running ones, and release the lease."""
         self._controller.queue.close()
         if self._workers:
-            _, late = await asyncio.wait(self._workers, timeout=DRAIN_SECONDS)
-            for worker in late:
+            _, pending = await asyncio.wait(self._workers, timeout=DRAIN_TIMEOUT_SECONDS)
+            for worker in pending:
                 worker.cancel()
         if self._election is not None:
             await self._election.release()
 
-    async def end_kopf(self) -> None:
-        """Last, because kopf cancels every task that it did not know at its start."""
+    async def stop_kopf(self) -> None:
+        """Stop kopf. Call it last, because kopf cancels every task that did not exist when it started."""
         if self._kopf is not None:
             self._kopf_stop.set()
-            await asyncio.wait((self._kopf,), timeout=DRAIN_SECONDS)
+            await asyncio.wait((self._kopf,), timeout=DRAIN_TIMEOUT_SECONDS)
 
-    async def _lead(self, group: asyncio.TaskGroup) -> None:
+    async def _run_as_leader(self, group: asyncio.TaskGroup) -> None:
         if self._election is None:
-            self._controller.lead(lambda: True)
+            self._controller.start_leading(lambda: True)
         else:
             await self._election.acquire()
             election = self._election
-            self._controller.lead(lambda: election.leading)
+            self._controller.start_leading(lambda: election.is_leading)
         logger.info("leading")
         self._metrics.leader.set(1)
-        self._workers = [group.create_task(self._controller.work()) for _ in range(self._options.workers)]
-        group.create_task(self._controller.progress.run())
+        self._workers = [group.create_task(self._controller.run_worker()) for _ in range(self._options.workers)]
+        group.create_task(self._controller.progress_poller.run())
         if self._election is not None:
-            await self._election.hold()
+            await self._election.renew_until_lost()
             if not self._controller.queue.closed:
-                exit_at_once()
+                exit_immediately()
 
     async def _start_kopf(self, stop: asyncio.Event) -> None:
-        access, metrics = self._connections.access, self._metrics
-        middlewares = (CountRequests(metrics.requests), self._kopf_contact)
-        host = Host(
-            server=access.server,
-            open_session=lambda: open_session(access, connections=0, middlewares=middlewares),
+        credentials, metrics = self._connections.credentials, self._metrics
+        middlewares = (RequestCounter(metrics.requests), self._last_kopf_request)
+        kopf_options = KopfOptions(
+            server=credentials.server,
+            open_session=lambda: open_session(credentials, connections=0, middlewares=middlewares),
             namespaces=self._options.namespaces,
         )
-        tasks = await start_kopf(self._controller, host, stop=self._kopf_stop)
-        stop_on_signals(stop)  # kopf has just taken them
+        tasks = await start_kopf(self._controller, kopf_options, stop=self._kopf_stop)
+        stop_on_signals(stop)  # again, because kopf has replaced the handlers
         self._kopf = asyncio.create_task(run_kopf(tasks))
-        limit = not_longer_than(SILENT_JOBS_WATCH, self._kopf_contact.age_seconds, "no request")
-        self.health.alive_if("watch of finetunejobs", limit)
+        check = check_duration(JOB_WATCH_SILENCE_LIMIT_SECONDS, self._last_kopf_request.age_seconds, "no request")
+        self.health.add_liveness_check("watch of finetunejobs", check)
 
     async def _watch_kopf(self) -> None:
-        """Outside of the group kopf outlives its cancellation; its failure ends the group all the same."""
+        """Fail the task group if kopf fails, but do not cancel kopf with the group."""
         if self._kopf is not None:
             await asyncio.shield(self._kopf)
 
-    async def _wait_until_served(self) -> None:
-        """Without the CRD kopf would watch nothing, and say so once."""
+    async def _wait_for_crd(self) -> None:
+        """Wait until the CRD is installed; without it kopf would watch nothing, with a single log line."""
         while True:
             try:
-                served = await self._connections.calls.call("GET", f"/apis/{names.API_VERSION}")
-                if any(resource["name"] == names.FINETUNEJOB[2] for resource in served.get("resources", ())):
+                api_group = await self._connections.calls.call("GET", f"/apis/{names.API_VERSION}")
+                if any(resource["name"] == names.FINETUNEJOB[2] for resource in api_group.get("resources", ())):
                     return
                 problem = "not among its resources"
             except ApiError as error:
                 problem = error.message
-            what = f"{names.FINETUNEJOB[2]}.{names.FINETUNEJOB[0]}"
-            logger.warning("the API server does not serve %s (%s); is the CRD installed?", what, problem)
-            await asyncio.sleep(TRY_AGAIN_SECONDS)
+            crd_name = f"{names.FINETUNEJOB[2]}.{names.FINETUNEJOB[0]}"
+            logger.warning("the API server does not serve %s (%s); is the CRD installed?", crd_name, problem)
+            await asyncio.sleep(RETRY_INTERVAL_SECONDS)
 
-    async def _list_jobs_at_first(self) -> None:
+    async def _resync_with_retries(self) -> None:
         while True:
             try:
-                return await self._controller.list_jobs()
+                return await self._controller.resync_jobs()
             except ApiError as error:
                 logger.warning("jobs not listed: %s", error.message)
-            await asyncio.sleep(TRY_AGAIN_SECONDS)
+            await asyncio.sleep(RETRY_INTERVAL_SECONDS)
 
-    async def _keep_listing_jobs(self) -> None:
+    async def _resync_periodically(self) -> None:
         while True:
-            await asyncio.sleep(LIST_JOBS_SECONDS)
-            await self._list_jobs_at_first()
+            await asyncio.sleep(RESYNC_INTERVAL_SECONDS)
+            await self._resync_with_retries()
 
     def _add_checks(self) -> None:
         for informer in self._controller.informers:
-            age = not_longer_than(SILENT_WATCH, informer.silent_seconds, "no sign of life")
-            self.health.alive_if(f"watch of {informer.path}", age)
+            check = check_duration(WATCH_SILENCE_LIMIT_SECONDS, informer.seconds_since_activity, "no activity")
+            self.health.add_liveness_check(f"watch of {informer.path}", check)
         longest_pass = self._controller.queue.longest_pass_seconds
-        self.health.alive_if("passes", not_longer_than(STUCK_PASS, longest_pass, "one pass has been running"))
-        self.health.alive_if("event loop", not_longer_than(LATE_LOOP, lambda: self._lag.worst_seconds, "was late"))
-        self.health.ready_if("start", lambda: None if self._started else "the first lists are not complete")
+        self.health.add_liveness_check(
+            "passes", check_duration(PASS_DURATION_LIMIT_SECONDS, longest_pass, "one pass has been running")
+        )
+        self.health.add_liveness_check(
+            "event loop", check_duration(LOOP_LAG_LIMIT_SECONDS, lambda: self._loop_lag.worst_seconds, "was late")
+        )
+        self.health.add_readiness_check(
+            "start", lambda: None if self._is_started else "the first lists are not complete"
+        )
 
     def _add_gauges(self) -> None:
         queue, jobs, informers = self._controller.queue, self._controller.jobs, self._controller.informers
-        scrape = self._metrics.scrape
-        scrape("finetune_queue_depth", "Jobs that wait for a pass.", read=lambda: {"": len(queue)})
-        scrape(
+        register_gauge = self._metrics.register_gauge
+        register_gauge("finetune_queue_depth", "Jobs in the work queue.", read=lambda: {"": len(queue)})
+        register_gauge(
             "finetune_queue_oldest_seconds",
-            "How long the first in line has waited.",
+            "Wait time of the oldest job in the work queue.",
             read=lambda: {"": queue.oldest_wait_seconds()},
         )
-        scrape("finetune_jobs", "Jobs by phase.", label="phase", read=jobs.count_phases)
-        scrape(
+        register_gauge("finetune_jobs", "Jobs by phase.", label="phase", read=jobs.count_phases)
+        register_gauge(
             "finetune_watch_age_seconds",
-            "Time since the last line of a watch; the watch of jobs shows its beginnings only.",
+            "Time since the last data of a watch; for the watch of jobs, since its last request.",
             label="collection",
             read=lambda: {
                 **{informer.path: time.monotonic() - informer.last_contact for informer in informers},
-                names.FINETUNEJOB[2]: self._kopf_contact.age_seconds(),
+                names.FINETUNEJOB[2]: self._last_kopf_request.age_seconds(),
             },
         )
 
 
-def _election(options: Options, connections: Connections) -> LeaderElection:
+def _build_election(options: Options, connections: Connections) -> LeaderElection:
     identity = f"{os.uname().nodename}_{uuid4()}"
-    lease = LeaseName(connections.access.namespace, options.lease_name, identity)
+    lease = LeaseConfig(connections.credentials.namespace, options.lease_name, identity)
     return LeaderElection(connections.lease, lease)
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
-    """SIGTERM and SIGINT set the event."""
+    """Set the event on SIGTERM and SIGINT."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
-def exit_at_once() -> NoReturn:
-    """Another replica may act from now on: not even a request under way is waited for."""
+def exit_immediately() -> NoReturn:
+    """End the process without waiting for requests in flight, because another replica may act from now on."""
     logger.critical("no longer the leader; exiting")
     logging.shutdown()
     os._exit(1)

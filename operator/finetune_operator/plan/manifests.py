@@ -1,20 +1,19 @@
-"""RunPlan -> the Service, ConfigMap and pods of one attempt, as the dicts that the API takes."""
+"""Manifests of the Service, ConfigMap and pods of one attempt, built from its run plan."""
 
 import math
 from typing import Any
 
-from finetune_api.v1alpha1.base import to_camel
 from finetune_api.v1alpha1.pod_types import VOLUME_SOURCES, Volume
 from finetune_api.v1alpha1.quantity import parse_quantity
 from finetune_operator import names
-from finetune_operator.failures.node_avoidance import keep_away
 from finetune_operator.plan.run_plan import NodePlan, RunPlan
+from finetune_supervisor.contract import to_camel
 
 Manifest = dict[str, Any]
 
-GRACE_SECONDS = 120  # long enough for a checkpoint
-TORCHRUN_MARGIN_SECONDS = 10  # torchrun must give up before the kubelet does
-LOST_NODE_SECONDS = 60
+GRACE_SECONDS = 120  # time to write a checkpoint
+TORCHRUN_MARGIN_SECONDS = 10  # torchrun has to stop its ranks before the kubelet sends SIGKILL
+LOST_NODE_SECONDS = 60  # until pods on an unreachable Kubernetes node are evicted
 
 RESTRICTED_POD = {
     "runAsNonRoot": True,
@@ -28,12 +27,12 @@ RESTRICTED_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"dro
 
 
 def build_children(run: RunPlan) -> tuple[Manifest, ...]:
-    """Everything one attempt needs: Service, ConfigMap, then one pod per node."""
+    """Return the manifests of one attempt in the order of creation: Service, ConfigMap, one pod per node."""
     return (build_service(run), build_config_map(run), *(build_pod(run, node) for node in run.nodes))
 
 
 def build_service(run: RunPlan) -> Manifest:
-    """Headless, so that it only gives the pods names; not-ready ones too, because they must meet to get ready."""
+    """Return the headless Service that gives each pod a DNS name, also before it is ready: ranks connect first."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -50,15 +49,15 @@ def build_service(run: RunPlan) -> Manifest:
     }
 
 
-def names_pods(service: Manifest, job_uid: str) -> bool:
-    """Whether a Service still does what build_service made it for."""
+def is_intact_headless_service(service: Manifest, job_uid: str) -> bool:
+    """Return whether a Service still has the fields of build_service that give the pods their DNS names."""
     spec = service["spec"]
     headless = spec.get("clusterIP") == "None" and spec.get("publishNotReadyAddresses", False)
     return bool(headless and spec.get("selector") == {names.JOB_UID: job_uid})
 
 
 def build_config_map(run: RunPlan) -> Manifest:
-    """The validated spec, which the trainer parses with the same class; for the user's own image the supervisor too."""
+    """Return the ConfigMap with the validated spec, and with the supervisor for jobs with a command."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -70,7 +69,7 @@ def build_config_map(run: RunPlan) -> Manifest:
 
 
 def build_pod(run: RunPlan, node: NodePlan) -> Manifest:
-    """One node of the attempt: a bare pod that never restarts in place."""
+    """Return the manifest of one node: a bare pod that is never restarted in place."""
     template = run.spec.pod_template
     metadata = _metadata(run, node.pod_name, attempt=True)
     metadata["labels"] = {**template.labels, **metadata["labels"], names.NODE_RANK: str(node.node_rank)}
@@ -78,7 +77,7 @@ def build_pod(run: RunPlan, node: NodePlan) -> Manifest:
         metadata["annotations"] = dict(template.annotations)
     placement: Manifest = {
         "nodeSelector": dict(template.node_selector),
-        "affinity": keep_away(template.affinity, run.avoids),
+        "affinity": exclude_nodes(template.affinity, run.avoids),
         "priorityClassName": template.priority_class_name,
         "schedulerName": template.scheduler_name,
         "runtimeClassName": template.runtime_class_name,
@@ -98,7 +97,7 @@ def build_pod(run: RunPlan, node: NodePlan) -> Manifest:
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "securityContext": RESTRICTED_POD if template.security_context is None else template.security_context,
             "tolerations": _tolerations(run),
-            "topologySpreadConstraints": [_spread(run)],
+            "topologySpreadConstraints": [_topology_spread(run)],
             **{key: value for key, value in placement.items() if value},
             "containers": [_container(run, node)],
             "volumes": _volumes(run),
@@ -121,8 +120,8 @@ def _metadata(run: RunPlan, name: str, *, attempt: bool = False) -> Manifest:
     return {"name": name, "namespace": run.namespace, "labels": labels, "ownerReferences": [owner]}
 
 
-def _spread(run: RunPlan) -> Manifest:
-    """Nodes of one attempt on different machines where there is room: two on one share its memory and its fate."""
+def _topology_spread(run: RunPlan) -> Manifest:
+    """Prefer different Kubernetes nodes for the nodes of an attempt: on one they share memory and its failures."""
     return {
         "topologyKey": "kubernetes.io/hostname",
         "maxSkew": 1,
@@ -132,14 +131,14 @@ def _spread(run: RunPlan) -> Manifest:
 
 
 def _tolerations(run: RunPlan) -> list[Manifest]:
-    """The user's, and a shorter wait than the admission default of 300 s for a node that went away."""
-    given = run.spec.pod_template.tolerations
-    lost = [
+    """Return the tolerations of the user, and 60 s for a lost Kubernetes node instead of the default 300 s."""
+    user_tolerations = run.spec.pod_template.tolerations
+    lost_node = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
         for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-        if not any(theirs.key in (None, key) and theirs.effect in (None, "NoExecute") for theirs in given)
+        if not any(each.key in (None, key) and each.effect in (None, "NoExecute") for each in user_tolerations)
     ]
-    return [*(toleration.model_dump(by_alias=True, exclude_none=True) for toleration in given), *lost]
+    return [*(toleration.model_dump(by_alias=True, exclude_none=True) for toleration in user_tolerations), *lost_node]
 
 
 def _container(run: RunPlan, node: NodePlan) -> Manifest:
@@ -165,15 +164,15 @@ def _container(run: RunPlan, node: NodePlan) -> Manifest:
 
 
 def _environment(run: RunPlan, node: NodePlan) -> list[Manifest]:
-    """Ours, then the user's, who may replace what is not reserved."""
-    ours = [{"name": name, "value": value} for name, value in build_environment(run, node).items()]
-    theirs = [variable.model_dump(by_alias=True, exclude_none=True) for variable in run.spec.env]
-    replaced = {variable["name"] for variable in theirs}
-    return [variable for variable in ours if variable["name"] not in replaced] + theirs
+    """Return the operator's variables, then those of the user, who may override any that is not reserved."""
+    own = [{"name": name, "value": value} for name, value in build_environment(run, node).items()]
+    user = [variable.model_dump(by_alias=True, exclude_none=True) for variable in run.spec.env]
+    overridden = {variable["name"] for variable in user}
+    return [variable for variable in own if variable["name"] not in overridden] + user
 
 
 def build_environment(run: RunPlan, node: NodePlan) -> dict[str, str]:
-    """What drives launcher, trainer and NCCL; never RANK, which scripts take for a running torchrun."""
+    """Return the variables of launcher, trainer and NCCL; never RANK, by which scripts detect torchrun."""
     torchrun = {
         "NNODES": str(len(run.nodes)),
         "NODE_RANK": str(node.node_rank),
@@ -187,7 +186,7 @@ def build_environment(run: RunPlan, node: NodePlan) -> dict[str, str]:
         "OMP_NUM_THREADS": str(_threads_per_rank(run)),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_SECONDS - TORCHRUN_MARGIN_SECONDS),
         "HOME": names.TMP_DIR,
-        "USER": names.USER,  # torch's caches ask for a name, and an image of the user's own may not know our id
+        "USER": names.USER,  # torch caches call getuser(), which fails for a uid without passwd entry
         "PYTHONUNBUFFERED": "1",
         **_output_environment(run),
         names.ENV_NAMESPACE: run.namespace,
@@ -207,7 +206,7 @@ def build_environment(run: RunPlan, node: NodePlan) -> dict[str, str]:
 
 
 def _output_environment(run: RunPlan) -> dict[str, str]:
-    """Where results and downloads go; those of a job without an output stay in the pod's own HOME."""
+    """Return the paths of results and downloads; without spec.output, downloads go to HOME in the pod."""
     if run.spec.output is None:
         return {}
     return {
@@ -218,9 +217,9 @@ def _output_environment(run: RunPlan) -> dict[str, str]:
 
 
 def _secret_environment(run: RunPlan) -> dict[str, str]:
-    """Which variables nobody may quote."""
-    given = [variable.name for variable in run.spec.env if "secretKeyRef" in (variable.value_from or {})]
-    return {names.ENV_HIDDEN: ",".join(given)} if given else {}
+    """Return the names of the variables from Secrets, which the supervisor redacts."""
+    secret_names = [variable.name for variable in run.spec.env if "secretKeyRef" in (variable.value_from or {})]
+    return {names.ENV_HIDDEN: ",".join(secret_names)} if secret_names else {}
 
 
 def _network_environment(run: RunPlan) -> dict[str, str]:
@@ -233,7 +232,7 @@ def _network_environment(run: RunPlan) -> dict[str, str]:
 
 
 def _threads_per_rank(run: RunPlan) -> int:
-    """Ranks share the node's cores; without a limit, torchrun's own default of one thread."""
+    """Return the CPU limit divided by the ranks of the node; without a limit 1, the default of torchrun."""
     cores = run.spec.resources.limits.get("cpu")
     return max(1, math.floor(parse_quantity(cores) / run.nproc_per_node)) if cores is not None else 1
 
@@ -258,14 +257,14 @@ def _volume(volume: Volume) -> Manifest:
 
 
 def _mounts(run: RunPlan) -> list[Manifest]:
-    ours: list[Manifest] = [
+    mounts: list[Manifest] = [
         {"name": "config", "mountPath": names.CONFIG_DIR, "readOnly": True},
         *([{"name": "output", "mountPath": names.OUTPUT_DIR}] if run.spec.output else []),
         {"name": "run", "mountPath": names.RUN_DIR},
         {"name": "tmp", "mountPath": names.TMP_DIR},
         {"name": "shm", "mountPath": names.SHM_DIR},
     ]
-    return ours + [_mount(volume) for volume in run.spec.volumes]
+    return mounts + [_mount(volume) for volume in run.spec.volumes]
 
 
 def _mount(volume: Volume) -> Manifest:
@@ -275,3 +274,21 @@ def _mount(volume: Volume) -> Manifest:
     if volume.read_only:
         mount["readOnly"] = True
     return mount
+
+
+def exclude_nodes(affinity: dict[str, Any] | None, nodes: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return the affinity with these Kubernetes nodes excluded in addition.
+
+    Node selector terms are alternatives, so each of them has to exclude the nodes; matchFields allows one value per
+    expression.
+    """
+    if not nodes:
+        return affinity
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    extended = dict(affinity or {})
+    node_affinity = dict(extended.get("nodeAffinity") or {})
+    required = dict(node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {})
+    terms = required.get("nodeSelectorTerms") or [{}]
+    required["nodeSelectorTerms"] = [{**term, "matchFields": [*term.get("matchFields", ()), *fields]} for term in terms]
+    node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = required
+    return {**extended, "nodeAffinity": node_affinity}

@@ -1,26 +1,17 @@
-"""plan_run: what one attempt of a job looks like, before any Kubernetes object is spelled out."""
+"""The run plan: names, ranks, addresses and batch of one attempt, from which its manifests are built."""
 
 from dataclasses import dataclass
 
-from finetune_api.batch import AUTO, Batch, resolve_batch, split_by
+from finetune_api.batch import AUTO, Batch, find_split, resolve_batch
 from finetune_api.oom_repair import apply_repair
 from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec
 from finetune_operator import names
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the installation decides for all jobs."""
-
-    trainer_image: str
-    supervisor: str = ""  # for images of users, which do without where nothing is made of a plan
-    cluster_domain: str = "cluster.local"
-    on_cluster: bool = True  # nodes are pods, whose limits can be raised, and there are other machines to go to
+from finetune_operator.settings import Settings
 
 
 @dataclass(frozen=True)
 class NodePlan:
-    """One node, which is one pod."""
+    """The rank and pod name of one node, which is one pod."""
 
     node_rank: int
     pod_name: str
@@ -28,7 +19,7 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One attempt; every derived number is a property, so that nobody computes it twice."""
+    """Everything about one attempt that follows from the spec; derived values are properties."""
 
     namespace: str
     job_name: str
@@ -39,47 +30,52 @@ class RunPlan:
     cluster_domain: str
     spec: FineTuneJobSpec
     nodes: tuple[NodePlan, ...]
-    avoids: tuple[str, ...] = ()  # Kubernetes nodes
+    avoids: tuple[str, ...] = ()  # names of Kubernetes nodes
 
     @property
     def nproc_per_node(self) -> int:
+        """Ranks of one node, one per GPU."""
         return self.spec.ranks_per_node
 
     @property
     def world_size(self) -> int:
+        """Ranks of all nodes together."""
         return len(self.nodes) * self.nproc_per_node
 
     @property
     def service_name(self) -> str:
+        """Name of the headless Service of the job."""
         return names.service_name(self.job_name)
 
     @property
     def config_map_name(self) -> str:
+        """Name of the ConfigMap of this attempt."""
         return names.config_map_name(self.job_name, self.attempt)
 
     @property
     def master_addr(self) -> str:
-        """FQDN of node rank 0, which that pod resolves from its own /etc/hosts before DNS knows it."""
+        """FQDN of node 0, which that pod resolves from its own /etc/hosts before DNS has a record."""
         return f"{self.nodes[0].pod_name}.{self.service_name}.{self.namespace}.svc.{self.cluster_domain}"
 
     @property
     def output_folder(self) -> str:
-        """Folder of the job inside the output claim."""
+        """Folder of the job inside the claim of spec.output."""
         return (self.spec.output and self.spec.output.sub_path) or f"{self.namespace}/{self.job_name}"
 
     @property
     def output(self) -> str | None:
-        """`claim:folder`; None for a command that asked for none."""
+        """The output as `claim:folder`; None for a command without spec.output."""
         output = self.spec.output
         return f"{output.persistent_volume_claim.claim_name}:{self.output_folder}" if output else None
 
     @property
     def batch(self) -> Batch | None:
-        return batch_of(self.spec)
+        """The batch of the spec; None for a command."""
+        return resolve_planned_batch(self.spec)
 
 
 def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
-    """Plan attempt number `attempt` of a job, with what was changed to make it fit. Same arguments, same plan."""
+    """Plan attempt number `attempt` of a job, with its repair applied; equal arguments give equal plans."""
     name = job.metadata.name
     nodes = (
         NodePlan(node_rank=rank, pod_name=names.pod_name(name, attempt, rank)) for rank in range(job.spec.num_nodes)
@@ -98,8 +94,8 @@ def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
     )
 
 
-def batch_of(spec: FineTuneJobSpec) -> Batch | None:
-    """The batch of a validated spec, with auto its smallest; what a command makes of its rows nobody knows."""
+def resolve_planned_batch(spec: FineTuneJobSpec) -> Batch | None:
+    """Return the batch of a validated spec, for auto the smallest; None for a command, whose batch is unknown."""
     if spec.command is not None:
         return None
     training = spec.training
@@ -111,16 +107,16 @@ def batch_of(spec: FineTuneJobSpec) -> Batch | None:
     )
 
 
-def chosen_batch(spec: FineTuneJobSpec, per_device: int | None) -> Batch | None:
-    """What auto came to be, as the trainer says; None for what it cannot have chosen."""
-    smallest = batch_of(spec)
-    assert smallest is not None  # who asks has a job that chooses
-    return split_by(smallest, per_device)
+def resolve_chosen_batch(spec: FineTuneJobSpec, per_device: int | None) -> Batch | None:
+    """Return the batch for the micro-batch the trainer chose for auto; None if it is no possible choice."""
+    smallest = resolve_planned_batch(spec)
+    assert smallest is not None  # only called for a spec with auto, never for a command
+    return find_split(smallest, per_device)
 
 
 def describe_batch(spec: FineTuneJobSpec) -> str:
-    """As a product, before the trainer has chosen anything."""
-    batch = batch_of(spec)
-    if batch is None or not spec.training.chooses_batch:
+    """Return the effective batch as a product of its factors, with `auto` for those the trainer will choose."""
+    batch = resolve_planned_batch(spec)
+    if batch is None or not spec.training.has_auto_batch:
         return str(batch)
     return f"{AUTO} x {AUTO} x {batch.world_size} = {batch.effective}"

@@ -1,4 +1,4 @@
-"""The one folder outside the tree: Go caches, built binaries, images, and what running clusters write."""
+"""The cache folder outside the repository: Go caches, binaries, images and the files of running clusters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Cache:
+    """Paths and locks below the cache folder (FINETUNE_CACHE)."""
+
     root: Path
 
     @classmethod
@@ -32,7 +34,7 @@ class Cache:
 
     @property
     def go_environment(self) -> dict[str, str]:
-        """`-modcacherw` because Go makes its module cache read-only, and then nobody can remove the folder."""
+        """Return variables for Go; `-modcacherw`, because a read-only module cache cannot be deleted by its owner."""
         return {
             "GOMODCACHE": str(self.root / "go" / "mod"),
             "GOCACHE": str(self.root / "go" / "build"),

@@ -1,4 +1,4 @@
-"""Each node's own part of the cgroup tree, for version 1 (one tree per controller) and 2 (one for all)."""
+"""The cgroup of each node, for cgroup v1 (one hierarchy per controller) and v2 (one unified hierarchy)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from testing.cluster.host.commands import ClusterError
+from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.layout import NodeLayout
 from testing.cluster.host.processes import end_processes
 
 ROOT = Path("/sys/fs/cgroup")
 CPU_PERIOD_MICROSECONDS = 100_000
-NEEDED = ("cpu", "cpuset", "memory", "pids")
+REQUIRED_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 
 
 def is_unified(root: Path = ROOT) -> bool:
@@ -22,7 +22,7 @@ def is_unified(root: Path = ROOT) -> bool:
 
 
 def hierarchies(root: Path = ROOT) -> tuple[Path, ...]:
-    """Where trees start: the one of version 2, or each of version 1 without links such as cpu,cpuacct."""
+    """Return the hierarchy roots: one for v2, one per controller for v1, without symlinks such as cpuacct."""
     if is_unified(root):
         return (root,)
     return tuple(sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink()))
@@ -33,7 +33,7 @@ def missing_controllers(root: Path = ROOT) -> tuple[str, ...]:
         present = (root / "cgroup.controllers").read_text().split()
     else:
         present = [path.name for path in root.iterdir()] if root.is_dir() else []
-    return tuple(name for name in NEEDED if name not in present)
+    return tuple(name for name in REQUIRED_CONTROLLERS if name not in present)
 
 
 def ensure_cgroup(node: NodeLayout) -> None:
@@ -42,7 +42,7 @@ def ensure_cgroup(node: NodeLayout) -> None:
     for hierarchy in hierarchies():
         folder = hierarchy / node.cgroup
         folder.mkdir(exist_ok=True)
-        for setting in ("cpuset.cpus", "cpuset.mems"):  # a new cpuset of version 1 is empty and takes no process
+        for setting in ("cpuset.cpus", "cpuset.mems"):  # a new v1 cpuset is empty and accepts no process
             if not is_unified() and (folder / setting).exists():
                 (folder / setting).write_text((hierarchy / setting).read_text())
     if is_unified():
@@ -51,18 +51,18 @@ def ensure_cgroup(node: NodeLayout) -> None:
 
 def delegate_controllers(folder: Path) -> None:
     available = (folder / "cgroup.controllers").read_text().split()
-    wanted = " ".join(f"+{name}" for name in available)
+    enable_all = " ".join(f"+{name}" for name in available)
     try:
-        (folder / "cgroup.subtree_control").write_text(wanted)
-    except OSError as refused:
-        raise ClusterError(
-            f"{folder}/cgroup.subtree_control: {refused.strerror}; inside a container, move its processes into a "
-            "child cgroup first (a cgroup with processes cannot hand controllers down)"
-        ) from refused
+        (folder / "cgroup.subtree_control").write_text(enable_all)
+    except OSError as error:
+        raise HarnessError(
+            f"{folder}/cgroup.subtree_control: {error.strerror}; inside a container, move its processes into a "
+            "child cgroup first (a cgroup with processes cannot delegate controllers)"
+        ) from error
 
 
 def cgroup_folders(cgroup: str) -> Iterator[Path]:
-    """The node's cgroups in every hierarchy, children before parents; some may vanish while we look."""
+    """Yield the node's cgroups in every hierarchy, children first; any of them may disappear meanwhile."""
     for hierarchy in hierarchies():
         for folder, _, _ in os.walk(hierarchy / cgroup, topdown=False):
             yield Path(folder)
@@ -73,37 +73,37 @@ def processes_below(cgroup: str) -> frozenset[int]:
 
 
 def processes_of(folder: Path) -> tuple[int, ...]:
-    """Nothing when the cgroup goes away meanwhile."""
+    """Return the pids in one cgroup, none if the cgroup has been removed."""
     with suppress(OSError):
         return tuple(int(line) for line in (folder / "cgroup.procs").read_text().split())
     return ()
 
 
 def end_processes_below(cgroup: str) -> None:
-    """Asked again until none is left, since a process may start another while we look."""
+    """Kill the processes of a cgroup until none is left; a process may fork between listing and kill."""
     deadline = time.monotonic() + 20
     while pids := processes_below(cgroup):
-        end_processes(pids, patience_seconds=0)
+        end_processes(pids, grace_seconds=0)
         if time.monotonic() > deadline:
-            raise ClusterError(f"cgroup {cgroup} still has processes {sorted(pids)}")
+            raise HarnessError(f"cgroup {cgroup} still has processes {sorted(pids)}")
 
 
 def remove_cgroup(cgroup: str) -> None:
     deadline = time.monotonic() + 10
     while True:
         for folder in cgroup_folders(cgroup):
-            with suppress(OSError):  # busy for a moment after its last process ended
+            with suppress(OSError):  # EBUSY for a moment after the last process ended
                 folder.rmdir()
-        left = tuple(cgroup_folders(cgroup))
-        if not left:
+        remaining = tuple(cgroup_folders(cgroup))
+        if not remaining:
             return
         if time.monotonic() > deadline:
-            raise ClusterError(f"cgroups cannot be removed: {', '.join(str(path) for path in left[:3])}")
+            raise HarnessError(f"cgroups cannot be removed: {', '.join(str(path) for path in remaining[:3])}")
         time.sleep(0.05)
 
 
 def set_cpu_limit(cgroup: str, *, cores: float | None, root: Path = ROOT) -> None:
-    """Share of every 100 ms that the group may run; None is no limit."""
+    """Limit a cgroup to `cores` CPUs, as a quota per 100 ms period; None removes the limit."""
     quota = None if cores is None else int(cores * CPU_PERIOD_MICROSECONDS)
     if is_unified(root):
         (root / cgroup / "cpu.max").write_text(f"{'max' if quota is None else quota} {CPU_PERIOD_MICROSECONDS}")

@@ -1,4 +1,4 @@
-"""Running other programs, and saying in one line why one failed."""
+"""Run other programs and report a failure in one message."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-class ClusterError(Exception):
-    """The harness cannot go on; the message is for the person who started it."""
+class HarnessError(Exception):
+    """The test harness cannot continue; the message addresses the person who started it."""
 
 
 def run(
@@ -21,12 +21,19 @@ def run(
     environment: Mapping[str, str] | None = None,
     stdin: str | None = None,
 ) -> str:
-    """Standard output of a program that must succeed; `environment` is added to ours."""
+    """Run a program that must succeed and return its standard output.
+
+    `environment` is added to the environment of this process.
+
+    Raises:
+        HarnessError: the program is not installed or its exit code is not 0.
+    """
     result = attempt(*argv, cwd=cwd, environment=environment, stdin=stdin)
     if result.returncode != 0:
-        said = "\n".join(text.strip()[-1500:] for text in (result.stdout, result.stderr) if text.strip()) or "no output"
-        shown = " ".join(str(word) for word in argv)[:200]
-        raise ClusterError(f"`{shown}` ended with {result.returncode}: {said}")
+        streams = (result.stdout, result.stderr)
+        output = "\n".join(text.strip()[-1500:] for text in streams if text.strip()) or "no output"
+        command = " ".join(str(word) for word in argv)[:200]
+        raise HarnessError(f"`{command}` ended with {result.returncode}: {output}")
     return result.stdout
 
 
@@ -36,7 +43,7 @@ def attempt(
     environment: Mapping[str, str] | None = None,
     stdin: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program that may fail; the caller looks at `returncode`."""
+    """Run a program that may fail; the caller checks `returncode`."""
     try:
         return subprocess.run(
             [str(word) for word in argv],
@@ -48,14 +55,14 @@ def attempt(
             text=True,
             check=False,
         )
-    except FileNotFoundError as missing:
-        raise ClusterError(f"`{argv[0]}` is not installed") from missing
+    except FileNotFoundError as error:
+        raise HarnessError(f"`{argv[0]}` is not installed") from error
 
 
 @contextmanager
 def stage(title: str) -> Iterator[None]:
-    """Say on stderr what goes on and how long it took."""
-    started = time.monotonic()
+    """Print a title to stderr before the block, and its duration after it."""
+    started_at = time.monotonic()
     print(f"{title} ...", file=sys.stderr, flush=True)
     yield
-    print(f"{title}: {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
+    print(f"{title}: {time.monotonic() - started_at:.1f} s", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Debian packages that the harness needs; it installs those that are missing."""
+"""Debian packages that the harness needs and installs if they are missing."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from testing.cluster.host.commands import ClusterError, run, stage
+from testing.cluster.host.commands import HarnessError, run, stage
 
 
 @dataclass(frozen=True)
 class Package:
+    """A Debian package and the path by which its installation is detected."""
+
     name: str
     provides: str
-    """A program on PATH, or an absolute path."""
+    """A program on PATH, or an absolute path, that exists once the package is installed."""
 
     def is_installed(self) -> bool:
         return Path(self.provides).exists() if self.provides.startswith("/") else bool(shutil.which(self.provides))
@@ -35,9 +37,7 @@ IMAGE_BUILDING = (
     Package("ca-certificates", "/etc/ssl/certs/ca-certificates.crt"),
 )
 BROWSER = (Package("chromium", "chromium"),)
-
-
-PATIENT = ("-o", "DPkg::Lock::Timeout=300")  # somebody else may be installing something
+APT_OPTIONS = ("-o", "DPkg::Lock::Timeout=300")  # another process may hold the dpkg lock
 
 
 def ensure_packages(packages: tuple[Package, ...]) -> None:
@@ -45,8 +45,9 @@ def ensure_packages(packages: tuple[Package, ...]) -> None:
     if not missing:
         return
     if not shutil.which("apt-get"):
-        raise ClusterError(f"please install {', '.join(missing)}: there is no apt-get here to do it with")
-    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+        raise HarnessError(f"please install {', '.join(missing)}: apt-get is not available to install them")
+    noninteractive = {"DEBIAN_FRONTEND": "noninteractive"}
     with stage(f"install {', '.join(missing)}"):
-        run("apt-get", *PATIENT, "update", "-qq", environment=quiet)
-        run("apt-get", *PATIENT, "install", "-y", "-qq", "--no-install-recommends", *missing, environment=quiet)
+        run("apt-get", *APT_OPTIONS, "update", "-qq", environment=noninteractive)
+        install = ("install", "-y", "-qq", "--no-install-recommends")
+        run("apt-get", *APT_OPTIONS, *install, *missing, environment=noninteractive)

@@ -1,4 +1,4 @@
-"""Where everything of one cluster is: folders, addresses, names of devices. Pure: nothing here touches the machine."""
+"""Folders, addresses and device names of a cluster, computed without changing the host."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ DNS_READY_PORT = 28181
 
 @dataclass(frozen=True)
 class NodeLayout:
+    """Folders, addresses and device names of one node of the cluster."""
+
     name: str
     root: Path
     device_prefix: str
@@ -52,7 +54,7 @@ class NodeLayout:
 
     @property
     def containerd_root(self) -> Path:
-        """Outlives `down`, so that images need not be imported again."""
+        """containerd's data; kept by `down`, so that images need not be imported again."""
         return self.root / "containerd"
 
     @property
@@ -66,6 +68,8 @@ class NodeLayout:
 
 @dataclass(frozen=True)
 class Layout:
+    """Folders, addresses and device names of the cluster."""
+
     name: str
     root: Path
     node_count: int
@@ -73,7 +77,7 @@ class Layout:
 
     @property
     def device_prefix(self) -> str:
-        """Of every bridge, link, network namespace and cgroup of this cluster; devices have 15 characters at most."""
+        """Name prefix of the cluster's bridge, links, network namespaces and cgroups (Linux: 15 characters)."""
         return f"ftc-{self.name}"
 
     @property
@@ -90,7 +94,7 @@ class Layout:
 
     @property
     def pods_network(self) -> IPv4Network:
-        """Without the nodes' own addresses: kube-proxy must see a call of the host to a Service as one from outside."""
+        """Pod addresses, without node addresses: kube-proxy must masquerade calls of the host to a Service."""
         return tuple(self.network.subnets(new_prefix=18))[1]
 
     @property
@@ -136,24 +140,26 @@ class Layout:
 
 def check_name(name: str) -> str:
     if not NAME.fullmatch(name):
-        raise ValueError(f"cluster name {name!r}: at most 8 of a-z and 0-9, a letter first (device names hold it)")
+        raise ValueError(
+            f"cluster name {name!r}: at most 8 of a-z and 0-9, a letter first (it becomes part of device names)"
+        )
     return name
 
 
 def check_root(root: Path) -> Path:
     if len(str(root)) > MAX_ROOT_LENGTH:
         raise ValueError(
-            f"{root} is longer than {MAX_ROOT_LENGTH} characters: sockets below it would pass the limit of 108; "
-            "set FINETUNE_CACHE to a shorter path"
+            f"{root} is longer than {MAX_ROOT_LENGTH} characters: socket paths below it would exceed "
+            "108 characters; set FINETUNE_CACHE to a shorter path"
         )
     return root
 
 
-def choose_network(name: str, taken: Collection[IPv4Network]) -> IPv4Network:
-    """A /16 that no route of the host overlaps; the search starts at a place that depends on the cluster's name."""
+def choose_network(name: str, host_routes: Collection[IPv4Network]) -> IPv4Network:
+    """Return a /16 that overlaps no route of the host, starting at a hash of the cluster's name."""
     candidates = [IPv4Network(f"10.{octet}.0.0/16") for octet in range(80, 240)]
     first = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(candidates)
     for candidate in candidates[first:] + candidates[:first]:
-        if not any(candidate.overlaps(network) for network in taken):
+        if not any(candidate.overlaps(network) for network in host_routes):
             return candidate
     raise ValueError("no free network between 10.80.0.0/16 and 10.239.0.0/16: the host has routes for all of them")

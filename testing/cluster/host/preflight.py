@@ -1,4 +1,4 @@
-"""Whether this machine can run the throwaway cluster at all, and if not, why, in one line."""
+"""Preflight checks: whether this host can run the throwaway cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.cgroups import missing_controllers
-from testing.cluster.host.commands import ClusterError
+from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.layout import API_SERVER_PORT, DNS_READY_PORT, ETCD_PEER_PORT, ETCD_PORT, Layout, check_root
 
 CAP_NET_ADMIN = 12
@@ -19,36 +19,36 @@ CAP_SYS_RESOURCE = 24
 MINIMUM_FREE_GIB = 5
 
 
-def reason_it_cannot_run() -> str | None:
-    """None on a machine where it is worth trying; nothing is changed to find out."""
+def unsupported_host_reason() -> str | None:
+    """Return why this host cannot run the cluster, or None; changes nothing on the host."""
     if platform.system() != "Linux":
         return f"the throwaway cluster needs Linux, this is {platform.system()}"
     if os.geteuid() != 0:
-        return "the throwaway cluster must be started by root: it makes network namespaces, mounts and cgroups"
+        return "the throwaway cluster must be started by root: it creates network namespaces, mounts and cgroups"
     if not all(has_capability(number) for number in (CAP_NET_ADMIN, CAP_SYS_ADMIN)):
         return "root has no CAP_SYS_ADMIN or CAP_NET_ADMIN here (a container without --privileged?)"
-    if lacking := missing_controllers():
-        return f"/sys/fs/cgroup offers no {', '.join(lacking)} controller"
+    if missing := missing_controllers():
+        return f"/sys/fs/cgroup has no {', '.join(missing)} controller"
     if "overlay" not in Path("/proc/filesystems").read_text():
         return "the kernel has no overlay file system (modprobe overlay)"
     return None
 
 
-def require_able_machine(cache: Cache, cluster_root: Path) -> None:
-    reason = reason_it_cannot_run()
+def require_supported_host(cache: Cache, cluster_root: Path) -> None:
+    reason = unsupported_host_reason()
     if reason is not None:
-        raise ClusterError(reason)
+        raise HarnessError(reason)
     try:
         check_root(cluster_root)
-    except ValueError as unusable:
-        raise ClusterError(str(unusable)) from unusable
+    except ValueError as error:
+        raise HarnessError(str(error)) from error
     cache.root.mkdir(parents=True, exist_ok=True)
     free_gib = shutil.disk_usage(cache.root).free / 2**30
     if free_gib < MINIMUM_FREE_GIB:
-        raise ClusterError(f"{cache.root} has {free_gib:.1f} GiB free; the cluster needs {MINIMUM_FREE_GIB}")
-    kind = file_system_of(cache.root)
-    if kind in ("overlay", "tmpfs", "nfs", "nfs4", "9p"):
-        raise ClusterError(f"{cache.root} is on {kind}, which cannot hold container layers; set FINETUNE_CACHE")
+        raise HarnessError(f"{cache.root} has {free_gib:.1f} GiB free; the cluster needs {MINIMUM_FREE_GIB}")
+    file_system = file_system_of(cache.root)
+    if file_system in ("overlay", "tmpfs", "nfs", "nfs4", "9p"):
+        raise HarnessError(f"{cache.root} is on {file_system}, which cannot hold container layers; set FINETUNE_CACHE")
 
 
 def has_capability(number: int) -> bool:
@@ -58,20 +58,24 @@ def has_capability(number: int) -> bool:
 
 
 def file_system_of(path: Path) -> str:
-    """The type of the innermost mount that holds the path."""
+    """Return the file system type of the innermost mount that contains the path."""
     mounts = (line.split(" - ", 1) for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    kinds = {Path(place.split()[4]): rest.split()[0] for place, rest in mounts}
-    return next(kinds[folder] for folder in (path, *path.parents) if folder in kinds)
+    types = {Path(mount.split()[4]): source.split()[0] for mount, source in mounts}
+    return next(types[folder] for folder in (path, *path.parents) if folder in types)
 
 
 def require_free_ports(layout: Layout) -> None:
-    """Asked when the bridge exists: only a program that listens on every address is in the way."""
+    """Check the ports once the bridge exists: only a program listening on all addresses can conflict.
+
+    Raises:
+        HarnessError: a port is in use.
+    """
     for port in (API_SERVER_PORT, ETCD_PORT, ETCD_PEER_PORT, DNS_READY_PORT, 53):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((str(layout.host_address), port))
-            except OSError as taken:
-                raise ClusterError(
-                    f"port {port} on {layout.host_address}: {taken.strerror} (see `ss -ltnp sport = :{port}`)"
-                ) from taken
+            except OSError as error:
+                raise HarnessError(
+                    f"port {port} on {layout.host_address}: {error.strerror} (see `ss -ltnp sport = :{port}`)"
+                ) from error

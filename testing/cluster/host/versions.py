@@ -1,4 +1,4 @@
-"""The one place that pins what the throwaway cluster is made of."""
+"""Pinned versions of the throwaway cluster's components."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ STAGING_MODULES = (
 
 @dataclass(frozen=True)
 class Versions:
+    """Versions of all components of the throwaway cluster."""
+
     kubernetes: str = "1.36.3"
     etcd: str = "3.6.8"
     coredns: str = "1.14.7"
@@ -56,7 +58,11 @@ PINNED = Versions()
 
 
 def kubernetes_minor(version: str) -> int:
-    """36 for "1.36.3"; a ValueError names what is no Kubernetes version or too old to build by this recipe."""
+    """Return the minor version, 36 for "1.36.3".
+
+    Raises:
+        ValueError: not a Kubernetes version, or too old for this build.
+    """
     parts = version.split(".")
     if len(parts) != 3 or parts[0] != "1" or not all(part.isdigit() for part in parts):
         raise ValueError(f"kubernetes version {version!r}: expected three numbers like {PINNED.kubernetes}")
@@ -67,6 +73,6 @@ def kubernetes_minor(version: str) -> int:
 
 
 def staging_modules(version: str) -> tuple[str, ...]:
-    """The modules that live inside Kubernetes' own repository and each need a replace line."""
-    split = ("cri-streaming", "streaming") if kubernetes_minor(version) >= STREAMING_SPLIT_MINOR else ()
-    return tuple(sorted((*STAGING_MODULES, *split)))
+    """Return the modules of the Kubernetes repository's staging folder; each needs a replace line in go.mod."""
+    streaming = ("cri-streaming", "streaming") if kubernetes_minor(version) >= STREAMING_SPLIT_MINOR else ()
+    return tuple(sorted((*STAGING_MODULES, *streaming)))

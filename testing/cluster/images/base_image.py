@@ -1,4 +1,4 @@
-"""The base image where no registry can be reached: Debian with Python, made from packages."""
+"""Build the Debian and Python base image from packages, for hosts without access to a registry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from testing.cluster.host.commands import run, stage
 
 SUITE = "bookworm"
 PACKAGES = ("usr-is-merged", "python3-venv", "ca-certificates", "libstdc++6")
-LEFT_OUT = (
+EXCLUDED_PATHS = (
     "/usr/share/doc/*",
     "/usr/share/man/*",
     "/usr/share/info/*",
@@ -21,7 +21,7 @@ MERGED_USR_HOOK = "/usr/share/mmdebstrap/hooks/merged-usr"
 
 
 def ensure_root_file_system(cache: Cache) -> Path:
-    """An archive of the essential packages and Python: about 100 MB, without apt."""
+    """Return a root file system archive with the essential packages and Python (about 100 MB, without apt)."""
     archive = cache.images / f"base-{SUITE}.tar"
     if not archive.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def ensure_root_file_system(cache: Cache) -> Path:
             run(
                 *("mmdebstrap", "--quiet", "--variant=essential", f"--hook-dir={MERGED_USR_HOOK}"),
                 *(f"--include={','.join(PACKAGES)}", '--aptopt=APT::Install-Recommends "false"'),
-                *(f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT),
+                *(f"--dpkgopt=path-exclude={pattern}" for pattern in EXCLUDED_PATHS),
                 *(SUITE, unfinished),
             )
         unfinished.rename(archive)

@@ -1,4 +1,4 @@
-"""Building every program of the cluster from Go modules, into a folder per component and version."""
+"""Build all programs of the cluster from Go modules, into one folder per component and version."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.commands import ClusterError, attempt, run, stage
+from testing.cluster.host.commands import HarnessError, attempt, run, stage
 from testing.cluster.host.versions import PINNED, Versions, kubernetes_minor, staging_modules
 
 SOURCES = Path(__file__).parent / "go"
@@ -32,8 +32,8 @@ KUBERNETES_TAGS = "selinux,notest,grpcnotrace"
 
 
 @dataclass(frozen=True)
-class Installed:
-    """A program that `go install` builds as it is."""
+class GoInstallComponent:
+    """A component that `go install` builds directly from upstream."""
 
     component: str
     version: str
@@ -41,7 +41,7 @@ class Installed:
     tags: str = ""
     linker_flags: str = "-s -w"
     documents: tuple[str, ...] = ()
-    """YAML files of the module that are needed too; they are joined as `documents.yaml`."""
+    """YAML files of the module, concatenated into `documents.yaml`."""
 
     @property
     def module(self) -> str:
@@ -49,7 +49,7 @@ class Installed:
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """Files that say that it is built."""
+        """File names that exist once the component is built."""
         return (
             *(package.rsplit("/", 1)[-1] for package in self.packages),
             *(("documents.yaml",) if self.documents else ()),
@@ -57,8 +57,11 @@ class Installed:
 
 
 @dataclass(frozen=True)
-class OwnMain:
-    """A program whose main package is in go/<component>: upstream's cannot be installed, or holds too much."""
+class LocalMainComponent:
+    """A component with its main package in go/<component>.
+
+    Used where `go install` cannot build upstream's main package, or where it links too many plugins.
+    """
 
     component: str
     version: str
@@ -66,56 +69,56 @@ class OwnMain:
     pinned: bool
     tags: str = ""
     linker_flags: str = "-s -w"
-    calls: tuple[str, ...] = ()
+    symlinks: tuple[str, ...] = ()
 
     @property
     def programs(self) -> tuple[str, ...]:
-        return (self.component, *self.calls)
+        return (self.component, *self.symlinks)
 
 
-Component = Installed | OwnMain
+Component = GoInstallComponent | LocalMainComponent
 
 
 def components(versions: Versions) -> dict[str, Component]:
     containerd = "github.com/containerd/containerd/v2"
     built: tuple[Component, ...] = (
-        OwnMain(
+        LocalMainComponent(
             component="kubernetes",
             version=versions.kubernetes,
             module="k8s.io/kubernetes",
             pinned=versions.kubernetes == PINNED.kubernetes,
             tags=KUBERNETES_TAGS,
             linker_flags=kubernetes_linker_flags(versions.kubernetes),
-            calls=KUBERNETES_PROGRAMS,
+            symlinks=KUBERNETES_PROGRAMS,
         ),
-        OwnMain(
+        LocalMainComponent(
             component="etcd",
             version=versions.etcd,
             module="go.etcd.io/etcd/server/v3",
             pinned=versions.etcd == PINNED.etcd,
         ),
-        OwnMain(
+        LocalMainComponent(
             component="coredns",
             version=versions.coredns,
             module="github.com/coredns/coredns",
             pinned=versions.coredns == PINNED.coredns,
         ),
-        OwnMain(component="pause", version="1", module="", pinned=True),
-        Installed(
+        LocalMainComponent(component="pause", version="1", module="", pinned=True),
+        GoInstallComponent(
             component="containerd",
             version=versions.containerd,
             packages=tuple(f"{containerd}/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")),
             tags="no_btrfs,no_devmapper,no_zfs",
             linker_flags=f"-s -w -X {containerd}/version.Version={versions.containerd}",
         ),
-        Installed(
+        GoInstallComponent(
             component="kwok",
             version=versions.kwok,
             packages=("sigs.k8s.io/kwok/cmd/kwok",),
             linker_flags=f"-s -w -X sigs.k8s.io/kwok/pkg/consts.Version={versions.kwok}",
             documents=KWOK_STAGES,
         ),
-        Installed(
+        GoInstallComponent(
             component="helm",
             version=versions.helm,
             packages=("helm.sh/helm/v4/cmd/helm",),
@@ -126,7 +129,7 @@ def components(versions: Versions) -> dict[str, Component]:
 
 
 def kubernetes_linker_flags(version: str) -> str:
-    """Stamps go into component-base and client-go both, or kubectl's and Helm's version checks fail."""
+    """Return flags that stamp the version into component-base and client-go; kubectl and Helm check both."""
     stamps = {
         "gitVersion": f"v{version}",
         "gitMajor": "1",
@@ -135,12 +138,17 @@ def kubernetes_linker_flags(version: str) -> str:
         "gitTreeState": "clean",
         "buildDate": "2026-01-01T00:00:00Z",
     }
-    places = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
-    return " ".join(("-s -w", *(f"-X {place}.{key}={value}" for place in places for key, value in stamps.items())))
+    packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    return " ".join(
+        ("-s -w", *(f"-X {package}.{key}={value}" for package in packages for key, value in stamps.items()))
+    )
 
 
-def render_go_mod(component: OwnMain) -> str:
-    """What `go mod tidy` completes; Kubernetes' own go.mod names staging modules by folder, so each needs a replace."""
+def render_go_mod(component: LocalMainComponent) -> str:
+    """Render a minimal go.mod for `go mod tidy` to complete.
+
+    The go.mod of Kubernetes refers to its staging modules by folder, so each of them needs a replace line.
+    """
     lines = [f"module example.invalid/{component.component}", "", f"go {GO_LANGUAGE}"]
     if component.module:
         lines += ["", f"require {component.module} v{component.version}"]
@@ -152,7 +160,7 @@ def render_go_mod(component: OwnMain) -> str:
 
 
 def build_all(cache: Cache, versions: Versions, *, only: tuple[str, ...] = ()) -> None:
-    """Build what the cache lacks, one after the other: each build uses every core already."""
+    """Build the components missing in the cache, one after another because each build uses all cores."""
     with cache.locked("build"):
         for component in components(versions).values():
             if not only or component.component in only:
@@ -166,17 +174,17 @@ def build(cache: Cache, component: Component) -> None:
     require_go()
     target.parent.mkdir(parents=True, exist_ok=True)
     with stage(f"build {component.component} {component.version}"), tempfile.TemporaryDirectory() as scratch:
-        made = Path(scratch) / "bin"
-        made.mkdir()
-        if isinstance(component, Installed):
-            install(cache, component, made)
+        output = Path(scratch) / "bin"
+        output.mkdir()
+        if isinstance(component, GoInstallComponent):
+            go_install(cache, component, output)
         else:
-            compile_own_main(cache, component, Path(scratch) / "source", made)
+            compile_own_main(cache, component, Path(scratch) / "source", output)
         shutil.rmtree(target, ignore_errors=True)
-        shutil.move(made, target)
+        shutil.move(output, target)
 
 
-def install(cache: Cache, component: Installed, target: Path) -> None:
+def go_install(cache: Cache, component: GoInstallComponent, target: Path) -> None:
     run(
         *("go", "install", "-trimpath", "-tags", component.tags, "-ldflags", component.linker_flags),
         *(f"{package}@v{component.version}" for package in component.packages),
@@ -189,7 +197,7 @@ def install(cache: Cache, component: Installed, target: Path) -> None:
         (target / "documents.yaml").write_text("---\n".join(texts))
 
 
-def compile_own_main(cache: Cache, component: OwnMain, source: Path, target: Path) -> None:
+def compile_own_main(cache: Cache, component: LocalMainComponent, source: Path, target: Path) -> None:
     shutil.copytree(SOURCES / component.component, source)
     if not component.pinned:
         (source / "go.mod").write_text(render_go_mod(component))
@@ -201,14 +209,14 @@ def compile_own_main(cache: Cache, component: OwnMain, source: Path, target: Pat
         cwd=source,
         environment=cache.go_environment,
     )
-    for name in component.calls:
+    for name in component.symlinks:
         (target / name).symlink_to(component.component)
 
 
-def pin(cache: Cache) -> None:
-    """Write go.mod and go.sum of the pinned versions anew; run it after a change of versions.py."""
+def pin_versions(cache: Cache) -> None:
+    """Regenerate go.mod and go.sum of the pinned versions; run it after a change of versions.py."""
     for component in components(PINNED).values():
-        if isinstance(component, OwnMain):
+        if isinstance(component, LocalMainComponent):
             folder = SOURCES / component.component
             (folder / "go.mod").write_text(render_go_mod(component))
             run("go", "mod", "tidy", cwd=folder, environment=cache.go_environment)
@@ -217,6 +225,6 @@ def pin(cache: Cache) -> None:
 def require_go() -> None:
     version = attempt("go", "env", "GOVERSION").stdout.strip().removeprefix("go")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    wanted = tuple(int(part) for part in GO_LANGUAGE.split(".")[:2])
-    if numbers < wanted:
-        raise ClusterError(f"go {version or 'unknown'} is too old: building the cluster needs {GO_LANGUAGE} or newer")
+    minimum = tuple(int(part) for part in GO_LANGUAGE.split(".")[:2])
+    if numbers < minimum:
+        raise HarnessError(f"go {version or 'unknown'} is too old: building the cluster needs {GO_LANGUAGE} or newer")

@@ -1,4 +1,4 @@
-"""Bringing an image into every node's containerd."""
+"""Load an image into the containerd of every node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.commands import ClusterError, attempt, run
+from testing.cluster.host.commands import HarnessError, attempt, run
 from testing.cluster.host.layout import Layout, NodeLayout
 from testing.cluster.host.versions import Versions
 from testing.cluster.images.oci import stream_missing, write_single_layer_image
@@ -16,25 +16,29 @@ from testing.cluster.node.nodes import ctr
 
 
 def load_into_nodes(cache: Cache, versions: Versions, layout: Layout, image: Path) -> None:
-    """All nodes at once; of an image that a node has in part, only the new layers are sent and unpacked."""
+    """Load an image into all nodes in parallel; layers that a node already has are not sent."""
     if not image.exists():
-        raise ClusterError(f"image archive {image} does not exist")
+        raise HarnessError(f"image archive {image} does not exist")
     with ThreadPoolExecutor(max_workers=len(layout.nodes)) as pool:
         imports = [pool.submit(load_into_node, ctr(cache, versions, node), node, image) for node in layout.nodes]
-        for done in imports:
-            done.result()
+        for future in imports:
+            future.result()
 
 
 def load_into_node(command: tuple[str, ...], node: NodeLayout, image: Path) -> None:
-    """Twice if need be: what an older image of this name shared may be collected while new layers are put upon it."""
-    said = import_missing(command, image) and import_missing(command, image)
-    if said:
-        raise ClusterError(f"{node.name} cannot import {image}: {said[-1000:]}")
-    forget_replaced_images(command)
+    """Load an image into one node, with one retry.
+
+    containerd's garbage collector may delete layers of an older image of this name while new layers are
+    unpacked on top of them.
+    """
+    error = import_missing(command, image) and import_missing(command, image)
+    if error:
+        raise HarnessError(f"{node.name} cannot import {image}: {error[-1000:]}")
+    remove_untagged_images(command)
 
 
 def import_missing(command: tuple[str, ...], image: Path) -> str:
-    """What containerd says against it; empty when it took the image."""
+    """Import the blobs that the node lacks; return containerd's error message, empty on success."""
     present = frozenset(run(*command, "content", "list", "--quiet").split())
     importing = subprocess.Popen(
         (*command, "images", "import", "--local", "-"),
@@ -48,14 +52,14 @@ def import_missing(command: tuple[str, ...], image: Path) -> str:
         with importing.stdin:
             stream_missing(image, importing.stdin, present=present)
     except BrokenPipeError:
-        pass  # the reader has ended, and says why below
-    said = importing.stderr.read().decode(errors="replace").strip()
+        pass  # ctr exited early; its stderr is read below
+    error = importing.stderr.read().decode(errors="replace").strip()
     code = importing.wait()
-    return said or f"exit {code}" if code else ""
+    return error or f"exit {code}" if code else ""
 
 
-def forget_replaced_images(command: tuple[str, ...]) -> None:
-    """Kubernetes gives every image a second name, its id, which would hold gigabytes when the tag has moved on."""
+def remove_untagged_images(command: tuple[str, ...]) -> None:
+    """Remove images that have only an id left after their tag moved to a newer image; they occupy gigabytes."""
     rows = [line.split() for line in run(*command, "images", "list").splitlines()[1:]]
     targets = {name: target for name, _, target, *_ in rows}
     tagged = {target for name, target in targets.items() if not name.startswith("sha256:")}
@@ -64,7 +68,7 @@ def forget_replaced_images(command: tuple[str, ...]) -> None:
 
 
 def pause_archive(cache: Cache) -> Path:
-    """The image of the container that holds a pod's namespaces: one small program, built with the others."""
+    """Return the archive of the pause image, which keeps a pod's namespaces open."""
     archive = cache.images / "pause-1.tar"
     if not archive.exists():
         program = (cache.binaries("pause", "1") / "pause").read_bytes()

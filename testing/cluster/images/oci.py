@@ -1,4 +1,4 @@
-"""OCI image archives: writing a tiny one, and streaming one without the parts that the reader has."""
+"""OCI image archives: write a single-layer image, and stream an image without blobs that the receiver has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK_BYTES = 1 << 20
 def write_single_layer_image(
     archive: Path, *, name: str, files: Mapping[str, bytes], entrypoint: tuple[str, ...]
 ) -> None:
-    """An image from scratch, without any image builder; equal input gives an equal archive."""
+    """Write an image without an image builder; the output is reproducible."""
     layer = tar_bytes(files, mode=0o755)
     config = json_bytes(
         {
@@ -37,23 +37,23 @@ def write_single_layer_image(
             "layers": [descriptor(layer, "application/vnd.oci.image.layer.v1.tar")],
         }
     )
-    listed = descriptor(manifest, "application/vnd.oci.image.manifest.v1+json") | {
+    entry = descriptor(manifest, "application/vnd.oci.image.manifest.v1+json") | {
         "annotations": {NAME_ANNOTATION: name}
     }
     blobs = {BLOBS + digest(part).removeprefix("sha256:"): part for part in (layer, config, manifest)}
-    index = json_bytes({"schemaVersion": 2, "manifests": [listed]})
+    index = json_bytes({"schemaVersion": 2, "manifests": [entry]})
     archive.parent.mkdir(parents=True, exist_ok=True)
     archive.write_bytes(tar_bytes({"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": index, **blobs}))
 
 
 def tar_bytes(files: Mapping[str, bytes], *, mode: int = 0o644) -> bytes:
-    written = io.BytesIO()
-    with tarfile.open(fileobj=written, mode="w", format=tarfile.PAX_FORMAT) as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path, content in files.items():
             member = tarfile.TarInfo(path)
             member.size, member.mode = len(content), mode
             archive.addfile(member, io.BytesIO(content))
-    return written.getvalue()
+    return buffer.getvalue()
 
 
 def json_bytes(value: object) -> bytes:
@@ -78,11 +78,11 @@ def stream_missing(image: Path, target: IO[bytes], *, present: Collection[str]) 
                     archive.add(path, name)
             return
         with tarfile.open(image, mode="r:") as source:
-            for member in wanted_members(source, present):
+            for member in missing_members(source, present):
                 archive.addfile(member, source.extractfile(member) if member.isfile() else None)
 
 
-def wanted_members(source: tarfile.TarFile, present: Collection[str]) -> Iterator[tarfile.TarInfo]:
+def missing_members(source: tarfile.TarFile, present: Collection[str]) -> Iterator[tarfile.TarInfo]:
     return (member for member in source if not is_present(member.name, present))
 
 
@@ -92,38 +92,38 @@ def is_present(name: str, present: Collection[str]) -> bool:
 
 
 def keep_newest_image_uncompressed(layout: Path) -> None:
-    """Drop images that a later one replaced, and unpack gzip layers under the digest of their content.
+    """Delete superseded images from a layout and store gzip layers uncompressed, under their content digest.
 
-    Nodes then need not unpack them, each for itself; and by that digest the next push finds that it can skip them
-    (buildah always compresses into a layout, and does not know again what it compressed).
+    This spares each node the decompression. It also lets the next push skip existing layers: buildah always
+    compresses into a layout and does not recognize its own compressed layers.
     """
     index = json.loads((layout / "index.json").read_text())
-    listed = index["manifests"][-1]
-    manifest = json.loads(blob(layout, listed["digest"]).read_bytes())
-    manifest["layers"] = [uncompressed(layout, layer) for layer in manifest["layers"]]
+    entry = index["manifests"][-1]
+    manifest = json.loads(blob_path(layout, entry["digest"]).read_bytes())
+    manifest["layers"] = [decompress_layer(layout, layer) for layer in manifest["layers"]]
     written = json_bytes(manifest)
-    blob(layout, digest(written)).write_bytes(written)
-    newest = listed | {"digest": digest(written), "size": len(written)}
+    blob_path(layout, digest(written)).write_bytes(written)
+    newest = entry | {"digest": digest(written), "size": len(written)}
     (layout / "index.json").write_bytes(json_bytes(index | {"manifests": [newest]}))
-    kept = {blob(layout, part["digest"]) for part in (newest, manifest["config"], *manifest["layers"])}
+    referenced = {blob_path(layout, part["digest"]) for part in (newest, manifest["config"], *manifest["layers"])}
     for path in (layout / BLOBS).iterdir():
-        if path not in kept:
+        if path not in referenced:
             path.unlink()
 
 
-def uncompressed(layout: Path, layer: dict[str, object]) -> dict[str, object]:
+def decompress_layer(layout: Path, layer: dict[str, object]) -> dict[str, object]:
     media_type = str(layer["mediaType"])
     if not media_type.endswith("+gzip"):
         return layer
     hashed, size, unfinished = hashlib.sha256(), 0, layout / "layer.unfinished"
-    with gzip.open(blob(layout, str(layer["digest"]))) as source, unfinished.open("wb") as target:
+    with gzip.open(blob_path(layout, str(layer["digest"]))) as source, unfinished.open("wb") as target:
         while chunk := source.read(CHUNK_BYTES):
             hashed.update(chunk)
             size += target.write(chunk)
     content_digest = f"sha256:{hashed.hexdigest()}"
-    unfinished.rename(blob(layout, content_digest))
+    unfinished.rename(blob_path(layout, content_digest))
     return {"mediaType": media_type.removesuffix("+gzip"), "digest": content_digest, "size": size}
 
 
-def blob(layout: Path, named: str) -> Path:
-    return layout / BLOBS / named.removeprefix("sha256:")
+def blob_path(layout: Path, blob_digest: str) -> Path:
+    return layout / BLOBS / blob_digest.removeprefix("sha256:")

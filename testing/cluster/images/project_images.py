@@ -1,4 +1,4 @@
-"""Building the project's two images with buildah, without a registry, and only when something changed."""
+"""Build the operator and trainer images with buildah, without a registry, and only after changes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ REPOSITORY = Path(__file__).parents[3]
 BUILD_FILES = ("Dockerfile", ".dockerignore", "pyproject.toml", "constraints.txt")
 CODE = {
     "operator": ("operator/finetune_api", "operator/finetune_operator", "trainer/finetune_supervisor"),
-    "trainer": ("operator/finetune_api", "trainer/finetune_trainer", "trainer/finetune_supervisor"),
+    "trainer": ("operator/finetune_api", "trainer/finetune_supervisor", "trainer/finetune_trainer"),
 }
 TARGETS = tuple(CODE)
-MOST_STORED_BYTES = 15 << 30
+MAX_STORED_BYTES = 15 << 30
 BASE_NAME = "localhost/finetune-base"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "timeout", "default-timeout", "proxy", "retries")
@@ -43,13 +43,13 @@ def image_name(target: str) -> str:
 
 @dataclass(frozen=True)
 class ImageBuilder:
-    """Its image store is in the cache, apart from any that the machine has already."""
+    """Builds images in an image store inside the cache, separate from any store of the host."""
 
     cache: Cache
     repository: Path = REPOSITORY
 
     def build(self, target: str) -> Path:
-        """The image, as something that can be loaded; a second call without a change takes no time."""
+        """Return the image as an archive or OCI layout, built only if its content key has changed."""
         with self.cache.locked("images"):
             image, key_file = self.cache.images / target, self.cache.images / f"{target}.key"
             key = self.content_key(target)
@@ -70,7 +70,7 @@ class ImageBuilder:
             run("docker", "save", "--output", archive, name)
 
     def build_layout(self, target: str, layout: Path) -> None:
-        """An OCI layout: a folder of blobs."""
+        """Build the image with buildah and write it as an OCI layout, a folder of blobs."""
         ensure_packages(IMAGE_BUILDING)
         with stage(f"build image {target}"):
             self.build_image(target, base=self.ensure_base())
@@ -80,15 +80,15 @@ class ImageBuilder:
         unmount_below(self.cache.images)
 
     def prune(self) -> None:
-        """Begin anew when superseded layers take too much: what is removed is also what makes builds short."""
+        """Empty the image store when it has grown too large; the removed layers are also the build cache."""
         layers = json.loads((self.cache.images / "storage" / "overlay-layers" / "layers.json").read_text())
-        if sum(layer.get("diff-size", 0) for layer in layers) > MOST_STORED_BYTES:
+        if sum(layer.get("diff-size", 0) for layer in layers) > MAX_STORED_BYTES:
             with stage("remove old layers of image builds"):
                 self.buildah("rm", "--all")
                 self.buildah("rmi", "--prune")
 
     def content_key(self, target: str) -> str:
-        """A hash of all that goes into the image."""
+        """Return a hash of all files that go into the image."""
         hashed = hashlib.sha256()
         for path in source_files(self.repository, target):
             content = path.read_bytes()
@@ -102,7 +102,7 @@ class ImageBuilder:
         return run("buildah", "--root", storage / "storage", "--runroot", storage / "run", *arguments)
 
     def ensure_base(self) -> str:
-        """The name of the base image, imported into the builder's store once per archive."""
+        """Return the name of the base image, imported into the image store once per archive."""
         archive = ensure_root_file_system(self.cache)
         name = f"{BASE_NAME}:{archive.stem}-{archive.stat().st_mtime_ns}"
         if name not in self.buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():
@@ -113,8 +113,8 @@ class ImageBuilder:
         return name
 
     def build_image(self, target: str, *, base: str) -> None:
-        """Settings of this machine come in as secrets: no layer keeps them, and no layer is renewed for them."""
-        with tempfile.TemporaryDirectory() as scratch, serving(wheel_folders(self.repository)) as find_links:
+        """Build one target; pip settings of the host are passed as secrets, so that layers do not depend on them."""
+        with tempfile.TemporaryDirectory() as scratch, serve_folders(wheel_folders(self.repository)) as find_links:
             settings = Path(scratch) / "pip.conf"
             settings.write_text(render_pip_settings(host_pip_settings(), find_links=find_links))
             self.buildah(
@@ -125,7 +125,7 @@ class ImageBuilder:
             )
 
     def write_layout(self, target: str, layout: Path) -> None:
-        """Only layers that the layout lacks are written."""
+        """Push the image into the layout; existing layers are not written again."""
         self.buildah(
             *("push", "--quiet", "--compression-level", "1"),
             *(image_name(target), f"oci:{layout}:{image_name(target)}"),
@@ -134,8 +134,8 @@ class ImageBuilder:
 
 
 @contextmanager
-def serving(folders: tuple[Path, ...]) -> Iterator[tuple[str, ...]]:
-    """Addresses under which a build finds the folders: a mounted folder would leave its mount point in a layer."""
+def serve_folders(folders: tuple[Path, ...]) -> Iterator[tuple[str, ...]]:
+    """Serve folders by HTTP and yield their URLs; a mounted folder would leave its mount point in a layer."""
     with ExitStack() as servers:
         addresses = []
         for folder in folders:
@@ -148,8 +148,8 @@ def serving(folders: tuple[Path, ...]) -> Iterator[tuple[str, ...]]:
 
 
 class QuietFileServer(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name it has in the base class)
-        """Say nothing: pip reports what it takes."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (name of the base class)
+        """Log nothing; pip reports its downloads."""
 
 
 def source_files(repository: Path, target: str) -> Iterator[Path]:
@@ -160,33 +160,33 @@ def source_files(repository: Path, target: str) -> Iterator[Path]:
 
 
 def can_use_buildah() -> bool:
-    """It needs root, and is installed when it is missing; Docker is for everybody else."""
+    """Return whether buildah can be used: it needs root, and is installed on demand. Otherwise Docker is used."""
     return os.geteuid() == 0 and bool(shutil.which("buildah") or shutil.which("apt-get"))
 
 
 def docker_arguments(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Build arguments that the Dockerfile knows, where the environment sets them."""
+    """Return the Dockerfile's build arguments that are set in the environment."""
     names = [name for name in ("BASE_IMAGE", "PIP_EXTRA_INDEX_URL") if environment.get(name)]
     return tuple(word for name in names for word in ("--build-arg", f"{name}={environment[name]}"))
 
 
 def wheel_folders(repository: Path) -> tuple[Path, ...]:
-    """Folders of wheels to prefer, such as one that holds torch for CPUs."""
-    named = [Path(word) for word in shlex.split(os.environ.get("PIP_FIND_LINKS", "")) if Path(word).is_dir()]
-    folders = (*named, (repository.parent / "shared" / "wheels"))
+    """Return folders with wheels that pip should prefer, for example torch for CPUs."""
+    configured = [Path(word) for word in shlex.split(os.environ.get("PIP_FIND_LINKS", "")) if Path(word).is_dir()]
+    folders = (*configured, (repository.parent / "shared" / "wheels"))
     return tuple(folder for folder in folders if any(folder.glob("*.whl")))
 
 
 def host_pip_settings() -> dict[str, str]:
-    """What this machine says about where packages come from: pip's configuration files and PIP_ variables."""
-    listed = attempt(sys.executable, "-m", "pip", "config", "list").stdout
-    pairs = (line.partition("=") for line in listed.splitlines() if "=" in line)
-    found = {key.split(".", 1)[-1]: value.strip("'\"") for key, _, value in pairs}
-    return {key: value for key, value in found.items() if key in PIP_SETTINGS}
+    """Return the host's package index settings from pip's configuration files and PIP_ variables."""
+    listing = attempt(sys.executable, "-m", "pip", "config", "list").stdout
+    pairs = (line.partition("=") for line in listing.splitlines() if "=" in line)
+    settings = {key.split(".", 1)[-1]: value.strip("'\"") for key, _, value in pairs}
+    return {key: value for key, value in settings.items() if key in PIP_SETTINGS}
 
 
 def render_pip_settings(settings: dict[str, str], *, find_links: tuple[str, ...]) -> str:
     lines = [f"{key} = {value}" for key, value in sorted(settings.items())]
     if find_links:
-        lines.append("find-links =" + "".join(f"\n    {place}" for place in find_links))
+        lines.append("find-links =" + "".join(f"\n    {url}" for url in find_links))
     return "\n".join(("[global]", "cert = /run/secrets/certificates", *lines)) + "\n"

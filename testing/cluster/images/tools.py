@@ -1,4 +1,4 @@
-"""kubectl and helm, for clusters that we did not build."""
+"""Find kubectl and helm, for clusters that the harness did not build."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testing.cluster.images.go_build import build_all
 
 
 def find_tool(name: str, cache: Cache) -> Path:
-    """The one on PATH, or else our own, built when it is missing."""
+    """Return the program from PATH, or else build it into the cache."""
     installed = shutil.which(name)
     if installed:
         return Path(installed)

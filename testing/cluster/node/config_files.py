@@ -1,4 +1,4 @@
-"""Configuration files of the cluster's programs, as text. Pure."""
+"""Render the configuration files of the cluster's programs, without I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CNI_PLUGINS = "/usr/lib/cni"
 
 
 def render_files(layout: Layout) -> dict[Path, str]:
-    """Every configuration file but the Corefile, which a chaos verb may have changed."""
+    """Return all configuration files except the Corefile, which fault injection may have changed."""
     files = {
         layout.kubeconfig(user.name): render_kubeconfig(
             server=layout.api_server, authority=layout.pki / "ca.crt", token=user.token, context=layout.device_prefix
@@ -40,7 +40,7 @@ def render_kubeconfig(*, server: str, authority: Path, token: str, context: str)
 
 
 def render_corefile(layout: Layout, *, cached: bool) -> str:
-    """Cached as many clusters have it: a name asked before it exists then stays unknown for up to 30 s."""
+    """Render the Corefile; with the cache, a name that did not exist when it was queried is unknown for 30 s."""
     return f"""\
 .:53 {{
   bind {layout.host_address}
@@ -76,10 +76,11 @@ def render_cni(node: NodeLayout) -> str:
 
 
 def render_containerd(node: NodeLayout, *, restrict_oom_score: bool) -> str:
-    """`restrict_oom_score`: without CAP_SYS_RESOURCE every container fails to start unless it is set.
+    """Render containerd's configuration.
 
-    NRI is off because its socket has one fixed path and every node has a containerd; network namespaces of pods
-    are kept in the node's own folder for the same reason.
+    Without CAP_SYS_RESOURCE no container starts unless `restrict_oom_score` is set. NRI is disabled because its
+    socket path is fixed and each node runs a containerd; for the same reason network namespaces of pods are
+    stored in the node's folder.
     """
     return f"""\
 version = 3
@@ -135,5 +136,5 @@ def render_kubelet(layout: Layout, node: NodeLayout) -> str:
 
 
 def as_json(value: object) -> str:
-    """JSON is YAML too, and needs no library."""
+    """Format a value as JSON, which is valid YAML and needs no library."""
     return json.dumps(value, indent=2) + "\n"

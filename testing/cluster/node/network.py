@@ -1,4 +1,4 @@
-"""A bridge on the host, and one network namespace per node joined to it."""
+"""Create a bridge on the host and connect one network namespace per node to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testing.cluster.host.layout import Layout, NodeLayout
 
 
 def host_routes() -> tuple[IPv4Network, ...]:
-    """Every network the host has a route to, but for the default route."""
+    """Return every network that the host has a route to, except the default route."""
     routes = json.loads(run("ip", "-4", "-json", "route", "show", "table", "all"))
     networks = []
     for route in routes:
@@ -34,8 +34,8 @@ def ensure_network(layout: Layout) -> None:
         run("ip", "route", "replace", str(node.pod_network), "via", str(node.address))
         for other in layout.nodes:
             if other != node:
-                in_node(node, "ip", "route", "replace", str(other.pod_network), "via", str(other.address))
-    # the API server calls webhooks by their Service, and the host has no kube-proxy: the first node's answers for it
+                run_in_node(node, "ip", "route", "replace", str(other.pod_network), "via", str(other.address))
+    # the API server calls webhooks by their Service; the host has no kube-proxy, so the first node's does it
     run("ip", "route", "replace", str(layout.services_network), "via", str(layout.nodes[0].address))
 
 
@@ -48,14 +48,14 @@ def ensure_node_network(layout: Layout, node: NodeLayout) -> None:
             *("peer", "name", "eth0", "netns", node.network_namespace),
         )
     run("ip", "link", "set", node.host_link, "master", layout.bridge, "up")
-    in_node(node, "ip", "address", "replace", f"{node.address}/24", "dev", "eth0")
-    in_node(node, "ip", "link", "set", "eth0", "up")
-    in_node(node, "ip", "link", "set", "lo", "up")
-    in_node(node, "ip", "route", "replace", "default", "via", str(layout.host_address))
-    in_node(node, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+    run_in_node(node, "ip", "address", "replace", f"{node.address}/24", "dev", "eth0")
+    run_in_node(node, "ip", "link", "set", "eth0", "up")
+    run_in_node(node, "ip", "link", "set", "lo", "up")
+    run_in_node(node, "ip", "route", "replace", "default", "via", str(layout.host_address))
+    run_in_node(node, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
 
 
-def in_node(node: NodeLayout, *argv: str, stdin: str | None = None) -> str:
+def run_in_node(node: NodeLayout, *argv: str, stdin: str | None = None) -> str:
     return run("nsenter", f"--net={node.network_namespace_path}", *argv, stdin=stdin)
 
 
@@ -64,33 +64,33 @@ def forward_rule(layout: Layout) -> tuple[str, ...]:
 
 
 def allow_bridged_traffic(layout: Layout) -> None:
-    """Docker sets the host's FORWARD policy to DROP, and bridged packets may pass through that chain too."""
+    """Accept packets of the bridge: Docker sets the host's FORWARD policy to DROP, which may affect bridges."""
     policy = attempt("iptables", "-w", "-S", "FORWARD")
     if "-P FORWARD DROP" in policy.stdout and attempt("iptables", "-w", "-C", *forward_rule(layout)).returncode:
         run("iptables", "-w", "-I", *forward_rule(layout))
 
 
 def remove_network(layout: Layout) -> None:
-    """Routes and links go with the devices they belong to."""
+    """Delete namespaces and links of the cluster; the kernel removes their routes with them."""
     if "-P FORWARD DROP" in attempt("iptables", "-w", "-S", "FORWARD").stdout:
         attempt("iptables", "-w", "-D", *forward_rule(layout))
     for namespace in network_namespaces(layout):
         run("ip", "netns", "delete", namespace)
     for link in network_links(layout):
-        if Path(f"/sys/class/net/{link}").exists():  # a veth goes together with its peer
+        if Path(f"/sys/class/net/{link}").exists():  # a veth disappears together with its peer
             attempt("ip", "link", "delete", link)
 
 
 def network_namespaces(layout: Layout) -> tuple[str, ...]:
-    return names_of(layout, Path("/run/netns"))
+    return names_with_prefix(layout, Path("/run/netns"))
 
 
 def network_links(layout: Layout) -> tuple[str, ...]:
-    return names_of(layout, Path("/sys/class/net"))
+    return names_with_prefix(layout, Path("/sys/class/net"))
 
 
-def names_of(layout: Layout, folder: Path) -> tuple[str, ...]:
-    """Also of nodes that an earlier, larger cluster of this name had."""
+def names_with_prefix(layout: Layout, folder: Path) -> tuple[str, ...]:
+    """Return the cluster's entries in a folder, including those of an earlier, larger cluster of this name."""
     prefix = layout.device_prefix
     return tuple(
         sorted(path.name for path in folder.glob(f"{prefix}*") if path.name == prefix or path.name[len(prefix)] == "-")

@@ -1,4 +1,4 @@
-"""Starting one node's programs, and taking everything away that it and its containers leave."""
+"""Prepare a node of the cluster, and remove everything that it and its containers leave behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.cgroups import cgroups_with_prefix, end_processes_below, ensure_cgroup, remove_cgroup
-from testing.cluster.host.commands import ClusterError, attempt
+from testing.cluster.host.commands import HarnessError, attempt
 from testing.cluster.host.layout import Layout, NodeLayout
 from testing.cluster.host.preflight import CAP_SYS_RESOURCE, has_capability
 from testing.cluster.host.processes import end_processes
@@ -39,64 +39,70 @@ def end_containers(layout: Layout) -> None:
         end_processes_below(cgroup)
 
 
-def forget_containers(cache: Cache, versions: Versions, node: NodeLayout) -> None:
-    """Remove the records and file systems of ended containers, so that the images can outlive the cluster."""
+def remove_container_records(cache: Cache, versions: Versions, node: NodeLayout) -> None:
+    """Remove the records and file systems of stopped containers, so that only images remain in containerd."""
     command = ctr(cache, versions, node)
     for kind, removal in (("tasks", ("rm", "--force")), ("containers", ("rm",)), ("sandboxes", ("rm", "--force"))):
-        listed = attempt(*command, kind, "list", "-q") if kind != "sandboxes" else attempt(*command, kind, "list")
-        lines = listed.stdout.splitlines()
+        listing = attempt(*command, kind, "list", "-q") if kind != "sandboxes" else attempt(*command, kind, "list")
+        lines = listing.stdout.splitlines()
         names = [line.split()[0] for line in (lines[1:] if kind == "sandboxes" else lines) if line.strip()]
         if names:
             attempt(*command, kind, *removal, *names)
 
 
 def end_leftover_processes(layout: Layout) -> None:
-    """Shims run on in the node's network namespace when containerd has ended."""
+    """End the shims, which keep running in the node's network namespace after containerd has stopped."""
     for namespace in network_namespaces(layout):
-        listed = attempt("ip", "netns", "pids", namespace)
-        end_processes((int(pid) for pid in listed.stdout.split()), patience_seconds=0)
+        listing = attempt("ip", "netns", "pids", namespace)
+        end_processes((int(pid) for pid in listing.stdout.split()), grace_seconds=0)
 
 
 def mounts_below(folder: Path) -> tuple[Path, ...]:
-    """Innermost first."""
+    """Return the mount points below a folder, innermost first."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    places = (Path(line.split()[4].encode().decode("unicode_escape")) for line in lines)
-    return tuple(sorted((place for place in places if place.is_relative_to(folder)), reverse=True))
+    mount_points = (Path(line.split()[4].encode().decode("unicode_escape")) for line in lines)
+    return tuple(sorted((path for path in mount_points if path.is_relative_to(folder)), reverse=True))
 
 
 def unmount_below(folder: Path) -> None:
-    for place in mounts_below(folder):
-        attempt("umount", "--lazy", place)
-    if left := mounts_below(folder):
-        raise ClusterError(f"cannot unmount {', '.join(str(place) for place in left[:3])}")
+    for mount_point in mounts_below(folder):
+        attempt("umount", "--lazy", mount_point)
+    if remaining := mounts_below(folder):
+        raise HarnessError(f"cannot unmount {', '.join(str(path) for path in remaining[:3])}")
 
 
-def remove_traces(layout: Layout) -> None:
-    """What containerd, kubelet and the network plugins leave in fixed places outside our folder."""
+def remove_files_outside_root(layout: Layout) -> None:
+    """Remove files that containerd, kubelet and the CNI plugins leave at fixed paths outside the cluster's folder."""
     for link in LOG_LINKS.glob("*.log"):
         if link.is_symlink() and Path(link.readlink()).is_relative_to(layout.root):
             link.unlink(missing_ok=True)
-    for result in network_results(layout):
+    for result in cni_results(layout):
         result.unlink(missing_ok=True)
 
 
-def network_results(layout: Layout) -> tuple[Path, ...]:
-    """What network plugins noted about pods of ours: the path of each pod's network namespace is in it."""
-    found = []
+def cni_results(layout: Layout) -> tuple[Path, ...]:
+    """Return the result files of the CNI plugins for this cluster's pods.
+
+    A result file contains the path of the pod's network namespace, which is below the cluster's folder.
+    """
+    matches = []
     for path in CNI_RESULTS.glob("*"):
         with suppress(FileNotFoundError):  # another cluster's pod ended meanwhile
             if f"{layout.root}/" in path.read_text(errors="replace"):
-                found.append(path)
-    return tuple(found)
+                matches.append(path)
+    return tuple(matches)
 
 
 def shim_sockets(layout: Layout) -> tuple[Path, ...]:
-    """Their names are hashes; while a container exists, its folder says which one is its own."""
-    found = []
+    """Return the sockets of the cluster's shims, read from bootstrap.json while the containers exist.
+
+    The socket names are hashes, so they cannot be derived from the container.
+    """
+    addresses: list[str] = []
     for bootstrap in layout.root.glob("node*/run/io.containerd.runtime.v2.task/k8s.io/*/bootstrap.json"):
         words = bootstrap.read_text(errors="replace").split('"')
-        found += [word.removeprefix("unix://") for word in words if word.startswith(f"unix://{SHIM_SOCKETS}/")]
-    return tuple(Path(address) for address in found)
+        addresses += [word.removeprefix("unix://") for word in words if word.startswith(f"unix://{SHIM_SOCKETS}/")]
+    return tuple(Path(address) for address in addresses)
 
 
 def remove_node_cgroups(layout: Layout) -> None:
@@ -105,17 +111,17 @@ def remove_node_cgroups(layout: Layout) -> None:
 
 
 def remove_files(layout: Layout, *, keep_images: bool) -> None:
-    """Never while something is mounted below: it would delete what is mounted."""
+    """Delete the cluster's folder; refuse while something is mounted below it, whose content would be deleted."""
     if mounts_below(layout.root):
-        raise ClusterError(f"{layout.root} still holds mounts; nothing was deleted")
+        raise HarnessError(f"{layout.root} still contains mounts; nothing was deleted")
     if not keep_images:
         shutil.rmtree(layout.root, ignore_errors=True)
         return
-    kept = {node.containerd_root for node in layout.nodes}
+    image_folders = {node.containerd_root for node in layout.nodes}
     for child in layout.root.iterdir():
         if child in {node.root for node in layout.nodes}:
             for part in child.iterdir():
-                if part not in kept:
+                if part not in image_folders:
                     remove(part)
         else:
             remove(child)
@@ -128,12 +134,15 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def processes_naming(folder: Path) -> tuple[str, ...]:
-    """Command lines of processes that were started with a path below the folder (daemons and shims all are)."""
-    found = []
+def processes_with_path(folder: Path) -> tuple[str, ...]:
+    """Return pid and command line of processes whose arguments contain a path below the folder.
+
+    This applies to all daemons and shims of a cluster.
+    """
+    matches = []
     for command_line in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            words = command_line.read_bytes().decode(errors="replace").replace("\0", " ")
-            if f"{folder}/" in words:
-                found.append(f"{command_line.parent.name}: {words[:100]}")
-    return tuple(found)
+            arguments = command_line.read_bytes().decode(errors="replace").replace("\0", " ")
+            if f"{folder}/" in arguments:
+                matches.append(f"{command_line.parent.name}: {arguments[:100]}")
+    return tuple(matches)

@@ -1,4 +1,4 @@
-"""Network partitions: packets vanish at the node's link, in both directions, and nobody is told."""
+"""Network partitions: packets are silently dropped at the node's link, in both directions."""
 
 from __future__ import annotations
 
@@ -6,56 +6,61 @@ import shutil
 
 from testing.cluster.host.commands import attempt, run
 from testing.cluster.host.layout import Layout, NodeLayout
-from testing.cluster.node.network import in_node
+from testing.cluster.node.network import run_in_node
 
 EVERYTHING = ""
 
 
 def drop_all(node: NodeLayout) -> None:
-    """What comes is dropped inside the node, what it sends on the host's end of its link.
+    """Drop incoming packets inside the node and outgoing packets at the host's end of its link.
 
-    On the way out of the node itself a drop would be an error that the sender sees.
+    An egress drop inside the node would return an error to the sender.
     """
-    in_node(node, "nft", "--file", "-", stdin=render_drops(table_name(node), device="eth0", matching=EVERYTHING))
-    run("nft", "--file", "-", stdin=render_drops(table_name(node), device=node.host_link, matching=EVERYTHING))
+    table = table_name(node)
+    run_in_node(node, "nft", "--file", "-", stdin=render_drop_rules(table, device="eth0", matching=EVERYTHING))
+    run("nft", "--file", "-", stdin=render_drop_rules(table, device=node.host_link, matching=EVERYTHING))
 
 
 def drop_between(node: NodeLayout, other: NodeLayout) -> None:
-    """Each of the two drops what comes from the other and its pods."""
+    """Drop in each of the two nodes the packets from the other node and its pods."""
     for receiver, sender in ((node, other), (other, node)):
         matching = f"ip saddr {{ {sender.address}, {sender.pod_network} }}"
-        in_node(receiver, "nft", "--file", "-", stdin=render_drops(table_name(node), device="eth0", matching=matching))
+        script = render_drop_rules(table_name(node), device="eth0", matching=matching)
+        run_in_node(receiver, "nft", "--file", "-", stdin=script)
 
 
-def forget_drops(holder: NodeLayout, *, because_of: NodeLayout) -> None:
-    """Remove what was set up in one node, and on the host's end of its link, because of a partition of another."""
-    table = ("nft", "delete", "table", "netdev", table_name(because_of))
-    attempt("nsenter", f"--net={holder.network_namespace_path}", *table)
-    if holder == because_of:
+def remove_drop_tables(node: NodeLayout, *, partitioned: NodeLayout) -> None:
+    """Remove from a node, and from the host's end of its link, the tables of the partition of `partitioned`."""
+    table = ("nft", "delete", "table", "netdev", table_name(partitioned))
+    attempt("nsenter", f"--net={node.network_namespace_path}", *table)
+    if node == partitioned:
         attempt(*table)
 
 
-def tables_on_host(layout: Layout) -> tuple[str, ...]:
-    """They outlive their device, and newer kernels attach them again to the next device of that name."""
+def host_drop_tables(layout: Layout) -> tuple[str, ...]:
+    """Return the cluster's nftables on the host; they remain after their device is deleted.
+
+    Newer kernels attach them again to the next device of that name.
+    """
     if not shutil.which("nft"):
         return ()
     lines = (line.split() for line in attempt("nft", "list", "tables", "netdev").stdout.splitlines())
     prefix = layout.device_prefix.replace("-", "_") + "_"
-    return tuple(words[2] for words in lines if words[2:] and words[2].startswith(prefix))
+    return tuple(fields[2] for fields in lines if fields[2:] and fields[2].startswith(prefix))
 
 
-def forget_drops_on_host(layout: Layout) -> None:
-    for table in tables_on_host(layout):
+def remove_host_drop_tables(layout: Layout) -> None:
+    for table in host_drop_tables(layout):
         run("nft", "delete", "table", "netdev", table)
 
 
 def table_name(node: NodeLayout) -> str:
-    """Per node and cluster, since those of the host's ends all lie in the host's own namespace."""
+    """Return a name unique per cluster and node, because the tables of all host ends share one namespace."""
     return node.network_namespace.replace("-", "_") + "_partition"
 
 
-def render_drops(table: str, *, device: str, matching: str) -> str:
-    """An nft script; said twice it changes nothing."""
+def render_drop_rules(table: str, *, device: str, matching: str) -> str:
+    """Render an idempotent nft script."""
     return f"""\
 table netdev {table} {{
   chain incoming {{

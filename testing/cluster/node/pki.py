@@ -1,4 +1,4 @@
-"""One certificate authority, the API server's certificates, and tokens for everybody else."""
+"""Create the certificate authority, the API server's certificates, and tokens for all other users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAYS = "3650"
 
 @dataclass(frozen=True)
 class User:
-    """Somebody who comes with a static token: it replaces a client certificate each."""
+    """A user of the API server, authenticated by a static token instead of a client certificate."""
 
     name: str
     login: str
@@ -48,29 +48,29 @@ def render_api_server_names(layout: Layout) -> str:
 
 
 def ensure_certificates(layout: Layout) -> None:
-    """Made once in a cluster's life; elliptic curve keys because RSA takes a second each on a busy machine."""
+    """Create keys and certificates once per cluster; elliptic curve keys, because RSA takes a second each."""
     folder = layout.pki
     if (folder / "tokens.csv").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
-    make_key(folder / "ca.key")
+    create_key(folder / "ca.key")
     run(
         *("openssl", "req", "-x509", "-new", "-key", folder / "ca.key", "-out", folder / "ca.crt"),
         *("-days", DAYS, "-subj", f"/CN={layout.device_prefix}"),
     )
     sign(folder, "apiserver", subject="/CN=kube-apiserver", names=render_api_server_names(layout))
     sign(folder, "apiserver-kubelet", subject="/O=system:masters/CN=kube-apiserver", names="DNS:apiserver")
-    make_key(folder / "service-accounts.key")
+    create_key(folder / "service-accounts.key")
     (folder / "tokens.csv").write_text(render_tokens(layout))
 
 
-def make_key(path: Path) -> None:
+def create_key(path: Path) -> None:
     run("openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", path)
 
 
 def sign(folder: Path, name: str, *, subject: str, names: str) -> None:
     key, request, extensions = (folder / f"{name}.{suffix}" for suffix in ("key", "csr", "ext"))
-    make_key(key)
+    create_key(key)
     extensions.write_text(f"subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\n")
     run("openssl", "req", "-new", "-key", key, "-subj", subject, "-out", request)
     run(

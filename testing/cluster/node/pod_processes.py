@@ -1,4 +1,4 @@
-"""The processes of a pod, found from the host by the cgroup that its kubelet made for it."""
+"""Find the processes of a pod on the host, by the cgroup that the kubelet created for it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from testing.cluster.host.cgroups import cgroup_folders, processes_of
-from testing.cluster.host.commands import ClusterError
+from testing.cluster.host.commands import HarnessError
 
 
 @dataclass(frozen=True)
 class PodProcess:
+    """A process of a pod; `pid` is its pid on the host, `namespace_pid` its pid in the container."""
+
     pid: int
     container_id: str
     namespace_pid: int
@@ -21,25 +23,25 @@ class PodProcess:
 
     @property
     def rank(self) -> int | None:
-        """Over the whole job: by the name that a fork of our launcher has, or by torchrun's variables."""
+        """Global rank: from the process name that the launcher sets, or from torchrun's variables."""
         if self.name.startswith("rank-"):
             return int(self.name.removeprefix("rank-"))
         return int(self.environment["RANK"]) if {"RANK", "LOCAL_RANK"} <= self.environment.keys() else None
 
 
 def processes_of_pod(node_cgroup: str, pod_uid: str) -> tuple[PodProcess, ...]:
-    """Every process below `.../pod<uid>/<container id>`, the one that holds the namespaces open included."""
-    found: dict[int, PodProcess] = {}
+    """Return every process in `.../pod<uid>/<container id>`, including the pause container."""
+    processes: dict[int, PodProcess] = {}
     for folder in cgroup_folders(node_cgroup):
         if folder.parent.name == f"pod{pod_uid}":
             for pid in processes_of(folder):
-                if pid not in found and (process := read_process(pid, container_id=folder.name)):
-                    found[pid] = process
-    return tuple(found.values())
+                if pid not in processes and (process := read_process(pid, container_id=folder.name)):
+                    processes[pid] = process
+    return tuple(processes.values())
 
 
 def read_process(pid: int, *, container_id: str) -> PodProcess | None:
-    """None when it ended while we looked."""
+    """Read a process from /proc; return None if it has ended meanwhile."""
     with suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text()
         environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
@@ -54,13 +56,18 @@ def read_process(pid: int, *, container_id: str) -> PodProcess | None:
     return None
 
 
-def container_id_of(pod: dict[str, Any], container: str | None) -> str:
-    """Of the named container, or of the pod's only one; a ClusterError says which there are."""
+def running_container_id(pod: dict[str, Any], container: str | None) -> str:
+    """Return the id of the named container, or of the pod's only running one.
+
+    Raises:
+        HarnessError: no or several running containers match; the message lists the running ones.
+    """
     statuses = pod.get("status", {}).get("containerStatuses", [])
     running = {status["name"]: status["containerID"] for status in statuses if "running" in status["state"]}
-    wanted = [name for name in running if container in (None, name)]
-    if len(wanted) != 1:
-        shown = ", ".join(running) or "none"
+    matches = [name for name in running if container in (None, name)]
+    if len(matches) != 1:
+        running_names = ", ".join(running) or "none"
         name = pod["metadata"]["name"]
-        raise ClusterError(f"pod {name}: asked for container {container or '(the only one)'}, running are: {shown}")
-    return str(running[wanted[0]]).rpartition("/")[2]
+        requested = container or "(the only one)"
+        raise HarnessError(f"pod {name}: requested container {requested}; running containers: {running_names}")
+    return str(running[matches[0]]).rpartition("/")[2]

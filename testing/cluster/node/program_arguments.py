@@ -1,4 +1,4 @@
-"""The command lines of the cluster's programs. Pure."""
+"""Command lines of the cluster's programs, computed without I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NODE_MONITOR_GRACE = "20s"
 
 
 def etcd(layout: Layout, folder: Path) -> Daemon:
-    """Without fsync: the data need not outlive the machine."""
+    """etcd without fsync: its data need not survive a crash of the host."""
     client = f"http://{layout.host_address}:{ETCD_PORT}"
     return daemon(
         layout,
@@ -30,7 +30,7 @@ def etcd(layout: Layout, folder: Path) -> Daemon:
 
 
 def api_server(layout: Layout, folder: Path) -> Daemon:
-    """`InternalIP` first, or `kubectl logs` tries to resolve the names of nodes."""
+    """kube-apiserver; it prefers `InternalIP`, because `kubectl logs` cannot resolve the names of nodes."""
     pki = layout.pki
     return daemon(
         layout,
@@ -59,7 +59,7 @@ def api_server(layout: Layout, folder: Path) -> Daemon:
 
 
 def controller_manager(layout: Layout, folder: Path) -> Daemon:
-    """Nodes count as lost after 20 s instead of 50 s, so that tests of it are shorter."""
+    """kube-controller-manager; nodes become NotReady after 20 s instead of 50 s, which shortens tests."""
     pki = layout.pki
     return daemon(
         layout,
@@ -94,7 +94,7 @@ def coredns(layout: Layout, folder: Path) -> Daemon:
 
 
 def control_plane(layout: Layout, cache: Cache, versions: Versions) -> tuple[Daemon, ...]:
-    """In the order in which they are started."""
+    """Return the daemons of the control plane in start order."""
     kubernetes = cache.binaries("kubernetes", versions.kubernetes)
     return (
         etcd(layout, cache.binaries("etcd", versions.etcd)),
@@ -106,12 +106,12 @@ def control_plane(layout: Layout, cache: Cache, versions: Versions) -> tuple[Dae
 
 
 def containerd(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
-    """Containerd looks for its shim and for runc on PATH."""
+    """containerd, with a PATH on which it finds its shim and runc."""
     path = f"PATH={folder}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return daemon(
         layout,
         containerd_name(node),
-        *inside(node),
+        *nsenter_command(node),
         *("env", path, str(folder / "containerd"), "--config", str(node.root / "containerd.toml")),
         *("--log-level", "warn"),
     )
@@ -125,7 +125,7 @@ def kubelet(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
     return daemon(
         layout,
         f"kubelet-{node.name}",
-        *inside(node),
+        *nsenter_command(node),
         str(folder / "kubelet"),
         f"--config={node.root / 'kubelet.yaml'}",
         f"--kubeconfig={layout.kubeconfig(node.name)}",
@@ -140,7 +140,7 @@ def kube_proxy(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
     return daemon(
         layout,
         f"kube-proxy-{node.name}",
-        *inside(node),
+        *nsenter_command(node),
         str(folder / "kube-proxy"),
         f"--kubeconfig={layout.kubeconfig('proxy')}",
         f"--hostname-override={node.name}",
@@ -151,7 +151,7 @@ def kube_proxy(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
 
 
 def node_programs(layout: Layout, node: NodeLayout, cache: Cache, versions: Versions) -> tuple[Daemon, ...]:
-    """In the order in which they are started."""
+    """Return the daemons of a node in start order."""
     kubernetes = cache.binaries("kubernetes", versions.kubernetes)
     return (
         containerd(layout, node, cache.binaries("containerd", versions.containerd)),
@@ -160,8 +160,8 @@ def node_programs(layout: Layout, node: NodeLayout, cache: Cache, versions: Vers
     )
 
 
-def inside(node: NodeLayout) -> tuple[str, ...]:
-    """`ip netns exec` would do too, but it hides /sys/fs/cgroup."""
+def nsenter_command(node: NodeLayout) -> tuple[str, ...]:
+    """Return a command prefix that enters the node's network namespace; `ip netns exec` would hide /sys/fs/cgroup."""
     return ("nsenter", f"--net={node.network_namespace_path}")
 
 

@@ -1,7 +1,8 @@
-"""First on the PYTHONPATH of ranks, and of the launcher that forks them: after FINE_PASSES, micro-batches of more than
-MOST_SAMPLES run out of memory, or, with GIVE_NAN, the model knows no number any more.
+"""Fault injection into ranks: out of memory or NaN after a number of forward passes.
 
-Python imports a module of this name before any other.
+Python imports a module of this name at startup; tests put its folder first on the PYTHONPATH of launcher and ranks.
+After FINE_PASSES forward passes, a micro-batch of more than MOST_SAMPLES sequences raises an out-of-memory error, or,
+with GIVE_NAN, the model's output becomes NaN.
 """
 
 import os
@@ -17,7 +18,7 @@ if ("LOCAL_RANK" in os.environ or "ranks" in sys.orig_argv) and "FINE_PASSES" in
 
     def _embed_or_fail(self: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
         global _passes
-        _passes += type(ids) is torch.Tensor  # and not one of the memory forecast's, which hold nothing
+        _passes += type(ids) is torch.Tensor  # without the fake tensors of the memory forecast
         if _passes <= int(os.environ["FINE_PASSES"]):
             return _embed(self, ids)
         if "MOST_SAMPLES" in os.environ and len(ids) > int(os.environ["MOST_SAMPLES"]):

@@ -1,4 +1,4 @@
-"""What a fault is made of: the job it strikes, the moment, and the deed; and the jobs that most faults strike."""
+"""The parts of a fault: the job it is injected into, the time and the injection; and the jobs most faults use."""
 
 from __future__ import annotations
 
@@ -10,69 +10,71 @@ from typing import Any
 
 from testing.builders.jobs import command
 from testing.cluster.images.project_images import image_name
-from testing.faults.job_under_test import Raw, Scene
+from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.processes.cluster_training import training
 
-Strike = Callable[[Scene], AbstractContextManager[None]]
-FOLDER = "/data/chaos"  # where pods see this package
+Injection = Callable[[JobUnderTest], AbstractContextManager[None]]
+POD_FOLDER = "/data/chaos"  # where pods mount the training program
 
 
-class When(Enum):
-    """At which point of the job's life it is struck."""
+class InjectionTime(Enum):
+    """The point in the job's life at which the fault is injected."""
 
-    BEFORE = auto()  # it is applied
-    STARTING = auto()  # as soon as its first attempt is begun
-    TRAINING = auto()  # it has come to `at_step`
-    BY_ITSELF = auto()  # the program says when
+    BEFORE = auto()  # before the job is created
+    STARTING = auto()  # as soon as its first attempt exists
+    TRAINING = auto()  # once it has trained `at_step` steps
+    BY_ITSELF = auto()  # the program injects the fault itself
 
 
 @contextmanager
-def nothing(_scene: Scene) -> Iterator[None]:
-    """The program or the spec is fault enough."""
+def no_injection(_job: JobUnderTest) -> Iterator[None]:
+    """Inject nothing, because the program or the spec is the fault."""
     yield
 
 
 @dataclass(frozen=True)
-class Fault:
-    """`strike` is entered to make the fault and left to undo it: after `lasts_seconds`, or when the job trains again.
+class InjectedFault:
+    """A fault of the matrix, and the spec of the job it is injected into.
 
-    `fields` are those of the spec that differ from the example's. `spares_others`: jobs beside it are not touched.
+    The context `inject` creates the fault when entered and removes it when left: after `duration_seconds`, or when
+    the job trains again. `fields` returns the fields of the spec that differ from the example. `is_isolated`: other
+    jobs are not affected, so that several such faults can be injected at the same time.
     """
 
-    fields: Callable[[Scene], Raw]
-    strike: Strike = nothing
-    when: When = When.TRAINING
+    fields: Callable[[JobUnderTest], RawBody]
+    inject: Injection = no_injection
+    injection_time: InjectionTime = InjectionTime.TRAINING
     at_step: int = 15
-    lasts_seconds: float | None = None
-    patience_seconds: float = 200
-    spares_others: bool = False
+    duration_seconds: float | None = None
+    recovery_timeout_seconds: float = 200
+    is_isolated: bool = False
 
 
-def program(*words: str, ranks: int = 1, **fields: Any) -> Raw:
-    """Fields of a job that runs `program.py`: as a script where a node has more than one rank."""
+def program_fields(*arguments: str, ranks: int = 1, **fields: Any) -> RawBody:
+    """Return the fields of a job that runs training_program.py: as a script if a node has several ranks."""
     if ranks == 1:
-        run: Raw = {"exec": ["python3", f"{FOLDER}/program.py", *words]}
-        image = image_name("operator")  # has a Python and nothing else that matters here
+        run: RawBody = {"exec": ["python3", f"{POD_FOLDER}/program.py", *arguments]}
+        image = image_name("operator")  # the smallest image with Python
     else:
-        run = {"script": "program.py", "args": list(words), "workingDir": FOLDER}
+        run = {"script": "program.py", "args": list(arguments), "workingDir": POD_FOLDER}
         image = image_name("trainer")
     return command(run, **{"image": image, "nprocPerNode": ranks, **fields})
 
 
-def does(*words: str, ranks: int = 1, **fields: Any) -> Callable[[Scene], Raw]:
-    """The same for every scene."""
-    return lambda _scene: program(*words, ranks=ranks, **fields)
+def runs_program(*arguments: str, ranks: int = 1, **fields: Any) -> Callable[[JobUnderTest], RawBody]:
+    """Return a function that returns the same fields for every job."""
+    return lambda _job: program_fields(*arguments, ranks=ranks, **fields)
 
 
-def does_wrong(what: str, *words: str, ranks: int = 1, **fields: Any) -> Fault:
-    """The program itself does something wrong: in the last rank, by default in its first attempt only."""
-    return Fault(
-        does("--fault", what, "--rank", str(2 * ranks - 1), *words, ranks=ranks, **fields),
-        when=When.BY_ITSELF,
-        spares_others=True,
+def program_fault(fault: str, *arguments: str, ranks: int = 1, **fields: Any) -> InjectedFault:
+    """Return a fault that the program injects itself, in its last rank and, by default, its first attempt only."""
+    return InjectedFault(
+        runs_program("--fault", fault, "--rank", str(2 * ranks - 1), *arguments, ranks=ranks, **fields),
+        injection_time=InjectionTime.BY_ITSELF,
+        is_isolated=True,
     )
 
 
-def trainer(**fields: Any) -> Raw:
-    """Fields of a job of the operator's own trainer: 2 nodes x 2 ranks, long enough to be broken and to recover."""
+def trainer_fields(**fields: Any) -> RawBody:
+    """Return the fields of a job that runs the operator's trainer on 2 nodes x 2 ranks, long enough to recover."""
     return {"training": training(max_steps=90, save_steps=20), **fields}

@@ -1,17 +1,17 @@
-"""Every fault by its name."""
+"""All faults of the matrix by name."""
 
 from testing.faults.catalog.control_plane_faults import CONTROL_PLANE_FAULTS
 from testing.faults.catalog.data_faults import DATA_FAULTS
-from testing.faults.catalog.fault import Fault
-from testing.faults.catalog.pod_faults import MACHINE_FAULTS, POD_FAULTS
+from testing.faults.catalog.fault import InjectedFault
+from testing.faults.catalog.pod_faults import K8S_NODE_FAULTS, POD_FAULTS
 from testing.faults.catalog.rank_faults import RANK_FAULTS, RESOURCE_FAULTS
 from testing.faults.catalog.start_faults import START_FAULTS
 
-FAULTS: dict[str, Fault] = {
+FAULTS: dict[str, InjectedFault] = {
     **RANK_FAULTS,
     **RESOURCE_FAULTS,
     **POD_FAULTS,
-    **MACHINE_FAULTS,
+    **K8S_NODE_FAULTS,
     **START_FAULTS,
     **CONTROL_PLANE_FAULTS,
     **DATA_FAULTS,

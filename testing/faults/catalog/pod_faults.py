@@ -1,4 +1,4 @@
-"""What people, kubelets and schedulers do to pods, and what becomes of the machines below them."""
+"""Faults of pods and Kubernetes nodes, caused by users, kubelets and the scheduler."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 from finetune_operator import names
 from testing.cluster.images.project_images import image_name
-from testing.faults.catalog.fault import Fault, does
-from testing.faults.job_under_test import Raw, Scene
+from testing.faults.catalog.fault import InjectedFault, runs_program
+from testing.faults.job_under_test import JobUnderTest, RawBody
 
 PREEMPTOR = "chaos-preemptor"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
-SOON = {  # away from a machine that is lost, and not only after a minute
+SHORT_TOLERATIONS = {  # evict from a lost Kubernetes node after 5 s instead of a minute
     "tolerations": [
         {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}
         for key in ("not-ready", "unreachable")
@@ -23,55 +23,55 @@ SOON = {  # away from a machine that is lost, and not only after a minute
 
 
 @contextmanager
-def kill_container(scene: Scene) -> Iterator[None]:
-    scene.kill_container(1)
+def kill_container(job: JobUnderTest) -> Iterator[None]:
+    job.kill_container(1)
     yield
 
 
 @contextmanager
-def delete_pod(scene: Scene) -> Iterator[None]:
-    scene.stack.kubectl("delete", "pod", scene.pod(1), "--wait=false")
+def delete_pod(job: JobUnderTest) -> Iterator[None]:
+    job.stack.kubectl("delete", "pod", job.pod(1), "--wait=false")
     yield
 
 
 @contextmanager
-def delete_pod_in_a_hurry(scene: Scene) -> Iterator[None]:
-    scene.stack.kubectl("delete", "pod", scene.pod(1), "--wait=false", "--grace-period=15")
+def delete_pod_with_short_grace(job: JobUnderTest) -> Iterator[None]:
+    job.stack.kubectl("delete", "pod", job.pod(1), "--wait=false", "--grace-period=15")
     yield
 
 
 @contextmanager
-def evict_pod(scene: Scene) -> Iterator[None]:
-    namespace, pod = scene.stack.namespace, scene.pod(1)
+def evict_pod(job: JobUnderTest) -> Iterator[None]:
+    namespace, pod = job.stack.namespace, job.pod(1)
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
-    scene.stack.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
+    job.stack.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
     yield
 
 
 @contextmanager
-def drain(scene: Scene) -> Iterator[None]:
-    machine = scene.machine(1)
+def drain(job: JobUnderTest) -> Iterator[None]:
+    k8s_node = job.k8s_node(1)
     try:
-        scene.stack.kubectl("drain", machine, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s")
+        job.stack.kubectl("drain", k8s_node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s")
         yield
     finally:
-        scene.stack.kubectl("uncordon", machine)
+        job.stack.kubectl("uncordon", k8s_node)
 
 
 @contextmanager
-def preempt(scene: Scene) -> Iterator[None]:
-    """In a namespace of its own kind of security: it is no job."""
+def preempt(job: JobUnderTest) -> Iterator[None]:
+    """Create a pod of higher priority that needs the resources of node 1; it belongs to no job."""
     priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1000}
     container = {"name": "sleep", "image": image_name("operator"), "command": ["sleep", "600"]}
-    scene.cluster.kubectl.apply(
+    job.cluster.kubectl.apply(
         {**priority, "metadata": {"name": PREEMPTOR}, "description": "of the fault matrix"},
         {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": PREEMPTOR, "namespace": "default"},
             "spec": {
-                "nodeSelector": {"kubernetes.io/hostname": scene.machine(1)},
+                "nodeSelector": {"kubernetes.io/hostname": job.k8s_node(1)},
                 "priorityClassName": PREEMPTOR,
                 "terminationGracePeriodSeconds": 0,
                 "containers": [
@@ -83,142 +83,146 @@ def preempt(scene: Scene) -> Iterator[None]:
     try:
         yield
     finally:
-        scene.stack.kubectl("delete", "pod", "-n", "default", PREEMPTOR, "--force", "--grace-period=0")
-        scene.stack.kubectl("delete", "priorityclass", PREEMPTOR)
+        job.stack.kubectl("delete", "pod", "-n", "default", PREEMPTOR, "--force", "--grace-period=0")
+        job.stack.kubectl("delete", "priorityclass", PREEMPTOR)
 
 
 @contextmanager
-def relabel_pod(scene: Scene) -> Iterator[None]:
-    scene.stack.kubectl("label", "pod", scene.pod(1), f"{names.JOB_UID}-")
+def relabel_pod(job: JobUnderTest) -> Iterator[None]:
+    job.stack.kubectl("label", "pod", job.pod(1), f"{names.JOB_UID}-")
     yield
 
 
 @contextmanager
-def edit_image(scene: Scene) -> Iterator[None]:
-    """To one in which the same program would run."""
-    scene.stack.kubectl("set", "image", f"pod/{scene.pod(1)}", f"{names.CONTAINER}={image_name('trainer')}")
+def edit_image(job: JobUnderTest) -> Iterator[None]:
+    """Change the image to another one that can run the same program."""
+    job.stack.kubectl("set", "image", f"pod/{job.pod(1)}", f"{names.CONTAINER}={image_name('trainer')}")
     yield
 
 
 @contextmanager
-def take_next_name(scene: Scene) -> Iterator[None]:
-    name = names.config_map_name(scene.job, 1)
-    scene.stack.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"theirs": "1"}})
-    scene.kill_container(1)
+def take_next_config_map_name(job: JobUnderTest) -> Iterator[None]:
+    name = names.config_map_name(job.name, 1)
+    job.stack.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"theirs": "1"}})
+    job.kill_container(1)
     try:
         yield
     finally:
-        scene.stack.kubectl("delete", "configmap", name)  # an error if somebody removed it
+        job.stack.kubectl("delete", "configmap", name)  # fails if the operator removed it
 
 
 @contextmanager
-def delete_service(scene: Scene) -> Iterator[None]:
-    scene.stack.kubectl("delete", "service", scene.job)
-    scene.kill_container(1)
+def delete_service(job: JobUnderTest) -> Iterator[None]:
+    job.stack.kubectl("delete", "service", job.name)
+    job.kill_container(1)
     yield
 
 
 @contextmanager
-def edit_service(scene: Scene) -> Iterator[None]:
+def edit_service(job: JobUnderTest) -> Iterator[None]:
     def selector() -> str:
-        return scene.stack.kubectl("get", "service", scene.job, "-o", "jsonpath={.spec.selector}", "--ignore-not-found")
+        return job.stack.kubectl("get", "service", job.name, "-o", "jsonpath={.spec.selector}", "--ignore-not-found")
 
-    before = selector()
-    scene.stack.kubectl("patch", "service", scene.job, "--type=merge", "-p", '{"spec":{"selector":{"app":"theirs"}}}')
+    original = selector()
+    job.stack.kubectl("patch", "service", job.name, "--type=merge", "-p", '{"spec":{"selector":{"app":"theirs"}}}')
     deadline = time.monotonic() + 20
-    while (now := selector()) != before:
+    while (current := selector()) != original:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the Service still selects {now or 'nothing'} after 20 s")
+            raise TimeoutError(f"the Service still selects {current or 'nothing'} after 20 s")
         time.sleep(0.1)
-    scene.kill_container(1)
+    job.kill_container(1)
     yield
 
 
 @contextmanager
-def apply_again(scene: Scene) -> Iterator[None]:
-    job = json.loads(scene.stack.kubectl("get", "ftj", scene.job, "-o", "json"))
-    scene.stack.kubectl("delete", "ftj", scene.job)
-    scene.stack.apply({**{k: job[k] for k in ("apiVersion", "kind", "spec")}, "metadata": {"name": scene.job}})
+def recreate_job(job: JobUnderTest) -> Iterator[None]:
+    manifest = json.loads(job.stack.kubectl("get", "ftj", job.name, "-o", "json"))
+    job.stack.kubectl("delete", "ftj", job.name)
+    job.stack.apply({**{k: manifest[k] for k in ("apiVersion", "kind", "spec")}, "metadata": {"name": job.name}})
     yield
 
 
 @contextmanager
-def stop_kubelet(scene: Scene) -> Iterator[None]:
-    machine = scene.machine(1)
-    scene.chaos.stop_kubelet(machine)
+def stop_kubelet(job: JobUnderTest) -> Iterator[None]:
+    k8s_node = job.k8s_node(1)
+    job.chaos.stop_kubelet(k8s_node)
     try:
         yield
     finally:
-        scene.chaos.start_kubelet(machine)
+        job.chaos.start_kubelet(k8s_node)
 
 
 @contextmanager
-def partition(scene: Scene) -> Iterator[None]:
-    machine = scene.machine(1)
-    scene.chaos.partition(machine)
+def partition(job: JobUnderTest) -> Iterator[None]:
+    k8s_node = job.k8s_node(1)
+    job.chaos.partition(k8s_node)
     try:
         yield
     finally:
-        scene.chaos.heal(machine)
+        job.chaos.heal(k8s_node)
 
 
 @contextmanager
-def delete_node(scene: Scene) -> Iterator[None]:
-    machine = scene.machine(1)
-    scene.chaos.stop_kubelet(machine)
+def delete_node(job: JobUnderTest) -> Iterator[None]:
+    k8s_node = job.k8s_node(1)
+    job.chaos.stop_kubelet(k8s_node)
     try:
-        scene.stack.kubectl("delete", "node", machine)
+        job.stack.kubectl("delete", "node", k8s_node)
         yield
     finally:
-        scene.chaos.start_kubelet(machine)  # which registers it anew
+        job.chaos.start_kubelet(k8s_node)  # which registers the Node again
 
 
 @contextmanager
-def take_out_of_service(scene: Scene) -> Iterator[None]:
-    """As people do who know that the machine is off."""
-    machine = scene.machine(1)
-    scene.chaos.stop_kubelet(machine)
+def taint_out_of_service(job: JobUnderTest) -> Iterator[None]:
+    """Stop the kubelet and taint the Node as out of service, as administrators do for a host without power."""
+    k8s_node = job.k8s_node(1)
+    job.chaos.stop_kubelet(k8s_node)
     try:
-        wait_until_unready(scene, machine)
-        scene.stack.kubectl("taint", "node", machine, OUT_OF_SERVICE)
+        wait_until_unready(job, k8s_node)
+        job.stack.kubectl("taint", "node", k8s_node, OUT_OF_SERVICE)
         yield
     finally:
-        scene.stack.kubectl("taint", "node", machine, f"{OUT_OF_SERVICE.partition('=')[0]}-")
-        scene.chaos.start_kubelet(machine)
+        job.stack.kubectl("taint", "node", k8s_node, f"{OUT_OF_SERVICE.partition('=')[0]}-")
+        job.chaos.start_kubelet(k8s_node)
 
 
-def wait_until_unready(scene: Scene, machine: str) -> None:
+def wait_until_unready(job: JobUnderTest, k8s_node: str) -> None:
     deadline = time.monotonic() + 60
-    while machine in scene.cluster.kubectl.ready_nodes():
+    while k8s_node in job.cluster.kubectl.ready_nodes():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{machine} is still Ready a minute after its kubelet was stopped")
+            raise TimeoutError(f"{k8s_node} is still Ready a minute after its kubelet was stopped")
         time.sleep(0.5)
 
 
-def requests(cpu: str) -> Raw:
+def requests(cpu: str) -> RawBody:
     return {"requests": {"cpu": cpu}}
 
 
 POD_FAULTS = {
-    "container-kill": Fault(does(), kill_container, spares_others=True),
-    "pod-delete": Fault(does(), delete_pod, spares_others=True),
-    "pod-evict": Fault(does(), evict_pod, spares_others=True),
-    "drain": Fault(does(), drain),
-    "preemption": Fault(does(resources=requests("1100m")), preempt, lasts_seconds=8),
-    "sigterm-ignored": Fault(does("--ignore-sigterm"), delete_pod_in_a_hurry, spares_others=True),
-    "service-deleted": Fault(does(), delete_service, spares_others=True),
-    "service-edited": Fault(does(), edit_service, spares_others=True),
-    "image-edited": Fault(does(), edit_image, spares_others=True),
-    "name-taken-later": Fault(does(), take_next_name, lasts_seconds=8, spares_others=True),
-    "pod-relabelled": Fault(does(), relabel_pod, spares_others=True),
-    "applied-again": Fault(does(), apply_again, spares_others=True),
+    "container-kill": InjectedFault(runs_program(), kill_container, is_isolated=True),
+    "pod-delete": InjectedFault(runs_program(), delete_pod, is_isolated=True),
+    "pod-evict": InjectedFault(runs_program(), evict_pod, is_isolated=True),
+    "drain": InjectedFault(runs_program(), drain),
+    "preemption": InjectedFault(runs_program(resources=requests("1100m")), preempt, duration_seconds=8),
+    "sigterm-ignored": InjectedFault(runs_program("--ignore-sigterm"), delete_pod_with_short_grace, is_isolated=True),
+    "service-deleted": InjectedFault(runs_program(), delete_service, is_isolated=True),
+    "service-edited": InjectedFault(runs_program(), edit_service, is_isolated=True),
+    "image-edited": InjectedFault(runs_program(), edit_image, is_isolated=True),
+    "name-taken-later": InjectedFault(runs_program(), take_next_config_map_name, duration_seconds=8, is_isolated=True),
+    "pod-relabelled": InjectedFault(runs_program(), relabel_pod, is_isolated=True),
+    "applied-again": InjectedFault(runs_program(), recreate_job, is_isolated=True),
 }
 
-MACHINE_FAULTS = {
-    "kubelet-stop": Fault(does(podTemplate=SOON), stop_kubelet, patience_seconds=330),
-    "kubelet-restart": Fault(does(), stop_kubelet, lasts_seconds=10),
-    "partition": Fault(does("--patience", "15", podTemplate=SOON), partition, patience_seconds=240),
-    "partition-healed": Fault(does(), partition, lasts_seconds=6),
-    "node-delete": Fault(does(), delete_node, patience_seconds=330),
-    "out-of-service": Fault(does(), take_out_of_service, patience_seconds=330),
+K8S_NODE_FAULTS = {
+    "kubelet-stop": InjectedFault(
+        runs_program(podTemplate=SHORT_TOLERATIONS), stop_kubelet, recovery_timeout_seconds=330
+    ),
+    "kubelet-restart": InjectedFault(runs_program(), stop_kubelet, duration_seconds=10),
+    "partition": InjectedFault(
+        runs_program("--patience", "15", podTemplate=SHORT_TOLERATIONS), partition, recovery_timeout_seconds=240
+    ),
+    "partition-healed": InjectedFault(runs_program(), partition, duration_seconds=6),
+    "node-delete": InjectedFault(runs_program(), delete_node, recovery_timeout_seconds=330),
+    "out-of-service": InjectedFault(runs_program(), taint_out_of_service, recovery_timeout_seconds=330),
 }

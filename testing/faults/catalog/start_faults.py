@@ -1,4 +1,4 @@
-"""What keeps a job from starting, for a while or for good."""
+"""Faults that keep a job from starting, temporarily or permanently."""
 
 from __future__ import annotations
 
@@ -10,191 +10,219 @@ from functools import partial
 from typing import Any
 
 from finetune_operator import names
-from testing.faults.catalog.fault import Fault, When, does, program
-from testing.faults.job_under_test import Raw, Scene
+from testing.faults.catalog.fault import InjectedFault, InjectionTime, program_fields, runs_program
+from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.processes.operator_stack import example_job
 
-ROOM, SECRET, QUOTA = "chaos-room", "chaos-token", "chaos-quota"
-APART = {
+ROOM_LABEL, SECRET, QUOTA = "chaos-room", "chaos-token", "chaos-quota"
+ONE_POD_PER_NODE = {
     "topologyKey": "kubernetes.io/hostname",
     "labelSelector": {"matchExpressions": [{"key": names.JOB_NAME, "operator": "Exists"}]},
 }
 
 
 @contextmanager
-def no_room(scene: Scene) -> Iterator[None]:
-    """Afterwards there is."""
-    scene.stack.kubectl("label", "node", *scene.machines(), f"{ROOM}-")
+def remove_room(job: JobUnderTest) -> Iterator[None]:
+    """Remove the label that the job's nodeSelector needs from all Kubernetes nodes."""
+    job.stack.kubectl("label", "node", *job.k8s_node_names(), f"{ROOM_LABEL}-")
     try:
         yield
     finally:
-        scene.stack.kubectl("label", "node", *scene.machines(), f"{ROOM}=yes", "--overwrite")
+        job.stack.kubectl("label", "node", *job.k8s_node_names(), f"{ROOM_LABEL}=yes", "--overwrite")
 
 
 @contextmanager
-def room_for_one(scene: Scene) -> Iterator[None]:
-    first, *_ = scene.machines()
-    with no_room(scene):
-        scene.stack.kubectl("label", "node", first, f"{ROOM}=yes")
+def leave_room_for_one(job: JobUnderTest) -> Iterator[None]:
+    first, *_ = job.k8s_node_names()
+    with remove_room(job):
+        job.stack.kubectl("label", "node", first, f"{ROOM_LABEL}=yes")
         yield
 
 
 @contextmanager
-def no_quota(scene: Scene, *, pods: int = 0) -> Iterator[None]:
-    hard = {"hard": {"pods": str(pods)}}
-    scene.stack.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": QUOTA}, "spec": hard})
+def limit_quota(job: JobUnderTest, *, pods: int = 0) -> Iterator[None]:
+    spec = {"hard": {"pods": str(pods)}}
+    job.stack.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": QUOTA}, "spec": spec})
     try:
-        wait_for_quota(scene)
+        wait_for_quota(job)
         yield
     finally:
-        scene.stack.kubectl("delete", "resourcequota", QUOTA)
+        job.stack.kubectl("delete", "resourcequota", QUOTA)
 
 
-def wait_for_quota(scene: Scene) -> None:
-    """Its controller has to count first; a quota without a count allows nothing, and says so in other words."""
+def wait_for_quota(job: JobUnderTest) -> None:
+    """Wait until the quota controller has counted: before, the quota rejects everything with another message."""
     deadline = time.monotonic() + 20
-    while (
-        not json.loads(scene.stack.kubectl("get", "resourcequota", QUOTA, "-o", "json")).get("status", {}).get("hard")
-    ):
+    while not json.loads(job.stack.kubectl("get", "resourcequota", QUOTA, "-o", "json")).get("status", {}).get("hard"):
         if time.monotonic() > deadline:
-            raise TimeoutError("the ResourceQuota was not counted within 20 s")
+            raise TimeoutError("the ResourceQuota was not processed within 20 s")
         time.sleep(0.1)
 
 
 @contextmanager
-def no_secret(scene: Scene) -> Iterator[None]:
-    """Afterwards there is; it goes with the job's end."""
-    scene.stack.kubectl("delete", "secret", SECRET, "--ignore-not-found")
+def remove_secret(job: JobUnderTest) -> Iterator[None]:
+    """Remove the Secret and create it afterwards."""
+    job.stack.kubectl("delete", "secret", SECRET, "--ignore-not-found")
     try:
         yield
     finally:
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "stringData": {"token": "t"}}
-        scene.stack.apply(secret)
+        job.stack.apply(secret)
 
 
 @contextmanager
-def no_config_map(scene: Scene) -> Iterator[None]:
-    """When there is room at last, somebody has cleaned up."""
-    with no_room(scene):
+def remove_config_map(job: JobUnderTest) -> Iterator[None]:
+    """Delete the job's ConfigMap while its pods are unschedulable."""
+    with remove_room(job):
         yield
-        scene.stack.kubectl("delete", "configmap", names.config_map_name(scene.job, 0))
+        job.stack.kubectl("delete", "configmap", names.config_map_name(job.name, 0))
 
 
 @contextmanager
-def no_webhook(scene: Scene) -> Iterator[None]:
-    """A policy engine whose Service is gone, asked about this job's pods only."""
+def break_webhook(job: JobUnderTest) -> Iterator[None]:
+    """Register an admission webhook for this job's pods whose Service does not exist."""
     rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
     hook = {
         "name": "policy.example.com",
         "rules": [rule],
-        "objectSelector": {"matchLabels": {names.JOB_NAME: scene.job}},
+        "objectSelector": {"matchLabels": {names.JOB_NAME: job.name}},
         "clientConfig": {"service": {"name": "policy", "namespace": "default"}},
         "admissionReviewVersions": ["v1"],
         "sideEffects": "None",
         "failurePolicy": "Fail",
     }
-    kind, metadata = "ValidatingWebhookConfiguration", {"name": scene.job}
-    scene.stack.apply(
+    kind, metadata = "ValidatingWebhookConfiguration", {"name": job.name}
+    job.stack.apply(
         {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": metadata, "webhooks": [hook]}
     )
     try:
-        time.sleep(2)  # the API server learns of it by a watch
+        time.sleep(2)  # the API server loads webhooks asynchronously
         yield
     finally:
-        scene.stack.kubectl("delete", kind, scene.job)
+        job.stack.kubectl("delete", kind, job.name)
 
 
 @contextmanager
-def no_dns(scene: Scene) -> Iterator[None]:
-    dns = scene.cluster.daemon("coredns")
+def stop_dns(job: JobUnderTest) -> Iterator[None]:
+    dns = job.cluster.daemon("coredns")
     dns.stop()
     try:
         yield
     finally:
         dns.start()
-        scene.cluster.wait_until_dns_answers()
+        job.cluster.wait_until_dns_answers()
 
 
 @contextmanager
-def foreign_service(scene: Scene) -> Iterator[None]:
+def create_foreign_service(job: JobUnderTest) -> Iterator[None]:
     spec = {"ports": [{"port": 80}], "selector": {"app": "theirs"}}
-    scene.stack.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": scene.job}, "spec": spec})
+    job.stack.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": job.name}, "spec": spec})
     try:
         yield
     finally:
-        scene.stack.kubectl("delete", "service", scene.job)  # an error if somebody removed it
+        job.stack.kubectl("delete", "service", job.name)  # fails if the operator removed it
 
 
 @contextmanager
-def no_profile(scene: Scene) -> Iterator[None]:
-    """Afterwards it is on every machine."""
+def remove_seccomp_profile(job: JobUnderTest) -> Iterator[None]:
+    """Install the seccomp profile on every Kubernetes node only afterwards."""
     try:
         yield
     finally:
-        for node in scene.cluster.layout.nodes:
-            profile = node.root / "kubelet" / "seccomp" / f"{scene.job}.json"
+        for node in job.cluster.layout.nodes:
+            profile = node.root / "kubelet" / "seccomp" / f"{job.name}.json"
             profile.parent.mkdir(exist_ok=True)
             profile.write_text('{"defaultAction": "SCMP_ACT_ALLOW"}')
 
 
-def needs_room(**fields: Any) -> Raw:
-    """A job for machines with the label only, no two nodes on the same."""
-    apart = {"requiredDuringSchedulingIgnoredDuringExecution": [APART]}
-    return program(podTemplate={"nodeSelector": {ROOM: "yes"}, "affinity": {"podAntiAffinity": apart}}, **fields)
+def needs_room_label(**fields: Any) -> RawBody:
+    """Return the fields of a job for labelled Kubernetes nodes only, with at most one pod per Kubernetes node."""
+    anti_affinity = {"requiredDuringSchedulingIgnoredDuringExecution": [ONE_POD_PER_NODE]}
+    return program_fields(
+        podTemplate={"nodeSelector": {ROOM_LABEL: "yes"}, "affinity": {"podAntiAffinity": anti_affinity}}, **fields
+    )
 
 
-def with_profile(scene: Scene) -> Raw:
-    """A job whose containers ask for a seccomp profile of its own."""
-    profile = {"type": "Localhost", "localhostProfile": f"{scene.job}.json"}
+def with_seccomp_profile(job: JobUnderTest) -> RawBody:
+    """Return the fields of a job whose containers need a seccomp profile of their own."""
+    profile = {"type": "Localhost", "localhostProfile": f"{job.name}.json"}
     restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    return program(podTemplate={"containerSecurityContext": {**restricted, "seccompProfile": profile}})
+    return program_fields(podTemplate={"containerSecurityContext": {**restricted, "seccompProfile": profile}})
 
 
-def with_token_file() -> Raw:
-    """A job that mounts the Secret, beside what the example mounts."""
+def with_token_file() -> RawBody:
+    """Return the fields of a job that mounts the Secret besides the example's volumes."""
     token = {"name": "token", "mountPath": "/token", "secret": {"secretName": SECRET}}
-    return program(volumes=[*example_job("any")["spec"]["volumes"], token])
+    return program_fields(volumes=[*example_job("any")["spec"]["volumes"], token])
 
 
-def image_without_python(scene: Scene) -> str:
-    """The pause image, which every machine has."""
-    (node, *_) = json.loads(scene.stack.kubectl("get", "nodes", "-o", "json"))["items"]
-    listed = (str(name) for image in node["status"]["images"] for name in image["names"] or ())
-    return next(name for name in listed if "pause:" in name and "@" not in name)
+def image_without_python(job: JobUnderTest) -> str:
+    """Return the name of the pause image, which every Kubernetes node has."""
+    (node, *_) = json.loads(job.stack.kubectl("get", "nodes", "-o", "json"))["items"]
+    image_names = (str(name) for image in node["status"]["images"] for name in image["names"] or ())
+    return next(name for name in image_names if "pause:" in name and "@" not in name)
 
 
 TOKEN = [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": SECRET, "key": "token"}}}]
 
 START_FAULTS = {
-    "image-missing": Fault(
-        does(image="localhost/chaos/none:v0", pendingDeadlineSeconds=30), when=When.BEFORE, spares_others=True
+    "image-missing": InjectedFault(
+        runs_program(image="localhost/chaos/none:v0", pendingDeadlineSeconds=30),
+        injection_time=InjectionTime.BEFORE,
+        is_isolated=True,
     ),
-    "image-name-invalid": Fault(does(image="localhost/Not A Name"), when=When.BEFORE, spares_others=True),
-    "image-without-python": Fault(
-        lambda scene: program(image=image_without_python(scene)), when=When.BEFORE, spares_others=True
+    "image-name-invalid": InjectedFault(
+        runs_program(image="localhost/Not A Name"), injection_time=InjectionTime.BEFORE, is_isolated=True
     ),
-    "unschedulable": Fault(lambda _: needs_room(), no_room, when=When.BEFORE, lasts_seconds=8),
-    "unschedulable-for-ever": Fault(lambda _: needs_room(pendingDeadlineSeconds=10), no_room, when=When.BEFORE),
-    "gang-incomplete": Fault(
-        lambda _: needs_room(startupDeadlineSeconds=8, restartPolicy={"maxBackoffSeconds": 5}),
-        room_for_one,
-        when=When.BEFORE,
-        lasts_seconds=16,
+    "image-without-python": InjectedFault(
+        lambda job: program_fields(image=image_without_python(job)),
+        injection_time=InjectionTime.BEFORE,
+        is_isolated=True,
     ),
-    "quota": Fault(does(), no_quota, when=When.BEFORE, lasts_seconds=8),
-    "quota-incomplete": Fault(
-        does(startupDeadlineSeconds=8, restartPolicy={"maxBackoffSeconds": 5}),
-        partial(no_quota, pods=1),
-        when=When.BEFORE,
-        lasts_seconds=16,
+    "unschedulable": InjectedFault(
+        lambda _: needs_room_label(), remove_room, injection_time=InjectionTime.BEFORE, duration_seconds=8
     ),
-    "webhook-down": Fault(does(), no_webhook, when=When.BEFORE, lasts_seconds=8, spares_others=True),
-    "config-map-deleted": Fault(lambda _: needs_room(), no_config_map, when=When.BEFORE, lasts_seconds=8),
-    "volume-missing": Fault(
-        lambda _: with_token_file(), no_secret, when=When.BEFORE, lasts_seconds=65, patience_seconds=300
+    "unschedulable-for-ever": InjectedFault(
+        lambda _: needs_room_label(pendingDeadlineSeconds=10), remove_room, injection_time=InjectionTime.BEFORE
     ),
-    "container-not-made": Fault(with_profile, no_profile, when=When.BEFORE, lasts_seconds=8, spares_others=True),
-    "secret-missing": Fault(does(env=TOKEN), no_secret, when=When.BEFORE, lasts_seconds=8),
-    "dns-blocked": Fault(does(), no_dns, when=When.BEFORE, lasts_seconds=20),
-    "name-taken": Fault(does(), foreign_service, when=When.BEFORE, spares_others=True),
+    "gang-incomplete": InjectedFault(
+        lambda _: needs_room_label(startupDeadlineSeconds=8, restartPolicy={"maxBackoffSeconds": 5}),
+        leave_room_for_one,
+        injection_time=InjectionTime.BEFORE,
+        duration_seconds=16,
+    ),
+    "quota": InjectedFault(runs_program(), limit_quota, injection_time=InjectionTime.BEFORE, duration_seconds=8),
+    "quota-incomplete": InjectedFault(
+        runs_program(startupDeadlineSeconds=8, restartPolicy={"maxBackoffSeconds": 5}),
+        partial(limit_quota, pods=1),
+        injection_time=InjectionTime.BEFORE,
+        duration_seconds=16,
+    ),
+    "webhook-down": InjectedFault(
+        runs_program(), break_webhook, injection_time=InjectionTime.BEFORE, duration_seconds=8, is_isolated=True
+    ),
+    "config-map-deleted": InjectedFault(
+        lambda _: needs_room_label(), remove_config_map, injection_time=InjectionTime.BEFORE, duration_seconds=8
+    ),
+    "volume-missing": InjectedFault(
+        lambda _: with_token_file(),
+        remove_secret,
+        injection_time=InjectionTime.BEFORE,
+        duration_seconds=65,
+        recovery_timeout_seconds=300,
+    ),
+    "container-not-made": InjectedFault(
+        with_seccomp_profile,
+        remove_seccomp_profile,
+        injection_time=InjectionTime.BEFORE,
+        duration_seconds=8,
+        is_isolated=True,
+    ),
+    "secret-missing": InjectedFault(
+        runs_program(env=TOKEN), remove_secret, injection_time=InjectionTime.BEFORE, duration_seconds=8
+    ),
+    "dns-blocked": InjectedFault(runs_program(), stop_dns, injection_time=InjectionTime.BEFORE, duration_seconds=20),
+    "name-taken": InjectedFault(
+        runs_program(), create_foreign_service, injection_time=InjectionTime.BEFORE, is_isolated=True
+    ),
 }

@@ -1,4 +1,4 @@
-"""A training script as one finds them: plain torch and DDP, its own arguments, its own checkpoint; no word of us."""
+"""A typical training script of a user: plain torch and DDP with its own arguments and checkpoint."""
 
 import argparse
 import os

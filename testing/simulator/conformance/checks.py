@@ -1,4 +1,4 @@
-"""What the simulated API server claims about a real one: short stories, told to either, and their answers."""
+"""Conformance checks: requests sent to both the simulated and a real API server, and what they return."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -8,77 +8,77 @@ from datetime import datetime
 from typing import Any
 
 from finetune_operator import names
-from finetune_operator.kube.api_client import ApiError, ApiServer
+from finetune_operator.kube.api_client import ApiClient, ApiError
 from finetune_operator.kube.cluster import collection_path, object_path
-from finetune_operator.observation.pods import parse_time
+from finetune_operator.observation.ownership import parse_time
 from testing.builders.jobs import spec
 
-Raw = dict[str, Any]
+RawBody = dict[str, Any]
 Facts = dict[str, Any]
 LABEL = "contract"
 
 
 @dataclass(frozen=True)
-class Site:
-    """An API server, simulated or real, and pods that behave as their names say there."""
+class ClusterUnderTest:
+    """An API server, simulated or real, and builders of pods with a known behaviour."""
 
-    api: ApiServer
+    api: ApiClient
     namespace: str
-    endless: Callable[[str], Raw]  # runs and is in no hurry to obey SIGTERM
-    brief: Callable[[str], Raw]  # ends soon, with exit 1
-    nowhere: Callable[[str], Raw]  # fits no machine
+    long_running: Callable[[str], RawBody]  # runs and ignores SIGTERM until the grace period is over
+    short_lived: Callable[[str], RawBody]  # exits soon with code 1
+    unschedulable: Callable[[str], RawBody]  # fits no Kubernetes node
 
     def path(self, kind: str, name: str) -> str:
-        """URL of an object."""
+        """Return the URL path of an object."""
         return object_path(kind, self.namespace, name)
 
-    async def ask(self, method: str, path: str, body: Raw | None = None) -> str:
-        """`ok`, or the code and reason of the refusal."""
+    async def request(self, method: str, path: str, body: RawBody | None = None) -> str:
+        """Send a request; return `ok`, or the code and reason of the rejection."""
         try:
             await self.api.call_once(method, path, body=body)
         except ApiError as error:
             return f"{error.status} {error.reason}"
         return "ok"
 
-    async def create(self, manifest: Raw) -> str:
-        """POST."""
-        return await self.ask("POST", collection_path(manifest["kind"], self.namespace), manifest)
+    async def create(self, manifest: RawBody) -> str:
+        """Create an object (POST)."""
+        return await self.request("POST", collection_path(manifest["kind"], self.namespace), manifest)
 
-    async def read(self, kind: str, name: str) -> Raw:
-        """GET."""
+    async def read(self, kind: str, name: str) -> RawBody:
+        """Return an object (GET)."""
         return await self.api.call_once("GET", self.path(kind, name))
 
-    async def until(self, probe: Callable[[], Awaitable[bool]]) -> None:
-        """Until it is so, for at most a minute."""
+    async def wait_until(self, probe: Callable[[], Awaitable[bool]]) -> None:
+        """Wait until the probe returns True, for at most a minute."""
         async with asyncio.timeout(60):
             while not await probe():  # noqa: ASYNC110  an API server has no asyncio.Event
                 await asyncio.sleep(0.05)
 
-    async def pod_until(self, name: str, *, phase: str) -> Raw:
-        """The pod, once it is in that phase."""
+    async def wait_for_phase(self, name: str, *, phase: str) -> RawBody:
+        """Wait for the phase and return the pod."""
 
-        async def there() -> bool:
+        async def has_phase() -> bool:
             return bool((await self.read("Pod", name))["status"].get("phase") == phase)
 
-        await self.until(there)
+        await self.wait_until(has_phase)
         return await self.read("Pod", name)
 
-    async def gone(self, name: str) -> None:
-        """Until the pod is no more."""
+    async def wait_until_removed(self, name: str) -> None:
+        """Wait until the pod object no longer exists."""
 
-        async def absent() -> bool:
-            return await self.ask("GET", self.path("Pod", name)) == "404 NotFound"
+        async def is_removed() -> bool:
+            return await self.request("GET", self.path("Pod", name)) == "404 NotFound"
 
-        await self.until(absent)
+        await self.wait_until(is_removed)
 
 
-def config_map(name: str, **labels: str) -> Raw:
-    """An object that nobody else touches."""
+def config_map(name: str, **labels: str) -> RawBody:
+    """Return a ConfigMap that no controller changes."""
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": {LABEL: name, **labels}}}
 
 
-def job(name: str) -> Raw:
-    """A job that never starts."""
+def job(name: str) -> RawBody:
+    """Return a suspended job, which never starts."""
     metadata = {"name": name, "labels": {LABEL: name}}
     return {
         "apiVersion": names.API_VERSION,
@@ -88,150 +88,166 @@ def job(name: str) -> Raw:
     }
 
 
-async def names_and_uids(site: Site) -> Facts:
-    """Creating what exists, deleting what is not what was meant, reading what is gone."""
+async def names_and_uids(cluster: ClusterUnderTest) -> Facts:
+    """Create an existing name, delete with a wrong uid precondition, and read a deleted object."""
     name = "names"
-    facts: Facts = {"create": await site.create(placed(site, config_map(name)))}
-    facts["create again"] = await site.create(placed(site, config_map(name)))
-    wrong: Raw = {"preconditions": {"uid": "00000000-0000-0000-0000-000000000000"}}
-    facts["delete another uid"] = await site.ask("DELETE", site.path("ConfigMap", name), wrong)
-    uid = (await site.read("ConfigMap", name))["metadata"]["uid"]
-    right = {"preconditions": {"uid": uid}}
-    facts["delete this uid"] = await site.ask("DELETE", site.path("ConfigMap", name), right)
-    facts["delete what is gone"] = await site.ask("DELETE", site.path("ConfigMap", name), right)
-    facts["read what is gone"] = await site.ask("GET", site.path("ConfigMap", name))
-    facts["create anew"] = await site.create(placed(site, config_map(name)))
-    facts["a new uid"] = (await site.read("ConfigMap", name))["metadata"]["uid"] != uid
-    facts["the old uid is no precondition for the new"] = await site.ask("DELETE", site.path("ConfigMap", name), right)
+    facts: Facts = {"create": await cluster.create(in_namespace(cluster, config_map(name)))}
+    facts["create again"] = await cluster.create(in_namespace(cluster, config_map(name)))
+    other_uid: RawBody = {"preconditions": {"uid": "00000000-0000-0000-0000-000000000000"}}
+    facts["delete another uid"] = await cluster.request("DELETE", cluster.path("ConfigMap", name), other_uid)
+    uid = (await cluster.read("ConfigMap", name))["metadata"]["uid"]
+    same_uid = {"preconditions": {"uid": uid}}
+    facts["delete this uid"] = await cluster.request("DELETE", cluster.path("ConfigMap", name), same_uid)
+    facts["delete a deleted object"] = await cluster.request("DELETE", cluster.path("ConfigMap", name), same_uid)
+    facts["read a deleted object"] = await cluster.request("GET", cluster.path("ConfigMap", name))
+    facts["create again after the deletion"] = await cluster.create(in_namespace(cluster, config_map(name)))
+    facts["a new uid"] = (await cluster.read("ConfigMap", name))["metadata"]["uid"] != uid
+    facts["delete the new object with the old uid"] = await cluster.request(
+        "DELETE", cluster.path("ConfigMap", name), same_uid
+    )
     return facts
 
 
-async def lists(site: Site) -> Facts:
-    """What a selector finds, and that a list knows every commit before it."""
+async def lists(cluster: ClusterUnderTest) -> Facts:
+    """List with a label selector; the resourceVersion of a list is that of the newest commit."""
     for name in ("list-a", "list-b"):
-        await site.create(placed(site, config_map(name, shape="round" if name == "list-a" else "flat")))
-    newest = await site.read("ConfigMap", "list-b")
-    pages = [page async for page in site.api.pages(collection_path("ConfigMap", site.namespace), selector="shape=flat")]
+        await cluster.create(in_namespace(cluster, config_map(name, shape="round" if name == "list-a" else "flat")))
+    newest = await cluster.read("ConfigMap", "list-b")
+    pages = [
+        page
+        async for page in cluster.api.list_pages(collection_path("ConfigMap", cluster.namespace), selector="shape=flat")
+    ]
     return {
         "selected": [item["metadata"]["name"] for page in pages for item in page["items"]],
         "kind": pages[0]["kind"],
-        "as new as the newest": int(pages[0]["metadata"]["resourceVersion"])
+        "has the newest version": int(pages[0]["metadata"]["resourceVersion"])
         >= int(newest["metadata"]["resourceVersion"]),
     }
 
 
-async def status_of_a_job(site: Site) -> Facts:
-    """The lock that keeps two writers of a status apart."""
+async def status_of_a_job(cluster: ClusterUnderTest) -> Facts:
+    """Write the status with outdated resource versions and uids: optimistic locking of the status subresource."""
     name = "locked"
-    facts: Facts = {"create": await site.create(placed(site, job(name)))}
-    path = site.path(names.FINETUNEJOB_KIND, name)
-    seen = await _write_once(site, path)
-    facts["the spec stays"] = (await site.read(names.FINETUNEJOB_KIND, name))["spec"] == seen["spec"]
-    facts["generation"] = seen["metadata"]["generation"]
-    facts["an unchanged status is no new version"] = await _unchanged(site, path)
-    stale = {**seen, "metadata": {**seen["metadata"], "resourceVersion": "1"}, "status": {"restarts": 7}}
-    facts["a status on an old version"] = await site.ask("PUT", f"{path}/status", stale)
-    other = {**seen, "metadata": {**seen["metadata"], "uid": "other"}, "status": {"restarts": 8}}
+    facts: Facts = {"create": await cluster.create(in_namespace(cluster, job(name)))}
+    path = cluster.path(names.FINETUNEJOB_KIND, name)
+    written_job = await _write_status(cluster, path)
+    facts["the spec is unchanged"] = (await cluster.read(names.FINETUNEJOB_KIND, name))["spec"] == written_job["spec"]
+    facts["generation"] = written_job["metadata"]["generation"]
+    facts["an equal status keeps the version"] = await _rewrite_keeps_version(cluster, path)
+    stale = {**written_job, "metadata": {**written_job["metadata"], "resourceVersion": "1"}, "status": {"restarts": 7}}
+    facts["write the status on an old version"] = await cluster.request("PUT", f"{path}/status", stale)
+    other = {**written_job, "metadata": {**written_job["metadata"], "uid": "other"}, "status": {"restarts": 8}}
     del other["metadata"]["resourceVersion"]
-    facts["a status of another uid"] = await site.ask("PUT", f"{path}/status", other)
-    facts["delete in the background"] = await site.ask("DELETE", path, {"propagationPolicy": "Background"})
-    facts["gone at once"] = await site.ask("GET", path)
-    facts["a status of what is gone"] = await site.ask("PUT", f"{path}/status", seen)
+    facts["write the status of another uid"] = await cluster.request("PUT", f"{path}/status", other)
+    facts["delete in the background"] = await cluster.request("DELETE", path, {"propagationPolicy": "Background"})
+    facts["read right after the deletion"] = await cluster.request("GET", path)
+    facts["write the status of a deleted job"] = await cluster.request("PUT", f"{path}/status", written_job)
     return facts
 
 
-async def graceful_deletion(site: Site) -> Facts:
-    """A pod with a kubelet goes in its own time, which can only be made shorter, and keeps its name meanwhile."""
-    name = "leaving"
-    facts: Facts = {"create": await site.create(placed(site, site.endless(name)))}
-    await site.pod_until(name, phase="Running")
-    path = site.path("Pod", name)
+async def graceful_deletion(cluster: ClusterUnderTest) -> Facts:
+    """Delete a running pod: its grace period can only be shortened, and its name stays taken meanwhile."""
+    name = "terminating"
+    facts: Facts = {"create": await cluster.create(in_namespace(cluster, cluster.long_running(name)))}
+    await cluster.wait_for_phase(name, phase="Running")
+    path = cluster.path("Pod", name)
     deadlines: list[datetime] = []
     for seconds in (20, 40, 8):
-        facts[f"delete within {seconds} s"] = await site.ask("DELETE", path, {"gracePeriodSeconds": seconds})
-        metadata = (await site.read("Pod", name))["metadata"]
-        facts[f"grace after that of {seconds} s"] = metadata["deletionGracePeriodSeconds"]
+        facts[f"delete within {seconds} s"] = await cluster.request("DELETE", path, {"gracePeriodSeconds": seconds})
+        metadata = (await cluster.read("Pod", name))["metadata"]
+        facts[f"grace period after the request of {seconds} s"] = metadata["deletionGracePeriodSeconds"]
         deadline = parse_time(metadata["deletionTimestamp"])
         assert deadline is not None
         deadlines.append(deadline)
-    facts["deadlines move by"] = [(deadline - deadlines[0]).total_seconds() for deadline in deadlines]
-    facts["the name is taken meanwhile"] = await site.create(placed(site, site.endless(name)))
-    facts["it runs meanwhile"] = (await site.read("Pod", name))["status"]["phase"]
-    await site.gone(name)
-    facts["the name is free after"] = await site.create(placed(site, site.endless(name)))
-    facts["by force"] = await site.ask("DELETE", path, {"gracePeriodSeconds": 0})
-    facts["gone at once"] = await site.ask("GET", path)
+    facts["seconds by which the deadline moves"] = [(deadline - deadlines[0]).total_seconds() for deadline in deadlines]
+    facts["create the same name during the grace period"] = await cluster.create(
+        in_namespace(cluster, cluster.long_running(name))
+    )
+    facts["phase during the grace period"] = (await cluster.read("Pod", name))["status"]["phase"]
+    await cluster.wait_until_removed(name)
+    facts["create the same name after the removal"] = await cluster.create(
+        in_namespace(cluster, cluster.long_running(name))
+    )
+    facts["force-delete"] = await cluster.request("DELETE", path, {"gracePeriodSeconds": 0})
+    facts["read right after the deletion"] = await cluster.request("GET", path)
     return facts
 
 
-async def deletion_without_a_kubelet(site: Site) -> Facts:
-    """A pod that was never placed, and one that has ended, need no grace."""
+async def deletion_without_a_kubelet(cluster: ClusterUnderTest) -> Facts:
+    """Delete an unscheduled and an ended pod: both are removed without a grace period."""
     facts: Facts = {}
-    await site.create(placed(site, site.nowhere("unplaced")))
-    facts["unplaced"] = await site.ask("DELETE", site.path("Pod", "unplaced"), {"gracePeriodSeconds": 30})
-    facts["unplaced, then"] = await site.ask("GET", site.path("Pod", "unplaced"))
-    await site.create(placed(site, site.brief("ended")))
-    await site.pod_until("ended", phase="Failed")
-    facts["ended"] = await site.ask("DELETE", site.path("Pod", "ended"), {"gracePeriodSeconds": 30})
-    facts["ended, then"] = await site.ask("GET", site.path("Pod", "ended"))
+    await cluster.create(in_namespace(cluster, cluster.unschedulable("unscheduled")))
+    facts["delete an unscheduled pod"] = await cluster.request(
+        "DELETE", cluster.path("Pod", "unscheduled"), {"gracePeriodSeconds": 30}
+    )
+    facts["read the unscheduled pod"] = await cluster.request("GET", cluster.path("Pod", "unscheduled"))
+    await cluster.create(in_namespace(cluster, cluster.short_lived("ended")))
+    await cluster.wait_for_phase("ended", phase="Failed")
+    facts["delete an ended pod"] = await cluster.request(
+        "DELETE", cluster.path("Pod", "ended"), {"gracePeriodSeconds": 30}
+    )
+    facts["read the ended pod"] = await cluster.request("GET", cluster.path("Pod", "ended"))
     return facts
 
 
-async def order_of_events(site: Site) -> Facts:
-    """A watch tells every commit once, in order, and again in the same order to who asks from the same version."""
-    page = await anext(site.api.pages(collection_path("Pod", site.namespace)))
+async def order_of_events(cluster: ClusterUnderTest) -> Facts:
+    """Watch a pod: every commit is one event, in the same order for every watch from the same version."""
+    page = await anext(cluster.api.list_pages(collection_path("Pod", cluster.namespace)))
     version = page["metadata"]["resourceVersion"]
     name = "watched"
-    await site.create(placed(site, site.brief(name)))
-    await site.pod_until(name, phase="Failed")
-    await site.ask("DELETE", site.path("Pod", name))
-    first = [event async for event in events_of(site, name, version=version)]
-    again = [event async for event in events_of(site, name, version=version)]
-    versions = [int(event["object"]["metadata"]["resourceVersion"]) for event in first]
+    await cluster.create(in_namespace(cluster, cluster.short_lived(name)))
+    await cluster.wait_for_phase(name, phase="Failed")
+    await cluster.request("DELETE", cluster.path("Pod", name))
+    events = [event async for event in events_of(cluster, name, version=version)]
+    replayed = [event async for event in events_of(cluster, name, version=version)]
+    versions = [int(event["object"]["metadata"]["resourceVersion"]) for event in events]
     return {
-        "types": [t for t, before in zip(kinds(first), [None, *kinds(first)], strict=False) if t != before],
-        "versions rise": versions == sorted(set(versions)),
-        "one uid": len({event["object"]["metadata"]["uid"] for event in first}),
-        "told again": kinds(first) == kinds(again),
-        "the container's end before the pod's": state_of(first[_first(first, _ended)]) == "Running",
-        "the deletion has a version of its own": versions[-1] > versions[-2],
-        "the deletion carries the last state": state_of(first[-1]),
+        "types": [
+            t for t, before in zip(event_types(events), [None, *event_types(events)], strict=False) if t != before
+        ],
+        "versions increase": versions == sorted(set(versions)),
+        "one uid": len({event["object"]["metadata"]["uid"] for event in events}),
+        "a second watch receives the same events": event_types(events) == event_types(replayed),
+        "the container terminates before the pod phase changes": phase_of(events[_first_index(events, _is_terminated)])
+        == "Running",
+        "the deletion has its own version": versions[-1] > versions[-2],
+        "phase in the deletion event": phase_of(events[-1]),
     }
 
 
-async def labels_taken_away(site: Site) -> Facts:
-    """Who selects by a label is told that an object which loses it is deleted, in its last state that had it."""
-    path = collection_path("ConfigMap", site.namespace)
-    version = (await anext(site.api.pages(path)))["metadata"]["resourceVersion"]
-    await site.create(placed(site, config_map("hidden", kept="yes")))
-    there = await site.read("ConfigMap", "hidden")
-    bare = {**there, "metadata": {**there["metadata"], "labels": {"kept": "yes"}}}
-    facts: Facts = {"edited": await site.ask("PUT", site.path("ConfigMap", "hidden"), bare)}
-    events = [event async for event in events_of(site, "hidden", version=version, kind="ConfigMap", selector=LABEL)]
-    facts["told"] = kinds(events)
-    facts["labels"] = sorted(events[-1]["object"]["metadata"]["labels"])
-    newest = (await site.read("ConfigMap", "hidden"))["metadata"]["resourceVersion"]
-    facts["version is that of the edit"] = events[-1]["object"]["metadata"]["resourceVersion"] == newest
+async def label_removed(cluster: ClusterUnderTest) -> Facts:
+    """Remove a label: a watch that selects it receives DELETED, with the last state that had the label."""
+    path = collection_path("ConfigMap", cluster.namespace)
+    version = (await anext(cluster.api.list_pages(path)))["metadata"]["resourceVersion"]
+    await cluster.create(in_namespace(cluster, config_map("hidden", kept="yes")))
+    current = await cluster.read("ConfigMap", "hidden")
+    relabelled = {**current, "metadata": {**current["metadata"], "labels": {"kept": "yes"}}}
+    facts: Facts = {"remove the label": await cluster.request("PUT", cluster.path("ConfigMap", "hidden"), relabelled)}
+    events = [event async for event in events_of(cluster, "hidden", version=version, kind="ConfigMap", selector=LABEL)]
+    facts["event types"] = event_types(events)
+    facts["labels of the last event"] = sorted(events[-1]["object"]["metadata"]["labels"])
+    newest = (await cluster.read("ConfigMap", "hidden"))["metadata"]["resourceVersion"]
+    facts["the version is that of the edit"] = events[-1]["object"]["metadata"]["resourceVersion"] == newest
     return facts
 
 
-STORIES = (
+CHECKS = (
     names_and_uids,
     lists,
     status_of_a_job,
     graceful_deletion,
     deletion_without_a_kubelet,
     order_of_events,
-    labels_taken_away,
+    label_removed,
 )
 
 
 async def events_of(
-    site: Site, name: str, *, version: str, kind: str = "Pod", selector: str = ""
-) -> AsyncIterator[Raw]:
-    """The events of one object until it is deleted."""
-    path = collection_path(kind, site.namespace)
-    async with asyncio.timeout(60), aclosing(site.api.watch(path, selector=selector, version=version)) as events:  # type: ignore[type-var]
+    cluster: ClusterUnderTest, name: str, *, version: str, kind: str = "Pod", selector: str = ""
+) -> AsyncIterator[RawBody]:
+    """Yield the events of one object until it is deleted."""
+    path = collection_path(kind, cluster.namespace)
+    async with asyncio.timeout(60), aclosing(cluster.api.watch(path, selector=selector, version=version)) as events:  # type: ignore[type-var]
         async for event in events:
             if event["type"] == "BOOKMARK" or event["object"]["metadata"]["name"] != name:
                 continue
@@ -240,49 +256,49 @@ async def events_of(
                 return
 
 
-def placed(site: Site, manifest: Raw) -> Raw:
-    """The manifest in the site's namespace."""
-    return {**manifest, "metadata": {**manifest["metadata"], "namespace": site.namespace}}
+def in_namespace(cluster: ClusterUnderTest, manifest: RawBody) -> RawBody:
+    """Return the manifest with the namespace of the cluster under test."""
+    return {**manifest, "metadata": {**manifest["metadata"], "namespace": cluster.namespace}}
 
 
-def kinds(events: list[Raw]) -> list[str]:
-    """Their types."""
+def event_types(events: list[RawBody]) -> list[str]:
+    """Return the types of the events."""
     return [event["type"] for event in events]
 
 
-def state_of(event: Raw) -> str:
-    """Phase of the pod that an event tells of."""
+def phase_of(event: RawBody) -> str:
+    """Return the phase of the pod in the event."""
     phase: str = event["object"]["status"]["phase"]
     return phase
 
 
-def _ended(event: Raw) -> bool:
+def _is_terminated(event: RawBody) -> bool:
     statuses = event["object"]["status"].get("containerStatuses") or [{}]
     return "terminated" in statuses[0].get("state", {})
 
 
-def _first(events: list[Raw], holds: Callable[[Raw], bool]) -> int:
-    return next(index for index, event in enumerate(events) if holds(event))
+def _first_index(events: list[RawBody], predicate: Callable[[RawBody], bool]) -> int:
+    return next(index for index, event in enumerate(events) if predicate(event))
 
 
-async def _write_once(site: Site, path: str) -> Raw:
-    """A status written on the newest version; an operator that is there may write in between."""
+async def _write_status(cluster: ClusterUnderTest, path: str) -> RawBody:
+    """Write a status on the newest version; retried, because a running operator may write in between."""
     while True:
-        there = await site.api.call_once("GET", path)
+        current = await cluster.api.call_once("GET", path)
         try:
-            return await site.api.call_once("PUT", f"{path}/status", body={**there, "status": {"restarts": 1}})
+            return await cluster.api.call_once("PUT", f"{path}/status", body={**current, "status": {"restarts": 1}})
         except ApiError as error:
             if error.reason != "Conflict":
                 raise
 
 
-async def _unchanged(site: Site, path: str) -> bool:
+async def _rewrite_keeps_version(cluster: ClusterUnderTest, path: str) -> bool:
     while True:
-        there = await site.api.call_once("GET", path)
+        current = await cluster.api.call_once("GET", path)
         try:
-            written = await site.api.call_once("PUT", f"{path}/status", body=there)
+            written = await cluster.api.call_once("PUT", f"{path}/status", body=current)
         except ApiError as error:
             if error.reason != "Conflict":
                 raise
             continue
-        return bool(written["metadata"]["resourceVersion"] == there["metadata"]["resourceVersion"])
+        return bool(written["metadata"]["resourceVersion"] == current["metadata"]["resourceVersion"])

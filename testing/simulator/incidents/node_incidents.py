@@ -1,116 +1,116 @@
-"""What happens to machines: they are lost, come back, break, or are full of other people's pods."""
+"""Faults of Kubernetes nodes: they are lost, recover, break, or are occupied by pods of other users."""
 
-from testing.simulator.incidents.job_incidents import Incident, later
-from testing.simulator.world.kubernetes_nodes import Machine
+from testing.simulator.incidents.job_incidents import Incident, recover_later
+from testing.simulator.world.kubernetes_nodes import KubernetesNode
 from testing.simulator.world.world import World
 
 
-def machine_lost(world: World) -> None:
-    """A kubelet dies, and comes back; what runs there runs on."""
-    machine = _pick(world, "is lost")
-    world.nodes.lose(machine)
-    later(world, lambda: world.nodes.find(machine))
+def kubelet_lost_temporarily(world: World) -> None:
+    """A kubelet dies and comes back; its containers keep running."""
+    k8s_node = _pick_k8s_node(world, "is lost")
+    world.node_controllers.stop_kubelet(k8s_node)
+    recover_later(world, lambda: world.node_controllers.recover(k8s_node))
 
 
-def machine_lost_for_ever(world: World) -> None:
-    """A kubelet dies."""
-    world.nodes.lose(_pick(world, "is lost for ever"))
+def kubelet_lost_permanently(world: World) -> None:
+    """A kubelet dies and never comes back."""
+    world.node_controllers.stop_kubelet(_pick_k8s_node(world, "is lost permanently"))
 
 
-def machine_without_power(world: World) -> None:
-    """A machine and all that runs on it are gone, and nobody tells."""
-    machine = _pick(world, "has no power")
-    world.nodes.lose(machine)
-    _end_processes(world, machine)
+def power_lost(world: World) -> None:
+    """A Kubernetes node and all its processes die without any report."""
+    k8s_node = _pick_k8s_node(world, "has no power")
+    world.node_controllers.stop_kubelet(k8s_node)
+    _kill_processes(world, k8s_node)
 
 
-def machine_cut_off(world: World) -> None:
-    """A switch fails: neither the API server nor the other ranks hear of it for a while."""
-    machine = _pick(world, "is cut off")
-    world.nodes.cut_off(machine)
-    links = [world.trainer.cut_off(process) for process in world.machines.processes_on(machine)]
+def network_partitioned(world: World) -> None:
+    """A Kubernetes node can reach neither the API server nor the other ranks for a while."""
+    k8s_node = _pick_k8s_node(world, "is partitioned")
+    world.node_controllers.partition(k8s_node)
+    links = [world.trainer.partition(process) for process in world.k8s_nodes.processes_on(k8s_node)]
 
-    def mend() -> None:
-        world.nodes.find(machine)
+    def reconnect() -> None:
+        world.node_controllers.recover(k8s_node)
         for link in links:
             link()
 
-    later(world, mend)
+    recover_later(world, reconnect)
 
 
-def machine_taken_back(world: World) -> None:
-    """A cloud takes a machine away, and says so."""
-    machine = _pick(world, "is taken back")
-    world.nodes.lose(machine)
-    _end_processes(world, machine)
-    world.nodes.delete_node(machine)
+def k8s_node_reclaimed(world: World) -> None:
+    """A cloud provider reclaims a node and deletes its Node object."""
+    k8s_node = _pick_k8s_node(world, "is reclaimed")
+    world.node_controllers.stop_kubelet(k8s_node)
+    _kill_processes(world, k8s_node)
+    world.node_controllers.delete_node(k8s_node)
 
 
-def node_deleted(world: World) -> None:
-    """kubectl delete node, of a machine that is well or long lost."""
-    machine = _pick(world, "is deleted")
+def k8s_node_deleted(world: World) -> None:
+    """kubectl delete node, of a healthy or a lost node."""
+    k8s_node = _pick_k8s_node(world, "is deleted")
     if world.choices.chance(50):
-        world.nodes.lose(machine)
-    world.nodes.delete_node(machine)
-    later(world, lambda: world.nodes.find(machine))
+        world.node_controllers.stop_kubelet(k8s_node)
+    world.node_controllers.delete_node(k8s_node)
+    recover_later(world, lambda: world.node_controllers.recover(k8s_node))
 
 
-def machine_out_of_service(world: World) -> None:
-    """Lost, and tainted as out of service, though it may come back."""
-    machine = _pick(world, "is out of service")
-    world.nodes.lose(machine)
-    world.nodes.take_out_of_service(machine)
-    later(world, lambda: world.nodes.find(machine))
+def k8s_node_out_of_service(world: World) -> None:
+    """A Kubernetes node is lost and tainted as out of service; it recovers nevertheless."""
+    k8s_node = _pick_k8s_node(world, "is out of service")
+    world.node_controllers.stop_kubelet(k8s_node)
+    world.node_controllers.taint_out_of_service(k8s_node)
+    recover_later(world, lambda: world.node_controllers.recover(k8s_node))
 
 
-def machine_broken(world: World) -> None:
-    """A GPU fails all that runs on it; one such machine is enough."""
-    if not any(machine.broken for machine in world.machines.machines):
-        world.machines.break_gpu(_pick(world, "has a broken GPU"))
+def gpu_broken(world: World) -> None:
+    """A GPU fails every process on its Kubernetes node; at most one breaks."""
+    if not any(k8s_node.gpu_broken for k8s_node in world.k8s_nodes.nodes):
+        world.k8s_nodes.break_gpu(_pick_k8s_node(world, "has a broken GPU"))
 
 
-def no_room(world: World) -> None:
-    """Nothing can be scheduled for a while."""
-    world.machines.room = False
+def cluster_full(world: World) -> None:
+    """No pod can be scheduled for a while."""
+    world.k8s_nodes.accepts_pods = False
 
-    def make_room() -> None:
-        world.machines.room = True
+    def free_resources() -> None:
+        world.k8s_nodes.accepts_pods = True
 
-    later(world, make_room)
-
-
-def crowded(world: World) -> None:
-    """Other people's pods take all machines but one or two, for a while."""
-    machines = world.machines.machines
-    free = {machines[world.choices.number(len(machines))].name for _ in range(2)}
-    taken = [machine for machine in machines if machine.name not in free]
-
-    def take(taking: bool) -> None:
-        for machine in taken:
-            machine.taken = taking
-
-    take(True)
-    later(world, lambda: take(False))
+    recover_later(world, free_resources)
 
 
-def _pick(world: World, what: str) -> Machine:
-    machine = world.pick_machine()
-    world.note(f"{machine.name} {what}")
-    return machine
+def k8s_nodes_occupied(world: World) -> None:
+    """Pods of other users occupy all Kubernetes nodes but one or two for a while."""
+    k8s_nodes = world.k8s_nodes.nodes
+    free_names = {k8s_nodes[world.choices.number(len(k8s_nodes))].name for _ in range(2)}
+    occupied_nodes = [k8s_node for k8s_node in k8s_nodes if k8s_node.name not in free_names]
+
+    def set_occupied(occupied: bool) -> None:
+        for k8s_node in occupied_nodes:
+            k8s_node.occupied = occupied
+
+    set_occupied(True)
+    recover_later(world, lambda: set_occupied(False))
 
 
-def _end_processes(world: World, machine: Machine) -> None:
-    for process in world.machines.processes_on(machine):
-        world.trainer.kill(process, reason="ContainerStatusUnknown")  # as a kubelet says that starts again
+def _pick_k8s_node(world: World, event: str) -> KubernetesNode:
+    k8s_node = world.pick_k8s_node()
+    world.add_trace(f"{k8s_node.name} {event}")
+    return k8s_node
 
 
-LOSSES: tuple[Incident, ...] = (
-    *(3 * (machine_lost, machine_lost_for_ever, machine_without_power)),
-    *(2 * (machine_taken_back, machine_out_of_service, node_deleted)),
+def _kill_processes(world: World, k8s_node: KubernetesNode) -> None:
+    for process in world.k8s_nodes.processes_on(k8s_node):
+        world.trainer.kill(process, reason="ContainerStatusUnknown")  # the reason that a restarted kubelet reports
+
+
+NODE_LOSSES: tuple[Incident, ...] = (
+    *(3 * (kubelet_lost_temporarily, kubelet_lost_permanently, power_lost)),
+    *(2 * (k8s_node_reclaimed, k8s_node_out_of_service, k8s_node_deleted)),
 )
 
-MACHINE_INCIDENTS: tuple[Incident, ...] = (  # the commonest more than once
-    *LOSSES,
-    *(2 * (machine_cut_off, no_room, crowded)),
-    machine_broken,
+NODE_INCIDENTS: tuple[Incident, ...] = (  # frequent ones several times
+    *NODE_LOSSES,
+    *(2 * (network_partitioned, cluster_full, k8s_nodes_occupied)),
+    gpu_broken,
 )

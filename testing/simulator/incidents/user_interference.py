@@ -1,38 +1,38 @@
-"""What people do to what a job needs: its name, its Service, the quota, the machines' room, the operator's clock."""
+"""Changes by users to what a job needs: its Service, ConfigMap, labels and quota; also clock jumps."""
 
 from datetime import timedelta
 
 from finetune_operator import names
 from testing.simulator.incidents.job_incidents import (
     Incident,
-    later,
     operator_crashed,
     pod_deleted,
     rank_killed,
-    suspended_for_a_while,
+    recover_later,
+    suspended_temporarily,
 )
-from testing.simulator.incidents.node_incidents import crowded, machine_lost
+from testing.simulator.incidents.node_incidents import k8s_nodes_occupied, kubelet_lost_temporarily
 from testing.simulator.world.apiserver import Key
 from testing.simulator.world.world import JOB, World
 
-CLOCK_ERRORS = (-20.0, 5.0, -20_000.0, 20_000.0)  # seconds
+CLOCK_OFFSETS = (-20.0, 5.0, -20_000.0, 20_000.0)  # seconds
 
 
-def made_again(world: World) -> None:
-    """kubectl delete ftj, and apply at once."""
+def job_recreated(world: World) -> None:
+    """kubectl delete ftj, followed at once by kubectl apply."""
     if job := world.job:
         world.delete(JOB, {"propagationPolicy": "Background"})
         world.apply(job["spec"])
 
 
-def quota_spent(world: World) -> None:
-    """For a while no more pods than these."""
+def quota_exhausted(world: World) -> None:
+    """A ResourceQuota allows fewer pods than the job needs, for a while."""
     world.server.pod_quota = world.choices.pick((1, 0, 2))
 
-    def lift() -> None:
+    def remove_quota() -> None:
         world.server.pod_quota = None
 
-    later(world, lift)
+    recover_later(world, remove_quota)
 
 
 def service_deleted(world: World) -> None:
@@ -41,76 +41,76 @@ def service_deleted(world: World) -> None:
 
 
 def service_edited(world: World) -> None:
-    """kubectl edit service: it selects nothing any more."""
+    """kubectl edit service: its selector matches no pod any more."""
     key = Key("Service", JOB.namespace, names.service_name(JOB.name))
     if service := world.server.get(key):
         world.server.change(key, actor="user", spec={**service["spec"], "selector": {"app": "another"}})
 
 
 def config_map_deleted(world: World) -> None:
-    """kubectl delete configmap, of the present attempt."""
+    """kubectl delete configmap, for the current attempt."""
     world.delete(Key("ConfigMap", JOB.namespace, names.config_map_name(JOB.name, world.status.get("attempt") or 0)), {})
 
 
-def relabelled(world: World) -> None:
-    """kubectl label, of a pod or the Service: it is not found by its labels any more, or not as what it was."""
-    owned = [
+def labels_edited(world: World) -> None:
+    """kubectl label, of a pod or the Service: label selectors no longer match it, or match it wrongly."""
+    labelled_objects = [
         (key, body)
         for kind in ("Pod", "Service")
         for key, body in world.server.all(kind)
         if "labels" in body["metadata"]
     ]
-    if owned:
-        key, there = world.choices.pick(owned)
+    if labelled_objects:
+        key, existing = world.choices.pick(labelled_objects)
         label = world.choices.pick((names.JOB_UID, names.ATTEMPT, names.NODE_RANK, names.MANAGED_BY))
         value = world.choices.pick(("", "another"))
-        labels = {**there["metadata"]["labels"], label: value}
-        kept = {label: value for label, value in labels.items() if value}
-        world.server.change(key, actor="user", metadata={**there["metadata"], "labels": kept})
+        labels = {**existing["metadata"]["labels"], label: value}
+        nonempty_labels = {label: value for label, value in labels.items() if value}
+        world.server.change(key, actor="user", metadata={**existing["metadata"], "labels": nonempty_labels})
 
 
-def pods_refused(world: World) -> None:
-    """Kubelets have less room than the scheduler believes, for a while."""
-    machines = world.machines.machines[: 1 + world.choices.number(len(world.machines.machines))]
+def pods_rejected_by_kubelets(world: World) -> None:
+    """Kubelets have fewer free resources than the scheduler assumes, for a while."""
+    k8s_nodes = world.k8s_nodes.nodes[: 1 + world.choices.number(len(world.k8s_nodes.nodes))]
 
-    def refuse(refusing: bool) -> None:
-        for machine in machines:
-            machine.refuses = refusing
+    def set_rejecting(rejecting: bool) -> None:
+        for k8s_node in k8s_nodes:
+            k8s_node.rejects_pods = rejecting
 
-    refuse(True)
-    later(world, lambda: refuse(False))
+    set_rejecting(True)
+    recover_later(world, lambda: set_rejecting(False))
 
 
 def clock_jumped(world: World) -> None:
-    """The clock of an operator's machine is wrong for a while."""
+    """The clock of an operator's host is wrong for a while."""
     operator = world.operators[-1]
-    seconds = world.choices.pick(CLOCK_ERRORS)
-    world.clocks_ahead |= seconds > 0
-    operator.clock_error = timedelta(seconds=seconds)
+    seconds = world.choices.pick(CLOCK_OFFSETS)
+    world.operator_clock_was_ahead |= seconds > 0
+    operator.clock_offset = timedelta(seconds=seconds)
 
-    def mend() -> None:
-        operator.clock_error = timedelta()
+    def correct_clock() -> None:
+        operator.clock_offset = timedelta()
 
-    later(world, mend)
+    recover_later(world, correct_clock)
 
 
-MEDDLING: tuple[Incident, ...] = (  # the commonest more than once
-    *(4 * (made_again, quota_spent)),
+USER_INTERFERENCE: tuple[Incident, ...] = (  # frequent ones several times
+    *(4 * (job_recreated, quota_exhausted)),
     *(
         2
         * (
             service_deleted,
             service_edited,
             config_map_deleted,
-            relabelled,
-            pods_refused,
+            labels_edited,
+            pods_rejected_by_kubelets,
             clock_jumped,
             rank_killed,
-            suspended_for_a_while,
+            suspended_temporarily,
         )
     ),
     pod_deleted,
     operator_crashed,
-    machine_lost,
-    crowded,
+    kubelet_lost_temporarily,
+    k8s_nodes_occupied,
 )

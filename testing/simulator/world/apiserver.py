@@ -1,7 +1,7 @@
-"""The API server of the simulator: what a client of pods, services and jobs can tell from a real one.
+"""The simulated API server: indistinguishable from a real one for a client of pods, services and jobs.
 
-Held against a real API server by tests/e2e/test_simulator_contract.py. Bodies are never changed in place, so that
-readers may keep what they were given.
+Compared with a real API server by tests/e2e/test_simulator_contract.py. Bodies are never changed in
+place, so that readers may keep references to them.
 """
 
 import asyncio
@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiError
 from finetune_operator.kube.cluster import COLLECTIONS
-from finetune_operator.observation.pods import parse_time
+from finetune_operator.observation.ownership import parse_time
+from testing.fakes.label_selector import matches_selector
 
-Raw = dict[str, Any]
+RawBody = dict[str, Any]
 
 KINDS = {plural: kind for kind, (_, plural) in COLLECTIONS.items()}
 DEFAULT_GRACE_SECONDS = 30
@@ -24,7 +25,7 @@ FOREGROUND = "foregroundDeletion"
 
 
 class Key(NamedTuple):
-    """One name."""
+    """Kind, namespace and name of an object."""
 
     kind: str
     namespace: str
@@ -33,52 +34,55 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """One commit: what was there, what is there now, who asked for it."""
+    """One commit: the object before and after it, and the actor who requested it."""
 
     version: int
     kind: str
-    before: Raw | None
-    after: Raw | None
+    before: RawBody | None
+    after: RawBody | None
     actor: str
     time: float
 
     @property
-    def body(self) -> Raw:
-        """The object as a watch tells it; a deletion carries the last state."""
+    def body(self) -> RawBody:
+        """The object as a watch event contains it; a deletion contains the last state."""
         body = self.after or self.before
         assert body is not None
         return body
 
     @property
     def type(self) -> str:
-        """ADDED, MODIFIED or DELETED."""
+        """Event type of a watch: ADDED, MODIFIED or DELETED."""
         return "DELETED" if self.after is None else "ADDED" if self.before is None else "MODIFIED"
 
 
 class SimulatedApiServer:
-    """Objects by name, one resourceVersion for all, and every commit in order."""
+    """Objects by key, one resourceVersion for all kinds, and the history of all commits."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self.now = now
-        self._objects: dict[Key, Raw] = {}
-        self._uids = 0
+        self._objects: dict[Key, RawBody] = {}
+        self._last_uid = 0
         self.version = 1
-        self.oldest_version = 0  # a watch from before this is 410 Gone
+        self.oldest_version = 0  # a watch from an older version gets 410 Gone
         self.history: list[Change] = []
         self.listeners: list[Callable[[Change], None]] = []
-        self.pod_quota: int | None = None  # for operators
+        self.pod_quota: int | None = None  # most pods that may run or wait; None: no quota
         self._committed = asyncio.Event()
 
-    def get(self, key: Key) -> Raw | None:
-        """The object of that name."""
+    def get(self, key: Key) -> RawBody | None:
+        """Return the object with this key, or None."""
         return self._objects.get(key)
 
-    def all(self, kind: str) -> Iterator[tuple[Key, Raw]]:
-        """Every object of a kind, as it is now."""
+    def all(self, kind: str) -> Iterator[tuple[Key, RawBody]]:
+        """Return an iterator over the current objects of a kind."""
         return iter([(key, body) for key, body in self._objects.items() if key.kind == kind])
 
-    def handle(self, method: str, path: str, *, body: Raw | None, params: dict[str, str], actor: str) -> Raw:
-        """Answer one request; raises ApiError."""
+    def handle(self, method: str, path: str, *, body: RawBody | None, params: dict[str, str], actor: str) -> RawBody:
+        """Return the response to one request.
+
+        Raises: ApiError
+        """
         key, status = parse_path(path)
         match method, bool(key.name), status:
             case "GET", True, False:
@@ -95,20 +99,22 @@ class SimulatedApiServer:
                 return self.delete(key, body or {}, actor=actor)
         raise ApiError(f"{method} {path} is not simulated", status=405)
 
-    def create(self, manifest: Raw, *, actor: str) -> Raw:
-        """POST: the name must be free, and is not while its object is being deleted."""
-        given = manifest["metadata"]
-        key = Key(manifest["kind"], given["namespace"], given["name"])
-        if there := self._objects.get(key):
-            text = f'{COLLECTIONS[key.kind][1]} "{key.name}" already exists'
-            text = f"object is being deleted: {text}" if "deletionTimestamp" in there["metadata"] else text
-            raise ApiError(text, status=409, reason="AlreadyExists")
-        if key.kind == "Pod" and self.pod_quota is not None and self._running_pods() >= self.pod_quota:
-            text = f'pods "{key.name}" is forbidden: exceeded quota: few, requested: pods=1, limited: {self.pod_quota}'
-            raise ApiError(text, status=403, reason="Forbidden")
-        self._uids += 1
-        metadata = {**given, "uid": f"uid-{self._uids}", "creationTimestamp": stamp(self.now())}
-        body: Raw = {**manifest, "metadata": metadata}
+    def create(self, manifest: RawBody, *, actor: str) -> RawBody:
+        """POST; the name is taken as long as its object exists, also while it is being deleted."""
+        new_metadata = manifest["metadata"]
+        key = Key(manifest["kind"], new_metadata["namespace"], new_metadata["name"])
+        if existing := self._objects.get(key):
+            message = f'{COLLECTIONS[key.kind][1]} "{key.name}" already exists'
+            message = f"object is being deleted: {message}" if "deletionTimestamp" in existing["metadata"] else message
+            raise ApiError(message, status=409, reason="AlreadyExists")
+        if key.kind == "Pod" and self.pod_quota is not None and self._count_active_pods() >= self.pod_quota:
+            message = (
+                f'pods "{key.name}" is forbidden: exceeded quota: few, requested: pods=1, limited: {self.pod_quota}'
+            )
+            raise ApiError(message, status=403, reason="Forbidden")
+        self._last_uid += 1
+        metadata = {**new_metadata, "uid": f"uid-{self._last_uid}", "creationTimestamp": format_time(self.now())}
+        body: RawBody = {**manifest, "metadata": metadata}
         if key.kind == "Pod":
             body["status"] = {"phase": "Pending"}
         if key.kind == names.FINETUNEJOB_KIND:
@@ -116,55 +122,61 @@ class SimulatedApiServer:
             body.pop("status", None)
         return self._commit(key, body, actor=actor)
 
-    def change(self, key: Key, *, actor: str, **parts: Any) -> Raw | None:
-        """Replace top-level parts of an object, as a component of the cluster does; None if it is gone."""
-        there = self._objects.get(key)
-        if there is None:
+    def change(self, key: Key, *, actor: str, **fields: Any) -> RawBody | None:
+        """Replace top-level fields of an object, as a component of the cluster does; None if it does not exist."""
+        existing = self._objects.get(key)
+        if existing is None:
             return None
-        body = {**there, **parts}
-        return there if body == there else self._commit(key, body, actor=actor)
+        body = {**existing, **fields}
+        return existing if body == existing else self._commit(key, body, actor=actor)
 
-    def delete(self, key: Key, options: Raw, *, actor: str) -> Raw:
-        """DELETE: gracefully for a pod that has a kubelet, in the foreground for an owner if asked."""
-        there = self._read(key)
-        wanted = options.get("preconditions", {}).get("uid")
-        if wanted and wanted != there["metadata"]["uid"]:
-            raise _conflict(key, f"Precondition failed: UID in precondition: {wanted}, UID in object meta: ...")
+    def delete(self, key: Key, options: RawBody, *, actor: str) -> RawBody:
+        """DELETE; graceful for a pod that has a kubelet, in the foreground for an owner if requested."""
+        existing = self._read(key)
+        expected_uid = options.get("preconditions", {}).get("uid")
+        if expected_uid and expected_uid != existing["metadata"]["uid"]:
+            raise _conflict(key, f"Precondition failed: UID in precondition: {expected_uid}, UID in object meta: ...")
         if key.kind == "Pod":
-            return self._delete_pod(key, there, options.get("gracePeriodSeconds"), actor=actor)
+            return self._delete_pod(key, existing, options.get("gracePeriodSeconds"), actor=actor)
         if options.get("propagationPolicy") == "Foreground":
-            metadata = {**there["metadata"], "deletionTimestamp": stamp(self.now()), "finalizers": [FOREGROUND]}
-            return self._commit(key, {**there, "metadata": metadata}, actor=actor)
+            metadata = {
+                **existing["metadata"],
+                "deletionTimestamp": format_time(self.now()),
+                "finalizers": [FOREGROUND],
+            }
+            return self._commit(key, {**existing, "metadata": metadata}, actor=actor)
         return self.remove(key, actor=actor)
 
-    def remove(self, key: Key, *, actor: str) -> Raw:
-        """The object is gone at once."""
+    def remove(self, key: Key, *, actor: str) -> RawBody:
+        """Remove the object at once, without a grace period."""
         before = self._objects.pop(key)
         self._record(key, before, None, actor=actor)
         return before
 
     def position_after(self, version: int) -> int:
-        """Where in the history a watch goes on that has seen this version."""
+        """Return the index in the history at which a watch from this version starts."""
         position = len(self.history)
         while position and self.history[position - 1].version > version:
             position -= 1
         return position
 
     async def wait_for_commit(self) -> None:
-        """Until the next commit."""
+        """Wait until the next commit."""
         await self._committed.wait()
 
-    def _running_pods(self) -> int:
+    def _count_active_pods(self) -> int:
         return sum(pod["status"]["phase"] not in TERMINAL for _, pod in self.all("Pod"))
 
-    def _read(self, key: Key) -> Raw:
-        if (there := self._objects.get(key)) is None:
+    def _read(self, key: Key) -> RawBody:
+        if (existing := self._objects.get(key)) is None:
             raise ApiError(f'{COLLECTIONS[key.kind][1]} "{key.name}" not found', status=404, reason="NotFound")
-        return there
+        return existing
 
-    def _list(self, key: Key, selector: str) -> Raw:
+    def _list(self, key: Key, selector: str) -> RawBody:
         items = [
-            body for k, body in self.all(key.kind) if key.namespace in ("", k.namespace) and matches(body, selector)
+            body
+            for k, body in self.all(key.kind)
+            if key.namespace in ("", k.namespace) and matches_selector(body, selector)
         ]
         root, _ = COLLECTIONS[key.kind]
         return {
@@ -174,41 +186,43 @@ class SimulatedApiServer:
             "items": items,
         }
 
-    def _put(self, key: Key, body: Raw, part: str, *, actor: str) -> Raw:
-        there, given = self._read(key), body["metadata"]
-        if given.get("uid", there["metadata"]["uid"]) != there["metadata"]["uid"]:
-            raise _conflict(key, f"Precondition failed: UID in precondition: {given['uid']}, UID in object meta: ...")
-        if given.get("resourceVersion", "") not in ("", there["metadata"]["resourceVersion"]):
+    def _put(self, key: Key, body: RawBody, section: str, *, actor: str) -> RawBody:
+        existing, new_metadata = self._read(key), body["metadata"]
+        if new_metadata.get("uid", existing["metadata"]["uid"]) != existing["metadata"]["uid"]:
+            raise _conflict(
+                key, f"Precondition failed: UID in precondition: {new_metadata['uid']}, UID in object meta: ..."
+            )
+        if new_metadata.get("resourceVersion", "") not in ("", existing["metadata"]["resourceVersion"]):
             raise _conflict(key, "the object has been modified; please apply your changes to the latest version")
-        changed = {**there, part: body.get(part, {})}
-        return there if changed == there else self._commit(key, changed, actor=actor)
+        updated = {**existing, section: body.get(section, {})}
+        return existing if updated == existing else self._commit(key, updated, actor=actor)
 
-    def _delete_pod(self, key: Key, there: Raw, grace: int | None, *, actor: str) -> Raw:
-        """A deletion under way can only be hurried, and counts from its own beginning."""
-        metadata, phase = there["metadata"], there["status"].get("phase")
+    def _delete_pod(self, key: Key, existing: RawBody, grace: int | None, *, actor: str) -> RawBody:
+        """Delete a pod; a later request can only shorten the grace period, counted from the first request."""
+        metadata, phase = existing["metadata"], existing["status"].get("phase")
         if grace is None:
-            grace = there["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)
-        if grace == 0 or not there["spec"].get("nodeName") or phase in TERMINAL:
+            grace = existing["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)
+        if grace == 0 or not existing["spec"].get("nodeName") or phase in TERMINAL:
             return self.remove(key, actor=actor)
         deadline = self.now() + timedelta(seconds=grace)
-        if under_way := parse_time(metadata.get("deletionTimestamp")):
-            earlier = metadata["deletionGracePeriodSeconds"]
-            if grace >= earlier:
-                return there
-            deadline = under_way + timedelta(seconds=grace - earlier)
-        metadata = {**metadata, "deletionTimestamp": stamp(deadline), "deletionGracePeriodSeconds": grace}
-        return self._commit(key, {**there, "metadata": metadata}, actor=actor)
+        if previous_deadline := parse_time(metadata.get("deletionTimestamp")):
+            earlier_grace = metadata["deletionGracePeriodSeconds"]
+            if grace >= earlier_grace:
+                return existing
+            deadline = previous_deadline + timedelta(seconds=grace - earlier_grace)
+        metadata = {**metadata, "deletionTimestamp": format_time(deadline), "deletionGracePeriodSeconds": grace}
+        return self._commit(key, {**existing, "metadata": metadata}, actor=actor)
 
-    def _commit(self, key: Key, body: Raw, *, actor: str) -> Raw:
+    def _commit(self, key: Key, body: RawBody, *, actor: str) -> RawBody:
         before = self._objects.get(key)
         body = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version + 1)}}
         self._objects[key] = body
         self._record(key, before, body, actor=actor)
         return body
 
-    def _record(self, key: Key, before: Raw | None, after: Raw | None, *, actor: str) -> None:
+    def _record(self, key: Key, before: RawBody | None, after: RawBody | None, *, actor: str) -> None:
         self.version += 1
-        if after is None and before is not None:  # the deletion has a version of its own
+        if after is None and before is not None:  # a deletion has its own version
             before = {**before, "metadata": {**before["metadata"], "resourceVersion": str(self.version)}}
         time = asyncio.get_running_loop().time()
         change = Change(self.version, key.kind, before, after, actor, time)
@@ -220,28 +234,21 @@ class SimulatedApiServer:
 
 
 def parse_path(path: str) -> tuple[Key, bool]:
-    """Kind, namespace and name of a URL path, and whether it ends in /status; what is not there is empty."""
-    parts = path.strip("/").split("/")
-    parts = parts[2:] if parts[0] == "api" else parts[3:]
+    """Return the key of a URL path, and whether it ends in /status; a list has an empty name or namespace."""
+    segments = path.strip("/").split("/")
+    segments = segments[2:] if segments[0] == "api" else segments[3:]
     namespace = ""
-    if parts[0] == "namespaces":
-        namespace, parts = parts[1], parts[2:]
-    name = parts[1] if len(parts) > 1 else ""
-    return Key(KINDS[parts[0]], namespace, name), parts[2:] == ["status"]
+    if segments[0] == "namespaces":
+        namespace, segments = segments[1], segments[2:]
+    name = segments[1] if len(segments) > 1 else ""
+    return Key(KINDS[segments[0]], namespace, name), segments[2:] == ["status"]
 
 
-def matches(body: Raw, selector: str) -> bool:
-    """Whether an object has the labels of a selector, and their values where it names some."""
-    labels = body["metadata"].get("labels") or {}
-    wanted = (term.partition("=") for term in selector.split(",") if term)
-    return all(labels.get(label) == value if equals else label in labels for label, equals, value in wanted)
-
-
-def stamp(time: datetime) -> str:
-    """As the API server writes times: whole seconds."""
+def format_time(time: datetime) -> str:
+    """Format a time as the API server does, in whole seconds."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _conflict(key: Key, why: str) -> ApiError:
+def _conflict(key: Key, message: str) -> ApiError:
     plural = COLLECTIONS[key.kind][1]
-    return ApiError(f'Operation cannot be fulfilled on {plural} "{key.name}": {why}', status=409, reason="Conflict")
+    return ApiError(f'Operation cannot be fulfilled on {plural} "{key.name}": {message}', status=409, reason="Conflict")

@@ -1,4 +1,4 @@
-"""Where the simulator's luck comes from: a seeded generator, or what was chosen once, made calmer bit by bit."""
+"""Random choices of the simulator: drawn from a seed, or replayed from a recorded list that can be shrunk."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -8,60 +8,63 @@ Option = TypeVar("Option")
 
 
 class Choices:
-    """Decides. What is calm comes first, so that smaller numbers make histories calmer."""
+    """A source of choices; smaller numbers mean fewer and milder faults, so that shrinking simplifies a history."""
 
     def number(self, below: int) -> int:
-        """A number from 0."""
+        """Return a number from 0 up to, but not including, `below`."""
         raise NotImplementedError
 
     def pick(self, options: Sequence[Option]) -> Option:
-        """One of them."""
+        """Return one of the options."""
         return options[self.number(len(options))]
 
     def chance(self, percent: float) -> bool:
-        """Whether something with this probability happens."""
+        """Return True with the given probability, in percent."""
         return percent > 0 and self.number(1000) >= 1000 - 10 * percent
 
 
 class SeededChoices(Choices):
-    """From a seed, without end; `made` is what was chosen."""
+    """Unlimited choices drawn from a seed; `drawn` records them."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self.made: list[int] = []
+        self.drawn: list[int] = []
 
     def number(self, below: int) -> int:
-        """The generator's next."""
+        """Draw the next number from the random generator and record it."""
         number = int(self._random.random() * below)
-        self.made.append(number)
+        self.drawn.append(number)
         return number
 
 
-class RepeatedChoices(Choices):
-    """What was chosen before, and calm after that."""
+class ReplayedChoices(Choices):
+    """Recorded choices, followed by zeros."""
 
-    def __init__(self, made: Sequence[int]) -> None:
-        self._made = iter(made)
+    def __init__(self, drawn: Sequence[int]) -> None:
+        self._recorded = iter(drawn)
 
     def number(self, below: int) -> int:
-        """The next of them that still fits."""
-        return min(next(self._made, 0), below - 1)
+        """Return the next recorded number, or the largest one allowed if it is smaller."""
+        return min(next(self._recorded, 0), below - 1)
 
 
-def shrink(made: list[int], fails: Callable[[list[int]], bool], *, tries: int) -> list[int]:
-    """Shorter and calmer choices that still fail: runs of them are left out or made 0, longer runs first."""
-    size = len(made)
+def shrink(drawn: list[int], fails: Callable[[list[int]], bool], *, tries: int) -> list[int]:
+    """Return shorter lists of smaller choices that still fail.
+
+    Removes runs of choices or sets them to 0, longer runs first, in at most `tries` runs of `fails`.
+    """
+    size = len(drawn)
     while size:
-        at = 0
-        while at < len(made) and tries > 0:
-            before, after = made[:at], made[at + size :]
-            calmer = [*before, *(0 for _ in made[at : at + size]), *after]
-            for candidate in ([*before, *after], calmer):
+        start = 0
+        while start < len(drawn) and tries > 0:
+            prefix, suffix = drawn[:start], drawn[start + size :]
+            zeroed = [*prefix, *(0 for _ in drawn[start : start + size]), *suffix]
+            for candidate in ([*prefix, *suffix], zeroed):
                 tries -= 1
-                if candidate != made and fails(candidate):
-                    made = candidate
+                if candidate != drawn and fails(candidate):
+                    drawn = candidate
                     break
             else:
-                at += size
+                start += size
         size //= 2
-    return made
+    return drawn

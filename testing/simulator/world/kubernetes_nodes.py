@@ -1,4 +1,4 @@
-"""Scheduler and kubelets: where pods come to run, what their containers do there, and what is told of it."""
+"""Scheduler and kubelets: assign pods to Kubernetes nodes, run their containers and report their state."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -7,223 +7,227 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from finetune_operator import names
-from testing.simulator.world.apiserver import TERMINAL, Change, Key, Raw, SimulatedApiServer, stamp
+from testing.simulator.world.apiserver import TERMINAL, Change, Key, RawBody, SimulatedApiServer, format_time
 from testing.simulator.world.choices import Choices
-from testing.simulator.world.trainer import EPOCH, Exit, Process, Trainer
+from testing.simulator.world.trainer import EPOCH, ContainerExit, Process, Trainer
 
 POLL_SECONDS = 5.0
-PHASE_LAG_SECONDS = 1.1  # the phase comes later than the container's state
-ORPHAN_GRACE_SECONDS = 30.0  # of a container whose pod is gone
+PHASE_LAG_SECONDS = 1.1  # the pod phase lags behind the container state
+ORPHAN_GRACE_SECONDS = 30.0  # for a container whose pod object was removed
 
 
 @dataclass
-class Machine:
-    """A Kubernetes node; its processes go on when its kubelet dies."""
+class KubernetesNode:
+    """A Kubernetes node; its processes keep running when its kubelet stops."""
 
     name: str
-    up: asyncio.Event = field(default_factory=asyncio.Event)  # its kubelet and the API server hear each other
-    kubelet: bool = True  # it runs, though it may be cut off
-    exists: bool = True  # as an object
-    tainted: bool = False  # nothing is placed there
-    taken: bool = False  # by other people's pods
-    broken: bool = False  # its GPU
-    refuses: bool = False  # its kubelet has less room than the scheduler believes
-    losses: int = 0
+    connected: asyncio.Event = field(default_factory=asyncio.Event)  # set while kubelet and API server can communicate
+    kubelet_running: bool = True  # the process; it may run and be partitioned from the API server
+    registered: bool = True  # its Node object exists
+    tainted: bool = False  # unreachable or out of service: nothing is scheduled here
+    occupied: bool = False  # by pods of other users
+    gpu_broken: bool = False
+    rejects_pods: bool = False  # its kubelet has fewer free resources than the scheduler assumes
+    loss_count: int = 0
 
     @property
-    def has_room(self) -> bool:
-        """As far as the scheduler knows."""
-        return self.exists and not self.tainted and not self.taken
+    def is_schedulable(self) -> bool:
+        """Whether the scheduler may assign a pod here, as far as the API server shows."""
+        return self.registered and not self.tainted and not self.occupied
 
 
-class Machines:
-    """All of them, the scheduler, and what every kubelet does."""
+class KubernetesNodes:
+    """All Kubernetes nodes, the scheduler, and the kubelet of each node."""
 
     def __init__(self, server: SimulatedApiServer, trainer: Trainer, choices: Choices, *, count: int) -> None:
-        self.machines = [Machine(f"gpu-{number}") for number in range(count)]
-        self.processes: dict[str, tuple[Process, Machine]] = {}  # by pod uid
-        self.room = True  # for another pod
-        self.image = True  # can be pulled
+        self.nodes = [KubernetesNode(f"gpu-{number}") for number in range(count)]
+        self.processes: dict[str, tuple[Process, KubernetesNode]] = {}  # by pod uid
+        self.accepts_pods = True  # whether the scheduler finds resources anywhere
+        self.image_available = True  # whether the image can be pulled
         self._server = server
         self._trainer = trainer
         self._choices = choices
         self._tasks: set[asyncio.Task[None]] = set()
-        for machine in self.machines:
-            machine.up.set()
-        server.listeners.append(self._hear)
+        for k8s_node in self.nodes:
+            k8s_node.connected.set()
+        server.listeners.append(self._on_change)
 
-    def machine_of(self, pod: Raw) -> Machine | None:
-        """Where a pod runs."""
-        return next((m for m in self.machines if m.name == pod["spec"].get("nodeName")), None)
+    def k8s_node_of(self, pod: RawBody) -> KubernetesNode | None:
+        """Return the Kubernetes node that the pod was assigned to."""
+        return next((node for node in self.nodes if node.name == pod["spec"].get("nodeName")), None)
 
-    def processes_on(self, machine: Machine) -> list[Process]:
-        """Those that run there, whoever knows."""
-        return [process for process, place in self.processes.values() if place is machine and process.alive]
+    def processes_on(self, k8s_node: KubernetesNode) -> list[Process]:
+        """Return the processes that run on the node, whether or not its kubelet reports them."""
+        return [process for process, node in self.processes.values() if node is k8s_node and process.is_running]
 
-    def break_gpu(self, machine: Machine) -> None:
-        """From now on whatever runs there fails soon."""
-        machine.broken = True
-        for process in self.processes_on(machine):
-            self.spawn(self._break(process))
+    def break_gpu(self, k8s_node: KubernetesNode) -> None:
+        """Let every current and future process on the node fail soon with an ECC error."""
+        k8s_node.gpu_broken = True
+        for process in self.processes_on(k8s_node):
+            self.spawn(self._fail_after_delay(process))
 
-    def set_status(self, key: Key, *, actor: str = "kubelet", **parts: Any) -> None:
-        """Replace parts of a pod's status, if it is there."""
+    def set_status(self, key: Key, *, actor: str = "kubelet", **fields: Any) -> None:
+        """Replace fields of a pod's status, if the pod exists."""
         pod = self._server.get(key)
         if pod is not None:
-            self._server.change(key, actor=actor, status={**pod["status"], **parts})
+            self._server.change(key, actor=actor, status={**pod["status"], **fields})
 
-    def set_condition(self, key: Key, condition: Raw, *, actor: str = "kubelet", **parts: Any) -> None:
-        """Replace one condition of a pod, and parts of its status, if it is there; what is known is not told again."""
+    def set_condition(self, key: Key, condition: RawBody, *, actor: str = "kubelet", **fields: Any) -> None:
+        """Replace one condition and further status fields of an existing pod; skip the write if nothing changes."""
         if pod := self._server.get(key):
-            others = {told["type"]: told for told in pod["status"].get("conditions", ())}
+            others = {other["type"]: other for other in pod["status"].get("conditions", ())}
             before = others.pop(condition["type"], {})
-            if parts or before.get("status") != condition["status"]:
-                self.set_status(key, actor=actor, conditions=[*others.values(), condition], **parts)
+            if fields or before.get("status") != condition["status"]:
+                self.set_status(key, actor=actor, conditions=[*others.values(), condition], **fields)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Something that goes on by itself."""
-        task = asyncio.get_running_loop().create_task(work)
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine in the background; its exceptions are raised."""
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._raise_task_error)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _raise_task_error(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.result()
 
-    def _hear(self, change: Change) -> None:
+    def _on_change(self, change: Change) -> None:
         if change.kind != "Pod" or "labels" not in change.body["metadata"]:
-            return  # a stranger's pod is only in the way
+            return  # a pod of a stranger never runs; it only occupies a name
         if change.before is None:
-            self.spawn(self._place(_key(change.body), change.body["metadata"]["uid"]))
+            self.spawn(self._schedule(_key_of(change.body), change.body["metadata"]["uid"]))
         else:
-            self._pass_on_deletion(change)
+            self._handle_deletion(change)
 
-    async def _place(self, key: Key, uid: str) -> None:
-        """The scheduler, then the kubelet; of this very pod, not of a later one of its name."""
+    async def _schedule(self, key: Key, uid: str) -> None:
+        """Run the scheduler and then the kubelet for the pod with this uid, not for a later pod of the same name."""
         await asyncio.sleep(self._choices.pick((0.02, 0.3)))
         while True:
             pod = self._server.get(key)
             if pod is None or pod["metadata"]["uid"] != uid:
                 return
-            fitting = self._fitting(pod)
-            if fitting:
+            candidates = self._schedulable_nodes(pod)
+            if candidates:
                 break
-            unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
-            self.set_status(key, actor="scheduler", conditions=[unplaced])
+            unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+            self.set_status(key, actor="scheduler", conditions=[unschedulable])
             await asyncio.sleep(POLL_SECONDS)
-        machine = self._choices.pick(fitting)
-        placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(self._server.now())}
+        k8s_node = self._choices.pick(candidates)
+        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": format_time(self._server.now())}
         pod = self._server.change(
             key,
             actor="scheduler",
-            spec={**pod["spec"], "nodeName": machine.name},
-            status={**pod["status"], "conditions": [placed]},
+            spec={**pod["spec"], "nodeName": k8s_node.name},
+            status={**pod["status"], "conditions": [scheduled]},
         )
         assert pod is not None
-        await self._run(pod, machine)
+        await self._run_pod(pod, k8s_node)
 
-    def _fitting(self, pod: Raw) -> list[Machine]:
-        """One that is lost is not known to be at first."""
-        if not self.room or pod["spec"].get("nodeSelector"):
+    def _schedulable_nodes(self, pod: RawBody) -> list[KubernetesNode]:
+        """Return the nodes that fit; a node that was just lost still counts as schedulable."""
+        if not self.accepts_pods or pod["spec"].get("nodeSelector"):
             return []
-        excluded = _excluded_machines(pod)
+        excluded = _excluded_nodes(pod)
         occupied = {
             other["spec"].get("nodeName")
             for _, other in self._server.all("Pod")
             if other.get("status", {}).get("phase") not in TERMINAL
         }
-        return [machine for machine in self.machines if machine.has_room and machine.name not in excluded | occupied]
+        return [
+            k8s_node for k8s_node in self.nodes if k8s_node.is_schedulable and k8s_node.name not in excluded | occupied
+        ]
 
-    async def _run(self, pod: Raw, machine: Machine) -> None:
-        """A kubelet that is cut off starts what it knows of, and hears of its deletion later."""
-        key, uid = _key(pod), pod["metadata"]["uid"]
+    async def _run_pod(self, pod: RawBody, k8s_node: KubernetesNode) -> None:
+        """Run the pod; a partitioned kubelet starts pods that it received before and learns of deletions afterwards."""
+        key, uid = _key_of(pod), pod["metadata"]["uid"]
         await asyncio.sleep(self._choices.pick((0.5, 2.0, 6.0)))
-        if not machine.kubelet:
-            await machine.up.wait()
-        while not (machine.up.is_set() and self._is_leaving(key, uid)) and not (self.image and self._mounts(pod)):
-            await machine.up.wait()
-            self._tell_of_volumes(key, uid, ready=self._mounts(pod))
-            if not self.image:
-                self._report(key, uid, {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
+        if not k8s_node.kubelet_running:
+            await k8s_node.connected.wait()
+        while not (k8s_node.connected.is_set() and self._is_terminating(key, uid)) and not (
+            self.image_available and self._volumes_available(pod)
+        ):
+            await k8s_node.connected.wait()
+            self._report_volumes(key, uid, ready=self._volumes_available(pod))
+            if not self.image_available:
+                self._report_state(key, uid, {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
             await asyncio.sleep(POLL_SECONDS)
-        if machine.up.is_set() and self._is_leaving(key, uid):
+        if k8s_node.connected.is_set() and self._is_terminating(key, uid):
             self._remove(key, uid)
             return
-        if machine.refuses and machine.up.is_set():
+        if k8s_node.rejects_pods and k8s_node.connected.is_set():
             self.set_status(key, phase="Failed", reason="OutOfcpu", message="Pod was rejected: not enough cpu")
             return
         process = self._trainer.start(read_process(pod))
-        self.processes[uid] = process, machine
-        if machine.broken:
-            self.spawn(self._break(process))
-        state: Raw = {"running": {"startedAt": stamp(self._server.now())}}
-        if not machine.up.is_set():
-            await machine.up.wait()
-            if process.alive and self._is_leaving(key, uid):
-                self.spawn(self._terminate(process, machine, after=2.0, grace=ORPHAN_GRACE_SECONDS))
-        self._report(key, uid, state, phase="Running")
-        await self._report_end(key, uid, process, machine)
+        self.processes[uid] = process, k8s_node
+        if k8s_node.gpu_broken:
+            self.spawn(self._fail_after_delay(process))
+        state: RawBody = {"running": {"startedAt": format_time(self._server.now())}}
+        if not k8s_node.connected.is_set():
+            await k8s_node.connected.wait()
+            if process.is_running and self._is_terminating(key, uid):
+                self.spawn(self._terminate(process, k8s_node, after=2.0, grace=ORPHAN_GRACE_SECONDS))
+        self._report_state(key, uid, state, phase="Running")
+        await self._report_exit(key, uid, process, k8s_node)
 
-    def _tell_of_volumes(self, key: Key, uid: str, *, ready: bool) -> None:
+    def _report_volumes(self, key: Key, uid: str, *, ready: bool) -> None:
         pod = self._server.get(key)
         if pod is None or pod["metadata"]["uid"] != uid:
             return
-        since = stamp(self._server.now())
-        told = {"type": "PodReadyToStartContainers", "status": str(ready), "lastTransitionTime": since}
-        self.set_condition(key, told)
+        since = format_time(self._server.now())
+        condition = {"type": "PodReadyToStartContainers", "status": str(ready), "lastTransitionTime": since}
+        self.set_condition(key, condition)
 
-    def _mounts(self, pod: Raw) -> bool:
-        """Whether its ConfigMaps are there; if not, only events tell of it."""
-        wanted = (volume.get("configMap", {}).get("name") for volume in pod["spec"].get("volumes", ()))
-        keys = (Key("ConfigMap", pod["metadata"]["namespace"], name) for name in wanted if name)
+    def _volumes_available(self, pod: RawBody) -> bool:
+        """Whether the pod's ConfigMaps exist; a missing one is reported by events only."""
+        config_maps = (volume.get("configMap", {}).get("name") for volume in pod["spec"].get("volumes", ()))
+        keys = (Key("ConfigMap", pod["metadata"]["namespace"], name) for name in config_maps if name)
         return all(self._server.get(key) for key in keys)
 
-    async def _report_end(self, key: Key, uid: str, process: Process, machine: Machine) -> None:
-        how = await process.ended
-        finished = EPOCH + timedelta(seconds=process.end_time)  # maybe long ago, if nobody could be told
-        state = {"terminated": _terminated(how, finished)}
+    async def _report_exit(self, key: Key, uid: str, process: Process, k8s_node: KubernetesNode) -> None:
+        exit_result = await process.exit_future
+        finished_at = EPOCH + timedelta(seconds=process.end_time)  # maybe long ago, if the node was partitioned
+        state = {"terminated": _terminated_state(exit_result, finished_at)}
         await asyncio.sleep(self._choices.pick((0.1, 0.8, 3.0)))
-        await machine.up.wait()
-        self._report(key, uid, state)
+        await k8s_node.connected.wait()
+        self._report_state(key, uid, state)
         await asyncio.sleep(PHASE_LAG_SECONDS)
-        await machine.up.wait()
-        self._report(key, uid, state, phase="Failed" if how.code else "Succeeded")
-        if self._is_leaving(key, uid):
+        await k8s_node.connected.wait()
+        self._report_state(key, uid, state, phase="Failed" if exit_result.code else "Succeeded")
+        if self._is_terminating(key, uid):
             self._remove(key, uid)
 
-    async def _break(self, process: Process) -> None:
+    async def _fail_after_delay(self, process: Process) -> None:
         await asyncio.sleep(self._choices.pick((3.0, 10.0)))
-        if process.alive:
-            words = "CUDA error: uncorrectable ECC error encountered"
-            self._trainer.fail(process, error_type="AcceleratorError", message=words)
+        if process.is_running:
+            message = "CUDA error: uncorrectable ECC error encountered"
+            self._trainer.fail(process, error_type="AcceleratorError", message=message)
 
-    def _pass_on_deletion(self, change: Change) -> None:
-        """A new deadline is a new SIGTERM; an object that is gone leaves an orphan, which a kubelet ends."""
+    def _handle_deletion(self, change: Change) -> None:
+        """Send SIGTERM for every new deletion deadline; kill the container of a removed pod as an orphan."""
         metadata = change.body["metadata"]
-        process, machine = self.processes.get(metadata["uid"], (None, None))
-        if process is None or machine is None or not process.alive:
+        process, k8s_node = self.processes.get(metadata["uid"], (None, None))
+        if process is None or k8s_node is None or not process.is_running:
             return
         before = (change.before or {"metadata": {}})["metadata"].get("deletionTimestamp")
         if change.after is None:
-            self.spawn(self._terminate(process, machine, after=2.0, grace=ORPHAN_GRACE_SECONDS))
+            self.spawn(self._terminate(process, k8s_node, after=2.0, grace=ORPHAN_GRACE_SECONDS))
         elif metadata.get("deletionTimestamp") != before:
-            self.spawn(self._terminate(process, machine, after=0.02, grace=metadata["deletionGracePeriodSeconds"]))
+            self.spawn(self._terminate(process, k8s_node, after=0.02, grace=metadata["deletionGracePeriodSeconds"]))
 
-    async def _terminate(self, process: Process, machine: Machine, *, after: float, grace: float) -> None:
+    async def _terminate(self, process: Process, k8s_node: KubernetesNode, *, after: float, grace: float) -> None:
         await asyncio.sleep(after)
-        await machine.up.wait()
+        await k8s_node.connected.wait()
         self._trainer.terminate(process, grace)
 
-    def _report(self, key: Key, uid: str, state: Raw, *, phase: str | None = None) -> None:
+    def _report_state(self, key: Key, uid: str, state: RawBody, *, phase: str | None = None) -> None:
         pod = self._server.get(key)
         if pod is None or pod["metadata"]["uid"] != uid:
             return
-        ended = pod["status"].get("phase") in TERMINAL  # a phase that says so is not taken back
-        more = {} if phase is None or ended else {"phase": phase}
-        self.set_status(key, containerStatuses=[{"name": names.CONTAINER, "state": state}], **more)
+        is_terminal = pod["status"].get("phase") in TERMINAL  # a terminal phase never changes
+        phase_update = {} if phase is None or is_terminal else {"phase": phase}
+        self.set_status(key, containerStatuses=[{"name": names.CONTAINER, "state": state}], **phase_update)
 
-    def _is_leaving(self, key: Key, uid: str) -> bool:
+    def _is_terminating(self, key: Key, uid: str) -> bool:
         pod = self._server.get(key)
         return pod is None or pod["metadata"]["uid"] != uid or "deletionTimestamp" in pod["metadata"]
 
@@ -233,8 +237,8 @@ class Machines:
             self._server.remove(key, actor="kubelet")
 
 
-def read_process(pod: Raw) -> Process:
-    """The trainer that a pod's container is: what its environment makes of it."""
+def read_process(pod: RawBody) -> Process:
+    """Return the trainer process that the pod's container runs, from its environment variables."""
     labels = pod["metadata"].get("labels", {})
     containers = pod["spec"].get("containers") or [{}]
     environment = {variable["name"]: variable.get("value") for variable in containers[0].get("env", ())}
@@ -249,12 +253,12 @@ def read_process(pod: Raw) -> Process:
     )
 
 
-def _key(body: Raw) -> Key:
+def _key_of(body: RawBody) -> Key:
     return Key(body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])
 
 
-def _excluded_machines(pod: Raw) -> set[str]:
-    """Those that the pod's node affinity rules out by name, if all of its terms do."""
+def _excluded_nodes(pod: RawBody) -> set[str]:
+    """Return the nodes that every term of the pod's required node affinity excludes by name."""
     node_affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
     required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {})
     terms = [
@@ -264,7 +268,7 @@ def _excluded_machines(pod: Raw) -> set[str]:
     return set.intersection(*terms) if terms else set()
 
 
-def _terminated(how: Exit, finished: datetime) -> Raw:
-    reason = how.reason or ("Error" if how.code else "Completed")
-    message = how.said.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True)
-    return {"exitCode": how.code, "reason": reason, "message": message, "finishedAt": stamp(finished)}
+def _terminated_state(exit_result: ContainerExit, finished_at: datetime) -> RawBody:
+    reason = exit_result.reason or ("Error" if exit_result.code else "Completed")
+    message = exit_result.termination.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True)
+    return {"exitCode": exit_result.code, "reason": reason, "message": message, "finishedAt": format_time(finished_at)}

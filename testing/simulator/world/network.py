@@ -1,34 +1,35 @@
-"""The way from an operator to the API server: slow, lossy, and the place where operators die."""
+"""The connection between an operator and the API server, with delays, lost responses and operator crashes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
-from finetune_operator.kube.api_client import NO_ANSWER, ApiError, ApiServer
-from testing.simulator.world.apiserver import Change, Raw, SimulatedApiServer, matches, parse_path
+from finetune_operator.kube.api_client import NO_RESPONSE, ApiClient, ApiError
+from testing.fakes.label_selector import matches_selector
+from testing.simulator.world.apiserver import Change, RawBody, SimulatedApiServer, parse_path
 from testing.simulator.world.choices import Choices
 
 LATENCIES = (0.001, 0.02, 0.3, 2.0, 8.0)
 
 
 @dataclass(frozen=True)
-class Weather:
-    """How bad it is, in percent of the requests or events."""
+class NetworkFaults:
+    """Probabilities of network faults, in percent of the requests or watch events."""
 
     slow: float = 0.0
-    refused: float = 0.0  # nothing was done: 500, 429, or no answer
-    lost: float = 0.0  # it was done, but the answer did not come
-    crash: float = 0.0  # the operator dies, before or after the effect
-    lag: float = 0.0  # of watch events
-    broken: float = 0.0  # streams that end, some of them too old to resume
-    repeated: float = 0.0  # watch events
+    rejected: float = 0.0  # without any effect: 500, 429, or no answer
+    response_lost: float = 0.0  # the request had its effect, but the response is lost
+    crash: float = 0.0  # the operator dies before or after the request has its effect
+    watch_lag: float = 0.0  # watch events are delayed
+    watch_broken: float = 0.0  # watch streams end, some of them with an expired version
+    watch_repeated: float = 0.0  # watch events are delivered twice
 
 
-CALM = Weather()
+NO_FAULTS = NetworkFaults()
 
 
-class Link(ApiServer):
-    """One operator's connection. The retries are those of the real client, in virtual time."""
+class Link(ApiClient):
+    """The connection of one operator; retries are those of the real client, in virtual time."""
 
     def __init__(
         self, server: SimulatedApiServer, choices: Choices, *, actor: str, on_crash: Callable[[], None]
@@ -37,47 +38,47 @@ class Link(ApiServer):
         self._choices = choices
         self._actor = actor
         self._on_crash = on_crash
-        self._under_way: dict[asyncio.TimerHandle, Callable[[], None]] = {}
-        self.weather = CALM
-        self.cut = False  # nothing gets through
+        self._in_flight: dict[asyncio.TimerHandle, Callable[[], None]] = {}
+        self.faults = NO_FAULTS
+        self.is_partitioned = False  # all requests and watches fail
 
     async def call_once(
-        self, method: str, path: str, *, body: Raw | None = None, params: Mapping[str, str] | None = None
-    ) -> Raw:
-        """One request, with whatever happens to it on the way."""
-        if self.cut or self._choices.chance(self.weather.refused):
+        self, method: str, path: str, *, body: RawBody | None = None, params: Mapping[str, str] | None = None
+    ) -> RawBody:
+        """Send one request, subject to the network faults."""
+        if self.is_partitioned or self._choices.chance(self.faults.rejected):
             await asyncio.sleep(self._latency())
             raise self._choices.pick(
                 (
-                    ApiError("no answer from the API server", status=NO_ANSWER),
+                    ApiError("no answer from the API server", status=NO_RESPONSE),
                     ApiError("etcdserver: leader changed", status=500),
                     ApiError("too many requests", status=429, retry_after=1.0),
                 )
             )
-        crash = self._choices.pick(("before", "after")) if self._choices.chance(self.weather.crash) else ""
+        crash = self._choices.pick(("before", "after")) if self._choices.chance(self.faults.crash) else ""
         if crash == "before":
-            await self._die()
-        answer = await self._carry_out(method, path, body, dict(params or {}))
+            await self._crash()
+        response = await self._transmit(method, path, body, dict(params or {}))
         if crash == "after":
-            await self._die()
+            await self._crash()
         await asyncio.sleep(self._latency())
-        if self._choices.chance(self.weather.lost):
-            raise ApiError("no answer from the API server: the connection was closed", status=NO_ANSWER)
-        if isinstance(answer, ApiError):
-            raise answer
-        return answer
+        if self._choices.chance(self.faults.response_lost):
+            raise ApiError("no answer from the API server: the connection was closed", status=NO_RESPONSE)
+        if isinstance(response, ApiError):
+            raise response
+        return response
 
-    async def watch(self, path: str, *, selector: str, version: str) -> AsyncIterator[Raw]:
-        """Events in order, each as late as luck has it."""
+    async def watch(self, path: str, *, selector: str, version: str) -> AsyncIterator[RawBody]:
+        """Yield the events in order, each with its own delay."""
         key, _ = parse_path(path)
         await asyncio.sleep(self._latency())
-        if self.cut:
-            raise _no_stream()
+        if self.is_partitioned:
+            raise _stream_error()
         if int(version) < self._target.oldest_version:
             raise ApiError("too old resource version", status=410, reason="Expired")
         history = self._target.history
         position = self._target.position_after(int(version))
-        due = 0.0
+        delivery_time = 0.0
         while True:
             if position == len(history):
                 await self._target.wait_for_commit()
@@ -86,63 +87,70 @@ class Link(ApiServer):
             event = _event(change, selector)
             if change.kind != key.kind or event is None:
                 continue
-            due = max(due, change.time + self._lag())
-            await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
-            if self.cut or self._choices.chance(self.weather.broken):
+            delivery_time = max(delivery_time, change.time + self._event_delay())
+            await asyncio.sleep(max(0.0, delivery_time - asyncio.get_running_loop().time()))
+            if self.is_partitioned or self._choices.chance(self.faults.watch_broken):
                 if self._choices.chance(50):
                     self._target.oldest_version = self._target.version
-                raise _no_stream()
-            for _ in range(2 if self._choices.chance(self.weather.repeated) else 1):
+                raise _stream_error()
+            for _ in range(2 if self._choices.chance(self.faults.watch_repeated) else 1):
                 yield {**event, "object": {**event["object"], "metadata": dict(event["object"]["metadata"])}}
 
     def drop_requests(self) -> None:
-        """What has not reached the API server never will; else it arrives when it does, whoever leads by then."""
-        for handle in list(self._under_way):
+        """Cancel the requests in flight; otherwise they arrive later, even if another operator leads by then."""
+        for handle in list(self._in_flight):
             handle.cancel()
-        self._under_way.clear()
+        self._in_flight.clear()
 
-    async def _carry_out(self, method: str, path: str, body: Raw | None, params: dict[str, str]) -> Raw | ApiError:
-        """The request travels by itself: the death of who sent it does not stop it."""
+    async def _transmit(
+        self, method: str, path: str, body: RawBody | None, params: dict[str, str]
+    ) -> RawBody | ApiError:
+        """Deliver the request in a task-independent callback, so that the death of the sender does not stop it."""
         loop = asyncio.get_running_loop()
-        arrived: asyncio.Future[Raw | ApiError] = loop.create_future()
+        response_future: asyncio.Future[RawBody | ApiError] = loop.create_future()
 
-        def arrive() -> None:
-            self._under_way.pop(handle, None)
-            answer: Raw | ApiError
+        def deliver() -> None:
+            self._in_flight.pop(handle, None)
+            response: RawBody | ApiError
             try:
-                answer = self._target.handle(method, path, body=body, params=params, actor=self._actor)
+                response = self._target.handle(method, path, body=body, params=params, actor=self._actor)
             except ApiError as error:
-                answer = error
-            if not arrived.done():
-                arrived.set_result(answer)
+                response = error
+            if not response_future.done():
+                response_future.set_result(response)
 
-        handle = loop.call_later(self._latency(), arrive)
-        self._under_way[handle] = arrive
-        return await arrived
+        handle = loop.call_later(self._latency(), deliver)
+        self._in_flight[handle] = deliver
+        return await response_future
 
-    async def _die(self) -> None:
+    async def _crash(self) -> None:
         self._on_crash()
-        await asyncio.get_running_loop().create_future()  # cancelled with all that this operator does
+        await asyncio.get_running_loop().create_future()  # cancelled together with the tasks of this operator
 
     def _latency(self) -> float:
-        if not self._choices.chance(self.weather.slow):
+        if not self._choices.chance(self.faults.slow):
             return LATENCIES[0]
         return self._choices.pick(LATENCIES[1:])
 
-    def _lag(self) -> float:
+    def _event_delay(self) -> float:
         return (
-            self._latency() if not self._choices.chance(self.weather.lag) else self._choices.pick((0.1, 1.0, 5.0, 20.0))
+            self._choices.pick((0.1, 1.0, 5.0, 20.0))
+            if self._choices.chance(self.faults.watch_lag)
+            else self._latency()
         )
 
 
-def _no_stream() -> ApiError:
-    return ApiError("no answer from the API server: the stream was cut", status=NO_ANSWER)
+def _stream_error() -> ApiError:
+    return ApiError("no answer from the API server: the stream was cut", status=NO_RESPONSE)
 
 
-def _event(change: Change, selector: str) -> Raw | None:
-    """As who selects by labels is told: an object that loses them is deleted, in its last state that had them."""
-    before = change.before is not None and matches(change.before, selector)
-    if change.after is not None and matches(change.after, selector):
+def _event(change: Change, selector: str) -> RawBody | None:
+    """Return the event that a watcher with this label selector receives.
+
+    An object that loses the labels is DELETED, with its last state that had them.
+    """
+    before = change.before is not None and matches_selector(change.before, selector)
+    if change.after is not None and matches_selector(change.after, selector):
         return {"type": "MODIFIED" if before else "ADDED", "object": change.after}
     if not before or change.before is None:
         return None

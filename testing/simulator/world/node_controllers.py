@@ -1,135 +1,141 @@
-"""What Kubernetes' own controllers do about nodes that are lost, owners that are gone and pods that nobody tends."""
+"""Controllers of Kubernetes: node lifecycle, taint eviction, pod garbage collection and garbage collection by owner."""
 
 import asyncio
 from collections.abc import Callable
 
 from finetune_operator import names
-from testing.simulator.world.apiserver import FOREGROUND, TERMINAL, Change, Key, Raw, SimulatedApiServer
+from testing.simulator.world.apiserver import FOREGROUND, TERMINAL, Change, Key, RawBody, SimulatedApiServer
 from testing.simulator.world.choices import Choices
-from testing.simulator.world.kubernetes_nodes import POLL_SECONDS, Machine, Machines
+from testing.simulator.world.kubernetes_nodes import POLL_SECONDS, KubernetesNode, KubernetesNodes
 
-UNSCHEDULABLE_SECONDS = 50.0  # from a kubelet's last word until nothing is placed there any more
-UNREACHABLE_SECONDS = 60.0  # until the NoExecute taint
+UNSCHEDULABLE_SECONDS = 50.0  # from the last heartbeat of a kubelet until its node is unschedulable
+UNREACHABLE_SECONDS = 60.0  # from the last heartbeat until the NoExecute taint
 POD_GC_SECONDS = 20.0
-TAINT_MANAGER, POD_GC, GARBAGE_COLLECTOR = "taint manager", "pod gc", "garbage collector"
-FORCING = (POD_GC, GARBAGE_COLLECTOR)  # whose deletions may leave processes behind
+TAINT_EVICTION, POD_GC, GARBAGE_COLLECTOR = "taint manager", "pod gc", "garbage collector"
+FORCING = (POD_GC, GARBAGE_COLLECTOR)  # their deletions may leave processes running
 
 
 class NodeControllers:
-    """Node lifecycle, taint manager and pod garbage collection; and how machines get lost and found."""
+    """Node lifecycle controller, taint eviction and pod garbage collector; also makes nodes fail and recover."""
 
-    def __init__(self, server: SimulatedApiServer, machines: Machines, choices: Choices) -> None:
+    def __init__(self, server: SimulatedApiServer, k8s_nodes: KubernetesNodes, choices: Choices) -> None:
         self._server = server
-        self._machines = machines
+        self._k8s_nodes = k8s_nodes
         self._choices = choices
 
-    def lose(self, machine: Machine) -> None:
-        """The kubelet is dead; in time its pods are evicted."""
-        machine.kubelet = False
-        self.cut_off(machine)
+    def stop_kubelet(self, k8s_node: KubernetesNode) -> None:
+        """Kill the kubelet; after the tolerated time the pods of the node are evicted."""
+        k8s_node.kubelet_running = False
+        self.partition(k8s_node)
 
-    def cut_off(self, machine: Machine) -> None:
-        """Nothing passes between the kubelet and the API server; containers start and end there as before."""
-        machine.up.clear()
-        machine.losses += 1
-        self._machines.spawn(self._give_up(machine, machine.losses))
+    def partition(self, k8s_node: KubernetesNode) -> None:
+        """Cut the node off from the API server; its containers start and end as before."""
+        k8s_node.connected.clear()
+        k8s_node.loss_count += 1
+        self._k8s_nodes.spawn(self._evict_after_toleration(k8s_node, k8s_node.loss_count))
 
-    def find(self, machine: Machine) -> None:
-        """It is back, and registers anew if it has to."""
-        machine.kubelet, machine.exists, machine.tainted = True, True, False
-        machine.up.set()
+    def recover(self, k8s_node: KubernetesNode) -> None:
+        """Restart or reconnect the kubelet, and register the node again if its object was deleted."""
+        k8s_node.kubelet_running, k8s_node.registered, k8s_node.tainted = True, True, False
+        k8s_node.connected.set()
 
-    def delete_node(self, machine: Machine) -> None:
-        """kubectl delete node, or a cloud that takes a machine away; its pods follow."""
-        machine.exists = False
-        self._machines.spawn(self._collect_pods(machine, lambda: not machine.exists, terminating_only=False))
+    def delete_node(self, k8s_node: KubernetesNode) -> None:
+        """Delete the Node object (kubectl delete node, or a cloud that reclaims it); pod GC then removes its pods."""
+        k8s_node.registered = False
+        self._k8s_nodes.spawn(self._collect_pods(k8s_node, lambda: not k8s_node.registered, terminating_only=False))
 
-    def take_out_of_service(self, machine: Machine) -> None:
-        """Somebody who knows that a machine is dead taints it so: nobody waits for its kubelet any more."""
-        machine.tainted = True
-        for key, _ in self._pods_on(machine):
-            self.disrupt(key, "DeletionByTaintManager", actor=TAINT_MANAGER)
-        out = machine.losses
-        self._machines.spawn(
+    def taint_out_of_service(self, k8s_node: KubernetesNode) -> None:
+        """Add the out-of-service taint, so that pods of a dead node are removed without waiting for its kubelet."""
+        k8s_node.tainted = True
+        for key, _ in self._pods_on(k8s_node):
+            self.disrupt_pod(key, "DeletionByTaintManager", actor=TAINT_EVICTION)
+        loss_number = k8s_node.loss_count
+        self._k8s_nodes.spawn(
             self._collect_pods(
-                machine, lambda: not machine.up.is_set() and machine.losses == out, terminating_only=True
+                k8s_node,
+                lambda: not k8s_node.connected.is_set() and k8s_node.loss_count == loss_number,
+                terminating_only=True,
             )
         )
 
-    def disrupt(self, key: Key, reason: str, *, actor: str = "eviction") -> None:
-        """Mark a pod as taken away and delete it, as evictions and the taint manager do."""
-        if self._mark(key, reason, actor=actor):
+    def disrupt_pod(self, key: Key, reason: str, *, actor: str = "eviction") -> None:
+        """Mark a pod with DisruptionTarget and delete it, as the eviction API and taint eviction do."""
+        if self._add_disruption_target(key, reason, actor=actor):
             self._server.delete(key, {}, actor=actor)
 
-    def _mark(self, key: Key, reason: str, *, actor: str, **more: str) -> bool:
+    def _add_disruption_target(self, key: Key, reason: str, *, actor: str, **fields: str) -> bool:
         pod = self._server.get(key)
         if pod is None or pod["status"].get("phase") in TERMINAL:
             return False
-        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "taken away"}
-        self._machines.set_condition(key, condition, actor=actor, **more)
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "evicted"}
+        self._k8s_nodes.set_condition(key, condition, actor=actor, **fields)
         return True
 
-    def _pods_on(self, machine: Machine) -> list[tuple[Key, Raw]]:
-        return [(key, pod) for key, pod in self._server.all("Pod") if pod["spec"].get("nodeName") == machine.name]
+    def _pods_on(self, k8s_node: KubernetesNode) -> list[tuple[Key, RawBody]]:
+        return [(key, pod) for key, pod in self._server.all("Pod") if pod["spec"].get("nodeName") == k8s_node.name]
 
-    async def _give_up(self, machine: Machine, loss: int) -> None:
-        """The taint manager: each pod after the time that it tolerates an unreachable node."""
+    async def _evict_after_toleration(self, k8s_node: KubernetesNode, loss_number: int) -> None:
+        """Taint eviction: evict each pod after the time that it tolerates an unreachable node."""
         await asyncio.sleep(UNSCHEDULABLE_SECONDS)
-        if machine.losses == loss and not machine.up.is_set():
-            machine.tainted = True
+        if k8s_node.loss_count == loss_number and not k8s_node.connected.is_set():
+            k8s_node.tainted = True
         await asyncio.sleep(UNREACHABLE_SECONDS - UNSCHEDULABLE_SECONDS)
-        evicted: set[str] = set()  # those that are being deleted are marked, too
-        waited = 0.0
-        while machine.losses == loss and not machine.up.is_set():
-            staying = [(key, pod) for key, pod in self._pods_on(machine) if pod["metadata"]["uid"] not in evicted]
-            if not staying:  # and nothing comes any more
+        evicted_uids: set[str] = set()  # pods that are being deleted get the condition, too
+        waited_seconds = 0.0
+        while k8s_node.loss_count == loss_number and not k8s_node.connected.is_set():
+            remaining = [
+                (key, pod) for key, pod in self._pods_on(k8s_node) if pod["metadata"]["uid"] not in evicted_uids
+            ]
+            if not remaining:  # and no further pod is assigned to an unreachable node
                 return
-            for key, pod in staying:
-                if waited >= _tolerated_seconds(pod):
-                    evicted.add(pod["metadata"]["uid"])
-                    self.disrupt(key, "DeletionByTaintManager", actor=TAINT_MANAGER)
+            for key, pod in remaining:
+                if waited_seconds >= _tolerated_seconds(pod):
+                    evicted_uids.add(pod["metadata"]["uid"])
+                    self.disrupt_pod(key, "DeletionByTaintManager", actor=TAINT_EVICTION)
             await asyncio.sleep(POLL_SECONDS)
-            waited += POLL_SECONDS
+            waited_seconds += POLL_SECONDS
 
-    async def _collect_pods(self, machine: Machine, wanted: Callable[[], bool], *, terminating_only: bool) -> None:
-        """Pod GC: failed in the API, then gone by force, whatever still runs."""
+    async def _collect_pods(
+        self, k8s_node: KubernetesNode, is_still_needed: Callable[[], bool], *, terminating_only: bool
+    ) -> None:
+        """Pod GC: set the phase to Failed and force-delete the pods, even if their processes still run."""
         await asyncio.sleep(self._choices.pick((1.0, 2.0)) * POD_GC_SECONDS)
-        while wanted() and (pods := self._pods_on(machine)):  # where there are none, none will come
+        while is_still_needed() and (pods := self._pods_on(k8s_node)):  # without pods, none will be added
             for key, pod in pods:
                 if terminating_only and "deletionTimestamp" not in pod["metadata"]:
                     continue
-                self._mark(key, "DeletionByPodGC", actor=POD_GC, phase="Failed")
+                self._add_disruption_target(key, "DeletionByPodGC", actor=POD_GC, phase="Failed")
                 self._server.remove(key, actor=POD_GC)
             await asyncio.sleep(POD_GC_SECONDS)
 
 
 class GarbageCollector:
-    """What an owner leaves behind follows it."""
+    """Garbage collector: deletes the children of a deleted owner."""
 
-    def __init__(self, server: SimulatedApiServer, machines: Machines, choices: Choices) -> None:
+    def __init__(self, server: SimulatedApiServer, k8s_nodes: KubernetesNodes, choices: Choices) -> None:
         self._server = server
-        self._machines = machines
+        self._k8s_nodes = k8s_nodes
         self._choices = choices
-        server.listeners.append(self._hear)
+        server.listeners.append(self._on_change)
 
-    def _hear(self, change: Change) -> None:
+    def _on_change(self, change: Change) -> None:
         if change.kind == names.FINETUNEJOB_KIND:
             if change.after is None or "deletionTimestamp" in change.body["metadata"]:
-                self._machines.spawn(self._collect(change.body))
+                self._k8s_nodes.spawn(self._collect(change.body))
         elif change.before is None and (owner := self._absent_owner(change.body)):
-            self._machines.spawn(self._collect(owner))
+            self._k8s_nodes.spawn(self._collect(owner))
 
-    def _absent_owner(self, body: Raw) -> Raw | None:
-        """The job that a new object says it belongs to, if that is gone already."""
+    def _absent_owner(self, body: RawBody) -> RawBody | None:
+        """Return the owner that a new object references, if that owner no longer exists."""
         for owner in body["metadata"].get("ownerReferences", ()):
-            there = self._server.get(Key(owner["kind"], body["metadata"]["namespace"], owner["name"]))
-            if there is None or there["metadata"]["uid"] != owner["uid"]:
+            existing = self._server.get(Key(owner["kind"], body["metadata"]["namespace"], owner["name"]))
+            if existing is None or existing["metadata"]["uid"] != owner["uid"]:
                 metadata = {"namespace": body["metadata"]["namespace"], "name": owner["name"], "uid": owner["uid"]}
                 return {"kind": owner["kind"], "metadata": metadata}
         return None
 
-    async def _collect(self, owner: Raw) -> None:
-        """What the job owned, then a job that waits for it."""
+    async def _collect(self, owner: RawBody) -> None:
+        """Delete the children of the job, then the job itself if its deletion is in the foreground."""
         await asyncio.sleep(self._choices.pick((0.2, 3.0)))
         key = Key(owner["kind"], owner["metadata"]["namespace"], owner["metadata"]["name"])
         uid = owner["metadata"]["uid"]
@@ -151,7 +157,7 @@ class GarbageCollector:
         ]
 
 
-def _tolerated_seconds(pod: Raw) -> float:
+def _tolerated_seconds(pod: RawBody) -> float:
     keys = (t for t in pod["spec"].get("tolerations", ()) if t.get("key") == "node.kubernetes.io/unreachable")
-    toleration: Raw = next(keys, {})
+    toleration: RawBody = next(keys, {})
     return float(toleration.get("tolerationSeconds", 300))

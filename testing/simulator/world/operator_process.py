@@ -1,4 +1,4 @@
-"""One operator process: the real controller, informers, queue and client on a simulated connection."""
+"""One operator process: the real controller, informers, work queue and client on a simulated connection."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -9,41 +9,41 @@ from finetune_api.v1alpha1.status import Progress
 from finetune_operator import names
 from finetune_operator.controller.controller import Controller
 from finetune_operator.controller.job_cache import job_key
-from finetune_operator.controller.progress_poller import INTERVAL
-from finetune_operator.controller.reconcile import Pass
+from finetune_operator.controller.progress_poller import POLL_INTERVAL_SECONDS
+from finetune_operator.controller.reconcile import PassDependencies
 from finetune_operator.kube.api_client import ApiError
 from finetune_operator.kube.cluster import KubernetesCluster, collection_path
 from finetune_operator.metrics import Metrics
-from finetune_operator.plan.run_plan import Settings
-from testing.simulator.world.apiserver import Raw
+from finetune_operator.settings import Settings
+from testing.simulator.world.apiserver import RawBody
 from testing.simulator.world.network import Link
 
 WORKERS = 2
 RESYNC_SECONDS = 300.0
-METRICS = Metrics()  # shared, because nobody reads it and each has a registry to fill
+METRICS = Metrics()  # shared: nothing reads it, and a registry for each process is slow
 
 
-class OperatorProcess:
-    """Starts as finetune_operator.manager.manager does, without kopf and the Lease, and dies when told."""
+class SimulatedOperator:
+    """An operator, started as finetune_operator.manager.manager does, but without kopf and the Lease."""
 
     def __init__(
         self,
         link: Link,
         settings: Settings,
         now: Callable[[], datetime],
-        ask_for_progress: Callable[[str], Progress | None],
+        read_progress: Callable[[str], Progress | None],
     ) -> None:
         self.link = link
-        self.clock_error = timedelta()
-        self._ask_for_progress = ask_for_progress
-        self.alive = True
-        run = Pass(KubernetesCluster(link), settings, lambda: now() + self.clock_error)
+        self.clock_offset = timedelta()
+        self._read_progress = read_progress
+        self.is_running = True
+        run = PassDependencies(KubernetesCluster(link), settings, lambda: now() + self.clock_offset)
         self.controller = Controller(link, run, METRICS, namespaces=(None,))
         self._tasks = [self._spawn(self._start())]
 
     def crash(self) -> None:
-        """The process is gone, in the middle of whatever it did."""
-        self.alive = False
+        """End the process at once, in the middle of any operation."""
+        self.is_running = False
         for task in self._tasks:
             task.cancel()
 
@@ -56,42 +56,42 @@ class OperatorProcess:
         self._tasks.append(self._spawn(self._watch_jobs()))
         self._tasks.append(self._spawn(self._resync()))
         self._tasks.append(self._spawn(self._poll()))
-        self.controller.lead(lambda: self.alive)
-        self._tasks.extend(self._spawn(self.controller.work()) for _ in range(WORKERS))
+        self.controller.start_leading(lambda: self.is_running)
+        self._tasks.extend(self._spawn(self.controller.run_worker()) for _ in range(WORKERS))
 
     async def _watch_jobs(self) -> None:
-        """As kopf does: list, follow, and list again after any trouble; what was deleted meanwhile is not told."""
+        """List, watch, and list again after an error, as kopf does; deletions in between are missed."""
         path = collection_path(names.FINETUNEJOB_KIND, None)
         while True:
             try:
                 version = ""
-                async for page in self.link.pages(path):
+                async for page in self.link.list_pages(path):
                     version = page["metadata"]["resourceVersion"]
                     for body in page["items"]:
-                        self._tell("ADDED", body)
+                        self._dispatch_event("ADDED", body)
                 async for event in self.link.watch(path, selector="", version=version):
-                    self._tell(event["type"], event["object"])
+                    self._dispatch_event(event["type"], event["object"])
             except ApiError:
                 await asyncio.sleep(1.0)
 
     async def _poll(self) -> None:
-        """As the poller of progress does; what it is told lives in the operator's memory only."""
+        """Poll the progress as the progress poller does; the result exists only in the operator's memory."""
         while True:
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
             for key in self.controller.jobs:
-                if not self.link.cut and (progress := self._ask_for_progress(key.uid)):
-                    self.controller.progress._take(key, progress)
+                if not self.link.is_partitioned and (progress := self._read_progress(key.uid)):
+                    self.controller.progress_poller._store_progress(key, progress)
 
-    def _tell(self, kind: str, body: Raw) -> None:
-        if kind == "DELETED":
-            self.controller.drop(job_key(body))
+    def _dispatch_event(self, event_type: str, body: RawBody) -> None:
+        if event_type == "DELETED":
+            self.controller.on_job_deleted(job_key(body))
         else:
-            self.controller.take(body)
+            self.controller.on_job_event(body)
 
     async def _list_jobs(self) -> None:
         while True:
             try:
-                await self.controller.list_jobs()
+                await self.controller.resync_jobs()
                 return
             except ApiError:
                 await asyncio.sleep(1.0)
@@ -101,5 +101,5 @@ class OperatorProcess:
             await asyncio.sleep(RESYNC_SECONDS)
             await self._list_jobs()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return asyncio.get_running_loop().create_task(work)
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(coroutine)

@@ -1,25 +1,25 @@
-"""The output volume: checkpoints, the lock and the one result. It outlives pods, nodes and operators."""
+"""The output volume: checkpoints, the lock and the result. It persists when pods, nodes and operators end."""
 
 from dataclasses import dataclass, field
 
 
 class LockLost(Exception):
-    """A newer attempt has the lock."""
+    """Raised when a newer attempt has taken the lock."""
 
 
 @dataclass(frozen=True)
 class Publication:
-    """Something that was published: a checkpoint's step, or the result."""
+    """Something published in the output folder: the checkpoint of a step, or the result."""
 
     attempt: int
     group: int
-    what: str
+    content: str
     time: float
 
 
 @dataclass
-class Folder:
-    """One job's folder."""
+class SimulatedOutputFolder:
+    """The output folder of one job."""
 
     holder: int = -1
     step: int = 0
@@ -28,19 +28,19 @@ class Folder:
     publications: list[Publication] = field(default_factory=list)
 
     def take_lock(self, attempt: int) -> None:
-        """The trainer's promise: an attempt takes the lock when it begins to train; a newer one's is not taken away."""
+        """Take the lock when the attempt begins to train, as the trainer does, unless a newer attempt holds it."""
         if attempt < self.holder:
             raise LockLost
         self.holder = attempt
         self.locks.append(attempt)
 
     def save(self, publication: Publication, *, step: int) -> None:
-        """A checkpoint, by the holder alone."""
+        """Publish a checkpoint; only the holder of the lock may."""
         self._publish(publication)
         self.step = step
 
     def finish(self, publication: Publication) -> None:
-        """The result, by the holder alone."""
+        """Publish the result; only the holder of the lock may."""
         self._publish(publication)
         self.result = True
 

@@ -1,4 +1,4 @@
-"""One simulated cluster with one job and its operators, and the things that can happen to it."""
+"""One simulated cluster with one job and its operators, and the faults that can be injected into it."""
 
 import asyncio
 import logging
@@ -9,137 +9,139 @@ from typing import Any
 from finetune_api.v1alpha1.status import JobStatus
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiError
-from finetune_operator.observation.pods import controller
+from finetune_operator.observation.ownership import controller_uid
 from testing.builders.jobs import SETTINGS, spec
-from testing.simulator.world.apiserver import Change, Key, Raw, SimulatedApiServer
+from testing.simulator.world.apiserver import Change, Key, RawBody, SimulatedApiServer
 from testing.simulator.world.choices import Choices
-from testing.simulator.world.kubernetes_nodes import Machine, Machines
-from testing.simulator.world.network import CALM, Link, Weather
+from testing.simulator.world.kubernetes_nodes import KubernetesNode, KubernetesNodes
+from testing.simulator.world.network import NO_FAULTS, Link, NetworkFaults
 from testing.simulator.world.node_controllers import GarbageCollector, NodeControllers
-from testing.simulator.world.operator_process import OperatorProcess
+from testing.simulator.world.operator_process import SimulatedOperator
 from testing.simulator.world.trainer import EPOCH, Process, Trainer, Workload
 
 JOB = Key(names.FINETUNEJOB_KIND, "default", "bert")
-SPARE_MACHINES = 2
-MOST_NODES = 3
-MOST_LOOKS = 1000
+SPARE_K8S_NODES = 2
+MAX_NODES = 3
+MAX_CLOCK_READS = 1000
 
 
 class World:
-    """Everything there is; `trace` is what happened, for people."""
+    """The whole simulated cluster; `trace` is a readable log of what happened."""
 
-    def __init__(self, choices: Choices, workload: Workload, *, weather: Weather = CALM, **fields: Any) -> None:
+    def __init__(
+        self, choices: Choices, workload: Workload, *, network_faults: NetworkFaults = NO_FAULTS, **fields: Any
+    ) -> None:
         self.choices = choices
-        self.weather = weather
+        self.network_faults = network_faults
         self.trace: list[str] = []
-        self._looks, self._looked_at = 0, 0.0
+        self._clock_reads, self._clock_reads_since = 0, 0.0
         self.server = SimulatedApiServer(self.now)
         self.server.listeners.append(self._note_change)
         self.trainer = Trainer(workload, choices)
-        self.machines = Machines(self.server, self.trainer, choices, count=MOST_NODES + SPARE_MACHINES)
-        self.nodes = NodeControllers(self.server, self.machines, choices)
-        self.garbage = GarbageCollector(self.server, self.machines, choices)
-        self.operators: list[OperatorProcess] = []
-        self.several_operators = False
-        self.calm = False
-        self.clocks_ahead = False  # an operator may have taken what was left of a grace period for over
-        self.to_mend: list[Callable[[], None]] = []
+        self.k8s_nodes = KubernetesNodes(self.server, self.trainer, choices, count=MAX_NODES + SPARE_K8S_NODES)
+        self.node_controllers = NodeControllers(self.server, self.k8s_nodes, choices)
+        self.garbage_collector = GarbageCollector(self.server, self.k8s_nodes, choices)
+        self.operators: list[SimulatedOperator] = []
+        self.has_split_brain = False
+        self.faults_ended = False  # only lasting faults remain
+        self.operator_clock_was_ahead = False  # an operator may assume that a running grace period is over
+        self.pending_recoveries: list[Callable[[], None]] = []
         claim = {"kind": "PersistentVolumeClaim", "metadata": {"namespace": "default"}}
         for name in ("models", "datasets"):
             metadata = {"namespace": "default", "name": name}
             self.server.create(
                 {**claim, "metadata": metadata, "spec": {"accessModes": ["ReadWriteMany"]}}, actor="user"
             )
-        self.job_uids: list[str] = []  # of the jobs of this name, one after another
+        self.job_uids: list[str] = []  # of all jobs that had this name, oldest first
         self.apply(spec(numNodes=workload.num_nodes, **fields))
 
     def now(self) -> datetime:
-        """The clock on every wall; an operator looks at it once or twice in a pass."""
-        if self.time > self._looked_at + 10.0:
-            self._looks, self._looked_at = 0, self.time
-        self._looks += 1
-        if self._looks > MOST_LOOKS:
-            raise RuntimeError(f"{MOST_LOOKS} passes in ten seconds")
+        """Return the time that all clocks show; fails if the operator reads it too often, as it does in a busy loop."""
+        if self.time > self._clock_reads_since + 10.0:
+            self._clock_reads, self._clock_reads_since = 0, self.time
+        self._clock_reads += 1
+        if self._clock_reads > MAX_CLOCK_READS:
+            raise RuntimeError(f"{MAX_CLOCK_READS} passes in ten seconds")
         return EPOCH + timedelta(seconds=self.time)
 
     @property
     def time(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start of the history."""
         return asyncio.get_running_loop().time()
 
     @property
     def job_uid(self) -> str:
-        """Of the present job, or the last."""
+        """The uid of the current job, or of the last one if it was deleted."""
         return self.job_uids[-1]
 
     @property
-    def job(self) -> Raw | None:
-        """The job as the API server has it."""
+    def job(self) -> RawBody | None:
+        """The job object in the API server, or None."""
         return self.server.get(JOB)
 
     @property
-    def status(self) -> Raw:
-        """The job's status; empty if there is none."""
-        status: Raw = (self.job or {}).get("status", {})
+    def status(self) -> RawBody:
+        """The job's status; empty if the job or its status does not exist."""
+        status: RawBody = (self.job or {}).get("status", {})
         return status
 
-    def pods(self) -> list[tuple[Key, Raw]]:
-        """The job's pods that exist, those on their way out too."""
-        return [(key, pod) for key, pod in self.all_pods() if controller(pod) == self.job_uid]
+    def pods(self) -> list[tuple[Key, RawBody]]:
+        """Return the existing pods of the current job, including terminating ones."""
+        return [(key, pod) for key, pod in self.all_pods() if controller_uid(pod) == self.job_uid]
 
-    def all_pods(self) -> list[tuple[Key, Raw]]:
-        """Also those of jobs that had its name before."""
+    def all_pods(self) -> list[tuple[Key, RawBody]]:
+        """Return the pods of all jobs that had this name."""
         return [(key, pod) for key, pod in self.server.all("Pod") if "labels" in pod["metadata"]]
 
     def running_processes(self) -> list[Process]:
-        """Trainers that run, whoever knows."""
-        return [process for process in self.trainer.processes if process.alive]
+        """Return all running trainer processes, regardless of what the API server shows."""
+        return [process for process in self.trainer.processes if process.is_running]
 
-    def start_operator(self) -> OperatorProcess:
-        """One more."""
+    def start_operator(self) -> SimulatedOperator:
+        """Start one more operator process."""
         name = f"operator-{len(self.operators)}"
-        operator: OperatorProcess
+        operator: SimulatedOperator
 
-        def die() -> None:
+        def crash() -> None:
             self.crash(operator)
 
-        link = Link(self.server, self.choices, actor=name, on_crash=die)
-        link.weather = self.weather
-        operator = OperatorProcess(link, SETTINGS, self.now, self.trainer.progress)
+        link = Link(self.server, self.choices, actor=name, on_crash=crash)
+        link.faults = self.network_faults
+        operator = SimulatedOperator(link, SETTINGS, self.now, self.trainer.progress)
         self.operators.append(operator)
-        self.note(f"{name} starts")
+        self.add_trace(f"{name} starts")
         return operator
 
-    def crash(self, operator: OperatorProcess) -> None:
-        """It dies, and another starts a little later. With one operator, nothing that it sent is still under way."""
-        if not operator.alive:
+    def crash(self, operator: SimulatedOperator) -> None:
+        """End an operator; another one starts later. Without split brain its requests in flight are dropped, too."""
+        if not operator.is_running:
             return
-        self.note(f"operator-{self.operators.index(operator)} dies")
+        self.add_trace(f"operator-{self.operators.index(operator)} dies")
         operator.crash()
-        if not self.several_operators:
+        if not self.has_split_brain:
             operator.link.drop_requests()
         asyncio.get_running_loop().call_later(self.choices.pick((1.0, 15.0, 90.0)), self.start_operator)
 
     def take_over(self, overlap: float) -> None:
-        """Another operator leads; those that led go on until they notice, and what they sent goes on after them."""
-        former = [operator for operator in self.operators if operator.alive]
+        """Start another leader; former leaders act for `overlap` more seconds, and their requests arrive even later."""
+        earlier_leaders = [operator for operator in self.operators if operator.is_running]
         self.start_operator()
-        for operator in former:
+        for operator in earlier_leaders:
             asyncio.get_running_loop().call_later(overlap, operator.crash)
 
-    def calm_down(self) -> None:
-        """Faults stop, and what was only broken for a while is mended."""
-        self.note("faults stop")
-        self.calm = True
-        self.weather = CALM
-        while self.to_mend:
-            self.to_mend.pop()()
+    def end_faults(self) -> None:
+        """Stop injecting faults and repair everything that was broken temporarily."""
+        self.add_trace("faults end")
+        self.faults_ended = True
+        self.network_faults = NO_FAULTS
+        while self.pending_recoveries:
+            self.pending_recoveries.pop()()
         for operator in self.operators:
-            operator.link.weather = CALM
-            operator.link.cut = False
+            operator.link.faults = NO_FAULTS
+            operator.link.is_partitioned = False
 
-    def apply(self, spec: Raw) -> None:
-        """kubectl apply, where there is no such job."""
+    def apply(self, spec: RawBody) -> None:
+        """Create the job (kubectl apply)."""
         manifest = {
             "apiVersion": names.API_VERSION,
             "kind": names.FINETUNEJOB_KIND,
@@ -149,105 +151,109 @@ class World:
         self.job_uids.append(self.server.create(manifest, actor="user")["metadata"]["uid"])
 
     def edit_spec(self, **fields: Any) -> None:
-        """A user changes the spec."""
+        """Change fields of the spec, as a user."""
         if self.job is not None:
             metadata = self.job["metadata"]
             metadata = {**metadata, "generation": metadata["generation"] + 1}
             self.server.change(JOB, actor="user", metadata=metadata, spec={**self.job["spec"], **fields})
 
     def touch(self) -> None:
-        """A user changes an annotation, so that the version that others hold is old."""
+        """Change an annotation, as a user, so that resource versions read before are outdated."""
         if self.job is not None:
             annotations = {"touched": str(self.time)}
             self.server.change(JOB, actor="user", metadata={**self.job["metadata"], "annotations": annotations})
 
-    def delete(self, key: Key, options: Raw) -> None:
-        """A user deletes something, if it is there."""
+    def delete(self, key: Key, options: RawBody) -> None:
+        """Delete an object, as a user, if it exists."""
         try:
             self.server.delete(key, options, actor="user")
         except ApiError as error:
             if error.status != 404:
                 raise
 
-    def pick_pod(self) -> tuple[Key, Raw] | None:
-        """Some pod."""
+    def pick_pod(self) -> tuple[Key, RawBody] | None:
+        """Return a random pod of the job."""
         pods = self.pods()
         return self.choices.pick(pods) if pods else None
 
     def pick_process(self) -> Process | None:
-        """Some trainer that runs."""
+        """Return a random running trainer process."""
         running = self.running_processes()
         return self.choices.pick(running) if running else None
 
-    def pick_machine(self) -> Machine:
-        """A machine with a pod, if there is one."""
-        used = [machine for _, pod in self.pods() if (machine := self.machines.machine_of(pod))]
-        return self.choices.pick(used or self.machines.machines)
+    def pick_k8s_node(self) -> KubernetesNode:
+        """Return a random Kubernetes node that has a pod of the job, or any node if none has."""
+        used = [k8s_node for _, pod in self.pods() if (k8s_node := self.k8s_nodes.k8s_node_of(pod))]
+        return self.choices.pick(used or self.k8s_nodes.nodes)
 
-    def lacks_machines(self) -> bool:
-        """Those that are well and not avoided are fewer than the job needs."""
+    def lacks_k8s_nodes(self) -> bool:
+        """Whether the job needs more Kubernetes nodes than are healthy, free and not avoided."""
         avoided = JobStatus.model_validate(self.status).attempts[-1].avoids if self.status.get("attempts") else ()
-        well = [m for m in self.machines.machines if m.up.is_set() and m.has_room and m.name not in avoided]
-        wanted: int = self.job["spec"]["numNodes"] if self.job else 0
-        return len(well) < wanted
+        usable = [
+            node
+            for node in self.k8s_nodes.nodes
+            if node.connected.is_set() and node.is_schedulable and node.name not in avoided
+        ]
+        required: int = self.job["spec"]["numNodes"] if self.job else 0
+        return len(usable) < required
 
     def has_strangers(self) -> bool:
-        """Objects that may have a name of the job's."""
+        """Whether objects exist that may occupy a name which the job needs."""
         kinds = ("Pod", "ConfigMap")
         return any("labels" not in body["metadata"] for kind in kinds for _, body in self.server.all(kind))
 
-    def note(self, text: str) -> None:
-        """For the trace."""
-        self.trace.append(f"{self.time:8.3f} {text}")
+    def add_trace(self, line: str) -> None:
+        """Append a line with the time to the trace."""
+        self.trace.append(f"{self.time:8.3f} {line}")
 
     def _note_change(self, change: Change) -> None:
         body = change.body
-        text = f"{change.actor}: {change.type} {change.kind} {body['metadata']['name']}"
+        line = f"{change.actor}: {change.type} {change.kind} {body['metadata']['name']}"
         if change.kind == "Pod":
-            statuses: list[Raw] = body.get("status", {}).get("containerStatuses") or [{}]
+            statuses: list[RawBody] = body.get("status", {}).get("containerStatuses") or [{}]
             state = statuses[0].get("state", {})
-            text += f" {body.get('status', {}).get('phase')} {'/'.join(state)} on {body['spec'].get('nodeName')}"
-            text += " leaving" if "deletionTimestamp" in body["metadata"] else ""
+            line += f" {body.get('status', {}).get('phase')} {'/'.join(state)} on {body['spec'].get('nodeName')}"
+            line += " terminating" if "deletionTimestamp" in body["metadata"] else ""
         if change.kind == names.FINETUNEJOB_KIND:
             status = body.get("status", {})
             record = (status.get("attempts") or [{}])[-1]
-            text += (
+            line += (
                 f" suspend={body['spec'].get('suspend', False)} {status.get('phase')} attempt {status.get('attempt')}"
             )
-            text += f" {record.get('state')} created={record.get('created', False)} {record.get('reason', '')}"
+            line += f" {record.get('state')} created={record.get('created', False)} {record.get('reason', '')}"
         if change.kind == "Event":
-            text += f" {body['reason']}: {body['message']}"
-        self.note(text)
+            line += f" {body['reason']}: {body['message']}"
+        self.add_trace(line)
 
-    def finished(self) -> bool:
-        """Complete, Failed, suspended as asked, or deleted."""
+    def is_finished(self) -> bool:
+        """Whether the job is Complete, Failed, suspended as requested, or deleted."""
         job = self.job
         if job is None:
             return True
         if job["metadata"].get("deletionTimestamp"):
-            return all(self.is_lost(pod) for _, pod in self.pods())  # which Kubernetes waits for, without end
+            return all(self.is_lost(pod) for _, pod in self.pods())  # Kubernetes waits for their kubelets forever
         if "completionTime" in self.status:
             return True
         return bool(job["spec"].get("suspend")) and self.condition("Suspended") == "True"
 
     def condition(self, kind: str) -> str | None:
-        """Status of a condition of the job."""
-        found = (c["status"] for c in self.status.get("conditions", ()) if c["type"] == kind)
-        return next(found, None)
+        """Return the status of a condition of the job, or None if the condition is absent."""
+        statuses = (c["status"] for c in self.status.get("conditions", ()) if c["type"] == kind)
+        return next(statuses, None)
 
-    def is_lost(self, pod: Raw) -> bool:
-        """Its machine does not answer."""
-        machine = self.machines.machine_of(pod)
-        return machine is not None and not machine.up.is_set()
+    def is_lost(self, pod: RawBody) -> bool:
+        """Whether the Kubernetes node of the pod is disconnected from the API server."""
+        k8s_node = self.k8s_nodes.k8s_node_of(pod)
+        return k8s_node is not None and not k8s_node.connected.is_set()
 
 
 class ErrorLog(logging.Handler):
-    """Collects what the operator logs as a bug of its own."""
+    """A log handler that reports every error that the operator logs."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         super().__init__(logging.ERROR)
         self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One error."""
+        """Report one error."""
         self._report(logging.Formatter().format(record))

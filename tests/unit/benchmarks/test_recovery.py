@@ -1,11 +1,11 @@
-"""What `make bench-recovery` makes of upstream's manifests, and of the moments that it saw."""
+"""Tests of the manifests that `make bench-recovery` installs and of the figures it prints."""
 
 from pathlib import Path
 
 import yaml
 
 from benchmarks.recovery.kubeflow import JOBSET, render
-from benchmarks.recovery.stages import RECOVERED, Moments, by_stage, note, summarise
+from benchmarks.recovery.stages import RECOVERED, StageTimes, add_stages, by_stage, summarise
 
 UPSTREAM = """
 apiVersion: v1
@@ -25,29 +25,33 @@ webhooks:
 """
 
 
-def test_webhooks_lead_to_the_process_that_takes_the_place_of_the_deployment(tmp_path: Path) -> None:
+def test_webhooks_connect_to_the_process_that_replaces_the_deployment(tmp_path: Path) -> None:
     (tmp_path / "documents.yaml").write_text(UPSTREAM)
 
     service, webhooks = render(JOBSET, tmp_path)
 
     assert service["spec"] == {"type": "ExternalName", "externalName": "localhost"}
-    asked = yaml.safe_load(UPSTREAM.split("---")[-1])["webhooks"][0]["clientConfig"]["service"]
-    assert webhooks["webhooks"][0]["clientConfig"]["service"] == {**asked, "port": 9443}
+    expected = yaml.safe_load(UPSTREAM.split("---")[-1])["webhooks"][0]["clientConfig"]["service"]
+    assert webhooks["webhooks"][0]["clientConfig"]["service"] == {**expected, "port": 9443}
 
 
-def test_stages_are_told_in_the_order_in_which_they_are_reached() -> None:
-    told = {"imported": 1004.0, "joined": 1004.5, "step 1": 1006.25}
+def test_stages_are_listed_in_the_order_in_which_they_are_reached() -> None:
+    reported = {"imported": 1004.0, "joined": 1004.5, "step 1": 1006.25}
 
-    stages = by_stage(RECOVERED, 1000.0, Moments(made=1001.5, running=1002.0, told=told, stopped=1001.0))
+    stages = by_stage(
+        RECOVERED, 1000.0, StageTimes(created=1001.5, running=1002.0, reported=reported, stopped_at=1001.0)
+    )
 
     assert list(stages.values()) == [6.25, 1.0, 1.5, 2.0, 4.0, 4.5]
     assert next(iter(stages)) == RECOVERED
-    assert "  until the operator stopped the attempt" not in by_stage(RECOVERED, 1000.0, Moments(1001.5, 1002.0, told))
+    assert "  until the operator stopped the attempt" not in by_stage(
+        RECOVERED, 1000.0, StageTimes(1001.5, 1002.0, reported)
+    )
 
 
-def test_the_peer_is_told_by_its_median_and_its_range() -> None:
+def test_the_peer_is_summarised_by_median_and_range() -> None:
     figures: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
-    for taken in (11.0, 14.5, 9.9):
-        note(figures, ({}, {RECOVERED: taken}))
+    for seconds in (11.0, 14.5, 9.9):
+        add_stages(figures, ({}, {RECOVERED: seconds}))
 
     assert summarise(figures[1]) == {RECOVERED: "11.000 (9.900 to 14.500)"}

@@ -1,4 +1,4 @@
-"""What `make soak` expects of its jobs is what the operator decides."""
+"""Tests that the expected ends of `make soak` match the decisions of the operator."""
 
 import json
 from datetime import timedelta
@@ -7,45 +7,48 @@ import pytest
 
 from benchmarks.load import job_body
 from benchmarks.rig import count_passes
-from benchmarks.soak.scripts import GONE, MOST_ACTS, RESTART_POLICY, SCRIPTS, Act, Script, how_it_ends, plan_jobs
+from benchmarks.soak.scripts import DELETED, MAX_ACTS, RESTART_POLICY, SCRIPTS, Act, Script, exit_of_act, plan_jobs
 from finetune_api.v1alpha1.job import FineTuneJob
-from testing.builders.jobs import NOW, Raw, ended, job, running, seen, step
+from testing.builders.jobs import NOW, RawBody, decide_once, ended_pod, job, observation_of, running_pod
 
 DELETIONS = (Act.DELETE_POD, Act.DELETE_POD_BY_FORCE)
-MOST_ATTEMPTS = 6
+MAX_ATTEMPTS = 6
 
 
-def after(of: FineTuneJob, act: Act, number: int) -> FineTuneJob:
-    """The job once an attempt of two nodes ran and this happened to it."""
-    attempt, now = of.status.attempt or 0, NOW + timedelta(minutes=10 * number)
-    pods = tuple(running(of, rank, attempt=attempt) for rank in range(2))
-    of, _ = step(of, seen(of, *pods), now=now)
-    there: tuple[Raw, ...] = ()
-    gone = pods
+def run_attempt(current: FineTuneJob, act: Act, number: int) -> FineTuneJob:
+    """Return the job after an attempt of two nodes ran and the act was performed on it."""
+    attempt, now = current.status.attempt or 0, NOW + timedelta(minutes=10 * number)
+    pods = tuple(running_pod(current, rank, attempt=attempt) for rank in range(2))
+    current, _ = decide_once(current, observation_of(current, *pods), now=now)
+    present_pods: tuple[RawBody, ...] = ()
+    gone_pods = pods
     if act not in DELETIONS:
-        code, reason, message = how_it_ends(act, time=now.timestamp())
-        how: Raw = {"exit_code": code, "reason": reason, "message": message, "finishedAt": now.isoformat()}
+        code, reason, message = exit_of_act(act, time=now.timestamp())
+        exit_fields: RawBody = {"exit_code": code, "reason": reason, "message": message, "finishedAt": now.isoformat()}
         ranks = (0, 1) if act is Act.SUCCEED else (0,)
-        there, gone = tuple(ended(of, rank, attempt=attempt, **how) for rank in ranks), pods[len(ranks) :]
+        present_pods, gone_pods = (
+            tuple(ended_pod(current, rank, attempt=attempt, **exit_fields) for rank in ranks),
+            pods[len(ranks) :],
+        )
     for _ in range(3):
-        of, _ = step(of, seen(of, *there, gone=gone), now=now)
-    return of
+        current, _ = decide_once(current, observation_of(current, *present_pods, gone=gone_pods), now=now)
+    return current
 
 
-@pytest.mark.parametrize("script", [script for script in SCRIPTS if script.phase != GONE], ids=str)
-def test_a_job_ends_as_its_script_says(script: Script) -> None:
-    rows = job_body("bert", 2)["spec"]["dataset"]  # without loader processes, of which there could be fewer
-    of, _ = step(job(restartPolicy=RESTART_POLICY, dataset=rows), seen(job()))
+@pytest.mark.parametrize("script", [script for script in SCRIPTS if script.phase != DELETED], ids=str)
+def test_a_job_ends_as_its_script_expects(script: Script) -> None:
+    dataset = job_body("bert", 2)["spec"]["dataset"]  # without data loader workers, whose number could change
+    current, _ = decide_once(job(restartPolicy=RESTART_POLICY, dataset=dataset), observation_of(job()))
     number = 0
-    while of.status.completion_time is None and number < MOST_ATTEMPTS:
-        of = after(of, script.act(number), number)
+    while current.status.completion_time is None and number < MAX_ATTEMPTS:
+        current = run_attempt(current, script.act(number), number)
         number += 1
 
-    assert (of.status.phase, of.status.attempts[-1].reason) == (script.phase, script.reason)
-    assert len(script.acts) <= number <= max(len(script.acts), MOST_ACTS)
+    assert (current.status.phase, current.status.attempts[-1].reason) == (script.phase, script.reason)
+    assert len(script.acts) <= number <= max(len(script.acts), MAX_ACTS)
 
 
-def test_every_script_has_its_jobs_and_time_for_its_acts() -> None:
+def test_every_script_has_jobs_with_enough_time_for_its_acts() -> None:
     plans = plan_jobs(2 * len(SCRIPTS), seconds=1800, seed=1)
 
     assert {plan.script for plan in plans} == set(SCRIPTS)
@@ -53,13 +56,13 @@ def test_every_script_has_its_jobs_and_time_for_its_acts() -> None:
     assert all(plan.start + plan.run_seconds * len(plan.script.acts) < 1800 for plan in plans)
 
 
-def test_last_words_are_json() -> None:
-    messages = [how_it_ends(act, time=1.0)[2] for act in Act if act not in (*DELETIONS, Act.DELETE_JOB)]
+def test_termination_messages_are_json() -> None:
+    messages = [exit_of_act(act, time=1.0)[2] for act in Act if act not in (*DELETIONS, Act.DELETE_JOB)]
 
     assert [json.loads(message)["outcome"] for message in messages if message].count("failed") == 4
 
 
-def test_passes_are_counted_by_the_bucket_that_they_fall_into() -> None:
+def test_passes_are_counted_by_histogram_bucket() -> None:
     text = "\n".join(
         f'finetune_reconcile_seconds_bucket{{le="{le}",result="{result}"}} {count}'
         for result, counts in (("changed", (3.0, 5.0, 5.0)), ("unchanged", (1.0, 1.0, 2.0)))

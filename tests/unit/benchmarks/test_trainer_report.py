@@ -1,27 +1,39 @@
-"""What `make bench-trainer` and `make bench-gpu` say of a contest."""
+"""Tests of the lines that `make bench-trainer` and `make bench-gpu` print."""
 
 import pytest
 import torch
 
 from benchmarks.trainer import gpu
-from benchmarks.trainer.cases import ON_CPU, ON_GPU, Run, shrink
-from benchmarks.trainer.comparison import Case, Outcome
-from benchmarks.trainer.report import describe_case, ratios, spread
-from benchmarks.trainer.task import Answer, Content, Task
+from benchmarks.trainer.cases import CPU_CASES, GPU_CASES, CaseSettings, shrink
+from benchmarks.trainer.comparison import BenchmarkCase, ContenderResult
+from benchmarks.trainer.report import describe_case, median_and_range, speedups
+from benchmarks.trainer.task import EpochContent, Measurement, Task
 
 TASK = Task("model", "rows", "columns", "output", "sft", "", False, True, False, 4, 4, 512, "float32", False)
-CASE = Case("LoRA SFT", TASK, Content(samples=30, tokens=6000, flops=3e12))
-OURS = Outcome([Answer(seconds=2, cpu_seconds=2), Answer(seconds=3, cpu_seconds=2), Answer(seconds=4, cpu_seconds=2)])
-PEER = Outcome([Answer(seconds=4, cpu_seconds=3), Answer(seconds=3, cpu_seconds=3), Answer(seconds=6, cpu_seconds=3)])
+CASE = BenchmarkCase("LoRA SFT", TASK, EpochContent(samples=30, tokens=6000, flops=3e12))
+OURS = ContenderResult(
+    [
+        Measurement(seconds=2, cpu_seconds=2),
+        Measurement(seconds=3, cpu_seconds=2),
+        Measurement(seconds=4, cpu_seconds=2),
+    ]
+)
+PEER = ContenderResult(
+    [
+        Measurement(seconds=4, cpu_seconds=3),
+        Measurement(seconds=3, cpu_seconds=3),
+        Measurement(seconds=6, cpu_seconds=3),
+    ]
+)
 
 
-def test_a_ratio_is_that_of_one_round_and_above_one_where_ours_is_faster() -> None:
-    assert ratios(OURS, PEER) == [2.0, 1.0, 1.5]
-    assert ratios(OURS, PEER, cpu=True) == [1.5, 1.5, 1.5]
-    assert spread(ratios(OURS, PEER)) == "1.50 (1.00 to 2.00)"
+def test_a_speedup_is_computed_per_round_and_above_one_if_ours_is_faster() -> None:
+    assert speedups(OURS, PEER) == [2.0, 1.0, 1.5]
+    assert speedups(OURS, PEER, cpu=True) == [1.5, 1.5, 1.5]
+    assert median_and_range(speedups(OURS, PEER)) == "1.50 (1.00 to 2.00)"
 
 
-def test_a_contender_is_told_by_its_median_round() -> None:
+def test_a_contender_is_described_by_its_median_round() -> None:
     title, ours, peer = describe_case(CASE, {"ours": OURS, "TRL": PEER})
 
     assert title == "LoRA SFT: 30 rows, 6000 tokens an epoch"
@@ -30,15 +42,17 @@ def test_a_contender_is_told_by_its_median_round() -> None:
     assert "ours/TRL: 1.50 (1.00 to 2.00)" in peer
 
 
-def test_a_contender_that_cannot_do_a_case_says_why() -> None:
-    lines = list(describe_case(CASE, {"ours": OURS, "ms-swift": Outcome(error="ValueError: needs flash attention")}))
+def test_a_contender_that_cannot_train_a_case_has_its_error_in_the_report() -> None:
+    lines = list(
+        describe_case(CASE, {"ours": OURS, "ms-swift": ContenderResult(error="ValueError: needs flash attention")})
+    )
 
     assert lines[-1].split(maxsplit=1) == ["ms-swift", "ValueError: needs flash attention"]
 
 
-def test_on_a_gpu_the_share_of_its_operations_and_its_memory_are_told() -> None:
-    ours = Outcome([Answer(seconds=2, peak_bytes=5 * 2**30)])
-    case = Case("LoRA SFT", TASK, Content(samples=30, tokens=6000, flops=3e12, forecast_bytes=6 * 2**30))
+def test_on_a_gpu_the_report_contains_mfu_and_memory() -> None:
+    ours = ContenderResult([Measurement(seconds=2, peak_bytes=5 * 2**30)])
+    case = BenchmarkCase("LoRA SFT", TASK, EpochContent(samples=30, tokens=6000, flops=3e12, forecast_bytes=6 * 2**30))
 
     _, line = describe_case(case, {"ours": ours}, peak_flops=3e12)
 
@@ -47,21 +61,21 @@ def test_on_a_gpu_the_share_of_its_operations_and_its_memory_are_told() -> None:
 
 
 def test_every_title_is_used_once() -> None:
-    titles = [run.title for run in (*ON_CPU, *ON_GPU)]
+    titles = [case_settings.title for case_settings in (*CPU_CASES, *GPU_CASES)]
 
     assert len(titles) == len(set(titles)) == 9
 
 
-@pytest.mark.parametrize("run", ON_GPU, ids=[run.title for run in ON_GPU])
-def test_a_case_made_small_stays_the_same_kind_of_training(run: Run) -> None:
-    small = shrink(run)
+@pytest.mark.parametrize("case_settings", GPU_CASES, ids=[case_settings.title for case_settings in GPU_CASES])
+def test_a_shrunk_case_keeps_the_kind_of_training(case_settings: CaseSettings) -> None:
+    small = shrink(case_settings)
 
-    assert (small.method, small.packing, small.lora, small.checkpointing, bool(small.shape.family)) == (
-        run.method,
-        run.packing,
-        run.lora,
-        run.checkpointing,
-        bool(run.shape.family),
+    assert (small.method, small.packing, small.lora, small.gradient_checkpointing, bool(small.shape.family)) == (
+        case_settings.method,
+        case_settings.packing,
+        case_settings.lora,
+        case_settings.gradient_checkpointing,
+        bool(case_settings.shape.family),
     )
 
 

@@ -1,4 +1,4 @@
-"""What is changed when memory ran out: the ladder from the cheapest change to the last."""
+"""Repairs after an out-of-memory failure, from the cheapest to the most expensive."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from finetune_api.batch import Batch, resolve_batch
-from finetune_api.oom_repair import Shortage, advise, apply_repair, next_repair
+from finetune_api.oom_repair import MemoryShortage, apply_repair, build_advice, find_next_repair
 from finetune_api.v1alpha1.job import FineTuneJobSpec
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Repair
@@ -17,41 +17,45 @@ from testing.builders.jobs import spec as build_spec
 
 
 def spec(**fields: Any) -> FineTuneJobSpec:
-    """One rank per node."""
+    """Build a spec with one rank per node."""
     return FineTuneJobSpec.model_validate(build_spec(**{"nprocPerNode": 1, **fields}))
 
 
-def batch_of(of: FineTuneJobSpec) -> Batch:
-    training = of.training
+def batch_of(job_spec: FineTuneJobSpec) -> Batch:
+    training = job_spec.training
     return resolve_batch(
         per_device=training.per_device_train_batch_size,
         accumulation=training.gradient_accumulation_steps,
         effective=training.global_batch_size,
-        world_size=of.world_size,
+        world_size=job_spec.world_size,
     )
 
 
 def shortage(
-    of: FineTuneJobSpec, repair: Repair | None = None, *, reason: Reason = Reason.CUDA_OUT_OF_MEMORY, **fields: Any
-) -> Shortage:
-    batch = fields.pop("batch") if "batch" in fields else batch_of(apply_repair(of, repair))
-    return Shortage(reason, of, repair, batch, **fields)
+    job_spec: FineTuneJobSpec,
+    repair: Repair | None = None,
+    *,
+    reason: Reason = Reason.CUDA_OUT_OF_MEMORY,
+    **fields: Any,
+) -> MemoryShortage:
+    batch = fields.pop("batch") if "batch" in fields else batch_of(apply_repair(job_spec, repair))
+    return MemoryShortage(reason, job_spec, repair, batch, **fields)
 
 
-def ladder(of: FineTuneJobSpec, **fields: Any) -> list[str]:
-    """All repairs in words, one after the other."""
+def ladder(job_spec: FineTuneJobSpec, **fields: Any) -> list[str]:
+    """Return the descriptions of all repairs in order."""
     repair: Repair | None = None
-    told = []
-    while found := next_repair(shortage(of, repair, **fields)):
-        repair, said = found
-        told.append(said)
-    return told
+    changes = []
+    while step := find_next_repair(shortage(job_spec, repair, **fields)):
+        repair, change = step
+        changes.append(change)
+    return changes
 
 
-def test_full_tuning_is_repaired_in_the_order_of_what_it_costs() -> None:
-    of = spec(lora=None, numNodes=2, training={"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 3})
+def test_repairs_of_full_fine_tuning_are_ordered_by_cost() -> None:
+    job_spec = spec(lora=None, numNodes=2, training={"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 3})
 
-    assert ladder(of) == [
+    assert ladder(job_spec) == [
         "perDeviceTrainBatchSize 4 -> 2, gradientAccumulationSteps 3 -> 6 (effective batch stays 24)",
         "perDeviceTrainBatchSize 2 -> 1, gradientAccumulationSteps 6 -> 12 (effective batch stays 24)",
         "gradientCheckpointing: true",
@@ -64,42 +68,42 @@ def test_full_tuning_is_repaired_in_the_order_of_what_it_costs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "last"),
+    ("fields", "presets"),
     [
         pytest.param({"lora": {}, "numNodes": 2}, ["none -> zero3", "zero3 -> zero3_offload"], id="lora"),
-        pytest.param({"lora": {}, "numNodes": 1}, [], id="one rank has nobody to share with"),
-        pytest.param({"lora": {"quantization": "nf4"}, "numNodes": 2}, [], id="4-bit weights do not spread"),
-        pytest.param({"lora": {}, "numNodes": 2, "training": {"probe": True}}, [], id="DeepSpeed allows no probe"),
-        pytest.param({"numNodes": 2, "fsdp": {}}, [], id="the user chose FSDP2"),
+        pytest.param({"lora": {}, "numNodes": 1}, [], id="single rank"),
+        pytest.param({"lora": {"quantization": "nf4"}, "numNodes": 2}, [], id="4-bit weights"),
+        pytest.param({"lora": {}, "numNodes": 2, "training": {"probe": True}}, [], id="probe"),
+        pytest.param({"numNodes": 2, "fsdp": {}}, [], id="fsdp"),
         pytest.param(
             {"numNodes": 2, "deepspeed": {"config": {"zero_optimization": {"stage": 1}}}},
             [],
-            id="a config of one's own",
+            id="deepspeed config",
         ),
         pytest.param(
             {"lora": None, "numNodes": 2, "deepspeed": {"preset": "zero2_offload"}},
             ["zero2_offload -> zero3", "zero3 -> zero3_offload"],
-            id="from where the user began",
+            id="continues from the preset of the spec",
         ),
     ],
 )
-def test_memory_is_spread_as_far_as_the_job_allows(fields: dict[str, Any], last: list[str]) -> None:
+def test_sharding_presets_continue_as_far_as_the_spec_allows(fields: dict[str, Any], presets: list[str]) -> None:
     training = {"gradientCheckpointing": True, **fields.get("training", {})}
     env = [{"name": "PYTORCH_CUDA_ALLOC_CONF", "value": "max_split_size_mb:128"}]
 
-    told = ladder(spec(**{**fields, "training": training, "env": env}))
+    changes = ladder(spec(**{**fields, "training": training, "env": env}))
 
-    assert told == [f"deepspeed preset {step}" for step in last]
+    assert changes == [f"deepspeed preset {step}" for step in presets]
 
 
-def test_a_program_of_the_users_own_cannot_be_repaired() -> None:
+def test_the_gpu_memory_of_a_command_cannot_be_repaired() -> None:
     assert ladder(job(**command({"script": "a.py"})).spec, batch=None) == []
 
 
-def test_nothing_changes_without_a_repair() -> None:
-    of = spec()
+def test_without_a_repair_the_spec_is_unchanged() -> None:
+    job_spec = spec()
 
-    assert apply_repair(of, None) is of
+    assert apply_repair(job_spec, None) is job_spec
 
 
 @given(
@@ -109,7 +113,7 @@ def test_nothing_changes_without_a_repair() -> None:
     with_global=st.booleans(),
     lora=st.booleans(),
 )
-def test_the_effective_batch_survives_every_repair_and_repairs_end(
+def test_repairs_keep_the_effective_batch_and_terminate(
     per_device: int, accumulation: int | None, nodes: int, with_global: bool, lora: bool
 ) -> None:
     training: dict[str, Any] = {"perDeviceTrainBatchSize": per_device}
@@ -117,41 +121,41 @@ def test_the_effective_batch_survives_every_repair_and_repairs_end(
         training["gradientAccumulationSteps"] = accumulation
     if with_global:
         training["globalBatchSize"] = per_device * (accumulation or 1) * nodes
-    of = spec(numNodes=nodes, lora={} if lora else None, training=training)
-    effective = batch_of(of).effective
+    job_spec = spec(numNodes=nodes, lora={} if lora else None, training=training)
+    effective = batch_of(job_spec).effective
     repair: Repair | None = None
 
     for _ in range(20):
-        found = next_repair(shortage(of, repair))
-        if found is None:
+        step = find_next_repair(shortage(job_spec, repair))
+        if step is None:
             break
-        assert found[0] != repair
-        repair = found[0]
-        repaired = apply_repair(of, repair)
+        assert step[0] != repair
+        repair = step[0]
+        repaired = apply_repair(job_spec, repair)
         assert batch_of(repaired).effective == effective
         FineTuneJobSpec.model_validate_json(repaired.model_dump_json(by_alias=True, exclude_unset=True))
     else:
-        pytest.fail("twenty repairs and no end")
-    assert batch_of(apply_repair(of, repair)).per_device == 1
+        pytest.fail("more than twenty repairs")
+    assert batch_of(apply_repair(job_spec, repair)).per_device == 1
 
 
-def test_what_auto_came_to_is_repaired_by_a_number() -> None:
-    of = spec(numNodes=2, training={"globalBatchSize": 24, "perDeviceTrainBatchSize": "auto"})
+def test_a_micro_batch_chosen_by_auto_is_replaced_by_a_number() -> None:
+    job_spec = spec(numNodes=2, training={"globalBatchSize": 24, "perDeviceTrainBatchSize": "auto"})
 
-    repair, said = next_repair(shortage(of, batch=Batch(6, 2, 2))) or (None, "")
+    repair, change = find_next_repair(shortage(job_spec, batch=Batch(6, 2, 2))) or (None, "")
 
-    assert said == "perDeviceTrainBatchSize 6 -> 3, gradientAccumulationSteps 2 -> 4 (effective batch stays 24)"
-    assert batch_of(apply_repair(of, repair)) == Batch(3, 4, 2)
-    assert not apply_repair(of, repair).training.chooses_batch
+    assert change == "perDeviceTrainBatchSize 6 -> 3, gradientAccumulationSteps 2 -> 4 (effective batch stays 24)"
+    assert batch_of(apply_repair(job_spec, repair)) == Batch(3, 4, 2)
+    assert not apply_repair(job_spec, repair).training.has_auto_batch
 
 
-def test_one_sample_at_a_time_is_repaired_by_other_means_and_auto_tries_again() -> None:
-    of = spec(numNodes=2, training={"globalBatchSize": 24, "perDeviceTrainBatchSize": "auto"})
+def test_a_micro_batch_of_one_is_kept_and_auto_chooses_again() -> None:
+    job_spec = spec(numNodes=2, training={"globalBatchSize": 24, "perDeviceTrainBatchSize": "auto"})
 
-    repair, said = next_repair(shortage(of, batch=Batch(1, 12, 2))) or (None, "")
+    repair, change = find_next_repair(shortage(job_spec, batch=Batch(1, 12, 2))) or (None, "")
 
-    assert said == "gradientCheckpointing: true"
-    assert apply_repair(of, repair).training.chooses_batch
+    assert change == "gradientCheckpointing: true"
+    assert apply_repair(job_spec, repair).training.has_auto_batch
 
 
 HOST = Reason.HOST_OUT_OF_MEMORY
@@ -162,10 +166,10 @@ def limited(memory: str = "16Gi", **fields: Any) -> FineTuneJobSpec:
     return spec(**{"resources": {"limits": {"memory": memory}}, **fields})
 
 
-def test_memory_is_doubled_up_to_what_the_user_allows_and_then_loaders_become_fewer() -> None:
-    of = limited(restartPolicy={"maxMemory": "50Gi"})
+def test_the_memory_limit_is_doubled_up_to_max_memory_before_loaders_are_reduced() -> None:
+    job_spec = limited(restartPolicy={"maxMemory": "50Gi"})
 
-    assert ladder(of, reason=HOST) == [
+    assert ladder(job_spec, reason=HOST) == [
         "resources.limits.memory 16Gi -> 32Gi",
         "resources.limits.memory 32Gi -> 50Gi",
         "dataset.numWorkers default -> 1",
@@ -174,49 +178,49 @@ def test_memory_is_doubled_up_to_what_the_user_allows_and_then_loaders_become_fe
 
 
 @pytest.mark.parametrize(
-    ("of", "fields"),
+    ("job_spec", "fields"),
     [
-        pytest.param(limited(), {}, id="none is allowed"),
-        pytest.param(limited(restartPolicy={"maxMemory": "16Gi"}), {}, id="it is used up"),
+        pytest.param(limited(), {}, id="no maxMemory"),
+        pytest.param(limited(restartPolicy={"maxMemory": "16Gi"}), {}, id="maxMemory reached"),
         pytest.param(limited(restartPolicy={"maxMemory": "32Gi"}), {"in_container": False}, id="no container"),
         pytest.param(spec(), {}, id="no limit"),
     ],
 )
-def test_memory_that_may_not_be_raised_is_saved(of: FineTuneJobSpec, fields: dict[str, Any]) -> None:
-    assert ladder(of, reason=HOST, **fields)[0] == "dataset.numWorkers default -> 1"
+def test_loaders_are_reduced_if_the_limit_cannot_be_raised(job_spec: FineTuneJobSpec, fields: dict[str, Any]) -> None:
+    assert ladder(job_spec, reason=HOST, **fields)[0] == "dataset.numWorkers default -> 1"
 
 
-def test_a_request_that_equals_the_limit_grows_with_it() -> None:
-    same, less = ({"limits": {"memory": "2Gi"}, "requests": {"memory": request}} for request in ("2Gi", "1Gi"))
+def test_a_request_equal_to_the_limit_is_raised_with_it() -> None:
+    equal, lower = ({"limits": {"memory": "2Gi"}, "requests": {"memory": request}} for request in ("2Gi", "1Gi"))
     repair = Repair(memory="4Gi")
 
-    for resources, request in ((same, "4Gi"), (less, "1Gi")):
-        grown = apply_repair(spec(resources=resources), repair).resources
-        assert (grown.limits["memory"], grown.requests["memory"]) == ("4Gi", request)
+    for resources, request in ((equal, "4Gi"), (lower, "1Gi")):
+        repaired = apply_repair(spec(resources=resources), repair).resources
+        assert (repaired.limits["memory"], repaired.requests["memory"]) == ("4Gi", request)
 
 
 @pytest.mark.parametrize(
-    ("of", "first"),
+    ("job_spec", "first"),
     [
         pytest.param(spec(), "shmSize 2Gi -> 4Gi", id="default without a limit"),
-        pytest.param(limited("3Gi"), "shmSize 1536Mi -> 3Gi", id="half of the limit, then all of it"),
-        pytest.param(limited(shmSize="12Gi"), "shmSize 12Gi -> 16Gi", id="never more than the limit"),
+        pytest.param(limited("3Gi"), "shmSize 1536Mi -> 3Gi", id="half of the limit by default"),
+        pytest.param(limited(shmSize="12Gi"), "shmSize 12Gi -> 16Gi", id="bounded by the limit"),
     ],
 )
-def test_shared_memory_becomes_larger_once_and_then_loaders_become_fewer(of: FineTuneJobSpec, first: str) -> None:
-    assert ladder(of, reason=SHM) == [first, "dataset.numWorkers default -> 1", "dataset.numWorkers 1 -> 0"]
+def test_shared_memory_is_doubled_once_before_loaders_are_reduced(job_spec: FineTuneJobSpec, first: str) -> None:
+    assert ladder(job_spec, reason=SHM) == [first, "dataset.numWorkers default -> 1", "dataset.numWorkers 1 -> 0"]
 
 
-def test_a_program_of_the_users_own_gets_what_its_container_can_get() -> None:
+def test_container_limits_of_a_command_can_be_raised() -> None:
     limits = {"limits": {"memory": "1Gi"}}
-    of = job(**command({"script": "a.py"}), resources=limits, restartPolicy={"maxMemory": "2Gi"}).spec
+    job_spec = job(**command({"script": "a.py"}), resources=limits, restartPolicy={"maxMemory": "2Gi"}).spec
 
-    assert ladder(of, reason=HOST, batch=None) == ["resources.limits.memory 1Gi -> 2Gi"]
-    assert ladder(of, reason=SHM, batch=None) == ["shmSize 512Mi -> 1Gi"]
+    assert ladder(job_spec, reason=HOST, batch=None) == ["resources.limits.memory 1Gi -> 2Gi"]
+    assert ladder(job_spec, reason=SHM, batch=None) == ["shmSize 512Mi -> 1Gi"]
 
 
 @pytest.mark.parametrize(
-    ("of", "reason", "fields", "advice"),
+    ("job_spec", "reason", "fields", "advice"),
     [
         pytest.param(
             limited(),
@@ -224,14 +228,14 @@ def test_a_program_of_the_users_own_gets_what_its_container_can_get() -> None:
             {},
             "the limit was 16Gi: raise resources.limits.memory (restartPolicy.maxMemory lets the operator do so), or"
             " start fewer loader processes (dataset.numWorkers)",
-            id="limit",
+            id="limit without maxMemory",
         ),
         pytest.param(
             limited(restartPolicy={"maxMemory": "64Gi"}),
             HOST,
             {"repair": Repair(memory="64Gi")},
             "the limit was 64Gi: raise resources.limits.memory, or start fewer loader processes (dataset.numWorkers)",
-            id="raised already",
+            id="limit raised before",
         ),
         pytest.param(
             spec(),
@@ -252,16 +256,18 @@ def test_a_program_of_the_users_own_gets_what_its_container_can_get() -> None:
             limited(),
             SHM,
             {"in_container": False},
-            "start fewer loader processes (dataset.numWorkers), or use a machine with more memory",
+            "start fewer loader processes (dataset.numWorkers), or use a host with more memory",
             id="no container",
         ),
     ],
 )
-def test_advice_names_what_there_was(of: FineTuneJobSpec, reason: Reason, fields: dict[str, Any], advice: str) -> None:
-    assert advise(shortage(of, reason=reason, **fields)) == advice
+def test_advice_contains_the_current_limit(
+    job_spec: FineTuneJobSpec, reason: Reason, fields: dict[str, Any], advice: str
+) -> None:
+    assert build_advice(shortage(job_spec, reason=reason, **fields)) == advice
 
 
-def test_memory_that_can_grow_has_a_limit_to_grow_from() -> None:
+def test_max_memory_requires_a_lower_memory_limit() -> None:
     with pytest.raises(ValidationError, match=r"maxMemory raises resources.limits.memory, which is not set"):
         spec(restartPolicy={"maxMemory": "64Gi"})
     with pytest.raises(ValidationError, match=r"maxMemory \(8Gi\) is less than resources.limits.memory \(16Gi\)"):

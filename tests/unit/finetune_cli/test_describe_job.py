@@ -1,4 +1,4 @@
-"""How a job's status is told to people."""
+"""Tests of the text descriptions of jobs."""
 
 from datetime import timedelta
 from typing import Any
@@ -17,8 +17,8 @@ from finetune_api.v1alpha1.status import (
     Progress,
     WaitStatus,
 )
-from finetune_cli.describe_job import tell_job, tell_list
-from finetune_cli.local.progress_display import progress_line
+from finetune_cli.describe_job import format_job, format_job_table
+from finetune_cli.local.progress_display import format_progress_line
 from testing.builders.jobs import NOW, job
 
 LATER = NOW + timedelta(minutes=31)
@@ -52,22 +52,22 @@ RUNNING = JobStatus(
 
 
 def with_status(status: JobStatus) -> FineTuneJob:
-    made = job(status=status)
-    return made.model_copy(update={"metadata": made.metadata.model_copy(update={"creation_timestamp": NOW})})
+    parsed = job(status=status)
+    return parsed.model_copy(update={"metadata": parsed.metadata.model_copy(update={"creation_timestamp": NOW})})
 
 
-def story(**fields: Any) -> str:
-    return tell_job(with_status(RUNNING.model_copy(update=fields)), now=LATER)
+def describe(**fields: Any) -> str:
+    return format_job(with_status(RUNNING.model_copy(update=fields)), now=LATER)
 
 
-def test_the_best_evaluation_so_far_is_told() -> None:
-    told = story(progress=Progress(step=120, total_steps=300, eval_loss=1.5, best_step=100, best_metric=1.25))
+def test_the_description_contains_the_best_evaluation() -> None:
+    description = describe(progress=Progress(step=120, total_steps=300, eval_loss=1.5, best_step=100, best_metric=1.25))
 
-    assert "eval loss 1.5, best 1.25 at step 100" in told
+    assert "eval loss 1.5, best 1.25 at step 100" in description
 
 
-def test_a_running_job_is_told_from_its_state_to_its_nodes() -> None:
-    assert story().splitlines() == [
+def test_the_description_of_a_running_job() -> None:
+    assert describe().splitlines() == [
         "Job       default/bert, 31m old",
         "Phase     Running",
         "Progress  40% 120/300, loss 1.312, learning rate 0.0001, 18.4k tokens/s, ETA 22m, "
@@ -79,7 +79,7 @@ def test_a_running_job_is_told_from_its_state_to_its_nodes() -> None:
         "Attempts",
         "  0  Failed  10m  steps 0 to 40  NodeLost  fault: infrastructure",
         "     node 1 (gpu-7): its Kubernetes node was lost",
-        "     trained again after 95s, 10 steps done again",
+        "     trained again after 95s, 10 steps repeated",
         "  1  Running  21m  steps 0 to 120",
         "",
         "Nodes",
@@ -90,31 +90,34 @@ def test_a_running_job_is_told_from_its_state_to_its_nodes() -> None:
     ]
 
 
-def test_the_phase_says_why() -> None:
+def test_the_phase_includes_the_message_of_its_condition() -> None:
     failed = Condition(
         type="Failed", status="True", last_transition_time=NOW, reason="DatasetError", message="line 3: no messages"
     )
 
-    assert "Phase     Failed: line 3: no messages" in story(phase=Phase.FAILED, conditions=(failed,))
+    assert "Phase     Failed: line 3: no messages" in describe(phase=Phase.FAILED, conditions=(failed,))
 
 
-def test_what_is_waited_for_is_told_with_its_time() -> None:
+def test_the_pending_reason_is_shown_with_its_duration() -> None:
     waiting = WaitStatus(reason="Unschedulable", message="2 of 2 pods cannot be placed: no GPU", since=NOW)
 
-    assert "Waiting   31m for Unschedulable: 2 of 2 pods cannot be placed: no GPU" in story(waiting=waiting)
+    assert "Waiting   31m for Unschedulable: 2 of 2 pods cannot be placed: no GPU" in describe(waiting=waiting)
 
 
-def test_a_job_that_no_operator_has_seen_says_so() -> None:
-    assert "not seen by the operator yet" in tell_job(with_status(JobStatus()), now=LATER)
+def test_a_job_without_status_has_not_been_seen_by_the_operator() -> None:
+    assert "not seen by the operator yet" in format_job(with_status(JobStatus()), now=LATER)
 
 
-def test_a_list_has_the_columns_of_kubectl() -> None:
-    assert tell_list([with_status(RUNNING)], now=LATER).splitlines() == [
+def test_the_table_has_the_columns_of_kubectl_get() -> None:
+    assert format_job_table([with_status(RUNNING)], now=LATER).splitlines() == [
         "NAME   PHASE     NODES   PROGRESS      LOSS    TOKENS/S   ETA   RESTARTS   AGE",
         "bert   Running   2/2     40% 120/300   1.312   18.4k      22m   1          31m",
     ]
 
 
-def test_the_live_line_has_what_is_known() -> None:
-    assert progress_line(RUNNING) == "Running  nodes 2/2  40% 120/300  loss 1.312  18.4k tokens/s  ETA 22m  1 restart"
-    assert progress_line(JobStatus()) == "Queued"
+def test_the_progress_line_omits_unknown_values() -> None:
+    assert (
+        format_progress_line(RUNNING)
+        == "Running  nodes 2/2  40% 120/300  loss 1.312  18.4k tokens/s  ETA 22m  1 restart"
+    )
+    assert format_progress_line(JobStatus()) == "Queued"

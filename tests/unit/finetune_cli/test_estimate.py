@@ -1,19 +1,19 @@
-"""What `finetune estimate` makes of a forecast."""
+"""Tests of the verdict of `finetune estimate`, and of the paths that it maps."""
 
 from typing import Any
 
 import pytest
 
 from finetune_cli.errors import BadInput
-from finetune_cli.estimate import GIB, estimate, verdict
-from finetune_cli.local.volume_mapping import localise_model, parse_volumes
+from finetune_cli.estimate import GIB, estimate, format_verdict
+from finetune_cli.local.volume_mapping import map_model_path, parse_volumes
 from testing.builders.job_files import job_body, job_file, write_yaml
 
 CLAIM = {"claimName": "models"}
 VOLUMES = [{"name": "models", "mountPath": "/models", "persistentVolumeClaim": CLAIM}]
 
 
-def found(**fields: Any) -> dict[str, Any]:
+def forecast(**fields: Any) -> dict[str, Any]:
     sizes = {"rank": {"total": 60 * GIB}, "node": {"total": 20 * GIB}}
     return {"onGpu": True, **sizes, "fitsOn": ["a100-80g", "h200-141g"], **fields}
 
@@ -26,17 +26,19 @@ SUGGESTION = {"changes": ["lora: {}", "training.gradientCheckpointing: true"], "
 
 
 @pytest.mark.parametrize(
-    ("fields", "line", "good"),
+    ("fields", "line", "fits"),
     [
-        pytest.param({}, "fits on: a100-80g, h200-141g", True, id="no GPU named"),
-        pytest.param({"fitsOn": []}, "fits on: no GPU known; --gpu NAME suggests what to change", True, id="too large"),
+        pytest.param({}, "fits on: a100-80g, h200-141g", True, id="without --gpu"),
+        pytest.param(
+            {"fitsOn": []}, "fits on: no GPU known; --gpu NAME suggests what to change", True, id="fits on no known GPU"
+        ),
         pytest.param({"gpu": gpu(fits=True)}, "h100-80g: fits, 60.0 GiB of 80.0 GiB (75%)", True, id="fits"),
         pytest.param(
             {"gpu": gpu(fits=False), "suggestion": SUGGESTION},
             "h100-80g: does not fit, 60.0 GiB of 40.0 GiB;"
             " 30.0 GiB with lora: {}, training.gradientCheckpointing: true",
             False,
-            id="fits when changed",
+            id="fits with changes",
         ),
         pytest.param(
             {"gpu": gpu(fits=False), "suggestion": None},
@@ -46,35 +48,37 @@ SUGGESTION = {"changes": ["lora: {}", "training.gradientCheckpointing: true"], "
         ),
     ],
 )
-def test_a_gpu_is_judged_in_a_line(fields: dict[str, Any], line: str, good: bool) -> None:
-    assert verdict(found(**fields), host_limit=None) == [(line, good)]
+def test_the_verdict_on_a_gpu_is_one_line(fields: dict[str, Any], line: str, fits: bool) -> None:
+    assert format_verdict(forecast(**fields), host_limit_bytes=None) == [(line, fits)]
 
 
-def test_host_memory_is_held_against_the_limit() -> None:
-    enough, less = (verdict(found(onGpu=False), host_limit=limit * GIB) for limit in (32, 16))
+def test_host_memory_is_compared_with_the_limit() -> None:
+    sufficient, insufficient = (
+        format_verdict(forecast(onGpu=False), host_limit_bytes=limit * GIB) for limit in (32, 16)
+    )
 
-    assert enough == [("host memory: 20.0 GiB fits resources.limits.memory of 32.0 GiB", True)]
-    assert less == [("host memory: 20.0 GiB does not fit; raise resources.limits.memory of 16.0 GiB", False)]
+    assert sufficient == [("host memory: 20.0 GiB fits resources.limits.memory of 32.0 GiB", True)]
+    assert insufficient == [("host memory: 20.0 GiB does not fit; raise resources.limits.memory of 16.0 GiB", False)]
 
 
-def test_the_model_is_looked_for_here_and_the_rows_are_not(tmp_path: Any) -> None:
+def test_the_model_path_is_mapped_and_dataset_paths_are_not(tmp_path: Any) -> None:
     file = job_file(tmp_path, model={"name": "/models/base"}, volumes=VOLUMES)
     (tmp_path / "base").mkdir()
 
-    spec = localise_model(file, parse_volumes([f"models={tmp_path}"], file.job.spec))
+    spec = map_model_path(file, parse_volumes([f"models={tmp_path}"], file.job.spec))
 
     assert spec["model"]["name"] == str(tmp_path / "base")
     assert spec["dataset"] == file.body["spec"]["dataset"]
 
 
-def test_a_model_on_a_volume_needs_the_volume(tmp_path: Any) -> None:
+def test_a_model_on_a_volume_requires_the_volume_option(tmp_path: Any) -> None:
     with pytest.raises(BadInput, match="/models/base is on volume models; add --volume models=DIR"):
-        localise_model(job_file(tmp_path, model={"name": "/models/base"}, volumes=VOLUMES), ())
+        map_model_path(job_file(tmp_path, model={"name": "/models/base"}, volumes=VOLUMES), ())
 
 
-def test_what_a_command_needs_is_not_guessed(tmp_path: Any) -> None:
-    own: dict[str, Any] = {"command": {"script": "train.py"}, "image": "registry.example/own:v1"}
-    body = job_body(**own, model=None, dataset=None, sft=None, lora=None)
+def test_the_memory_of_a_command_is_not_forecast(tmp_path: Any) -> None:
+    fields: dict[str, Any] = {"command": {"script": "train.py"}, "image": "registry.example/own:v1"}
+    body = job_body(**fields, model=None, dataset=None, sft=None, lora=None)
 
-    with pytest.raises(BadInput, match=r"spec.command: what a program of your own needs cannot be forecast"):
+    with pytest.raises(BadInput, match=r"spec.command: the memory of a custom program cannot be forecast"):
         estimate(write_yaml(tmp_path, body))

@@ -1,7 +1,6 @@
-"""What a job file may not say, and in which words it is refused."""
+"""Tests of reading job files, and of the messages about invalid ones."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,16 +9,14 @@ from finetune_cli.job_file import read_job_file
 from testing.builders.bad_jobs import BAD_JOBS
 from testing.builders.job_files import job_body, write_yaml
 
-Raw = dict[str, Any]
-
 
 def problems(path: Path, *, namespace: str | None = None) -> tuple[str, ...]:
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(BadInput) as raised:
         read_job_file(path, namespace=namespace)
-    return tuple(problem.removeprefix(f"{path}: ") for problem in refused.value.problems)
+    return tuple(problem.removeprefix(f"{path}: ") for problem in raised.value.problems)
 
 
-def test_every_problem_is_a_line_with_its_field(tmp_path: Path) -> None:
+def test_every_problem_is_one_line_with_its_field(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, job_body(numNodes=0, training={"learningRate": "fast"}, dataset={"train": [{}]}, lr=1))
 
     assert sorted(problems(path)) == [
@@ -31,18 +28,18 @@ def test_every_problem_is_a_line_with_its_field(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", BAD_JOBS)
-def test_what_the_api_server_refuses_is_refused_here(case: str, tmp_path: Path) -> None:
-    said = problems(write_yaml(tmp_path, job_body(**BAD_JOBS[case].fields)))
+def test_a_job_that_the_api_server_rejects_is_rejected(case: str, tmp_path: Path) -> None:
+    messages = problems(write_yaml(tmp_path, job_body(**BAD_JOBS[case].fields)))
 
-    assert any(BAD_JOBS[case].models in line for line in said), said
+    assert any(BAD_JOBS[case].model_error in line for line in messages), messages
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         pytest.param("a: [1", "line 1, column 6: expected ',' or ']', but got '<stream end>'", id="broken YAML"),
-        pytest.param("a: 1\nb: {c: 1, c: 2}", "line 2, column 11: c is given twice", id="a key given twice"),
-        pytest.param("just words", "expected a FineTuneJob, found str", id="no object"),
+        pytest.param("a: 1\nb: {c: 1, c: 2}", "line 2, column 11: c is given twice", id="duplicate key"),
+        pytest.param("just words", "expected a FineTuneJob, found str", id="not an object"),
         pytest.param("", "kind: expected one FineTuneJob, found nothing", id="an empty file"),
         pytest.param("kind: Job", "kind: expected one FineTuneJob, found Job", id="another kind"),
         pytest.param(
@@ -57,7 +54,7 @@ def test_what_the_api_server_refuses_is_refused_here(case: str, tmp_path: Path) 
         ),
     ],
 )
-def test_a_file_that_holds_no_job_is_refused(text: str, expected: str, tmp_path: Path) -> None:
+def test_a_file_without_exactly_one_job_is_rejected(text: str, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(text)
 
@@ -70,51 +67,51 @@ def test_a_file_that_holds_no_job_is_refused(text: str, expected: str, tmp_path:
         pytest.param("b" * 53, "metadata.name: must have at most 52 characters; this one has 53", id="too long"),
         pytest.param(
             "1st",
-            "metadata.name: 1st: must start with a-z and hold only a-z, 0-9 and '-', with no '-' at its end",
-            id="no name for a Service",
+            "metadata.name: 1st: must start with a-z, contain only a-z, 0-9 and '-', and not end with '-'",
+            id="invalid as the name of a Service",
         ),
     ],
 )
-def test_a_name_that_pods_could_not_have_is_refused(name: str, expected: str, tmp_path: Path) -> None:
+def test_a_name_that_is_invalid_for_pods_and_services_is_rejected(name: str, expected: str, tmp_path: Path) -> None:
     assert problems(write_yaml(tmp_path, job_body(name=name))) == (expected,)
 
 
-def test_a_field_beside_spec_is_refused_and_where_it_belongs_is_told(tmp_path: Path) -> None:
-    path = write_yaml(tmp_path, {**job_body(), "numNodes": 2, "notes": "mine"})
+def test_an_unknown_top_level_field_is_rejected_with_a_suggestion(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, {**job_body(), "numNodes": 2, "notes": "text"})
 
     assert set(problems(path)) == {"numNodes: unknown field; did you mean spec.numNodes?", "notes: unknown field"}
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     assert problems(tmp_path / "absent.yaml") == ("No such file or directory",)
 
 
-def test_types_are_as_strict_as_the_api_servers(tmp_path: Path) -> None:
-    said = problems(write_yaml(tmp_path, job_body(numNodes="2")))
+def test_types_are_checked_as_strictly_as_by_the_api_server(tmp_path: Path) -> None:
+    messages = problems(write_yaml(tmp_path, job_body(numNodes="2")))
 
-    assert said == ('spec.numNodes: must be an integer, found "2"',)
+    assert messages == ('spec.numNodes: must be an integer, found "2"',)
 
 
-def test_a_number_in_scientific_notation_is_a_number(tmp_path: Path) -> None:
+def test_scientific_notation_is_parsed_as_a_number(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, job_body(training={"learningRate": 123}))
     path.write_text(path.read_text().replace("123", "1e-4"))
 
     assert read_job_file(path).job.spec.training.learning_rate == 1e-4
 
 
-def test_other_objects_beside_the_job_are_left_alone(tmp_path: Path) -> None:
+def test_other_objects_in_the_file_are_ignored(tmp_path: Path) -> None:
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "models"}}
 
     assert read_job_file(write_yaml(tmp_path, claim, job_body())).job.metadata.name == "bert"
 
 
-def test_two_jobs_in_one_file_are_refused(tmp_path: Path) -> None:
+def test_two_jobs_in_one_file_are_rejected(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, job_body(), job_body(name="other"))
 
     assert problems(path) == ("kind: expected one FineTuneJob, found FineTuneJob, FineTuneJob",)
 
 
-def test_the_namespace_is_the_options_the_files_or_default(tmp_path: Path) -> None:
+def test_the_namespace_comes_from_the_option_the_file_or_is_default(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, job_body())
     assert read_job_file(path).job.metadata.namespace == "default"
     assert read_job_file(path, namespace="team").job.metadata.namespace == "team"
@@ -123,4 +120,4 @@ def test_the_namespace_is_the_options_the_files_or_default(tmp_path: Path) -> No
     body["metadata"]["namespace"] = "team"
     path = write_yaml(tmp_path, body)
     assert read_job_file(path).job.metadata.namespace == "team"
-    assert problems(path, namespace="other") == ("metadata.namespace: is team, but --namespace says other",)
+    assert problems(path, namespace="other") == ("metadata.namespace: is team, but --namespace is other",)

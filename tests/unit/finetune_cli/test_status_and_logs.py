@@ -1,4 +1,4 @@
-"""`finetune status` and `finetune logs` against an API server in memory, as their users start them."""
+"""Tests of the commands `finetune status` and `finetune logs` against an API server in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from finetune_cli.errors import BadInput
 from finetune_operator.controller.reconcile import render_status
 from testing.builders.job_files import job_body
 from testing.builders.jobs import NOW
-from testing.fakes.http_api import HttpApi, serving
+from testing.fakes.http_api import HttpApi, serve_api
 
 RUNNING = JobStatus(
     phase=Phase.RUNNING,
@@ -26,8 +26,8 @@ RUNNING = JobStatus(
 )
 
 
-class Api(HttpApi):
-    """With logs of pods."""
+class HttpApiWithLogs(HttpApi):
+    """An API server that also serves logs of pods."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if request.path.endswith("/log"):
@@ -37,13 +37,13 @@ class Api(HttpApi):
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Api]:
-    """Serves job team/bert; the kubeconfig's context is of namespace team."""
-    api = Api()
-    created = {"name": "bert", "creationTimestamp": NOW.isoformat()}
-    body = {**job_body(), "metadata": created, "status": render_status(RUNNING)}
+async def api(tmp_path: Path) -> AsyncIterator[HttpApiWithLogs]:
+    """Serve the job team/bert; the context of the kubeconfig has the namespace team."""
+    api = HttpApiWithLogs()
+    metadata = {"name": "bert", "creationTimestamp": NOW.isoformat()}
+    body = {**job_body(), "metadata": metadata, "status": render_status(RUNNING)}
     api.put("finetunejobs", body, namespace="team")
-    async with serving(api) as url:
+    async with serve_api(api) as url:
         config = {
             "current-context": "dev",
             "contexts": [{"name": "dev", "context": {"cluster": "dev", "user": "dev", "namespace": "team"}}],
@@ -54,51 +54,51 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
         yield api
 
 
-async def finetune(folder: Path, *arguments: str) -> Result:
-    """In a thread, because the API server runs in this one."""
+async def run_finetune(folder: Path, *arguments: str) -> Result:
+    """Run the command in a thread, because the API server runs in the event loop of this one."""
     config = ("--kubeconfig", str(folder / "kubeconfig"))
     return await asyncio.to_thread(CliRunner().invoke, app, [*arguments, *config])
 
 
-async def test_status_tells_a_job_of_the_contexts_namespace(api: Api, tmp_path: Path) -> None:
-    said = await finetune(tmp_path, "status", "bert")
+async def test_status_describes_a_job_in_the_namespace_of_the_context(api: HttpApiWithLogs, tmp_path: Path) -> None:
+    result = await run_finetune(tmp_path, "status", "bert")
 
-    assert said.exit_code == 0, said.output
-    assert said.stdout.startswith("Job    team/bert, ")
-    assert "Phase  Running\n" in said.stdout
-
-
-async def test_status_without_a_name_lists_all_jobs(api: Api, tmp_path: Path) -> None:
-    said = await finetune(tmp_path, "status", "-n", "team")
-
-    assert said.exit_code == 0, said.output
-    assert [line.split()[0] for line in said.stdout.splitlines()] == ["NAME", "bert"]
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("Job    team/bert, ")
+    assert "Phase  Running\n" in result.stdout
 
 
-async def test_watch_tells_every_change_until_the_end(
-    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_status_without_a_name_lists_all_jobs(api: HttpApiWithLogs, tmp_path: Path) -> None:
+    result = await run_finetune(tmp_path, "status", "-n", "team")
+
+    assert result.exit_code == 0, result.output
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["NAME", "bert"]
+
+
+async def test_watch_prints_every_change_until_the_job_ends(
+    api: HttpApiWithLogs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("finetune_cli.status.WATCH_SECONDS", 0.05)
-    watching = asyncio.create_task(finetune(tmp_path, "status", "bert", "--watch"))
+    watching = asyncio.create_task(run_finetune(tmp_path, "status", "bert", "--watch"))
     async with asyncio.timeout(30):
-        while len(api.asked("GET", "finetunejobs")) < 3:  # noqa: ASYNC110  another thread asks
+        while len(api.requests_of("GET", "finetunejobs")) < 3:  # noqa: ASYNC110  the requests come from another thread
             await asyncio.sleep(0.05)
     body = api.objects["finetunejobs", "team", "bert"]
     done = RUNNING.model_copy(update={"phase": Phase.COMPLETE, "completion_time": NOW})
     api.put("finetunejobs", {**body, "status": render_status(done)}, namespace="team")
 
-    said = await watching
+    result = await watching
 
-    assert said.exit_code == 0, said.output
-    phases = [line.split()[1] for line in said.stdout.splitlines() if line.startswith("Phase")]
+    assert result.exit_code == 0, result.output
+    phases = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("Phase")]
     assert phases == ["Running", "Complete"]
 
 
-async def test_logs_are_those_of_the_present_attempts_pod(api: Api, tmp_path: Path) -> None:
-    said = await finetune(tmp_path, "logs", "bert", "--node", "1", "-f")
+async def test_logs_are_read_from_the_pod_of_the_current_attempt(api: HttpApiWithLogs, tmp_path: Path) -> None:
+    result = await run_finetune(tmp_path, "logs", "bert", "--node", "1", "-f")
 
-    assert said.exit_code == 0, said.output
-    assert said.stdout == "/api/v1/namespaces/team/pods/bert-2-1/log follow=True\n"
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "/api/v1/namespaces/team/pods/bert-2-1/log follow=True\n"
 
 
 @pytest.mark.parametrize(
@@ -107,32 +107,34 @@ async def test_logs_are_those_of_the_present_attempts_pod(api: Api, tmp_path: Pa
         pytest.param(
             ("status", "other"),
             "finetunejobs.finetune.dev team/other: finetunejobs 'other' not found",
-            id="no such job",
+            id="unknown job",
         ),
-        pytest.param(("logs", "bert", "--node", "2"), "--node 2: bert has nodes 0 to 1", id="no such node"),
+        pytest.param(("logs", "bert", "--node", "2"), "--node 2: bert has nodes 0 to 1", id="unknown node"),
         pytest.param(
             ("status", "--context", "prod"),
             "no access to a cluster: Invalid kube-config file. Expected object with name prod in "
             "{kubeconfig}/contexts list",
-            id="no such context",
+            id="unknown context",
         ),
     ],
 )
-async def test_what_is_not_there_is_named(arguments: tuple[str, ...], expected: str, api: Api, tmp_path: Path) -> None:
-    said = await finetune(tmp_path, *arguments)
+async def test_a_missing_job_node_or_context_is_named(
+    arguments: tuple[str, ...], expected: str, api: HttpApiWithLogs, tmp_path: Path
+) -> None:
+    result = await run_finetune(tmp_path, *arguments)
 
-    assert isinstance(said.exception, BadInput)
-    assert said.exception.problems == (expected.format(kubeconfig=tmp_path / "kubeconfig"),)
+    assert isinstance(result.exception, BadInput)
+    assert result.exception.problems == (expected.format(kubeconfig=tmp_path / "kubeconfig"),)
 
 
-async def test_an_api_server_that_is_away_is_said_in_a_line(api: Api, tmp_path: Path) -> None:
+async def test_an_unreachable_api_server_is_reported_in_one_line(api: HttpApiWithLogs, tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     config = yaml.safe_load(path.read_text())
     config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:1"
     path.write_text(yaml.safe_dump(config))
 
-    said = await finetune(tmp_path, "status")
+    result = await run_finetune(tmp_path, "status")
 
-    assert isinstance(said.exception, BadInput)
+    assert isinstance(result.exception, BadInput)
     expected = "finetunejobs.finetune.dev of namespace team: the API server does not answer"
-    assert said.exception.problems[0].startswith(expected)
+    assert result.exception.problems[0].startswith(expected)

@@ -1,4 +1,4 @@
-"""What the operator counts about itself, and when it calls itself unwell."""
+"""Tests of the operator's metrics, health checks and probes."""
 
 import asyncio
 
@@ -7,14 +7,14 @@ import pytest
 from prometheus_client import generate_latest
 
 from finetune_operator.kube.api_client import ApiError
-from finetune_operator.manager.health import Health, LastContact, LoopLag, not_longer_than, serve
-from finetune_operator.metrics import CountRequests, Metrics, describe_request
+from finetune_operator.manager.health import EventLoopLag, Health, LastRequestTime, check_duration, start_http_server
+from finetune_operator.metrics import Metrics, RequestCounter, describe_request
 from testing.fakes.api_client import connected
-from testing.fakes.http_api import Fault, HttpApi
+from testing.fakes.http_api import HttpApi, ScriptedFault
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "watches", "described"),
+    ("method", "path", "is_watch", "expected"),
     [
         ("GET", "/api/v1/pods", False, ("list", "pods")),
         ("GET", "/api/v1/pods", True, ("watch", "pods")),
@@ -33,34 +33,37 @@ from testing.fakes.http_api import Fault, HttpApi
         ("GET", "/version", False, ("get", "discovery")),
     ],
 )
-def test_requests_are_named_as_rbac_names_them(
-    method: str, path: str, watches: bool, described: tuple[str, str]
+def test_requests_are_labelled_with_rbac_verb_and_resource(
+    method: str, path: str, is_watch: bool, expected: tuple[str, str]
 ) -> None:
-    assert describe_request(method, path, watches=watches) == described
+    assert describe_request(method, path, is_watch=is_watch) == expected
 
 
-async def test_every_answer_is_counted_and_every_lack_of_one() -> None:
-    api, metrics, contact = HttpApi(), Metrics(), LastContact()
-    api.faults += [Fault("GET", "pods", 500), Fault("GET", "pods", 0, times=2)]  # aiohttp asks twice where it may
-    async with connected(api, CountRequests(metrics.requests), contact) as server:
+async def test_responses_and_missing_responses_are_counted_by_code() -> None:
+    api, metrics, last_request = HttpApi(), Metrics(), LastRequestTime()
+    api.faults += [
+        ScriptedFault("GET", "pods", 500),
+        ScriptedFault("GET", "pods", 0, times=2),
+    ]  # aiohttp retries idempotent requests once
+    async with connected(api, RequestCounter(metrics.requests), last_request) as server:
         await server.call("GET", "/api/v1/pods")
-    counted = {
+    counts = {
         code: metrics.registry.get_sample_value(
             "finetune_api_requests_total", {"verb": "list", "resource": "pods", "code": code}
         )
         for code in ("200", "500", "none")
     }
-    assert counted["200"] == 1
-    assert counted["500"] == 1
-    assert counted["none"]
-    assert contact.age_seconds() < 5
+    assert counts["200"] == 1
+    assert counts["500"] == 1
+    assert counts["none"]
+    assert last_request.age_seconds() < 5
 
 
-async def test_figures_are_read_when_they_are_asked_for() -> None:
+async def test_gauges_are_read_at_each_scrape() -> None:
     metrics, depth = Metrics(), {"": 1.0}
     phases: dict[str, float] = {}
-    metrics.scrape("finetune_queue_depth", "Depth.", read=lambda: depth)
-    metrics.scrape("finetune_jobs", "Jobs.", label="phase", read=lambda: phases)
+    metrics.register_gauge("finetune_queue_depth", "Depth.", read=lambda: depth)
+    metrics.register_gauge("finetune_jobs", "Jobs.", label="phase", read=lambda: phases)
     depth[""] = 5.0
     phases["Running"] = 2.0
     text = generate_latest(metrics.registry).decode()
@@ -69,11 +72,11 @@ async def test_figures_are_read_when_they_are_asked_for() -> None:
     assert "process_cpu_seconds_total" in text
 
 
-async def test_probes_tell_what_is_wrong() -> None:
-    health, stuck = Health(), 0.0
-    health.alive_if("passes", not_longer_than(300, lambda: stuck, "one pass has been running"))
-    health.ready_if("start", lambda: "not yet")
-    runner = await serve(health, Metrics(), port=0, host="127.0.0.1")
+async def test_probes_report_the_failed_checks() -> None:
+    health, pass_seconds = Health(), 0.0
+    health.add_liveness_check("passes", check_duration(300, lambda: pass_seconds, "one pass has been running"))
+    health.add_readiness_check("start", lambda: "not yet")
+    runner = await start_http_server(health, Metrics(), port=0, host="127.0.0.1")
     port = runner.addresses[0][1]
 
     async def probe(path: str) -> tuple[int, str]:
@@ -83,33 +86,33 @@ async def test_probes_tell_what_is_wrong() -> None:
     async with aiohttp.ClientSession() as session:
         assert await probe("/healthz") == (200, "ok")
         assert await probe("/readyz") == (503, "start: not yet")
-        stuck = 301.0
+        pass_seconds = 301.0
         assert await probe("/healthz") == (503, "passes: one pass has been running for 301 s (limit 300 s)")
         assert (await probe("/metrics"))[0] == 200
     await runner.cleanup()
 
 
-async def test_a_blocked_event_loop_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_blocked_event_loop_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = Metrics()
-    monkeypatch.setattr("finetune_operator.manager.health.LAG_INTERVAL", 0.05)
-    lag = LoopLag(metrics)
-    running = asyncio.create_task(lag.run())
+    monkeypatch.setattr("finetune_operator.manager.health.LAG_INTERVAL_SECONDS", 0.05)
+    lag = EventLoopLag(metrics)
+    task = asyncio.create_task(lag.run())
     await asyncio.sleep(0.12)
     assert lag.worst_seconds < 0.2
     busy_until = asyncio.get_running_loop().time() + 0.4
     while asyncio.get_running_loop().time() < busy_until:
         pass
     await asyncio.sleep(0.1)
-    running.cancel()
+    task.cancel()
     assert lag.worst_seconds > 0.25
     assert metrics.registry.get_sample_value("finetune_event_loop_lag_seconds") == lag.worst_seconds
 
 
-async def test_a_refusal_is_contact() -> None:
-    api, contact = HttpApi(), LastContact()
-    api.faults.append(Fault("GET", "pods", 403))
-    async with connected(api, contact) as server:
-        contact._time -= 100
+async def test_an_error_response_counts_as_contact() -> None:
+    api, last_request = HttpApi(), LastRequestTime()
+    api.faults.append(ScriptedFault("GET", "pods", 403))
+    async with connected(api, last_request) as server:
+        last_request._ended_at -= 100
         with pytest.raises(ApiError):
             await server.call("GET", "/api/v1/pods")
-    assert contact.age_seconds() < 5
+    assert last_request.age_seconds() < 5

@@ -1,4 +1,4 @@
-"""A pod that is deleted as soon as it starts: the signal comes before the supervisor is ready for it."""
+"""A pod that is deleted right after its start: SIGTERM arrives while the supervisor is still importing its modules."""
 
 import json
 import signal
@@ -10,35 +10,39 @@ import pytest
 
 from testing.processes.supervisor_environment import environment
 
-# Sends itself the signal while the supervisor's own modules are still being imported.
+# Sends SIGTERM to itself when the given module is imported.
 START = """
 import os, runpy, signal, sys
 
-class Early:
+class SignalOnImport:
     def find_spec(self, name, *_):
         if name == "finetune_supervisor.supervisor":
             os.kill(os.getpid(), signal.SIGTERM)
 
-sys.meta_path.insert(0, Early())
+sys.meta_path.insert(0, SignalOnImport())
 sys.argv[:] = ["supervisor", *sys.argv[1:]]
 runpy.run_module("finetune_supervisor", run_name="__main__", alter_sys=True)
 """
 
 
-def test_it_is_stopped_before_training_begins(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", START], env=environment(tmp_path), timeout=60, check=False)
+def test_an_early_signal_stops_the_supervisor_before_training(tmp_path: Path) -> None:
+    process = subprocess.run([sys.executable, "-c", START], env=environment(tmp_path), timeout=60, check=False)
 
-    assert done.returncode == 143
-    said = json.loads((tmp_path / "termination-log").read_text())
-    assert (said["final"], said["outcome"], said["message"]) == (True, "stopped", "stopped before training began")
-
-
-@pytest.mark.parametrize("early", [True, False])
-def test_a_program_that_was_to_be_started_is_not(tmp_path: Path, early: bool) -> None:
-    start = START.replace(
-        "finetune_supervisor.supervisor", "finetune_supervisor.launch.child_process" if early else "nothing"
+    assert process.returncode == 143
+    termination = json.loads((tmp_path / "termination-log").read_text())
+    assert (termination["final"], termination["outcome"], termination["message"]) == (
+        True,
+        "stopped",
+        "stopped before training began",
     )
-    done = subprocess.run(
+
+
+@pytest.mark.parametrize("early", [pytest.param(True, id="early signal"), pytest.param(False, id="no signal")])
+def test_exec_does_not_start_its_program_after_an_early_signal(tmp_path: Path, early: bool) -> None:
+    start = START.replace(
+        "finetune_supervisor.supervisor", "finetune_supervisor.launch.child_process" if early else "no_such_module"
+    )
+    process = subprocess.run(
         [sys.executable, "-c", start, "exec", "/bin/echo", "ran"],
         env=environment(tmp_path),
         timeout=60,
@@ -47,4 +51,4 @@ def test_a_program_that_was_to_be_started_is_not(tmp_path: Path, early: bool) ->
         text=True,
     )
 
-    assert (done.returncode, done.stdout) == ((-signal.SIGTERM, "") if early else (0, "ran\n"))
+    assert (process.returncode, process.stdout) == ((-signal.SIGTERM, "") if early else (0, "ran\n"))

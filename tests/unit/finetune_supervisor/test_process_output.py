@@ -1,4 +1,4 @@
-"""What a supervisor leaves behind of a program that failed, as a process of its own."""
+"""Termination message of a supervisor process whose program failed."""
 
 import json
 import subprocess
@@ -8,23 +8,26 @@ from pathlib import Path
 from finetune_supervisor import contract
 from testing.processes.supervisor_environment import environment
 
-HIDDEN = "a-token-of-somebody"
+HIDDEN_VALUE = "a-token-of-a-user"
 
-# The supervisor, on a machine where the volume of the output has no block left.
+# Runs the supervisor with a patched statvfs, so that the volume of the output has no free blocks.
 FULL_OUTPUT = """
 import os, runpy, sys
-seen = os.statvfs
+original = os.statvfs
 def statvfs(path):
-    there = seen(path)
+    stats = original(path)
     if str(path) != os.environ["FINETUNE_OUTPUT"]:
-        return there
-    return os.statvfs_result((*there[:3], 0, 0, *there[5:10]))
+        return stats
+    return os.statvfs_result((*stats[:3], 0, 0, *stats[5:10]))
 os.statvfs = statvfs
 runpy.run_module("finetune_supervisor", run_name="__main__", alter_sys=True)
 """
 
 
-def last_words(folder: Path, program: str, *, supervisor: tuple[str, ...], **variables: str) -> dict[str, str]:
+def run_and_read_termination(
+    folder: Path, program: str, *, supervisor: tuple[str, ...], **variables: str
+) -> dict[str, str]:
+    """Run a Python program under a supervisor and return the termination message."""
     config = folder / "job.json"
     config.write_text(json.dumps({"command": {"exec": [sys.executable, "-c", program]}}))
     subprocess.run(
@@ -34,23 +37,27 @@ def last_words(folder: Path, program: str, *, supervisor: tuple[str, ...], **var
         check=False,
         capture_output=True,
     )
-    said: dict[str, str] = json.loads((folder / "termination-log").read_text())
-    return said
+    termination: dict[str, str] = json.loads((folder / "termination-log").read_text())
+    return termination
 
 
-def test_they_hold_no_secret(tmp_path: Path) -> None:
-    raises = "import os; raise ValueError('401 for ' + os.environ['MINE'])"
-    plain = ("-m", "finetune_supervisor")
-    said = last_words(tmp_path, raises, supervisor=plain, MINE=HIDDEN, FINETUNE_HIDDEN_ENV="MINE")
+def test_the_termination_message_contains_no_secret(tmp_path: Path) -> None:
+    raises = "import os; raise ValueError('401 for ' + os.environ['USER_VARIABLE'])"
+    module = ("-m", "finetune_supervisor")
+    termination = run_and_read_termination(
+        tmp_path, raises, supervisor=module, USER_VARIABLE=HIDDEN_VALUE, FINETUNE_HIDDEN_ENV="USER_VARIABLE"
+    )
 
-    assert "401 for ***" in said["message"]
-    assert HIDDEN not in json.dumps(said)
+    assert "401 for ***" in termination["message"]
+    assert HIDDEN_VALUE not in json.dumps(termination)
 
 
-def test_they_name_the_volume_that_is_full(tmp_path: Path) -> None:
+def test_the_termination_message_names_the_full_volume(tmp_path: Path) -> None:
     output = tmp_path / "output"
     output.mkdir()
-    said = last_words(tmp_path, "import os; raise OSError(28, os.strerror(28))", supervisor=("-c", FULL_OUTPUT))
+    termination = run_and_read_termination(
+        tmp_path, "import os; raise OSError(28, os.strerror(28))", supervisor=("-c", FULL_OUTPUT)
+    )
 
-    assert "No space left on device" in said["message"]
-    assert f"(full: {output})" in said["message"]
+    assert "No space left on device" in termination["message"]
+    assert f"(full: {output})" in termination["message"]

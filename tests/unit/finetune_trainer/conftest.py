@@ -1,4 +1,4 @@
-"""What several tests of the trainer need: a tokenizer, and an output folder that was claimed."""
+"""Fixtures for tests of the trainer: a tokenizer and a claimed output folder."""
 
 from pathlib import Path
 
@@ -6,22 +6,23 @@ import pytest
 from hypothesis import settings
 from transformers import PreTrainedTokenizerFast
 
-from finetune_trainer.checkpoint.output_folder import Output
+from finetune_trainer.checkpoint.output_folder import OutputFolder
 from testing.builders.identity import identity
-from testing.models import tiny_text as tiny
+from testing.models import tiny_text
 
-settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
-settings.load_profile("unhurried")
+settings.register_profile("no-deadline", deadline=None)  # examples may be slow on a busy host
+settings.load_profile("no-deadline")
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return tiny.build_tokenizer()
+    """Return the tokenizer of the tiny test models."""
+    return tiny_text.build_tokenizer()
 
 
 @pytest.fixture
-def output(tmp_path: Path) -> Output:
-    """Claimed by attempt 0."""
-    output = Output(tmp_path / "output", identity())
+def output(tmp_path: Path) -> OutputFolder:
+    """An output folder that attempt 0 has claimed."""
+    output = OutputFolder(tmp_path / "output", identity())
     output.claim(overwrite=False)
     return output

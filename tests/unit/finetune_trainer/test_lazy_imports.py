@@ -1,4 +1,4 @@
-"""What a job does not import."""
+"""Libraries that the spec does not need are hidden from imports."""
 
 import importlib.util
 import json
@@ -8,44 +8,57 @@ from typing import Any
 
 import pytest
 
-from finetune_trainer.lazy_imports import hide_what_is_not_needed, uses_gpus_when_imported
+from finetune_trainer.lazy_imports import hide_unused_libraries, may_use_gpu_on_import
 
-HIDDEN = ("bitsandbytes", "datasets", "deepspeed", "scipy")
+HIDEABLE = ("bitsandbytes", "datasets", "deepspeed", "scipy")
 QUANTIZED = {"lora": {"quantization": "nf4"}}
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in HIDDEN:
-        monkeypatch.setitem(sys.modules, module, None)  # so that it is put back as it was
+def _unload_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in HIDEABLE:
+        monkeypatch.setitem(sys.modules, module, None)  # monkeypatch restores the original entry after the test
         del sys.modules[module]
 
 
 @pytest.mark.parametrize(
     ("spec", "needed"),
     [
-        (QUANTIZED, {"bitsandbytes"}),
-        ({"lora": {"quantization": None}}, set()),
-        ({"lora": {}}, set()),
-        ({"lora": None, "deepspeed": None}, set()),
-        ({"deepspeed": {"preset": "zero2"}}, {"deepspeed"}),
-        ({"deepspeed": {"config": {"zero_optimization": {"stage": 1}}}}, {"deepspeed"}),
-        ({**QUANTIZED, "deepspeed": {"preset": "zero1"}}, {"bitsandbytes", "deepspeed"}),
-        ({}, set()),
+        pytest.param(QUANTIZED, {"bitsandbytes"}, id="quantized lora"),
+        pytest.param({"lora": {"quantization": None}}, set(), id="lora with null quantization"),
+        pytest.param({"lora": {}}, set(), id="lora"),
+        pytest.param({"lora": None, "deepspeed": None}, set(), id="null fields"),
+        pytest.param({"deepspeed": {"preset": "zero2"}}, {"deepspeed"}, id="deepspeed preset"),
+        pytest.param(
+            {"deepspeed": {"config": {"zero_optimization": {"stage": 1}}}}, {"deepspeed"}, id="deepspeed config"
+        ),
+        pytest.param(
+            {**QUANTIZED, "deepspeed": {"preset": "zero1"}},
+            {"bitsandbytes", "deepspeed"},
+            id="quantized lora with deepspeed",
+        ),
+        pytest.param({}, set(), id="empty spec"),
     ],
 )
-def test_a_rank_sees_the_libraries_that_its_job_needs(tmp_path: Path, spec: dict[str, Any], needed: set[str]) -> None:
+def test_only_the_needed_libraries_can_be_imported(tmp_path: Path, spec: dict[str, Any], needed: set[str]) -> None:
     (tmp_path / "spec.json").write_text(json.dumps(spec))
 
-    hide_what_is_not_needed(tmp_path / "spec.json")
+    hide_unused_libraries(tmp_path / "spec.json")
 
-    assert {module for module in HIDDEN if importlib.util.find_spec(module) is not None} == needed
-    assert uses_gpus_when_imported(tmp_path / "spec.json") is bool(needed), "what is left may take hold of a GPU"
+    assert {module for module in HIDEABLE if importlib.util.find_spec(module) is not None} == needed
+    assert may_use_gpu_on_import(tmp_path / "spec.json") is bool(needed), "a needed library may use a GPU"
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]"])
-def test_a_spec_that_cannot_be_read_is_left_to_the_trainer(tmp_path: Path, content: str | None) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(None, id="missing file"),
+        pytest.param("{", id="invalid JSON"),
+        pytest.param("[]", id="not an object"),
+    ],
+)
+def test_an_unreadable_spec_raises_no_error(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "spec.json").write_text(content)
 
-    hide_what_is_not_needed(tmp_path / "spec.json")
+    hide_unused_libraries(tmp_path / "spec.json")

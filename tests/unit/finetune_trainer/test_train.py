@@ -1,4 +1,4 @@
-"""What every rank does at the very end."""
+"""The order of the last actions of a rank."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,20 +10,24 @@ from finetune_supervisor.liveness.heartbeat import read_heartbeats
 from finetune_trainer import train
 
 
-def test_a_rank_says_that_it_is_done_before_it_leaves_the_others(
+def test_a_rank_reports_done_before_it_destroys_the_process_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process group may hang when it is left, and then it must be known that nothing was left to do."""
+    """Destroying the process group may hang; the supervisor must then know that the rank is done."""
     ranks = SimpleNamespace(rank=0, local_rank=0)
-    place = SimpleNamespace(run=contract.RunFolder(tmp_path), ranks=ranks, config=tmp_path)
-    told: list[str] = []
-    monkeypatch.setattr(train, "Place", SimpleNamespace(from_environment=lambda _: place))
-    for name in ("die_with_parent", "answer_with_stack", "read_spec"):
+    run_folder = contract.RunFolder(tmp_path)
+    context = SimpleNamespace(run=run_folder, ranks=ranks, config=tmp_path)
+    phases: list[str] = []
+
+    def record_phases() -> None:
+        phases.extend(heartbeat.phase for heartbeat in read_heartbeats(run_folder.heartbeats))
+
+    monkeypatch.setattr(train, "RankContext", SimpleNamespace(from_environment=lambda _: context))
+    for name in ("die_with_parent", "register_stack_dump", "read_spec"):
         monkeypatch.setattr(train, name, lambda *_: None)
     monkeypatch.setattr(train, "run", lambda *_: contract.DONE)
-    beats = contract.RunFolder(tmp_path).heartbeats
-    monkeypatch.setattr(train, "leave_process_group", lambda: told.extend(b.phase for b in read_heartbeats(beats)))
+    monkeypatch.setattr(train, "destroy_process_group", record_phases)
 
     train.main()
 
-    assert told == [contract.DONE]
+    assert phases == [contract.DONE]

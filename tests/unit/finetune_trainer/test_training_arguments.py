@@ -1,3 +1,5 @@
+"""The training plan: spec, batch, schedule, fingerprint and the arguments of transformers."""
+
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,20 +15,20 @@ from finetune_api.v1alpha1.job import METHODS, TrainerSpec
 from finetune_trainer.build_trainer import BUILDERS
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.training_arguments import (
-    Hardware,
-    fingerprint,
+    DeviceConfig,
+    build_training_arguments,
+    compute_fingerprint,
     plan_batch,
     plan_schedule,
     read_spec,
-    training_arguments,
 )
 
 
 def spec(**fields: Any) -> TrainerSpec:
-    return TrainerSpec.model_validate(raw(**fields))
+    return TrainerSpec.model_validate(spec_body(**fields))
 
 
-def raw(**fields: Any) -> dict[str, Any]:
+def spec_body(**fields: Any) -> dict[str, Any]:
     return {
         "model": {"name": "/models/tiny"},
         "dataset": {"train": [{"name": "/data/train.jsonl"}]},
@@ -36,59 +38,61 @@ def raw(**fields: Any) -> dict[str, Any]:
     }
 
 
-def print_of(**fields: Any) -> str:
-    made = spec(**fields)
-    return fingerprint(made, plan_batch(made, world_size=2))
+def fingerprint_of(**fields: Any) -> str:
+    parsed = spec(**fields)
+    return compute_fingerprint(parsed, plan_batch(parsed, world_size=2))
 
 
-def test_every_method_of_the_contract_has_a_builder() -> None:
+def test_every_training_method_of_the_api_has_a_builder() -> None:
     assert set(BUILDERS) == set(METHODS)
 
 
 @pytest.mark.parametrize(
-    ("training", "total"),
-    [({}, 39), ({"numTrainEpochs": 0.5}, 7), ({"maxSteps": 5}, 5)],
-    ids=["three epochs", "half an epoch", "given steps"],
+    ("training", "total_steps"),
+    [
+        pytest.param({}, 39, id="three epochs by default"),
+        pytest.param({"numTrainEpochs": 0.5}, 7, id="half an epoch"),
+        pytest.param({"maxSteps": 5}, 5, id="maxSteps"),
+    ],
 )
-def test_the_last_step_of_an_epoch_takes_what_is_left(training: dict[str, Any], total: int) -> None:
+def test_an_epoch_ends_with_an_incomplete_step(training: dict[str, Any], total_steps: int) -> None:
     schedule = plan_schedule(spec(training=training), Batch(8, 1, 1), samples=100)
 
     assert schedule.steps_per_epoch == 13
-    assert schedule.total_steps == total
+    assert schedule.total_steps == total_steps
 
 
-def test_layouts_of_one_effective_batch_share_a_fingerprint() -> None:
-    together = print_of(training={"globalBatchSize": 8, "perDeviceTrainBatchSize": 4})
-    accumulated = print_of(training={"perDeviceTrainBatchSize": 1, "gradientAccumulationSteps": 4})
+def test_layouts_with_the_same_effective_batch_have_the_same_fingerprint() -> None:
+    one_micro_batch = fingerprint_of(training={"globalBatchSize": 8, "perDeviceTrainBatchSize": 4})
+    accumulated = fingerprint_of(training={"perDeviceTrainBatchSize": 1, "gradientAccumulationSteps": 4})
 
-    assert together == accumulated
+    assert one_micro_batch == accumulated
 
 
-def test_what_only_watches_or_saves_is_not_in_the_fingerprint() -> None:
-    watched = {"loggingSteps": 5, "saveSteps": 7, "ddpTimeout": 60, "probe": True, "allowMixedHardware": True}
+def test_fields_that_do_not_change_the_result_are_not_in_the_fingerprint() -> None:
+    without_effect = {"loggingSteps": 5, "saveSteps": 7, "ddpTimeout": 60, "probe": True, "allowMixedHardware": True}
 
-    assert print_of() == print_of(training=watched, numNodes=2)
+    assert fingerprint_of() == fingerprint_of(training=without_effect, numNodes=2)
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"training": {"seed": 1}},
-        {"training": {"globalBatchSize": 8}},
-        {"training": {"averageTokensAcrossDevices": False}},
-        {"lora": {}},
-        {"model": {"name": "/models/other"}},
-        {"dataset": {"train": [{"name": "/data/other.jsonl"}]}},
+        pytest.param({"training": {"seed": 1}}, id="seed"),
+        pytest.param({"training": {"globalBatchSize": 8}}, id="effective batch"),
+        pytest.param({"training": {"averageTokensAcrossDevices": False}}, id="averaging"),
+        pytest.param({"lora": {}}, id="lora"),
+        pytest.param({"model": {"name": "/models/other"}}, id="model"),
+        pytest.param({"dataset": {"train": [{"name": "/data/other.jsonl"}]}}, id="dataset"),
     ],
-    ids=str,
 )
-def test_what_is_trained_is_in_the_fingerprint(changed: dict[str, Any]) -> None:
-    assert print_of(**changed) != print_of()
+def test_fields_that_change_the_result_are_in_the_fingerprint(changed: dict[str, Any]) -> None:
+    assert fingerprint_of(**changed) != fingerprint_of()
 
 
-def test_a_broken_spec_is_told_field_by_field(tmp_path: Path) -> None:
+def test_the_error_about_an_invalid_spec_names_every_invalid_field(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(raw(training={"seed": "x", "maxSteps": 0})))
+    path.write_text(json.dumps(spec_body(training={"seed": "x", "maxSteps": 0})))
 
     with pytest.raises(InvalidSpec) as raised:
         read_spec(path)
@@ -97,9 +101,9 @@ def test_a_broken_spec_is_told_field_by_field(tmp_path: Path) -> None:
     assert "spec.training.maxSteps:" in str(raised.value)
 
 
-def test_a_warm_up_that_would_be_ignored_is_refused(tmp_path: Path) -> None:
+def test_warmup_steps_with_a_constant_schedule_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(raw(training={"lrSchedulerType": "constant", "warmupSteps": 5})))
+    path.write_text(json.dumps(spec_body(training={"lrSchedulerType": "constant", "warmupSteps": 5})))
 
     with pytest.raises(InvalidSpec, match="use constant_with_warmup"):
         read_spec(path)
@@ -107,15 +111,15 @@ def test_a_warm_up_that_would_be_ignored_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def process_group() -> Iterator[None]:
-    """TrainingArguments asks for its device, and accelerate for the group, when it is made."""
+    """TrainingArguments initialises accelerate, which needs a process group."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("process_group")
-def test_the_spec_reaches_transformers(tmp_path: Path) -> None:
-    made = spec(
+def test_training_fields_of_the_spec_become_training_arguments(tmp_path: Path) -> None:
+    parsed = spec(
         training={
             "lrSchedulerType": "polynomial",
             "warmupSteps": 3,
@@ -131,11 +135,11 @@ def test_the_spec_reaches_transformers(tmp_path: Path) -> None:
     )
     batch = Batch(2, 4, 1)
 
-    args = training_arguments(
-        made,
+    args = build_training_arguments(
+        parsed,
         batch,
-        plan_schedule(made, batch, samples=10),
-        Hardware(torch.device("cpu"), torch.bfloat16),
+        plan_schedule(parsed, batch, samples=10),
+        DeviceConfig(torch.device("cpu"), torch.bfloat16),
         folder=tmp_path,
         workers=3,
     )

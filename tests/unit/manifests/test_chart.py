@@ -1,4 +1,4 @@
-"""The chart, rendered: settings do what they say, and wrong ones are refused."""
+"""Tests of the rendered chart and of the validation of its values."""
 
 import json
 import subprocess
@@ -16,10 +16,10 @@ from kubernetes_schema import load_kubernetes_schema
 
 @pytest.fixture(scope="module")
 def helm() -> Path:
-    found = find_helm()
-    if found is None:
-        pytest.skip("there is neither helm nor Go to build it")
-    return found
+    program = find_helm()
+    if program is None:
+        pytest.skip("neither helm nor Go to build it is installed")
+    return program
 
 
 def rendered(helm: Path, *settings: str) -> list[dict[str, Any]]:
@@ -32,18 +32,18 @@ def kinds(documents: list[dict[str, Any]]) -> list[str]:
 
 def arguments(documents: list[dict[str, Any]]) -> list[str]:
     (deployment,) = (document for document in documents if document["kind"] == "Deployment")
-    found: list[str] = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-    return found
+    args: list[str] = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    return args
 
 
-def test_every_value_has_a_schema_and_every_schema_a_value() -> None:
+def test_values_and_their_schema_have_the_same_keys() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())
 
     assert set(schema["properties"]) - {"global"} == set(values)
 
 
-def test_with_namespaces_the_operator_has_no_rights_elsewhere(helm: Path) -> None:
+def test_operator_with_watched_namespaces_has_no_cluster_roles(helm: Path) -> None:
     documents = rendered(helm, 'watchNamespaces=["a","b"]', "userRoles=false")
 
     assert "ClusterRole" not in kinds(documents)
@@ -57,15 +57,15 @@ def test_with_namespaces_the_operator_has_no_rights_elsewhere(helm: Path) -> Non
     assert arguments(documents)[-2:] == ["--namespace=a", "--namespace=b"]
 
 
-def test_one_replica_has_no_disruption_budget(helm: Path) -> None:
+def test_single_replica_has_no_disruption_budget(helm: Path) -> None:
     assert "PodDisruptionBudget" not in kinds(rendered(helm, "replicas=1"))
 
 
-def test_the_crd_can_be_left_to_somebody_else(helm: Path) -> None:
+def test_crd_is_optional(helm: Path) -> None:
     assert "CustomResourceDefinition" not in kinds(rendered(helm, "installCRD=false"))
 
 
-def test_an_image_of_ones_own(helm: Path) -> None:
+def test_images_are_configurable(helm: Path) -> None:
     image = 'image={"repository":"registry.example/operator","tag":"v9","pullPolicy":"Never"}'
     documents = rendered(helm, image, 'trainerImage="registry.example/trainer:v9"')
 
@@ -75,42 +75,42 @@ def test_an_image_of_ones_own(helm: Path) -> None:
     assert container["env"] == [{"name": "FINETUNE_TRAINER_IMAGE", "value": "registry.example/trainer:v9"}]
 
 
-def test_training_pods_hear_their_peers_the_operator_and_who_scrapes_them(helm: Path) -> None:
+def test_training_pods_accept_traffic_only_from_peers_operator_and_metrics_scrapers(helm: Path) -> None:
     scraper = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
     settings = json.dumps({"enabled": True, "metricsFrom": [scraper]})
     documents = rendered(helm, f"networkPolicy={settings}", 'watchNamespaces=["a","b"]')
 
-    own, *training = (document for document in documents if document["kind"] == "NetworkPolicy")
+    operator_policy, *training_policies = (document for document in documents if document["kind"] == "NetworkPolicy")
     (deployment,) = (document for document in documents if document["kind"] == "Deployment")
-    assert own["spec"]["podSelector"]["matchLabels"] == deployment["spec"]["selector"]["matchLabels"]
-    assert [policy["metadata"]["namespace"] for policy in training] == ["a", "b"]
-    for policy in training:
+    assert operator_policy["spec"]["podSelector"]["matchLabels"] == deployment["spec"]["selector"]["matchLabels"]
+    assert [policy["metadata"]["namespace"] for policy in training_policies] == ["a", "b"]
+    for policy in training_policies:
         peers, status = policy["spec"]["ingress"]
-        (ours,) = policy["spec"]["podSelector"]["matchExpressions"]
-        assert ours == {"key": JOB_NAME, "operator": "Exists"}
-        assert peers == {"from": [{"podSelector": {"matchExpressions": [ours]}}]}
-        operator, scraping = status["from"]
+        (job_pods,) = policy["spec"]["podSelector"]["matchExpressions"]
+        assert job_pods == {"key": JOB_NAME, "operator": "Exists"}
+        assert peers == {"from": [{"podSelector": {"matchExpressions": [job_pods]}}]}
+        operator, metrics_scraper = status["from"]
         assert operator["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "finetune-system"}}
-        assert operator["podSelector"] == own["spec"]["podSelector"]
-        assert scraping == scraper
+        assert operator["podSelector"] == operator_policy["spec"]["podSelector"]
+        assert metrics_scraper == scraper
         assert status["ports"] == [{"port": "status", "protocol": "TCP"}]
 
 
-def test_no_policy_is_made_unasked(helm: Path) -> None:
+def test_network_policies_are_disabled_by_default(helm: Path) -> None:
     assert "NetworkPolicy" not in kinds(rendered(helm, 'watchNamespaces=["a"]'))
 
 
 @pytest.mark.parametrize("setting", ['replicas="two"', "replicaCount=2", "watchNamespaces=[1]", 'image="x:v1"'])
-def test_a_wrong_value_is_refused(helm: Path, setting: str) -> None:
+def test_invalid_value_is_rejected(helm: Path, setting: str) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         render_chart(helm, setting)
 
 
 @pytest.mark.parametrize("settings", CHART_SETTINGS.values(), ids=CHART_SETTINGS)
-def test_kubernetes_own_schema_finds_a_planted_mistake(helm: Path, settings: tuple[str, ...]) -> None:
+def test_kubernetes_schema_detects_a_misspelt_field(helm: Path, settings: tuple[str, ...]) -> None:
     schema = load_kubernetes_schema()
     if schema is None:
-        pytest.skip("Kubernetes' schema is in a Go module, and Go is not installed")
+        pytest.skip("the schema of Kubernetes is in a Go module, and Go is not installed")
     (deployment,) = (document for document in rendered(helm, *settings) if document["kind"] == "Deployment")
     assert list(schema.problems(deployment)) == []
 

@@ -1,4 +1,4 @@
-"""Every example is a job that would be taken."""
+"""Tests that all examples in manifests and documentation are valid jobs."""
 
 import json
 import re
@@ -17,11 +17,11 @@ EXAMPLES = {path.stem: path for path in sorted((MANIFESTS / "examples").glob("*.
 
 
 def load(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(EXAMPLES[name].read_text())
-    return loaded
+    body: dict[str, Any] = yaml.safe_load(EXAMPLES[name].read_text())
+    return body
 
 
-def test_the_examples_that_the_pages_promise_are_there() -> None:
+def test_all_documented_examples_exist() -> None:
     assert set(EXAMPLES) == {
         "first",
         "one-node-four-gpus",
@@ -38,20 +38,20 @@ def test_the_examples_that_the_pages_promise_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_named_after_its_file_and_fits_the_models(name: str) -> None:
+def test_example_is_valid_and_named_after_its_file(name: str) -> None:
     job = FineTuneJob.parse(load(name))
 
     assert job.metadata.name == name
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_fits_the_schema_for_editors(name: str) -> None:
+def test_example_is_valid_under_the_json_schema(name: str) -> None:
     schema = json.loads((MANIFESTS / "finetunejob.schema.json").read_text())
 
     Draft202012Validator(schema).validate(load(name))
 
 
-def test_the_schema_for_editors_sees_a_misspelt_field() -> None:
+def test_json_schema_rejects_a_misspelt_field() -> None:
     schema = json.loads((MANIFESTS / "finetunejob.schema.json").read_text())
     job = load("first")
     job["spec"]["numNode"] = 2
@@ -65,39 +65,39 @@ def test_the_schema_for_editors_sees_a_misspelt_field() -> None:
     ("name", "effective"),
     [("one-node-four-gpus", 64), ("two-nodes-eight-gpus", 128), ("cpu-two-nodes", 16), ("internvl", 16)],
 )
-def test_the_effective_batch_is_what_the_comment_says(name: str, effective: int) -> None:
+def test_effective_batch_of_example_equals_its_comment(name: str, effective: int) -> None:
     spec = FineTuneJob.parse(load(name)).spec
     training = spec.training
     per_device = training.per_device_train_batch_size or 1
-    given = per_device * (training.gradient_accumulation_steps or 1) * spec.world_size
+    computed = per_device * (training.gradient_accumulation_steps or 1) * spec.world_size
 
-    assert (training.global_batch_size or given) == effective
+    assert (training.global_batch_size or computed) == effective
 
 
-def jobs_of_the_pages() -> dict[str, dict[str, Any]]:
-    """Whole jobs in README and docs, by page and name."""
-    found = {}
+def read_documented_jobs() -> dict[str, dict[str, Any]]:
+    """Return the complete jobs in README and docs, by page and job name."""
+    jobs = {}
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
             if "kind: FineTuneJob" in block:
                 job = yaml.safe_load(block)
-                found[f"{page.stem}: {job['metadata']['name']}"] = job
-    return found
+                jobs[f"{page.stem}: {job['metadata']['name']}"] = job
+    return jobs
 
 
-PAGES = jobs_of_the_pages()
+DOCUMENTED_JOBS = read_documented_jobs()
 
 
-def test_the_pages_show_jobs() -> None:
-    assert set(PAGES) >= {"README: first", "command: minimind", "command: swift", "command: llamafactory"}
+def test_jobs_of_readme_and_documentation_are_found() -> None:
+    assert set(DOCUMENTED_JOBS) >= {"README: first", "command: minimind", "command: swift", "command: llamafactory"}
 
 
-@pytest.mark.parametrize("shown", PAGES)
-def test_a_job_of_a_page_fits_the_models(shown: str) -> None:
-    FineTuneJob.parse(PAGES[shown])
+@pytest.mark.parametrize("key", DOCUMENTED_JOBS)
+def test_job_of_a_page_is_valid(key: str) -> None:
+    FineTuneJob.parse(DOCUMENTED_JOBS[key])
 
 
-def test_the_first_job_is_fifteen_lines_at_most() -> None:
+def test_first_example_has_at_most_fifteen_lines() -> None:
     lines = EXAMPLES["first"].read_text().splitlines()
 
     assert len([line for line in lines if not line.startswith("#")]) <= 15

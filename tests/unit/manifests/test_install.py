@@ -1,4 +1,4 @@
-"""What is installed may do what the operator does, and no more."""
+"""Tests of install.yaml: least privilege, pod security, availability and generated headers."""
 
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ GENERATED = (
 )
 
 
-def the(kind: str, name: str = "finetune-operator") -> dict[str, Any]:
-    (found,) = (d for d in INSTALL if d["kind"] == kind and d["metadata"]["name"] == name)
-    return found
+def get_object(kind: str, name: str = "finetune-operator") -> dict[str, Any]:
+    (body,) = (d for d in INSTALL if d["kind"] == kind and d["metadata"]["name"] == name)
+    return body
 
 
-def granted(role: dict[str, Any]) -> set[str]:
+def granted_permissions(role: dict[str, Any]) -> set[str]:
     return {
         f"{group or 'core'}/{resource}:{verb}"
         for rule in role["rules"]
@@ -33,7 +33,7 @@ def granted(role: dict[str, Any]) -> set[str]:
 
 
 def pod() -> dict[str, Any]:
-    spec: dict[str, Any] = the("Deployment")["spec"]["template"]["spec"]
+    spec: dict[str, Any] = get_object("Deployment")["spec"]["template"]["spec"]
     return spec
 
 
@@ -42,8 +42,8 @@ def container() -> dict[str, Any]:
     return dict(only)
 
 
-def test_the_operator_can_do_these_things_and_nothing_else() -> None:
-    assert granted(the("ClusterRole")) == {
+def test_operator_has_exactly_these_permissions() -> None:
+    assert granted_permissions(get_object("ClusterRole")) == {
         *(f"finetune.dev/finetunejobs:{verb}" for verb in ("get", "list", "watch", "delete")),
         "finetune.dev/finetunejobs/status:update",
         "finetune.dev/finetunejobs/finalizers:update",
@@ -53,39 +53,40 @@ def test_the_operator_can_do_these_things_and_nothing_else() -> None:
         "core/persistentvolumeclaims:get",
         "core/events:create",
     }
-    assert granted(the("Role", "finetune-operator-leader")) == {
+    assert granted_permissions(get_object("Role", "finetune-operator-leader")) == {
         f"coordination.k8s.io/leases:{verb}" for verb in ("get", "create", "update")
     }
 
 
-def test_nobody_gets_secrets_or_everything() -> None:
+def test_no_role_grants_secrets_or_wildcards() -> None:
     roles = [document for document in INSTALL if document["kind"] in ("Role", "ClusterRole")]
 
     assert len(roles) == 4
-    assert [right for role in roles for right in granted(role) if "*" in right or "secrets" in right] == []
+    permissions = [permission for role in roles for permission in granted_permissions(role)]
+    assert [permission for permission in permissions if "*" in permission or "secrets" in permission] == []
 
 
-def test_who_may_view_a_namespace_may_view_its_jobs_and_no_more() -> None:
-    view = the("ClusterRole", "finetune-operator-view")
+def test_view_role_grants_only_read_access_to_jobs() -> None:
+    view = get_object("ClusterRole", "finetune-operator-view")
 
     assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
-    assert {right.rsplit(":")[-1] for right in granted(view)} == {"get", "list", "watch"}
-    edit = the("ClusterRole", "finetune-operator-edit")
+    assert {permission.rsplit(":")[-1] for permission in granted_permissions(view)} == {"get", "list", "watch"}
+    edit = get_object("ClusterRole", "finetune-operator-edit")
     assert "rbac.authorization.k8s.io/aggregate-to-view" not in edit["metadata"]["labels"]
 
 
-def test_bindings_bind_roles_that_are_there_to_the_operator() -> None:
+def test_bindings_refer_to_existing_roles_and_the_operators_service_account() -> None:
     bindings = [document for document in INSTALL if document["kind"].endswith("Binding")]
 
     assert len(bindings) == 2
     for binding in bindings:
-        the(binding["roleRef"]["kind"], binding["roleRef"]["name"])
+        get_object(binding["roleRef"]["kind"], binding["roleRef"]["name"])
         (subject,) = binding["subjects"]
-        assert the("ServiceAccount", subject["name"])["metadata"]["namespace"] == subject["namespace"]
+        assert get_object("ServiceAccount", subject["name"])["metadata"]["namespace"] == subject["namespace"]
 
 
-def test_the_operators_pods_pass_the_restricted_level() -> None:
-    assert the("Namespace", "finetune-system")["metadata"]["labels"] == {
+def test_operator_pods_pass_the_restricted_pod_security_level() -> None:
+    assert get_object("Namespace", "finetune-system")["metadata"]["labels"] == {
         "pod-security.kubernetes.io/enforce": "restricted"
     }
     assert pod()["securityContext"]["runAsNonRoot"] is True
@@ -97,20 +98,20 @@ def test_the_operators_pods_pass_the_restricted_level() -> None:
     }
 
 
-def test_two_replicas_of_which_one_may_be_drained() -> None:
-    assert the("Deployment")["spec"]["replicas"] == 2
-    budget = the("PodDisruptionBudget")["spec"]
+def test_disruption_budget_keeps_one_of_two_replicas() -> None:
+    assert get_object("Deployment")["spec"]["replicas"] == 2
+    budget = get_object("PodDisruptionBudget")["spec"]
     assert budget["minAvailable"] == 1
-    assert budget["selector"] == the("Deployment")["spec"]["selector"]
+    assert budget["selector"] == get_object("Deployment")["spec"]["selector"]
 
 
-def test_probes_ask_the_named_port() -> None:
+def test_probes_use_the_named_port() -> None:
     assert container()["ports"] == [{"name": "http", "containerPort": 8080}]
     assert container()["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
     assert container()["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
 
 
-def test_images_are_of_this_version() -> None:
+def test_images_and_chart_have_the_version_of_the_project() -> None:
     version = next(
         line.split('"')[1] for line in (ROOT / "pyproject.toml").read_text().splitlines() if line.startswith("version")
     )
@@ -123,21 +124,21 @@ def test_images_are_of_this_version() -> None:
     assert (chart["version"], chart["appVersion"]) == (version, version)
 
 
-def test_nothing_of_helm_is_left_in_install_yaml() -> None:
+def test_install_yaml_does_not_mention_helm() -> None:
     assert "helm" not in (ROOT / "manifests" / "install.yaml").read_text().lower()
 
 
 @pytest.mark.parametrize("path", GENERATED)
-def test_generated_files_say_so_on_line_one_and_how(path: str) -> None:
+def test_first_line_of_generated_file_names_source_and_command(path: str) -> None:
     with (ROOT / path).open() as file:
-        first = file.readline()
+        first_line = file.readline()
 
-    assert "Generated from" in first
-    assert "`make generate`" in first
+    assert "Generated from" in first_line
+    assert "`make generate`" in first_line
 
 
-def test_the_charts_crd_is_kept_by_uninstall() -> None:
-    plain, kept = (yaml.safe_load((ROOT / path).read_text()) for path in (GENERATED[0], GENERATED[4]))
+def test_uninstall_keeps_the_crd_of_the_chart() -> None:
+    plain, annotated = (yaml.safe_load((ROOT / path).read_text()) for path in (GENERATED[0], GENERATED[4]))
 
-    assert kept["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
-    assert kept == plain
+    assert annotated["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert annotated == plain

@@ -1,4 +1,4 @@
-"""The programs behind `make`."""
+"""Tests of the programs behind the targets of the Makefile."""
 
 import os
 from pathlib import Path
@@ -16,25 +16,27 @@ REPORT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_the_environment_has_what_every_extra_needs() -> None:
-    wanted = " ".join(requirements(ROOT / "pyproject.toml"))
+def test_the_environment_contains_the_requirements_of_all_extras() -> None:
+    requirement_list = " ".join(requirements(ROOT / "pyproject.toml"))
 
-    assert [name for name in ("pydantic", "kopf", "torch", "typer", "pytest") if name not in wanted] == []
+    assert [name for name in ("pydantic", "kopf", "torch", "typer", "pytest") if name not in requirement_list] == []
 
 
-def test_what_pip_is_told_uv_is_told_too() -> None:
-    told = uv_environment({"PIP_INDEX_URL": "https://mirror.example/simple", "UV_FIND_LINKS": "/mine", "HOME": "/h"})
+def test_uv_gets_the_index_and_links_configured_for_pip() -> None:
+    environment = uv_environment(
+        {"PIP_INDEX_URL": "https://mirror.example/simple", "UV_FIND_LINKS": "/wheels", "HOME": "/h"}
+    )
 
-    assert told == {
+    assert environment == {
         "PIP_INDEX_URL": "https://mirror.example/simple",
         "UV_INDEX_URL": "https://mirror.example/simple",
-        "UV_FIND_LINKS": "/mine",
+        "UV_FIND_LINKS": "/wheels",
         "HOME": "/h",
     }
 
 
-def test_unused_and_unfinished_environments_are_removed(tmp_path: Path) -> None:
-    for name in ("used", "unused", "half-made"):
+def test_unused_and_incomplete_environments_are_removed(tmp_path: Path) -> None:
+    for name in ("used", "unused", "incomplete"):
         (tmp_path / name).mkdir()
     (tmp_path / "lock").touch()
     for name in ("used", "unused"):
@@ -47,7 +49,7 @@ def test_unused_and_unfinished_environments_are_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "used"]
 
 
-def test_the_summary_counts_and_names_every_reason_for_a_skip() -> None:
+def test_the_summary_counts_results_and_lists_every_reason_for_a_skip() -> None:
     counts, skipped = read_report(REPORT)
     lines = list(summary_lines([SuiteResult("e2e", ok=False, seconds=2.0, counts=counts, skipped=skipped)]))
 

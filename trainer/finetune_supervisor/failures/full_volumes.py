@@ -1,4 +1,4 @@
-"""Which folders of a node are full: an error seldom says where there was no space left."""
+"""Finds the full volumes of a node; an error message about missing space seldom names them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  a volume of the pod
 _NO_SPACE = re.compile(r"no space left|errno 28\b|disk quota exceeded|errno 122\b|SIGBUS|bus error", re.IGNORECASE)
-_ALMOST_NOTHING = 2**20  # bytes; what wrote last may have given back the part of a page
+_FULL_BELOW_BYTES = 2**20  # not zero: the failed writer may have released part of a page
 
 
-def name_full(message: str, folders: Iterable[Path]) -> str:
-    """The message, with the full ones of these folders that it does not name, if it is about space."""
+def append_full_volumes(message: str, folders: Iterable[Path]) -> str:
+    """Return the message; if it is about missing space, append those of the folders that are full and not named yet."""
     if not _NO_SPACE.search(message):
         return message
-    full = sorted({str(folder) for folder in folders if str(folder) not in message and is_full(folder)})
+    full = sorted({str(folder) for folder in folders if str(folder) not in message and is_volume_full(folder)})
     return f"{message} (full: {', '.join(full)})" if full else message
 
 
-def is_full(folder: Path) -> bool:
-    """Whether its volume has no room left; a quota is not seen."""
+def is_volume_full(folder: Path) -> bool:
+    """Return whether the file system of the folder has no space left; quotas are not considered."""
     try:
-        there = os.statvfs(folder)
+        stats = os.statvfs(folder)
     except OSError:
         return False
-    return there.f_blocks > 0 and there.f_bavail * there.f_frsize < _ALMOST_NOTHING
+    return stats.f_blocks > 0 and stats.f_bavail * stats.f_frsize < _FULL_BELOW_BYTES

@@ -1,4 +1,4 @@
-"""Why ranks failed: error files and exit codes, and which of several failures came first."""
+"""Reads why ranks failed from error files and exit codes, and finds the failure that came first."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from finetune_supervisor.contract import RunFolder
 
-# A rank that fails this way was left alone by another one, whose failure is the cause: what torch.distributed raises,
-# what Python's own sockets do in programs that speak to their peers themselves, and a launcher that was told to end.
+# Errors of a rank that lost its peers, so that the failure of a peer is the cause: exceptions of torch.distributed, of
+# Python's sockets in programs that connect to their peers themselves, and of a launcher that was terminated.
 _VICTIM_TYPES = frozenset(
     {"DistBackendError", "DistNetworkError", "DistStoreError", "SignalException", "TimeoutError", "ConnectionError"}
     | {error.__name__ for error in ConnectionError.__subclasses__()}
@@ -27,9 +27,9 @@ _VICTIM_TEXT = re.compile(
 
 @dataclass(frozen=True)
 class RankFailure:
-    """How one rank of this node, or the launcher, failed."""
+    """The failure of one rank of this node, or of the launcher. A victim failed only because another rank did."""
 
-    local_rank: int | None  # None: the launcher itself, or a rank that is not known
+    local_rank: int | None  # None: the launcher itself, or an unknown rank
     error_type: str
     message: str
     time: float
@@ -43,39 +43,41 @@ Failures = tuple[RankFailure, ...]
 
 
 @dataclass(frozen=True)
-class Exit:
-    """What the launcher saw when it waited for a failed rank; a negative code is a signal."""
+class RankExit:
+    """The exit of a failed rank as the launcher recorded it; a negative code is a signal."""
 
     code: int
     time: float
 
 
-def first_failure(
+def find_first_failure(
     run: RunFolder, *, explain: Callable[[Failures], Failures] = lambda failures: failures
 ) -> RankFailure | None:
-    """The earliest failure on this node; those that only echo another rank's are set aside while there is one."""
+    """Return the earliest failure on this node; victims count only if all failures are victims."""
     failures = explain(read_failures(run))
     causes = [failure for failure in failures if not failure.victim]
     return min(causes or failures, key=lambda failure: failure.time, default=None)
 
 
 def read_failures(run: RunFolder) -> tuple[RankFailure, ...]:
+    """Read the failures of all ranks of this node, or that of the launcher if no rank failed."""
     exits = _read_exits(run.exits)
-    raised = {
-        local_rank: _raised(local_rank, path, exits.get(local_rank)) for local_rank, path in _error_files(run).items()
+    with_error_file = {
+        local_rank: _read_error_file(local_rank, path, exits.get(local_rank))
+        for local_rank, path in _error_files(run).items()
     }
-    ended = {
-        local_rank: rank_ended(local_rank, seen.code, seen.time)
-        for local_rank, seen in exits.items()
-        if local_rank not in raised
+    without_error_file = {
+        local_rank: failure_from_exit_code(local_rank, rank_exit.code, rank_exit.time)
+        for local_rank, rank_exit in exits.items()
+        if local_rank not in with_error_file
     }
-    if not raised and not ended and run.launcher_error.is_file():
-        return (_raised(None, run.launcher_error, None),)
-    return (*raised.values(), *ended.values())
+    if not with_error_file and not without_error_file and run.launcher_error.is_file():
+        return (_read_error_file(None, run.launcher_error, None),)
+    return (*with_error_file.values(), *without_error_file.values())
 
 
-def _raised(local_rank: int | None, path: Path, seen: Exit | None) -> RankFailure:
-    """From the file that @record wrote; its own time has whole seconds only, the file's has more."""
+def _read_error_file(local_rank: int | None, path: Path, rank_exit: RankExit | None) -> RankFailure:
+    """Read a file that torchrun's @record wrote. Its timestamp has whole seconds, the file's mtime is finer."""
     error_type, message, stack = _parse_error_file(path)
     return RankFailure(
         local_rank=local_rank,
@@ -83,25 +85,25 @@ def _raised(local_rank: int | None, path: Path, seen: Exit | None) -> RankFailur
         message=message,
         stack=stack,
         time=path.stat().st_mtime,
-        exit_code=seen.code if seen else None,
+        exit_code=rank_exit.code if rank_exit else None,
         victim=is_victim(error_type, message),
     )
 
 
 def is_victim(error_type: str, message: str) -> bool:
-    """Whether this is what a rank raises when another one is gone."""
+    """Return whether a rank raises this error when it loses a peer."""
     return error_type in _VICTIM_TYPES or _VICTIM_TEXT.search(message) is not None
 
 
-def rank_ended(local_rank: int | None, code: int, time: float) -> RankFailure:
-    """A rank, or a whole program, without an error file: killed, or gone without raising."""
+def failure_from_exit_code(local_rank: int | None, code: int, time: float) -> RankFailure:
+    """Return the failure of a rank, or of a whole program, that left no error file; a negative code is a signal."""
     if code >= 0:
         message = f"exited with code {code} without an exception; its last lines are in the log"
         return RankFailure(local_rank, "RankExited", message, time, exit_code=code)
     number = -code
     message = f"ended by signal {number} ({_signal_name(number)})"
     if number == signal.SIGKILL:
-        message += "; if nobody killed it, the node or the container ran out of memory"
+        message += "; unless it was killed on purpose, the node or the container ran out of memory"
     return RankFailure(
         local_rank,
         "RankKilled",
@@ -109,32 +111,34 @@ def rank_ended(local_rank: int | None, code: int, time: float) -> RankFailure:
         time,
         exit_code=code,
         signal=number,
-        victim=number == signal.SIGTERM,  # the others are ended so when one has failed
+        victim=number == signal.SIGTERM,  # the launcher terminates the other ranks after a failure
     )
 
 
 def _error_files(run: RunFolder) -> Mapping[int, Path]:
-    """By local rank: <run id>/attempt_0/<local rank>/error.json."""
-    found = run.torchrun.glob("*/attempt_*/*/error.json")
-    return {int(path.parent.name): path for path in found if path.parent.name.isdigit()}
+    """Return the error files by local rank; their paths are <run id>/attempt_0/<local rank>/error.json."""
+    paths = run.torchrun.glob("*/attempt_*/*/error.json")
+    return {int(path.parent.name): path for path in paths if path.parent.name.isdigit()}
 
 
 def _parse_error_file(path: Path) -> tuple[str, str, str]:
-    """Type, message and stack; a file that is not what @record writes is quoted as it is."""
+    """Return type, message and stack; the text of a file in another format is returned as the message."""
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        said = json.loads(text)["message"]
-        error, stack = str(said["message"]), str(said["extraInfo"]["py_callstack"])
+        record = json.loads(text)["message"]
+        error, stack = str(record["message"]), str(record["extraInfo"]["py_callstack"])
     except (ValueError, KeyError, TypeError):
         return "UnknownError", text.strip(), ""
     error_type, _, message = error.partition(": ")
     return error_type, message, stack
 
 
-def _read_exits(path: Path) -> dict[int, Exit]:
+def _read_exits(path: Path) -> dict[int, RankExit]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        return {int(local_rank): Exit(int(seen["code"]), float(seen["time"])) for local_rank, seen in raw.items()}
+        return {
+            int(local_rank): RankExit(int(value["code"]), float(value["time"])) for local_rank, value in raw.items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 

@@ -1,4 +1,4 @@
-"""The termination message: what a node leaves behind, under 4096 bytes, so that the kubelet keeps all of it."""
+"""The termination message of a node, below 4096 bytes so that the kubelet keeps all of it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from finetune_supervisor.contract import STARTING, to_camel
-
-MAX_BYTES = 4095  # the kubelet keeps the last 4096 bytes of the file; one byte more and the JSON loses its head
+from finetune_supervisor.contract import MAX_TERMINATION_BYTES, STARTING, to_camel
 
 
 @dataclass(frozen=True)
-class Termination:
-    """The fields of finetune_api.termination.Termination, which a test holds this against."""
+class TerminationMessage:
+    """The same fields as finetune_api.termination.Termination; a test compares them."""
 
     node_rank: int
     attempt: int
@@ -35,28 +33,31 @@ class Termination:
     peak_memory_bytes: int | None = None
 
 
-def encode(termination: Termination) -> bytes:
-    """As JSON that fits. What must go is taken from the head of the stack first, then from the end of the message."""
+def encode_termination(termination: TerminationMessage) -> bytes:
+    """Encode as JSON of fewer than MAX_TERMINATION_BYTES.
+
+    What is too long is removed from the start of the stack first, then from the end of the message.
+    """
     encoded = _encode(termination)
-    while len(encoded) > MAX_BYTES:
-        excess = len(encoded) - MAX_BYTES
+    while len(encoded) >= MAX_TERMINATION_BYTES:
+        excess_bytes = len(encoded) - MAX_TERMINATION_BYTES + 1
         if termination.stack:
-            termination = replace(termination, stack=termination.stack[excess:])
+            termination = replace(termination, stack=termination.stack[excess_bytes:])
         else:
-            kept = max(0, len(termination.message) - excess - 3)
-            termination = replace(termination, message=termination.message[:kept] + "...")
+            length = max(0, len(termination.message) - excess_bytes - 3)
+            termination = replace(termination, message=termination.message[:length] + "...")
         encoded = _encode(termination)
     return encoded
 
 
-def _encode(termination: Termination) -> bytes:
+def _encode(termination: TerminationMessage) -> bytes:
     values = {to_camel(name): value for name, value in asdict(termination).items()}
     present = {name: value for name, value in values.items() if value not in (None, "")}
     return json.dumps(present, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def write_termination(path: Path, termination: Termination) -> None:
-    """In one write, in place: the file is a mount of the kubelet's and cannot be renamed over."""
-    data = encode(termination)
+def write_termination(path: Path, termination: TerminationMessage) -> None:
+    """Write the message in place with one write: the file is a mount of the kubelet and cannot be replaced."""
+    data = encode_termination(termination)
     with path.open("wb", buffering=0) as file:
         file.write(data)

@@ -1,4 +1,4 @@
-"""What a program that records nothing still tells in its output: the exception of a rank, and torchrun's report."""
+"""Finds the failure of a program without error files in its output: printed exceptions and torchrun's report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from finetune_supervisor.failures.rank_failures import Failures, RankFailure, is_victim, rank_ended
+from finetune_supervisor.failures.rank_failures import Failures, RankFailure, failure_from_exit_code, is_victim
 
 _HEADER = "Traceback (most recent call last):"
 _RANK = re.compile(r"^\[rank(\d+)\]:(?: |$)")
@@ -17,12 +17,12 @@ _ROOT_CAUSE = re.compile(
     r"Root Cause \(first observed failure\):.*?\brank\s*: (\d+) \(local_rank: (\d+)\).*?\bexitcode\s*: (-?\d+)",
     re.DOTALL,
 )
-_LAUNCHERS = frozenset({"CalledProcessError", "ChildFailedError", "SignalException"})
+_LAUNCHER_ERRORS = frozenset({"CalledProcessError", "ChildFailedError", "SignalException"})
 
 
 @dataclass
-class Raised:
-    """An exception as the interpreter printed it, and the rank whose prefix its lines have."""
+class PrintedException:
+    """An exception that the interpreter printed; `rank` is that of the prefix of its lines."""
 
     rank: int | None
     error_type: str = ""
@@ -34,109 +34,124 @@ class Raised:
         return "\n".join(self.lines)
 
 
-def find_raised(text: str) -> tuple[Raised, ...]:
-    """In the order in which they ended; lines of ranks that have a prefix may be mixed."""
-    found: list[Raised] = []
-    begun: dict[int | None, Raised] = {}
-    ended: dict[int | None, Raised] = {}
-    for rank, line in _by_rank(text):
-        block = begun.get(rank)
+def parse_exceptions(text: str) -> tuple[PrintedException, ...]:
+    """Return the printed exceptions in the order of their last lines; prefixed lines of several ranks may alternate."""
+    exceptions: list[PrintedException] = []
+    open_by_rank: dict[int | None, PrintedException] = {}
+    closed_by_rank: dict[int | None, PrintedException] = {}
+    for rank, line in _split_rank_prefixes(text):
+        block = open_by_rank.get(rank)
         if line.startswith(_HEADER) or (block is None and _FILE.match(line)):
-            begun[rank] = Raised(rank, lines=[line])
-            ended.pop(rank, None)
+            open_by_rank[rank] = PrintedException(rank, lines=[line])
+            closed_by_rank.pop(rank, None)
         elif block is not None:
             block.lines.append(line)
             last = _LAST.match(line)
-            if last and any(_FILE.match(seen) for seen in block.lines):
+            if last and any(_FILE.match(earlier) for earlier in block.lines):
                 block.error_type, block.message = last.group(1).rpartition(".")[2], last.group(2) or ""
-                found.append(block)
-                ended[rank] = begun.pop(rank)
-        elif rank in ended and line.startswith((" ", "\t")) and len(ended[rank].message) < 2000:
-            ended[rank].message += "\n" + line  # what the exception says on more lines than one
+                exceptions.append(block)
+                closed_by_rank[rank] = open_by_rank.pop(rank)
+        elif rank in closed_by_rank and line.startswith((" ", "\t")) and len(closed_by_rank[rank].message) < 2000:
+            closed_by_rank[rank].message += "\n" + line  # a message of several lines
         else:
-            ended.pop(rank, None)
-    return tuple(found)
+            closed_by_rank.pop(rank, None)
+    return tuple(exceptions)
 
 
-def find_cause(text: str, *, rank: int | None) -> Raised | None:
-    """The last exception that explains the end: of that rank if it is known, and of no victim where there is another.
+def find_root_exception(text: str, *, rank: int | None) -> PrintedException | None:
+    """Return the last exception, of this rank if it is known, that is neither a victim's nor a launcher's, if possible.
 
-    The last, because what was caught and only logged comes before what ended the program.
+    The last one, because exceptions that were caught and logged precede the one that ended the program.
     """
-    found = find_raised(text)
+    exceptions = parse_exceptions(text)
     if rank is not None:
-        found = tuple(raised for raised in found if raised.rank == rank) or tuple(r for r in found if r.rank is None)
-    return max(enumerate(found), key=_weight, default=(0, None))[1]
+        of_rank = tuple(exception for exception in exceptions if exception.rank == rank)
+        exceptions = of_rank or tuple(exception for exception in exceptions if exception.rank is None)
+    return max(enumerate(exceptions), key=_relevance, default=(0, None))[1]
 
 
-def _weight(numbered: tuple[int, Raised]) -> tuple[bool, bool, int]:
-    number, raised = numbered
-    return raised.error_type not in _LAUNCHERS, not is_victim(raised.error_type, raised.message), number
-
-
-def explain_all(failures: Failures, text: str, *, rank_of: Callable[[RankFailure], int | None]) -> Failures:
-    """Who raised says why; torchrun may notice a victim first, and end the rank that raised before it has exited."""
-    explained = tuple(explain(failure, text, rank=rank_of(failure)) for failure in failures)
-    if not all(failure.victim for failure in explained):
-        return explained
-    return tuple(_explain_ended(failure, text, rank=rank_of(failure)) for failure in explained)
-
-
-def explain(failure: RankFailure, text: str, *, rank: int | None) -> RankFailure:
-    """The same failure with the exception that its rank printed; one that was killed printed none.
-
-    A rank may abort after it has raised, while the threads of its collectives end; that matters if it was a victim.
-    """
-    if failure.error_type == "RankExited":
-        raised = find_cause(text, rank=rank)
-        return failure if raised is None else _with(failure, raised)
-    if failure.signal == signal.SIGABRT and (raised := _last_of(rank, text)):
-        return _with(failure, raised) if is_victim(raised.error_type, raised.message) else failure
-    return failure
-
-
-def _explain_ended(failure: RankFailure, text: str, *, rank: int | None) -> RankFailure:
-    raised = _last_of(rank, text) if failure.signal == signal.SIGTERM else None
-    if raised is None or raised.error_type in _LAUNCHERS:
-        return failure
-    return _with(failure, raised)
-
-
-def _last_of(rank: int | None, text: str) -> Raised | None:
-    """What that rank raised last, by the prefix of its lines."""
-    if rank is None:
-        return None
-    return next((raised for raised in reversed(find_raised(text)) if raised.rank == rank), None)
-
-
-def _with(failure: RankFailure, raised: Raised) -> RankFailure:
-    return replace(
-        failure,
-        error_type=raised.error_type,
-        message=raised.message,
-        stack=raised.stack,
-        signal=None,
-        victim=is_victim(raised.error_type, raised.message),
+def _relevance(indexed: tuple[int, PrintedException]) -> tuple[bool, bool, int]:
+    index, exception = indexed
+    return (
+        exception.error_type not in _LAUNCHER_ERRORS,
+        not is_victim(exception.error_type, exception.message),
+        index,
     )
 
 
-def read_report(text: str, *, code: int, time: float) -> RankFailure:
-    """From the output of a launcher of the user's own: torchrun's root cause, or the program's own end."""
-    seen = _ROOT_CAUSE.findall(text)
-    if seen:
-        rank, local_rank, exit_code = (int(number) for number in seen[-1])
-        return explain(rank_ended(local_rank, exit_code, time), text, rank=rank)
-    return explain(rank_ended(None, code, time), text, rank=None)
+def explain_failures(failures: Failures, text: str, *, rank_of: Callable[[RankFailure], int | None]) -> Failures:
+    """Return the failures with the exceptions that their ranks printed.
+
+    torchrun may notice a victim first and terminate the rank that raised the original exception before that rank has
+    exited. If all failures are victims, the exceptions of terminated ranks are used, too.
+    """
+    explained = tuple(explain_failure(failure, text, rank=rank_of(failure)) for failure in failures)
+    if not all(failure.victim for failure in explained):
+        return explained
+    return tuple(_explain_terminated(failure, text, rank=rank_of(failure)) for failure in explained)
 
 
-def last_line(text: str, *, rank: int | None) -> str:
-    """What that rank, or nobody known, said last before torchrun reported; of a progress bar, what it came to."""
-    told = _by_rank(text.partition("\n" + "=" * 60)[0].rstrip("\r\n"))
-    said = (line.rpartition("\r")[2].strip() for who, line in told if rank is None or who in (None, rank))
-    return next((line for line in reversed([*said]) if line and "torch/distributed/elastic" not in line), "")
+def explain_failure(failure: RankFailure, text: str, *, rank: int | None) -> RankFailure:
+    """Return the failure with the exception that its rank printed; a killed rank has printed none.
+
+    A rank may abort after it raised an exception, while the threads of its collectives end. The exception then replaces
+    the abort only if it shows that the rank was a victim.
+    """
+    if failure.error_type == "RankExited":
+        exception = find_root_exception(text, rank=rank)
+        return failure if exception is None else _with_exception(failure, exception)
+    if failure.signal == signal.SIGABRT and (exception := _last_exception(rank, text)):
+        victim = is_victim(exception.error_type, exception.message)
+        return _with_exception(failure, exception) if victim else failure
+    return failure
 
 
-def _by_rank(text: str) -> Iterator[tuple[int | None, str]]:
+def _explain_terminated(failure: RankFailure, text: str, *, rank: int | None) -> RankFailure:
+    exception = _last_exception(rank, text) if failure.signal == signal.SIGTERM else None
+    if exception is None or exception.error_type in _LAUNCHER_ERRORS:
+        return failure
+    return _with_exception(failure, exception)
+
+
+def _last_exception(rank: int | None, text: str) -> PrintedException | None:
+    """Return the last exception whose lines have the prefix of this rank."""
+    if rank is None:
+        return None
+    return next((exception for exception in reversed(parse_exceptions(text)) if exception.rank == rank), None)
+
+
+def _with_exception(failure: RankFailure, exception: PrintedException) -> RankFailure:
+    return replace(
+        failure,
+        error_type=exception.error_type,
+        message=exception.message,
+        stack=exception.stack,
+        signal=None,
+        victim=is_victim(exception.error_type, exception.message),
+    )
+
+
+def parse_failure_report(text: str, *, code: int, time: float) -> RankFailure:
+    """Return the failure of a user's launcher from its output: torchrun's root cause, or the launcher's exit code."""
+    root_causes = _ROOT_CAUSE.findall(text)
+    if root_causes:
+        rank, local_rank, exit_code = (int(number) for number in root_causes[-1])
+        return explain_failure(failure_from_exit_code(local_rank, exit_code, time), text, rank=rank)
+    return explain_failure(failure_from_exit_code(None, code, time), text, rank=None)
+
+
+def find_last_line(text: str, *, rank: int | None) -> str:
+    """Return the last line before torchrun's report of this rank, or of lines without a rank prefix.
+
+    A carriage return, as progress bars use it, starts a new line.
+    """
+    numbered = _split_rank_prefixes(text.partition("\n" + "=" * 60)[0].rstrip("\r\n"))
+    lines = (line.rpartition("\r")[2].strip() for prefix, line in numbered if rank is None or prefix in (None, rank))
+    return next((line for line in reversed([*lines]) if line and "torch/distributed/elastic" not in line), "")
+
+
+def _split_rank_prefixes(text: str) -> Iterator[tuple[int | None, str]]:
+    """Yield each line with the rank of its `[rank0]:` prefix, without the prefix."""
     for line in text.splitlines():
         prefix = _RANK.match(line)
         yield (int(prefix.group(1)), line[prefix.end() :]) if prefix else (None, line)

@@ -1,4 +1,4 @@
-"""Processes: a child that dies with us, its output copied, its orphans reaped."""
+"""Child processes: a child that the kernel kills with its parent, a copy of its output, reaping of orphans."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from finetune_supervisor.launch.program import Program
+from finetune_supervisor.launch.program import LaunchProgram
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_TAIL_BYTES = 65_536  # tracebacks of all ranks of a node, with what each says while it is stopped
+_TAIL_BYTES = 65_536  # room for the tracebacks of all ranks of a node and what they print while they stop
 
 
 def die_with_parent() -> None:
@@ -27,18 +27,18 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def name_process(name: str) -> None:
-    """For lists of processes; at most 15 bytes of it."""
+def set_process_name(name: str) -> None:
+    """Set the name that ps and top show; the kernel keeps 15 bytes."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-class Output:
-    """Where the node's lines go: our own stdout and a file beside the job's results; the end is kept in memory."""
+class ProcessOutput:
+    """Copies a node's output to stdout and to a log file in the job's output, and keeps the end in memory."""
 
     def __init__(self, log_file: Path | None) -> None:
         self._tail: deque[bytes] = deque()
-        self._kept = 0
+        self._tail_bytes = 0
         self._file: BinaryIO | None = None
         if log_file is None:
             return
@@ -46,38 +46,41 @@ class Output:
             log_file.parent.mkdir(parents=True, exist_ok=True)
             self._file = log_file.open("ab", buffering=0)
         except OSError as error:
-            self.say(f"this log is not kept in the output: {error}")
+            self.log(f"this log is not copied to the output: {error}")
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
+        """Write a line of the supervisor itself."""
         self.write(f"supervisor: {line}\n".encode())
 
     def write(self, chunk: bytes) -> None:
+        """Write a chunk of the program's output."""
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
         self._tail.append(chunk)
-        self._kept += len(chunk)
-        while self._kept - len(self._tail[0]) >= _TAIL_BYTES:
-            self._kept -= len(self._tail.popleft())
+        self._tail_bytes += len(chunk)
+        while self._tail_bytes - len(self._tail[0]) >= _TAIL_BYTES:
+            self._tail_bytes -= len(self._tail.popleft())
         if self._file is None:
             return
         try:
             self._file.write(chunk)
         except OSError as error:  # a full disk must not stop the training
             self._file = None
-            self.say(f"this log is no longer kept in the output: {error}")
+            self.log(f"this log is no longer copied to the output: {error}")
 
     def tail(self) -> str:
+        """Return the last 64 KiB of the output."""
         return b"".join(tuple(self._tail))[-_TAIL_BYTES:].decode("utf-8", "replace")
 
 
-class Child:
-    """The launcher, in a session of its own: a Ctrl-C in the terminal reaches us, not it."""
+class ChildProcess:
+    """The program of the node, in its own session so that Ctrl-C in a terminal reaches only the supervisor."""
 
-    def __init__(self, program: Program, *, output: Output) -> None:
-        self._group = program.group
+    def __init__(self, program: LaunchProgram, *, output: ProcessOutput) -> None:
+        self._signal_group = program.signal_group
         self._process = subprocess.Popen(
             program.argv,
-            cwd=program.folder,
+            cwd=program.working_dir,
             env=program.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -91,7 +94,7 @@ class Child:
         return self._process.pid
 
     def reap(self) -> int | None:
-        """Collect every process that ended (PID 1 inherits orphans); the child's exit code once it is among them."""
+        """Reap every process that ended (PID 1 inherits orphans); return the child's exit code once it is known."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -103,15 +106,16 @@ class Child:
                 self._process.returncode = os.waitstatus_to_exitcode(status)
 
     def signal(self, number: signal.Signals) -> None:
-        if self._group:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
+        """Send a signal to the child, or to its process group if the program requires it."""
+        if self._signal_group:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
                 os.killpg(self.pid, number)
         elif self._process.returncode is None:
             os.kill(self.pid, number)
 
-    def is_left(self) -> bool:
-        """Whether others of its group outlive it: a launcher that ends at SIGTERM, while its torchrun still saves."""
-        if not self._group:
+    def has_survivors(self) -> bool:
+        """Return whether its process group still runs: a launcher may end at SIGTERM while its torchrun saves."""
+        if not self._signal_group:
             return False
         try:
             os.killpg(self.pid, 0)
@@ -120,18 +124,18 @@ class Child:
         return True
 
     def wait_for_output(self, seconds: float) -> None:
-        """Until all was copied; a grandchild that lives on may keep the pipe open."""
+        """Wait until all output is copied, with a timeout: a surviving grandchild may keep the pipe open."""
         self._copier.join(seconds)
 
-    def _copy(self, output: Output) -> None:
+    def _copy(self, output: ProcessOutput) -> None:
         pipe = self._process.stdout
-        assert pipe is not None  # asked for above
+        assert pipe is not None  # stdout=PIPE above
         while chunk := os.read(pipe.fileno(), 65_536):
             output.write(chunk)
 
 
 class SignalInbox:
-    """Signals as things to be read, so that the main loop alone acts on them."""
+    """Counts stop signals, so that only the main loop acts on them; `stops` is the number received so far."""
 
     def __init__(self, stops: int) -> None:
         self.stops = stops
@@ -141,10 +145,10 @@ class SignalInbox:
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._count)
         signal.signal(signal.SIGINT, self._count)
-        signal.signal(signal.SIGCHLD, self._ignore)  # only so that it wakes us
+        signal.signal(signal.SIGCHLD, self._ignore)  # a handler is required for the signal to end `wait`
 
     def wait(self, seconds: float) -> None:
-        """Until a signal comes or the time is over."""
+        """Wait until a signal arrives or the time is over."""
         if select.select([self._reader], [], [], seconds)[0]:
             os.read(self._reader, 4096)
 

@@ -1,12 +1,13 @@
-"""What the ranks of a node would each import is imported once, before they are forked: seconds, and memory, per rank.
+"""Imports common libraries once in the launcher, before the ranks are forked; saves seconds and memory per rank.
 
-Only what cannot tell a rank from the launcher: libraries that everybody knows, which a script imports before it does
-anything that could change how they load. And a part of torch that the first optimizer imports, whoever makes it.
+Only imports that behave the same in launcher and rank qualify: well-known libraries that the script imports before any
+statement that could change how they load, and the part of torch that the first optimizer imports in any case.
 
-Not all that it imports: functions of torch.distributed.fsdp, which torch._dynamo needs, have the process group of the
-moment of their import as a default. As a rule that is made before the optimizer, and so is never destroyed. Under gloo
-the destructor in torch 2.13 often waits for ever: it has the GIL, and joins a thread that wants it, to let go of the
-context of a backward pass.
+Not all of what an optimizer imports: torch._dynamo imports torch.distributed.fsdp, whose functions have the process
+group that exists at import time as a default argument. A script usually creates its group before the optimizer, so that
+this reference keeps the group alive and it is never destroyed. After an early import it would be, and gloo's destructor
+in torch 2.13 often deadlocks: it holds the GIL while it joins a thread that needs the GIL to release the context of a
+backward pass.
 """
 
 from __future__ import annotations
@@ -21,38 +22,43 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-FAMILIAR = frozenset({"accelerate", "datasets", "numpy", "peft", "safetensors", "torch", "transformers", "trl"})
+PRELOADABLE_LIBRARIES = frozenset(
+    {"accelerate", "datasets", "numpy", "peft", "safetensors", "torch", "transformers", "trl"}
+)
 _HARMLESS_CALLS = ("sys.path.append", "sys.path.insert", "warnings.filterwarnings", "warnings.simplefilter")
 _CUDA_ERROR_NOT_INITIALIZED = 3
-_NEEDED_BY_OPTIMIZERS = "torch.distributed.tensor"  # half of a second of CPU, sympy included
+_NEEDED_BY_OPTIMIZERS = "torch.distributed.tensor"  # takes 0.5 s of CPU time, with sympy
 
 
 def preload_script(script: Path) -> None:
-    """Import what the script begins with, and more of torch; what fails here fails again in the rank, which says so."""
+    """Run the leading imports of the script, and import what optimizers need.
+
+    Errors are ignored: the import fails again in the rank, which reports it.
+    """
     with contextlib.suppress(Exception):
-        for statement in leading_imports(script.read_text(encoding="utf-8")):
-            exec(compile(ast.Module([statement], []), str(script), "exec"), {})  # noqa: S102  an import that it makes
+        for statement in find_leading_imports(script.read_text(encoding="utf-8")):
+            exec(compile(ast.Module([statement], []), str(script), "exec"), {})  # noqa: S102  an import of the script
     if "torch" in sys.modules:
         with contextlib.suppress(Exception):
             importlib.import_module(_NEEDED_BY_OPTIMIZERS)
 
 
-def leading_imports(source: str) -> Iterator[ast.stmt]:
-    """Imports of familiar libraries until the first statement that might matter to them, such as a new variable of
-    the environment. Raises SyntaxError."""
+def find_leading_imports(source: str) -> Iterator[ast.stmt]:
+    """Yield imports of preloadable libraries up to the first statement that could affect them, such as setting an
+    environment variable. Raises SyntaxError."""
     for statement in ast.parse(source).body:
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             roots = set(_roots(statement))
-            if roots <= FAMILIAR:
+            if roots <= PRELOADABLE_LIBRARIES:
                 yield statement
-            elif not roots <= _standard():
+            elif not roots <= _standard_library():
                 return
         elif not _is_harmless(statement):
             return
 
 
-def can_fork() -> bool:
-    """Whether a copy of this process is as good as a new one: no other thread of Python's, and no GPU in use."""
+def can_fork_safely() -> bool:
+    """Return whether a fork behaves like a new process: no other Python thread, and no GPU in use."""
     return sys.platform == "linux" and threading.active_count() == 1 and not _gpu_is_in_use()
 
 
@@ -63,17 +69,30 @@ def _roots(statement: ast.Import | ast.ImportFrom) -> Iterator[str]:
         yield "" if statement.level else (statement.module or "").partition(".")[0]
 
 
-def _standard() -> frozenset[str]:
-    """Modules of Python's own; of Python 3.9, which has no list of them, those that scripts begin with."""
-    few = ("__future__", "argparse", "collections", "dataclasses", "functools", "gc", "json", "logging", "math", "os")
+def _standard_library() -> frozenset[str]:
+    """Return the names of the standard library; on Python 3.9, which has no list of them, the common ones."""
+    common = (
+        "__future__",
+        "argparse",
+        "collections",
+        "dataclasses",
+        "functools",
+        "gc",
+        "json",
+        "logging",
+        "math",
+        "os",
+    )
     more = ("pathlib", "random", "re", "signal", "sys", "time", "typing", "warnings", "contextlib", "datetime")
-    return frozenset(getattr(sys, "stdlib_module_names", (*few, *more)))
+    return frozenset(getattr(sys, "stdlib_module_names", (*common, *more)))
 
 
 def _is_harmless(statement: ast.stmt) -> bool:
-    """A docstring, a name for a constant, a path or a filter of warnings."""
+    """Return whether a statement cannot affect imports: docstring, constant, entry of sys.path, warning filter."""
     if isinstance(statement, ast.Assign):
-        return isinstance(statement.value, ast.Constant) and all(isinstance(to, ast.Name) for to in statement.targets)
+        return isinstance(statement.value, ast.Constant) and all(
+            isinstance(target, ast.Name) for target in statement.targets
+        )
     if not isinstance(statement, ast.Expr):
         return False
     value = statement.value
@@ -83,16 +102,16 @@ def _is_harmless(statement: ast.stmt) -> bool:
 
 
 def _gpu_is_in_use() -> bool:
-    """CUDA and HIP cannot be used by the children of a process that has begun to use them."""
-    with contextlib.suppress(OSError):  # which says that nobody has loaded it
+    """Return whether CUDA or HIP is initialized in this process; a fork could not use it then."""
+    with contextlib.suppress(OSError):  # the driver is not loaded
         cuda = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
         if cuda.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_ERROR_NOT_INITIALIZED:
             return True
-    return any(_target(link) == "/dev/kfd" for link in Path("/proc/self/fd").iterdir())
+    return any(_read_link(link) == "/dev/kfd" for link in Path("/proc/self/fd").iterdir())
 
 
-def _target(link: Path) -> str:
+def _read_link(link: Path) -> str:
     try:
         return os.readlink(link)
-    except OSError:  # the folder's own, which is closed by now
+    except OSError:  # the descriptor that listed the folder, already closed
         return ""

@@ -1,4 +1,4 @@
-"""One rank: a fork of the launcher that becomes the program it was made for."""
+"""The process of one rank: a fork of the launcher that runs the program of the rank."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from types import ModuleType
 from typing import NoReturn
 
 from finetune_supervisor.contract import Node
-from finetune_supervisor.launch.child_process import die_with_parent, name_process
+from finetune_supervisor.launch.child_process import die_with_parent, set_process_name
 
 
 @dataclass(frozen=True)
-class Target:
-    """What every rank runs: a script with its words, or a module of ours with `prepare` and `main`."""
+class RankProgram:
+    """The program of every rank: a user's script, or a module of ours with the functions `prepare` and `main`."""
 
     script: str | None
     module: str | None
     args: tuple[str, ...]
 
     @classmethod
-    def read(cls, words: list[str]) -> Target:
-        if words[0] == "-m":
-            return cls(None, words[1], tuple(words[2:]))
-        return cls(words[0], None, tuple(words[1:]))
+    def parse(cls, args: list[str]) -> RankProgram:
+        """Parse the launcher's arguments: `SCRIPT ARGS` or `-m MODULE ARGS`."""
+        if args[0] == "-m":
+            return cls(None, args[1], tuple(args[2:]))
+        return cls(args[0], None, tuple(args[1:]))
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """As a process of its own."""
-        what = ("-m", self.module) if self.module else (self.script or "",)
-        return (sys.executable, "-u", *what, *self.args)
+        """Command line that runs the program in a new interpreter."""
+        entry = ("-m", self.module) if self.module else (self.script or "",)
+        return (sys.executable, "-u", *entry, *self.args)
 
 
 def rank_environment(node: Node, local_rank: int, error_file: Path) -> dict[str, str]:
-    """torchrun's variables, by its names."""
+    """Return the environment variables that torchrun would set for this rank."""
     rank, world_size = str(node.global_rank(local_rank)), str(node.world_size)
     return {
         "RANK": rank,
@@ -64,28 +65,28 @@ def rank_environment(node: Node, local_rank: int, error_file: Path) -> dict[str,
     }
 
 
-def settle(name: str) -> None:
-    """Make a fresh fork a process of its own: its group, its name, signals as Python sets them, its dice."""
+def detach_fork(name: str) -> None:
+    """Make a fork independent of the launcher: new session, process name, default signal handlers, reseeded NumPy."""
     os.setsid()
     die_with_parent()
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    name_process(name)
-    if "numpy" in sys.modules:  # Python's own are thrown anew at every fork
+    set_process_name(name)
+    if "numpy" in sys.modules:  # Python reseeds its own generator after a fork, NumPy does not
         sys.modules["numpy"].random.seed()
 
 
-def become(target: Target, *, in_place: bool) -> int:
-    """The program's exit code, if it runs in this process; else this process becomes it."""
-    if not in_place:
-        os.execv(target.argv[0], target.argv)  # noqa: S606  the very point
-    run = _module(target.module) if target.module else _script(target.script or "", target.args)
+def run_rank_program(program: RankProgram, *, in_process: bool) -> int:
+    """Run the program in this process and return its exit code, or replace this process by a new interpreter."""
+    if not in_process:
+        os.execv(program.argv[0], program.argv)  # noqa: S606  replacing this process is the purpose
+    run = _load_module(program.module) if program.module else _load_script(program.script or "", program.args)
     try:
         run()
     except SystemExit:
         raise
-    except BaseException as error:  # told as if nobody had called it
+    except BaseException as error:  # print the traceback without the frames of this file
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_globals is globals():
             frames = frames.tb_next
@@ -95,23 +96,26 @@ def become(target: Target, *, in_place: bool) -> int:
     return 0
 
 
-def leave(code: int) -> NoReturn:
-    """End as Python does, but without taking the interpreter down, where threads of collectives and of GPUs
-    that are still about may crash or stop a rank whose work is done, or of whose failure others wait to hear
-    (https://github.com/pytorch/pytorch/pull/179291)."""
-    atexit._run_exitfuncs()  # of experiment trackers, for one
+def exit_without_teardown(code: int) -> NoReturn:
+    """Exit after the atexit handlers, without finalizing the interpreter.
+
+    During finalization, live threads of collectives and CUDA may crash or block a rank that has finished, or delay the
+    report of its failure (https://github.com/pytorch/pytorch/pull/179291).
+    """
+    atexit._run_exitfuncs()  # such as those of experiment trackers
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _module(name: str) -> Callable[[], None]:
+def _load_module(name: str) -> Callable[[], None]:
     main: Callable[[], None] = importlib.import_module(name).main
     return main
 
 
-def _script(script: str, args: tuple[str, ...]) -> Callable[[], None]:
-    """As `python SCRIPT ARGS` does: it is `__main__`, with its folder first on the path and nothing of ours."""
+def _load_script(script: str, args: tuple[str, ...]) -> Callable[[], None]:
+    """Prepare the script as `python SCRIPT ARGS` does: it is `__main__`, its folder is first on sys.path, and the
+    modules of this package are unloaded."""
     for name in [name for name in sys.modules if name.partition(".")[0] == __name__.partition(".")[0]]:
         del sys.modules[name]
     sys.argv = [script, *args]
@@ -121,4 +125,4 @@ def _script(script: str, args: tuple[str, ...]) -> Callable[[], None]:
     main.__dict__.update(__file__=script, __builtins__=builtins, __loader__=loader, __annotations__={}, __cached__=None)
     sys.modules["__main__"] = main
     source = Path(script).read_bytes()
-    return lambda: exec(compile(source, script, "exec", dont_inherit=True), main.__dict__)  # noqa: S102  the very point
+    return lambda: exec(compile(source, script, "exec", dont_inherit=True), main.__dict__)  # noqa: S102  user's script

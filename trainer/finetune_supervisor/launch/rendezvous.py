@@ -1,6 +1,6 @@
-"""Where the nodes of an attempt meet: a TCPStore of node rank 0's launcher.
+"""Rendezvous of the nodes of an attempt: a TCPStore in the launcher of node rank 0.
 
-The process groups of the ranks use it too. It outlives them, so that the last to leave still finds it.
+The process groups of the ranks use the same store. It stays open until all nodes have left.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 
 from finetune_supervisor.contract import Node
 
-MEET_SECONDS = 1800.0  # the operator releases nodes that wait for others earlier (spec.startupDeadlineSeconds)
-LEAVE_SECONDS = 60.0
+# The operator ends nodes that wait for others earlier, see spec.startupDeadlineSeconds.
+JOIN_TIMEOUT_SECONDS = 1800.0
+LEAVE_TIMEOUT_SECONDS = 60.0
+_JOINED, _LEFT = "came", "left"  # key prefixes in the store
 
 
 class RendezvousConnectionError(Exception):
@@ -22,50 +24,53 @@ class RendezvousConnectionError(Exception):
 
 
 class RendezvousTimeoutError(Exception):
-    """Other nodes did not come."""
+    """Other nodes did not join in time."""
 
 
-class Meeting:
-    """One attempt's: those of another attempt that find this store wait for each other in vain."""
+class Rendezvous:
+    """The rendezvous of one attempt. Keys contain the attempt, so that nodes of another attempt never complete it."""
 
-    def __init__(self, node: Node, *, seconds: float = MEET_SECONDS) -> None:
-        """Opened by node rank 0, reached by the others. Raises RendezvousConnectionError, or what torch says of a port
-        that is taken."""
-        dist: Any = importlib.import_module("torch.distributed")  # only here: images without it read this package
+    def __init__(self, node: Node, *, timeout_seconds: float = JOIN_TIMEOUT_SECONDS) -> None:
+        """Open the store on node rank 0, or connect to it.
+
+        Raises: RendezvousConnectionError on the other nodes; RuntimeError of torch if the port is in use.
+        """
+        dist: Any = importlib.import_module("torch.distributed")  # not at import: images without torch import this file
         self._node = node
-        self._seconds = seconds
-        opens, limit = node.node_rank == 0, timedelta(seconds=seconds)
+        self._timeout_seconds = timeout_seconds
+        is_master, timeout = node.node_rank == 0, timedelta(seconds=timeout_seconds)
         try:
-            store = dist.TCPStore(node.master_addr, node.master_port, None, opens, limit, wait_for_workers=False)
+            store = dist.TCPStore(node.master_addr, node.master_port, None, is_master, timeout, wait_for_workers=False)
         except RuntimeError as error:
-            if opens:
+            if is_master:
                 raise
             raise RendezvousConnectionError(
                 f"{node.master_addr}:{node.master_port}, the address of node rank 0, could not be reached within"
-                f" {seconds:.0f}s; check network policies and spec.network.interface ({error})"
+                f" {timeout_seconds:.0f}s; check network policies and spec.network.interface ({error})"
             ) from error
         self._store: Any = dist.PrefixStore(f"finetune/{node.uid}/{node.attempt}", store)
 
     def wait_for_all(self) -> None:
-        """Raises RendezvousTimeoutError, which names who is missing."""
-        self._store.set(f"came/{self._node.node_rank}", "")
-        everybody = self._keys("came")
+        """Join and wait for all other nodes. Raises RendezvousTimeoutError, which names the missing ones."""
+        self._store.set(f"{_JOINED}/{self._node.node_rank}", "")
+        keys = self._keys(_JOINED)
         try:
-            self._store.wait(everybody, timedelta(seconds=self._seconds))  # at once: torch logs each wait that runs out
+            self._store.wait(keys, timedelta(seconds=self._timeout_seconds))  # one wait: torch logs each timeout
         except RuntimeError as error:
-            missing = [str(rank) for rank, key in enumerate(everybody) if not self._store.check([key])]
+            missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
             if missing:
                 raise RendezvousTimeoutError(
-                    f"node ranks {', '.join(missing)} of {self._node.nodes} did not come within {self._seconds:.0f}s"
+                    f"node ranks {', '.join(missing)} of {self._node.nodes} did not join within"
+                    f" {self._timeout_seconds:.0f}s"
                 ) from error
 
     def leave(self, pause: Callable[[float], None]) -> None:
-        """Node rank 0 stays for a while, until the others need its store no more."""
-        self._store.set(f"left/{self._node.node_rank}", "")
+        """Leave; node rank 0 keeps its store open until the others have left, for at most a minute."""
+        self._store.set(f"{_LEFT}/{self._node.node_rank}", "")
         if self._node.node_rank == 0:
-            until = time.monotonic() + LEAVE_SECONDS
-            while not self._store.check(self._keys("left")) and time.monotonic() < until:
+            deadline = time.monotonic() + LEAVE_TIMEOUT_SECONDS
+            while not self._store.check(self._keys(_LEFT)) and time.monotonic() < deadline:
                 pause(0.1)
 
-    def _keys(self, what: str) -> list[str]:
-        return [f"{what}/{rank}" for rank in range(self._node.nodes)]
+    def _keys(self, prefix: str) -> list[str]:
+        return [f"{prefix}/{rank}" for rank in range(self._node.nodes)]

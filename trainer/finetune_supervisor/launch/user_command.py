@@ -1,4 +1,4 @@
-"""spec.command as this node runs it: the user's script in every rank, or the user's own launcher."""
+"""Runs spec.command on one node: a user's script in every rank, or a user's own launcher."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pathlib import Path
 
 from finetune_supervisor import contract
 from finetune_supervisor.contract import Node
-from finetune_supervisor.launch.program import Program, own_program
+from finetune_supervisor.launch.program import LaunchProgram, supervisor_command
 
 _VARIABLE = re.compile(r"\$?\$\((\w+)\)")
 
 
 class InvalidCommand(Exception):
-    """spec.command names what is not there; only a change of the job or its image helps."""
+    """spec.command names a missing file or program; only a change of the job or its image helps."""
 
 
 @dataclass(frozen=True)
-class Command:
-    """spec.command, which the operator's models have checked."""
+class UserCommand:
+    """spec.command, already validated by the operator."""
 
     script: str | None
     args: tuple[str, ...]
@@ -33,60 +33,63 @@ class Command:
     working_dir: str | None
 
 
-def read_command(env: Mapping[str, str]) -> Command | None:
-    """None if the job is the trainer's, which also says what is wrong with a spec that cannot be read."""
+def read_command(env: Mapping[str, str]) -> UserCommand | None:
+    """Return spec.command, or None if finetune_trainer runs the job, which also reports an unreadable spec."""
     try:
         raw = json.loads(Path(env.get(contract.CONFIG, "")).read_text(encoding="utf-8")).get("command")
     except (OSError, ValueError, AttributeError):
         return None
     if not raw:
         return None
-    words = {name: tuple(raw.get(name) or ()) for name in ("args", "exec")}
-    return Command(script=raw.get("script"), working_dir=raw.get("workingDir"), **words)
+    arguments = {name: tuple(raw.get(name) or ()) for name in ("args", "exec")}
+    return UserCommand(script=raw.get("script"), working_dir=raw.get("workingDir"), **arguments)
 
 
-def plan_program(command: Command, node: Node, env: Mapping[str, str]) -> Program:
-    """What to start, and where. Raises InvalidCommand."""
+def plan_program(command: UserCommand, node: Node, env: Mapping[str, str]) -> LaunchProgram:
+    """Return the program to start for this command. Raises InvalidCommand."""
     folder = Path(os.path.abspath(command.working_dir or "."))
     if not folder.is_dir():
         raise InvalidCommand(f"spec.command.workingDir: {command.working_dir}: no such folder in the image or a volume")
-    # where a torchrun that is started by the program puts the errors of scripts that record them
+    # A torchrun started by the program writes the error files of scripts that use @record below this folder.
     env = {**env, "PET_LOG_DIR": str(node.run.torchrun)}
     if command.script is None:
-        return Program(_exec(command, folder, env), folder, env, group=True, meets=False)
+        argv = _exec_argv(command, folder, env)
+        return LaunchProgram(argv, folder, env, signal_group=True, does_own_rendezvous=False)
     if not (folder / command.script).is_file():
         raise InvalidCommand(f"spec.command.script: {command.script}: no such file in {folder}")
-    return _script(command.script, command.args, folder, env)
+    return _script_program(command.script, command.args, folder, env)
 
 
-def expand(word: str, env: Mapping[str, str]) -> str:
-    """`$(NAME)` as Kubernetes has it: `$$(NAME)` is `$(NAME)`, and a name that is unknown stays as it is."""
+def expand_variables(argument: str, env: Mapping[str, str]) -> str:
+    """Expand `$(NAME)` as Kubernetes does: `$$(NAME)` yields `$(NAME)`, an unknown name is left unchanged."""
 
-    def value(match: re.Match[str]) -> str:
-        found = match.group(0)
-        return found[1:] if found.startswith("$$") else env.get(match.group(1), found)
+    def expand(match: re.Match[str]) -> str:
+        reference = match.group(0)
+        return reference[1:] if reference.startswith("$$") else env.get(match.group(1), reference)
 
-    return _VARIABLE.sub(value, word)
+    return _VARIABLE.sub(expand, argument)
 
 
-def _exec(command: Command, folder: Path, env: Mapping[str, str]) -> tuple[str, ...]:
-    program, *rest = (expand(word, env) for word in command.exec)
-    found = str(folder / program) if "/" in program else shutil.which(program, path=env.get("PATH"))
-    if found is None or not os.access(found, os.X_OK):
+def _exec_argv(command: UserCommand, folder: Path, env: Mapping[str, str]) -> tuple[str, ...]:
+    program, *arguments = (expand_variables(argument, env) for argument in command.exec)
+    path = str(folder / program) if "/" in program else shutil.which(program, path=env.get("PATH"))
+    if path is None or not os.access(path, os.X_OK):
         raise InvalidCommand(f"spec.command.exec: {program}: no such program in the image (PATH={env.get('PATH', '')})")
-    return (*own_program(), "exec", found, *rest)
+    return (*supervisor_command(), "exec", path, *arguments)
 
 
-def _script(script: str, args: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> Program:
-    """By our launcher where python3 has torch, else by a torchrun of another Python."""
-    words = (script, *(expand(word, env) for word in args))
+def _script_program(script: str, args: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> LaunchProgram:
+    """Return our launcher if this Python has torch, otherwise the torchrun of another Python on the PATH."""
+    argv = (script, *(expand_variables(argument, env) for argument in args))
     if importlib.util.find_spec("torch") is not None:
-        return Program((*own_program(), "ranks", *words), folder, env)
+        return LaunchProgram((*supervisor_command(), "ranks", *argv), folder, env)
     torchrun = shutil.which("torchrun", path=env.get("PATH"))
     if torchrun is None:
         raise InvalidCommand(
             f"spec.image: {sys.executable} has no torch, and there is no torchrun on the PATH ({env.get('PATH', '')});"
             " use an image with torch, or spec.command.exec"
         )
-    errors = ("--max_restarts=0", f"--log_dir={env['PET_LOG_DIR']}")  # restarts are the operator's: all nodes together
-    return Program((*own_program(), "exec", torchrun, *errors, *words), folder, env, meets=False)
+    options = ("--max_restarts=0", f"--log_dir={env['PET_LOG_DIR']}")  # the operator restarts all nodes together
+    return LaunchProgram(
+        (*supervisor_command(), "exec", torchrun, *options, *argv), folder, env, does_own_rendezvous=False
+    )

@@ -1,4 +1,4 @@
-"""Waiting until the name of node rank 0 resolves."""
+"""Wait until the host name of node rank 0 resolves."""
 
 from __future__ import annotations
 
@@ -7,43 +7,44 @@ import socket
 import time
 from collections.abc import Callable
 
-FIRST_ASKED_AFTER_SECONDS = 1.0  # a name asked before it exists may stay unknown for 30 s in a cache
-LONGEST_INTERVAL_SECONDS = 10.0
-DEADLINE_SECONDS = 1800.0  # the operator releases nodes that wait for others earlier (spec.startupDeadlineSeconds)
-PATIENCE_SECONDS = 30.0  # where one can do without
+FIRST_LOOKUP_DELAY_SECONDS = 1.0  # DNS caches may keep a negative answer for 30 s
+MAX_INTERVAL_SECONDS = 10.0
+TIMEOUT_SECONDS = 1800.0  # the operator ends nodes that wait for others earlier, see spec.startupDeadlineSeconds
+OPTIONAL_TIMEOUT_SECONDS = 30.0
 
 
 class DnsTimeout(Exception):
     """The name of node rank 0 did not resolve in time."""
 
 
-def wait_for_master(host: str, *, node_rank: int, pause: Callable[[float], None], needed: bool = True) -> None:
-    """Return once `host` resolves. Node rank 0 asks for itself and finds the answer in its own hosts file.
+def wait_for_master(host: str, *, node_rank: int, pause: Callable[[float], None], required: bool = True) -> None:
+    """Return once `host` resolves; node rank 0 finds its own name in its hosts file.
 
-    A name that is not needed is waited for a while: a pod that has ended has none any more.
+    A name that is not required is awaited for 30 s only, because the pod of node rank 0 may have ended already, which
+    removes its name. Raises DnsTimeout if a required name does not resolve.
     """
     if _needs_no_dns(host):
         return
-    start, deadline_seconds = time.monotonic(), DEADLINE_SECONDS if needed else PATIENCE_SECONDS
-    interval = 0.0 if node_rank == 0 else FIRST_ASKED_AFTER_SECONDS
+    started_at, timeout_seconds = time.monotonic(), TIMEOUT_SECONDS if required else OPTIONAL_TIMEOUT_SECONDS
+    interval = 0.0 if node_rank == 0 else FIRST_LOOKUP_DELAY_SECONDS
     while True:
         pause(interval)
-        problem = _ask(host)
-        if problem is None:
+        error = _lookup_error(host)
+        if error is None:
             return
-        waited = time.monotonic() - start
-        if waited >= deadline_seconds and not needed:
+        waited = time.monotonic() - started_at
+        if waited >= timeout_seconds and not required:
             return
-        if waited >= deadline_seconds:
+        if waited >= timeout_seconds:
             raise DnsTimeout(
-                f"{host}, the address of node rank 0, did not resolve within {deadline_seconds:.0f}s ({problem});"
+                f"{host}, the address of node rank 0, did not resolve within {timeout_seconds:.0f}s ({error});"
                 " check that its pod was created and that the cluster's DNS answers"
             )
-        interval = min(max(interval * 1.5, 0.5), LONGEST_INTERVAL_SECONDS, deadline_seconds - waited)
+        interval = min(max(interval * 1.5, 0.5), MAX_INTERVAL_SECONDS, timeout_seconds - waited)
 
 
-def _ask(host: str) -> str | None:
-    """None if the name resolves, else what the resolver said."""
+def _lookup_error(host: str) -> str | None:
+    """Return the resolver's error text, or None if the name resolves."""
     try:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""When ranks hang: how long each phase may pass without a sign of life, and which rank holds up the others."""
+"""Detects hanging ranks by their heartbeats, and finds the rank that holds up the others."""
 
 from __future__ import annotations
 
@@ -11,133 +11,136 @@ from dataclasses import dataclass
 from finetune_supervisor import contract
 from finetune_supervisor.liveness.heartbeat import Heartbeat
 
-# In multiples of the limit for a training step. Large models take hours to come down, and as long to go up to the Hub.
-_PATIENCE: Mapping[str, float] = {
+# Multiples of the limit for a training step. Downloading a large model, or uploading it to the Hub, takes hours.
+_PHASE_FACTORS: Mapping[str, float] = {
     contract.INIT: 3,
     contract.LOAD: 72,
     contract.EVAL: 6,
     contract.SAVE: 6,
     contract.PUBLISH: 72,
 }
-_FIRST_STEP_PATIENCE = 6
-_SLOW_STEPS = 5  # a step may take so many times as long as the slowest of a hundred
-_STEPS_KEPT = 200
-_OWN_PAUSE_SECONDS = 5.0  # after which the supervisor stood still itself, as in a frozen container
-_ALMOST = 0.8  # of the limit: who is stopped then was silent for the same reason as those who passed it
+_FIRST_STEP_FACTOR = 6
+_SLOW_STEP_FACTOR = 5  # times the 99th percentile of recent steps
+_RECENT_STEPS = 200
+_SUPERVISOR_PAUSE_SECONDS = 5.0  # a longer gap between passes means that the supervisor itself was frozen
+_NEAR_TIMEOUT = 0.8  # of the limit; a rank stopped after that hung like those of the nodes that reached the limit
 
-# Where a rank stands that waits for others: in a collective, or in a backward pass or a copy that waits for one.
-_WAITS = re.compile(
+# Frames of a rank that waits for others: a collective, or a backward pass or a copy that waits for one.
+_WAITING_FRAMES = re.compile(
     r"torch/distributed/|/deepspeed/comm/|torch/autograd/(graph|__init__)\.py|torch/cuda/|accelerate/utils/operations"
 )
-_STOPPED_STATES = {
+_BLOCKED_STATES = {
     "T": "is stopped by a signal (SIGSTOP)",
     "t": "is stopped by a debugger",
-    "D": "waits for a device or a file system that does not answer",
-    "Z": "is dead, but its launcher has not noticed",
-    "": "is gone",
+    "D": "waits for a device or a file system that does not respond",
+    "Z": "has ended, but its launcher has not noticed",
+    "": "has disappeared",
 }
-STILL = frozenset(_STOPPED_STATES) - {"D"}  # for which waiting does not help, whatever the process was doing
+STOPPED_OR_DEAD_STATES = frozenset(_BLOCKED_STATES) - {"D"}  # such a process will not continue by itself
 
 
 @dataclass(frozen=True)
-class Silence:
-    """A rank of this node has given no sign of life for too long."""
+class HeartbeatTimeout:
+    """A rank of this node that has sent no heartbeat for longer than the limit of its phase."""
 
     local_rank: int
-    seconds: float
-    limit: float
+    silent_seconds: float
+    limit_seconds: float
 
 
-class Watch:
-    """Follows the heartbeats of one node's ranks by a clock that never jumps.
+class HangDetector:
+    """Tracks the heartbeats of one node's ranks by a monotonic clock; all `now` are its seconds.
 
-    `limit`: seconds of a step; 0: never. `is_still`: whether a process cannot go on, whatever it was doing.
+    `limit`: seconds for one step, 0 disables detection. `is_stopped`: whether the process with this PID cannot
+    continue, whatever it was doing.
     """
 
-    def __init__(self, *, limit: float, now: float, is_still: Callable[[int], bool]) -> None:
+    def __init__(self, *, limit: float, now: float, is_stopped: Callable[[int], bool]) -> None:
         self._limit = limit
-        self._is_still = is_still
-        self.listened = now
-        self._heard: dict[int, float] = {}
-        self._beats: dict[int, Heartbeat] = {}
-        self._stepped: dict[int, float] = {}
-        self._steps: deque[float] = deque(maxlen=_STEPS_KEPT)
+        self._is_stopped = is_stopped
+        self.recorded_at = now
+        self._last_heartbeat_at: dict[int, float] = {}
+        self._heartbeats: dict[int, Heartbeat] = {}
+        self._last_step_at: dict[int, float] = {}
+        self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def expect(self, ranks: Iterable[int], *, now: float) -> None:
-        """From now on they are to give a sign of life; before, the launcher says how long they wait for other nodes."""
+        """Expect heartbeats of these local ranks from now on; before, the launcher limits the wait for other nodes."""
         for rank in ranks:
-            self._heard.setdefault(rank, now)
+            self._last_heartbeat_at.setdefault(rank, now)
 
-    def listen(self, beats: Iterable[Heartbeat], *, now: float) -> None:
-        """To be called at least every second or so."""
-        pause = now - self.listened
-        if pause > _OWN_PAUSE_SECONDS:
-            self._heard = {rank: heard + pause for rank, heard in self._heard.items()}
-            self._stepped.clear()
-        self.listened = now
+    def record(self, beats: Iterable[Heartbeat], *, now: float) -> None:
+        """Record the current heartbeats; to be called about once per second."""
+        pause = now - self.recorded_at
+        if pause > _SUPERVISOR_PAUSE_SECONDS:
+            self._last_heartbeat_at = {rank: at + pause for rank, at in self._last_heartbeat_at.items()}
+            self._last_step_at.clear()
+        self.recorded_at = now
         for beat in beats:
-            before = self._beats.get(beat.local_rank)
+            before = self._heartbeats.get(beat.local_rank)
             if before is not None and before.time == beat.time:
                 continue
-            self._heard[beat.local_rank] = now
-            self._beats[beat.local_rank] = beat
-            self._measure(before, beat, now=now)
+            self._last_heartbeat_at[beat.local_rank] = now
+            self._heartbeats[beat.local_rank] = beat
+            self._measure_step(before, beat, now=now)
 
-    def _measure(self, before: Heartbeat | None, beat: Heartbeat, *, now: float) -> None:
-        """Seconds per step, of steps that held no evaluation and no checkpoint."""
+    def _measure_step(self, before: Heartbeat | None, beat: Heartbeat, *, now: float) -> None:
+        """Measure seconds per step between two heartbeats without an evaluation or a checkpoint in between."""
         rank = beat.local_rank
         if beat.phase != contract.TRAIN or before is None or before.phase != contract.TRAIN:
-            self._stepped.pop(rank, None)
+            self._last_step_at.pop(rank, None)
             return
-        done = beat.progress.step - before.progress.step
-        if done > 0:
-            if rank in self._stepped:
-                self._steps.append((now - self._stepped[rank]) / done)
-            self._stepped[rank] = now
+        steps = beat.progress.step - before.progress.step
+        if steps > 0:
+            if rank in self._last_step_at:
+                self._step_seconds.append((now - self._last_step_at[rank]) / steps)
+            self._last_step_at[rank] = now
 
-    def silence(self, *, now: float) -> Silence | None:
-        """Of the rank that has been silent for longest, measured by what its phase may take; None if none hangs."""
-        found = self._most_silent(now)
-        return found if found and found.seconds > found.limit else None
+    def find_timeout(self, *, now: float) -> HeartbeatTimeout | None:
+        """Return the rank that exceeds its limit by the largest factor, or None if no rank hangs."""
+        timeout = self._longest_silence(now)
+        return timeout if timeout and timeout.silent_seconds > timeout.limit_seconds else None
 
-    def nearly(self, *, now: float) -> Silence | None:
-        """The same, a little earlier: for a node that is stopped because another has seen it first."""
-        found = self._most_silent(now)
-        return found if found and found.seconds > _ALMOST * found.limit else None
+    def find_near_timeout(self, *, now: float) -> HeartbeatTimeout | None:
+        """Return a rank that is close to its limit, for a node that is stopped because another one timed out first."""
+        timeout = self._longest_silence(now)
+        return timeout if timeout and timeout.silent_seconds > _NEAR_TIMEOUT * timeout.limit_seconds else None
 
     def silent_seconds(self, local_rank: int, *, now: float) -> float:
-        return now - self._heard.get(local_rank, now)
+        """Return the seconds since the last heartbeat of a rank."""
+        return now - self._last_heartbeat_at.get(local_rank, now)
 
-    def _most_silent(self, now: float) -> Silence | None:
+    def _longest_silence(self, now: float) -> HeartbeatTimeout | None:
         if not self._limit:
             return None
-        silences = (
-            Silence(rank, now - heard, self._limit_of(rank, now - heard)) for rank, heard in self._heard.items()
+        timeouts = (
+            HeartbeatTimeout(rank, now - at, self._limit_of(rank, now - at))
+            for rank, at in self._last_heartbeat_at.items()
         )
-        return max(silences, key=lambda silence: silence.seconds / silence.limit, default=None)
+        return max(timeouts, key=lambda timeout: timeout.silent_seconds / timeout.limit_seconds, default=None)
 
     def _limit_of(self, rank: int, silent_seconds: float) -> float:
-        beat = self._beats.get(rank)
+        beat = self._heartbeats.get(rank)
         if beat is None:
-            return self._limit * _PATIENCE[contract.INIT]
-        if silent_seconds > self._limit and beat.pid is not None and self._is_still(beat.pid):
+            return self._limit * _PHASE_FACTORS[contract.INIT]
+        if silent_seconds > self._limit and beat.pid is not None and self._is_stopped(beat.pid):
             return self._limit
         if beat.phase != contract.TRAIN:
-            return self._limit * _PATIENCE.get(beat.phase, 1)
+            return self._limit * _PHASE_FACTORS.get(beat.phase, 1)
         if beat.progress.step == beat.first_step:
-            return self._limit * _FIRST_STEP_PATIENCE
-        return max(self._limit, _SLOW_STEPS * self._slow_step)
+            return self._limit * _FIRST_STEP_FACTOR
+        return max(self._limit, _SLOW_STEP_FACTOR * self._slow_step_seconds)
 
     @property
-    def _slow_step(self) -> float:
-        """The 99th percentile."""
-        ordered = sorted(self._steps)
+    def _slow_step_seconds(self) -> float:
+        """99th percentile of the seconds per step."""
+        ordered = sorted(self._step_seconds)
         return ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
 
 
 @dataclass(frozen=True)
 class StuckRank:
-    """What could be seen of one rank while it was silent."""
+    """State and stack of one rank of a node on which a rank hangs."""
 
     local_rank: int
     rank: int
@@ -145,36 +148,37 @@ class StuckRank:
     phase: str
     step: int
     state: str  # a letter of /proc/PID/stat; empty: no such process
-    kernel: str  # the function it sleeps in, where the kernel tells
-    stack: tuple[str, ...]  # the main thread's, innermost first; empty: it did not answer
+    kernel: str  # kernel function in which it sleeps; empty: unknown
+    stack: tuple[str, ...]  # of the main thread, innermost first; empty: the rank wrote none
 
     @property
-    def waits(self) -> bool:
-        """For another rank, as far as its stack tells."""
-        return any(_WAITS.search(frame) for frame in self.stack[:3])
+    def is_waiting(self) -> bool:
+        """Whether its stack shows that it waits for other ranks."""
+        return any(_WAITING_FRAMES.search(frame) for frame in self.stack[:3])
 
     @property
     def stands_out(self) -> bool:
-        return self.state in _STOPPED_STATES or not self.waits
+        """Whether it is likely to hold up the others, instead of waiting for them."""
+        return self.state in _BLOCKED_STATES or not self.is_waiting
 
     @property
     def explanation(self) -> str:
-        """`rank 3 is stopped by a signal (SIGSTOP)`."""
-        if self.state in _STOPPED_STATES:
-            where = f", in {self.kernel}" if self.kernel and self.state == "D" else ""
-            return f"rank {self.rank} {_STOPPED_STATES[self.state]}{where}"
+        """What the rank does, such as `rank 3 is stopped by a signal (SIGSTOP)`."""
+        if self.state in _BLOCKED_STATES:
+            function = f", in {self.kernel}" if self.kernel and self.state == "D" else ""
+            return f"rank {self.rank} {_BLOCKED_STATES[self.state]}{function}"
         if not self.stack:
-            return f"rank {self.rank} does not answer"
-        return f"rank {self.rank} {'waits for others' if self.waits else 'stands'} in {self.stack[0]}"
+            return f"rank {self.rank} does not respond"
+        return f"rank {self.rank} {'waits for other ranks' if self.is_waiting else 'is'} in {self.stack[0]}"
 
 
-def choose_odd(ranks: Iterable[StuckRank]) -> StuckRank:
-    """The rank that most likely holds up the others: one that is not waiting for them, else the longest silent."""
-    return min(ranks, key=lambda rank: (rank.state not in _STOPPED_STATES, rank.waits, -rank.silent_seconds))
+def find_suspect_rank(ranks: Iterable[StuckRank]) -> StuckRank:
+    """Return the rank that most likely holds up the others: one that does not wait for them, or the longest silent."""
+    return min(ranks, key=lambda rank: (rank.state not in _BLOCKED_STATES, rank.is_waiting, -rank.silent_seconds))
 
 
 def parse_stack(dump: str) -> tuple[str, ...]:
-    """The main thread's frames in what faulthandler wrote, innermost first: `file.py:12 in name`.
+    """Return the frames of the main thread in a dump of faulthandler, innermost first, as `file.py:12 in name`.
 
     faulthandler lists the main thread last (https://docs.python.org/3/library/faulthandler.html).
     """
@@ -182,17 +186,17 @@ def parse_stack(dump: str) -> tuple[str, ...]:
     for line in dump.splitlines():
         if "(most recent call first)" in line:
             frames = []
-        elif found := re.match(r'  File "(.+)", line (\d+) in (.+)', line):
-            frames.append(f"{found[1]}:{found[2]} in {found[3]}")
+        elif match := re.match(r'  File "(.+)", line (\d+) in (.+)', line):
+            frames.append(f"{match[1]}:{match[2]} in {match[3]}")
     return tuple(frames)
 
 
-def explain_hang(ranks: Sequence[StuckRank], silence: Silence) -> tuple[StuckRank | None, str]:
-    """The rank to be blamed, if there is anything to be seen of any, and what to say."""
-    waited = f"no sign of life for {silence.seconds:.0f} s (limit {silence.limit:.0f} s)"
-    if not ranks:  # none has begun, or it is a program of the user's own
-        return None, waited
-    odd = choose_odd(ranks)
-    where = f"in phase {odd.phase}" + (f" after step {odd.step}" if odd.phase == contract.TRAIN else "")
-    others = [rank.explanation for rank in ranks if rank is not odd]
-    return odd, f"{odd.explanation}: {waited} {where}" + (f"; {'; '.join(others[:3])}" if others else "")
+def explain_hang(ranks: Sequence[StuckRank], timeout: HeartbeatTimeout) -> tuple[StuckRank | None, str]:
+    """Return the suspect rank, None if the state of no rank is known, and the message of the failure."""
+    silence = f"no heartbeat for {timeout.silent_seconds:.0f} s (limit {timeout.limit_seconds:.0f} s)"
+    if not ranks:  # no rank has started, or a user's program reports only progress
+        return None, silence
+    suspect = find_suspect_rank(ranks)
+    phase = f"in phase {suspect.phase}" + (f" after step {suspect.step}" if suspect.phase == contract.TRAIN else "")
+    others = [rank.explanation for rank in ranks if rank is not suspect]
+    return suspect, f"{suspect.explanation}: {silence} {phase}" + (f"; {'; '.join(others[:3])}" if others else "")

@@ -1,4 +1,4 @@
-"""Heartbeat files: what one rank is doing, replaced by rename so that no reader ever sees half of one."""
+"""Heartbeat files, one per rank; each is replaced by a rename, so that a reader never gets a partial file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from finetune_supervisor.contract import to_camel
 
 
 @dataclass(frozen=True)
-class Memory:
-    """The most memory that ranks have held, in bytes; the names are those of status.progress.memory in the resource."""
+class PeakMemory:
+    """Peak memory of the ranks in bytes; the fields are those of status.progress.memory of the custom resource."""
 
     forecast: int | None = None
     peak_highest: int = 0
@@ -27,8 +27,8 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far training is; the names are those of status.progress in the resource."""
+class TrainingProgress:
+    """Progress of the training; the fields are those of status.progress of the custom resource."""
 
     step: int = 0
     total_steps: int | None = None
@@ -50,34 +50,35 @@ class Progress:
     stopped_early: bool | None = None
     ended: str | None = None
     per_device_train_batch_size: int | None = None
-    memory: Memory | None = None
+    memory: PeakMemory | None = None
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The last sign of life of one rank. A rank that hangs leaves an old `time`."""
+    """The last heartbeat of one rank; that of a hanging rank has an old `time`, in seconds since the epoch."""
 
     rank: int
     local_rank: int
-    pid: int | None  # None: a program that only reports progress
+    pid: int | None  # None: a user's program that reports only progress
     time: float
     phase: str
     first_step: int | None = None
-    first_step_time: float | None = None  # when this attempt had done a step
+    first_step_time: float | None = None  # when this attempt completed its first step
     peak_memory_bytes: int | None = None
     own_step_seconds: float | None = None
-    progress: Progress = field(default_factory=Progress)
+    progress: TrainingProgress = field(default_factory=TrainingProgress)
 
 
 def write_heartbeat(folder: Path, heartbeat: Heartbeat) -> None:
+    """Write or replace the heartbeat file of the rank."""
     path = folder / f"rank-{heartbeat.local_rank}.json"
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(asdict(heartbeat)), encoding="utf-8")
-    os.replace(beside, path)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(asdict(heartbeat)), encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def read_heartbeats(folder: Path) -> tuple[Heartbeat, ...]:
-    """Those of all local ranks that have reported, by local rank; an unreadable file counts as none."""
+    """Return the heartbeats of this node, ordered by local rank; unreadable files are skipped."""
     beats = (_read(path) for path in folder.glob("rank-*.json"))
     return tuple(sorted((beat for beat in beats if beat), key=lambda beat: beat.local_rank))
 
@@ -85,34 +86,36 @@ def read_heartbeats(folder: Path) -> tuple[Heartbeat, ...]:
 def _read(path: Path) -> Heartbeat | None:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        progress = _known(Progress, raw.pop("progress"))
+        progress = _drop_unknown_fields(TrainingProgress, raw.pop("progress"))
         if progress.get("memory"):
-            progress["memory"] = Memory(**_known(Memory, progress["memory"]))
-        return Heartbeat(**raw, progress=Progress(**progress))
+            progress["memory"] = PeakMemory(**_drop_unknown_fields(PeakMemory, progress["memory"]))
+        return Heartbeat(**raw, progress=TrainingProgress(**progress))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _known(kind: type[Progress | Memory], raw: dict[str, Any]) -> dict[str, Any]:
+def _drop_unknown_fields(kind: type[TrainingProgress | PeakMemory], raw: dict[str, Any]) -> dict[str, Any]:
     names = {item.name for item in fields(kind)}
     return {name: value for name, value in raw.items() if name in names}
 
 
-def progress_object(heartbeat: Heartbeat) -> dict[str, object]:
-    """status.progress as the resource spells it: absent values left out, no NaN (JSON has none)."""
-    began = heartbeat.first_step_time
-    since = {"first_step": heartbeat.first_step, "first_step_time": None if began is None else rfc3339(began)}
-    return {**_present({**asdict(heartbeat.progress), **since}), "updateTime": rfc3339(heartbeat.time)}
+def to_status_progress(heartbeat: Heartbeat) -> dict[str, object]:
+    """Return status.progress in the spelling of the custom resource, without absent values and NaN (not in JSON)."""
+    started_at = heartbeat.first_step_time
+    first_step_time = None if started_at is None else format_rfc3339(started_at)
+    attempt = {"first_step": heartbeat.first_step, "first_step_time": first_step_time}
+    return {**_present({**asdict(heartbeat.progress), **attempt}), "updateTime": format_rfc3339(heartbeat.time)}
 
 
 def _present(values: dict[str, Any]) -> dict[str, object]:
-    told = ((name, _present(value) if isinstance(value, dict) else _finite(value)) for name, value in values.items())
-    return {to_camel(name): value for name, value in told if value is not None}
+    present = ((name, _present(value) if isinstance(value, dict) else _finite(value)) for name, value in values.items())
+    return {to_camel(name): value for name, value in present if value is not None}
 
 
-def rfc3339(seconds: float) -> str:
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"
+def format_rfc3339(seconds: float) -> str:
+    """Format seconds since the epoch as an RFC 3339 timestamp in UTC with milliseconds."""
+    date_time = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{date_time}.{int(seconds % 1 * 1000):03d}Z"
 
 
 def _finite(value: object) -> object:

@@ -1,4 +1,4 @@
-"""What a silent process is doing: its state in the kernel, and the stack that it writes when it is asked."""
+"""Inspects the ranks of a node: process state from /proc, and a stack dump that each rank writes on a signal."""
 
 from __future__ import annotations
 
@@ -11,42 +11,44 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from finetune_supervisor.contract import RunFolder
-from finetune_supervisor.liveness.hang_detector import STILL, StuckRank, parse_stack
+from finetune_supervisor.liveness.hang_detector import STOPPED_OR_DEAD_STATES, StuckRank, parse_stack
 from finetune_supervisor.liveness.heartbeat import Heartbeat
 
-ASK = signal.SIGUSR1
-_ANSWER_SECONDS = 2.0
+DUMP_SIGNAL = signal.SIGUSR1
+_DUMP_TIMEOUT_SECONDS = 2.0
 
 
-def answer_with_stack(run: RunFolder, local_rank: int) -> None:
-    """In a rank: from now on the signal is answered, even from inside a collective that never ends."""
+def register_stack_dump(run: RunFolder, local_rank: int) -> None:
+    """Make this rank dump its stacks on the signal, also while it is inside a collective that never returns."""
     run.stacks.mkdir(parents=True, exist_ok=True)
-    file = _file(run, local_rank).open("ab", buffering=0)  # kept open for as long as the process lives
-    faulthandler.register(ASK, file=file, all_threads=True)
+    file = _dump_file(run, local_rank).open("ab", buffering=0)  # must stay open for the life of the process
+    faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)
 
 
-def ask_for_stacks(run: RunFolder, pids: Iterable[tuple[int, int]]) -> dict[int, str]:
-    """By local rank, of those who answer; `pids` are local ranks with their process. A stopped process does not."""
-    asked = []
+def request_stack_dumps(run: RunFolder, pids: Iterable[tuple[int, int]]) -> dict[int, str]:
+    """Return the stack dumps by local rank; `pids` are pairs of local rank and PID. A stopped process writes none."""
+    requested = []
     for local_rank, pid in pids:
-        path = _file(run, local_rank)
+        path = _dump_file(run, local_rank)
         with contextlib.suppress(OSError):
-            os.truncate(path, 0)  # fails where it has not said that it answers: the signal would end it
-            os.kill(pid, ASK)
-            asked.append((local_rank, path))
-    until = time.monotonic() + _ANSWER_SECONDS
-    while time.monotonic() < until and not all(path.stat().st_size for _, path in asked):
+            os.truncate(path, 0)  # raises if the rank has not registered: the signal would end it
+            os.kill(pid, DUMP_SIGNAL)
+            requested.append((local_rank, path))
+    deadline = time.monotonic() + _DUMP_TIMEOUT_SECONDS
+    while time.monotonic() < deadline and not all(path.stat().st_size for _, path in requested):
         time.sleep(0.05)
-    time.sleep(0.1)  # the rest of the last answer
-    return {local_rank: path.read_text(encoding="utf-8", errors="replace") for local_rank, path in asked}
+    time.sleep(0.1)  # let the last rank finish its dump
+    return {local_rank: path.read_text(encoding="utf-8", errors="replace") for local_rank, path in requested}
 
 
-def examine(run: RunFolder, beats: Sequence[Heartbeat], silent_seconds: dict[int, float]) -> tuple[StuckRank, ...]:
-    """Every rank of the node that has ever given a sign of life."""
+def inspect_ranks(
+    run: RunFolder, beats: Sequence[Heartbeat], silent_seconds: dict[int, float]
+) -> tuple[StuckRank, ...]:
+    """Return state and stack of every rank that has sent a heartbeat; `silent_seconds` is by local rank."""
     pids = {beat.local_rank: beat.pid for beat in beats if beat.pid is not None}
-    before = {local_rank: process_state(pid) for local_rank, pid in pids.items()}
-    stacks = ask_for_stacks(run, pids.items())
-    after = {local_rank: process_state(pid) for local_rank, pid in pids.items()}
+    before = {local_rank: read_process_state(pid) for local_rank, pid in pids.items()}
+    stacks = request_stack_dumps(run, pids.items())
+    after = {local_rank: read_process_state(pid) for local_rank, pid in pids.items()}
     return tuple(
         StuckRank(
             local_rank=beat.local_rank,
@@ -54,8 +56,8 @@ def examine(run: RunFolder, beats: Sequence[Heartbeat], silent_seconds: dict[int
             silent_seconds=silent_seconds[beat.local_rank],
             phase=beat.phase,
             step=beat.progress.step,
-            state=_lasting(before[beat.local_rank], after[beat.local_rank]),
-            kernel=kernel_function(pids[beat.local_rank]),
+            state=_lasting_state(before[beat.local_rank], after[beat.local_rank]),
+            kernel=read_kernel_function(pids[beat.local_rank]),
             stack=parse_stack(stacks.get(beat.local_rank, "")),
         )
         for beat in beats
@@ -63,35 +65,35 @@ def examine(run: RunFolder, beats: Sequence[Heartbeat], silent_seconds: dict[int
     )
 
 
-def _lasting(before: str, after: str) -> str:
-    """Every process waits for a disk now and then."""
+def _lasting_state(before: str, after: str) -> str:
+    """Return the state; D counts only if it lasts, since every process waits for a disk at times."""
     return after if before == "D" else before
 
 
-def process_state(pid: int, proc: Path = Path("/proc")) -> str:
-    """The letter of its state (R, S, D, T, Z ...); empty if there is no such process, `?` where nobody tells."""
+def read_process_state(pid: int, proc: Path = Path("/proc")) -> str:
+    """Return the letter of the process state (R, S, D, T, Z ...); empty: no such process, `?`: no /proc."""
     if not proc.is_dir():
         return "?"
     try:
         text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return text.rpartition(")")[2].split()[0]  # the name before it may hold anything
+    return text.rpartition(")")[2].split()[0]  # the process name before it may contain spaces and parentheses
 
 
-def is_still(pid: int) -> bool:
-    """Stopped or dead."""
-    return process_state(pid) in STILL
+def is_stopped_or_dead(pid: int) -> bool:
+    """Return whether the process cannot continue by itself."""
+    return read_process_state(pid) in STOPPED_OR_DEAD_STATES
 
 
-def kernel_function(pid: int, proc: Path = Path("/proc")) -> str:
-    """Where it sleeps in the kernel; empty where that is not told."""
+def read_kernel_function(pid: int, proc: Path = Path("/proc")) -> str:
+    """Return the kernel function in which the process sleeps; empty if unknown."""
     try:
-        said = (proc / str(pid) / "wchan").read_text(encoding="utf-8").strip()
+        function = (proc / str(pid) / "wchan").read_text(encoding="utf-8").strip()
     except OSError:
         return ""
-    return "" if said == "0" else said
+    return "" if function == "0" else function
 
 
-def _file(run: RunFolder, local_rank: int) -> Path:
+def _dump_file(run: RunFolder, local_rank: int) -> Path:
     return run.stacks / f"rank-{local_rank}.txt"

@@ -1,4 +1,4 @@
-"""/status (JSON) and /metrics (Prometheus) of one node, for the operator, people and scrapers."""
+"""HTTP server of one node: /status (JSON) and /metrics (Prometheus), and progress reports of user commands."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 
 from finetune_supervisor.contract import Node
-from finetune_supervisor.liveness.heartbeat import Heartbeat, progress_object
-from finetune_supervisor.status.progress_reports import LARGEST_REPORT, PATH, Reports
+from finetune_supervisor.liveness.heartbeat import Heartbeat, to_status_progress
+from finetune_supervisor.status.progress_reports import MAX_REPORT_BYTES, REPORT_PATH, ProgressReports
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the node can tell at this moment."""
+    """State of the node at the moment of a request."""
 
     phase: str
     outcome: str
     heartbeats: tuple[Heartbeat, ...]
 
 
-def render_status(node: Node, seen: Snapshot, *, now: float) -> dict[str, object]:
-    first = seen.heartbeats[0] if seen.heartbeats else None
+def render_status(node: Node, snapshot: Snapshot, *, now: float) -> dict[str, object]:
+    """Return the body of /status; `now` in seconds since the epoch."""
+    first = snapshot.heartbeats[0] if snapshot.heartbeats else None
     return {
         "version": 1,
         "namespace": node.namespace,
         "job": node.job,
-        "phase": seen.phase,
-        "outcome": seen.outcome,
+        "phase": snapshot.phase,
+        "outcome": snapshot.outcome,
         "nodeRank": node.node_rank,
         "attempt": node.attempt,
         "worldSize": node.world_size,
         "firstStep": first.first_step if first else None,
-        "progress": progress_object(first) if first else None,
+        "progress": to_status_progress(first) if first else None,
         "ranks": [
             {
                 "rank": beat.rank,
@@ -49,16 +50,16 @@ def render_status(node: Node, seen: Snapshot, *, now: float) -> dict[str, object
                 "peakMemoryBytes": beat.peak_memory_bytes,
                 "ownStepSeconds": beat.own_step_seconds,
             }
-            for beat in seen.heartbeats
+            for beat in snapshot.heartbeats
         ],
     }
 
 
-def render_metrics(node: Node, seen: Snapshot, *, now: float) -> str:
-    """Prometheus text. Progress is given by node rank 0 alone: the others know the same numbers."""
-    samples = list(_rank_samples(seen, now=now))
-    if node.node_rank == 0 and seen.heartbeats:
-        samples += _progress_samples(seen.heartbeats[0])
+def render_metrics(node: Node, snapshot: Snapshot, *, now: float) -> str:
+    """Return the Prometheus text of /metrics. Only node rank 0 exports progress, which is the same on all nodes."""
+    samples = list(_rank_samples(snapshot, now=now))
+    if node.node_rank == 0 and snapshot.heartbeats:
+        samples += _progress_samples(snapshot.heartbeats[0])
     common = f'namespace="{node.namespace}",job="{node.job}",attempt="{node.attempt}",node_rank="{node.node_rank}"'
     lines = []
     described = set()
@@ -73,39 +74,53 @@ def render_metrics(node: Node, seen: Snapshot, *, now: float) -> str:
 _Sample = tuple[str, str, str, float]
 
 
-def _rank_samples(seen: Snapshot, *, now: float) -> Iterator[_Sample]:
-    for beat in seen.heartbeats:
+def _rank_samples(snapshot: Snapshot, *, now: float) -> Iterator[_Sample]:
+    for beat in snapshot.heartbeats:
         labels = f',rank="{beat.rank}"'
         age = max(0.0, now - beat.time)
         yield "finetune_rank_heartbeat_age_seconds", "Seconds since the rank last showed progress.", labels, age
-    for beat in seen.heartbeats:
+    for beat in snapshot.heartbeats:
         if beat.peak_memory_bytes is not None:
             name, labels = "finetune_rank_peak_memory_bytes", f',rank="{beat.rank}"'
-            yield name, "Most memory the rank held: GPU, or resident set.", labels, beat.peak_memory_bytes
-    for beat in seen.heartbeats:
+            yield (
+                name,
+                "Peak memory of the rank: GPU memory, or resident set size without a GPU.",
+                labels,
+                beat.peak_memory_bytes,
+            )
+    for beat in snapshot.heartbeats:
         if beat.own_step_seconds is not None:
             name, labels = "finetune_rank_own_step_seconds", f',rank="{beat.rank}"'
-            yield name, "Seconds of a step in which the rank waits for no other.", labels, beat.own_step_seconds
+            yield (
+                name,
+                "Seconds of a step in which the rank does not wait for other ranks.",
+                labels,
+                beat.own_step_seconds,
+            )
 
 
 def _progress_samples(beat: Heartbeat) -> Iterator[_Sample]:
     progress = beat.progress
     forecast = progress.memory.forecast if progress.memory else None
     values = (
-        ("finetune_step", "Optimizer steps done.", progress.step),
-        ("finetune_total_steps", "Optimizer steps in all.", progress.total_steps),
-        ("finetune_epoch", "Passes over the rows.", progress.epoch),
-        ("finetune_loss", "Training loss of the last report.", progress.loss),
-        ("finetune_eval_loss", "Last evaluation loss.", progress.eval_loss),
+        ("finetune_step", "Completed optimizer steps.", progress.step),
+        ("finetune_total_steps", "Planned optimizer steps.", progress.total_steps),
+        ("finetune_epoch", "Completed epochs, with fraction.", progress.epoch),
+        ("finetune_loss", "Last reported training loss.", progress.loss),
+        ("finetune_eval_loss", "Loss of the last evaluation.", progress.eval_loss),
         ("finetune_learning_rate", "Learning rate of the last step.", progress.learning_rate),
         ("finetune_grad_norm", "Gradient norm of the last step.", progress.grad_norm),
-        ("finetune_tokens_per_second", "Tokens of all ranks per second.", progress.tokens_per_second),
-        ("finetune_samples_per_second", "Samples of all ranks per second.", progress.samples_per_second),
-        ("finetune_step_seconds", "Seconds of a step, without evaluation and checkpoints.", progress.step_seconds),
-        ("finetune_mfu", "Model FLOPs utilisation, from 0 to 1.", progress.mfu),
-        ("finetune_data_wait_share", "Share of a step spent waiting for data.", progress.data_wait_share),
-        ("finetune_memory_forecast_bytes", "Memory that a rank was forecast to need.", forecast),
-        ("finetune_eta_seconds", "Seconds to the last step at the present pace.", progress.eta_seconds),
+        ("finetune_tokens_per_second", "Tokens per second of all ranks.", progress.tokens_per_second),
+        ("finetune_samples_per_second", "Samples per second of all ranks.", progress.samples_per_second),
+        (
+            "finetune_step_seconds",
+            "Seconds per optimizer step, without evaluation and checkpoints.",
+            progress.step_seconds,
+        ),
+        ("finetune_mfu", "Model FLOPs utilization, 0 to 1.", progress.mfu),
+        ("finetune_data_wait_share", "Fraction of a step spent waiting for the next batch.", progress.data_wait_share),
+        ("finetune_memory_forecast_bytes", "Forecast of the peak memory of a rank.", forecast),
+        ("finetune_eta_seconds", "Estimated seconds until the last step.", progress.eta_seconds),
     )
     for name, help_text, value in values:
         if value is not None:
@@ -114,14 +129,14 @@ def _progress_samples(beat: Heartbeat) -> Iterator[_Sample]:
 
 class _Server(ThreadingHTTPServer):
     def server_bind(self) -> None:
-        """Without the base class's question to DNS for our own name, which may take long in a new pod."""
+        """Bind without the base class's DNS lookup of the own host name, which may take long in a new pod."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         TCPServer.server_bind(self)
 
 
 class _DualStackServer(_Server):
-    """On `::`, which takes IPv4 as well."""
+    """A server on `::` that accepts IPv4 connections, too."""
 
     address_family = socket.AF_INET6
 
@@ -129,27 +144,32 @@ class _DualStackServer(_Server):
 def _bind(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
     try:
         return _DualStackServer(("::", port), handler)
-    except OSError:  # no IPv6 here; a port that is taken fails once more
+    except OSError:  # no IPv6; if the port is in use, this raises again
         return _Server(("", port), handler)
 
 
-def _take_report(request: BaseHTTPRequestHandler, reports: Reports | None) -> tuple[int, str, str]:
-    """Code, content type and body of the answer to a POST."""
-    kind = "text/plain"
-    if reports is None or request.path != PATH:
-        return 404, kind, "nothing is taken here\n"
-    if not reports.is_ours(request.headers.get("Authorization", "")):
-        return 401, kind, "the token is not this node's\n"
+def _handle_report(request: BaseHTTPRequestHandler, reports: ProgressReports | None) -> tuple[int, str, str]:
+    """Return status code, content type and body of the response to a POST."""
+    content_type = "text/plain"
+    if reports is None or request.path != REPORT_PATH:
+        return 404, content_type, "progress reports are not accepted here\n"
+    if not reports.is_authorized(request.headers.get("Authorization", "")):
+        return 401, content_type, "expected the bearer token of this node\n"
     length = request.headers.get("Content-Length", "")
-    if not length.isdigit() or int(length) > LARGEST_REPORT:
-        return 413, kind, f"expected a Content-Length of at most {LARGEST_REPORT} bytes\n"
-    if not reports.take(request.rfile.read(int(length))):
-        return 400, kind, "expected {trainerStatus: {metrics: [{name, value}], ...}}\n"
-    return 200, kind, ""
+    if not length.isdigit() or int(length) > MAX_REPORT_BYTES:
+        return 413, content_type, f"expected a Content-Length of at most {MAX_REPORT_BYTES} bytes\n"
+    if not reports.record(request.rfile.read(int(length))):
+        return 400, content_type, "expected {trainerStatus: {metrics: [{name, value}], ...}}\n"
+    return 200, content_type, ""
 
 
-def serve(node: Node, snapshot: Callable[[], Snapshot], *, reports: Reports | None = None) -> ThreadingHTTPServer:
-    """Answer in the background, on all interfaces: the operator asks by pod IP. Raises OSError if the port is taken."""
+def start_status_server(
+    node: Node, snapshot: Callable[[], Snapshot], *, reports: ProgressReports | None = None
+) -> ThreadingHTTPServer:
+    """Serve in a background thread on all interfaces, since the operator polls the pod IP.
+
+    Raises: OSError if the port is in use.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         server_version = "finetune"
@@ -158,17 +178,17 @@ def serve(node: Node, snapshot: Callable[[], Snapshot], *, reports: Reports | No
         def do_GET(self) -> None:
             if self.path == "/status":
                 body = json.dumps(render_status(node, snapshot(), now=time.time()))
-                self._answer(200, "application/json", body)
+                self._respond(200, "application/json", body)
             elif self.path == "/metrics":
                 body = render_metrics(node, snapshot(), now=time.time())
-                self._answer(200, "text/plain; version=0.0.4", body)
+                self._respond(200, "text/plain; version=0.0.4", body)
             else:
-                self._answer(404, "text/plain", "there are /status and /metrics\n")
+                self._respond(404, "text/plain", "available paths: /status, /metrics\n")
 
         def do_POST(self) -> None:
-            self._answer(*_take_report(self, reports))
+            self._respond(*_handle_report(self, reports))
 
-        def _answer(self, code: int, content_type: str, body: str) -> None:
+        def _respond(self, code: int, content_type: str, body: str) -> None:
             data = body.encode()
             self.send_response(code)
             self.send_header("Content-Type", content_type)
@@ -177,7 +197,7 @@ def serve(node: Node, snapshot: Callable[[], Snapshot], *, reports: Reports | No
             self.wfile.write(data)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """One line per scrape would bury the training log."""
+            """Log nothing: one line per scrape would flood the training log."""
 
     server = _bind(node.status_port, Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

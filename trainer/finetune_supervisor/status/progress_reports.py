@@ -1,4 +1,4 @@
-"""Progress of programs that know nothing of us: what transformers' KubeflowCallback posts becomes a heartbeat."""
+"""Receives progress of user commands: what transformers' KubeflowCallback posts is written as a heartbeat."""
 
 from __future__ import annotations
 
@@ -12,47 +12,52 @@ from dataclasses import replace
 
 from finetune_supervisor import contract
 from finetune_supervisor.contract import Node
-from finetune_supervisor.liveness.heartbeat import Heartbeat, Progress, write_heartbeat
+from finetune_supervisor.liveness.heartbeat import Heartbeat, TrainingProgress, write_heartbeat
 
-PATH = "/progress"
-LARGEST_REPORT = 64 * 1024
+REPORT_PATH = "/progress"
+MAX_REPORT_BYTES = 64 * 1024
 _URL, _TOKEN, _CA_CERT = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "TOKEN", "CA_CERT"))
 
 
-class Reports:
-    """Takes the reports of one node's program, which proves itself by a token that only it can read."""
+class ProgressReports:
+    """Receives the reports of one node's program, which authenticates with a token that only it can read."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._token = secrets.token_hex(16)
-        self._progress = Progress()
-        self._first_told: int | None = None  # before or after a first step, nobody knows
+        self._progress = TrainingProgress()
+        # Step of the first report. It may be the step of a resumed checkpoint, so only a later one proves progress.
+        self._first_reported_step: int | None = None
         self._first_step_time: float | None = None
 
-    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """What makes transformers report here, without a change of the script. A server of the user's own stays."""
+    def add_environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment with variables that make transformers report here, and write the token file.
+
+        A server that the user configured takes precedence.
+        """
         if env.get(_URL):
             return dict(env)
         descriptor = os.open(self._node.run.token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(self._token)
-        url = f"http://127.0.0.1:{self._node.status_port}{PATH}"
-        rest = {name: value for name, value in env.items() if name != _CA_CERT}  # plain HTTP within the pod
-        return {**rest, **_without_proxy(env), _URL: url, _TOKEN: str(self._node.run.token)}
+        url = f"http://127.0.0.1:{self._node.status_port}{REPORT_PATH}"
+        inherited = {name: value for name, value in env.items() if name != _CA_CERT}  # plain HTTP within the pod
+        return {**inherited, **_bypass_proxy(env), _URL: url, _TOKEN: str(self._node.run.token)}
 
-    def is_ours(self, authorization: str) -> bool:
+    def is_authorized(self, authorization: str) -> bool:
+        """Return whether an Authorization header contains the token of this node."""
         return hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())
 
-    def take(self, body: bytes) -> bool:
-        """False if it is no report."""
+    def record(self, body: bytes) -> bool:
+        """Write the report as a heartbeat of rank 0; return False if the body is not a report."""
         progress = parse_report(body, self._progress)
         if progress is None:
             return False
         self._progress = progress
         now = time.time()
-        if self._first_told is None:
-            self._first_told = progress.step
-        if self._first_step_time is None and progress.step > self._first_told:
+        if self._first_reported_step is None:
+            self._first_reported_step = progress.step
+        if self._first_step_time is None and progress.step > self._first_reported_step:
             self._first_step_time = now
         beat = Heartbeat(
             self._node.global_rank(0),
@@ -67,22 +72,22 @@ class Reports:
         return True
 
 
-def parse_report(body: bytes, before: Progress) -> Progress | None:
-    """What is known now; a report says only what changed, and its numbers are text."""
+def parse_report(body: bytes, before: TrainingProgress) -> TrainingProgress | None:
+    """Return `before` updated with a report, which contains only changed metrics, as text; None if it is not one."""
     try:
         status = json.loads(body)["trainerStatus"]
-        told = {str(metric["name"]): str(metric["value"]) for metric in status.get("metrics") or ()}
+        texts = {str(metric["name"]): str(metric["value"]) for metric in status.get("metrics") or ()}
         eta, percent = status.get("estimatedRemainingSeconds"), status.get("progressPercentage")
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    metrics = {name: number for name, text in told.items() if (number := _number(text)) is not None}
-    total = _whole(metrics.get("total_steps"), before.total_steps)
-    at_the_end = total if percent == 100 and total is not None else before.step
-    step = _whole(metrics.get("current_step"), at_the_end)
+    metrics = {name: number for name, text in texts.items() if (number := _parse_number(text)) is not None}
+    total_steps = _to_int(metrics.get("total_steps"), before.total_steps)
+    default_step = total_steps if percent == 100 and total_steps is not None else before.step
+    step = _to_int(metrics.get("current_step"), default_step)
     return replace(
         before,
         step=step or 0,
-        total_steps=total,
+        total_steps=total_steps,
         epoch=metrics.get("current_epoch", metrics.get("epoch", before.epoch)),
         loss=metrics.get("loss", before.loss),
         eval_loss=metrics.get("eval_loss", before.eval_loss),
@@ -93,21 +98,21 @@ def parse_report(body: bytes, before: Progress) -> Progress | None:
     )
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
         return None
 
 
-def _whole(number: float | None, otherwise: int | None) -> int | None:
-    return int(number) if number is not None and 0 <= number < 2**63 else otherwise
+def _to_int(number: float | None, default: int | None) -> int | None:
+    return int(number) if number is not None and 0 <= number < 2**63 else default
 
 
-def _without_proxy(env: Mapping[str, str]) -> dict[str, str]:
-    """Where HTTP goes through a proxy, not to ourselves."""
+def _bypass_proxy(env: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that exclude localhost from an HTTP proxy, if one is configured."""
     if not (env.get("http_proxy") or env.get("HTTP_PROXY")):
         return {}
-    excepted = (env.get("no_proxy") or env.get("NO_PROXY") or "").split(",")
-    joined = ",".join([*filter(None, excepted), "127.0.0.1"])
-    return {"no_proxy": joined, "NO_PROXY": joined}
+    hosts = (env.get("no_proxy") or env.get("NO_PROXY") or "").split(",")
+    no_proxy = ",".join([*filter(None, hosts), "127.0.0.1"])
+    return {"no_proxy": no_proxy, "NO_PROXY": no_proxy}

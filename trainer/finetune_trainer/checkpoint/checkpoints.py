@@ -1,4 +1,4 @@
-"""Checkpoints: published whole, listed newest first, never resumed from when a file is missing or short."""
+"""Write, validate and prune checkpoints. An incomplete checkpoint is never used to resume training."""
 
 import json
 import random
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from finetune_trainer.atomic_files import remove, write_json
-from finetune_trainer.checkpoint.output_folder import Output
+from finetune_trainer.atomic_files import remove_path, write_json
+from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.errors import CheckpointCorrupt, DiskFull
 
 _MANIFEST = "manifest.json"
@@ -20,76 +20,82 @@ _PREFIX = "step-"
 
 
 @dataclass(frozen=True)
-class Found:
-    """The checkpoint to resume from, and why newer ones were passed over."""
+class ResumePoint:
+    """The checkpoint to resume from, and the reasons why others were skipped."""
 
-    path: Path | None
-    passed_over: tuple[str, ...] = ()
+    path: Path | None  # None: start from the beginning
+    skipped: tuple[str, ...] = ()  # one message per checkpoint
 
     @property
     def step(self) -> int:
-        return step_of(self.path) if self.path else 0
+        """Return the completed optimizer steps of the checkpoint, or 0."""
+        return checkpoint_step(self.path) if self.path else 0
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one job."""
+    """The checkpoints of one job, of which the newest `keep_last` are kept."""
 
-    output: Output
-    keep: int
+    output: OutputFolder
+    keep_last: int
 
-    def save(self, step: int, world_size: int, write: Callable[[Path], None], *, spared: int | None = None) -> str:
-        """`write` fills a folder; it is published with a manifest, and then the oldest are pruned. Gives its name.
+    def save(
+        self, step: int, world_size: int, write: Callable[[Path], None], *, retained_step: int | None = None
+    ) -> str:
+        """Publish a checkpoint with a manifest, prune the oldest and return its folder name.
 
-        That of the step `spared` stays, however old it is.
+        write: fills an empty folder; it may be called twice.
+        retained_step: a step whose checkpoint is never pruned, such as that of the best evaluation.
+        Raises: DiskFull or OutputError.
         """
         folder = self._folder(step)
 
-        def write_all(staged: Path) -> None:
+        def write_with_manifest(staged: Path) -> None:
             write(staged)
             _write_manifest(staged, {"step": step, "worldSize": world_size, **self._identity(), "time": time.time()})
 
-        self.publish(folder, write_all, spared=spared)
-        _prune(list(self._newest_first())[self.keep :], spared)
+        self.publish(folder, write_with_manifest, retained_step=retained_step)
+        _prune(list(self._newest_first())[self.keep_last :], retained_step)
         return folder.name
 
-    def publish(self, folder: Path, write: Callable[[Path], None], *, spared: int | None = None) -> None:
-        """As the output does; into a full volume once more, after the checkpoints that can be spared. Raises DiskFull.
+    def publish(self, folder: Path, write: Callable[[Path], None], *, retained_step: int | None = None) -> None:
+        """Publish a folder. If the volume is full, delete old checkpoints and try once more.
 
-        `write` may be called twice. What stays is the newest whole checkpoint, and that of the step `spared`.
+        `write` may be called twice. The newest complete checkpoint and that of `retained_step` are never deleted.
+        Raises: DiskFull or OutputError.
         """
         try:
             self.output.publish(folder, write)
         except DiskFull as error:
-            found = list(self._newest_first())
-            whole = next((number for number, each in enumerate(found) if self._problem(each) is None), len(found))
-            removed = _prune(found[whole + 1 :], spared)
+            existing = list(self._newest_first())
+            complete = (index for index, each in enumerate(existing) if self._find_problem(each) is None)
+            removed = _prune(existing[next(complete, len(existing)) + 1 :], retained_step)
             if not removed:
                 raise
-            print(f"{error}; {', '.join(removed)} made room, {folder.name} is written again", flush=True)
+            print(f"{error}; deleted {', '.join(removed)}, writing {folder.name} again", flush=True)
             self.output.publish(folder, write)
 
-    def newest(self) -> Found:
-        """The newest whole checkpoint of this job. Raises CheckpointCorrupt if there are some and none is whole."""
-        return self._first_whole(self._newest_first())
+    def newest_complete(self) -> ResumePoint:
+        """Return the newest complete checkpoint, if any. Raises CheckpointCorrupt if there are only incomplete ones."""
+        return self._first_complete(self._newest_first())
 
-    def first_whole(self, steps: Iterable[int]) -> Found:
-        """Of the checkpoints of these steps. Raises CheckpointCorrupt if none is."""
-        return self._first_whole(self._folder(step) for step in steps)
+    def first_complete(self, steps: Iterable[int]) -> ResumePoint:
+        """Return the first complete checkpoint of the given steps. Raises CheckpointCorrupt if none is complete."""
+        return self._first_complete(self._folder(step) for step in steps)
 
-    def _first_whole(self, folders: Iterable[Path]) -> Found:
-        passed_over: list[str] = []
+    def _first_complete(self, folders: Iterable[Path]) -> ResumePoint:
+        skipped: list[str] = []
         for folder in folders:
-            problem = self._problem(folder)
+            problem = self._find_problem(folder)
             if problem is None:
-                return Found(folder, tuple(passed_over))
-            passed_over.append(f"{folder.name}: {problem}")
-        if passed_over:
+                return ResumePoint(folder, tuple(skipped))
+            skipped.append(f"{folder.name}: {problem}")
+        if skipped:
             raise CheckpointCorrupt(
-                f"no checkpoint in {self.output.checkpoints} is whole ({'; '.join(passed_over)}); restore one, or"
+                f"no checkpoint in {self.output.checkpoints} is complete ({'; '.join(skipped)}); restore one, or"
                 " delete them to start from the beginning"
             )
-        return Found(None)
+        return ResumePoint(None)
 
     def _folder(self, step: int) -> Path:
         return self.output.checkpoints / f"{_PREFIX}{step:08d}"
@@ -101,8 +107,8 @@ class Checkpoints:
     def _newest_first(self) -> Iterator[Path]:
         yield from sorted(self.output.checkpoints.glob(f"{_PREFIX}*"), reverse=True)
 
-    def _problem(self, folder: Path) -> str | None:
-        """Why it cannot be resumed from, or None."""
+    def _find_problem(self, folder: Path) -> str | None:
+        """Return why training cannot resume from the checkpoint, or None if it is complete."""
         try:
             manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
             files = dict(manifest["files"])
@@ -122,26 +128,28 @@ class Checkpoints:
         return None
 
 
-def step_of(checkpoint: Path) -> int:
+def checkpoint_step(checkpoint: Path) -> int:
+    """Return the completed optimizer steps of a checkpoint folder, from its name."""
     return int(checkpoint.name.removeprefix(_PREFIX))
 
 
-def _prune(checkpoints: Iterable[Path], spared: int | None) -> tuple[str, ...]:
-    """Gives the names of those that went. The manifest goes first: half a checkpoint must not pass for a whole one."""
-    old = [checkpoint for checkpoint in checkpoints if step_of(checkpoint) != spared]
+def _prune(checkpoints: Iterable[Path], retained_step: int | None) -> tuple[str, ...]:
+    """Delete checkpoints and return their names."""
+    old = [checkpoint for checkpoint in checkpoints if checkpoint_step(checkpoint) != retained_step]
     for checkpoint in old:
+        # First, so that a partly deleted checkpoint is not mistaken for a complete one.
         (checkpoint / _MANIFEST).unlink(missing_ok=True)
-        remove(checkpoint)
+        remove_path(checkpoint)
     return tuple(checkpoint.name for checkpoint in old)
 
 
-def _write_manifest(folder: Path, described: dict[str, object]) -> None:
+def _write_manifest(folder: Path, metadata: dict[str, object]) -> None:
     files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
-    write_json(folder / _MANIFEST, {**described, "files": files})
+    write_json(folder / _MANIFEST, {**metadata, "files": files})
 
 
 def random_state() -> dict[str, Any]:
-    """Of every generator that training draws from, in types that torch.load reads without running code."""
+    """Return the states of all random generators, in types that torch.load(weights_only=True) accepts."""
     name, keys, position, has_gauss, cached = np.random.get_state()
     return {
         "python": random.getstate(),
@@ -152,13 +160,15 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
+    """Set all random generators to states that random_state returned."""
     random.setstate(state["python"])
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    name, keys, *position = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *position))
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
 
 
 def random_state_file(folder: Path, rank: int) -> Path:
+    """Return the path of a rank's random state in a checkpoint."""
     return folder / f"random-{rank:05d}.pt"

@@ -1,4 +1,4 @@
-"""The output folder of a job: whose it is, which attempt may publish there, and the marker of success."""
+"""The output folder of a job: its owner, the attempt that may publish to it, and the success marker."""
 
 import json
 import secrets
@@ -8,62 +8,70 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from finetune_supervisor.success_marker import is_finished, success_file
-from finetune_trainer.atomic_files import explained, remove, sync_tree, write_json
+from finetune_supervisor.success_marker import is_result_published, success_marker_path
+from finetune_trainer.atomic_files import fsync_tree, remove_path, translate_disk_errors, write_json
 from finetune_trainer.errors import OutputError
 
-_SHARED_WITHIN_SECONDS = 30.0  # how long a network file system may hide a new file from another node
+_SHARED_STORAGE_TIMEOUT_SECONDS = 30.0  # network file systems may show a new file late on another node
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The job and attempt that runs, and what it trains."""
+    """Identifies the job, its running attempt and what it trains; written to job.json."""
 
     uid: str
     namespace: str
     name: str
     attempt: int
-    fingerprint: str
+    fingerprint: str  # hash of model, dataset, method and training settings
 
 
 @dataclass(frozen=True)
-class Output:
-    """One job's folder. Only the attempt that job.json names as its holder may publish."""
+class OutputFolder:
+    """The output folder of one job. Only the holder, the attempt that is named in job.json, may publish to it."""
 
     root: Path
     identity: Identity
 
     @property
     def checkpoints(self) -> Path:
+        """Return the folder of checkpoints and of files that are being staged."""
         return self.root / "checkpoints"
 
     @property
     def result(self) -> Path:
+        """Return the folder of the published result."""
         return self.root / "result"
 
     @property
     def logs(self) -> Path:
+        """Return the folder of logs and metrics."""
         return self.root / "logs"
 
     @property
     def job_file(self) -> Path:
+        """Return the path of job.json, which names the holder."""
         return self.root / "job.json"
 
     @property
     def success_file(self) -> Path:
-        return success_file(self.root)
+        """Return the path of the success marker."""
+        return success_marker_path(self.root)
 
     @property
     def staging_prefix(self) -> str:
-        """Of whatever this attempt has not published yet; a newer attempt removes it when it takes over."""
+        """Return the name prefix of files that are not published yet; a newer attempt deletes them when it claims."""
         return f".tmp-attempt-{self.identity.attempt}-"
 
     def is_finished(self) -> bool:
-        """This job has published its result."""
-        return is_finished(self.root, uid=self.identity.uid)
+        """Return whether this job has published its result."""
+        return is_result_published(self.root, uid=self.identity.uid)
 
     def check_owner(self, *, overwrite: bool) -> None:
-        """Reads only, so every rank may ask before anything is built. Raises OutputError."""
+        """Raise OutputError if another job, a newer attempt or another configuration owns the folder.
+
+        It only reads, so every rank calls it before the model is loaded.
+        """
         holder = _read_object(self.job_file)
         if holder is not None and holder.get("uid") == self.identity.uid:
             attempt = holder.get("attempt")
@@ -78,29 +86,33 @@ class Output:
         occupied = any(folder.is_dir() and any(folder.iterdir()) for folder in (self.checkpoints, self.result))
         if (occupied or holder is not None) and not overwrite:
             raise OutputError(
-                f"{self.root} holds the output of {_owner(holder)}; choose another output.subPath,"
+                f"{self.root} holds the output of {_describe_owner(holder)}; choose another output.subPath,"
                 " or set output.overwrite to replace it"
             )
 
     def claim(self, *, overwrite: bool) -> str:
-        """Become the holder; gives the token that every node must be able to read. On rank 0 only."""
+        """Become the holder and return a token for check_shared. On rank 0 only.
+
+        Checkpoints and result of another job or configuration are deleted.
+        Raises: OutputError if the folder may not be claimed or written.
+        """
         self.check_owner(overwrite=overwrite)
-        with explained(self.root):
+        with translate_disk_errors(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             holder = _read_object(self.job_file)
             token = secrets.token_hex(8)
             if holder is None or not self._continues(holder):
-                remove(self.checkpoints)
-                remove(self.result)
+                remove_path(self.checkpoints)
+                remove_path(self.result)
             write_json(self.job_file, {**asdict(self.identity), "token": token})
             self.checkpoints.mkdir(exist_ok=True)
-            self._remove_staged()  # after the claim: what an older attempt stages from now on, it will not publish
+            self._remove_staged()  # after the claim, because an older attempt can no longer publish what it stages
         return token
 
     def check_shared(self, token: str) -> None:
-        """Raises OutputError if this node sees another folder than rank 0."""
-        deadline = time.monotonic() + _SHARED_WITHIN_SECONDS
-        while (found := _read_object(self.job_file)) is None or found.get("token") != token:
+        """Wait until this node can read the token of rank 0. Raises OutputError if the storage is not shared."""
+        deadline = time.monotonic() + _SHARED_STORAGE_TIMEOUT_SECONDS
+        while (holder := _read_object(self.job_file)) is None or holder.get("token") != token:
             if time.monotonic() > deadline:
                 raise OutputError(
                     f"{self.root} on this node is not the folder that rank 0 writes; all nodes need the same storage,"
@@ -108,44 +120,48 @@ class Output:
                 )
             time.sleep(0.2)
 
-    def assert_holder(self) -> None:
-        """Right before anything is published: a newer attempt may have taken over."""
+    def check_holder(self) -> None:
+        """Raise OutputError if a newer attempt or another job has claimed the folder. Call it before publishing."""
         holder = _read_object(self.job_file)
         if holder is None or holder.get("uid") != self.identity.uid:
-            raise OutputError(f"{self.root} was taken over by {_owner(holder)}; nothing more is written there")
+            raise OutputError(f"{self.root} was taken over by {_describe_owner(holder)}; nothing more is written there")
         if holder.get("attempt") != self.identity.attempt:
             raise OutputError(f"{self.root}: superseded by attempt {holder.get('attempt')}; nothing more is written")
 
     def publish(self, folder: Path, write: Callable[[Path], None]) -> None:
-        """Written beside, made durable, and renamed if this attempt still holds the output."""
+        """Write a staged folder, fsync it, and rename it to `folder` if this attempt is still the holder.
+
+        write: fills the empty staged folder. Raises: OutputError, or DiskFull if the volume is full.
+        """
         staged = self.checkpoints / f"{self.staging_prefix}{folder.name}"
-        with explained(self.root):
-            remove(staged)
+        with translate_disk_errors(self.root):
+            remove_path(staged)
             staged.mkdir(parents=True)
             write(staged)
-            sync_tree(staged)
+            fsync_tree(staged)
             replaced = staged.with_name(f"{self.staging_prefix}replaced-{folder.name}")
-            self.assert_holder()
+            self.check_holder()
             if folder.exists():
                 folder.rename(replaced)
             try:
                 staged.rename(folder)
-            except FileNotFoundError as error:  # the newer attempt has cleared it away
-                self.assert_holder()
-                raise OutputError(f"{staged} vanished before it could be published") from error
-            remove(replaced)
+            except FileNotFoundError as error:  # a newer attempt deleted it
+                self.check_holder()
+                raise OutputError(f"{staged} was deleted before it could be published") from error
+            remove_path(replaced)
 
     def mark_success(self) -> None:
-        """The last thing that is written; without it the result does not count."""
+        """Write the success marker, which completes the result. It must be the last file written."""
         marker = {"uid": self.identity.uid, "fingerprint": self.identity.fingerprint, "attempt": self.identity.attempt}
-        with explained(self.root):
-            self.assert_holder()
-            write_json(self.success_file, marker, beside=self.checkpoints / f"{self.staging_prefix}SUCCESS")
+        with translate_disk_errors(self.root):
+            self.check_holder()
+            write_json(self.success_file, marker, staging_file=self.checkpoints / f"{self.staging_prefix}SUCCESS")
 
     def _continues(self, holder: dict[str, object]) -> bool:
         return holder.get("uid") == self.identity.uid and holder.get("fingerprint") == self.identity.fingerprint
 
     def _remove_staged(self) -> None:
+        """Delete what older attempts staged and did not publish."""
         for entry in self.checkpoints.glob(".tmp-*"):
             if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)  # its writer may still be adding files
@@ -154,6 +170,7 @@ class Output:
 
 
 def _read_object(path: Path) -> dict[str, object] | None:
+    """Return the JSON object in a file, or None if the file is missing or damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
@@ -161,7 +178,7 @@ def _read_object(path: Path) -> dict[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-def _owner(holder: dict[str, object] | None) -> str:
+def _describe_owner(holder: dict[str, object] | None) -> str:
     if holder is None:
         return "an unknown owner"
     return f"job {holder.get('namespace')}/{holder.get('name')} (uid {holder.get('uid')})"

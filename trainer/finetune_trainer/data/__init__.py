@@ -1,1 +1,1 @@
-"""From files to batches: rows, examples, tokens with loss masks, the order of samples."""
+"""From rows to batches: chat templates, loss masks, token cache, packing, sample order and collators."""

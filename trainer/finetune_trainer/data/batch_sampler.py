@@ -1,27 +1,26 @@
-"""Which samples make up which optimizer step: a matter of seed, epoch and effective batch, whatever the layout."""
+"""Assigns samples to optimizer steps by seed, epoch and effective batch alone, and inside a step to the ranks."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from finetune_api.batch import Batch
-from finetune_trainer.data.epoch_order import Epoch, Item, Order
-from finetune_trainer.data.packing import AXES, POSITIONS
-from finetune_trainer.data.token_dataset import FILLER, IGNORED, Features
-
-Collate = Callable[[Sequence[Any]], Features]
+from finetune_trainer.data.collator import Collate
+from finetune_trainer.data.epoch import Epoch, Item
+from finetune_trainer.data.epoch_order import Order
+from finetune_trainer.data.token_dataset import FILLER, Features
 
 
 class BatchSampler(Sampler[list[Item]]):
-    """The micro-batches of one rank.
+    """Yields the micro-batches of one rank.
 
-    A step takes the next `effective` items of the epoch in every layout. Inside the step they are dealt out by length,
-    so that those of one micro-batch need little padding and the ranks have similar work in each round; every other
-    round is dealt backwards, lest one rank always gets the longest. Fillers make the last round whole: they carry no
-    loss, so that no sample counts twice and none is left out.
+    A step consumes the next `effective` items of the epoch, whatever the layout of ranks and micro-batches. Within a
+    step, items are sorted by length and distributed in rounds of one micro-batch per rank, so that a micro-batch needs
+    little padding and ranks have similar work. Every other round is distributed in reverse, or one rank would always
+    get the longest items. Fillers complete the last round: they have no target tokens, so no sample counts twice and
+    none is dropped.
     """
 
     def __init__(self, order: Order, batch: Batch, *, rank: int) -> None:
@@ -31,78 +30,60 @@ class BatchSampler(Sampler[list[Item]]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
+        """Select the epoch whose items the next iteration yields."""
         self._epoch = epoch
 
     def __len__(self) -> int:
-        """Rounds per epoch, the same on every rank."""
-        return -(-len(self._order) // self._round)
+        """Return the number of micro-batches per epoch, the same on every rank."""
+        return -(-len(self._order) // self._items_per_round)
 
     def __iter__(self) -> Iterator[list[Item]]:
         epoch = self._order.epoch(self._epoch)
         for first in range(0, len(self._order), self._batch.effective):
-            yield from self._deal(epoch, range(first, min(first + self._batch.effective, len(self._order))))
+            yield from self._distribute(epoch, range(first, min(first + self._batch.effective, len(self._order))))
 
     @property
-    def _round(self) -> int:
+    def _items_per_round(self) -> int:
         return self._batch.per_device * self._batch.world_size
 
-    def _deal(self, epoch: Epoch, step: range) -> Iterator[list[Item]]:
+    def _distribute(self, epoch: Epoch, step: range) -> Iterator[list[Item]]:
+        """Yield this rank's micro-batches of one step, given by the positions of its items in the epoch."""
         sorted_by_length = np.argsort(-epoch.lengths[step.start : step.stop], kind="stable")
         items = [epoch.items[step.start + int(position)] for position in sorted_by_length]
-        items += [FILLER] * (-len(items) % self._round)
-        for number, first in enumerate(range(0, len(items), self._round)):
-            turn = self._rank if number % 2 == 0 else self._batch.world_size - 1 - self._rank
+        items += [FILLER] * (-len(items) % self._items_per_round)
+        for round_number, first in enumerate(range(0, len(items), self._items_per_round)):
+            turn = self._rank if round_number % 2 == 0 else self._batch.world_size - 1 - self._rank
             start = first + turn * self._batch.per_device
             yield items[start : start + self._batch.per_device]
 
 
-class Batches(DataLoader[tuple[Features, ...]]):
-    """The loader of one rank. transformers sets the epoch here."""
+class RankDataLoader(DataLoader[tuple[Features, ...]]):
+    """The data loader of one rank, with the `set_epoch` that transformers calls."""
 
     def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the batch sampler."""
         assert isinstance(self.batch_sampler, BatchSampler)
         self.batch_sampler.set_epoch(epoch)
 
 
-def load_batches(
-    data: Dataset[tuple[Features, ...]], sampler: BatchSampler, collate: Collate, *, workers: int
-) -> Batches:
-    return Batches(
-        data,
+def build_dataloader(
+    dataset: Dataset[tuple[Features, ...]], sampler: BatchSampler, collate: Collate, *, workers: int
+) -> RankDataLoader:
+    """Build the data loader of one rank with `workers` loader processes; 0 loads in the training process."""
+    return RankDataLoader(
+        dataset,
         batch_sampler=sampler,
         collate_fn=collate,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # its own: the loader must not draw from the generator that dropout uses
+        generator=torch.Generator(),  # a separate one: the loader must not advance the generator that dropout uses
     )
 
 
-def padding_share(order: Order, batch: Batch) -> float:
-    """Share of the tokens computed in the first epoch that are padding."""
+def compute_padding_share(order: Order, batch: Batch) -> float:
+    """Return the share of padding, from 0 to 1, among all tokens computed in the first epoch."""
     lengths, computed = order.epoch(0).lengths, 0
     for first in range(0, len(lengths), batch.effective):
         longest_first = np.sort(lengths[first : first + batch.effective])[::-1]
         computed += int(longest_first[:: batch.per_device].sum()) * batch.per_device
     return 1 - float(lengths.sum()) / computed
-
-
-class Collator:
-    """Pads on the right to the longest sequence of the micro-batch: first sequences of all rows, then their second.
-
-    In a batch of packs every token of padding is at position 0, a row of its own.
-    """
-
-    def __init__(self, pad_id: int) -> None:
-        zeros = dict.fromkeys(("weights", POSITIONS, AXES), 0.0)
-        self._padding = {"input_ids": float(pad_id), "labels": float(IGNORED), **zeros}
-
-    def __call__(self, rows: Sequence[tuple[Features, ...]]) -> Features:
-        """(rows x sequences, longest) of each feature, and the attention mask."""
-        sequences = [row[number] for number in range(len(rows[0])) for row in rows]
-        pad = torch.nn.utils.rnn.pad_sequence
-        batch = {
-            name: pad([sequence[name] for sequence in sequences], batch_first=True, padding_value=self._padding[name])
-            for name in sequences[0]
-        }
-        ones = [torch.ones_like(sequence["input_ids"]) for sequence in sequences]
-        return {**batch, "attention_mask": pad(ones, batch_first=True, padding_value=0)}

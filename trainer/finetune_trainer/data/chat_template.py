@@ -1,4 +1,4 @@
-"""From an example to tokens and their weights in the loss: the assistant's words and its end of turn, nothing else."""
+"""Turns an example into token ids and loss weights; the loss covers assistant turns and their end-of-turn tokens."""
 
 import itertools
 from collections.abc import Sequence
@@ -9,50 +9,53 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from finetune_trainer.data_sources.conversations import Completion, Conversation, Example, Role, Turn
-from finetune_trainer.data_sources.media import Picture
+from finetune_trainer.data_sources.conversations import Conversation, Example, PromptCompletion, Role, Turn
+from finetune_trainer.data_sources.media import MediaItem
 from finetune_trainer.errors import ChatTemplateError, DatasetError
-from finetune_trainer.vision.placeholders import as_parts, expand, pictures_of
-from finetune_trainer.vision.processor import Vision
+from finetune_trainer.vision.placeholders import collect_media, expand_placeholders, to_content_parts
+from finetune_trainer.vision.processor import VisionProcessor
 
-_GENERATION_MARK = "{% generation"
-_ANCHOR = "⟦assistant {}⟧"  # stands for the assistant's words while the template's own text is found
+_GENERATION_TAG = "{% generation"
+_ANCHOR = "⟦assistant {}⟧"  # replaces the text of an assistant turn while the template's own text is located
 
-_REFUSALS = (TemplateError, TypeError, ValueError, KeyError)
-_NO_SYSTEM_PROMPT = "put its words at the beginning of the first user turn"
+_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, KeyError)
+_MOVE_SYSTEM_PROMPT = "move its text to the beginning of the first user turn"
 
-Span = tuple[int, int]
+Span = tuple[int, int]  # start and end of a range of characters or tokens; the end is exclusive
 
 
 @dataclass(frozen=True)
-class Shown:
-    """An image, and the tokens that stand for it."""
+class PlaceholderRange:
+    """An image or a video, and the range of its placeholder tokens."""
 
-    picture: Picture
+    item: MediaItem
     start: int
     end: int
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sequence: token ids, and for each its weight in the loss; 0 is not learned."""
+    """One tokenized sequence; each token has a weight in the loss, 0 for tokens that are not targets."""
 
-    place: str
-    tokens: Sequence[int]
+    origin: str
+    input_ids: Sequence[int]
     weights: Sequence[float]
-    shown: tuple[Shown, ...] = ()
+    placeholders: tuple[PlaceholderRange, ...] = ()
 
-    def beginning(self, limit: int) -> "Sample":
-        """At most so many tokens; an image is there whole or not at all."""
-        limit = min([limit, *(image.start for image in self.shown if image.start < limit < image.end)])
-        shown = tuple(image for image in self.shown if image.end <= limit)
-        return replace(self, tokens=self.tokens[:limit], weights=self.weights[:limit], shown=shown)
+    def truncated(self, max_length: int) -> "Sample":
+        """Return the first `max_length` tokens, or fewer if the cut would split the placeholders of an image."""
+        split_at = (each.start for each in self.placeholders if each.start < max_length < each.end)
+        end = min([max_length, *split_at])
+        placeholders = tuple(each for each in self.placeholders if each.end <= end)
+        return replace(self, input_ids=self.input_ids[:end], weights=self.weights[:end], placeholders=placeholders)
 
 
-class Renderer:
-    """Renders examples with one tokenizer; with images, if the model sees."""
+class ExampleRenderer:
+    """Renders examples with the tokenizer of a model, and their media with its vision processor."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, model_name: str, vision: Vision | None = None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, model_name: str, vision: VisionProcessor | None = None
+    ) -> None:
         if not tokenizer.is_fast:
             raise ChatTemplateError(
                 f'model "{model_name}": its tokenizer ({type(tokenizer).__name__}) cannot map tokens to text, which the'
@@ -62,210 +65,240 @@ class Renderer:
         self._model_name = model_name
         self._vision = vision
         added = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
-        self._ends_of_turn = tuple(sorted(added, key=len, reverse=True))
+        self._end_of_turn_tokens = tuple(sorted(added, key=len, reverse=True))
 
     def render(self, example: Example) -> Sample:
-        if isinstance(example, Completion):
-            return self._render_completion(example)
+        """Tokenize the example and compute its loss weights.
+
+        Raises: ChatTemplateError if the chat template is missing, rejects the conversation or hides where its
+        assistant turns are; DatasetError if the media of the example cannot be used.
+        """
+        # Prompt and completion are plain text, without a template.
+        if isinstance(example, PromptCompletion):
+            return self._render_prompt_completion(example)
+        # Check that the model can render the conversation.
         template = self._tokenizer.chat_template
         if not template:
             raise ChatTemplateError(
-                f'{example.place} is a conversation, but the tokenizer of model "{self._model_name}" has no chat'
-                " template; train the instruct variant of the model, add chat_template.jinja to it, or give rows with"
-                " prompt and completion"
+                f'{example.origin} is a conversation, but the tokenizer of model "{self._model_name}" has no chat'
+                " template; train the instruct variant of the model, add chat_template.jinja to it, or provide rows"
+                " with prompt and completion"
             )
-        if self._vision is None and any(turn.pictures for turn in example.turns):
+        if self._vision is None and any(turn.media for turn in example.turns):
             raise DatasetError(
-                f'{example.place} shows images, but model "{self._model_name}" only reads; choose a model that sees, or'
-                " take the images out"
+                f'{example.origin} contains images, but model "{self._model_name}" accepts text only; choose a'
+                " vision-language model, or remove the images"
             )
-        if self._vision is None and _GENERATION_MARK in str(template).replace("{%-", "{%"):
-            return self._render_marked(example)
+        # A template that marks the assistant's text is used as marked.
+        if self._vision is None and _GENERATION_TAG in str(template).replace("{%-", "{%"):
+            return self._render_with_assistant_masks(example)
+        # Otherwise locate the assistant turns in the rendered text.
         text = self._apply(example, example.turns)
-        self._expect_system_prompt(example, text)
+        self._check_system_prompt(example, text)
         spans = self._anchored_spans(example, text)
         if spans is None:
             spans = self._prefix_spans(example, text)
         sample = self._tokenize_conversation(example, text, spans)
-        if example.turns[-1].role is Role.ASSISTANT and not text.rstrip().endswith(self._ends_of_turn):
-            return self._ended(sample, weight=example.turns[-1].weight)
+        # Some templates end the last assistant turn without an end token: a model must learn to stop.
+        if example.turns[-1].role is Role.ASSISTANT and not text.rstrip().endswith(self._end_of_turn_tokens):
+            return self._with_eos(sample, weight=example.turns[-1].weight)
         return sample
 
     def _tokenize_conversation(self, example: Conversation, text: str, spans: Sequence[Span]) -> Sample:
         if self._vision is None:
-            return self._tokenize(example.place, text, spans, _answer_weights(example))
-        written = expand(self._vision, example.place, text, spans, pictures_of(example.turns))
+            return self._tokenize(example.origin, text, spans, _assistant_weights(example))
+        expanded = expand_placeholders(self._vision, example.origin, text, spans, collect_media(example.turns))
         return self._tokenize(
-            example.place, written.text, written.spans, _answer_weights(example), images=written.images
+            example.origin, expanded.text, expanded.spans, _assistant_weights(example), media=expanded.media
         )
 
-    def _render_completion(self, example: Completion) -> Sample:
+    def _render_prompt_completion(self, example: PromptCompletion) -> Sample:
         sample = self._tokenize(
-            example.place,
+            example.origin,
             example.prompt + example.completion,
             ((len(example.prompt), len(example.prompt) + len(example.completion)),),
             (1.0,),
             add_special_tokens=True,
         )
-        return self._ended(sample, weight=1.0)
+        return self._with_eos(sample, weight=1.0)
 
-    def _ended(self, sample: Sample, *, weight: float) -> Sample:
-        """With the token that ends a text, learned; some tokenizers put it there themselves."""
-        end = self._tokenizer.eos_token_id
-        tokens, weights = list(sample.tokens), list(sample.weights)
-        if end is None:
+    def _with_eos(self, sample: Sample, *, weight: float) -> Sample:
+        """Append the EOS token with this weight, or set the weight of the EOS token that the tokenizer appended."""
+        eos = self._tokenizer.eos_token_id
+        input_ids, weights = list(sample.input_ids), list(sample.weights)
+        if eos is None:
             return sample
-        if tokens and tokens[-1] == end:
-            tokens, weights = tokens[:-1], weights[:-1]
-        return replace(sample, tokens=[*tokens, end], weights=[*weights, weight])
+        if input_ids and input_ids[-1] == eos:
+            input_ids, weights = input_ids[:-1], weights[:-1]
+        return replace(sample, input_ids=[*input_ids, eos], weights=[*weights, weight])
 
-    def _expect_system_prompt(self, example: Conversation, text: str) -> None:
-        """Some templates read it only where an answer is asked for, and train without it in silence."""
+    def _check_system_prompt(self, example: Conversation, text: str) -> None:
+        """Raise ChatTemplateError if the system prompt is missing in the text.
+
+        Some templates render it only with a generation prompt and would silently train without it.
+        """
         for turn in example.turns:
             if turn.role is Role.SYSTEM and turn.content.strip() not in text:
                 raise ChatTemplateError(
-                    f'{example.place}: the chat template of model "{self._model_name}" takes no system prompt (it'
-                    f" leaves it out); {_NO_SYSTEM_PROMPT}"
+                    f'{example.origin}: the chat template of model "{self._model_name}" does not support a system'
+                    f" prompt (it leaves it out); {_MOVE_SYSTEM_PROMPT}"
                 )
 
-    def _render_marked(self, example: Conversation) -> Sample:
-        """The template itself says what the assistant generates."""
+    def _render_with_assistant_masks(self, example: Conversation) -> Sample:
+        """Render with a template that marks the assistant's text by the `generation` tag."""
         rendered = self._apply(
             example, example.turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
-        marks: list[int] = rendered["assistant_masks"]
-        weights = _answer_weights(example)
-        starts = [index for index, mark in enumerate(marks) if mark and not (index and marks[index - 1])]
+        mask: list[int] = rendered["assistant_masks"]
+        weights = _assistant_weights(example)
+        starts = [index for index, marked in enumerate(mask) if marked and not (index and mask[index - 1])]
         if len(starts) != len(weights):
             if len(set(weights)) > 1:
                 raise ChatTemplateError(
-                    f'{example.place}: the chat template of model "{self._model_name}" marks {len(starts)} answers of'
-                    f" {len(weights)}, so that their weights cannot be told apart; give every answer the same weight"
+                    f'{example.origin}: the chat template of model "{self._model_name}" marks {len(starts)} of'
+                    f" {len(weights)} assistant turns, so their weights cannot be assigned; give all of them the same"
+                    " weight"
                 )
             weights = weights[:1] * len(starts)
-        answer = itertools.accumulate(index in set(starts) for index in range(len(marks)))
-        told = [weights[number - 1] if mark else 0.0 for mark, number in zip(marks, answer, strict=True)]
-        return Sample(example.place, rendered["input_ids"], _nothing_before(told))
+        turn_numbers = itertools.accumulate(index in set(starts) for index in range(len(mask)))
+        token_weights = [
+            weights[number - 1] if marked else 0.0 for marked, number in zip(mask, turn_numbers, strict=True)
+        ]
+        return Sample(example.origin, rendered["input_ids"], _without_first_target(token_weights))
 
     def _anchored_spans(self, example: Conversation, text: str) -> tuple[Span, ...] | None:
-        """Render with anchors in place of the assistant's words: what lies between them is the template's own text.
+        """Return the spans of the assistant turns, found by rendering anchors in place of their contents.
 
-        None if the words put back do not give the real text: the template rewrites them.
+        The text between the anchors is the template's own. Return None if inserting the contents there does not
+        reproduce `text`, because the template rewrites them.
         """
         anchors = [
             _ANCHOR.format(index) if turn.role is Role.ASSISTANT else None for index, turn in enumerate(example.turns)
         ]
         pairs = zip(example.turns, anchors, strict=True)
         turns = [replace(turn, content=anchor) if anchor else turn for turn, anchor in pairs]
-        frame = self._apply(example, turns)
-        for words in (lambda content: content, str.strip):
-            rebuilt, spans, rest = "", [], frame
+        anchored_text = self._apply(example, turns)
+        for normalize in (lambda content: content, str.strip):
+            rebuilt, spans, remaining = "", [], anchored_text
             for turn, anchor in zip(example.turns, anchors, strict=True):
                 if anchor is None:
                     continue
-                before, found, rest = rest.partition(anchor)
-                if not found:
+                before, separator, remaining = remaining.partition(anchor)
+                if not separator:
                     return None
                 start = len(rebuilt) + len(before)
-                rebuilt += before + words(turn.content)
-                spans.append((start, len(rebuilt) + self._end_of_turn(rest)))
-            if rebuilt + rest == text:
+                rebuilt += before + normalize(turn.content)
+                spans.append((start, len(rebuilt) + self._end_of_turn_length(remaining)))
+            if rebuilt + remaining == text:
                 return tuple(spans)
         return None
 
-    def _end_of_turn(self, rest: str) -> int:
-        """Length of the end-of-turn token that follows the assistant's words, with the blanks before it; else 0."""
-        blanks = len(rest) - len(rest.lstrip())
-        for token in self._ends_of_turn:
-            if token and rest.startswith(token, blanks):
-                return blanks + len(token)
+    def _end_of_turn_length(self, text: str) -> int:
+        """Return the length of the end-of-turn token at the start of `text`, with preceding whitespace; else 0."""
+        whitespace = len(text) - len(text.lstrip())
+        for token in self._end_of_turn_tokens:
+            if token and text.startswith(token, whitespace):
+                return whitespace + len(token)
         return 0
 
     def _prefix_spans(self, example: Conversation, text: str) -> tuple[Span, ...]:
-        """From the end of the prompt to the end of the turn, for templates whose text only ever grows."""
+        """Return the spans of the assistant turns, found by rendering the conversation up to each of them.
+
+        This requires a template whose output for the first turns is a prefix of its output for all turns.
+        """
         spans = []
         for index, turn in enumerate(example.turns):
             if turn.role is not Role.ASSISTANT:
                 continue
             prompt = self._apply(example, example.turns[:index], add_generation_prompt=True)
-            until = self._apply(example, example.turns[: index + 1]).rstrip()
-            if not until.startswith(prompt) or not text.startswith(until):
+            prefix = self._apply(example, example.turns[: index + 1]).rstrip()
+            if not prefix.startswith(prompt) or not text.startswith(prefix):
                 raise ChatTemplateError(
-                    f'{example.place}: the chat template of model "{self._model_name}" rewrites turn {index} (the'
-                    " assistant's) when later turns follow, so the words to learn cannot be told from the rest; split"
-                    " the conversation into rows that end with that turn, or mark the assistant's text in the template"
+                    f'{example.origin}: the chat template of model "{self._model_name}" rewrites turn {index}'
+                    " (assistant) when later turns follow, so its target tokens cannot be located; split the"
+                    " conversation into rows that end with that turn, or mark the assistant's text in the template"
                     " with {% generation %}"
                 )
-            spans.append((len(prompt), len(until)))
+            spans.append((len(prompt), len(prefix)))
         return tuple(spans)
 
     def _apply(self, example: Conversation, turns: Sequence[Turn], **options: Any) -> Any:
+        """Apply the chat template to the turns. Raises: ChatTemplateError naming the row."""
         try:
-            return self._fill_in(turns, **options)
-        except _REFUSALS as error:
-            said = f'{example.place}: the chat template of model "{self._model_name}"'
-            if self._minds_the_system_prompt(turns):
-                raise ChatTemplateError(f"{said} takes no system prompt ({error}); {_NO_SYSTEM_PROMPT}") from error
-            raise ChatTemplateError(f"{said} refuses this row: {error}") from error
+            return self._apply_template(turns, **options)
+        except _TEMPLATE_ERRORS as error:
+            subject = f'{example.origin}: the chat template of model "{self._model_name}"'
+            if self._rejects_system_prompt(turns):
+                raise ChatTemplateError(
+                    f"{subject} does not support a system prompt ({error}); {_MOVE_SYSTEM_PROMPT}"
+                ) from error
+            raise ChatTemplateError(f"{subject} rejects this row: {error}") from error
 
-    def _fill_in(self, turns: Sequence[Turn], **options: Any) -> Any:
-        content = as_parts if self._vision else attrgetter("content")
+    def _apply_template(self, turns: Sequence[Turn], **options: Any) -> Any:
+        content = to_content_parts if self._vision else attrgetter("content")
         messages = [{"role": turn.role.value, "content": content(turn)} for turn in turns]
         return self._tokenizer.apply_chat_template(messages, **{"tokenize": False, **options})
 
-    def _minds_the_system_prompt(self, turns: Sequence[Turn]) -> bool:
-        """It refuses the turns, and takes them without."""
+    def _rejects_system_prompt(self, turns: Sequence[Turn]) -> bool:
+        """Return whether a template that rejected the turns accepts them without the system prompt."""
         others = [turn for turn in turns if turn.role is not Role.SYSTEM]
         if len(others) == len(turns):
             return False
         try:
-            self._fill_in(others)
-        except _REFUSALS:
+            self._apply_template(others)
+        except _TEMPLATE_ERRORS:
             return False
         return True
 
     def _tokenize(
         self,
-        place: str,
+        origin: str,
         text: str,
         spans: Sequence[Span],
         weights: Sequence[float],
         *,
         add_special_tokens: bool = False,
-        images: Sequence[tuple[Picture, Span]] = (),
+        media: Sequence[tuple[MediaItem, Span]] = (),
     ) -> Sample:
+        """Tokenize the text; tokens inside of a span get its weight. Spans are ranges of characters."""
         encoded = self._tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
-        learned = [(span, _reach(text, span), weight) for span, weight in zip(spans, weights, strict=True) if weight]
-        told = [
-            next((weight for span, reach, weight in learned if _is_inside(token, span, reach)), 0.0)
+        targets = [
+            (span, _extend_over_whitespace(text, span), weight)
+            for span, weight in zip(spans, weights, strict=True)
+            if weight
+        ]
+        token_weights = [
+            next((weight for span, extended, weight in targets if _is_inside(token, span, extended)), 0.0)
             for token in encoded["offset_mapping"]
         ]
-        shown = tuple(Shown(picture, *_tokens_in(encoded["offset_mapping"], span)) for picture, span in images)
-        return Sample(place, encoded["input_ids"], _nothing_before(told), shown)
+        placeholders = tuple(
+            PlaceholderRange(item, *_find_tokens(encoded["offset_mapping"], span)) for item, span in media
+        )
+        return Sample(origin, encoded["input_ids"], _without_first_target(token_weights), placeholders)
 
 
-def _answer_weights(example: Conversation) -> tuple[float, ...]:
-    """Of the assistant's turns, in their order."""
+def _assistant_weights(example: Conversation) -> tuple[float, ...]:
+    """Return the loss weights of the assistant turns in their order."""
     return tuple(turn.weight for turn in example.turns if turn.role is Role.ASSISTANT)
 
 
-def _nothing_before(weights: list[float]) -> list[float]:
-    """The first token is never learned: nothing predicts it."""
+def _without_first_target(weights: list[float]) -> list[float]:
+    """Return the weights with 0 for the first token, which no earlier token can predict."""
     return [0.0, *weights[1:]]
 
 
-def _reach(text: str, span: Span) -> Span:
-    """The span with the blanks around it: a word may share its token with a blank of the template."""
+def _extend_over_whitespace(text: str, span: Span) -> Span:
+    """Extend the span over adjacent whitespace: a token may contain a word and whitespace of the template."""
     start, end = span
     return len(text[:start].rstrip()), len(text) - len(text[end:].lstrip())
 
 
-def _is_inside(token: Span, span: Span, reach: Span) -> bool:
-    """It holds something of the span, and nothing beyond but blanks."""
-    return token[1] > span[0] and token[0] < span[1] and token[0] >= reach[0] and token[1] <= reach[1]
+def _is_inside(token: Span, span: Span, extended: Span) -> bool:
+    """Return whether the token overlaps the span and does not exceed the extended span."""
+    return token[1] > span[0] and token[0] < span[1] and token[0] >= extended[0] and token[1] <= extended[1]
 
 
-def _tokens_in(offsets: Sequence[Span], span: Span) -> Span:
-    """From the first to behind the last token that holds something of the span."""
-    inside = [index for index, (start, end) in enumerate(offsets) if start < span[1] and end > span[0]]
-    return inside[0], inside[-1] + 1
+def _find_tokens(offsets: Sequence[Span], span: Span) -> Span:
+    """Return the range of the tokens that overlap the span of characters."""
+    indices = [index for index, (start, end) in enumerate(offsets) if start < span[1] and end > span[0]]
+    return indices[0], indices[-1] + 1

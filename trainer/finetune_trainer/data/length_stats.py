@@ -1,73 +1,77 @@
-"""How long the rows are, for the log: a histogram, and the longest by name."""
+"""Statistics of row lengths for the log: histograms, and the origins of the longest rows."""
 
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from finetune_trainer.data.epoch_order import Item, Order
-from finetune_trainer.data.token_dataset import FILLER, Numbers, TokenDataset
+from finetune_trainer.data.epoch import Item
+from finetune_trainer.data.epoch_order import Order
+from finetune_trainer.data.token_dataset import FILLER, TokenDataset
+from finetune_trainer.data_sources.arrays import IntArray
 
-_LINES = 8  # of the histogram
-_BAR = 40  # characters of its longest bar
-_NAMED = 10
+_MAX_BINS = 8
+_BAR_WIDTH = 40  # characters of the longest bar
+_MAX_LISTED_ROWS = 10
 
 
 def describe_lengths(data: TokenDataset) -> Iterator[str]:
-    """Lines of a log."""
-    yield from _describe("lengths", data.lengths)
-    yield f"longest: {', '.join(name_rows(data, longest(data, _NAMED)))}"
+    """Yield log lines with a histogram of row lengths and the longest rows."""
+    yield from _describe_distribution("lengths", data.lengths)
+    yield f"longest: {', '.join(format_rows(data, find_longest_rows(data, _MAX_LISTED_ROWS)))}"
 
 
-def describe_shown(data: TokenDataset, visual: Collection[int]) -> Iterator[str]:
-    """How many tokens of the rows that show something are of images and videos: those that are in `visual`."""
-    counts = data.count(visual)
-    shown = counts[counts > 0]
-    if not len(shown):
+def describe_visual_tokens(data: TokenDataset, visual_token_ids: Collection[int]) -> Iterator[str]:
+    """Yield log lines on the number of visual tokens (of images and videos) in the multimodal rows."""
+    counts = data.max_count_of(visual_token_ids)
+    multimodal = counts[counts > 0]
+    if not len(multimodal):
         return
-    yield from _describe(f"visual tokens of {len(shown)} rows", shown)
-    _, firsts = np.unique(data.origins, return_index=True)
-    most = [int(row) for row in firsts[np.argsort(-counts[firsts], kind="stable")[:_NAMED]] if counts[row]]
-    yield f"most visual tokens: {', '.join(f'{data.place(row)} ({counts[row]})' for row in most)}"
+    yield from _describe_distribution(f"visual tokens of {len(multimodal)} rows", multimodal)
+    _, first_copies = np.unique(data.origin_ids, return_index=True)
+    most_first = first_copies[np.argsort(-counts[first_copies], kind="stable")[:_MAX_LISTED_ROWS]]
+    listed = [f"{data.origin(int(row))} ({counts[row]})" for row in most_first if counts[row]]
+    yield f"most visual tokens: {', '.join(listed)}"
 
 
-def _describe(what: str, numbers: Numbers) -> Iterator[str]:
-    """Range, median and histogram."""
-    yield f"{what}: {numbers.min()} to {numbers.max()} tokens, median {int(np.median(numbers))}"
-    ends = _ends(int(numbers.min()), int(numbers.max()))
-    counts = np.bincount(np.searchsorted(ends, numbers), minlength=len(ends)).tolist()
-    for end, count in zip(ends, counts, strict=True):
-        bar = "#" * -(-count * _BAR // max(counts))
-        yield f"  up to {end:>{len(str(ends[-1]))}} tokens  {count:>{len(str(max(counts)))}} rows  {bar}".rstrip()
+def _describe_distribution(title: str, numbers: IntArray) -> Iterator[str]:
+    """Yield range, median and histogram of token counts."""
+    yield f"{title}: {numbers.min()} to {numbers.max()} tokens, median {int(np.median(numbers))}"
+    bin_ends = _choose_bin_ends(int(numbers.min()), int(numbers.max()))
+    counts = np.bincount(np.searchsorted(bin_ends, numbers), minlength=len(bin_ends)).tolist()
+    end_width, count_width = len(str(bin_ends[-1])), len(str(max(counts)))
+    for end, count in zip(bin_ends, counts, strict=True):
+        bar = "#" * -(-count * _BAR_WIDTH // max(counts))
+        yield f"  up to {end:>{end_width}} tokens  {count:>{count_width}} rows  {bar}".rstrip()
 
 
-def longest(data: TokenDataset, count: int) -> list[int]:
-    """The longest rows, longest first; of copies the first."""
-    _, firsts = np.unique(data.origins, return_index=True)
-    lengths = data.lengths[firsts]
-    return [int(row) for row in firsts[np.argsort(-lengths, kind="stable")[:count]]]
+def find_longest_rows(data: TokenDataset, count: int) -> list[int]:
+    """Return the indices of the `count` longest rows, longest first; of copies of a row only the first."""
+    _, first_copies = np.unique(data.origin_ids, return_index=True)
+    lengths = data.lengths[first_copies]
+    return [int(row) for row in first_copies[np.argsort(-lengths, kind="stable")[:count]]]
 
 
-def costliest(order: Order, count: int) -> list[Item]:
-    """What the costliest micro-batch that can be would hold, in whatever epoch; fillers if there is less."""
+def select_costliest_items(order: Order, count: int) -> list[Item]:
+    """Return the `count` longest items, an upper bound on the cost of any micro-batch; completed with fillers."""
     epoch = order.epoch(0)
     items = [epoch.items[index] for index in np.argsort(-epoch.lengths, kind="stable")[:count].tolist()]
     return items + [FILLER] * (count - len(items))
 
 
-def name_rows(data: TokenDataset, items: Sequence[Item]) -> list[str]:
-    """Each row with its place and length; a pack with its tokens and its longest row."""
+def format_rows(data: TokenDataset, items: Sequence[Item]) -> list[str]:
+    """Return each row as origin and length, and each pack as its number of tokens and its longest row."""
     lengths = data.lengths
-    named = []
+    formatted = []
     for item in items:
         if isinstance(item, tuple):
             row = max(item, key=lambda member: int(lengths[member]))
-            named.append(f"a pack of {lengths[list(item)].sum()} with {data.place(row)} ({lengths[row]})")
+            formatted.append(f"a pack of {lengths[list(item)].sum()} with {data.origin(row)} ({lengths[row]})")
         elif item != FILLER:
-            named.append(f"{data.place(item)} ({lengths[item]})")
-    return named
+            formatted.append(f"{data.origin(item)} ({lengths[item]})")
+    return formatted
 
 
-def _ends(least: int, most: int) -> list[int]:
-    """Powers of two from the first that is not less than `least` to that for `most`, the last few of them."""
-    first, last = (least - 1).bit_length(), (most - 1).bit_length()
-    return [1 << power for power in range(max(first, last - _LINES + 1), last + 1)]
+def _choose_bin_ends(smallest: int, largest: int) -> list[int]:
+    """Return ascending powers of two; the last is at least `largest`, the first covers `smallest` if bins suffice."""
+    first, last = (smallest - 1).bit_length(), (largest - 1).bit_length()
+    return [1 << power for power in range(max(first, last - _MAX_BINS + 1), last + 1)]

@@ -1,4 +1,4 @@
-"""The datasets of a job, read, rendered and tokenised."""
+"""Reads, renders and tokenizes the training and evaluation data of a job."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
@@ -11,186 +11,198 @@ from torch.utils.data import Dataset as TorchDataset
 from transformers import PreTrainedTokenizerBase
 
 from finetune_api.v1alpha1.dataset import Dataset, DatasetSource
-from finetune_trainer.atomic_files import explained
-from finetune_trainer.data.chat_template import Renderer
-from finetune_trainer.data.epoch_order import Item, Order, PackOrder, RowOrder
-from finetune_trainer.data.packing import PackedDataset
-from finetune_trainer.data.row_filter import Rendered, Rules
-from finetune_trainer.data.token_cache import cache_key, obtain_tokens
+from finetune_trainer.atomic_files import translate_disk_errors
+from finetune_trainer.data.chat_template import ExampleRenderer
+from finetune_trainer.data.epoch import Item
+from finetune_trainer.data.epoch_order import Order, RowOrder
+from finetune_trainer.data.packing import PackedDataset, PackOrder
+from finetune_trainer.data.row_filter import RenderedRow, RowRules
+from finetune_trainer.data.token_cache import cache_key, load_or_tokenize
 from finetune_trainer.data.token_dataset import Features, TokenDataset
 from finetune_trainer.data.train_test_split import hold_out
-from finetune_trainer.data.vision_collator import SeeingDataset
-from finetune_trainer.data_sources.media import Kind
+from finetune_trainer.data.vision_collator import MultimodalDataset
+from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.data_sources.readers import Row
-from finetune_trainer.data_sources.source_files import EVAL, TRAIN, Downloads
-from finetune_trainer.data_sources.sources import Source, find_sources, read_sources
+from finetune_trainer.data_sources.source_files import EVAL_FIELD, TRAIN_FIELD, DownloadSettings
+from finetune_trainer.data_sources.sources import RowSource, find_sources, read_sources
 from finetune_trainer.errors import ChatTemplateError, DatasetError, InvalidSpec, TrainerError
-from finetune_trainer.vision.processor import Vision
+from finetune_trainer.vision.processor import VisionProcessor
 
-Samples = TorchDataset[tuple[Features, ...]]
+SampleDataset = TorchDataset[tuple[Features, ...]]
 
 
 @dataclass(frozen=True)
-class Data:
-    """What to train on and, maybe, what to evaluate on."""
+class TrainingData:
+    """The tokenized training rows and their order, and optionally evaluation rows."""
 
     train: TokenDataset
     order: Order
     eval: TokenDataset | None
-    rules: Rules
-    held_out: bool  # the rows of `eval` come from those of spec.dataset.train
-    vision: Vision | None = None
+    rules: RowRules
+    held_out: bool  # the rows of `eval` were split off from spec.dataset.train
+    vision: VisionProcessor | None = None
 
     @property
-    def samples(self) -> Samples:
-        """What `order` takes: rows, or packs of them."""
-        rows = self.seen(self.train)
+    def samples(self) -> SampleDataset:
+        """The dataset that the items of `order` index: rows, or packs of rows."""
+        rows = self.with_pixels(self.train)
         if not isinstance(self.order, PackOrder):
             return rows
-        return PackedDataset(rows, self.vision.axes if self.vision and self.vision.family.has_axes else None)
+        vision = self.vision
+        return PackedDataset(rows, vision.mrope_position_ids if vision and vision.family.uses_mrope else None)
 
     @property
     def digest(self) -> str:
-        """Equal where the same rows were found; of their tokens only the number counts."""
-        parts = (part.lengths.tobytes() for part in (self.train, self.eval) if part is not None)
-        return sha256(b"|".join(parts)).hexdigest()[:16]
+        """A hash of all row lengths, which differs if ranks read different rows."""
+        lengths = (dataset.lengths.tobytes() for dataset in (self.train, self.eval) if dataset is not None)
+        return sha256(b"|".join(lengths)).hexdigest()[:16]
 
     @property
-    def shown(self) -> frozenset[Kind]:
-        """Whether there are images, and whether there are videos."""
-        return frozenset().union(*(part.album.kinds for part in (self.train, self.eval) if part is not None))
+    def modalities(self) -> frozenset[Modality]:
+        """The modalities besides text that occur in any row."""
+        datasets = (dataset for dataset in (self.train, self.eval) if dataset is not None)
+        return frozenset().union(*(dataset.media_store.modalities for dataset in datasets))
 
     @cached_property
-    def shows_most(self) -> Item | None:
-        """The row, or the pack of the first epoch, with most visual tokens; None if nothing is shown at all."""
-        if self.vision is None or not self.train.album.kinds:
+    def most_visual_item(self) -> Item | None:
+        """The row, or the pack of the first epoch, with the most visual tokens; None without images and videos."""
+        if self.vision is None or not self.train.media_store.modalities:
             return None
-        visual = self.train.count(self.vision.visual_tokens)
+        counts = self.train.max_count_of(self.vision.visual_token_ids)
         if isinstance(self.order, PackOrder):
-            return max(self.order.epoch(0).items, key=lambda pack: int(visual[np.atleast_1d(pack)].sum()))
-        return int(np.argmax(visual))
+            return max(self.order.epoch(0).items, key=lambda pack: int(counts[np.atleast_1d(pack)].sum()))
+        return int(np.argmax(counts))
 
-    def seen(self, rows: TokenDataset) -> Samples:
-        """The rows with the pixels of their images, if the model sees."""
-        return SeeingDataset(rows, self.vision) if self.vision else rows
+    def with_pixels(self, rows: TokenDataset) -> SampleDataset:
+        """Return the rows with pixel inputs for a vision-language model, else the rows themselves."""
+        return MultimodalDataset(rows, self.vision) if self.vision else rows
 
 
 @dataclass(frozen=True)
-class Method:
-    """How a method makes sequences of a row; `name` with all that the result depends on, for the cache."""
+class RowRenderer:
+    """Renders a row into the sequences of a training method; `name` identifies it in the cache key."""
 
     name: str
-    render: Callable[[Renderer, Row], Rendered]
+    render: Callable[[ExampleRenderer, Row], RenderedRow]
 
 
 @dataclass(frozen=True)
-class Tokenizing:
-    """With what, by which rules, where the result is kept and who writes it."""
+class TokenizationConfig:
+    """How to tokenize the rows, where to cache the result, and whether this process writes the cache."""
 
     tokenizer: PreTrainedTokenizerBase
     model_name: str
-    method: Method
-    rules: Rules
-    seed: int  # of what is drawn: samples of sources, and the rows held out
+    row_renderer: RowRenderer
+    rules: RowRules
+    seed: int  # for drawing rows of sources and the held-out rows
     cache: Path
-    writes: bool
-    alive: Callable[[], None]
-    downloads: Downloads
-    vision: Vision | None = None
+    is_writer: bool
+    send_heartbeat: Callable[[], None]
+    downloads: DownloadSettings
+    vision: VisionProcessor | None = None
 
 
-def load_data(dataset: Dataset, how: Tokenizing) -> Data:
-    train = _load(dataset.train, how, field=TRAIN)
-    evaluated = _load(dataset.eval, how, field=EVAL) if dataset.eval else None
+def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
+    """Load training and evaluation data, from the cache if the same rows were tokenized before.
+
+    Raises: DatasetError, ChatTemplateError or InvalidSpec if the dataset cannot be used; HubUnavailable; OutputError
+    if the cache cannot be written.
+    """
+    train = _load(dataset.train, config, field=TRAIN_FIELD)
+    evaluation = _load(dataset.eval, config, field=EVAL_FIELD) if dataset.eval else None
     if dataset.split_dataset_ratio is not None:
-        train, evaluated = hold_out(train, dataset.split_dataset_ratio, seed=how.seed)
-    return Data(
+        train, evaluation = hold_out(train, dataset.split_dataset_ratio, seed=config.seed)
+    return TrainingData(
         train=train,
-        order=_order(dataset, train, how),
-        eval=evaluated,
-        rules=how.rules,
+        order=_build_order(dataset, train, config),
+        eval=evaluation,
+        rules=config.rules,
         held_out=dataset.split_dataset_ratio is not None,
-        vision=how.vision,
+        vision=config.vision,
     )
 
 
-def check_same(digests: Sequence[str], *, per_node: int) -> None:
-    """Ranks that read other rows would train on shares that do not make up the whole. Raises DatasetError."""
+def check_same_rows(digests: Sequence[str], *, per_node: int) -> None:
+    """Check that all ranks read the same rows, as otherwise their shares of an epoch overlap or leave rows out.
+
+    digests: one per rank. per_node: ranks per node. Raises: DatasetError naming the first node that differs.
+    """
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise DatasetError(
-                f"spec.dataset: node {rank // per_node} does not read the rows that node 0 reads; give all nodes the"
-                " same files, from storage that they share"
+                f"spec.dataset: node {rank // per_node} reads other rows than node 0; give all nodes the same files,"
+                " on storage that they share"
             )
 
 
-def _order(dataset: Dataset, train: TokenDataset, how: Tokenizing) -> Order:
+def _build_order(dataset: Dataset, train: TokenDataset, config: TokenizationConfig) -> Order:
     if not dataset.packing:
-        return RowOrder(train.lengths, seed=how.seed)
-    if how.vision and not how.vision.family.packs:
+        return RowOrder(train.lengths, seed=config.seed)
+    if config.vision and not config.vision.family.supports_packing:
         raise InvalidSpec(
-            f'spec.dataset.packing: model "{how.model_name}" reads images in both directions, and in doing so takes no'
-            " notice of where a row of a pack ends; leave packing out"
+            f'spec.dataset.packing: model "{config.model_name}" attends to image tokens in both directions, even across'
+            " the rows of a pack; leave packing out"
         )
-    assert dataset.max_length is not None  # the models see to it
-    return PackOrder(train.lengths, room=dataset.max_length, seed=how.seed)
+    assert dataset.max_length is not None  # validated by the API: packing needs maxLength
+    return PackOrder(train.lengths, max_length=dataset.max_length, seed=config.seed)
 
 
-def _load(named: Sequence[DatasetSource], how: Tokenizing, *, field: str) -> TokenDataset:
-    sources = find_sources(named, how.downloads, field=field)
-    with explained(how.cache):
-        data = obtain_tokens(
-            how.cache / "tokens" / _key(sources, how),
-            lambda: _render_all(sources, how),
-            rules=how.rules,
-            writes=how.writes,
-            alive=how.alive,
+def _load(specified: Sequence[DatasetSource], config: TokenizationConfig, *, field: str) -> TokenDataset:
+    sources = find_sources(specified, config.downloads, field=field)
+    with translate_disk_errors(config.cache):
+        data = load_or_tokenize(
+            config.cache / "tokens" / _build_cache_key(sources, config),
+            lambda: _render_all(sources, config),
+            rules=config.rules,
+            is_writer=config.is_writer,
+            send_heartbeat=config.send_heartbeat,
         )
     if len(data) == 0:
-        raise DatasetError(f"{field}: no sample is left; {_why_empty(data, how.rules)}")
+        raise DatasetError(f"{field}: no sample is left; {_explain_empty(data, config.rules)}")
     return data
 
 
-def _key(sources: Sequence[Source], how: Tokenizing) -> str:
-    drawn = [(len(source.files), source.rows) for source in sources]
+def _build_cache_key(sources: Sequence[RowSource], config: TokenizationConfig) -> str:
+    row_counts = [(len(source.files), source.rows) for source in sources]
     return cache_key(
         [file for source in sources for file in source.files],
-        how.tokenizer.backend_tokenizer.to_str() + str(how.tokenizer.chat_template),
-        how.method.name,
-        how.vision.described if how.vision else None,
-        astuple(how.rules),
-        (drawn, how.seed) if any(source.rows for source in sources) else None,
+        config.tokenizer.backend_tokenizer.to_str() + str(config.tokenizer.chat_template),
+        config.row_renderer.name,
+        config.vision.cache_description if config.vision else None,
+        astuple(config.rules),
+        (row_counts, config.seed) if any(source.rows for source in sources) else None,
     )
 
 
-def _render_all(sources: Sequence[Source], how: Tokenizing) -> Iterator[Rendered | TrainerError]:
-    """Every row that is taken, as often as it is, or what is wrong with it."""
-    renderer = Renderer(how.tokenizer, model_name=how.model_name, vision=how.vision)
-    for row, times in read_sources(sources, seed=how.seed):
-        rendered = row if isinstance(row, DatasetError) else _render(renderer, row, how.method)
-        for _ in range(times):
+def _render_all(sources: Sequence[RowSource], config: TokenizationConfig) -> Iterator[RenderedRow | TrainerError]:
+    """Yield each row once per draw, or the error that makes it unusable."""
+    renderer = ExampleRenderer(config.tokenizer, model_name=config.model_name, vision=config.vision)
+    for row, repeats in read_sources(sources, seed=config.seed):
+        rendered = row if isinstance(row, DatasetError) else _render(renderer, row, config.row_renderer)
+        for _ in range(repeats):
             yield rendered
 
 
-def _render(renderer: Renderer, row: Row, method: Method) -> Rendered | TrainerError:
+def _render(renderer: ExampleRenderer, row: Row, row_renderer: RowRenderer) -> RenderedRow | TrainerError:
     try:
-        return method.render(renderer, row)
+        return row_renderer.render(renderer, row)
     except (DatasetError, ChatTemplateError) as error:
         return error
 
 
-def _why_empty(data: TokenDataset, rules: Rules) -> str:
-    counted = data.counted
-    if counted.rows == 0:
-        return "the files hold no rows"
+def _explain_empty(data: TokenDataset, rules: RowRules) -> str:
+    """Return the reasons why all rows were dropped or skipped."""
+    stats = data.stats
+    if stats.rows == 0:
+        return "the files contain no rows"
     reasons = []
-    if counted.bad:
-        reasons.append(f"{counted.bad.count} cannot be used: {counted.bad}")
-    if counted.nothing_to_learn:
-        reasons.append(f"{counted.nothing_to_learn.count} have no token to learn: {counted.nothing_to_learn}")
-    if counted.too_long:
+    if stats.bad:
+        reasons.append(f"{stats.bad.count} cannot be used: {stats.bad}")
+    if stats.nothing_to_learn:
+        reasons.append(f"{stats.nothing_to_learn.count} have no target token: {stats.nothing_to_learn}")
+    if stats.too_long:
         reasons.append(
-            f"{counted.too_long.count} are longer than {rules.max_length} tokens (spec.dataset.maxLength):"
-            f" {counted.too_long}"
+            f"{stats.too_long.count} are longer than {rules.max_length} tokens (spec.dataset.maxLength):"
+            f" {stats.too_long}"
         )
-    return f"of {counted.rows} rows {'; '.join(reasons)}"
+    return f"of {stats.rows} rows {'; '.join(reasons)}"

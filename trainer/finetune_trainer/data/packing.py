@@ -1,32 +1,98 @@
-"""Several rows in one sequence; their positions begin anew, by which transformers keeps them apart."""
+"""Packs several rows into one sequence; transformers isolates rows whose position ids restart at 0."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from finetune_trainer.data.epoch_order import Item
+from finetune_trainer.data.epoch import Epoch, Item, shuffle_indices
 from finetune_trainer.data.token_dataset import Features
+from finetune_trainer.data_sources.arrays import IntArray
 
-POSITIONS = "position_ids"
-AXES = "axes"  # positions in time, height and width, of models whose images have some
+POSITION_IDS = "position_ids"
+MROPE_POSITION_IDS = "mrope_position_ids"  # (seq, 3): time, height and width, for models with M-RoPE
 
-Axes = Callable[[Features], torch.Tensor]  # of a row: (tokens, 3)
+MropePositions = Callable[[Features], torch.Tensor]  # maps the features of a row to (seq, 3)
 
 
 class PackedDataset(Dataset[tuple[Features, ...]]):
-    """Rows that belong together, by their indices. The first token of a row is never learned, so no row predicts
-    the next one's. What rows show is in the order of the rows."""
+    """Concatenates the rows of a pack, given by their indices, and adds position ids.
 
-    def __init__(self, rows: Dataset[tuple[Features, ...]], axes: Axes | None = None) -> None:
+    The first token of a row is never a target, so no row predicts the beginning of the next one. Pixel inputs are in
+    the order of the rows.
+    """
+
+    def __init__(self, rows: Dataset[tuple[Features, ...]], mrope_positions: MropePositions | None = None) -> None:
         self._rows = rows
-        self._axes = axes
+        self._mrope_positions = mrope_positions
 
     def __getitem__(self, pack: Item) -> tuple[Features, ...]:
         members = [self._rows[row][0] for row in ([pack] if isinstance(pack, int) else pack)]
         names = dict.fromkeys(name for member in members for name in member)
         packed = {name: torch.cat([member[name] for member in members if name in member]) for name in names}
-        packed[POSITIONS] = torch.cat([torch.arange(len(member["input_ids"])) for member in members])
-        if self._axes:
-            packed[AXES] = torch.cat([self._axes(member) for member in members])
+        packed[POSITION_IDS] = torch.cat([torch.arange(len(member["input_ids"])) for member in members])
+        if self._mrope_positions:
+            packed[MROPE_POSITION_IDS] = torch.cat([self._mrope_positions(member) for member in members])
         return (packed,)
+
+
+class PackOrder:
+    """Orders every row once, in packs of at most `max_length` tokens, repacked and reshuffled in each epoch.
+
+    The number of packs and their lengths depend on the row lengths alone and are the same in every epoch: only rows of
+    equal length swap places.
+    """
+
+    def __init__(self, lengths: IntArray, *, max_length: int, seed: int) -> None:
+        self._lengths = lengths
+        self._max_length = max_length
+        self._seed = seed
+        self._pack_count = len(self._pack(np.arange(len(lengths))))
+
+    def __len__(self) -> int:
+        return self._pack_count
+
+    def epoch(self, number: int) -> Epoch:
+        """Return the packs of the epoch; the first epoch has number 0."""
+        order = shuffle_indices(len(self._lengths), self._seed, number)
+        packs = self._pack(order)
+        shuffled = [packs[index] for index in shuffle_indices(len(packs), self._seed, number)]
+        lengths = self._lengths.tolist()
+        return Epoch(shuffled, np.array([sum(lengths[row] for row in pack) for pack in shuffled], dtype=np.int64))
+
+    @property
+    def utilization(self) -> float:
+        """The share of the packs' capacity, from 0 to 1, that rows fill."""
+        return float(self._lengths.sum()) / (self._pack_count * self._max_length)
+
+    def _pack(self, order: IntArray) -> list[tuple[int, ...]]:
+        rows = order.tolist()
+        packs = pack_best_fit(self._lengths[order].tolist(), self._max_length)
+        return [tuple(rows[position] for position in sorted(pack)) for pack in packs]
+
+
+def pack_best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Pack by best-fit decreasing: longest first, each into the fullest pack it fits into, or into a new one.
+
+    Returns the indices into `lengths` of each pack. Bit n of `free_sizes` is set if some pack has n tokens free, so
+    the smallest sufficient free size is found by bit operations instead of a search.
+    """
+    packs: list[list[int]] = []
+    packs_by_free_size: list[list[list[int]]] = [[] for _ in range(capacity + 1)]
+    free_sizes = 0
+    for index in np.argsort(np.negative(lengths), kind="stable").tolist():
+        length = lengths[index]
+        sufficient = free_sizes >> length
+        if sufficient:
+            free = length + (sufficient & -sufficient).bit_length() - 1
+            pack = packs_by_free_size[free].pop()
+            if not packs_by_free_size[free]:
+                free_sizes ^= 1 << free
+        else:
+            free, pack = capacity, []
+            packs.append(pack)
+        pack.append(index)
+        packs_by_free_size[free - length].append(pack)
+        free_sizes |= 1 << (free - length)
+    return packs

@@ -1,4 +1,4 @@
-"""What becomes of each row: kept, cut, dropped or skipped; counted, and the first of each kind named."""
+"""Keeps, truncates, drops or skips each row by the rules of the spec, counts them, and lists the first of each kind."""
 
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -6,23 +6,23 @@ from typing import Any, Literal
 from finetune_trainer.data.chat_template import Sample
 from finetune_trainer.errors import DatasetError, TrainerError
 
-_NAMED = 10  # rows that a message names
+_MAX_EXAMPLES = 10
 
-Rendered = tuple[Sample, ...]  # one sequence, or the chosen and the rejected one of a pair
+RenderedRow = tuple[Sample, ...]  # one sequence, or the chosen and the rejected sequence of a pair
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What to do with rows that are too long or cannot be used."""
+class RowRules:
+    """How to handle rows that are too long or cannot be used."""
 
-    max_length: int | None = None
+    max_length: int | None = None  # tokens
     overlong: Literal["drop", "truncate", "error"] = "drop"
     on_bad_row: Literal["error", "skip"] = "error"
 
 
 @dataclass(frozen=True)
-class Named:
-    """How many rows, and the names of the first few."""
+class RowExamples:
+    """A number of rows, and the descriptions of the first few."""
 
     count: int = 0
     first: tuple[str, ...] = ()
@@ -34,71 +34,81 @@ class Named:
         more = (f"and {self.count - len(self.first)} more",) if self.count > len(self.first) else ()
         return ", ".join((*self.first, *more))
 
-    def plus(self, name: str) -> "Named":
-        return Named(self.count + 1, (*self.first, name) if len(self.first) < _NAMED else self.first)
+    def with_row(self, description: str) -> "RowExamples":
+        """Return a copy that counts one more row."""
+        first = (*self.first, description) if len(self.first) < _MAX_EXAMPLES else self.first
+        return RowExamples(self.count + 1, first)
 
 
 @dataclass(frozen=True)
-class Counted:
-    """What became of the rows that were read."""
+class RowStats:
+    """How many rows were read and what happened to them; the field names are keys of the token cache."""
 
     rows: int = 0
     kept: int = 0
-    too_long: Named = field(default=Named())  # and left out; each with its length
-    cut: Named = field(default=Named())  # kept without their end; each with its length before
-    nothing_to_learn: Named = field(default=Named())
-    bad: Named = field(default=Named())  # each with what is wrong with it
+    too_long: RowExamples = field(default=RowExamples())  # dropped; described by origin and length
+    cut: RowExamples = field(default=RowExamples())  # truncated; described by origin and original length
+    nothing_to_learn: RowExamples = field(default=RowExamples())  # dropped: without target tokens
+    bad: RowExamples = field(default=RowExamples())  # skipped; described by their error message
 
     @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> "Counted":
-        named = {
-            name: Named(value["count"], tuple(value["first"])) for name, value in raw.items() if isinstance(value, dict)
+    def from_json(cls, raw: dict[str, Any]) -> "RowStats":
+        """Parse the output of `as_json`."""
+        examples = {
+            name: RowExamples(value["count"], tuple(value["first"]))
+            for name, value in raw.items()
+            if isinstance(value, dict)
         }
-        return cls(**{**raw, **named})
+        return cls(**{**raw, **examples})
 
     def as_json(self) -> dict[str, Any]:
+        """Return the stats as a JSON object."""
         return asdict(self)
 
 
-class Sieve:
-    """Applies the rules to one row after the other, and counts."""
+class RowFilter:
+    """Applies the rules to one row after the other and counts the results in `stats`."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: RowRules) -> None:
         self._rules = rules
-        self.counted = Counted()
+        self.stats = RowStats()
 
-    def keep(self, row: Rendered | TrainerError) -> Rendered | None:
-        """The row as it will be trained on, or None. Raises where the rules say so."""
-        counted = self.counted = replace(self.counted, rows=self.counted.rows + 1)
+    def apply(self, row: RenderedRow | TrainerError) -> RenderedRow | None:
+        """Return the row to train on, or None if it is dropped or skipped.
+
+        Raises: DatasetError or ChatTemplateError, if the rules make a bad or overlong row an error.
+        """
+        stats = self.stats = replace(self.stats, rows=self.stats.rows + 1)
         if isinstance(row, TrainerError):
             if self._rules.on_bad_row == "error":
                 raise row
-            self.counted = replace(counted, bad=counted.bad.plus(str(row)))
+            self.stats = replace(stats, bad=stats.bad.with_row(str(row)))
             return None
-        place, longest = row[0].place, max(len(sample.tokens) for sample in row)
-        if not _all_learn(row):
-            self.counted = replace(counted, nothing_to_learn=counted.nothing_to_learn.plus(place))
+        origin, longest = row[0].origin, max(len(sample.input_ids) for sample in row)
+        if not _has_targets(row):
+            self.stats = replace(stats, nothing_to_learn=stats.nothing_to_learn.with_row(origin))
             return None
         if self._rules.max_length is not None and longest > self._rules.max_length:
-            return self._shorten(row, f"{place} ({longest})")
-        self.counted = replace(counted, kept=counted.kept + 1)
+            return self._shorten(row, f"{origin} ({longest})")
+        self.stats = replace(stats, kept=stats.kept + 1)
         return row
 
-    def _shorten(self, row: Rendered, named: str) -> Rendered | None:
-        limit, counted = self._rules.max_length, self.counted
+    def _shorten(self, row: RenderedRow, description: str) -> RenderedRow | None:
+        limit, stats = self._rules.max_length, self.stats
         if self._rules.overlong == "error":
             raise DatasetError(
-                f"{row[0].place}: {max(len(sample.tokens) for sample in row)} tokens, more than the {limit} of"
+                f"{row[0].origin}: {max(len(sample.input_ids) for sample in row)} tokens, more than the {limit} of"
                 " spec.dataset.maxLength; raise it, shorten the row, or set overlong to drop or truncate"
             )
-        assert limit is not None  # else nothing is too long
-        beginning = tuple(sample.beginning(limit) for sample in row)
-        if self._rules.overlong == "drop" or not _all_learn(beginning):
-            self.counted = replace(counted, too_long=counted.too_long.plus(named))
+        assert limit is not None  # without a limit no row is too long
+        truncated = tuple(sample.truncated(limit) for sample in row)
+        if self._rules.overlong == "drop" or not _has_targets(truncated):
+            self.stats = replace(stats, too_long=stats.too_long.with_row(description))
             return None
-        self.counted = replace(counted, kept=counted.kept + 1, cut=counted.cut.plus(named))
-        return beginning
+        self.stats = replace(stats, kept=stats.kept + 1, cut=stats.cut.with_row(description))
+        return truncated
 
 
-def _all_learn(row: Rendered) -> bool:
+def _has_targets(row: RenderedRow) -> bool:
+    """Return whether every sequence of the row has a target token."""
     return all(any(sample.weights) for sample in row)

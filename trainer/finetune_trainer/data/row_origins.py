@@ -1,4 +1,4 @@
-"""Where rows come from, such as `/data/train.jsonl line 17`, in eight bytes a row."""
+"""The origin of every row, such as `/data/train.jsonl line 17`, in eight bytes per row."""
 
 from array import array
 from dataclasses import dataclass
@@ -6,33 +6,34 @@ from typing import Any
 
 import numpy as np
 
-_BITS = 40  # of the number; above them is that of the source
+_NUMBER_BITS = 40  # low bits: line or row number; high bits: index into `sources`
 
 
 @dataclass(frozen=True)
-class Places:
-    """What a place begins with, such as `/data/train.jsonl line`, is kept once for all rows."""
+class RowOrigins:
+    """The origin of each row by its index; the text before the number is stored once per file."""
 
-    sources: tuple[str, ...]
+    sources: tuple[str, ...]  # such as `/data/train.jsonl line`
     numbers: "np.ndarray[Any, np.dtype[np.int64]]"
 
     def __getitem__(self, row: int) -> str:
-        source, number = divmod(int(self.numbers[row]), 1 << _BITS)
+        source, number = divmod(int(self.numbers[row]), 1 << _NUMBER_BITS)
         return f"{self.sources[source]} {number}"
 
 
-class PlaceBook:
-    """Takes places down, one by one."""
+class RowOriginWriter:
+    """Records the file and the line or row number of each row."""
 
     def __init__(self) -> None:
         self._sources: dict[str, int] = {}
         self._numbers = array("q")
 
-    def add(self, place: str) -> None:
-        """It ends with a number."""
-        source, _, number = place.rpartition(" ")
-        known = self._sources.setdefault(source, len(self._sources))
-        self._numbers.append(known << _BITS | int(number))
+    def add(self, origin: str) -> None:
+        """Append the origin of the next row; it ends with a space and a number."""
+        source, _, number = origin.rpartition(" ")
+        source_index = self._sources.setdefault(source, len(self._sources))
+        self._numbers.append(source_index << _NUMBER_BITS | int(number))
 
-    def places(self) -> Places:
-        return Places(tuple(self._sources), np.array(self._numbers, dtype=np.int64))
+    def finish(self) -> RowOrigins:
+        """Return the recorded origins in their order."""
+        return RowOrigins(tuple(self._sources), np.array(self._numbers, dtype=np.int64))

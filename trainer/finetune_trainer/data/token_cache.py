@@ -1,4 +1,4 @@
-"""The cache of tokenised rows: one process per node writes them, every rank reads them."""
+"""The cache of tokenized rows: one process per node writes it, every rank reads it."""
 
 import hashlib
 import json
@@ -11,85 +11,95 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune_trainer.data.media_store import AlbumWriter
-from finetune_trainer.data.row_filter import Rendered, Rules, Sieve
-from finetune_trainer.data.row_origins import PlaceBook
+from finetune_trainer.data.media_store import MediaStoreWriter
+from finetune_trainer.data.row_filter import RenderedRow, RowFilter, RowRules
+from finetune_trainer.data.row_origins import RowOriginWriter
 from finetune_trainer.data.token_dataset import TokenDataset
 from finetune_trainer.errors import TrainerError
 
 _FORMAT = 5
 
-Rows = Iterable[Rendered | TrainerError]
+RenderedRows = Iterable[RenderedRow | TrainerError]
 
 
-def cache_key(files: Sequence[Path], *described: object) -> str:
-    """Changes with the files, and with whatever else is told that decides about the tokens."""
+def cache_key(files: Sequence[Path], *parameters: object) -> str:
+    """Return a hash of paths, sizes and modification times of the files and of the tokenization parameters."""
     stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(json.dumps([_FORMAT, stats, described]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([_FORMAT, stats, parameters]).encode()).hexdigest()[:32]
 
 
-def obtain_tokens(
-    folder: Path, rows: Callable[[], Rows], *, rules: Rules, writes: bool, alive: Callable[[], None]
+def load_or_tokenize(
+    folder: Path,
+    rows: Callable[[], RenderedRows],
+    *,
+    rules: RowRules,
+    is_writer: bool,
+    send_heartbeat: Callable[[], None],
 ) -> TokenDataset:
-    """The cached rows. Where they are not there yet, the process that `writes` makes them and the others wait.
+    """Load the cached rows; if there are none yet, the writer tokenizes them and the other processes wait.
 
-    The waiting have no deadline: if the writer fails, torchrun ends them with it.
+    Waiting has no timeout: if the writer fails, the supervisor ends the waiting processes too.
     """
-    if writes:
+    if is_writer:
         if not folder.exists():
-            _write(folder, rows(), rules=rules, alive=alive)
-        alive()
+            _write(folder, rows(), rules=rules, send_heartbeat=send_heartbeat)
+        send_heartbeat()
     while not folder.exists():
         time.sleep(0.1)
     return TokenDataset(folder)
 
 
-def _write(folder: Path, rows: Rows, *, rules: Rules, alive: Callable[[], None]) -> None:
-    """Beside, then renamed. Another node may win the race with the same content; then ours is dropped."""
-    beside = folder.with_name(f".{folder.name}-{os.uname().nodename}-{os.getpid()}")
-    beside.mkdir(parents=True)
+def _write(folder: Path, rows: RenderedRows, *, rules: RowRules, send_heartbeat: Callable[[], None]) -> None:
+    """Write to a temporary folder beside `folder`, then rename it.
+
+    Another node may have renamed the same content first; then this copy is deleted.
+    """
+    temporary = folder.with_name(f".{folder.name}-{os.uname().nodename}-{os.getpid()}")
+    temporary.mkdir(parents=True)
     try:
-        meta = _write_files(beside, rows, rules=rules, alive=alive)
-        (beside / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-        beside.rename(folder)
+        meta = _write_files(temporary, rows, rules=rules, send_heartbeat=send_heartbeat)
+        (temporary / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+        temporary.rename(folder)
     except OSError:
         if not folder.exists():
             raise
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write_files(folder: Path, rows: Rows, *, rules: Rules, alive: Callable[[], None]) -> dict[str, object]:
-    """Tokens, weights, places and the ends of the sequences; gives what else there is to know of them."""
+def _write_files(
+    folder: Path, rows: RenderedRows, *, rules: RowRules, send_heartbeat: Callable[[], None]
+) -> dict[str, object]:
+    """Write token ids, weights, media, origins and the ends of the sequences; return the content of meta.json."""
     ends, total, sequences, weighted = array("q"), 0, 1, False
-    sieve, places = Sieve(rules), PlaceBook()
+    row_filter, origins = RowFilter(rules), RowOriginWriter()
     with (
         (folder / "tokens.bin").open("wb") as tokens_file,
         (folder / "weights.bin").open("wb") as weights_file,
-        AlbumWriter(folder) as album,
+        MediaStoreWriter(folder) as media,
     ):
         for number, row in enumerate(rows, start=1):
             if number % 256 == 0:
-                alive()
-            kept = sieve.keep(row)
-            if kept is None:
+                send_heartbeat()
+            samples = row_filter.apply(row)
+            if samples is None:
                 continue
-            sequences = len(kept)
-            places.add(kept[0].place)
-            for sample in kept:
+            sequences = len(samples)
+            origins.add(samples[0].origin)
+            for sample in samples:
                 weights = np.asarray(sample.weights, dtype=np.float32)
                 weighted = weighted or bool(((weights != 0) & (weights != 1)).any())
-                tokens_file.write(np.asarray(sample.tokens, dtype=np.int32).tobytes())
+                tokens_file.write(np.asarray(sample.input_ids, dtype=np.int32).tobytes())
                 weights_file.write(weights.tobytes())
-                total += len(sample.tokens)
+                total += len(sample.input_ids)
                 ends.append(total)
-                album.add(image.picture for image in sample.shown)
-    written = places.places()
+                media.add(placeholder.item for placeholder in sample.placeholders)
+    row_origins = origins.finish()
     np.save(folder / "ends.npy", np.array(ends, dtype=np.int64))
-    np.save(folder / "places.npy", written.numbers)
+    np.save(folder / "places.npy", row_origins.numbers)
     return {
-        "counted": sieve.counted.as_json(),
+        "counted": row_filter.stats.as_json(),
         "sequences": sequences,
         "weighted": weighted,
-        "sources": written.sources,
+        "sources": row_origins.sources,
     }

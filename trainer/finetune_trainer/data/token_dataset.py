@@ -1,4 +1,4 @@
-"""Tokenised rows on disk, memory-mapped: what training reads."""
+"""The dataset of tokenized rows, memory-mapped from the token cache."""
 
 import copy
 import json
@@ -10,81 +10,81 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from finetune_trainer.data.media_store import Album
-from finetune_trainer.data.row_filter import Counted
-from finetune_trainer.data.row_origins import Places
-from finetune_trainer.data_sources.media import Picture
+from finetune_trainer.data.media_store import MediaStore
+from finetune_trainer.data.row_filter import RowStats
+from finetune_trainer.data.row_origins import RowOrigins
+from finetune_trainer.data_sources.arrays import IntArray
+from finetune_trainer.data_sources.media import MediaItem
 
-IGNORED = -100  # the label of a token that is not learned
-FILLER = -1
+IGNORE_INDEX = -100  # the label of a token that is not a target
+FILLER = -1  # the index of a filler: a sample of one token without targets, which completes a round of micro-batches
 
 Features = dict[str, torch.Tensor]
-Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class TokenDataset(Dataset[tuple[Features, ...]]):
-    """Rows by index, each a tuple of sequences. A filler's sequences teach nothing."""
+    """Returns each row as a tuple of sequences: one for SFT, the chosen and the rejected one for DPO."""
 
     def __init__(self, folder: Path) -> None:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        self.counted = Counted.from_json(meta["counted"])
-        self._sequences: int = meta["sequences"]
+        self.stats = RowStats.from_json(meta["counted"])
+        self._sequences_per_row: int = meta["sequences"]
         self._weighted: bool = meta["weighted"]
         self._ends = np.load(folder / "ends.npy")
-        self._places = Places(tuple(meta["sources"]), np.load(folder / "places.npy"))
-        self._tokens = _map(folder / "tokens.bin", np.int32)
-        self._weights = _map(folder / "weights.bin", np.float32)
-        self.album = Album(folder)
-        self._rows: Numbers = np.arange(len(self._ends) // self._sequences)
+        self._origins = RowOrigins(tuple(meta["sources"]), np.load(folder / "places.npy"))
+        self._tokens = _map_file(folder / "tokens.bin", np.int32)
+        self._weights = _map_file(folder / "weights.bin", np.float32)
+        self.media_store = MediaStore(folder)
+        self._rows: IntArray = np.arange(len(self._ends) // self._sequences_per_row)
 
-    def only(self, rows: Numbers) -> "TokenDataset":
-        """Some of the rows, as a dataset of their own."""
-        chosen = copy.copy(self)
-        chosen._rows = self._rows[rows]
-        return chosen
+    def select(self, rows: IntArray) -> "TokenDataset":
+        """Return a dataset of the rows with these indices."""
+        selection = copy.copy(self)
+        selection._rows = self._rows[rows]
+        return selection
 
     @property
-    def lengths(self) -> Numbers:
-        """Tokens of each row's longest sequence."""
-        longest: Numbers = self._all_lengths().max(axis=1)
+    def lengths(self) -> IntArray:
+        """The number of tokens of each row's longest sequence, (rows,)."""
+        longest: IntArray = self._sequence_lengths().max(axis=1)
         return longest
 
     @property
-    def tokens(self) -> int:
-        """Of all sequences."""
-        return int(self._all_lengths().sum())
+    def token_count(self) -> int:
+        """The number of tokens of all sequences."""
+        return int(self._sequence_lengths().sum())
 
-    def count(self, tokens: Collection[int]) -> Numbers:
-        """How many of these each row has, in the sequence that has most."""
+    def max_count_of(self, token_ids: Collection[int]) -> IntArray:
+        """Return how many of these tokens each row has in the sequence with the most of them, (rows,)."""
         starts = np.concatenate(([0], self._ends[:-1]))
-        found = np.add.reduceat(np.isin(self._tokens, list(tokens)), starts, dtype=np.int64)
-        most: Numbers = found.reshape(-1, self._sequences)[self._rows].max(axis=1)
-        return most
+        counts = np.add.reduceat(np.isin(self._tokens, list(token_ids)), starts, dtype=np.int64)
+        largest: IntArray = counts.reshape(-1, self._sequences_per_row)[self._rows].max(axis=1)
+        return largest
 
     @property
-    def origins(self) -> Numbers:
-        """Equal where a row was taken more than once."""
-        return self._places.numbers[self._rows]
+    def origin_ids(self) -> IntArray:
+        """A number per row, (rows,), that is equal for copies of the same source row."""
+        return self._origins.numbers[self._rows]
 
-    def place(self, index: int) -> str:
-        """How a message names the row."""
-        return self._places[int(self._rows[index])]
+    def origin(self, index: int) -> str:
+        """Return the file and the line or row number of the row."""
+        return self._origins[int(self._rows[index])]
 
-    def pictures(self, index: int) -> tuple[tuple[Picture, ...], ...]:
-        """What each of the row's sequences shows."""
+    def media(self, index: int) -> tuple[tuple[MediaItem, ...], ...]:
+        """Return the images and videos of each sequence of the row."""
         if index == FILLER:
-            return ((),) * self._sequences
-        first = int(self._rows[index]) * self._sequences
-        return tuple(self.album[first + number] for number in range(self._sequences))
+            return ((),) * self._sequences_per_row
+        first = int(self._rows[index]) * self._sequences_per_row
+        return tuple(self.media_store[first + offset] for offset in range(self._sequences_per_row))
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> tuple[Features, ...]:
         if index == FILLER:
-            return (self._features(torch.zeros(1, dtype=torch.int64), torch.zeros(1)),) * self._sequences
-        first = int(self._rows[index]) * self._sequences
-        return tuple(self._sequence(first + number) for number in range(self._sequences))
+            return (self._features(torch.zeros(1, dtype=torch.int64), torch.zeros(1)),) * self._sequences_per_row
+        first = int(self._rows[index]) * self._sequences_per_row
+        return tuple(self._sequence(first + offset) for offset in range(self._sequences_per_row))
 
     def _sequence(self, number: int) -> Features:
         start, end = int(self._ends[number - 1]) if number else 0, int(self._ends[number])
@@ -92,16 +92,16 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
         return self._features(tokens, torch.from_numpy(self._weights[start:end].copy()))
 
     def _features(self, tokens: torch.Tensor, weights: torch.Tensor) -> Features:
-        """Weights only where some are neither 0 nor 1."""
-        features = {"input_ids": tokens, "labels": tokens.masked_fill(weights == 0, IGNORED)}
+        """Return input ids and labels, and the weights only if some weight of the dataset is neither 0 nor 1."""
+        features = {"input_ids": tokens, "labels": tokens.masked_fill(weights == 0, IGNORE_INDEX)}
         return {**features, "weights": weights} if self._weighted else features
 
-    def _all_lengths(self) -> Numbers:
-        """(rows, sequences)."""
-        lengths: Numbers = np.diff(self._ends, prepend=0).reshape(-1, self._sequences)[self._rows]
+    def _sequence_lengths(self) -> IntArray:
+        """Return the number of tokens of each sequence, (rows, sequences per row)."""
+        lengths: IntArray = np.diff(self._ends, prepend=0).reshape(-1, self._sequences_per_row)[self._rows]
         return lengths
 
 
-def _map(path: Path, dtype: type[np.generic]) -> "np.ndarray[Any, Any]":
-    """An empty file cannot be mapped."""
+def _map_file(path: Path, dtype: type[np.generic]) -> "np.ndarray[Any, Any]":
+    """Memory-map the file, or return an empty array, as mmap rejects empty files."""
     return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)

@@ -1,24 +1,25 @@
-"""Rows held out of training to evaluate on."""
+"""Splits rows into a training and an evaluation dataset."""
 
 import numpy as np
 
 from finetune_trainer.data.token_dataset import TokenDataset
 from finetune_trainer.errors import DatasetError
 
-_STREAM = (0, 2)  # beside the job's seed, so that nothing else draws the same numbers
+_SEED_KEY = (0, 2)  # added to the job's seed, so that the split is independent of other random draws
 
 
 def hold_out(data: TokenDataset, ratio: float, *, seed: int) -> tuple[TokenDataset, TokenDataset]:
-    """What is left to train on, and the share held out: at least one row, each once.
+    """Split into training rows and held-out rows; at least one row is held out.
 
-    A row that was taken more than once stays on one side with all its copies.
+    All copies of a row are on one side of the split; among the held-out rows each row occurs once.
     """
-    origins, first, origin_of = np.unique(data.origins, return_index=True, return_inverse=True)
-    if len(origins) < 2:
+    origin_ids, first_copy, origin_of_row = np.unique(data.origin_ids, return_index=True, return_inverse=True)
+    if len(origin_ids) < 2:
         raise DatasetError(
             "spec.dataset.splitDatasetRatio: a split needs at least two different rows, and spec.dataset.train has"
-            f" {len(origins)}; add rows, or leave splitDatasetRatio out"
+            f" {len(origin_ids)}; add rows, or leave splitDatasetRatio out"
         )
-    count = min(max(1, round(len(origins) * ratio)), len(origins) - 1)
-    held = np.random.default_rng((seed, *_STREAM)).permutation(len(origins))[:count]
-    return data.only(np.flatnonzero(~np.isin(origin_of, held))), data.only(np.sort(first[held]))
+    count = min(max(1, round(len(origin_ids) * ratio)), len(origin_ids) - 1)
+    held_out = np.random.default_rng((seed, *_SEED_KEY)).permutation(len(origin_ids))[:count]
+    train_rows = np.flatnonzero(~np.isin(origin_of_row, held_out))
+    return data.select(train_rows), data.select(np.sort(first_copy[held_out]))

@@ -1,4 +1,7 @@
-"""Which images and videos a row shows, and where in its words: OpenAI's parts, or `<image>` with a column `images`."""
+"""Finds the images and videos of a row and their positions in its text.
+
+Two forms are supported: content parts of a message as OpenAI has them, and `<image>` with a column `images`.
+"""
 
 import base64
 import binascii
@@ -8,124 +11,134 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from finetune_trainer.data_sources.readers import Row, describe
+from finetune_trainer.data_sources.readers import Row, describe_value
 from finetune_trainer.errors import DatasetError
 
 
-class Kind(StrEnum):
+class Modality(StrEnum):
+    """What a vision-language model takes besides text."""
+
     IMAGE = "image"
     VIDEO = "video"
 
     @property
     def tag(self) -> str:
-        """In the words of a row, for the next entry of its column."""
+        """The tag in the text of a row that stands for the next entry of its column."""
         return f"<{self}>"
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """The names that a column of this modality may have."""
         return (f"{self}s", str(self))
 
     @property
     def part_keys(self) -> tuple[str, ...]:
-        """Of a part of a message, for what it shows."""
+        """The keys of a content part that may contain the image or video."""
         return (str(self), "path", "url", f"{self}_url", "bytes")
 
 
-MARK = "\ufffc\ue0f0"  # in ours, for the next of a turn's pictures; two characters that no text has together
+MEDIA_MARK = "\ufffc\ue0f0"  # marks the next of a turn's media; no real text contains these two characters in sequence
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An image or a video by its path, or itself as a file's bytes; or a video by the paths of its frames."""
+class MediaItem:
+    """An image or a video: the path of a file, the bytes of a file, or for a video the paths of its frames."""
 
     path: str = ""
     data: bytes = b""
-    kind: Kind = Kind.IMAGE
+    modality: Modality = Modality.IMAGE
     frames: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """As a message names it."""
-        return f"{self.kind} {self.path or (self.frames[0] if self.frames else 'in the row')}"
+        """Return modality and path, for error messages."""
+        return f"{self.modality} {self.path or (self.frames[0] if self.frames else 'in the row')}"
 
 
-def part_picture(row: Row, where: str, part: dict[str, object], kind: Kind) -> Picture | None:
-    """What a part of a message shows; None if it only says that the next entry of the column is shown here."""
-    named = [key for key in kind.part_keys if part.get(key) is not None]
-    return _picture(row, f"{where}.{named[0]}", part[named[0]], kind) if named else None
+def parse_part_media(row: Row, location: str, part: dict[str, object], modality: Modality) -> MediaItem | None:
+    """Return the image or video of a content part; None if the part stands for the next entry of the column.
+
+    location: the part's place in the row, for error messages.
+    """
+    keys = [key for key in modality.part_keys if part.get(key) is not None]
+    return _parse_media(row, f"{location}.{keys[0]}", part[keys[0]], modality) if keys else None
 
 
-def column_pictures(row: Row, kind: Kind) -> tuple[Picture, ...]:
-    """Those of the row's column, in its order; none if it has no such column."""
-    for name in kind.columns:
+def parse_media_columns(row: Row, modality: Modality) -> tuple[MediaItem, ...]:
+    """Return the images or videos of the row's column in their order; empty if it has no such column."""
+    for name in modality.columns:
         value = row.columns.get(name)
         if value is not None and value != "":
             entries = value if isinstance(value, list) else [value]
             return tuple(
-                _picture(row, f"{row.place}, column {name}[{index}]", entry, kind)
+                _parse_media(row, f"{row.origin}, column {name}[{index}]", entry, modality)
                 for index, entry in enumerate(entries)
             )
     return ()
 
 
-def place_pictures(
-    row: Row, contents: Sequence[str], own: Sequence[tuple[Picture, ...]]
-) -> tuple[tuple[str, tuple[Picture, ...]], ...]:
-    """The turns' words with a mark for each picture, and the pictures; `own` are those that its parts name already.
+def assign_media(
+    row: Row, contents: Sequence[str], part_media: Sequence[tuple[MediaItem, ...]]
+) -> tuple[tuple[str, tuple[MediaItem, ...]], ...]:
+    """Return for each turn its text, with MEDIA_MARK in place of each image or video, and its media.
 
-    Without a column of such pictures `<image>` and `<video>` are words like any others.
+    part_media: for each turn, the media that its content parts contain. Without a column of the modality, `<image>`
+    and `<video>` are ordinary text. Raises: DatasetError if tags and column entries differ in number.
     """
-    rest: dict[str, Iterator[Picture]] = {}
-    for kind in Kind:
-        listed = column_pictures(row, kind)
-        tags = sum(content.count(kind.tag) for content in contents)
+    column_media: dict[str, Iterator[MediaItem]] = {}
+    for modality in Modality:
+        listed = parse_media_columns(row, modality)
+        tags = sum(content.count(modality.tag) for content in contents)
         if listed and tags != len(listed):
             raise DatasetError(
-                f"{row.place}: {tags} x {kind.tag} in the messages, but {len(listed)} in the column of {kind}s; write"
-                f" {kind.tag} once for each of them, where it is to be seen"
+                f"{row.origin}: {tags} x {modality.tag} in the messages, but {len(listed)} in the column of"
+                f" {modality}s; write {modality.tag} once for each {modality}, at its position in the text"
             )
         if listed:
-            rest[kind.tag] = iter(listed)
-    return tuple(_fill(content, iter(named), rest) for content, named in zip(contents, own, strict=True))
+            column_media[modality.tag] = iter(listed)
+    return tuple(
+        _replace_tags(content, iter(items), column_media) for content, items in zip(contents, part_media, strict=True)
+    )
 
 
-def _fill(
-    content: str, named: Iterator[Picture], listed: Mapping[str, Iterator[Picture]]
-) -> tuple[str, tuple[Picture, ...]]:
-    found = re.findall("|".join(map(re.escape, (MARK, *listed))), content)
-    for tag in listed:
-        content = content.replace(tag, MARK)
-    return content, tuple(next(named if sign == MARK else listed[sign]) for sign in found)
+def _replace_tags(
+    content: str, part_media: Iterator[MediaItem], column_media: Mapping[str, Iterator[MediaItem]]
+) -> tuple[str, tuple[MediaItem, ...]]:
+    marks_and_tags = re.findall("|".join(map(re.escape, (MEDIA_MARK, *column_media))), content)
+    for tag in column_media:
+        content = content.replace(tag, MEDIA_MARK)
+    return content, tuple(next(part_media if each == MEDIA_MARK else column_media[each]) for each in marks_and_tags)
 
 
-def _picture(row: Row, where: str, value: object, kind: Kind) -> Picture:
-    if isinstance(value, dict):  # OpenAI's {"url": ...}, or datasets' {"bytes": ..., "path": ...}
+def _parse_media(row: Row, location: str, value: object, modality: Modality) -> MediaItem:
+    if isinstance(value, dict):  # OpenAI's {"url": ...}, or {"bytes": ..., "path": ...} of the datasets library
         for key in ("url", "bytes", "path"):
             if value.get(key):
-                return _picture(row, f"{where}.{key}", value[key], kind)
-    if kind is Kind.VIDEO and isinstance(value, list) and value:
-        frames = [_picture(row, f"{where}[{index}]", frame, Kind.IMAGE) for index, frame in enumerate(value)]
+                return _parse_media(row, f"{location}.{key}", value[key], modality)
+    if modality is Modality.VIDEO and isinstance(value, list) and value:
+        frames = [_parse_media(row, f"{location}[{index}]", frame, Modality.IMAGE) for index, frame in enumerate(value)]
         if all(frame.path for frame in frames):
-            return Picture(kind=kind, frames=tuple(frame.path for frame in frames))
+            return MediaItem(modality=modality, frames=tuple(frame.path for frame in frames))
     if isinstance(value, bytes) and value:
-        return Picture(data=value, kind=kind)
+        return MediaItem(data=value, modality=modality)
     if not isinstance(value, str) or not value:
-        expected = "an image's path or its bytes" if kind is Kind.IMAGE else "a video's path, or those of its frames"
-        raise DatasetError(f"{where}: expected {expected}, found {describe(value)}")
+        is_image = modality is Modality.IMAGE
+        expected = "the path or the bytes of an image" if is_image else "the path of a video or of each of its frames"
+        raise DatasetError(f"{location}: expected {expected}, found {describe_value(value)}")
     if value.startswith("data:"):
-        return Picture(data=_decode(where, value, kind), kind=kind)
+        return MediaItem(data=_decode_data_url(location, value, modality), modality=modality)
     if value.startswith(("http://", "https://")):
         raise DatasetError(
-            f"{where}: {value[:200]} is on the network, where each epoch would fetch it again; store it beside the rows"
-            " and give its path"
+            f"{location}: {value[:200]} is on the network, where each epoch would fetch it again; store it beside the"
+            " rows and specify its path"
         )
-    return Picture(path=str(row.folder / Path(value.removeprefix("file://"))), kind=kind)
+    return MediaItem(path=str(row.folder / Path(value.removeprefix("file://"))), modality=modality)
 
 
-def _decode(where: str, url: str, kind: Kind) -> bytes:
-    head, _, body = url.partition(",")
+def _decode_data_url(location: str, url: str, modality: Modality) -> bytes:
+    header, _, body = url.partition(",")
     try:
-        if head.endswith(";base64"):
+        if header.endswith(";base64"):
             return base64.b64decode(body, validate=True)
     except binascii.Error as error:
-        raise DatasetError(f"{where}: expected the {kind} in base64, found text that is none ({error})") from error
-    raise DatasetError(f"{where}: expected data:{kind}/...;base64,..., found {describe(head)}")
+        raise DatasetError(f"{location}: expected the {modality} as base64, found invalid base64 ({error})") from error
+    raise DatasetError(f"{location}: expected data:{modality}/...;base64,..., found {describe_value(header)}")

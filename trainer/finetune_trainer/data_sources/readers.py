@@ -1,4 +1,4 @@
-"""Rows from .jsonl, .json, .csv and .parquet files or folders of them; every row knows where it stands."""
+"""Reads rows, with their origins, from .jsonl, .json, .csv and .parquet files."""
 
 import csv
 import json
@@ -14,19 +14,22 @@ from finetune_trainer.errors import DatasetError
 
 @dataclass(frozen=True)
 class Row:
-    """One row; `place` is how a message names it, such as `/data/train.jsonl line 17`."""
+    """One row of a file; `origin` identifies it in messages, such as `/data/train.jsonl line 17`."""
 
-    place: str
+    origin: str
     columns: dict[str, object]
 
     @property
     def folder(self) -> Path:
-        """Of the file it stands in; paths in the row begin there."""
-        return Path(self.place.rsplit(" ", 2)[0]).parent
+        """The folder of the row's file, which relative paths in the row refer to."""
+        return Path(self.origin.rsplit(" ", 2)[0]).parent
 
 
 def read_rows(path: Path) -> Iterator[Row | DatasetError]:
-    """Each row, or what is wrong with it; raises DatasetError where no further row can be told from the rest."""
+    """Yield each row of the file, or a DatasetError for a row that cannot be parsed.
+
+    Raises: DatasetError if the rest of the file cannot be read.
+    """
     try:
         yield from READERS[path.suffix](path)
     except UnicodeDecodeError as error:
@@ -36,6 +39,7 @@ def read_rows(path: Path) -> Iterator[Row | DatasetError]:
 
 
 def count_rows(path: Path) -> int:
+    """Return the number of rows in the file, including those that cannot be parsed."""
     return sum(1 for _ in read_rows(path))
 
 
@@ -44,15 +48,15 @@ def _read_jsonl(path: Path) -> Iterator[Row | DatasetError]:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            place = f"{path} line {number}"
+            origin = f"{path} line {number}"
             try:
                 value = json.loads(line.rstrip())
             except json.JSONDecodeError as error:
                 yield DatasetError(
-                    f"{place}, column {error.colno}: expected one JSON object, found a syntax error ({error.msg})"
+                    f"{origin}, column {error.colno}: expected one JSON object, found a syntax error ({error.msg})"
                 )
             else:
-                yield _row(place, value)
+                yield _build_row(origin, value)
 
 
 def _read_json(path: Path) -> Iterator[Row | DatasetError]:
@@ -65,10 +69,10 @@ def _read_json(path: Path) -> Iterator[Row | DatasetError]:
         ) from error
     if not isinstance(rows, list):
         raise DatasetError(
-            f"{path}: expected a JSON array of objects, found {describe(rows)}; one object per line is .jsonl"
+            f"{path}: expected a JSON array of objects, found {describe_value(rows)}; one object per line is .jsonl"
         )
     for number, value in enumerate(rows, start=1):
-        yield _row(f"{path} row {number}", value)
+        yield _build_row(f"{path} row {number}", value)
 
 
 def _read_csv(path: Path) -> Iterator[Row | DatasetError]:
@@ -81,11 +85,11 @@ def _read_csv(path: Path) -> Iterator[Row | DatasetError]:
             for cells in reader:
                 if not cells:
                     continue
-                place = f"{path} line {reader.line_num}"
+                origin = f"{path} line {reader.line_num}"
                 if len(cells) == len(header):
-                    yield Row(place, dict(zip(header, cells, strict=True)))
+                    yield Row(origin, dict(zip(header, cells, strict=True)))
                 else:
-                    yield DatasetError(f"{place}: expected {len(header)} cells as in the header, found {len(cells)}")
+                    yield DatasetError(f"{origin}: expected {len(header)} cells as in the header, found {len(cells)}")
         except csv.Error as error:
             raise DatasetError(
                 f"{path} line {reader.line_num}: expected CSV, found a syntax error ({error})"
@@ -111,9 +115,9 @@ READERS: dict[str, Callable[[Path], Iterator[Row | DatasetError]]] = {
 }
 
 
-_KINDS: dict[type, str] = {
+_TYPE_NAMES: dict[type, str] = {
     type(None): "nothing",
-    bool: "a truth value",
+    bool: "a boolean",
     int: "a number",
     float: "a number",
     str: "text",
@@ -122,14 +126,14 @@ _KINDS: dict[type, str] = {
 }
 
 
-def describe(value: object) -> str:
-    """What was found, for a message: its kind and, if short, itself."""
-    kind = _KINDS.get(type(value), type(value).__name__)
-    shown = json.dumps(value, ensure_ascii=False, default=str)
-    return kind if value is None or len(shown) > 60 else f"{kind} ({shown})"
+def describe_value(value: object) -> str:
+    """Return the type of a value and, if it is short, the value as JSON, for error messages."""
+    type_name = _TYPE_NAMES.get(type(value), type(value).__name__)
+    as_json = json.dumps(value, ensure_ascii=False, default=str)
+    return type_name if value is None or len(as_json) > 60 else f"{type_name} ({as_json})"
 
 
-def _row(place: str, value: object) -> Row | DatasetError:
+def _build_row(origin: str, value: object) -> Row | DatasetError:
     if not isinstance(value, dict):
-        return DatasetError(f"{place}: expected a JSON object, found {describe(value)}")
-    return Row(place, value)
+        return DatasetError(f"{origin}: expected a JSON object, found {describe_value(value)}")
+    return Row(origin, value)

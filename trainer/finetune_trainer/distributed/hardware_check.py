@@ -1,4 +1,7 @@
-"""Ranks that do not compute alike: every step takes as long as the slowest, and some versions do not talk at all."""
+"""Check that all ranks have the same hardware and library versions.
+
+Every step takes as long as on the slowest rank, and some versions of NCCL cannot communicate with each other.
+"""
 
 import platform
 import re
@@ -10,15 +13,15 @@ from pathlib import Path
 import torch
 
 from finetune_trainer.errors import MixedHardware
-from finetune_trainer.memory.gpus import GIB
+from finetune_trainer.units import GIB
 
-_DRIVER = Path("/proc/driver/nvidia/version")  # of the kernel, whatever the image holds
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")  # of the host's kernel module, independent of the image
 _PACKAGES = ("transformers", "accelerate", "peft")
 
 
 @dataclass(frozen=True)
-class Computes:
-    """With what a rank computes."""
+class RankHardware:
+    """Device and versions of one rank."""
 
     device: str
     memory_gib: int  # of the GPU; 0 without one
@@ -28,45 +31,48 @@ class Computes:
     packages: str
 
 
-def describe_rank(device: torch.device) -> Computes:
-    """This one."""
+def describe_rank_hardware(device: torch.device) -> RankHardware:
+    """Return the device and versions of this rank."""
     packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
     if device.type != "cuda":
-        return Computes(f"cpu ({platform.machine()})", 0, "", torch.__version__, "", packages)
-    found = torch.cuda.get_device_properties(device)
+        return RankHardware(f"cpu ({platform.machine()})", 0, "", torch.__version__, "", packages)
+    properties = torch.cuda.get_device_properties(device)
     nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    memory = round(found.total_memory / GIB)
-    return Computes(found.name, memory, _driver_version(), torch.__version__, nccl, packages)
+    memory_gib = round(properties.total_memory / GIB)
+    return RankHardware(properties.name, memory_gib, _driver_version(), torch.__version__, nccl, packages)
 
 
-def check_alike(ranks: Sequence[Computes], *, per_node: int) -> None:
-    """Raises MixedHardware, naming what differs and where; `ranks` in their order."""
-    for what in asdict(ranks[0]):
-        found: dict[object, list[int]] = {}
-        for rank, computes in enumerate(ranks):
-            found.setdefault(getattr(computes, what), []).append(rank)
-        if len(found) == 1:
+def check_same_hardware(ranks: Sequence[RankHardware], *, per_node: int) -> None:
+    """Raise MixedHardware, naming the first property that differs and its values by node.
+
+    ranks: in rank order. per_node: ranks per node.
+    """
+    for name in asdict(ranks[0]):
+        ranks_by_value: dict[object, list[int]] = {}
+        for rank, hardware in enumerate(ranks):
+            ranks_by_value.setdefault(getattr(hardware, name), []).append(rank)
+        if len(ranks_by_value) == 1:
             continue
-        told = "; ".join(f"{value} on {_nodes(each, per_node)}" for value, each in found.items())
+        values = "; ".join(f"{value} on {_format_nodes(found, per_node)}" for value, found in ranks_by_value.items())
         raise MixedHardware(
-            f"{what.replace('_', ' ')} differs between ranks: {told}. Choose machines of one kind"
+            f"{name.replace('_', ' ')} differs between ranks: {values}. Choose nodes of one kind"
             " (spec.podTemplate.nodeSelector), or set spec.training.allowMixedHardware"
         )
 
 
-def _nodes(ranks: Sequence[int], per_node: int) -> str:
-    """By node where all of its ranks are meant."""
-    told = []
+def _format_nodes(ranks: Sequence[int], per_node: int) -> str:
+    """Format ranks by node; the ranks of a node are listed only if not all of them are included."""
+    parts = []
     for node in sorted({rank // per_node for rank in ranks}):
-        inside = [rank for rank in ranks if rank // per_node == node]
-        which = "" if len(inside) == per_node else f" rank {', '.join(map(str, inside))}"
-        told.append(f"node {node}{which}")
-    return ", ".join(told)
+        on_node = [rank for rank in ranks if rank // per_node == node]
+        rank_list = "" if len(on_node) == per_node else f" rank {', '.join(map(str, on_node))}"
+        parts.append(f"node {node}{rank_list}")
+    return ", ".join(parts)
 
 
 def _driver_version() -> str:
     try:
-        found = re.search(r"\d+\.\d+(?:\.\d+)?", _DRIVER.read_text())
-    except OSError:  # another vendor's GPU, or a runtime that hides it
+        match = re.search(r"\d+\.\d+(?:\.\d+)?", _DRIVER_FILE.read_text())
+    except OSError:  # a GPU of another vendor, or a container runtime that hides the file
         return ""
-    return found[0] if found else ""
+    return match[0] if match else ""

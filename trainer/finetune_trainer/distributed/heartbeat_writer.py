@@ -1,4 +1,4 @@
-"""The heartbeat of one rank: its phase, progress and memory, written to the run folder for the supervisor."""
+"""Writes the heartbeat of one rank to the run folder for the supervisor: phase, progress and memory."""
 
 import os
 import resource
@@ -10,75 +10,88 @@ from pathlib import Path
 import torch
 
 from finetune_supervisor import contract
-from finetune_supervisor.liveness.heartbeat import Heartbeat, Progress, write_heartbeat
+from finetune_supervisor.liveness.heartbeat import Heartbeat, TrainingProgress, write_heartbeat
 
-_SECONDS_BETWEEN = 0.5
+_MIN_INTERVAL_SECONDS = 0.5
 
 
-class Reporter:
-    """Writes at once when the phase changes, else at most twice a second."""
+class HeartbeatWriter:
+    """Writes the heartbeat immediately when the phase changes, otherwise at most twice a second."""
 
     def __init__(self, folder: Path, *, rank: int, local_rank: int) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._written = 0.0
-        self._beat = Heartbeat(rank=rank, local_rank=local_rank, pid=os.getpid(), time=time.time(), phase=contract.INIT)
+        self._written_at = 0.0
+        self._heartbeat = Heartbeat(
+            rank=rank, local_rank=local_rank, pid=os.getpid(), time=time.time(), phase=contract.INIT
+        )
         self._write()
 
     @property
-    def progress(self) -> Progress:
-        return self._beat.progress
+    def progress(self) -> TrainingProgress:
+        """The progress that was reported last."""
+        return self._heartbeat.progress
 
-    def enter(self, phase: str) -> None:
-        self._beat = replace(self._beat, phase=phase)
+    def enter_phase(self, phase: str) -> None:
+        """Write the phase, one of those in finetune_supervisor.contract."""
+        self._heartbeat = replace(self._heartbeat, phase=phase)
         self._write()
 
-    def chose(self, per_device: int) -> None:
-        """So many samples at a time: from now on it is known, whatever becomes of it."""
-        self._beat = replace(self._beat, progress=replace(self.progress, per_device_train_batch_size=per_device))
+    def record_batch_size(self, per_device: int) -> None:
+        """Write the micro-batch size, so that it is known even if this attempt fails with it."""
+        self._heartbeat = replace(
+            self._heartbeat, progress=replace(self.progress, per_device_train_batch_size=per_device)
+        )
         self._write()
 
-    def start_at(self, step: int, *, of: int, checkpoint: str | None) -> None:
-        """Training begins or goes on at this step."""
-        size = self.progress.per_device_train_batch_size
-        progress = Progress(step, total_steps=of, last_checkpoint=checkpoint, per_device_train_batch_size=size)
-        self._beat = replace(self._beat, first_step=step, progress=progress)
+    def start_training(self, step: int, *, total_steps: int, checkpoint: str | None) -> None:
+        """Write the step that training starts or resumes at, and the checkpoint it resumes from."""
+        progress = TrainingProgress(
+            step,
+            total_steps=total_steps,
+            last_checkpoint=checkpoint,
+            per_device_train_batch_size=self.progress.per_device_train_batch_size,
+        )
+        self._heartbeat = replace(self._heartbeat, first_step=step, progress=progress)
         self._write()
 
-    def report(self, progress: Progress) -> None:
-        first = self._beat.first_step
-        if self._beat.first_step_time is None and first is not None and progress.step > first:
-            self._beat = replace(self._beat, first_step_time=time.time())
-        self._beat = replace(self._beat, progress=progress)
-        self.alive()
+    def update_progress(self, progress: TrainingProgress) -> None:
+        """Replace the progress; written with the next heartbeat."""
+        first_step = self._heartbeat.first_step
+        if self._heartbeat.first_step_time is None and first_step is not None and progress.step > first_step:
+            self._heartbeat = replace(self._heartbeat, first_step_time=time.time())
+        self._heartbeat = replace(self._heartbeat, progress=progress)
+        self.touch()
 
-    def measured(self, progress: Progress, *, own_step_seconds: float) -> None:
-        """What a log line says."""
-        self._beat = replace(self._beat, own_step_seconds=own_step_seconds)
-        self.report(progress)
+    def update_measurements(self, progress: TrainingProgress, *, own_step_seconds: float) -> None:
+        """Replace the progress and this rank's own time per step."""
+        self._heartbeat = replace(self._heartbeat, own_step_seconds=own_step_seconds)
+        self.update_progress(progress)
 
-    def saved(self, checkpoint: str) -> None:
-        self._beat = replace(self._beat, progress=replace(self.progress, last_checkpoint=checkpoint))
+    def record_checkpoint(self, checkpoint: str) -> None:
+        """Write the name of the newest checkpoint."""
+        self._heartbeat = replace(self._heartbeat, progress=replace(self.progress, last_checkpoint=checkpoint))
         self._write()
 
-    def ended(self, words: str, *, early: bool) -> None:
-        """Of training: why, and whose weights are published."""
-        self._beat = replace(self._beat, progress=replace(self.progress, ended=words, stopped_early=early))
+    def record_outcome(self, message: str, *, stopped_early: bool) -> None:
+        """Write how training ended and which weights are published."""
+        progress = replace(self.progress, ended=message, stopped_early=stopped_early)
+        self._heartbeat = replace(self._heartbeat, progress=progress)
         self._write()
 
-    def alive(self) -> None:
-        """A sign of progress, even if there is nothing new to tell."""
-        if time.monotonic() - self._written >= _SECONDS_BETWEEN:
+    def touch(self) -> None:
+        """Write the heartbeat, even without changes, if the last write is old enough."""
+        if time.monotonic() - self._written_at >= _MIN_INTERVAL_SECONDS:
             self._write()
 
     def _write(self) -> None:
-        self._written = time.monotonic()
-        self._beat = replace(self._beat, time=time.time(), peak_memory_bytes=peak_memory_bytes())
-        write_heartbeat(self._folder, self._beat)
+        self._written_at = time.monotonic()
+        self._heartbeat = replace(self._heartbeat, time=time.time(), peak_memory_bytes=peak_memory_bytes())
+        write_heartbeat(self._folder, self._heartbeat)
 
 
 def peak_memory_bytes() -> int:
-    """Most memory this rank has held: on its GPU, or in RAM where there is none."""
+    """Return the peak memory of this rank since it started: GPU memory, or resident host memory without a GPU."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024

@@ -1,20 +1,20 @@
-"""Where and as whom a rank runs: the launcher's numbers and the operator's names, read once."""
+"""The context of one rank: torchrun's variables and those of the operator, read from the environment once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from finetune_supervisor import contract
-from finetune_supervisor.contract import RunFolder, number, text
+from finetune_supervisor.contract import RunFolder, read_int, read_text
 from finetune_trainer.distributed.collectives import Ranks
 
 
 @dataclass(frozen=True)
-class Place:
-    """One rank of one attempt of one job."""
+class RankContext:
+    """One rank of one attempt of a job, and the paths it reads and writes."""
 
     ranks: Ranks
-    promised_world_size: int
+    planned_world_size: int
     config: Path
     output: Path
     cache: Path
@@ -25,16 +25,17 @@ class Place:
     attempt: int
 
     @classmethod
-    def from_environment(cls, env: Mapping[str, str]) -> "Place":
+    def from_environment(cls, env: Mapping[str, str]) -> "RankContext":
+        """Read the context from environment variables. Raises InvalidEnvironment."""
         return cls(
             ranks=Ranks.from_environment(env),
-            promised_world_size=number(env, contract.WORLD_SIZE),
-            config=Path(text(env, contract.CONFIG)),
-            output=Path(text(env, contract.OUTPUT)),
-            cache=Path(text(env, contract.CACHE_DIR)),
-            run=RunFolder(Path(text(env, contract.RUN_DIR))),
-            uid=text(env, contract.JOB_UID),
-            namespace=text(env, contract.NAMESPACE),
-            job=text(env, contract.JOB),
-            attempt=number(env, contract.ATTEMPT),
+            planned_world_size=read_int(env, contract.WORLD_SIZE),
+            config=Path(read_text(env, contract.CONFIG)),
+            output=Path(read_text(env, contract.OUTPUT)),
+            cache=Path(read_text(env, contract.CACHE_DIR)),
+            run=RunFolder(Path(read_text(env, contract.RUN_DIR))),
+            uid=read_text(env, contract.JOB_UID),
+            namespace=read_text(env, contract.NAMESPACE),
+            job=read_text(env, contract.JOB),
+            attempt=read_int(env, contract.ATTEMPT),
         )

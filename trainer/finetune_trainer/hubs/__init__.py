@@ -1,4 +1,4 @@
-"""Where results are published beside the output: the Hugging Face Hub or ModelScope."""
+"""Publish results on the Hugging Face Hub or on ModelScope, in addition to the output volume."""
 
 from importlib import import_module
 from pathlib import Path
@@ -7,20 +7,23 @@ from types import ModuleType
 from finetune_api.v1alpha1.output import PushToHub
 
 
-def make_repository(target: PushToHub) -> None:
-    """If it is not there yet. What would forbid the upload at the end should show before the first step.
+def create_repository(target: PushToHub) -> None:
+    """Create the repository if it does not exist, and check write access, so that errors appear before the first step.
 
-    Raises InvalidSpec where the hub refuses, HubUnavailable where it does not answer.
+    Raises: InvalidSpec if the hub rejects the request, HubUnavailable if it is down or unreachable.
     """
-    _client(target).make_repository(target)
+    _client(target).create_repository(target)
 
 
 def upload(target: PushToHub, folder: Path, *, title: str) -> str:
-    """Where it can be seen. A file that is there already as it is travels no second time. Raises as above."""
-    address: str = _client(target).upload(target, folder, title=title)
-    return address
+    """Upload all files of `folder` that are new or changed, and return the URL of the result.
+
+    Raises: InvalidSpec if the hub rejects the request, HubUnavailable if it is down or unreachable.
+    """
+    url: str = _client(target).upload(target, folder, title=title)
+    return url
 
 
 def _client(target: PushToHub) -> ModuleType:
-    """Only the one that is asked for: each brings libraries of its own."""
+    """Import only the client of the requested hub, because each needs libraries of its own."""
     return import_module(f"{__name__}.{target.hub}")

@@ -1,4 +1,4 @@
-"""The result on the Hugging Face Hub."""
+"""Publish a result on the Hugging Face Hub."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,37 +11,44 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalToken
 from finetune_api.v1alpha1.output import PushToHub
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, first_line
 
-_REFUSED = (400, 401, 403, 404, 409)  # statuses that asking again does not change
+_PERMANENT_STATUSES = (400, 401, 403, 404, 409)  # a retry would get the same response
 
 
-def make_repository(target: PushToHub) -> None:
-    with _explained(target):
+def create_repository(target: PushToHub) -> None:
+    """Create the repository if it does not exist, and check that the token may write to it."""
+    with _translate_hub_errors(target):
         HfApi().create_repo(target.repo, private=target.private, exist_ok=True)
-        HfApi().auth_check(target.repo, write=True)  # one that exists already may be somebody else's
+        HfApi().auth_check(target.repo, write=True)  # an existing repository may belong to another account
 
 
 def upload(target: PushToHub, folder: Path, *, title: str) -> str:
-    with _explained(target):
+    """Upload the folder in one commit and return the URL of the commit."""
+    with _translate_hub_errors(target):
         commit = HfApi().upload_folder(repo_id=target.repo, folder_path=folder, commit_message=f"Result of {title}")
         return str(commit.commit_url)
 
 
 @contextmanager
-def _explained(target: PushToHub) -> Iterator[None]:
+def _translate_hub_errors(target: PushToHub) -> Iterator[None]:
+    """Raise InvalidSpec for errors that the user must fix, HubUnavailable for those that a retry may fix."""
     try:
         yield
     except HfHubHTTPError as error:
-        if error.response is None or error.response.status_code not in _REFUSED:
-            raise HubUnavailable(f'the Hub could not take "{target.repo}": {first_line(error)}') from error
-        raise _refused(target, error) from error
+        if error.response is None or error.response.status_code not in _PERMANENT_STATUSES:
+            raise _unavailable(target, error) from error
+        raise _rejected(target, error) from error
     except (LocalTokenNotFoundError, HFValidationError, OfflineModeIsEnabled) as error:
-        raise _refused(target, error) from error
+        raise _rejected(target, error) from error
     except (httpx2.HTTPError, OSError) as error:
-        raise HubUnavailable(f'the Hub could not take "{target.repo}": {first_line(error)}') from error
+        raise _unavailable(target, error) from error
 
 
-def _refused(target: PushToHub, error: Exception) -> InvalidSpec:
+def _unavailable(target: PushToHub, error: Exception) -> HubUnavailable:
+    return HubUnavailable(f'publishing "{target.repo}" on the Hub failed: {first_line(error)}')
+
+
+def _rejected(target: PushToHub, error: Exception) -> InvalidSpec:
     return InvalidSpec(
-        f'spec.output.pushToHub: the Hub refuses "{target.repo}" ({first_line(error)}); give HF_TOKEN, from a Secret'
-        " in spec.env, of somebody who may write there, or correct repo"
+        f'spec.output.pushToHub: the Hub rejected "{target.repo}" ({first_line(error)}); set HF_TOKEN, from a Secret in'
+        " spec.env, to a token with write access, or correct repo"
     )

@@ -1,4 +1,4 @@
-"""The result on ModelScope, by its own client (https://pypi.org/project/modelscope-hub)."""
+"""Publish a result on ModelScope with its client (https://pypi.org/project/modelscope-hub)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,39 +19,41 @@ from requests import RequestException
 from finetune_api.v1alpha1.output import PushToHub
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, first_line
 
-_REFUSALS = (AuthenticationError, InvalidParameter, NotExistError, PermissionDeniedError, QuotaExceededError)
+_PERMANENT_ERRORS = (AuthenticationError, InvalidParameter, NotExistError, PermissionDeniedError, QuotaExceededError)
 
 
-def make_repository(target: PushToHub) -> None:
-    with _explained(target):
+def create_repository(target: PushToHub) -> None:
+    """Create the repository if it does not exist, and check that the token is valid."""
+    with _translate_hub_errors(target):
         api = HubApi()
-        api.whoami()  # of a repository that exists nothing else asks for the token before the upload
+        api.whoami()  # if the repository exists, no other request before the upload checks the token
         try:
             visibility = "private" if target.private else "public"
-            api.create_repo(
-                target.repo, "model", visibility=visibility, license="Other"
-            )  # else it is said to be Apache's
+            # The default license would be Apache 2.0.
+            api.create_repo(target.repo, "model", visibility=visibility, license="Other")
         except AlreadyExistsError:
             return
 
 
 def upload(target: PushToHub, folder: Path, *, title: str) -> str:
-    with _explained(target):
+    """Upload the folder and return the URL of the repository."""
+    with _translate_hub_errors(target):
         api = HubApi()
-        said = f"Result of {title}"
-        # its cache would lie among what is uploaded
-        api.upload_folder(target.repo, "model", folder, commit_message=said, use_cache=False, disable_tqdm=True)
+        message = f"Result of {title}"
+        # The cache would be written into the uploaded folder.
+        api.upload_folder(target.repo, "model", folder, commit_message=message, use_cache=False, disable_tqdm=True)
         return f"{api.legacy.endpoint}/models/{target.repo}"
 
 
 @contextmanager
-def _explained(target: PushToHub) -> Iterator[None]:
+def _translate_hub_errors(target: PushToHub) -> Iterator[None]:
+    """Raise InvalidSpec for errors that the user must fix, HubUnavailable for those that a retry may fix."""
     try:
         yield
-    except _REFUSALS as error:
+    except _PERMANENT_ERRORS as error:
         raise InvalidSpec(
-            f'spec.output.pushToHub: ModelScope refuses "{target.repo}" ({first_line(error)}); give'
-            " MODELSCOPE_API_TOKEN, from a Secret in spec.env, of somebody who may write there, or correct repo"
+            f'spec.output.pushToHub: ModelScope rejected "{target.repo}" ({first_line(error)}); set'
+            " MODELSCOPE_API_TOKEN, from a Secret in spec.env, to a token with write access, or correct repo"
         ) from error
     except (HubError, RequestException, OSError) as error:
-        raise HubUnavailable(f'ModelScope could not take "{target.repo}": {first_line(error)}') from error
+        raise HubUnavailable(f'publishing "{target.repo}" on ModelScope failed: {first_line(error)}') from error

@@ -1,1 +1,1 @@
-"""What a job will need of GPU and host memory, known before any of it is used."""
+"""Forecast of the GPU and host memory that a job needs, computed before any of it is allocated."""

@@ -1,4 +1,4 @@
-"""`python -m finetune_trainer.memory SPEC.json [--gpu NAME]`: the forecast of a job as JSON."""
+"""`python -m finetune_trainer.memory SPEC.json [--gpu NAME]`: print the memory forecast of a job as JSON."""
 
 import argparse
 import json
@@ -8,26 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune_trainer.errors import TrainerError, UserError
-from finetune_trainer.lazy_imports import hide_what_is_not_needed
-from finetune_trainer.memory.gpus import USABLE_BYTES, names_that_fit
+from finetune_trainer.lazy_imports import hide_unused_libraries
+from finetune_trainer.memory.gpus import USABLE_BYTES, fitting_gpus
 
 if TYPE_CHECKING:
-    from finetune_trainer.memory.breakdown import Parts
+    from finetune_trainer.memory.breakdown import MemoryBreakdown
     from finetune_trainer.memory.forecast import Forecast
 
 TRY_LATER, BAD_INPUT = 1, 2  # exit codes
 
 
 def main() -> int:
-    """What the user must change is said on stderr."""
+    """Print the forecast, or an error on stderr with the exit code TRY_LATER or BAD_INPUT."""
     parser = argparse.ArgumentParser(prog="python -m finetune_trainer.memory", description=__doc__)
     parser.add_argument("spec", type=Path, help="the spec of a job, as JSON")
     parser.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(USABLE_BYTES)}")
     options = parser.parse_args()
     if options.gpu is not None and options.gpu not in USABLE_BYTES:
-        print(
-            f"--gpu {options.gpu}: no GPU is known by that name; known are {', '.join(USABLE_BYTES)}", file=sys.stderr
-        )
+        print(f"--gpu {options.gpu}: unknown GPU; expected one of {', '.join(USABLE_BYTES)}", file=sys.stderr)
         return BAD_INPUT
     try:
         print(json.dumps(describe(options.spec, options.gpu)))
@@ -38,46 +36,46 @@ def main() -> int:
 
 
 def describe(path: Path, gpu: str | None) -> dict[str, Any]:
-    """Bytes by part, whether they fit, and what to change if they do not."""
-    hide_what_is_not_needed(path)
-    from finetune_trainer.memory.forecast import forecast, read_model, uses_gpus
-    from finetune_trainer.memory.suggestions import choose_size, suggest
+    """Return the forecast in bytes by part, whether it fits the GPU, and a suggestion if it does not."""
+    hide_unused_libraries(path)
+    from finetune_trainer.memory.forecast import forecast, read_model, requests_gpus
+    from finetune_trainer.memory.suggestions import choose_batch_size, suggest_changes
     from finetune_trainer.training_arguments import read_spec
 
     spec = read_spec(path)
-    forecaster = partial(forecast, model=read_model(spec), on_gpu=gpu is not None or uses_gpus(spec))
-    auto = spec.training.chooses_batch
+    forecaster = partial(forecast, model=read_model(spec), on_gpu=gpu is not None or requests_gpus(spec))
+    auto = spec.training.has_auto_batch
     if auto:
-        spec = choose_size(spec, forecaster, usable_bytes=USABLE_BYTES[gpu] if gpu else 0)
-    found = forecaster(spec)
-    described = {**_describe_forecast(found), "auto": auto}
+        spec = choose_batch_size(spec, forecaster, usable_bytes=USABLE_BYTES[gpu] if gpu else 0)
+    result = forecaster(spec)
+    described = {**_describe_forecast(result), "auto": auto}
     if gpu is None:
-        return {**described, "fitsOn": names_that_fit(found.rank.total) if found.on_gpu else []}
+        return {**described, "fitsOn": fitting_gpus(result.rank.total) if result.on_gpu else []}
     usable = USABLE_BYTES[gpu]
-    fits = found.rank.total <= usable
-    better = None if fits else suggest(spec, forecaster, usable_bytes=usable)
+    fits = result.rank.total <= usable
+    suggestion = None if fits else suggest_changes(spec, forecaster, usable_bytes=usable)
     return {
         **described,
         "gpu": {"name": gpu, "usable": usable, "fits": fits},
-        "suggestion": better and {"changes": better.changes, "total": better.forecast.rank.total},
+        "suggestion": suggestion and {"changes": suggestion.changes, "total": suggestion.forecast.rank.total},
     }
 
 
-def _describe_forecast(found: "Forecast") -> dict[str, Any]:
+def _describe_forecast(forecast: "Forecast") -> dict[str, Any]:
     return {
-        "parameters": found.shape.parameters,
-        "trainedParameters": found.shape.trained_parameters,
-        "batch": str(found.batch),
-        "perDevice": found.batch.per_device,
-        "length": found.length,
-        "onGpu": found.on_gpu,
-        "rank": _describe_parts(found.rank),
-        "node": _describe_parts(found.node),
+        "parameters": forecast.shape.parameters,
+        "trainedParameters": forecast.shape.trained_parameters,
+        "batch": str(forecast.batch),
+        "perDevice": forecast.batch.per_device,
+        "length": forecast.length,
+        "onGpu": forecast.on_gpu,
+        "rank": _describe_breakdown(forecast.rank),
+        "node": _describe_breakdown(forecast.node),
     }
 
 
-def _describe_parts(parts: "Parts") -> dict[str, Any]:
-    return {"parts": {part.name: part.size for part in parts.parts}, "total": parts.total}
+def _describe_breakdown(breakdown: "MemoryBreakdown") -> dict[str, Any]:
+    return {"parts": {part.name: part.size for part in breakdown.parts}, "total": breakdown.total}
 
 
 if __name__ == "__main__":

@@ -1,138 +1,148 @@
-"""Of what the memory of a rank and of a node is made up: plain sums over a model's shape."""
+"""Break down the memory of a rank and of a node into named parts, computed from the model's shape."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from finetune_trainer.memory.fake_step import Live
-from finetune_trainer.memory.gpus import GIB
+from finetune_trainer.memory.fake_step import ActivationMemory
 from finetune_trainer.memory.model_shape import ModelShape
+from finetune_trainer.units import GIB
 
-ADAMW_STATES = 2  # mean and variance of every gradient, in the type of the weight
-# The next four are what published measurements need beside tensors, on the safe side: docs/user-guide/memory.md.
+ADAMW_STATES = 2  # first and second moment of each gradient, in the dtype of the weight
+# The next four are upper estimates of memory outside tensors, from published measurements: docs/user-guide/memory.md.
 _CUDA_CONTEXT = GIB  # kernels and the workspaces of cuBLAS and of attention
 _NCCL_BUFFERS = int(0.4 * GIB)
-FRAGMENTATION = 0.05  # of what is allocated: gaps between blocks
-_SPARE_LOGITS = 1 / 6  # one copy in 16 bits: of blocks so large one that was freed seldom has the right length
-_GPU_PROCESS = int(2.5 * GIB)  # of host memory: torch's and CUDA's libraries, pinned buffers
+FRAGMENTATION = 0.05  # share of the allocated bytes that is lost in gaps between blocks
+_UNUSABLE_LOGITS = 1 / 6  # one 16-bit copy: the allocator can rarely reuse a freed block of that size
+_GPU_PROCESS = int(2.5 * GIB)  # host memory: libraries of torch and CUDA, pinned buffers
 _CPU_PROCESS = int(0.8 * GIB)
-_LOADER = int(0.2 * GIB)
+_LOADER_WORKER = int(0.2 * GIB)
 
 
 @dataclass(frozen=True)
-class Part:
-    """Bytes with a name."""
+class MemoryPart:
+    """A named part of a memory breakdown; `size` is in bytes."""
 
     name: str
     size: int
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What lives in one memory at the moment when it holds most."""
+class MemoryBreakdown:
+    """The contents of one memory at its peak."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
 
     @property
     def total(self) -> int:
-        return sum_up(self.parts)
+        """Return the sum of all parts in bytes."""
+        return total_bytes(self.parts)
 
     @property
-    def largest(self) -> Part:
+    def largest(self) -> MemoryPart:
+        """Return the part that needs the most bytes."""
         return max(self.parts, key=lambda part: part.size)
 
 
 @dataclass(frozen=True)
-class Footprint:
-    """What a rank has of a model, and what a step adds to it beside activations."""
+class ModelStateFootprint:
+    """Memory of one rank for weights, gradients and optimizer states, without activations."""
 
-    held: tuple[Part, ...] = ()  # on its device, from step to step
-    offloaded: tuple[Part, ...] = ()  # in host memory, from step to step
-    computing: tuple[Part, ...] = ()  # in forward and backward
-    updating: tuple[Part, ...] = ()  # while the optimizer works, when the activations are gone
-    scattered: int = 0  # bytes on a GPU that were freed, but that the allocator can give to nothing else
+    resident: tuple[MemoryPart, ...] = ()  # on the device during the whole run
+    offloaded: tuple[MemoryPart, ...] = ()  # in host memory during the whole run
+    forward_backward: tuple[MemoryPart, ...] = ()  # on the device during forward and backward only
+    optimizer_step: tuple[MemoryPart, ...] = ()  # on the device during the optimizer step, without activations
+    fragmented_bytes: int = 0  # freed on the GPU, but not reusable by the allocator
 
 
-class Spread(Protocol):
-    """A way to divide a model among ranks."""
+class ShardingStrategy(Protocol):
+    """Computes how a model's states are divided over the ranks."""
 
-    def footprint(self, shape: ModelShape, ranks: int) -> Footprint:
-        """Of one of so many."""
+    def footprint(self, shape: ModelShape, ranks: int) -> ModelStateFootprint:
+        """Return the memory of one rank, given the number of ranks."""
 
 
 @dataclass(frozen=True)
-class Whole:
-    """Every rank has all of it (DDP). Gradients count as there in every moment, as with accumulation they are."""
+class DdpStrategy:
+    """Every rank holds the full model (DDP). Gradients always count, because accumulation keeps them."""
 
     on_gpu: bool
 
-    def footprint(self, shape: ModelShape, ranks: int) -> Footprint:
-        """accelerate takes DDP, which copies gradients into buckets, for several GPUs, and on CPU always."""
+    def footprint(self, shape: ModelShape, ranks: int) -> ModelStateFootprint:
+        """Return the memory of one rank, with the gradient buckets that DDP adds.
+
+        accelerate chooses DDP for more than one GPU, and always on CPU.
+        """
         weights = shape.frozen_bytes + shape.buffer_bytes
-        adapters = shape.trained_bytes if shape.adapted else 0
-        held = (
-            Part("weights", weights + shape.trained_bytes - adapters),
-            Part("reference model", shape.reference_bytes),
-            Part("adapters", adapters),
-            Part("gradients", shape.trained_bytes),
-            Part("optimizer states", ADAMW_STATES * shape.trained_bytes),
+        adapters = shape.trained_bytes if shape.has_adapters else 0
+        resident = (
+            MemoryPart("weights", weights + shape.trained_bytes - adapters),
+            MemoryPart("reference model", shape.reference_bytes),
+            MemoryPart("adapters", adapters),
+            MemoryPart("gradients", shape.trained_bytes),
+            MemoryPart("optimizer states", ADAMW_STATES * shape.trained_bytes),
         )
-        in_buckets = ranks > 1 or not self.on_gpu
-        return Footprint(held, computing=(Part("gradient buckets", shape.trained_bytes if in_buckets else 0),))
+        uses_ddp = ranks > 1 or not self.on_gpu
+        buckets = MemoryPart("gradient buckets", shape.trained_bytes if uses_ddp else 0)
+        return ModelStateFootprint(resident, forward_backward=(buckets,))
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How ranks are spread, and on what they compute."""
+class RankLayout:
+    """Number of ranks, their placement on nodes, their device and how the model is sharded."""
 
     world_size: int
     ranks_per_node: int
-    loaders_per_rank: int
+    loader_workers_per_rank: int
     on_gpu: bool
-    spread: Spread | None = None  # of the model; None: it is whole on every rank
+    sharding: ShardingStrategy | None = None  # None: DDP
 
-    def footprint(self, shape: ModelShape) -> Footprint:
-        return (self.spread or Whole(self.on_gpu)).footprint(shape, self.world_size)
-
-
-def step_parts(live: Live) -> tuple[Part, ...]:
-    """What comes and goes with a micro-batch."""
-    return Part("activations", live.activations), Part("logits and loss", live.logits)
+    def footprint(self, shape: ModelShape) -> ModelStateFootprint:
+        """Return the memory of one rank for the model's states."""
+        return (self.sharding or DdpStrategy(self.on_gpu)).footprint(shape, self.world_size)
 
 
-def rank_parts(shape: ModelShape, live: Live, layout: Layout) -> Parts:
-    """All that a rank takes on its device, which is host memory without a GPU."""
-    found = layout.footprint(shape)
-    held = found.held if layout.on_gpu else (*found.held, *found.offloaded)
-    allocated = (*held, *max((*found.computing, *step_parts(live)), found.updating, key=sum_up))
-    gaps = _SPARE_LOGITS * live.logits + found.scattered
+def activation_parts(peak: ActivationMemory) -> tuple[MemoryPart, ...]:
+    """Return the parts that exist only during a micro-batch."""
+    return MemoryPart("activations", peak.activations), MemoryPart("logits and loss", peak.logits)
+
+
+def break_down_rank_memory(shape: ModelShape, peak: ActivationMemory, layout: RankLayout) -> MemoryBreakdown:
+    """Return the peak memory of one rank on its device, which is host memory on CPU."""
+    footprint = layout.footprint(shape)
+    resident = footprint.resident if layout.on_gpu else (*footprint.resident, *footprint.offloaded)
+    forward_backward = (*footprint.forward_backward, *activation_parts(peak))
+    allocated = (*resident, *max(forward_backward, footprint.optimizer_step, key=total_bytes))
+    gaps = _UNUSABLE_LOGITS * peak.logits + footprint.fragmented_bytes
     return _without_empty((*allocated, *(_gpu_parts(allocated, gaps, layout) if layout.on_gpu else ())))
 
 
-def sum_up(parts: Iterable[Part]) -> int:
-    """Bytes."""
+def total_bytes(parts: Iterable[MemoryPart]) -> int:
+    """Return the sum of the parts in bytes."""
     return sum(part.size for part in parts)
 
 
-def node_parts(shape: ModelShape, rank: Parts, layout: Layout) -> Parts:
-    """Host memory of a node: every rank reads the weights into it before they go to its GPU."""
+def break_down_node_memory(shape: ModelShape, rank: MemoryBreakdown, layout: RankLayout) -> MemoryBreakdown:
+    """Return the peak host memory of a node, where each rank loads the weights before moving them to its GPU."""
     ranks = layout.ranks_per_node
-    loaders = Part("data loaders", ranks * layout.loaders_per_rank * _LOADER)
+    loaders = MemoryPart("data loaders", ranks * layout.loader_workers_per_rank * _LOADER_WORKER)
     if not layout.on_gpu:
-        return _without_empty((Part("processes", ranks * _CPU_PROCESS), Part("ranks", ranks * rank.total), loaders))
-    processes = Part("processes", ranks * _GPU_PROCESS)
-    weights = Part("weights being loaded", ranks * (shape.frozen_bytes + shape.loaded_bytes + shape.reference_bytes))
-    training = (loaders, Part("offloaded", ranks * sum_up(layout.footprint(shape).offloaded)))
-    return _without_empty((processes, *max((weights,), training, key=sum_up)))
+        processes = MemoryPart("processes", ranks * _CPU_PROCESS)
+        return _without_empty((processes, MemoryPart("ranks", ranks * rank.total), loaders))
+    processes = MemoryPart("processes", ranks * _GPU_PROCESS)
+    loaded_bytes = shape.frozen_bytes + shape.loaded_bytes + shape.reference_bytes
+    weights = MemoryPart("weights being loaded", ranks * loaded_bytes)
+    training = (loaders, MemoryPart("offloaded", ranks * total_bytes(layout.footprint(shape).offloaded)))
+    return _without_empty((processes, *max((weights,), training, key=total_bytes)))
 
 
-def _gpu_parts(allocated: Iterable[Part], gaps: float, layout: Layout) -> tuple[Part, ...]:
+def _gpu_parts(allocated: Iterable[MemoryPart], gaps: float, layout: RankLayout) -> tuple[MemoryPart, ...]:
     return (
-        Part("CUDA context", _CUDA_CONTEXT),
-        Part("NCCL buffers", _NCCL_BUFFERS if layout.world_size > 1 else 0),
-        Part("fragmentation", int(gaps + FRAGMENTATION * sum_up(allocated))),
+        MemoryPart("CUDA context", _CUDA_CONTEXT),
+        MemoryPart("NCCL buffers", _NCCL_BUFFERS if layout.world_size > 1 else 0),
+        MemoryPart("fragmentation", int(gaps + FRAGMENTATION * total_bytes(allocated))),
     )
 
 
-def _without_empty(parts: Iterable[Part]) -> Parts:
-    return Parts(tuple(part for part in parts if part.size))
+def _without_empty(parts: Iterable[MemoryPart]) -> MemoryBreakdown:
+    return MemoryBreakdown(tuple(part for part in parts if part.size))

@@ -1,4 +1,4 @@
-"""Tensors without data whose shapes depend on data all the same: what a model that sees does with its images."""
+"""Run a vision-language model on fake tensors although some of its shapes depend on token ids and image grids."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-_BY_INDEX = (
+_INDEXING_OPS = (
     torch.ops.aten.index.Tensor,
     torch.ops.aten.index_put.default,
     torch.ops.aten.index_put_.default,
@@ -15,10 +15,10 @@ _BY_INDEX = (
 )
 
 
-class KnownNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Token ids, grids and masks are few, and computed for real; all that is made of weights and pixels is not.
+class ConcreteIntegerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Computes token ids, grids and masks with real data; everything derived from weights and pixels stays fake.
 
-    To be entered inside of `fake`, which has to allow inputs that are not fake.
+    Enter it inside `fake`, which must have allow_non_fake_inputs set.
     """
 
     def __init__(self, fake: FakeTensorMode) -> None:
@@ -28,26 +28,26 @@ class KnownNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
-            if func in _BY_INDEX:
-                args = (args[0], _numbered(args[1]), *args[2:])
+            if func in _INDEXING_OPS:
+                args = (args[0], _masks_to_indices(args[1]), *args[2:])
             return func(*args, **kwargs)
         with unset_fake_temporarily():
-            made = func(*args, **kwargs)
-        return tree_map(self._without_data, made)
+            result = func(*args, **kwargs)
+        return tree_map(self._to_fake, result)
 
-    def _without_data(self, leaf: Any) -> Any:
-        """A single number stays known: it may decide what is done next."""
+    def _to_fake(self, leaf: Any) -> Any:
+        """Replace a float tensor by a fake one, except a scalar, because control flow may depend on its value."""
         is_large = isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.numel() > 1
         return self._fake.from_tensor(leaf) if is_large else leaf
 
 
-def _numbered(indices: Any) -> list[Any]:
-    """With numbers in the place of masks: how many numbers there are is known."""
-    found: list[Any] = []
+def _masks_to_indices(indices: Any) -> list[Any]:
+    """Replace boolean masks by integer indices, whose number is known."""
+    converted: list[Any] = []
     for index in indices:
         if isinstance(index, torch.Tensor) and index.dtype is torch.bool and not isinstance(index, FakeTensor):
             with unset_fake_temporarily():
-                found += index.nonzero(as_tuple=True)
+                converted += index.nonzero(as_tuple=True)
         else:
-            found.append(index)
-    return found
+            converted.append(index)
+    return converted

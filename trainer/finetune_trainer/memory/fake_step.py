@@ -1,4 +1,4 @@
-"""A training step on tensors without data: what it allocates beside weights, gradients and optimizer states."""
+"""Simulate a training step on fake tensors to measure what it allocates besides the model's states."""
 
 import weakref
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from torch.utils._pytree import tree_leaves
 from finetune_trainer.memory.fused_kernels import use_fused_attention, use_fused_dropout
 from finetune_trainer.vision.video_processor import Features
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of logits and token ids
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # takes logits and token ids
 
-_BLOCK = 512  # bytes; torch's CUDA allocator rounds up to it
+_BLOCK_BYTES = 512  # torch's CUDA allocator rounds up to a multiple of it
 
 
-class Phase(StrEnum):
-    """Stretches of a step. The peak of each grows evenly with the number of layers; that of the whole step does not."""
+class StepPhase(StrEnum):
+    """Phases of a step. The peak of each phase is linear in the number of layers; that of the whole step is not."""
 
-    SIGHT = "sight"  # the vision tower, there and back
+    VISION_TOWER = "vision_tower"  # its forward and backward pass
     FORWARD = "forward"
     LOSS = "loss"
     LAYERS = "layers"
@@ -30,139 +30,150 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True)
-class Live:
-    """Bytes that live at one moment."""
+class ActivationMemory:
+    """Bytes allocated for activations and logits at one moment of a step."""
 
     activations: int = 0
     logits: int = 0
 
     @property
     def total(self) -> int:
+        """Return the sum of activations and logits in bytes."""
         return self.activations + self.logits
 
 
 @dataclass(frozen=True)
-class Step:
-    """What one rank does with one micro-batch."""
+class SimulatedStep:
+    """One micro-batch of one rank, all of whose samples have the same length."""
 
-    batch: int
-    length: int
+    batch: int  # sequences
+    length: int  # tokens per sequence
     checkpointing: bool
-    autocast: torch.dtype | None  # of matrix products, where it is not that of the weights
+    autocast: torch.dtype | None  # dtype of matrix products if it differs from that of the weights
     loss: Loss
-    learns: bool = True  # else it evaluates
-    packed: bool = False  # several rows in one sample
+    is_training: bool = True  # False: evaluation, without a backward pass
+    packed: bool = False  # several rows per sequence
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A micro-batch of a model that sees."""
+class MultimodalBatch:
+    """A micro-batch of a vision-language model."""
 
-    batch: Features  # all inputs of the model
-    tower: str  # name of the module that looks at pixels
+    inputs: Features  # all inputs of the model
+    vision_tower: str  # name of the module
 
 
-def simulate_step(model: Any, step: Step, shown: Shown | None = None) -> dict[Phase, Live]:
-    """The highest moment of each phase. `model` holds fake tensors; all samples are as long as `step` says."""
-    model.train(step.learns)
+def simulate_step(
+    model: Any, step: SimulatedStep, multimodal: MultimodalBatch | None = None
+) -> dict[StepPhase, ActivationMemory]:
+    """Return the peak memory of each phase. All parameters of `model` must be fake tensors."""
+    # Prepare the model as the trainer does, with the kernels of a GPU.
+    model.train(step.is_training)
     use_fused_attention(model, packed=step.packed)
     use_fused_dropout(model)
     if step.checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     for parameter in model.parameters():
-        if parameter.requires_grad and step.learns:
-            parameter.grad = torch.empty_like(parameter)  # of the micro-batches before
-    inputs = shown.batch if shown else {"input_ids": torch.zeros(step.batch, step.length, dtype=torch.int64)}
+        if parameter.requires_grad and step.is_training:
+            parameter.grad = torch.empty_like(parameter)  # accumulated by earlier micro-batches
+    # Build the inputs; pixel values stay allocated during the whole step.
+    inputs = multimodal.inputs if multimodal else {"input_ids": torch.zeros(step.batch, step.length, dtype=torch.int64)}
     ids = inputs["input_ids"]
-    ledger = _Ledger(model, shown.tower if shown else None)
-    for pixels in inputs.values():
-        if pixels.is_floating_point():
-            ledger.book(pixels)  # they stay for the whole step
-    with ledger, torch.set_grad_enabled(step.learns):
+    tracker = _StorageTracker(model, multimodal.vision_tower if multimodal else None)
+    for tensor in inputs.values():
+        if tensor.is_floating_point():
+            tracker.track(tensor)
+    # Run forward, loss and backward under the tracker.
+    with tracker, torch.set_grad_enabled(step.is_training):
         with torch.autocast("cpu", dtype=step.autocast or torch.bfloat16, enabled=step.autocast is not None):
             output = model(**inputs, use_cache=False)
-        ledger.phase = Phase.LOSS
+        tracker.phase = StepPhase.LOSS
         loss = step.loss(output.logits, ids)
         del output
-        if step.learns:
+        if step.is_training:
             loss.backward()  # type: ignore[no-untyped-call]
-    return ledger.peaks
+    return tracker.peaks
 
 
-def loss_of_every_token(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """sft.target_losses where no token is masked, which takes the most. It picks by number: by mask needs data."""
+def unmasked_token_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Compute the summed cross-entropy of all tokens, the most expensive case of token_losses.target_losses.
+
+    logits: (batch, seq, vocab). ids: (batch, seq). It selects by index, because a boolean mask would need real data.
+    """
     targets = ids[:, 1:]
-    chosen = torch.zeros(targets.numel(), dtype=torch.int64)
+    selected = torch.zeros(targets.numel(), dtype=torch.int64)
     return torch.nn.functional.cross_entropy(
-        logits[:, :-1][chosen, chosen].float(), targets.reshape(-1), reduction="sum"
+        logits[:, :-1][selected, selected].float(), targets.reshape(-1), reduction="sum"
     )
 
 
-class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Books every storage from the operation that makes it to its end. What the model holds before does not count."""
+class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts each storage from its creation until it is freed, except those that the model holds beforehand."""
 
-    def __init__(self, model: Any, tower: str | None) -> None:
+    def __init__(self, model: Any, vision_tower: str | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.phase = Phase.FORWARD
-        self.peaks: dict[Phase, Live] = {phase: Live() for phase in Phase}
-        self._vocabulary = model.get_output_embeddings().weight.shape[0]
-        self._held = tuple(chain(model.parameters(), model.buffers(), (p.grad for p in model.parameters())))
-        self._known = {each.untyped_storage()._cdata for each in self._held if each is not None}
+        self.phase = StepPhase.FORWARD
+        self.peaks: dict[StepPhase, ActivationMemory] = {phase: ActivationMemory() for phase in StepPhase}
+        self._vocab_size = model.get_output_embeddings().weight.shape[0]
+        # Referenced here so that no tracked storage can reuse the address of one of these.
+        self._model_states = tuple(chain(model.parameters(), model.buffers(), (p.grad for p in model.parameters())))
+        self._tracked = {each.untyped_storage()._cdata for each in self._model_states if each is not None}
         self._activations = 0
         self._logits = 0
-        self._follow(model)
-        if tower is not None:
-            self._follow_tower(model.get_base_model() if hasattr(model, "get_base_model") else model, tower)
+        self._hook_language_model(model)
+        if vision_tower is not None:
+            self._hook_vision_tower(model.get_base_model() if hasattr(model, "get_base_model") else model, vision_tower)
 
-    def _follow_tower(self, model: Any, tower: str) -> None:
-        """It looks before the first layer, and learns after the last gradient of the embeddings, if it does."""
+    def _hook_vision_tower(self, model: Any, vision_tower: str) -> None:
+        """Enter its phase before its forward pass and, if it is trained, before its backward pass."""
 
-        def seen(_module: Any, _inputs: Any, made: Any) -> None:
-            self.phase = Phase.FORWARD
-            for tensor in tree_leaves(made):
+        def leave_after_forward(_module: Any, _inputs: Any, outputs: Any) -> None:
+            self.phase = StepPhase.FORWARD
+            for tensor in tree_leaves(outputs):
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                    tensor.register_hook(lambda _gradient: setattr(self, "phase", Phase.SIGHT))  # type: ignore[no-untyped-call]
+                    tensor.register_hook(lambda _grad: setattr(self, "phase", StepPhase.VISION_TOWER))  # type: ignore[no-untyped-call]
 
-        module = model.get_submodule(tower)
-        module.register_forward_pre_hook(lambda _module, _inputs: setattr(self, "phase", Phase.SIGHT))
-        module.register_forward_hook(seen)
+        module = model.get_submodule(vision_tower)
+        module.register_forward_pre_hook(lambda _module, _inputs: setattr(self, "phase", StepPhase.VISION_TOWER))
+        module.register_forward_hook(leave_after_forward)
 
-    def _follow(self, model: Any) -> None:
-        """The backward pass enters a phase when the gradient of what that phase made is there."""
+    def _hook_language_model(self, model: Any) -> None:
+        """Enter each phase of the backward pass when the gradient of that phase's output has been computed."""
 
-        def enter(tensor: torch.Tensor, phase: Phase) -> None:
+        def enter(tensor: torch.Tensor, phase: StepPhase) -> None:
             if tensor.requires_grad:
-                tensor.register_hook(lambda _gradient: setattr(self, "phase", phase))  # type: ignore[no-untyped-call]
+                tensor.register_hook(lambda _grad: setattr(self, "phase", phase))  # type: ignore[no-untyped-call]
 
-        model.get_output_embeddings().register_forward_pre_hook(lambda _module, inputs: enter(inputs[0], Phase.LAYERS))
-        model.get_input_embeddings().register_forward_hook(lambda _m, _inputs, made: enter(made, Phase.EMBEDDING))
+        output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        output.register_forward_pre_hook(lambda _module, inputs: enter(inputs[0], StepPhase.LAYERS))
+        embedding.register_forward_hook(lambda _module, _inputs, outputs: enter(outputs, StepPhase.EMBEDDING))
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
-                self.book(tensor)
-        return made
+                self.track(tensor)
+        return result
 
-    def book(self, tensor: torch.Tensor) -> None:
-        """Once per storage."""
+    def track(self, tensor: torch.Tensor) -> None:
+        """Count the storage of the tensor, once, until it is freed."""
         storage = tensor.untyped_storage()
-        if storage._cdata in self._known:
+        if storage._cdata in self._tracked:
             return
-        size = -(-storage.nbytes() // _BLOCK) * _BLOCK
-        is_logits = tensor.dim() > 1 and tensor.shape[-1] == self._vocabulary
-        self._known.add(storage._cdata)
-        weakref.finalize(storage, self._strike, storage._cdata, size, is_logits)
-        self._add(size, is_logits=is_logits)
+        size_bytes = -(-storage.nbytes() // _BLOCK_BYTES) * _BLOCK_BYTES
+        is_logits = tensor.dim() > 1 and tensor.shape[-1] == self._vocab_size
+        self._tracked.add(storage._cdata)
+        weakref.finalize(storage, self._untrack, storage._cdata, size_bytes, is_logits)
+        self._add(size_bytes, is_logits=is_logits)
         if self._activations + self._logits > self.peaks[self.phase].total:
-            self.peaks[self.phase] = Live(self._activations, self._logits)
+            self.peaks[self.phase] = ActivationMemory(self._activations, self._logits)
 
-    def _strike(self, key: int, size: int, is_logits: bool) -> None:
-        self._known.discard(key)
-        self._add(-size, is_logits=is_logits)
+    def _untrack(self, address: int, size_bytes: int, is_logits: bool) -> None:
+        self._tracked.discard(address)
+        self._add(-size_bytes, is_logits=is_logits)
 
-    def _add(self, size: int, *, is_logits: bool) -> None:
+    def _add(self, size_bytes: int, *, is_logits: bool) -> None:
         if is_logits:
-            self._logits += size
+            self._logits += size_bytes
         else:
-            self._activations += size
+            self._activations += size_bytes

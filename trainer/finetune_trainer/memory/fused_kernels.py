@@ -1,4 +1,4 @@
-"""Attention and dropout as the fused kernels of a GPU hold them, whatever the machine that forecasts has."""
+"""Fake attention and dropout that allocate what a GPU's fused kernels do, on whatever host computes the forecast."""
 
 from functools import partial
 from typing import Any
@@ -13,24 +13,24 @@ _FUSED = ("sdpa", "flash_attention_2", "flash_attention_3")
 
 
 def use_fused_attention(model: Any, *, packed: bool) -> None:
-    """In the place of torch's own. An implementation that is not fused stays: it shows its matrices by itself."""
+    """Replace a fused attention by one that only allocates; others (eager) allocate their matrices themselves."""
     if model.config._attn_implementation in _FUSED:
-        AttentionInterface.register(_NAME, _attend)
-        AttentionMaskInterface.register(_NAME, partial(_mask, packed=packed))
+        AttentionInterface.register(_NAME, _attention_forward)
+        AttentionMaskInterface.register(_NAME, partial(_build_mask, packed=packed))
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         base.set_attn_implementation(_NAME)
 
 
-def _mask(
+def _build_mask(
     batch_size: int, q_length: int, kv_length: int, local_size: int | None = None, *, packed: bool, **_: Any
 ) -> torch.Tensor | None:
-    """One sample needs none. Several are padded, rows of a pack are kept apart, and a short window is said, too."""
+    """Return a mask for padded samples, packed rows and sliding windows; a single sample needs none."""
     if batch_size == 1 and not packed and (local_size is None or kv_length < local_size):
         return None
     return torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool)
 
 
-def _attend(
+def _attention_forward(
     module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -38,43 +38,43 @@ def _attend(
     attention_mask: torch.Tensor | None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """With a mask, keys and values are repeated for every head, as transformers does for CUDA."""
+    """Allocate like attention with a mask: keys and values are repeated per head, as transformers does on CUDA."""
     if attention_mask is not None:
         groups = getattr(module, "num_key_value_groups", 1)
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    result = _Attention.apply(query, key, value, attention_mask)  # type: ignore[no-untyped-call]
-    return result.transpose(1, 2).contiguous(), None
+    output = _FusedAttention.apply(query, key, value, attention_mask)  # type: ignore[no-untyped-call]
+    return output.transpose(1, 2).contiguous(), None
 
 
 def use_fused_dropout(model: torch.nn.Module) -> None:
-    """It keeps a byte per number for the backward pass; on CPU torch keeps a factor in the number's own type."""
+    """Replace dropout by the CUDA variant, which saves one byte per element; CPU dropout saves a factor per element."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
-            module.forward = partial(_drop, module)  # type: ignore[method-assign]
+            module.forward = partial(_dropout_forward, module)  # type: ignore[method-assign]
 
 
-def _drop(module: torch.nn.Dropout, numbers: torch.Tensor) -> torch.Tensor:
-    return torch.native_dropout(numbers, module.p, train=True)[0] if module.training and module.p > 0 else numbers
+def _dropout_forward(module: torch.nn.Dropout, inputs: torch.Tensor) -> torch.Tensor:
+    return torch.native_dropout(inputs, module.p, train=True)[0] if module.training and module.p > 0 else inputs
 
 
-class _Attention(torch.autograd.Function):
-    """Keeps its inputs, its result and a number per row; the backward pass adds up in float32."""
+class _FusedAttention(torch.autograd.Function):
+    """Saves its inputs, its output and one float32 logsumexp per row; backward accumulates in float32."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any) -> torch.Tensor:
         batch, heads, length, _ = query.shape
-        result = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
-        sums = query.new_empty(batch, heads, length, dtype=torch.float32)
+        output = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
+        logsumexp = query.new_empty(batch, heads, length, dtype=torch.float32)
         bias = None if mask is None else torch.empty_like(mask, dtype=query.dtype)
-        ctx.save_for_backward(query, key, value, result, sums, bias)
-        return result
+        ctx.save_for_backward(query, key, value, output, logsumexp, bias)
+        return output
 
     @staticmethod
-    def backward(ctx: Any, _gradient: torch.Tensor) -> Any:
-        query, key, value, _result, sums, _bias = ctx.saved_tensors
-        added_up = torch.empty_like(query, dtype=torch.float32)
-        per_row = torch.empty_like(sums)
+    def backward(ctx: Any, _grad_output: torch.Tensor) -> Any:
+        query, key, value, _output, logsumexp, _bias = ctx.saved_tensors
+        accumulator = torch.empty_like(query, dtype=torch.float32)
+        row_buffer = torch.empty_like(logsumexp)
         per_head = query.new_empty(2, *query.shape) if query.shape[1] > key.shape[1] else None
         gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
-        del added_up, per_row, per_head
+        del accumulator, row_buffer, per_head
         return gradients

@@ -1,8 +1,8 @@
-"""GPUs by name and the memory that torch sees on them, which is less than what they are sold with."""
+"""GPU models and the memory that torch can use on them, which is less than their nominal size."""
 
-GIB = 2**30
+from finetune_trainer.units import GIB
 
-# GiB as `torch.cuda.mem_get_info` gives them on an idle card, rounded down; with ECC where it cannot be switched off.
+# GiB reported by `torch.cuda.mem_get_info` on an idle GPU, rounded down; with ECC where it cannot be disabled.
 _USABLE_GIB = {
     "t4-16g": 14.5,
     "v100-16g": 15.7,
@@ -23,7 +23,7 @@ _USABLE_GIB = {
 USABLE_BYTES = {name: int(gib * GIB) for name, gib in _USABLE_GIB.items()}
 
 
-def names_that_fit(needed_bytes: int) -> tuple[str, ...]:
-    """The smallest first."""
+def fitting_gpus(needed_bytes: int) -> tuple[str, ...]:
+    """Return the names of all GPUs with at least that much memory, smallest first."""
     fitting = ((usable, name) for name, usable in USABLE_BYTES.items() if usable >= needed_bytes)
     return tuple(name for _, name in sorted(fitting))

@@ -1,26 +1,32 @@
-"""What is said when a GPU's memory ran out: of which micro-batch, and who held the memory."""
+"""The error message for a GPU out of memory: the micro-batch and how the memory was used."""
 
 from collections.abc import Mapping
 
 import torch
 
 from finetune_trainer.errors import CudaOutOfMemory, first_line
-from finetune_trainer.memory.gpus import GIB
+from finetune_trainer.units import GIB
 
 
-def out_of_memory(error: torch.OutOfMemoryError, batch: Mapping[str, torch.Tensor], *, step: int) -> CudaOutOfMemory:
-    """`step` is the last one done. The rank is told by who reads it."""
+def build_out_of_memory_error(
+    error: torch.OutOfMemoryError, batch: Mapping[str, torch.Tensor], *, step: int
+) -> CudaOutOfMemory:
+    """Return an error that describes the micro-batch and the memory use.
+
+    step: number of completed optimizer steps. batch: input_ids and attention_mask are (batch, seq). The supervisor adds
+    the rank.
+    """
     ids = batch["input_ids"]
     lengths = batch["attention_mask"].sum(dim=1).tolist()
     shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
     return CudaOutOfMemory(
         f"ran out of GPU memory at step {step + 1} with a micro-batch of {len(ids)} x {ids.shape[1]} tokens (samples of"
-        f" {', '.join(map(str, lengths))}; {shapes}); {_held(ids.device, error)}"
+        f" {', '.join(map(str, lengths))}; {shapes}); {_describe_memory_use(ids.device, error)}"
     )
 
 
-def _held(device: torch.device, error: torch.OutOfMemoryError) -> str:
-    """By the allocator; where there is none, the error's own first line."""
+def _describe_memory_use(device: torch.device, error: torch.OutOfMemoryError) -> str:
+    """Describe free, reserved and allocated memory; without a GPU, return the error's first line."""
     if device.type != "cuda":
         return first_line(error)
     free, total = torch.cuda.mem_get_info(device)

@@ -1,7 +1,7 @@
-"""What a rank holds where a model is spread over the ranks, as DeepSpeed and FSDP2 allocate it.
+"""Memory of one rank whose model is sharded over the ranks, as DeepSpeed and FSDP2 allocate it.
 
-The sums are those of DeepSpeed 0.19 and torch 2.13; tests/integration/test_sharded_memory.py books every tensor
-of both.
+The formulas match DeepSpeed 0.19 and torch 2.13.
+tests/integration/test_sharded_memory.py compares them with every tensor that both allocate.
 """
 
 from dataclasses import dataclass
@@ -10,152 +10,160 @@ from typing import Any
 import torch
 
 from finetune_api.v1alpha1.job import TrainerSpec
-from finetune_trainer.memory.breakdown import ADAMW_STATES, Footprint, Part, Spread
+from finetune_trainer.memory.breakdown import ADAMW_STATES, MemoryPart, ModelStateFootprint, ShardingStrategy
 from finetune_trainer.memory.model_shape import ModelShape
 from finetune_trainer.parallel.presets import deepspeed_config
 
-_FLOAT = 4
-# What DeepSpeed takes where a config does not say: its runtime/zero/config.py.
-_BUCKET, _LIVE, _GROUP = 500_000_000, 1_000_000_000, 1_000_000_000
-# Times what stage 3 gathers, fitted to the published rows of docs/user-guide/memory.md: it gathers on a stream of its
-# own, in blocks of many sizes, and what is freed there no other stream can take.
-_SCATTERED = 2.5
+_FLOAT32_BYTES = 4
+# Defaults of DeepSpeed's runtime/zero/config.py, in elements.
+_BUCKET_SIZE, _MAX_LIVE_PARAMETERS, _SUB_GROUP_SIZE = 500_000_000, 1_000_000_000, 1_000_000_000
+# Fragmentation of ZeRO-3 as a multiple of the gathered bytes, fitted to the published measurements of
+# docs/user-guide/memory.md: it gathers blocks of many sizes on a stream of its own, and the allocator cannot reuse
+# a block that was freed there on another stream.
+_FRAGMENTATION_FACTOR = 2.5
 
 
-def spread_of(spec: TrainerSpec, dtype: torch.dtype, *, hidden_size: int) -> Spread | None:
-    """The way that the job asks for, of a model that computes in that type; None: whole on every rank."""
+def build_sharding_strategy(spec: TrainerSpec, dtype: torch.dtype, *, hidden_size: int) -> ShardingStrategy | None:
+    """Return the strategy that the job requests, or None for DDP. `dtype` is that of forward and backward."""
     if spec.fsdp is not None:
-        keeps = not spec.fsdp.reshard_after_forward
-        return Sharded(dtype.itemsize, keeps_gathered=keeps, offloads=spec.fsdp.cpu_offload)
+        keeps_gathered = not spec.fsdp.reshard_after_forward
+        return Fsdp2Strategy(dtype.itemsize, keeps_gathered=keeps_gathered, cpu_offload=spec.fsdp.cpu_offload)
     if spec.deepspeed is None:
         return None
-    return _zero(deepspeed_config(spec.deepspeed)["zero_optimization"], dtype.itemsize, hidden_size)
+    return _zero_strategy(deepspeed_config(spec.deepspeed)["zero_optimization"], dtype.itemsize, hidden_size)
 
 
-def _zero(section: dict[str, Any], itemsize: int, hidden_size: int) -> "Zero":
-    """transformers fills in `auto` from the model's width."""
+def _zero_strategy(section: dict[str, Any], itemsize: int, hidden_size: int) -> "ZeroStrategy":
+    """Resolve `auto` as transformers does, from the hidden size of the model."""
     stage = section["stage"]
-    bucket = section.get("reduce_bucket_size", _BUCKET)
-    live = min(section.get(name, _LIVE) for name in ("stage3_max_live_parameters", "max_live_parameters"))
-    return Zero(
+    bucket = section.get("reduce_bucket_size", _BUCKET_SIZE)
+    limits = ("stage3_max_live_parameters", "max_live_parameters")
+    return ZeroStrategy(
         stage=stage,
         itemsize=itemsize,
-        bucket=hidden_size**2 if bucket == "auto" else int(bucket),
-        buffers=2 if stage < 3 and section.get("overlap_comm") else 1,
-        live=int(live),
-        group=int(section.get("sub_group_size", _GROUP)),
-        offloads_states=_offloads(section, "offload_optimizer"),
-        offloads_weights=_offloads(section, "offload_param"),
+        bucket_size=hidden_size**2 if bucket == "auto" else int(bucket),
+        buckets=2 if stage < 3 and section.get("overlap_comm") else 1,
+        max_live_parameters=int(min(section.get(name, _MAX_LIVE_PARAMETERS) for name in limits)),
+        sub_group_size=int(section.get("sub_group_size", _SUB_GROUP_SIZE)),
+        offload_optimizer=_is_offloaded(section, "offload_optimizer"),
+        offload_param=_is_offloaded(section, "offload_param"),
     )
 
 
-def _offloads(section: dict[str, Any], name: str) -> bool:
+def _is_offloaded(section: dict[str, Any], name: str) -> bool:
     return str((section.get(name) or {}).get("device", "none")) != "none"
 
 
 @dataclass(frozen=True)
-class Zero:
-    """A stage of DeepSpeed's ZeRO (arXiv 1910.02054). What is trained has a copy in float32, on one rank each."""
+class ZeroStrategy:
+    """A stage of DeepSpeed's ZeRO (arXiv 1910.02054): each rank updates a float32 shard of the trained parameters.
+
+    Fields are named after DeepSpeed's options; sizes are in elements.
+    """
 
     stage: int
-    itemsize: int  # bytes of a number that is computed with
-    bucket: int  # numbers that travel together
-    buffers: int  # of that size
-    live: int  # numbers that stage 3 keeps gathered at most
-    group: int  # numbers that stage 3 updates at a time
-    offloads_states: bool = False
-    offloads_weights: bool = False
+    itemsize: int  # bytes per element in forward and backward
+    bucket_size: int  # elements per collective
+    buckets: int
+    max_live_parameters: int  # limit of what stage 3 keeps gathered
+    sub_group_size: int  # elements that stage 3 updates together
+    offload_optimizer: bool = False
+    offload_param: bool = False
 
-    def footprint(self, shape: ModelShape, ranks: int) -> Footprint:
-        """Of one of so many ranks."""
-        mine = _share(shape.trained_parameters, ranks)
-        gathered = self.itemsize * min(shape.parameters, self.live) if self.stage == 3 else 0
-        among = ranks if self.stage == 3 else 1
-        weights = _weights(shape, self.itemsize * shape.trained_parameters, among)
+    def footprint(self, shape: ModelShape, ranks: int) -> ModelStateFootprint:
+        """Return the memory of one rank, given the number of ranks."""
+        shard = _shard_size(shape.trained_parameters, ranks)
+        gathered = self.itemsize * min(shape.parameters, self.max_live_parameters) if self.stage == 3 else 0
+        weights = _weight_parts(shape, self.itemsize * shape.trained_parameters, ranks if self.stage == 3 else 1)
         states = (
-            Part("weights in float32", _FLOAT * mine),
-            Part("optimizer states", ADAMW_STATES * _FLOAT * mine),
+            MemoryPart("weights in float32", _FLOAT32_BYTES * shard),
+            MemoryPart("optimizer states", ADAMW_STATES * _FLOAT32_BYTES * shard),
         )
-        gradients = Part("gradients", self.itemsize * mine if self.stage == 3 else 0)  # in one buffer, for good
-        copies = 1 if self.stage == 3 else 2  # of gradients in host memory, beside those in float32
-        offloaded = (*states, Part("gradients", (_FLOAT + copies * self.itemsize) * mine))
-        return Footprint(
-            held=(
-                *(() if self.offloads_weights else weights),
-                *(() if self.offloads_states else (gradients, *states)),
+        gradients = MemoryPart("gradients", self.itemsize * shard if self.stage == 3 else 0)  # one permanent buffer
+        copies = 1 if self.stage == 3 else 2  # 16-bit gradients in host memory, besides the float32 ones
+        offloaded = (*states, MemoryPart("gradients", (_FLOAT32_BYTES + copies * self.itemsize) * shard))
+        return ModelStateFootprint(
+            resident=(
+                *(() if self.offload_param else weights),
+                *(() if self.offload_optimizer else (gradients, *states)),
             ),
-            offloaded=_offloaded(
-                *(weights if self.offloads_weights else ()), *(offloaded if self.offloads_states else ())
+            offloaded=_offloaded_parts(
+                *(weights if self.offload_param else ()), *(offloaded if self.offload_optimizer else ())
             ),
-            computing=(
-                Part("gathered weights", gathered),
-                Part("gradients on their way", self.itemsize * self._on_their_way(shape, mine)),
-                Part("gradient buckets", self.itemsize * self.buffers * self.bucket),
+            forward_backward=(
+                MemoryPart("gathered weights", gathered),
+                MemoryPart("gradients in transit", self.itemsize * self._unreduced_gradients(shape, shard)),
+                MemoryPart("gradient buckets", self.itemsize * self.buckets * self.bucket_size),
             ),
-            updating=() if self.offloads_states else (self._for_the_update(mine),),
-            scattered=int(_SCATTERED * gathered),
+            optimizer_step=() if self.offload_optimizer else (self._optimizer_step_part(shard),),
+            fragmented_bytes=int(_FRAGMENTATION_FACTOR * gathered),
         )
 
-    def _on_their_way(self, shape: ModelShape, mine: int) -> int:
-        """Numbers: all in stage 1, which sends them before the update; else what does not fill a bucket yet."""
-        waiting = min(shape.trained_parameters, max(self.bucket, shape.largest_parameter))
+    def _unreduced_gradients(self, shape: ModelShape, shard: int) -> int:
+        """Return the elements of gradients outside the buckets.
+
+        Stage 1 keeps all until the optimizer step; later stages keep those of the bucket that is being filled.
+        """
+        pending = min(shape.trained_parameters, max(self.bucket_size, shape.largest_parameter))
         if self.stage == 1:
             return shape.trained_parameters
-        return waiting + (mine if self.stage == 2 and not self.offloads_states else 0)
+        return pending + (shard if self.stage == 2 and not self.offload_optimizer else 0)
 
-    def _for_the_update(self, mine: int) -> Part:
-        """Gradients are put together, then widened; stage 3 has their pieces from step to step."""
+    def _optimizer_step_part(self, shard: int) -> MemoryPart:
+        """Return the gradients converted to float32. Stages 1 and 2 also flatten them; stage 3 stores them flat."""
         if self.stage == 3:
-            return Part("gradients for the update", (_FLOAT + self.itemsize) * min(mine, self.group))
-        return Part("gradients for the update", (_FLOAT + 2 * self.itemsize) * mine)
+            updated = min(shard, self.sub_group_size)
+            return MemoryPart("gradients for the update", (_FLOAT32_BYTES + self.itemsize) * updated)
+        return MemoryPart("gradients for the update", (_FLOAT32_BYTES + 2 * self.itemsize) * shard)
 
 
 @dataclass(frozen=True)
-class Sharded:
-    """FSDP2: a layer is gathered for its turn while the next one is on its way, what is outside layers for the step."""
+class Fsdp2Strategy:
+    """FSDP2: gathers one layer while prefetching the next; parameters outside the layers stay gathered for the step."""
 
-    itemsize: int  # bytes of a number that is computed with
-    keeps_gathered: bool
-    offloads: bool
+    itemsize: int  # bytes per element in forward and backward
+    keeps_gathered: bool  # True: reshard_after_forward is off
+    cpu_offload: bool
 
-    def footprint(self, shape: ModelShape, ranks: int) -> Footprint:
-        """Of one of so many ranks.
+    def footprint(self, shape: ModelShape, ranks: int) -> ModelStateFootprint:
+        """Return the memory of one rank, given the number of ranks.
 
-        What is trained is float32, and so are its gradients. Weights are gathered flat for two layers, and once more in
-        the shapes of one; gradients are there in their shapes, then flat.
+        Trained parameters and their gradients are float32. Two layers have a flat all-gather buffer, and one of them
+        also its unflattened weights. Gradients exist unflattened and then in a flat reduce-scatter buffer.
         """
         layer, outer = shape.layer_parameters, shape.outer_parameters
-        mine = _FLOAT * _share(shape.trained_parameters, ranks)
-        kept = (
-            *_weights(shape, _FLOAT * shape.trained_parameters, ranks),
-            Part("gradients", mine),
-            Part("optimizer states", ADAMW_STATES * mine),
+        shard_bytes = _FLOAT32_BYTES * _shard_size(shape.trained_parameters, ranks)
+        states = (
+            *_weight_parts(shape, _FLOAT32_BYTES * shape.trained_parameters, ranks),
+            MemoryPart("gradients", shard_bytes),
+            MemoryPart("optimizer states", ADAMW_STATES * shard_bytes),
         )
         gathered = shape.parameters + layer if self.keeps_gathered else outer + 3 * layer
-        learning = shape.trained_parameters / shape.parameters
-        return Footprint(
-            held=() if self.offloads else kept,
-            offloaded=_offloaded(*kept) if self.offloads else (),
-            computing=(
-                Part("gathered weights", self.itemsize * gathered),
-                Part("gradients on their way", int(self.itemsize * learning * (outer + 2 * layer))),
+        trained_ratio = shape.trained_parameters / shape.parameters
+        return ModelStateFootprint(
+            resident=() if self.cpu_offload else states,
+            offloaded=_offloaded_parts(*states) if self.cpu_offload else (),
+            forward_backward=(
+                MemoryPart("gathered weights", self.itemsize * gathered),
+                MemoryPart("gradients in transit", int(self.itemsize * trained_ratio * (outer + 2 * layer))),
             ),
         )
 
 
-def _weights(shape: ModelShape, trained: int, among: int) -> tuple[Part, ...]:
-    """Buffers are never spread."""
-    adapters = trained if shape.adapted else 0
+def _weight_parts(shape: ModelShape, trained_bytes: int, shards: int) -> tuple[MemoryPart, ...]:
+    """Return the parts for weights, divided into `shards`. Buffers are never sharded."""
+    adapters = trained_bytes if shape.has_adapters else 0
+    frozen_and_trained = shape.frozen_bytes + trained_bytes - adapters
     return (
-        Part("weights", _share(shape.frozen_bytes + trained - adapters, among) + shape.buffer_bytes),
-        Part("reference model", _share(shape.reference_bytes, among)),
-        Part("adapters", _share(adapters, among)),
+        MemoryPart("weights", _shard_size(frozen_and_trained, shards) + shape.buffer_bytes),
+        MemoryPart("reference model", _shard_size(shape.reference_bytes, shards)),
+        MemoryPart("adapters", _shard_size(adapters, shards)),
     )
 
 
-def _offloaded(*parts: Part) -> tuple[Part, ...]:
-    return tuple(Part(f"offloaded {part.name}", part.size) for part in parts)
+def _offloaded_parts(*parts: MemoryPart) -> tuple[MemoryPart, ...]:
+    return tuple(MemoryPart(f"offloaded {part.name}", part.size) for part in parts)
 
 
-def _share(whole: int, ranks: int) -> int:
-    return -(-whole // ranks)
+def _shard_size(size: int, shards: int) -> int:
+    return -(-size // shards)

@@ -1,130 +1,141 @@
-"""What to change in a job so that it fits, tried in the order of what it costs the user."""
+"""Suggest changes that make a job fit into GPU memory, in the order of their cost for the user."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from finetune_api.batch import Batch, largest_that_fits, splits
-from finetune_api.oom_repair import further_presets
+from finetune_api.batch import Batch, find_largest_fitting, list_splits
+from finetune_api.oom_repair import stronger_sharding_presets
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.lora import Lora
 from finetune_api.v1alpha1.parallelism import Deepspeed
 from finetune_trainer.memory.forecast import Forecast
 from finetune_trainer.training_arguments import plan_batch, with_batch
 
-_SHORTEST = 256
-_LENGTHS_APART = 256
+_MIN_LENGTH = 256  # tokens
+_LENGTH_STEP = 256  # tokens
 
 Forecaster = Callable[[TrainerSpec], Forecast]
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Fields with their new values, and what the job then needs."""
+    """Changed fields with their new values, and the forecast for the changed job."""
 
     changes: tuple[str, ...]
     forecast: Forecast
 
 
 @dataclass(frozen=True)
-class Variant:
-    """A job that was changed, and how."""
+class SpecVariant:
+    """A changed copy of a spec, with a description of the changes."""
 
     spec: TrainerSpec
     changes: tuple[str, ...] = ()
 
-    def with_checkpointing(self) -> "Variant":
+    def with_checkpointing(self) -> "SpecVariant":
+        """Return a copy with gradient checkpointing, or self if it is enabled already."""
         if self.spec.training.gradient_checkpointing:
             return self
         return self._with("training", "training.gradientCheckpointing: true", gradient_checkpointing=True)
 
-    def with_batch(self, per_device: int, accumulation: int) -> "Variant":
-        """Of the same effective batch."""
-        said = f"training.perDeviceTrainBatchSize: {per_device}, training.gradientAccumulationSteps: {accumulation}"
+    def with_batch(self, per_device: int, accumulation: int) -> "SpecVariant":
+        """Return a copy with a smaller micro-batch; the caller keeps the effective batch the same."""
+        change = f"training.perDeviceTrainBatchSize: {per_device}, training.gradientAccumulationSteps: {accumulation}"
         sizes = {"per_device_train_batch_size": per_device, "gradient_accumulation_steps": accumulation}
-        return self._with("training", said, **sizes)
+        return self._with("training", change, **sizes)
 
-    def with_length(self, length: int) -> "Variant":
+    def with_length(self, length: int) -> "SpecVariant":
+        """Return a copy with samples of at most `length` tokens."""
         return self._with("dataset", f"dataset.maxLength: {length}", max_length=length)
 
-    def with_preset(self, preset: str) -> "Variant":
-        spread = Deepspeed.model_validate({"preset": preset})
-        said = f"deepspeed: {{preset: {preset}}}"
-        return Variant(self.spec.model_copy(update={"deepspeed": spread}), (*self.changes, said))
+    def with_preset(self, preset: str) -> "SpecVariant":
+        """Return a copy that DeepSpeed shards with this preset."""
+        deepspeed = Deepspeed.model_validate({"preset": preset})
+        change = f"deepspeed: {{preset: {preset}}}"
+        return SpecVariant(self.spec.model_copy(update={"deepspeed": deepspeed}), (*self.changes, change))
 
-    def with_lora(self) -> "Variant":
-        return Variant(self.spec.model_copy(update={"lora": Lora()}), (*self.changes, "lora: {}"))
+    def with_lora(self) -> "SpecVariant":
+        """Return a copy that trains adapters with the default settings."""
+        return SpecVariant(self.spec.model_copy(update={"lora": Lora()}), (*self.changes, "lora: {}"))
 
-    def with_four_bits(self) -> "Variant":
-        """Of a job with adapters. Such weights cannot be spread."""
-        if self.spec.spreads_weights or (self.spec.lora and self.spec.lora.quantization):
+    def with_quantization(self) -> "SpecVariant":
+        """Return a copy with 4-bit weights under the adapters, or self, because sharded weights cannot be quantized."""
+        if self.spec.shards_weights or (self.spec.lora and self.spec.lora.quantization):
             return self
         return self._with("lora", "lora.quantization: nf4", quantization="nf4")
 
-    def _with(self, section: str, said: str, **fields: Any) -> "Variant":
-        changed = getattr(self.spec, section).model_copy(update=fields)
-        return Variant(self.spec.model_copy(update={section: changed}), (*self.changes, said))
+    def _with(self, section: str, change: str, **fields: Any) -> "SpecVariant":
+        changed_section = getattr(self.spec, section).model_copy(update=fields)
+        return SpecVariant(self.spec.model_copy(update={section: changed_section}), (*self.changes, change))
 
 
-def choose_size(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes: int) -> TrainerSpec:
-    """In the place of auto: as many samples at a time as are forecast to fit, or one."""
+def choose_batch_size(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes: int) -> TrainerSpec:
+    """Replace perDeviceTrainBatchSize auto by the largest micro-batch that is forecast to fit, or by one sample."""
 
     def fits(batch: Batch) -> bool:
         return forecaster(with_batch(spec, batch)).rank.total <= usable_bytes
 
     smallest = plan_batch(spec, world_size=spec.world_size)
-    found = largest_that_fits(splits(smallest), fits) if usable_bytes else None
-    return with_batch(spec, found or smallest)
+    largest = find_largest_fitting(list_splits(smallest), fits) if usable_bytes else None
+    return with_batch(spec, largest or smallest)
 
 
-def suggest(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes: int) -> Suggestion | None:
-    """The first of the changes that makes the job fit, by a forecast of its own; None if none does."""
-    for variants in _ladder(Variant(spec), forecaster(spec)):
-        found = _first_that_fits(variants, forecaster, usable_bytes=usable_bytes)
-        if found is not None:
-            return found
+def suggest_changes(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes: int) -> Suggestion | None:
+    """Return the cheapest changes with which the job is forecast to fit, or None if there are none."""
+    for variants in _variant_ladder(SpecVariant(spec), forecaster(spec)):
+        suggestion = _find_first_fitting(variants, forecaster, usable_bytes=usable_bytes)
+        if suggestion is not None:
+            return suggestion
     return None
 
 
-def _ladder(variant: Variant, forecast: Forecast) -> Iterator[Sequence[Variant]]:
-    """Each rung holds variants that need less and less."""
+def _variant_ladder(variant: SpecVariant, forecast: Forecast) -> Iterator[Sequence[SpecVariant]]:
+    """Yield sequences of variants in the order of their cost; within a sequence, memory decreases."""
+    # Gradient checkpointing and smaller micro-batches change no result.
     checkpointed = variant.with_checkpointing()
     if checkpointed is not variant:
         yield [checkpointed]
         yield _smaller_batches(variant, forecast)
     yield _smaller_batches(checkpointed, forecast)
+    # More sharding costs communication.
     smallest = (_smaller_batches(checkpointed, forecast) or [checkpointed])[-1]
-    presets = further_presets(variant.spec, world_size=variant.spec.world_size)
+    presets = stronger_sharding_presets(variant.spec, world_size=variant.spec.world_size)
     yield [smallest.with_preset(preset) for preset in presets]
+    # Adapters, 4-bit weights and shorter samples change what is learned.
     if variant.spec.lora is None:
         yield [variant.with_lora()]
         yield [checkpointed.with_lora(), *(each.with_lora() for each in _smaller_batches(checkpointed, forecast))]
     adapted = smallest if variant.spec.lora else smallest.with_lora()
-    packed = adapted.with_four_bits()
-    if packed is not adapted:
-        yield [packed]
-    yield _shorter(smallest, forecast)
-    if packed is not smallest:
-        yield _shorter(packed, forecast)
+    quantized = adapted.with_quantization()
+    if quantized is not adapted:
+        yield [quantized]
+    yield _shorter_samples(smallest, forecast)
+    if quantized is not smallest:
+        yield _shorter_samples(quantized, forecast)
 
 
-def _smaller_batches(variant: Variant, forecast: Forecast) -> list[Variant]:
+def _smaller_batches(variant: SpecVariant, forecast: Forecast) -> list[SpecVariant]:
+    """Return variants with smaller micro-batches and the same effective batch."""
     samples = forecast.batch.per_device * forecast.batch.accumulation
     divisors = (size for size in range(forecast.batch.per_device - 1, 0, -1) if samples % size == 0)
     return [variant.with_batch(size, samples // size) for size in divisors]
 
 
-def _shorter(variant: Variant, forecast: Forecast) -> list[Variant]:
-    """None for a model that sees: shorter samples leave no room for its images."""
-    if forecast.sees:
+def _shorter_samples(variant: SpecVariant, forecast: Forecast) -> list[SpecVariant]:
+    """Return variants with shorter samples; none for multimodal samples, whose images need the space."""
+    if forecast.is_multimodal:
         return []
-    longest = (forecast.length - 1) // _LENGTHS_APART * _LENGTHS_APART
-    return [variant.with_length(length) for length in range(longest, _SHORTEST - 1, -_LENGTHS_APART)]
+    longest = (forecast.length - 1) // _LENGTH_STEP * _LENGTH_STEP
+    return [variant.with_length(length) for length in range(longest, _MIN_LENGTH - 1, -_LENGTH_STEP)]
 
 
-def _first_that_fits(variants: Sequence[Variant], forecaster: Forecaster, *, usable_bytes: int) -> Suggestion | None:
-    """By bisection: a forecast takes seconds."""
+def _find_first_fitting(
+    variants: Sequence[SpecVariant], forecaster: Forecaster, *, usable_bytes: int
+) -> Suggestion | None:
+    """Search by bisection, because one forecast takes seconds."""
+
     forecasts: dict[int, Forecast] = {}
 
     def fits(index: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a model that sees is shown in a forecast."""
+"""The sample with an image that a forecast uses for a vision-language model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,60 +8,63 @@ import torch
 from PIL import Image
 
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.vision.processor import Vision
+from finetune_trainer.vision.processor import VisionProcessor
 from finetune_trainer.vision.video_frames import Size
 from finetune_trainer.vision.video_processor import Features
 
-_EDGES = range(28, 8193, 28)  # pixels; of families that see images of any size
-_TILES = range(1, 13)  # of 448 pixels; of families that cut images into them
-_TILE = 448
+_EDGES = range(28, 8193, 28)  # pixels; for families that accept images of any size
+_TILES = range(1, 13)  # for families that split images into tiles
+_TILE_EDGE = 448  # pixels
 
 
 @dataclass(frozen=True)
-class Sight:
-    """How a model sees, what of it is frozen, and a sequence that shows it something."""
+class VisionSample:
+    """A vision-language model's processor, its frozen parameter groups and one multimodal sample."""
 
-    vision: Vision
-    frozen: tuple[str, ...]
-    sample: Features  # input_ids (tokens), and pixels as the model takes them
+    vision: VisionProcessor
+    frozen: tuple[str, ...]  # vision, aligner, language
+    features: Features  # input_ids is (seq,); pixel inputs as the model accepts them
 
-    def batch(self, rows: int) -> Features:
-        """The sample, so many times."""
-        ids = self.sample["input_ids"].repeat(rows, 1)
-        pixels = {name: torch.cat([value] * rows) for name, value in self.sample.items() if name != "input_ids"}
-        return {"input_ids": ids, **pixels, **self.vision.types(ids)}
+    def build_batch(self, rows: int) -> Features:
+        """Return a batch of `rows` copies of the sample; input_ids is (rows, seq)."""
+        ids = self.features["input_ids"].repeat(rows, 1)
+        pixels = {name: torch.cat([value] * rows) for name, value in self.features.items() if name != "input_ids"}
+        return {"input_ids": ids, **pixels, **self.vision.token_type_ids(ids)}
 
 
-def blank_sample(vision: Vision, length: int) -> Features:
-    """So many tokens, as many as can be of one image. Raises InvalidSpec where not even the smallest image fits."""
-    found = max(_fitting(vision, length), default=None, key=lambda each: each[0])
-    if found is None:
+def build_blank_sample(vision: VisionProcessor, length: int) -> Features:
+    """Return a sample of `length` tokens with the gray image that has the most visual tokens.
+
+    Raises: InvalidSpec if not even the smallest image fits.
+    """
+    largest = max(_fitting_sizes(vision, length), default=None, key=lambda each: each[0])
+    if largest is None:
         raise InvalidSpec(
-            f"spec.dataset.maxLength: {length} tokens are fewer than the smallest image takes; raise it, or lower"
+            f"spec.dataset.maxLength: {length} tokens are fewer than the smallest image needs; raise it, or lower"
             " spec.model.maxPixels"
         )
-    _, size = found
-    shown = vision.seen.tokenizer(vision.write_size(size), add_special_tokens=False)["input_ids"]
-    words = torch.full((length - len(shown),), a_word(vision))
+    _, size = largest
+    visual = vision.handles.tokenizer(vision.render_image(size), add_special_tokens=False)["input_ids"]
+    text = torch.full((length - len(visual),), text_token_id(vision))
     height, width = size
-    pixels = vision.process([Image.new("RGB", (width, height), (128, 128, 128))])
-    return {"input_ids": torch.cat((torch.tensor(shown), words)), **pixels}
+    pixels = vision.process_images([Image.new("RGB", (width, height), (128, 128, 128))])
+    return {"input_ids": torch.cat((torch.tensor(visual), text)), **pixels}
 
 
-def _fitting(vision: Vision, length: int) -> Iterator[tuple[int, Size]]:
-    """Sizes with their tokens, the smallest image first."""
-    if vision.family.any_size:
-        squares = ((vision.count((edge, edge)), (edge, edge)) for edge in _EDGES)
-        yield from takewhile(lambda found: found[0] <= length, squares)
+def _fitting_sizes(vision: VisionProcessor, length: int) -> Iterator[tuple[int, Size]]:
+    """Yield token count and (height, width) of the images that fit into `length` tokens."""
+    if vision.family.has_dynamic_resolution:
+        squares = ((vision.count_image_tokens((edge, edge)), (edge, edge)) for edge in _EDGES)
+        yield from takewhile(lambda square: square[0] <= length, squares)
         return
-    for high, wide in product(_TILES, _TILES):
-        size = _TILE * high, _TILE * wide
-        if high * wide <= max(_TILES) and (tokens := vision.count(size)) <= length:
+    for rows, columns in product(_TILES, _TILES):
+        size = _TILE_EDGE * rows, _TILE_EDGE * columns
+        if rows * columns <= max(_TILES) and (tokens := vision.count_image_tokens(size)) <= length:
             yield tokens, size
 
 
-def a_word(vision: Vision) -> int:
-    """A token that stands for nothing that is shown."""
-    config = vision.seen.config
+def text_token_id(vision: VisionProcessor) -> int:
+    """Return a token id that is no placeholder for images or videos."""
+    config = vision.handles.config
     special = {getattr(config, name, None) for name in ("image_token_id", "video_token_id")}
-    return next(number for number in range(len(special) + 1) if number not in special)
+    return next(token_id for token_id in range(len(special) + 1) if token_id not in special)

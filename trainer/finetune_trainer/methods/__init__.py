@@ -1,1 +1,1 @@
-"""One module per training method."""
+"""One module per training method, each with its loss and its rows."""

@@ -1,4 +1,4 @@
-"""Direct preference optimisation (arXiv 2305.18290) and its relatives, averaged over the whole effective batch."""
+"""Direct preference optimization (arXiv 2305.18290) and its variants, averaged over the whole effective batch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,158 +8,182 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from finetune_api.v1alpha1.methods import Dpo
-from finetune_trainer.data.chat_template import Renderer, Sample
-from finetune_trainer.data.token_dataset import IGNORED, Features
+from finetune_trainer.data.chat_template import ExampleRenderer, Sample
+from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
 from finetune_trainer.data_sources.preferences import parse_preference
 from finetune_trainer.data_sources.readers import Row
-from finetune_trainer.methods.sft import predict, target_losses
-from finetune_trainer.model.lora import REFERENCE, TRAINED
-from finetune_trainer.parallel.reference_model import spread_frozen
-from finetune_trainer.training.base_trainer import ExactTrainer, Parts
+from finetune_trainer.model.lora import REFERENCE_ADAPTER, TRAINED_ADAPTER
+from finetune_trainer.parallel.reference_model import prepare_reference_model
+from finetune_trainer.training.base_trainer import GlobalMeanTrainer, TrainerInputs
+from finetune_trainer.training.token_losses import compute_logits, compute_target_losses
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What a model thinks of a micro-batch: the log-probability of each chosen and each rejected answer, (pairs,)."""
+class SequenceLogps:
+    """Log-probabilities of the chosen and the rejected completions of a micro-batch, each (pairs,)."""
 
     chosen: torch.Tensor
     rejected: torch.Tensor
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """The policy's answers beside the reference's, and how many tokens each answer has; fillers have none."""
+class PairLogps:
+    """Log-probabilities of policy and reference model, and the target tokens of each completion, (pairs,).
 
-    policy: Answers
-    reference: Answers
+    Fillers have no target tokens.
+    """
+
+    policy: SequenceLogps
+    reference: SequenceLogps
     chosen_tokens: torch.Tensor
     rejected_tokens: torch.Tensor
 
     @property
-    def chosen_ratio(self) -> torch.Tensor:
+    def chosen_logratios(self) -> torch.Tensor:
+        """Policy minus reference of the chosen completions, (pairs,)."""
         return self.policy.chosen - self.reference.chosen
 
     @property
-    def rejected_ratio(self) -> torch.Tensor:
+    def rejected_logratios(self) -> torch.Tensor:
+        """Policy minus reference of the rejected completions, (pairs,)."""
         return self.policy.rejected - self.reference.rejected
 
     @property
-    def margin(self) -> torch.Tensor:
-        return self.chosen_ratio - self.rejected_ratio
+    def margins(self) -> torch.Tensor:
+        """Chosen minus rejected log-ratios, (pairs,)."""
+        return self.chosen_logratios - self.rejected_logratios
 
 
-def _sigmoid(pairs: Pairs, dpo: Dpo) -> torch.Tensor:
-    return -logsigmoid(dpo.beta * pairs.margin)
+def _sigmoid_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
+    return -logsigmoid(dpo.beta * pairs.margins)
 
 
-def _hinge(pairs: Pairs, dpo: Dpo) -> torch.Tensor:
-    """SLiC (arXiv 2305.10425) with the ratios of DPO."""
-    return torch.relu(1 - dpo.beta * pairs.margin)
+def _hinge_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
+    """Hinge loss of SLiC (arXiv 2305.10425) on the log-ratios of DPO."""
+    return torch.relu(1 - dpo.beta * pairs.margins)
 
 
-def _ipo(pairs: Pairs, dpo: Dpo) -> torch.Tensor:
-    """IPO (arXiv 2310.12036, equation 17) on means per token, as its authors ran it."""
-    chosen = pairs.chosen_ratio / pairs.chosen_tokens.clamp(min=1)
-    rejected = pairs.rejected_ratio / pairs.rejected_tokens.clamp(min=1)
+def _ipo_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
+    """IPO (arXiv 2310.12036, equation 17) on means per token, as in the experiments of its authors."""
+    chosen = pairs.chosen_logratios / pairs.chosen_tokens.clamp(min=1)
+    rejected = pairs.rejected_logratios / pairs.rejected_tokens.clamp(min=1)
     return (chosen - rejected - 1 / (2 * dpo.beta)) ** 2
 
 
-def _robust(pairs: Pairs, dpo: Dpo) -> torch.Tensor:
-    """Unbiased where a share of the labels, `labelSmoothing`, is flipped (arXiv 2403.00409)."""
-    flipped = dpo.label_smoothing or 0.0
-    right, wrong = logsigmoid(dpo.beta * pairs.margin), logsigmoid(-dpo.beta * pairs.margin)
-    return (flipped * wrong - (1 - flipped) * right) / (1 - 2 * flipped)
+def _robust_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
+    """Robust DPO (arXiv 2403.00409): unbiased if a share `labelSmoothing` of the preferences is flipped."""
+    flip_rate = dpo.label_smoothing or 0.0
+    correct, flipped = logsigmoid(dpo.beta * pairs.margins), logsigmoid(-dpo.beta * pairs.margins)
+    return (flip_rate * flipped - (1 - flip_rate) * correct) / (1 - 2 * flip_rate)
 
 
-LOSSES: dict[str, Callable[[Pairs, Dpo], torch.Tensor]] = {
-    "sigmoid": _sigmoid,
-    "hinge": _hinge,
-    "ipo": _ipo,
-    "robust": _robust,
+LOSSES: dict[str, Callable[[PairLogps, Dpo], torch.Tensor]] = {
+    "sigmoid": _sigmoid_loss,
+    "hinge": _hinge_loss,
+    "ipo": _ipo_loss,
+    "robust": _robust_loss,
 }
 
 
-def render_pair(renderer: Renderer, row: Row) -> tuple[Sample, ...]:
-    """The chosen sequence and the rejected one."""
+def render_preference(renderer: ExampleRenderer, row: Row) -> tuple[Sample, ...]:
+    """Render a row into its chosen and its rejected sequence."""
     preference = parse_preference(row)
     return renderer.render(preference.chosen), renderer.render(preference.rejected)
 
 
-class DpoTrainer(ExactTrainer):
-    """Its units are pairs; with `rpoAlpha` the chosen answers' tokens too, for the term of SFT."""
+class DpoTrainer(GlobalMeanTrainer):
+    """Trainer for DPO; its loss units are pairs.
 
-    def __init__(self, parts: Parts) -> None:
-        assert parts.spec.dpo is not None
-        self._dpo = parts.spec.dpo
-        super().__init__(parts)
-        self._reference = spread_frozen(parts.reference, self.accelerator) if parts.reference is not None else None
+    With `rpoAlpha` the loss has a second term, SFT on the chosen completions, whose units are their target tokens.
+    """
 
-    def count(self, batch: Features) -> tuple[float, ...]:
-        chosen, _ = _targets(batch["labels"]).sum(dim=1).chunk(2)
-        pairs = float((chosen > 0).sum())
-        return (pairs, float(chosen.sum())) if self._dpo.rpo_alpha else (pairs,)
+    def __init__(self, inputs: TrainerInputs) -> None:
+        assert inputs.spec.dpo is not None
+        self._dpo = inputs.spec.dpo
+        super().__init__(inputs)
+        reference = inputs.reference_model
+        self._reference = None if reference is None else prepare_reference_model(reference, self.accelerator)
 
-    def summed_losses(self, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
-        with torch.no_grad(), self._as_reference() as reference:
-            before = answer(reference, batch)
-        policy = answer(model, batch)
-        chosen_tokens, rejected_tokens = _targets(batch["labels"]).sum(dim=1).chunk(2)
-        pairs = Pairs(policy, before, chosen_tokens, rejected_tokens)
-        real = chosen_tokens > 0
-        self._tell(pairs, real)
-        losses = (LOSSES[self._dpo.loss_type](pairs, self._dpo)[real].sum(),)
+    def count_loss_units(self, batch: Features) -> tuple[float, ...]:
+        """Return the number of pairs and, with `rpoAlpha`, of chosen target tokens; fillers are not counted."""
+        chosen_tokens, _ = _is_target(batch["labels"]).sum(dim=1).chunk(2)
+        pairs = float((chosen_tokens > 0).sum())
+        return (pairs, float(chosen_tokens.sum())) if self._dpo.rpo_alpha else (pairs,)
+
+    def sum_losses(self, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
+        """Return the summed preference loss and, with `rpoAlpha`, the weighted SFT loss of the chosen completions."""
+        with torch.no_grad(), self._reference_model() as reference_model:
+            reference = sequence_logps(reference_model, batch)
+        policy = sequence_logps(model, batch)
+        chosen_tokens, rejected_tokens = _is_target(batch["labels"]).sum(dim=1).chunk(2)
+        pairs = PairLogps(policy, reference, chosen_tokens, rejected_tokens)
+        is_pair = chosen_tokens > 0  # false for fillers
+        self._accumulate_pair_metrics(pairs, is_pair)
+        losses = (LOSSES[self._dpo.loss_type](pairs, self._dpo)[is_pair].sum(),)
         return (*losses, -self._dpo.rpo_alpha * policy.chosen.sum()) if self._dpo.rpo_alpha else losses
 
     @contextmanager
-    def _as_reference(self) -> Iterator[torch.nn.Module]:
-        """The frozen copy of the model or of its adapter, or the model without one; never with dropout."""
+    def _reference_model(self) -> Iterator[torch.nn.Module]:
+        """Yield the frozen copy of the model, or the model with its reference adapter or without adapter.
+
+        Dropout is disabled.
+        """
         if self._reference is not None:
             yield self._reference
             return
-        bare = self.model
-        training = bare.training
-        bare.eval()
-        learn = [parameter for parameter in bare.parameters() if parameter.requires_grad]
-        if REFERENCE in bare.peft_config:
-            bare.set_adapter(REFERENCE, inference_mode=True)
-            _let_learn(learn)
-            yield bare
-            bare.set_adapter(TRAINED)
+        model = self.model
+        was_training = model.training
+        model.eval()
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if REFERENCE_ADAPTER in model.peft_config:
+            model.set_adapter(REFERENCE_ADAPTER, inference_mode=True)
+            _restore_requires_grad(trainable)
+            yield model
+            model.set_adapter(TRAINED_ADAPTER)
         else:
-            with bare.disable_adapter():
-                _let_learn(learn)
-                yield bare
-        bare.train(training)
+            with model.disable_adapter():
+                _restore_requires_grad(trainable)
+                yield model
+        model.train(was_training)
 
-    def _tell(self, pairs: Pairs, real: torch.Tensor) -> None:
-        chosen, rejected = self._dpo.beta * pairs.chosen_ratio[real], self._dpo.beta * pairs.rejected_ratio[real]
-        self.tally(
-            real.sum(),
+    def _accumulate_pair_metrics(self, pairs: PairLogps, is_pair: torch.Tensor) -> None:
+        chosen_rewards = self._dpo.beta * pairs.chosen_logratios[is_pair]
+        rejected_rewards = self._dpo.beta * pairs.rejected_logratios[is_pair]
+        self.accumulate_metrics(
+            is_pair.sum(),
             {
-                "rewards/chosen": chosen.sum(),
-                "rewards/rejected": rejected.sum(),
-                "rewards/margins": (chosen - rejected).sum(),
-                "rewards/accuracies": (chosen > rejected).sum(),
-                "logps/chosen": pairs.policy.chosen[real].sum(),
-                "logps/rejected": pairs.policy.rejected[real].sum(),
+                "rewards/chosen": chosen_rewards.sum(),
+                "rewards/rejected": rejected_rewards.sum(),
+                "rewards/margins": (chosen_rewards - rejected_rewards).sum(),
+                "rewards/accuracies": (chosen_rewards > rejected_rewards).sum(),
+                "logps/chosen": pairs.policy.chosen[is_pair].sum(),
+                "logps/rejected": pairs.policy.rejected[is_pair].sum(),
             },
         )
 
 
-def _let_learn(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """peft freezes an adapter that is not asked, and FSDP2 gathers for ever as it finds weights in its first pass."""
+def _restore_requires_grad(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Set requires_grad again, which peft clears when it switches adapters.
+
+    FSDP2 records in its first forward pass which weights need gradients, and never updates the record.
+    """
     for parameter in parameters:
         parameter.requires_grad = True
 
 
-def answer(model: torch.nn.Module, batch: Features) -> Answers:
-    """Log-probabilities of the answers of a micro-batch whose first half are the chosen and second the rejected."""
-    logits = predict(model, batch)
-    targets = _targets(batch["labels"])
-    sums = torch.zeros(len(targets), device=logits.device)
-    sums = sums.index_add(0, targets.nonzero()[:, 0], -target_losses(logits, batch["labels"]))
-    return Answers(*sums.chunk(2))
+def sequence_logps(model: torch.nn.Module, batch: Features) -> SequenceLogps:
+    """Sum the log-probabilities of the target tokens of each sequence.
+
+    The first half of the batch are the chosen sequences, the second half the rejected ones.
+    Source: DPO, arXiv 2305.18290, equation 7.
+    """
+    logits = compute_logits(model, batch)
+    is_target = _is_target(batch["labels"])
+    sums = torch.zeros(len(is_target), device=logits.device)
+    sums = sums.index_add(0, is_target.nonzero()[:, 0], -compute_target_losses(logits, batch["labels"]))
+    return SequenceLogps(*sums.chunk(2))
 
 
-def _targets(labels: torch.Tensor) -> torch.Tensor:
-    return labels[:, 1:] != IGNORED
+def _is_target(labels: torch.Tensor) -> torch.Tensor:
+    """Return the mask of target tokens, (batch, seq - 1): no token predicts the first one."""
+    return labels[:, 1:] != IGNORE_INDEX

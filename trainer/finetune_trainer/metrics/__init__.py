@@ -1,1 +1,1 @@
-"""What a run measures of itself, and where it tells it."""
+"""Measurements of a run (throughput, MFU, memory) and where they are reported: log, trackers, report.html."""

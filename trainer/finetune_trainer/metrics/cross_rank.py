@@ -1,19 +1,19 @@
-"""What the measurements of all ranks say together: speed, who is slow, and how much memory was needed."""
+"""Combines the measurements of all ranks: throughput, the slowest rank and the memory peaks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from finetune_trainer.memory.gpus import GIB
-from finetune_trainer.metrics.throughput import Interval
+from finetune_trainer.metrics.throughput import MeasuredInterval
+from finetune_trainer.units import GIB
 
-SLOW = 0.10  # above the median rank's own time, a rank is named
-DATA_BOUND = 0.20  # of the time of steps spent waiting for data, a warning is due
+SLOW_RANK_EXCESS = 0.10  # a rank is reported as slow if its own time exceeds the median by more than this share
+DATA_BOUND_SHARE = 0.20  # a run is data-bound if it spends more than this share of a step waiting for data
 
 
 @dataclass(frozen=True)
-class Slow:
-    """The slowest rank, and by which share it takes longer than the median rank."""
+class SlowRank:
+    """The slowest rank, and by which share its own time exceeds that of the median rank."""
 
     rank: int
     excess: float
@@ -23,86 +23,96 @@ class Slow:
 
 
 @dataclass(frozen=True)
-class Peaks:
-    """The most memory that ranks have held."""
+class MemoryPeaks:
+    """The lowest and the highest memory peak of all ranks, in bytes."""
 
-    lowest: int
+    lowest_bytes: int
     lowest_rank: int
-    highest: int
+    highest_bytes: int
     highest_rank: int
-    reserved: int  # by torch's allocator, of the rank with the highest peak; 0 on CPU
-    step: int  # of the highest peak
-    longest: int  # tokens of the longest sequence of that step
+    reserved_bytes: int  # reserved by torch's allocator on the rank with the highest peak; 0 on CPU
+    step: int  # in which the highest peak was reached
+    longest_sequence: int  # in that step, in tokens
 
 
 @dataclass(frozen=True)
-class Summary:
-    """One interval of all ranks. Names are those of the log and of status.progress."""
+class CrossRankSummary:
+    """One interval of all ranks. The first fields have the names that the log and status.progress use."""
 
     step_seconds: float
     tokens_per_second: float
     samples_per_second: float
     mfu: float | None
-    data_wait_share: float  # of the rank that waited most: a step takes as long as its slowest rank
-    own_seconds: tuple[float, ...]  # per step, by rank
-    peaks: tuple[int, ...]  # bytes, by rank
-    memory: Peaks
+    data_wait_share: float  # of the rank that waited most, as a step takes as long as on its slowest rank
+    own_step_seconds: tuple[float, ...]  # by rank, see MeasuredInterval.own_step_seconds
+    peak_bytes: tuple[int, ...]  # by rank
+    memory: MemoryPeaks
 
     def as_log(self) -> dict[str, float]:
-        """The numbers of trainer_state.json, TensorBoard and the others."""
+        """Return the values for trainer_state.json and the trackers, by name."""
         values = {
             "step_seconds": self.step_seconds,
             "tokens_per_second": self.tokens_per_second,
             "samples_per_second": self.samples_per_second,
             "mfu": self.mfu,
             "data_wait_share": self.data_wait_share,
-            "peak_memory_gib": self.memory.highest / GIB,
+            "peak_memory_gib": self.memory.highest_bytes / GIB,
         }
         return {name: _round(value) for name, value in values.items() if value is not None}
 
 
-LOGGED = ("step_seconds", "tokens_per_second", "samples_per_second", "mfu", "data_wait_share", "peak_memory_gib")
+LOGGED_METRICS = (
+    "step_seconds",
+    "tokens_per_second",
+    "samples_per_second",
+    "mfu",
+    "data_wait_share",
+    "peak_memory_gib",
+)
 
 
-def summarise(ranks: Sequence[Interval], *, peak_flops: float | None) -> Summary:
-    """`ranks` by rank, all of the same steps."""
-    seconds = max(max(each.seconds for each in ranks), 1e-9)
-    flops = sum(each.flops for each in ranks)
-    return Summary(
-        step_seconds=seconds / max(ranks[0].steps, 1),
-        tokens_per_second=sum(each.tokens for each in ranks) / seconds,
-        samples_per_second=sum(each.samples for each in ranks) / seconds,
-        mfu=flops / (seconds * peak_flops * len(ranks)) if peak_flops else None,
-        data_wait_share=max(each.waited_seconds / max(each.seconds, 1e-9) for each in ranks),
-        own_seconds=tuple(each.own_seconds for each in ranks),
-        peaks=tuple(int(each.peak_memory) for each in ranks),
-        memory=compare_memory(ranks),
+def summarise_ranks(intervals: Sequence[MeasuredInterval], *, peak_flops: float | None) -> CrossRankSummary:
+    """Combine the intervals of all ranks, in rank order and of the same steps.
+
+    peak_flops: of one GPU, per second; None leaves MFU out.
+    """
+    seconds = max(max(interval.seconds for interval in intervals), 1e-9)
+    flops = sum(interval.flops for interval in intervals)
+    return CrossRankSummary(
+        step_seconds=seconds / max(intervals[0].steps, 1),
+        tokens_per_second=sum(interval.tokens for interval in intervals) / seconds,
+        samples_per_second=sum(interval.samples for interval in intervals) / seconds,
+        mfu=flops / (seconds * peak_flops * len(intervals)) if peak_flops else None,
+        data_wait_share=max(interval.data_wait_seconds / max(interval.seconds, 1e-9) for interval in intervals),
+        own_step_seconds=tuple(interval.own_step_seconds for interval in intervals),
+        peak_bytes=tuple(int(interval.peak_bytes) for interval in intervals),
+        memory=find_memory_peaks(intervals),
     )
 
 
-def find_slow(own_seconds: Sequence[float]) -> Slow | None:
-    """The slowest rank, if it stands out."""
-    middle, slowest = median_low(own_seconds), max(own_seconds)
-    if middle <= 0 or slowest <= middle * (1 + SLOW):
+def find_slow_rank(own_step_seconds: Sequence[float]) -> SlowRank | None:
+    """Return the slowest rank if it exceeds the median by more than SLOW_RANK_EXCESS."""
+    median, slowest = median_low(own_step_seconds), max(own_step_seconds)
+    if median <= 0 or slowest <= median * (1 + SLOW_RANK_EXCESS):
         return None
-    return Slow(own_seconds.index(slowest), slowest / middle - 1)
+    return SlowRank(own_step_seconds.index(slowest), slowest / median - 1)
 
 
-def compare_memory(ranks: Sequence[Interval]) -> Peaks:
-    """Of equal peaks the first counts."""
-    peaks = [int(each.peak_memory) for each in ranks]
+def find_memory_peaks(intervals: Sequence[MeasuredInterval]) -> MemoryPeaks:
+    """Return the lowest and highest peak; of equal peaks that of the lowest rank."""
+    peaks = [int(interval.peak_bytes) for interval in intervals]
     highest = peaks.index(max(peaks))
-    return Peaks(
-        lowest=min(peaks),
+    return MemoryPeaks(
+        lowest_bytes=min(peaks),
         lowest_rank=peaks.index(min(peaks)),
-        highest=max(peaks),
+        highest_bytes=max(peaks),
         highest_rank=highest,
-        reserved=int(ranks[highest].reserved_memory),
-        step=int(ranks[highest].peak_step),
-        longest=int(ranks[highest].peak_longest),
+        reserved_bytes=int(intervals[highest].reserved_bytes),
+        step=int(intervals[highest].peak_step),
+        longest_sequence=int(intervals[highest].peak_longest_sequence),
     )
 
 
 def _round(value: float) -> float:
-    """Six digits are more than any of it is worth."""
+    """Round to six significant digits, more than the measurements are accurate to."""
     return float(f"{value:.6g}")

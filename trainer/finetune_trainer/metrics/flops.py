@@ -1,4 +1,4 @@
-"""Floating point operations of a step, and how many a GPU can do: together they give the model FLOPs utilisation."""
+"""FLOPs of a training step and peak FLOPs of a GPU; their ratio is the model FLOPs utilisation (MFU)."""
 
 import re
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from finetune_trainer.data.token_dataset import IGNORED, Features
-from finetune_trainer.model.parameter_size import whole_shape, whole_size
+from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
+from finetune_trainer.model.parameter_size import full_numel, full_shape
 
-_POSITIONS = "position_ids"  # of packed rows, where they start again with every document
+_POSITIONS = "position_ids"  # in packed batches; they restart at 0 with each row
 
-# Dense 16-bit tensor operations per second with float32 sums, in 10^12, as the vendors' data sheets give them. The
-# first name that is part of torch's name for the device counts, so longer names stand before their beginnings.
+# Dense 16-bit TFLOP/s with float32 accumulation, from the vendors' data sheets. The first name that matches the device
+# name of torch applies, so "H100 PCIe" has to precede "H100".
 _PEAK_TERAFLOPS = (
     ("H100 PCIe", 756.0),
     ("H100 NVL", 835.0),
@@ -45,79 +45,81 @@ _PEAK_TERAFLOPS = (
 
 
 def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
-    """Operations per second; None where the device is not known or computes in 32 bits."""
+    """Return the peak FLOP/s of a device; None if the device is unknown or the dtype is not a 16-bit one."""
     if dtype not in (torch.bfloat16, torch.float16):
         return None
-    return next((tera * 1e12 for name, tera in _PEAK_TERAFLOPS if _names(device_name, name)), None)
+    return next((tera * 1e12 for name, tera in _PEAK_TERAFLOPS if _contains_words(device_name, name)), None)
 
 
-def _names(device_name: str, name: str) -> bool:
-    """As whole words: an A100 is no A10."""
+def _contains_words(device_name: str, name: str) -> bool:
+    """Match whole words only, so that A10 does not match an A100."""
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", device_name) is not None
 
 
 @dataclass(frozen=True)
-class Work:
-    """Operations that the model needs; what checkpointing computes twice counts once."""
+class FlopsEstimate:
+    """Model FLOPs of a training step; recomputation by activation checkpointing is not counted."""
 
     per_token: float
-    per_pair: float  # of a token and one that it attends to
+    per_attention_pair: float  # a pair is a token and one token that it attends to
 
-    def flops(self, *, tokens: int, pairs: int) -> float:
-        return self.per_token * tokens + self.per_pair * pairs
+    def total(self, *, tokens: int, attention_pairs: int) -> float:
+        """Return the FLOPs of a batch with so many tokens and attention pairs."""
+        return self.per_token * tokens + self.per_attention_pair * attention_pairs
 
 
-def measure_work(model: Any, *, has_reference: bool) -> Work:
-    """Of a forward and a backward pass, and of the reference's forward pass where there is one.
+def estimate_flops(model: Any, *, has_reference: bool) -> FlopsEstimate:
+    """Estimate the FLOPs of a forward and backward pass, plus a forward pass of the reference model if there is one.
 
-    A weight costs two operations per token forward, two for the gradient that is handed on, and two for its own
-    gradient if it learns. Of experts only those count that a token is sent to.
+    Each weight costs per token two FLOPs in the forward pass, two for the gradient of its input and, if it is trained,
+    two for its own gradient. Of the experts only the active ones count.
     """
     text = model.config.get_text_config()
-    reads = 3 if has_reference else 2  # forward passes, and the gradient that is handed on
-    per_token = sum(2.0 * size * (reads + learns) for size, learns in _multiplied(model, _active_share(text)))
+    passes = 3 if has_reference else 2  # forward passes, and the gradient of the inputs
+    per_token = sum(2.0 * size * (passes + trained) for size, trained in _matmul_weights(model, _active_share(text)))
     heads = getattr(text, "num_attention_heads", 0) or 0
     width = heads * (getattr(text, "head_dim", None) or text.hidden_size // heads) if heads else 0
-    return Work(per_token, per_pair=4.0 * width * text.num_hidden_layers * (reads + 1))
+    return FlopsEstimate(per_token, per_attention_pair=4.0 * width * text.num_hidden_layers * (passes + 1))
 
 
-def _multiplied(model: Any, active_share: float) -> Iterator[tuple[float, bool]]:
-    """Size of each weight that tokens are multiplied with, and whether it learns. Looking up an embedding is free."""
-    looked_up = model.get_input_embeddings().weight
+def _matmul_weights(model: Any, active_share: float) -> Iterator[tuple[float, bool]]:
+    """Yield size and requires_grad of each weight that takes part in a matrix product; embedding lookups are free."""
+    embedding = model.get_input_embeddings().weight
     output = model.get_output_embeddings()
-    is_tied = output is not None and output.weight is looked_up
+    is_tied = output is not None and output.weight is embedding
     for name, weight in model.named_parameters():
-        if len(whole_shape(weight)) < 2 or (weight is looked_up and not is_tied):
+        if len(full_shape(weight)) < 2 or (weight is embedding and not is_tied):
             continue
-        yield whole_size(weight) * (active_share if ".experts." in name else 1.0), bool(weight.requires_grad)
+        yield full_numel(weight) * (active_share if ".experts." in name else 1.0), bool(weight.requires_grad)
 
 
 def _active_share(text: Any) -> float:
+    """Return the share of the experts that each token is routed to; 1 for a dense model."""
     experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
     return getattr(text, "num_experts_per_tok", experts) / experts if experts else 1.0
 
 
 @dataclass(frozen=True)
-class Amount:
-    """How much a micro-batch holds; padding counts nowhere."""
+class MicroBatchCounts:
+    """What a micro-batch contains, without padding."""
 
     samples: int
     tokens: int
-    pairs: int
-    longest: int  # tokens of its longest sequence
+    attention_pairs: int
+    longest_sequence: int  # in tokens
 
     @classmethod
-    def of(cls, batch: Features, *, sequences: int) -> "Amount":
-        """`sequences` make up one sample: two of a preference."""
-        real = batch["attention_mask"].bool()
+    def from_batch(cls, batch: Features, *, sequences: int) -> "MicroBatchCounts":
+        """Count a collated batch, tensors of shape (batch, seq). sequences: per sample, 2 for preferences."""
+        is_token = batch["attention_mask"].bool()
         if _POSITIONS in batch:
-            positions = batch[_POSITIONS].where(real, -1)
+            positions = batch[_POSITIONS].where(is_token, -1)
         else:
-            positions = torch.arange(real.shape[1], device=real.device).where(real, -1)
-        teaches = (batch["labels"] != IGNORED).any(dim=1, keepdim=True)  # a filler does not
+            positions = torch.arange(is_token.shape[1], device=is_token.device).where(is_token, -1)
+        has_targets = (batch["labels"] != IGNORE_INDEX).any(dim=1, keepdim=True)  # False for fillers
         return cls(
-            samples=int(((positions == 0) & teaches).sum()) // sequences,
-            tokens=int(real.sum()),
-            pairs=int((positions + 1).sum()),
-            longest=int(real.sum(dim=1).max()),
+            samples=int(((positions == 0) & has_targets).sum()) // sequences,
+            tokens=int(is_token.sum()),
+            attention_pairs=int((positions + 1).sum()),
+            longest_sequence=int(is_token.sum(dim=1).max()),
         )

@@ -1,4 +1,4 @@
-"""report.html: a run on one page that needs no network, no script and no other file."""
+"""report.html: the report of a run, one page without scripts that loads nothing from the network or other files."""
 
 import json
 import platform
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from finetune_trainer.data.token_dataset import Numbers
-from finetune_trainer.memory.gpus import GIB
-from finetune_trainer.metrics.cross_rank import Summary
+from finetune_trainer.data_sources.arrays import IntArray
+from finetune_trainer.metrics.cross_rank import CrossRankSummary
 from finetune_trainer.metrics.svg_charts import Line, draw_bars, draw_lines
+from finetune_trainer.units import GIB
 
 FILE_NAME = "report.html"
 _PACKAGES = ("torch", "transformers", "peft", "accelerate")
-_MOST_BARS = 24
+_MAX_BARS = 24
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --faint: #d5dae0; --soft: #5c6670;
@@ -42,26 +42,27 @@ table { border-collapse: collapse; width: 100%; } td, th { border-bottom: 1px so
 
 
 @dataclass(frozen=True)
-class Run:
-    """All that the page shows."""
+class ReportData:
+    """Everything that the report shows."""
 
     title: str
-    job: Mapping[str, Any]  # what was asked for and what was made of it
-    history: Sequence[Mapping[str, Any]]  # of transformers: an entry per log line
-    lengths: Numbers  # of the samples trained on, in tokens
-    measured: Summary | None  # None: this attempt found nothing left to train
-    own_seconds: Sequence[float]  # per step, by rank
-    expected_memory: int | None
+    job: Mapping[str, Any]  # spec fields and values derived from them
+    log_history: Sequence[Mapping[str, Any]]  # TrainerState.log_history: one entry per log line
+    lengths: IntArray  # of the training samples, in tokens
+    summary: CrossRankSummary | None  # None: this attempt made no step, it only published
+    own_step_seconds: Sequence[float]  # by rank, see MeasuredInterval.own_step_seconds
+    forecast_bytes: int | None  # per rank
 
 
-def write_report(run: Run, folder: Path) -> None:
-    (folder / FILE_NAME).write_text(render(run), encoding="utf-8")
+def write_report(data: ReportData, folder: Path) -> None:
+    """Write report.html into the folder."""
+    (folder / FILE_NAME).write_text(render_report(data), encoding="utf-8")
 
 
-def render(run: Run) -> str:
-    """Well-formed XML too, so that any parser reads it."""
-    title, charts = escape(run.title), "".join(_charts(run))
-    tables = _table("Job", run.job) + _table("Environment", _environment())
+def render_report(data: ReportData) -> str:
+    """Return the page as HTML that is also well-formed XML, so that tests can parse it."""
+    title, charts = escape(data.title), "".join(_charts(data))
+    tables = _table("Job", data.job) + _table("Environment", _environment())
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"/><style>{_STYLE}</style></head>'
@@ -69,52 +70,53 @@ def render(run: Run) -> str:
     )
 
 
-def _charts(run: Run) -> Iterator[str]:
+def _charts(data: ReportData) -> Iterator[str]:
     def line(name: str, key: str) -> Line:
-        return Line(name, tuple((entry["step"], entry[key]) for entry in run.history if key in entry))
+        return Line(name, tuple((entry["step"], entry[key]) for entry in data.log_history if key in entry))
 
     yield draw_lines("Loss", [line("training", "loss"), line("evaluation", "eval_loss")], x_name="step")
     yield draw_lines("Learning rate", [line("learning rate", "learning_rate")], x_name="step")
     yield draw_lines("Throughput", [line("tokens per second", "tokens_per_second")], x_name="step")
     yield draw_lines("Waiting for data", [line("share of a step", "data_wait_share")], x_name="step")
-    peaks = run.measured.peaks if run.measured else ()
-    memory = [(f"rank {rank}", peak / GIB) for rank, peak in enumerate(peaks)]
-    limit = ("forecast", run.expected_memory / GIB) if run.expected_memory else None
+    peaks = data.summary.peak_bytes if data.summary else ()
+    memory = [(f"rank {rank}", peak_bytes / GIB) for rank, peak_bytes in enumerate(peaks)]
+    limit = ("forecast", data.forecast_bytes / GIB) if data.forecast_bytes else None
     yield draw_bars("Peak memory per rank", memory, limit=limit, unit="GiB")
-    own = [(f"rank {rank}", seconds) for rank, seconds in enumerate(run.own_seconds)]
-    yield draw_bars("Own time of each rank", own, unit="seconds of a step in which it waits for no other")
-    yield draw_bars("Lengths of samples", _histogram(run.lengths), unit="samples, by their tokens from")
+    own = [(f"rank {rank}", seconds) for rank, seconds in enumerate(data.own_step_seconds)]
+    yield draw_bars("Own time of each rank", own, unit="seconds per step, without waiting for other ranks")
+    yield draw_bars("Lengths of samples", _histogram(data.lengths), unit="samples, by minimum length in tokens")
 
 
-def _histogram(lengths: Numbers) -> list[tuple[str, float]]:
-    """Of whole numbers, so a bar is never narrower than one token."""
+def _histogram(lengths: IntArray) -> list[tuple[str, float]]:
+    """Return the lower bound and the count of each bin; a bin is at least one token wide."""
     low, high = int(lengths.min()), int(lengths.max())
-    width = max(1, -(-(high - low + 1) // _MOST_BARS))
+    width = max(1, -(-(high - low + 1) // _MAX_BARS))
     counts = np.bincount((lengths - low) // width)
-    return [(str(low + number * width), float(count)) for number, count in enumerate(counts)]
+    return [(str(low + index * width), float(count)) for index, count in enumerate(counts)]
 
 
 def _environment() -> dict[str, str]:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
-    found = {"device of rank 0": device, "Python": platform.python_version()}
+    environment = {"device of rank 0": device, "Python": platform.python_version()}
     if torch.version.cuda:
-        found["CUDA"] = torch.version.cuda
-    return {**found, **{name: said for name in _PACKAGES if (said := _version(name))}}
+        environment["CUDA"] = torch.version.cuda
+    versions = {name: installed for name in _PACKAGES if (installed := _installed_version(name))}
+    return {**environment, **versions}
 
 
-def _version(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
         return None
 
 
-def _readable(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping | list) else str(value)
 
 
-def _table(title: str, facts: Mapping[str, Any]) -> str:
+def _table(title: str, values: Mapping[str, Any]) -> str:
     rows = "".join(
-        f"<tr><th>{escape(name)}</th><td>{escape(_readable(value))}</td></tr>" for name, value in facts.items()
+        f"<tr><th>{escape(name)}</th><td>{escape(_format_value(value))}</td></tr>" for name, value in values.items()
     )
     return f"<figure><h2>{escape(title)}</h2><table>{rows}</table></figure>"

@@ -1,40 +1,42 @@
-"""The measurements of this rank and what came of those of all ranks."""
+"""Holds the measurements of this rank and the summaries of all ranks."""
 
 from collections import deque
 from statistics import fmean
 
 import torch
 
-from finetune_trainer.distributed.collectives import gather_numbers
-from finetune_trainer.metrics.cross_rank import Slow, Summary, find_slow, summarise
-from finetune_trainer.metrics.throughput import Interval, Meter
+from finetune_trainer.distributed.collectives import all_gather_numbers
+from finetune_trainer.metrics.cross_rank import CrossRankSummary, SlowRank, find_slow_rank, summarise_ranks
+from finetune_trainer.metrics.throughput import MeasuredInterval, ThroughputMeter
 
-_REMEMBERED = 20  # log lines over which a rank must be slow to be named: one long sample makes nobody slow
+_SLOW_RANK_WINDOW = 20  # log lines to average over, so that one long sample does not make a rank slow
 
 
 class Monitor:
-    """Exchanges numbers once per log line, never in between."""
+    """Gathers the measurements of all ranks, in one collective per log line and none in between."""
 
-    def __init__(self, meter: Meter, *, device: torch.device, peak_flops: float | None) -> None:
+    def __init__(self, meter: ThroughputMeter, *, device: torch.device, peak_flops: float | None) -> None:
+        """peak_flops: of one GPU, per second; None if unknown."""
         self.meter = meter
-        self.latest: Summary | None = None
+        self.latest: CrossRankSummary | None = None
         self._device = device
         self._peak_flops = peak_flops
-        self._own_seconds: deque[tuple[float, ...]] = deque(maxlen=_REMEMBERED)
+        self._own_step_seconds: deque[tuple[float, ...]] = deque(maxlen=_SLOW_RANK_WINDOW)
 
-    def exchange(self) -> Summary:
-        """Every rank has to come here."""
-        gathered = gather_numbers(self.meter.take(), self._device)
-        summary = summarise([Interval(*numbers) for numbers in gathered], peak_flops=self._peak_flops)
-        self._own_seconds.append(summary.own_seconds)
+    def gather_summary(self) -> CrossRankSummary:
+        """Return the summary of all ranks since the last call; a collective."""
+        gathered = all_gather_numbers(self.meter.collect(), self._device)
+        summary = summarise_ranks([MeasuredInterval(*numbers) for numbers in gathered], peak_flops=self._peak_flops)
+        self._own_step_seconds.append(summary.own_step_seconds)
         self.latest = summary
         return summary
 
     @property
-    def own_seconds(self) -> tuple[float, ...]:
-        """Per step, by rank: the mean of the last log lines."""
-        return tuple(fmean(values) for values in zip(*self._own_seconds, strict=True))
+    def own_step_seconds(self) -> tuple[float, ...]:
+        """Seconds per step without waiting for other ranks, by rank; the mean of the last log lines."""
+        return tuple(fmean(values) for values in zip(*self._own_step_seconds, strict=True))
 
     @property
-    def slow(self) -> Slow | None:
-        return find_slow(self.own_seconds) if self._own_seconds else None
+    def slow_rank(self) -> SlowRank | None:
+        """The slow rank over the last log lines, if there is one."""
+        return find_slow_rank(self.own_step_seconds) if self._own_step_seconds else None

@@ -1,4 +1,4 @@
-"""One rank's measurements between two log lines."""
+"""Measurements of one rank between two log lines: time, samples, tokens, FLOPs and peak memory."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -9,113 +9,118 @@ from typing import NamedTuple
 import torch
 
 from finetune_trainer.distributed.heartbeat_writer import peak_memory_bytes
-from finetune_trainer.metrics.flops import Amount, Work
+from finetune_trainer.metrics.flops import FlopsEstimate, MicroBatchCounts
 
 
-class Interval(NamedTuple):
-    """Numbers only, so that one small tensor carries them to the other ranks."""
+class MeasuredInterval(NamedTuple):
+    """The measurements of one rank; only floats, so that one small tensor carries them to the other ranks."""
 
     steps: float = 0
     seconds: float = 0
-    waited_seconds: float = 0  # for the next batch
-    loss_seconds: float = 0  # forward passes, in which no rank waits for another unless the model is spread
+    data_wait_seconds: float = 0  # waiting for the next batch
+    loss_seconds: float = 0  # in forward passes, which contain no collective unless the model is sharded
     samples: float = 0
     tokens: float = 0
     flops: float = 0
-    peak_memory: float = 0  # bytes, since the process began
-    reserved_memory: float = 0  # bytes that torch's allocator has taken, since the process began; 0 on CPU
-    peak_step: float = 0  # in which the peak was reached
-    peak_longest: float = 0  # tokens of the longest sequence of that step
+    peak_bytes: float = 0  # since the process started
+    reserved_bytes: float = 0  # most that torch's allocator has reserved since the process started; 0 on CPU
+    peak_step: float = 0  # step in which the peak was reached
+    peak_longest_sequence: float = 0  # in that step, in tokens
 
     @property
-    def own_seconds(self) -> float:
-        """Per step: what no other rank can make longer."""
-        return (self.waited_seconds + self.loss_seconds) / max(self.steps, 1)
+    def own_step_seconds(self) -> float:
+        """Seconds per step in which this rank does not wait for others: data wait and forward passes."""
+        return (self.data_wait_seconds + self.loss_seconds) / max(self.steps, 1)
 
 
 @dataclass(frozen=True)
 class _Peak:
-    size: int = 0
+    size_bytes: int = 0
     step: int = 0
-    longest: int = 0
+    longest_sequence: int = 0
 
 
-class Meter:
-    """Runs from the first batch of a step to its end; evaluation and checkpoints are not measured."""
+class ThroughputMeter:
+    """Measures each step from its first batch to its end; evaluation and checkpoints are not measured."""
 
-    def __init__(self, work: Work, *, sequences: int, on_gpu: bool) -> None:
-        self._work = work
+    def __init__(self, flops: FlopsEstimate, *, sequences: int, on_gpu: bool) -> None:
+        """sequences: per sample, 2 for preferences."""
+        self._flops = flops
         self._sequences = sequences
-        self._stopwatch = _GpuStopwatch() if on_gpu else _Stopwatch()
+        self._loss_stopwatch = _GpuStopwatch() if on_gpu else _Stopwatch()
         self._on_gpu = on_gpu
-        self._began = 0.0
-        self._interval = Interval()
-        self._longest = 0
+        self._step_started_at = 0.0
+        self._interval = MeasuredInterval()
+        self._longest_sequence = 0
         self._peak = _Peak()
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
-        """A step begins with it."""
-        self._began = time.perf_counter()
+        """Measure the block as waiting for data; it starts a step."""
+        self._step_started_at = time.perf_counter()
         yield
-        waited = time.perf_counter() - self._began
-        self._interval = self._interval._replace(waited_seconds=self._interval.waited_seconds + waited)
+        waited = time.perf_counter() - self._step_started_at
+        self._interval = self._interval._replace(data_wait_seconds=self._interval.data_wait_seconds + waited)
 
     @contextmanager
     def computing_loss(self) -> Iterator[None]:
-        self._stopwatch.start()
+        """Measure the block as computation of the loss."""
+        self._loss_stopwatch.start()
         yield
-        self._stopwatch.stop()
+        self._loss_stopwatch.stop()
 
-    def take_in(self, batches: Sequence[dict[str, torch.Tensor]]) -> None:
-        """The micro-batches of the step."""
-        amounts = [Amount.of(batch, sequences=self._sequences) for batch in batches]
-        now, tokens = self._interval, sum(amount.tokens for amount in amounts)
-        self._interval = now._replace(
-            samples=now.samples + sum(amount.samples for amount in amounts),
-            tokens=now.tokens + tokens,
-            flops=now.flops + self._work.flops(tokens=tokens, pairs=sum(amount.pairs for amount in amounts)),
+    def add_micro_batches(self, batches: Sequence[dict[str, torch.Tensor]]) -> None:
+        """Count the samples, tokens and FLOPs of the micro-batches of a step."""
+        counts = [MicroBatchCounts.from_batch(batch, sequences=self._sequences) for batch in batches]
+        interval, tokens = self._interval, sum(count.tokens for count in counts)
+        attention_pairs = sum(count.attention_pairs for count in counts)
+        self._interval = interval._replace(
+            samples=interval.samples + sum(count.samples for count in counts),
+            tokens=interval.tokens + tokens,
+            flops=interval.flops + self._flops.total(tokens=tokens, attention_pairs=attention_pairs),
         )
-        self._longest = max(amount.longest for amount in amounts)
+        self._longest_sequence = max(count.longest_sequence for count in counts)
 
     def end_step(self, step: int) -> None:
-        now, peak = self._interval, peak_memory_bytes()
-        seconds = now.seconds + time.perf_counter() - self._began
-        self._interval = now._replace(steps=now.steps + 1, seconds=seconds)
-        if peak > self._peak.size:
-            self._peak = _Peak(peak, step, self._longest)
+        """Add the time of the step, and remember the step if it raised the memory peak."""
+        interval, peak_bytes = self._interval, peak_memory_bytes()
+        seconds = interval.seconds + time.perf_counter() - self._step_started_at
+        self._interval = interval._replace(steps=interval.steps + 1, seconds=seconds)
+        if peak_bytes > self._peak.size_bytes:
+            self._peak = _Peak(peak_bytes, step, self._longest_sequence)
 
-    def take(self) -> Interval:
-        """What was measured since the last time, and begin anew."""
-        measured = self._interval._replace(
-            loss_seconds=self._stopwatch.take(),
-            peak_memory=self._peak.size,
-            reserved_memory=torch.cuda.max_memory_reserved() if self._on_gpu else 0,
+    def collect(self) -> MeasuredInterval:
+        """Return the measurements since the last call and start a new interval; memory peaks are never reset."""
+        interval = self._interval._replace(
+            loss_seconds=self._loss_stopwatch.collect(),
+            peak_bytes=self._peak.size_bytes,
+            reserved_bytes=torch.cuda.max_memory_reserved() if self._on_gpu else 0,
             peak_step=self._peak.step,
-            peak_longest=self._peak.longest,
+            peak_longest_sequence=self._peak.longest_sequence,
         )
-        self._interval = Interval()
-        return measured
+        self._interval = MeasuredInterval()
+        return interval
 
 
 class _Stopwatch:
     def __init__(self) -> None:
-        self._began = 0.0
+        self._started_at = 0.0
         self._seconds = 0.0
 
     def start(self) -> None:
-        self._began = time.perf_counter()
+        self._started_at = time.perf_counter()
 
     def stop(self) -> None:
-        self._seconds += time.perf_counter() - self._began
+        self._seconds += time.perf_counter() - self._started_at
 
-    def take(self) -> float:
+    def collect(self) -> float:
+        """Return the measured seconds and start again from zero."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
 
 class _GpuStopwatch(_Stopwatch):
-    """Measures the GPU's own time with events in its queue, without waiting for it before `take`."""
+    """Measures GPU time with CUDA events; synchronizes with the GPU only in `collect`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +134,7 @@ class _GpuStopwatch(_Stopwatch):
     def stop(self) -> None:
         self._events[-1][1].record()
 
-    def take(self) -> float:
+    def collect(self) -> float:
         if self._events:
             self._events[-1][1].synchronize()
         milliseconds: float = sum(start.elapsed_time(end) for start, end in self._events)

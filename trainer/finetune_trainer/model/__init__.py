@@ -1,1 +1,1 @@
-"""The model and its tokenizer, whole or with LoRA adapters."""
+"""Load the model and its tokenizer, add LoRA adapters and choose the attention implementation."""

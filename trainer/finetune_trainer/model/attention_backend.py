@@ -1,4 +1,4 @@
-"""Which implementation of attention computes: the fastest that is installed and gives what torch's own gives."""
+"""Choose the attention implementation: the fastest installed one whose output equals that of torch's SDPA."""
 
 import json
 import statistics
@@ -16,126 +16,134 @@ from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.atomic_files import write_json
 from finetune_trainer.distributed.collectives import device_name
 from finetune_trainer.errors import InvalidSpec, first_line
-from finetune_trainer.model.truncated_config import with_layers
+from finetune_trainer.model.truncated_config import truncate_layers
 
-SDPA = "sdpa"  # torch's own; it runs everywhere
+SDPA = "sdpa"  # part of torch; it runs on every device
 _INSTALLED = {
     "flash_attention_2": is_flash_attn_2_available,
     "flash_attention_3": is_flash_attn_3_available,
 }
 _FILE = "attention.json"
-_CLOSE = 0.02  # of the largest number of the result: what 16 bits round away
-_FASTER = 0.97  # of the time of torch's own; less is noise
-_WARM, _ROUNDS = 2, 5
+_RELATIVE_TOLERANCE = 0.02  # 16-bit rounding error, relative to the largest output element
+_MAX_RELATIVE_TIME = 0.97  # a candidate must be at least 3 % faster than SDPA, less is noise
+_WARMUP_ROUNDS, _ROUNDS = 2, 5
 
 
 @dataclass(frozen=True)
-class Attention:
-    """The name that transformers knows it by, and why this one."""
+class AttentionChoice:
+    """The chosen implementation and the reason, which is logged."""
 
-    name: str
-    why: str
+    name: str  # as transformers' attn_implementation
+    reason: str
 
 
 @dataclass(frozen=True)
-class Trial:
-    """On what implementations are compared: one layer of the model, on a micro-batch of the job's length."""
+class AttentionTrial:
+    """The conditions of the benchmark: one layer of the model on a micro-batch of the job's length."""
 
     config: PretrainedConfig
     dtype: torch.dtype
     device: torch.device
     rows: int
-    length: int
+    length: int  # tokens per row
     packed: bool
 
 
-def settle_attention(spec: TrainerSpec, trial: Trial, checkpoints: Path, *, sees: bool) -> Attention:
-    """What the job says, or what is fastest. On rank 0 only. Raises InvalidSpec."""
-    asked = spec.model.attn_implementation
-    if asked != "auto":
-        check_installed(asked)
-        return Attention(asked, "as the job says")
-    if sees:
-        return Attention(SDPA, "models that see take no other unless the job says so")
-    return choose_fastest(trial, installed(), checkpoints / _FILE)
+def select_attention(
+    spec: TrainerSpec, trial: AttentionTrial, checkpoints: Path, *, is_multimodal: bool
+) -> AttentionChoice:
+    """Return the implementation of the spec, or benchmark the installed ones. On rank 0 only. Raises InvalidSpec."""
+    requested = spec.model.attn_implementation
+    if requested != "auto":
+        check_installed(requested)
+        return AttentionChoice(requested, "set in spec.model.attnImplementation")
+    if is_multimodal:
+        return AttentionChoice(SDPA, "the default for vision-language models")
+    return choose_fastest(trial, installed_backends(), checkpoints / _FILE)
 
 
-def trial_of(
+def build_attention_trial(
     spec: TrainerSpec, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, longest: int
-) -> Trial:
-    """Two rows where a micro-batch has several: packs of one row may be kept apart, and those of two not."""
+) -> AttentionTrial:
+    """Return the benchmark conditions of a job.
+
+    It uses two rows if a micro-batch has several, because FlashAttention isolates packed rows only in a batch of one.
+    """
     rows = 1 if spec.training.per_device_train_batch_size == 1 else 2
-    return Trial(config, dtype, device, rows, longest, packed=spec.dataset.packing)
+    return AttentionTrial(config, dtype, device, rows, longest, packed=spec.dataset.packing)
 
 
-def installed() -> tuple[str, ...]:
-    """Beside torch's own, which need a GPU."""
-    return tuple(name for name, there in _INSTALLED.items() if torch.cuda.is_available() and there())
+def installed_backends() -> tuple[str, ...]:
+    """Return the installed implementations besides SDPA; all of them need a GPU."""
+    return tuple(name for name, is_installed in _INSTALLED.items() if torch.cuda.is_available() and is_installed())
 
 
 def check_installed(name: str) -> None:
-    """Raises InvalidSpec for an implementation that this image or machine lacks."""
-    if name in _INSTALLED and name not in installed():
-        there = ", ".join((SDPA, "eager", *installed()))
+    """Raise InvalidSpec if this image lacks the implementation or there is no GPU for it."""
+    if name in _INSTALLED and name not in installed_backends():
+        available = ", ".join((SDPA, "eager", *installed_backends()))
         raise InvalidSpec(
-            f"spec.model.attnImplementation: {name} is not installed in this image, or there is no GPU for it; take one"
-            f" of {there}, or auto"
+            f"spec.model.attnImplementation: {name} is not installed in this image, or there is no GPU for it; use one"
+            f" of {available}, or auto"
         )
 
 
-def choose_fastest(trial: Trial, candidates: Iterable[str], kept: Path) -> Attention:
-    """By measurement. What an attempt before chose from the same stays: results differ in what is rounded."""
+def choose_fastest(trial: AttentionTrial, candidates: Iterable[str], cache_file: Path) -> AttentionChoice:
+    """Benchmark the candidates, or reuse the choice of an earlier attempt with the same GPU and candidates.
+
+    The choice is reused because implementations differ in rounding.
+    """
     names = tuple(candidates)
     if not names:
-        return Attention(SDPA, "the only one here")
-    circumstances = {"device": device_name(trial.device), "candidates": list(names)}
+        return AttentionChoice(SDPA, "no other is installed")
+    cache_key = {"device": device_name(trial.device), "candidates": list(names)}
     with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(kept.read_text(encoding="utf-8"))
-        if found["circumstances"] == circumstances:
-            return Attention(found["name"], "as in an attempt before")
-    chosen = measure(trial, names)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    write_json(kept, {"name": chosen.name, "why": chosen.why, "circumstances": circumstances})
-    return chosen
+        cached = json.loads(cache_file.read_text(encoding="utf-8"))
+        if cached["circumstances"] == cache_key:
+            return AttentionChoice(cached["name"], "chosen by an earlier attempt")
+    choice = benchmark_backends(trial, names)
+    cache_file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(cache_file, {"name": choice.name, "why": choice.reason, "circumstances": cache_key})
+    return choice
 
 
-def measure(trial: Trial, candidates: Iterable[str]) -> Attention:
-    """Forward and backward of one layer with each; one that fails or computes something else is out."""
-    with _left_as_it_was(trial.device):
+def benchmark_backends(trial: AttentionTrial, candidates: Iterable[str]) -> AttentionChoice:
+    """Time forward and backward of one layer with each candidate; reject those that fail or give another output."""
+    with _restore_rng_and_memory(trial.device):
         try:
-            layer = _one_layer(trial)
-            expected, own = _run(layer, SDPA, trial)
-        except Exception as error:  # the model itself may work; if not, it says why
-            return Attention(SDPA, f"a layer alone cannot be tried: {first_line(error)}")
-        seconds, told = {SDPA: own}, [f"{SDPA} {1000 * own:.2f}"]
+            layer = _build_layer(trial)
+            expected, sdpa_seconds = _time_layer(layer, SDPA, trial)
+        except Exception as error:  # the full model may still work; if not, training fails with its own error
+            return AttentionChoice(SDPA, f"a single layer cannot be benchmarked: {first_line(error)}")
+        seconds, results = {SDPA: sdpa_seconds}, [f"{SDPA} {1000 * sdpa_seconds:.2f}"]
         for name in candidates:
-            took = _compare(layer, name, trial, expected)
-            told.append(f"{name} {took if isinstance(took, str) else f'{1000 * took:.2f}'}")
-            if isinstance(took, float) and took < _FASTER * own:
-                seconds[name] = took
+            outcome = _try_backend(layer, name, trial, expected)
+            results.append(f"{name} {outcome if isinstance(outcome, str) else f'{1000 * outcome:.2f}'}")
+            if isinstance(outcome, float) and outcome < _MAX_RELATIVE_TIME * sdpa_seconds:
+                seconds[name] = outcome
     fastest = min(seconds, key=lambda name: seconds[name])
-    shape = f"{trial.rows} x {trial.length} tokens{' in packs' if trial.packed else ''}"
-    return Attention(fastest, f"ms for a layer forward and backward, {shape}: {', '.join(told)}")
+    shape = f"{trial.rows} x {trial.length} tokens{', packed' if trial.packed else ''}"
+    return AttentionChoice(fastest, f"ms per layer, forward and backward, {shape}: {', '.join(results)}")
 
 
-def _compare(layer: torch.nn.Module, name: str, trial: Trial, expected: torch.Tensor) -> float | str:
-    """Its seconds, or why it cannot be taken."""
+def _try_backend(layer: torch.nn.Module, name: str, trial: AttentionTrial, expected: torch.Tensor) -> float | str:
+    """Return the median seconds, or why the implementation is rejected."""
     try:
-        result, took = _run(layer, name, trial)
-    except Exception as error:  # whatever a library throws means that it cannot be taken
+        output, seconds = _time_layer(layer, name, trial)
+    except Exception as error:  # libraries raise exceptions of many types; each rejects the implementation
         return f"fails: {first_line(error)}"
-    return "computes something else" if _differ(result, expected) else took
+    return "wrong output" if _differs(output, expected) else seconds
 
 
-def _one_layer(trial: Trial) -> torch.nn.Module:
-    config = with_layers(trial.config.get_text_config(), 1)
+def _build_layer(trial: AttentionTrial) -> torch.nn.Module:
+    config = truncate_layers(trial.config.get_text_config(), 1)
     with trial.device:
         layer: torch.nn.Module = AutoModel.from_config(config, dtype=trial.dtype, attn_implementation=SDPA)
     return layer.train()
 
 
-def _run(layer: torch.nn.Module, name: str, trial: Trial) -> tuple[torch.Tensor, float]:
-    """The result, and the median of some rounds in seconds."""
+def _time_layer(layer: torch.nn.Module, name: str, trial: AttentionTrial) -> tuple[torch.Tensor, float]:
+    """Return the output (batch, seq, hidden) and the median time of a round in seconds."""
     layer.set_attn_implementation(name)  # type: ignore[operator]
     ids = torch.arange(trial.rows * trial.length, device=trial.device).view(trial.rows, trial.length)
     ids = ids % trial.config.get_text_config().vocab_size
@@ -143,19 +151,19 @@ def _run(layer: torch.nn.Module, name: str, trial: Trial) -> tuple[torch.Tensor,
     if trial.packed:
         positions = positions % max(trial.length // 4, 1)  # four documents
     inputs = {"input_ids": ids, "position_ids": positions.expand(trial.rows, -1), "use_cache": False}
-    spent = []
-    for _ in range(_WARM + _ROUNDS):
+    durations = []
+    for _ in range(_WARMUP_ROUNDS + _ROUNDS):
         layer.zero_grad(set_to_none=True)
-        began = _now(trial.device)
-        result: torch.Tensor = layer(**inputs).last_hidden_state
-        result.float().sum().backward()  # type: ignore[no-untyped-call]
-        spent.append(_now(trial.device) - began)
-    return result.detach(), statistics.median(spent[_WARM:])
+        started = _now(trial.device)
+        output: torch.Tensor = layer(**inputs).last_hidden_state
+        output.float().sum().backward()  # type: ignore[no-untyped-call]
+        durations.append(_now(trial.device) - started)
+    return output.detach(), statistics.median(durations[_WARMUP_ROUNDS:])
 
 
-def _differ(result: torch.Tensor, expected: torch.Tensor) -> bool:
-    apart = (result.float() - expected.float()).abs().max() / expected.float().abs().max()
-    return not bool(apart <= _CLOSE)  # of NaN neither is true
+def _differs(output: torch.Tensor, expected: torch.Tensor) -> bool:
+    difference = (output.float() - expected.float()).abs().max() / expected.float().abs().max()
+    return not bool(difference <= _RELATIVE_TOLERANCE)  # NaN differs: every comparison with it is False
 
 
 def _now(device: torch.device) -> float:
@@ -165,8 +173,9 @@ def _now(device: torch.device) -> float:
 
 
 @contextmanager
-def _left_as_it_was(device: torch.device) -> Iterator[None]:
-    """Random numbers, and memory of the GPU."""
+def _restore_rng_and_memory(device: torch.device) -> Iterator[None]:
+    """Restore the random state, free the GPU memory and reset its peak statistics."""
+
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
         yield

@@ -1,4 +1,4 @@
-"""LoRA adapters on a model, and what is said when a target matches nothing."""
+"""Add LoRA adapters to a model, new ones or those of an earlier job, and validate their target modules."""
 
 from typing import Any
 
@@ -9,20 +9,22 @@ from transformers import set_seed
 from finetune_api.v1alpha1.lora import Lora
 from finetune_trainer.errors import InvalidSpec, ModelError, ModelNotFound, first_line
 
-TRAINED = "default"  # peft's own name
-REFERENCE = "reference"  # the name of the copy of an adapter that is gone on from
+TRAINED_ADAPTER = "default"  # peft's default adapter name
+REFERENCE_ADAPTER = "reference"  # name of the frozen copy of a continued adapter
 _ALL_LINEAR = "all-linear"
 
 
 def add_adapters(
-    model: torch.nn.Module, lora: Lora, *, seed: int, widen: bool = True, without: str | None = None
+    model: torch.nn.Module, lora: Lora, *, seed: int, upcast: bool = True, exclude_modules: str | None = None
 ) -> torch.nn.Module:
-    """Adapters, the same on every rank: they are drawn from `seed`. Modules whose names match `without` get none.
+    """Return the model with adapters, equal on every rank because `seed` determines their initial values.
 
-    They are widened to float32, except for DeepSpeed, which wants one type and keeps wide copies of its own.
+    upcast: keep adapters in float32; False for DeepSpeed, which needs one dtype and has float32 copies itself.
+    exclude_modules: pattern of module names that get no adapters.
+    Raises: InvalidSpec, ModelNotFound or ModelError.
     """
     if lora.adapter is not None:
-        return _go_on_from(model, lora, lora.adapter, widen=widen)
+        return _continue_adapter(model, lora, lora.adapter, upcast=upcast)
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=lora.r,
@@ -31,17 +33,20 @@ def add_adapters(
         target_modules=choose_targets(model, lora.target_modules),
         use_rslora=lora.use_rslora,
         use_dora=lora.use_dora,
-        exclude_modules=without,
+        exclude_modules=exclude_modules,
     )
     set_seed(seed)
     try:
-        return get_peft_model(model, config, autocast_adapter_dtype=widen)  # type: ignore[no-any-return]
+        return get_peft_model(model, config, autocast_adapter_dtype=upcast)  # type: ignore[no-any-return]
     except ValueError as error:
         raise InvalidSpec(f"spec.lora.targetModules: {error}") from error
 
 
-def shape_of(lora: Lora) -> Lora:
-    """The same with the shape of the adapter that is gone on from, if there is one. Raises as `add_adapters` does."""
+def resolve_adapter_shape(lora: Lora) -> Lora:
+    """Return `lora` with rank, alpha and targets of the adapter to continue, if any.
+
+    Raises: ModelNotFound or ModelError.
+    """
     if lora.adapter is None:
         return lora
     config = _read_config(lora.adapter)
@@ -57,26 +62,25 @@ def shape_of(lora: Lora) -> Lora:
     return lora.model_copy(update=shape)
 
 
-def _go_on_from(model: torch.nn.Module, lora: Lora, adapter: str, *, widen: bool) -> torch.nn.Module:
-    """The adapter as it is, to be trained further."""
+def _continue_adapter(model: torch.nn.Module, lora: Lora, adapter: str, *, upcast: bool) -> torch.nn.Module:
+    """Load an existing adapter as trainable."""
     config = _read_config(adapter)
     config.lora_dropout = lora.lora_dropout
     try:
-        found = PeftModel.from_pretrained(
-            model, adapter, is_trainable=True, config=config, autocast_adapter_dtype=widen
+        adapted: torch.nn.Module = PeftModel.from_pretrained(
+            model, adapter, is_trainable=True, config=config, autocast_adapter_dtype=upcast
         )
     except (ValueError, RuntimeError, KeyError, OSError) as error:
         raise ModelError(
-            f'spec.lora.adapter: "{adapter}" does not fit the model ({first_line(error)}); it was trained from'
+            f'spec.lora.adapter: "{adapter}" does not fit the model ({first_line(error)}); its base model is'
             f" {config.base_model_name_or_path or 'another one'}"
         ) from error
-    trained: torch.nn.Module = found
-    return trained
+    return adapted
 
 
-def keep_reference(model: Any, adapter: str, *, widen: bool = True) -> None:
-    """A copy of the adapter that stays as it is, beside the one that is trained: what DPO compares with."""
-    model.load_adapter(adapter, REFERENCE, is_trainable=False, autocast_adapter_dtype=widen)
+def add_reference_adapter(model: Any, adapter: str, *, upcast: bool = True) -> None:
+    """Load a second, frozen copy of the adapter, which serves as DPO's reference model."""
+    model.load_adapter(adapter, REFERENCE_ADAPTER, is_trainable=False, autocast_adapter_dtype=upcast)
 
 
 def _read_config(adapter: str) -> LoraConfig:
@@ -84,33 +88,34 @@ def _read_config(adapter: str) -> LoraConfig:
         config = PeftConfig.from_pretrained(adapter)
     except (ValueError, OSError) as error:
         raise ModelNotFound(
-            f'spec.lora.adapter: "{adapter}" is no folder with an adapter_config.json and no adapter on the Hub that'
-            " this job may read; correct the path, or mount the volume that holds it (spec.volumes)"
+            f'spec.lora.adapter: "{adapter}" is neither a folder with an adapter_config.json nor an adapter on the Hub'
+            " that this job may read; correct the path, or mount the volume that contains it (spec.volumes)"
         ) from error
     if not isinstance(config, LoraConfig):
         raise ModelError(
-            f'spec.lora.adapter: "{adapter}" is a {config.peft_type} adapter; only LoRA can be trained further'
+            f'spec.lora.adapter: "{adapter}" is a {config.peft_type} adapter; only LoRA adapters can be continued'
         )
     return config
 
 
-def choose_targets(model: torch.nn.Module, wanted: tuple[str, ...]) -> str | list[str]:
-    """As peft takes them. Raises InvalidSpec, naming the candidates, if one of them matches no module."""
-    if wanted == (_ALL_LINEAR,):
+def choose_targets(model: torch.nn.Module, requested: tuple[str, ...]) -> str | list[str]:
+    """Return peft's target_modules. Raises InvalidSpec, which lists the candidates, if a target matches no module."""
+    if requested == (_ALL_LINEAR,):
         return _ALL_LINEAR
-    if _ALL_LINEAR in wanted:
-        raise InvalidSpec("spec.lora.targetModules: all-linear includes every other target; give it alone")
+    if _ALL_LINEAR in requested:
+        raise InvalidSpec("spec.lora.targetModules: all-linear includes every other target; set it alone")
     names = [name for name, _ in model.named_modules()]
-    for target in wanted:
+    for target in requested:
         if not any(name == target or name.endswith(f".{target}") for name in names):
             raise InvalidSpec(
                 f"spec.lora.targetModules: {target} matches no module of the model; its linear layers are"
                 f" {', '.join(_linear_names(model))}, or use all-linear"
             )
-    return list(wanted)
+    return list(requested)
 
 
 def _linear_names(model: torch.nn.Module) -> list[str]:
-    """Last parts of the names, which is what people write."""
+    """Return the last components of the names of linear layers, such as q_proj."""
+
     linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
     return sorted({name.rpartition(".")[2] for name in linear} - {"lm_head"})

@@ -1,4 +1,4 @@
-"""The model with what an adapter learned written into its weights."""
+"""Merge an adapter into the weights of its base model."""
 
 from pathlib import Path
 
@@ -10,8 +10,12 @@ from finetune_trainer.vision.save_processor import save_processor
 
 
 def write_merged(pretrained: Pretrained, adapter: Path, folder: Path) -> None:
-    """On one rank, in host memory, which holds the model once: the trained one may be spread over all ranks."""
-    unset_hf_deepspeed_config()  # ZeRO-3 would spread this one too
+    """Save the merged model, its tokenizer and its processor to `folder`.
+
+    On one rank only. The base model is loaded again into host memory, because the trained one may be sharded.
+    """
+    unset_hf_deepspeed_config()  # otherwise ZeRO-3 would shard this model too
+
     merged = PeftModel.from_pretrained(load_weights(pretrained, pretrained.dtype), adapter).merge_and_unload()
     merged.save_pretrained(folder)
     pretrained.tokenizer.save_pretrained(folder)

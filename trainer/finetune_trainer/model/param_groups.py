@@ -1,4 +1,4 @@
-"""The trained parameters, grouped by the part of the model that they belong to and the rate at which it learns."""
+"""Group the trained parameters by part of the model (vision, aligner, language), learning rate and weight decay."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 
-from finetune_api.learning_rates import Rates
+from finetune_api.learning_rates import LearningRates
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.model.parameter_size import whole_size
-from finetune_trainer.parallel.full_state import named_trained
-from finetune_trainer.vision.families import Family
-from finetune_trainer.vision.freeze import GROUPS, group_of
+from finetune_trainer.model.parameter_size import full_numel
+from finetune_trainer.parallel.full_state import trained_parameters
+from finetune_trainer.vision.families import VisionFamily
+from finetune_trainer.vision.freeze import GROUPS, find_group
 
 
 @dataclass(frozen=True)
-class Size:
-    """Numbers in a part of a model, and how many of them are trained."""
+class ParameterCount:
+    """The number of elements in a part of a model, and how many of them are trained."""
 
     trained: int = 0
     total: int = 0
@@ -25,45 +25,48 @@ class Size:
         return f"{self.trained:,} of {self.total:,} ({self.trained / self.total:.2%})"
 
 
-def measure(model: torch.nn.Module, family: Family | None) -> dict[str, Size]:
-    """By part of a vision-language model. Of another, all is language."""
-    sizes = dict.fromkeys(GROUPS if family else ("language",), Size())
+def count_parameters(model: torch.nn.Module, family: VisionFamily | None) -> dict[str, ParameterCount]:
+    """Count the parameters by part of a vision-language model; in a text model all belong to language."""
+    counts = dict.fromkeys(GROUPS if family else ("language",), ParameterCount())
     for name, parameter in model.named_parameters():
-        group = group_of(name, family) if family else "language"
-        size = whole_size(parameter)
-        before = sizes[group]
-        sizes[group] = Size(before.trained + size * parameter.requires_grad, before.total + size)
-    return sizes
+        group = find_group(name, family) if family else "language"
+        size = full_numel(parameter)
+        counted = counts[group]
+        counts[group] = ParameterCount(counted.trained + size * parameter.requires_grad, counted.total + size)
+    return counts
 
 
-def check_rates(model: torch.nn.Module, family: Family | None, rates: Rates) -> None:
-    """Raises InvalidSpec for a rate of a part of which nothing is trained, which the spec alone does not tell."""
-    sizes = measure(model, family)
-    for part in rates.own:
-        if part not in sizes or not sizes[part].trained:
+def check_learning_rates(model: torch.nn.Module, family: VisionFamily | None, rates: LearningRates) -> None:
+    """Raise InvalidSpec if a part with its own learning rate has no trained parameter, which needs the loaded model."""
+    counts = count_parameters(model, family)
+    for part in rates.by_part:
+        if part not in counts or not counts[part].trained:
             raise InvalidSpec(
-                f"spec.training.{part}LearningRate: nothing of {part} is trained: adapters fit no module there, or"
-                " spec.lora.targetModules names none; correct it, or leave the rate out"
+                f"spec.training.{part}LearningRate: no parameter of {part} is trained: adapters fit no module there,"
+                " or spec.lora.targetModules names none; correct it, or leave the rate out"
             )
 
 
-def parameter_groups(
-    model: torch.nn.Module, family: Family, rates: Rates, *, decayed: Collection[str], weight_decay: float
+def build_parameter_groups(
+    model: torch.nn.Module, family: VisionFamily, rates: LearningRates, *, decayed: Collection[str], weight_decay: float
 ) -> list[dict[str, Any]]:
-    """As torch's optimizers take them. The first one's rate is what is logged: that of language, if it is trained."""
+    """Return the parameter groups of a torch optimizer.
+
+    The learning rate of the first group is logged, so groups without a rate of their own (language) come first.
+    """
 
     def trained(part: str, *, decays: bool) -> list[torch.nn.Parameter]:
         return [
             parameter
-            for name, parameter in named_trained(model)
-            if group_of(name, family) == part and (name in decayed) is decays
+            for name, parameter in trained_parameters(model)
+            if find_group(name, family) == part and (name in decayed) is decays
         ]
 
     def groups() -> Iterator[dict[str, Any]]:
-        for part in sorted(GROUPS, key=lambda part: part in rates.own):
+        for part in sorted(GROUPS, key=lambda part: part in rates.by_part):
             for decays in (True, False):
                 if parameters := trained(part, decays=decays):
                     decay = weight_decay if decays else 0.0
-                    yield {"params": parameters, "lr": rates.of(part), "weight_decay": decay}
+                    yield {"params": parameters, "lr": rates.for_part(part), "weight_decay": decay}
 
     return list(groups())

@@ -1,4 +1,4 @@
-"""How large parameters are that are not there as a whole."""
+"""Full shapes of parameters that are sharded by ZeRO-3 or packed by bitsandbytes."""
 
 import math
 from typing import Any
@@ -6,13 +6,14 @@ from typing import Any
 import torch
 
 
-def whole_shape(parameter: torch.Tensor) -> torch.Size:
-    """ZeRO-3 leaves an empty tensor on the rank, and bitsandbytes makes bytes of two weights each."""
+def full_shape(parameter: torch.Tensor) -> torch.Size:
+    """Return the unsharded shape: ZeRO-3 leaves an empty tensor, and bitsandbytes packs two weights into a byte."""
     quantized: Any = getattr(parameter, "quant_state", None)
     shape: torch.Size = quantized.shape if quantized is not None else getattr(parameter, "ds_shape", parameter.shape)
     return shape
 
 
-def whole_size(parameter: torch.Tensor) -> int:
-    """Numbers in it."""
-    return math.prod(whole_shape(parameter))
+def full_numel(parameter: torch.Tensor) -> int:
+    """Return the elements of the full, unsharded parameter."""
+
+    return math.prod(full_shape(parameter))

@@ -1,1 +1,1 @@
-"""How the weights, their gradients and the optimizer's states are spread over the ranks."""
+"""Shard weights, gradients and optimizer states over the ranks with DDP, DeepSpeed ZeRO or FSDP2."""

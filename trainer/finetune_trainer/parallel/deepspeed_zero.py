@@ -1,4 +1,4 @@
-"""ZeRO's pieces put together and taken apart again; DeepSpeed keeps float32 copies of what is trained in 16 bits."""
+"""Read and write full tensors of a DeepSpeed ZeRO engine, which keeps float32 master weights of 16-bit parameters."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,36 +19,40 @@ from deepspeed.utils import (
 from finetune_trainer.parallel.full_state import MOMENTS
 
 
-def join_deepspeed() -> None:
-    """In torch's process group. Before a model is built: stage 3 spreads it while it is read, over the ranks that
-    DeepSpeed knows by then.
+def init_deepspeed() -> None:
+    """Initialize DeepSpeed with torch's process group.
+
+    Call it before a model is loaded, because ZeRO-3 shards the model while loading.
     """
-    # on CPU it compiles an all-reduce of its own at first use, for a minute, and pods have no compiler
+    # On CPU DeepSpeed would compile its own all-reduce at first use, which takes a minute and needs a compiler.
     compatible_ops["deepspeed_shm_comm"] = False
     init_distributed(torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False)
 
 
-class Zero:
-    """Stages 1 to 3 of one engine."""
+class ZeroStateAccess:
+    """Implements FullStateAccess for ZeRO stages 1 to 3."""
 
     def __init__(self, engine: Any) -> None:
         self._optimizer = engine.optimizer
-        self._ready = self._linked = False
+        self._has_states = self._is_linked = False
 
     def weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """Return the full weight on CPU, in float32 if it is trained."""
         trained: torch.Tensor | None = safe_get_full_fp32_param(parameter)
         if trained is not None:
             return trained.cpu()
-        with GatheredParameters([parameter]):  # of stage 3; else it is whole already
+        with GatheredParameters([parameter]):  # no-op unless stage 3
             return parameter.detach().cpu().clone()
 
     def moment(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
-        self._link()
-        found: torch.Tensor = safe_get_full_optimizer_state(parameter, name)
-        return found.cpu()
+        """Return the full AdamW moment on CPU."""
+        self._link_optimizer_states()
+        state: torch.Tensor = safe_get_full_optimizer_state(parameter, name)
+        return state.cpu()
 
     def set(self, parameter: torch.nn.Parameter, values: Mapping[str, torch.Tensor], *, step: int) -> None:
-        self._begin(step)
+        """Set weight and moments of a parameter from full tensors."""
+        self._create_optimizer_states(step)
         if hasattr(parameter, "ds_id"):
             self._set_partitioned(parameter, values)
             return
@@ -59,39 +63,42 @@ class Zero:
             safe_set_full_optimizer_state(parameter, values[name], name)
 
     def _set_partitioned(self, parameter: Any, values: Mapping[str, torch.Tensor]) -> None:
-        """Of stage 3. DeepSpeed's own setter of whole tensors fails where ranks do not divide the size."""
-        parameter.ds_tensor.copy_(_piece(parameter, values["weight"]))
-        if parameter.numel() == parameter.ds_numel:  # small ones stay whole on every rank
+        """Set a parameter of stage 3; DeepSpeed's setter for full tensors needs sizes divisible by the world size."""
+        parameter.ds_tensor.copy_(_local_partition(parameter, values["weight"]))
+        if parameter.numel() == parameter.ds_numel:  # below stage3_param_persistence_threshold: never partitioned
             parameter.data.copy_(values["weight"])
-        safe_set_local_fp32_param(parameter, _piece(parameter, values["weight"]).float())
+        safe_set_local_fp32_param(parameter, _local_partition(parameter, values["weight"]).float())
         for name in MOMENTS:
-            safe_set_local_optimizer_state(parameter, _piece(parameter, values[name]), name)
+            safe_set_local_optimizer_state(parameter, _local_partition(parameter, values[name]), name)
 
-    def _begin(self, step: int) -> None:
-        """DeepSpeed makes the states at the first step, but they must be there to be set."""
-        if self._ready:
+    def _create_optimizer_states(self, step: int) -> None:
+        """Create the states that DeepSpeed only creates in its first step, but whose setters need them."""
+        if self._has_states:
             return
         inner = self._optimizer.optimizer
-        flat = (
+        flat_groups = (
             getattr(self._optimizer, "single_partition_of_fp32_groups", None)
             or self._optimizer.fp32_partitioned_groups_flat
         )
-        for tensor in flat:
+        for tensor in flat_groups:
             count = torch.tensor(float(step), device=tensor.device) if isinstance(inner, torch.optim.AdamW) else step
             inner.state[tensor] = {"step": count, **{name: torch.zeros_like(tensor) for name in MOMENTS}}
-        self._link()
-        self._ready = True
+        self._link_optimizer_states()
+        self._has_states = True
 
-    def _link(self) -> None:
-        """Stages 1 and 2 link parameters with their states after the first group's step, too early for the others."""
-        if not self._linked and hasattr(self._optimizer, "_lazy_init_hp_params_optimizer_state"):
+    def _link_optimizer_states(self) -> None:
+        """Link parameters with their states again.
+
+        Stages 1 and 2 do it once, after the step of the first parameter group, when the other groups have no states.
+        """
+        if not self._is_linked and hasattr(self._optimizer, "_lazy_init_hp_params_optimizer_state"):
             self._optimizer._hp_optimizer_states_linked = False
             self._optimizer._lazy_init_hp_params_optimizer_state()
-        self._linked = True
+        self._is_linked = True
 
 
-def _piece(parameter: Any, value: torch.Tensor) -> torch.Tensor:
-    """This rank's, with zeros behind the end."""
+def _local_partition(parameter: Any, value: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of the flattened tensor, padded with zeros."""
     size = parameter.ds_tensor.ds_numel
     start = size * torch.distributed.get_rank()
     flat = value.flatten()[start : start + size]

@@ -1,4 +1,4 @@
-"""What FSDP2 needs beside accelerate: to be taken on CPU too, and pieces where tensors are asked for."""
+"""Workarounds for FSDP2 in accelerate: enable it on CPU, and reshard after a forward pass without backward."""
 
 import torch
 from accelerate import PartialState
@@ -8,11 +8,11 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import TrainingArguments
 
 
-def spread_on_cpu(args: TrainingArguments) -> None:
-    """Before accelerate looks: for ranks without GPUs it would take DDP instead, and say nothing."""
+def enable_fsdp_on_cpu(args: TrainingArguments) -> None:
+    """Make accelerate use FSDP2 on CPU, where it would silently use DDP. Call it before the Trainer is created."""
     if not args.fsdp or PartialState().distributed_type is not DistributedType.MULTI_CPU:
         return
-    # all is in host memory already; to offload it would be pinned for a GPU that is not there
+    # Everything is in host memory already; offloading would pin it for a GPU that does not exist.
     plugin = FullyShardedDataParallelPlugin(**{**args.fsdp_plugin_args, "cpu_offload": False})
     precision = "bf16" if args.bf16 else "no"
     if args.bf16:
@@ -24,12 +24,12 @@ def spread_on_cpu(args: TrainingArguments) -> None:
         dynamo_plugin=TorchDynamoPlugin(),
         _from_accelerator=True,
     )
-    PartialState().distributed_type = DistributedType.FSDP  # every later look at the state begins with this one
+    PartialState().distributed_type = DistributedType.FSDP  # AcceleratorState copies it
     state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, plugin
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """What a forward pass without a backward pass leaves whole are no parameters that the optimizer knows."""
+    """Reshard all layers that a forward pass without backward left gathered, so that parameters are DTensors again."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

@@ -1,7 +1,7 @@
-"""What is learned, parameter by parameter and whole, however it is spread over the ranks.
+"""Save and restore the full weights and optimizer states of the trained parameters, however they are sharded.
 
-A checkpoint written from it can be read by any number of ranks under any preset. Getting and setting are collective:
-every rank calls them for the same parameters in the same order.
+A checkpoint can be restored with any number of ranks and any preset. Access is collective: every rank must call it for
+the same parameters in the same order.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,102 +15,117 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from finetune_trainer.errors import CheckpointCorrupt
 
-UNREADABLE = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)  # what damaged files make the readers raise
-MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
+READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)  # raised when reading damaged files
+MOMENTS = ("exp_avg", "exp_avg_sq")  # state names of torch's AdamW
 _WEIGHT = "weight"
 _FILES = "training-state"
-_SHARD = "5GB"  # and so much host memory is needed to write
+_MAX_FILE_SIZE = "5GB"  # writing needs as much host memory
 
 Tensors = dict[str, torch.Tensor]
 
 
-class Spread(Protocol):
-    """How one way of spreading gives and takes whole tensors."""
+class FullStateAccess(Protocol):
+    """Reads and writes full tensors of a model; each way of sharding has an implementation."""
 
-    def weight(self, parameter: torch.nn.Parameter) -> torch.Tensor: ...
+    def weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """Return the full, unsharded weight."""
 
-    def moment(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor: ...
+    def moment(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
+        """Return the full AdamW moment of that name, one of MOMENTS."""
 
-    def set(self, parameter: torch.nn.Parameter, values: Mapping[str, torch.Tensor], *, step: int) -> None: ...
+    def set(self, parameter: torch.nn.Parameter, values: Mapping[str, torch.Tensor], *, step: int) -> None:
+        """Set weight, moments and step count of a parameter from full tensors."""
 
 
-class Replicated:
-    """DDP, where each rank has all; and FSDP2, whose tensors know how they are spread."""
+class TensorStateAccess:
+    """Implements FullStateAccess for DDP, with plain tensors, and for FSDP2, with DTensors."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
 
     def weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        return _whole(parameter.detach())
+        """Return the full, unsharded weight."""
+        return _gather_full(parameter.detach())
 
     def moment(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
-        return _whole(self._optimizer.state[parameter][name])
+        """Return the full AdamW moment."""
+        return _gather_full(self._optimizer.state[parameter][name])
 
     def set(self, parameter: torch.nn.Parameter, values: Mapping[str, torch.Tensor], *, step: int) -> None:
+        """Set weight, moments and step count of a parameter from full tensors."""
         with torch.no_grad():
-            parameter.copy_(_spread_like(parameter, values[_WEIGHT]))
+            parameter.copy_(_shard_like(parameter, values[_WEIGHT]))
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         self._optimizer.state[parameter] = {
             "step": torch.tensor(float(step), device=local.device),
-            **{name: _spread_like(parameter, values[name]) for name in MOMENTS},
+            **{name: _shard_like(parameter, values[name]) for name in MOMENTS},
         }
 
 
-def named_trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def trained_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield name and parameter of all parameters that require gradients."""
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
-def gather_state(model: torch.nn.Module, spread: Spread, *, keep: bool) -> Tensors:
-    """Weights and moments of what is trained; empty on ranks that do not `keep` them."""
+def gather_state(model: torch.nn.Module, access: FullStateAccess, *, keep: bool) -> Tensors:
+    """Gather weights and moments of the trained parameters; ranks without `keep` take part but return nothing."""
     gathered: Tensors = {}
-    for name, parameter in named_trained(model):
-        found = {_WEIGHT: spread.weight(parameter)}
-        found |= {moment: spread.moment(parameter, moment) for moment in MOMENTS}
+    for name, parameter in trained_parameters(model):
+        tensors = {_WEIGHT: access.weight(parameter)}
+        tensors |= {moment: access.moment(parameter, moment) for moment in MOMENTS}
         if keep:
-            gathered |= {f"{kind}.{name}": tensor for kind, tensor in found.items()}
+            gathered |= {f"{kind}.{name}": tensor for kind, tensor in tensors.items()}
     return gathered
 
 
-def weights_in(state: Tensors) -> Tensors:
-    """By the names that the model gives them."""
+def extract_weights(state: Tensors) -> Tensors:
+    """Return the weights by parameter name, without the moments."""
     return {key.removeprefix(f"{_WEIGHT}."): tensor for key, tensor in state.items() if key.startswith(f"{_WEIGHT}.")}
 
 
 def write_state(state: Tensors, folder: Path) -> None:
-    save_torch_state_dict(state, folder, filename_pattern=_FILES + "{suffix}.safetensors", max_shard_size=_SHARD)
+    """Write the gathered tensors as safetensors files."""
+    pattern = _FILES + "{suffix}.safetensors"
+    save_torch_state_dict(state, folder, filename_pattern=pattern, max_shard_size=_MAX_FILE_SIZE)
 
 
-def restore_state(model: torch.nn.Module, spread: Spread, folder: Path, *, step: int) -> None:
-    """Every rank reads what it needs. Raises one of UNREADABLE for files that do not fit."""
-    where = _open(folder)
-    for name, parameter in named_trained(model):
+def restore_state(model: torch.nn.Module, access: FullStateAccess, folder: Path, *, step: int) -> None:
+    """Set all trained parameters and moments from a checkpoint; every rank reads the files itself.
+
+    step: completed optimizer steps. Raises: one of READ_ERRORS if files are damaged or do not match the model.
+    """
+    files = _open_files(folder)
+    for name, parameter in trained_parameters(model):
         keys = {kind: f"{kind}.{name}" for kind in (_WEIGHT, *MOMENTS)}
-        spread.set(parameter, {kind: where[key].get_tensor(key) for kind, key in keys.items()}, step=step)
+        access.set(parameter, {kind: files[key].get_tensor(key) for kind, key in keys.items()}, step=step)
 
 
 def read_weights(folder: Path) -> Tensors:
-    """Those of a checkpoint, whole and by the names that the model gives them. Raises CheckpointCorrupt."""
+    """Return the full weights of a checkpoint by parameter name. Raises CheckpointCorrupt."""
     try:
-        return weights_in({key: file.get_tensor(key) for key, file in _open(folder).items() if key.startswith(_WEIGHT)})
-    except UNREADABLE as error:
+        return extract_weights(
+            {key: file.get_tensor(key) for key, file in _open_files(folder).items() if key.startswith(_WEIGHT)}
+        )
+    except READ_ERRORS as error:
         raise CheckpointCorrupt(f"{folder} cannot be loaded ({error}); delete it to publish the next best") from error
 
 
-def _open(folder: Path) -> dict[str, Any]:
-    """By key, the open file that holds its tensor."""
-    where: dict[str, Any] = {}
+def _open_files(folder: Path) -> dict[str, Any]:
+    """Return for each key the open file that contains its tensor."""
+    files: dict[str, Any] = {}
     for path in sorted(folder.glob(f"{_FILES}*.safetensors")):
         opened: Any = safe_open(path, framework="pt")
-        where |= dict.fromkeys(opened.keys(), opened)
-    return where
+        files |= dict.fromkeys(opened.keys(), opened)
+    return files
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Gathered into host memory where it is spread; where it is not, no copy is made."""
+def _gather_full(tensor: torch.Tensor) -> torch.Tensor:
+    """Gather a DTensor into host memory; return a plain tensor without copying it."""
     return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
 
 
-def _spread_like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _shard_like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return a full tensor sharded as the parameter is, on the device of the parameter."""
     if isinstance(parameter, DTensor):
         return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
     return value.to(parameter.device)

@@ -1,4 +1,4 @@
-"""What DeepSpeed and FSDP are told: presets by the names that their users know, and checked raw configs."""
+"""Configs for DeepSpeed and FSDP: DeepSpeed's presets, and validation of its raw configs."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from finetune_trainer.errors import InvalidSpec
 
 Config = dict[str, Any]
 
-_BUCKET = 200_000_000  # elements that travel in one collective
+_BUCKET_SIZE = 200_000_000  # elements per collective
 _CPU = {"device": "cpu", "pin_memory": True}
 _STAGE_3 = {
     "stage": 3,
@@ -23,8 +23,8 @@ _STAGE_2 = {
     "overlap_comm": True,
     "contiguous_gradients": True,
     "reduce_scatter": True,
-    "reduce_bucket_size": _BUCKET,
-    "allgather_bucket_size": _BUCKET,
+    "reduce_bucket_size": _BUCKET_SIZE,
+    "allgather_bucket_size": _BUCKET_SIZE,
 }
 _PRESETS: dict[str, Config] = {
     "zero1": {**_STAGE_2, "stage": 1},
@@ -33,17 +33,17 @@ _PRESETS: dict[str, Config] = {
     "zero3": _STAGE_3,
     "zero3_offload": {**_STAGE_3, "offload_optimizer": _CPU, "offload_param": _CPU},
 }
-# What the job says elsewhere. DeepSpeed takes each from transformers, which takes it from spec.training.
-_FROM_THE_JOB: Config = {
+# Options set elsewhere in the job: transformers replaces each "auto" by the value of its TrainingArguments.
+_FROM_TRAINING_ARGUMENTS: Config = {
     "train_batch_size": "auto",
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
     "gradient_clipping": "auto",
     "bf16": {"enabled": "auto"},
     "fp16": {"enabled": "auto"},
-    "zero_force_ds_cpu_optimizer": False,  # torch's own is as fast and needs no compiler
+    "zero_force_ds_cpu_optimizer": False,  # torch's AdamW is as fast and needs no compiler
 }
-_ELSEWHERE = {
+_FIELDS_OF_THE_SPEC = {  # options that must not be in a raw config, with the spec field to use instead
     "optimizer": "spec.training.learningRate and weightDecay",
     "scheduler": "spec.training.lrSchedulerType and warmupSteps",
     "train_batch_size": "spec.training.globalBatchSize",
@@ -57,32 +57,35 @@ _ELSEWHERE = {
 
 
 def deepspeed_config(deepspeed: Deepspeed) -> Config:
-    """For transformers.TrainingArguments. Raises InvalidSpec where a raw config contradicts the job."""
+    """Return the DeepSpeed config for transformers.TrainingArguments.
+
+    Raises: InvalidSpec if a raw config sets an option that belongs to another field of the spec, or an invalid stage.
+    """
     if deepspeed.preset is not None:
-        return {**_FROM_THE_JOB, "zero_optimization": dict(_PRESETS[deepspeed.preset])}
+        return {**_FROM_TRAINING_ARGUMENTS, "zero_optimization": dict(_PRESETS[deepspeed.preset])}
     config = dict(deepspeed.config or {})
-    for field, where in _ELSEWHERE.items():
+    for field, spec_field in _FIELDS_OF_THE_SPEC.items():
         if field in config and not _is_auto(config[field]):
             raise InvalidSpec(
-                f"spec.deepspeed.config.{field}: {config[field]} is given here, but belongs to {where}; set it there,"
-                ' and leave it out here or write "auto"'
+                f"spec.deepspeed.config.{field}: {config[field]} is set here, but belongs to {spec_field}; set it"
+                ' there, and leave it out here or write "auto"'
             )
     if zero_stage(config) not in (1, 2, 3):
         raise InvalidSpec(
             f"spec.deepspeed.config.zero_optimization.stage: expected 1, 2 or 3, found {zero_stage(config)}; leave"
             " spec.deepspeed out for plain data parallelism"
         )
-    return {**config, **_FROM_THE_JOB}
+    return {**config, **_FROM_TRAINING_ARGUMENTS}
 
 
 def zero_stage(config: Config) -> object:
-    """Of a config of DeepSpeed."""
+    """Return the ZeRO stage of a DeepSpeed config, or None if it has none; the value is not validated."""
     section = config.get("zero_optimization")
     return section.get("stage") if isinstance(section, dict) else None
 
 
 def fsdp_config(spec: TrainerSpec) -> Config | None:
-    """For transformers.TrainingArguments: FSDP2, each transformer layer a unit."""
+    """Return the FSDP2 config for transformers.TrainingArguments, with one FSDP unit per transformer layer."""
     if spec.fsdp is None:
         return None
     return {
@@ -95,12 +98,12 @@ def fsdp_config(spec: TrainerSpec) -> Config | None:
 
 
 def describe_parallelism(spec: TrainerSpec) -> str:
-    """In the words of the spec."""
+    """Return ddp, fsdp2 or deepspeed with its preset, for the log."""
     if spec.deepspeed is not None:
-        return f"deepspeed {spec.deepspeed.preset or 'with a config of its own'}"
+        return f"deepspeed {spec.deepspeed.preset or 'with a custom config'}"
     return "fsdp2" if spec.fsdp is not None else "ddp"
 
 
 def _is_auto(value: object) -> bool:
-    """`bf16: {enabled: auto}` too."""
+    """Return whether the value is "auto", or a dict of such values, as in `bf16: {enabled: auto}`."""
     return all(_is_auto(inner) for inner in value.values()) if isinstance(value, dict) else value == "auto"

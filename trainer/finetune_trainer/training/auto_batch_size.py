@@ -1,4 +1,4 @@
-"""perDeviceTrainBatchSize auto: as many samples at a time as fit into memory, whose number changes nothing else."""
+"""perDeviceTrainBatchSize auto: the largest micro-batch that fits into memory, with an unchanged effective batch."""
 
 import gc
 import json
@@ -9,59 +9,61 @@ from typing import Any
 
 import torch
 
-from finetune_api.batch import Batch, largest_that_fits, split_by, splits
+from finetune_api.batch import Batch, find_largest_fitting, find_split, list_splits
 from finetune_api.v1alpha1.job import TrainerSpec
-from finetune_trainer.atomic_files import explained, write_json
-from finetune_trainer.checkpoint.output_folder import Output
-from finetune_trainer.data.length_stats import costliest
-from finetune_trainer.distributed.collectives import device_name, gather_numbers
+from finetune_trainer.atomic_files import translate_disk_errors, write_json
+from finetune_trainer.checkpoint.output_folder import OutputFolder
+from finetune_trainer.data.length_stats import select_costliest_items
+from finetune_trainer.distributed.collectives import all_gather_numbers, device_name
 from finetune_trainer.errors import CudaOutOfMemory, TrainerError, first_line
-from finetune_trainer.memory.breakdown import ADAMW_STATES, FRAGMENTATION, Parts
-from finetune_trainer.memory.gpus import GIB
+from finetune_trainer.memory.breakdown import ADAMW_STATES, FRAGMENTATION, MemoryBreakdown
 from finetune_trainer.parallel.presets import describe_parallelism
-from finetune_trainer.training.base_trainer import ExactTrainer
-from finetune_trainer.training.preflight import forward_and_backward
+from finetune_trainer.training.base_trainer import GlobalMeanTrainer
+from finetune_trainer.training.preflight import run_forward_and_backward
+from finetune_trainer.units import GIB
 
 _FILE = "batch.json"
 
-Expect = Callable[[Batch], Parts | TrainerError]
+ForecastMemory = Callable[[Batch], MemoryBreakdown | TrainerError]
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A batch, and why no larger one."""
+class BatchChoice:
+    """The chosen batch, and the reason why no larger micro-batch was chosen."""
 
     batch: Batch
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What was chosen, beside the checkpoints: an attempt that goes on under the same circumstances takes the same.
+class SavedBatchSize:
+    """The chosen micro-batch size, saved beside the checkpoints so that a resumed attempt uses it again.
 
-    On rank 0 only.
+    It is used again only if `cache_key` is unchanged. Only rank 0 reads and writes the file.
     """
 
-    output: Output
-    circumstances: dict[str, Any]
+    output: OutputFolder
+    cache_key: dict[str, Any]
 
-    def find(self, smallest: Batch) -> Choice | None:
+    def load(self, smallest: Batch) -> BatchChoice | None:
+        """Return the saved choice; None if there is none for this key and this effective batch."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads((self.output.checkpoints / _FILE).read_text(encoding="utf-8"))
-            batch = split_by(smallest, found["perDevice"])
-            if batch is not None and found["circumstances"] == self.circumstances:
-                return Choice(batch, "as in an attempt before")
+            saved = json.loads((self.output.checkpoints / _FILE).read_text(encoding="utf-8"))
+            batch = find_split(smallest, saved["perDevice"])
+            if batch is not None and saved["circumstances"] == self.cache_key:
+                return BatchChoice(batch, "as in an earlier attempt")
         return None
 
-    def keep(self, choice: Choice) -> None:
-        with explained(self.output.root):
-            self.output.assert_holder()
-            chosen = {"perDevice": choice.batch.per_device, "why": choice.why, "circumstances": self.circumstances}
-            write_json(self.output.checkpoints / _FILE, chosen)
+    def save(self, choice: BatchChoice) -> None:
+        """Save the choice. Raises OutputError if a newer attempt owns the output."""
+        with translate_disk_errors(self.output.root):
+            self.output.check_holder()
+            saved = {"perDevice": choice.batch.per_device, "why": choice.reason, "circumstances": self.cache_key}
+            write_json(self.output.checkpoints / _FILE, saved)
 
 
-def circumstances(spec: TrainerSpec, device: torch.device, *, world_size: int) -> dict[str, Any]:
-    """What decides how much fits, beside what the fingerprint of a job holds."""
+def build_cache_key(spec: TrainerSpec, device: torch.device, *, world_size: int) -> dict[str, Any]:
+    """Return what memory use depends on and the fingerprint of the job does not contain."""
     return {
         "worldSize": world_size,
         "device": device_name(device),
@@ -70,101 +72,112 @@ def circumstances(spec: TrainerSpec, device: torch.device, *, world_size: int) -
     }
 
 
-def is_measurable(spec: TrainerSpec, device: torch.device) -> bool:
-    """A GPU says when its memory is full; a machine kills. What is spread over the ranks cannot be tried and undone."""
+def can_measure_memory(spec: TrainerSpec, device: torch.device) -> bool:
+    """Return whether micro-batch sizes can be tried before training.
+
+    Running out of GPU memory raises an error, but on the host the kernel kills the process; and a trial with DeepSpeed
+    or FSDP2 cannot be undone.
+    """
     return device.type == "cuda" and spec.deepspeed is None and spec.fsdp is None
 
 
-def choose_by_forecast(smallest: Batch, expect: Expect, *, available: int) -> Choice:
-    """The largest that is forecast to fit; the smallest where that cannot be told. On one rank, for all."""
-    needed: dict[Batch, int] = {}
+def choose_by_forecast(smallest: Batch, forecast: ForecastMemory, *, available: int) -> BatchChoice:
+    """Return the largest micro-batch whose forecast fits into `available` bytes per rank.
+
+    If none fits or there is no forecast, return the smallest. Runs on one rank, for all.
+    """
+    forecast_bytes: dict[Batch, int] = {}
 
     def fits(batch: Batch) -> bool:
-        expected = expect(batch)
-        if not isinstance(expected, Parts):
-            raise _Unknown(expected)
-        needed[batch] = expected.total
-        return expected.total <= available
+        breakdown = forecast(batch)
+        if not isinstance(breakdown, MemoryBreakdown):
+            raise _NoForecast(breakdown)
+        forecast_bytes[batch] = breakdown.total
+        return breakdown.total <= available
 
     try:
-        batch = largest_that_fits(splits(smallest), fits)
-    except _Unknown as unknown:
-        return Choice(smallest, f"what more would need cannot be forecast: {unknown}")
-    there = f"{available / GIB:.2f} GiB of a rank"
+        batch = find_largest_fitting(list_splits(smallest), fits)
+    except _NoForecast as error:
+        return BatchChoice(smallest, f"the memory of larger sizes cannot be forecast: {error}")
+    limit = f"{available / GIB:.2f} GiB per rank"
     if batch is None:
-        return Choice(smallest, f"even that is forecast to need {needed[smallest] / GIB:.2f} of {there}")
-    return Choice(batch, f"forecast to need {needed[batch] / GIB:.2f} of {there}{_larger(needed, batch)}")
+        return BatchChoice(smallest, f"even this is forecast to need {forecast_bytes[smallest] / GIB:.2f} of {limit}")
+    next_larger = _describe_next_larger(forecast_bytes, batch)
+    return BatchChoice(batch, f"forecast to need {forecast_bytes[batch] / GIB:.2f} of {limit}{next_larger}")
 
 
-class _Unknown(Exception):
-    """What a batch needs."""
+class _NoForecast(Exception):
+    """The memory of a batch cannot be forecast; carries the reason."""
 
 
-def _larger(needed: dict[Batch, int], chosen: Batch) -> str:
-    """The next size that was looked at, for which there is no room."""
-    above = [batch for batch in needed if batch.per_device > chosen.per_device]
-    if not above:
-        return "; it is all that a rank has"
-    next_one = min(above, key=lambda batch: batch.per_device)
-    return f", {next_one.per_device} would need {needed[next_one] / GIB:.2f}"
+def _describe_next_larger(forecast_bytes: dict[Batch, int], chosen: Batch) -> str:
+    """Describe the smallest size that does not fit, if one was forecast."""
+    larger = [batch for batch in forecast_bytes if batch.per_device > chosen.per_device]
+    if not larger:
+        return "; it is the largest possible size"
+    next_larger = min(larger, key=lambda batch: batch.per_device)
+    return f", {next_larger.per_device} would need {forecast_bytes[next_larger] / GIB:.2f}"
 
 
-def choose_by_trial(trainer: ExactTrainer) -> Choice:
-    """Forward and backward of the costliest micro-batches there can be, with room kept for what comes with the steps.
+def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
+    """Return the largest micro-batch whose forward and backward pass fits on every rank; a collective.
 
-    The trainer is built with the smallest batch and will not train: DDP would regroup its buckets. Every rank takes
-    part; what does not fit on one is too much for all. Raises CudaOutOfMemory if not even one sample fits.
+    Tries the costliest possible micro-batches, with memory reserved for what later steps allocate. The trainer is
+    built with the smallest batch and must not train afterwards, as DDP would have rebuilt its buckets. Raises
+    CudaOutOfMemory if not even one sample fits.
     """
-    parts, device = trainer.parts, trainer.args.device
-    *larger, smallest = splits(parts.batch)
-    with trainer.rehearsing(), _as_in_a_step(trainer) as model:
+    inputs, device = trainer.inputs, trainer.args.device
+    *larger, smallest = list_splits(inputs.batch)
+    with trainer.undoing_side_effects(), _prepared_for_training(trainer) as model:
 
-        def attempt(batch: Batch) -> None:
-            forward_and_backward(trainer, model, costliest(parts.data.order, batch.per_device))
+        def run_trial(batch: Batch) -> None:
+            run_forward_and_backward(trainer, model, select_costliest_items(inputs.data.order, batch.per_device))
 
         def fits(batch: Batch) -> bool:
-            mine = True
+            fits_locally = True
             try:
-                attempt(batch)
+                run_trial(batch)
             except torch.OutOfMemoryError:
-                mine = False
-            _forget(device)
-            return all(fitted for (fitted,) in gather_numbers((float(mine),), device))
+                fits_locally = False
+            _release_trial_memory(device)
+            return all(fits_on_rank for (fits_on_rank,) in all_gather_numbers((float(fits_locally),), device))
 
         try:
-            room = keep_room(model, device, world_size=parts.ranks.world_size)
-            attempt(smallest)  # first: it makes what kernels keep for ever
+            reserved = reserve_training_memory(model, device, world_size=inputs.ranks.world_size)
+            run_trial(smallest)  # first, as kernels allocate workspaces that they keep
         except torch.OutOfMemoryError as error:
             raise CudaOutOfMemory(
                 f"ran out of GPU memory before the first step, with one sample at a time: {first_line(error)}"
             ) from error
-        chosen = largest_that_fits(larger, fits) or smallest
-        del room
-    _forget(device)
-    above = [batch.per_device for batch in larger if batch.per_device > chosen.per_device]
-    return Choice(
-        chosen, f"tried with the longest rows, {min(above)} do not fit" if above else "all that a rank has fit"
-    )
+        chosen = find_largest_fitting(larger, fits) or smallest
+        del reserved
+    _release_trial_memory(device)
+    too_large = [batch.per_device for batch in larger if batch.per_device > chosen.per_device]
+    reason = f"tried with the longest rows, {min(too_large)} do not fit" if too_large else "the largest possible size"
+    return BatchChoice(chosen, reason)
 
 
-def keep_room(model: torch.nn.Module, device: torch.device, *, world_size: int) -> list[torch.Tensor]:
-    """Gradients as of a micro-batch before, and as much as optimizer states, DDP's buckets and gaps will take."""
+def reserve_training_memory(model: torch.nn.Module, device: torch.device, *, world_size: int) -> list[torch.Tensor]:
+    """Allocate what a real step holds besides activations, and return it to be kept alive during the trial.
+
+    That is the gradients, the optimizer states, the buckets of DDP and, on a GPU, a share lost to fragmentation.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     copies = ADAMW_STATES + (world_size > 1)
-    room = [torch.empty_like(parameter) for parameter in trained for _ in range(copies)]
+    reserved = [torch.empty_like(parameter) for parameter in trained for _ in range(copies)]
     if device.type == "cuda":
-        gaps = int(FRAGMENTATION * torch.cuda.mem_get_info(device)[1])
-        room.append(torch.empty(gaps, dtype=torch.uint8, device=device))
-    return room
+        fragmentation_bytes = int(FRAGMENTATION * torch.cuda.mem_get_info(device)[1])
+        reserved.append(torch.empty(fragmentation_bytes, dtype=torch.uint8, device=device))
+    return reserved
 
 
 @contextmanager
-def _as_in_a_step(trainer: ExactTrainer) -> Iterator[torch.nn.Module]:
-    """The model in the precision of a training, and with its checkpointing.
+def _prepared_for_training(trainer: GlobalMeanTrainer) -> Iterator[torch.nn.Module]:
+    """Prepare the model with the mixed precision and activation checkpointing of training, and undo it.
 
-    Undone by hand: accelerate's way also strips what transformers has wrapped around a model's forward.
+    accelerate's own undo would also remove the wrappers that transformers puts around `forward`.
     """
     model = trainer.model
     names = ("forward", "_original_forward", "_is_accelerate_prepared")
@@ -177,9 +190,9 @@ def _as_in_a_step(trainer: ExactTrainer) -> Iterator[torch.nn.Module]:
     model.__dict__.update(before)
 
 
-def _forget(device: torch.device) -> None:
-    """Nothing that was tried takes memory any more, or counts as the peak of the run."""
-    gc.collect()  # what a failed pass leaves may hold itself
+def _release_trial_memory(device: torch.device) -> None:
+    """Free the memory of a trial and reset the peak, so that it does not count as the peak of the run."""
+    gc.collect()  # a failed pass may leave reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)

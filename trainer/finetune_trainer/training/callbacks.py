@@ -1,4 +1,4 @@
-"""What happens between steps: progress is told, a stop request obeyed, a loss that is no number refused."""
+"""Callbacks between steps: report progress, stop on request, stop early and reject a loss that is not finite."""
 
 import time
 from dataclasses import replace
@@ -7,34 +7,37 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from finetune_supervisor import contract
-from finetune_supervisor.liveness.heartbeat import Memory, Progress
+from finetune_supervisor.liveness.heartbeat import PeakMemory, TrainingProgress
 from finetune_trainer.errors import NonFiniteLoss
-from finetune_trainer.memory.gpus import GIB
-from finetune_trainer.metrics.cross_rank import DATA_BOUND, Peaks, Summary
-from finetune_trainer.training.base_trainer import ExactTrainer
-from finetune_trainer.training.early_stopping import Comparison, Standing
+from finetune_trainer.metrics.cross_rank import DATA_BOUND_SHARE, CrossRankSummary, MemoryPeaks
+from finetune_trainer.training.base_trainer import GlobalMeanTrainer
+from finetune_trainer.training.early_stopping import EvaluationPolicy, EvaluationStatus
+from finetune_trainer.units import GIB
 
 _STEPS_BEFORE_WARNING = 3
 
 
-class RefuseNonFiniteLoss(TrainerCallback):  # type: ignore[misc]
-    """Before anything is logged or saved of that step. The rank that sees it ends the job; the others wait for it."""
+class NonFiniteLossCallback(TrainerCallback):  # type: ignore[misc]
+    """Raises NonFiniteLoss before such a step is logged or saved.
 
-    def __init__(self, trainer: ExactTrainer) -> None:
+    Only the rank with the loss raises: it ends the job, while the others wait in a collective.
+    """
+
+    def __init__(self, trainer: GlobalMeanTrainer) -> None:
         self._trainer = trainer
 
     def on_step_end(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
-        if not self._trainer.loss_is_finite():
+        if not self._trainer.is_loss_finite():
             raise NonFiniteLoss(
                 f"the loss is not finite at step {state.global_step}; lower training.learningRate, add"
                 " training.warmupSteps, or look for broken rows"
             )
 
 
-class StopWhenAsked(TrainerCallback):  # type: ignore[misc]
-    """Save and end after the step in which the ranks agreed to."""
+class StopRequestCallback(TrainerCallback):  # type: ignore[misc]
+    """Saves a checkpoint and stops after the step in which all ranks learned of a stop request."""
 
-    def __init__(self, trainer: ExactTrainer) -> None:
+    def __init__(self, trainer: GlobalMeanTrainer) -> None:
         self._trainer = trainer
 
     def on_step_end(self, _args: TrainingArguments, _state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -43,65 +46,69 @@ class StopWhenAsked(TrainerCallback):  # type: ignore[misc]
             control.should_training_stop = True
 
 
-class FollowEvaluations(TrainerCallback):  # type: ignore[misc]
-    """Save what is better than all before. End when patience does, with a checkpoint, after which nobody trains on."""
+class BestEvaluationCallback(TrainerCallback):  # type: ignore[misc]
+    """Saves the best model so far and stops early, like EarlyStoppingCallback of transformers.
 
-    def __init__(self, trainer: ExactTrainer, comparison: Comparison) -> None:
-        self._reporter = trainer.parts.reporter
-        self._prints = trainer.parts.ranks.is_first
-        self._comparison = comparison
+    Early stopping saves a checkpoint, so that a restarted attempt does not train further.
+    """
+
+    def __init__(self, trainer: GlobalMeanTrainer, policy: EvaluationPolicy) -> None:
+        self._heartbeat = trainer.inputs.heartbeat
+        self._prints = trainer.inputs.ranks.is_first
+        self._policy = policy
 
     def on_train_begin(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
-        self._tell_best(self._comparison.standing(state.log_history))
+        self._report_best(self._policy.compute_status(state.log_history))
 
     def on_evaluate(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        standing = self._comparison.standing(state.log_history)
-        self._tell_best(standing)
-        if best := standing.best:
-            state.best_global_step, state.best_metric = best.step, best.value  # for those who read the file
-            control.should_save |= self._comparison.publishes_best and best.step == state.global_step
-        if self._comparison.is_out_of_patience(state.log_history):
+        status = self._policy.compute_status(state.log_history)
+        self._report_best(status)
+        if best := status.best:
+            state.best_global_step, state.best_metric = best.step, best.value  # for readers of trainer_state.json
+            control.should_save |= self._policy.publishes_best and best.step == state.global_step
+        if self._policy.stops_early(state.log_history):
             control.should_save = control.should_training_stop = True
         if self._prints:
-            print(standing_line(state, standing, self._comparison), flush=True)
+            print(format_evaluation_line(state, status, self._policy), flush=True)
 
-    def _tell_best(self, standing: Standing) -> None:
-        if best := standing.best:
-            self._reporter.report(replace(self._reporter.progress, best_step=best.step, best_metric=best.value))
+    def _report_best(self, status: EvaluationStatus) -> None:
+        if best := status.best:
+            progress = replace(self._heartbeat.progress, best_step=best.step, best_metric=best.value)
+            self._heartbeat.update_progress(progress)
 
 
-class TellProgress(TrainerCallback):  # type: ignore[misc]
-    """To the heartbeat on every rank, to the log on rank 0."""
+class ProgressCallback(TrainerCallback):  # type: ignore[misc]
+    """Reports progress to the heartbeat on every rank and to the log on rank 0."""
 
-    def __init__(self, trainer: ExactTrainer, *, prints: bool) -> None:
+    def __init__(self, trainer: GlobalMeanTrainer, *, prints: bool) -> None:
         self._trainer = trainer
-        self._reporter = trainer.parts.reporter
+        self._heartbeat = trainer.inputs.heartbeat
         self._prints = prints
-        self._began = 0.0
+        self._started_at = 0.0
         self._steps = 0
         self._warned = False
 
     def on_train_begin(
         self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_: Any
     ) -> None:
-        self._began = time.monotonic()
-        self._reporter.enter(contract.TRAIN)
+        self._started_at = time.monotonic()
+        self._heartbeat.enter_phase(contract.TRAIN)
 
     def on_substep_end(self, *_: Any, **__: Any) -> None:
-        """A micro-batch is done: with much accumulation a step may take minutes."""
-        self._reporter.alive()
+        """Refresh the heartbeat after a micro-batch, as a step with much accumulation may take minutes."""
+        self._heartbeat.touch()
 
     def on_step_end(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         self._steps += 1
         self._trainer.monitor.meter.end_step(state.global_step)
-        seconds = max(time.monotonic() - self._began, 1e-9)
-        left = state.max_steps - state.global_step
-        self._reporter.report(
+        seconds = max(time.monotonic() - self._started_at, 1e-9)
+        remaining_steps = state.max_steps - state.global_step
+        self._heartbeat.update_progress(
             replace(
-                self._reporter.progress,
+                self._heartbeat.progress,
                 step=state.global_step,
                 epoch=state.epoch,
-                eta_seconds=round(left * seconds / self._steps),
+                eta_seconds=round(remaining_steps * seconds / self._steps),
             )
         )
 
@@ -116,30 +123,30 @@ class TellProgress(TrainerCallback):  # type: ignore[misc]
         if "loss" not in logs:
             return
         monitor = self._trainer.monitor
-        assert monitor.latest is not None  # the trainer measures before it logs
+        assert monitor.latest is not None  # GlobalMeanTrainer.log gathers a summary before it calls this
         progress = replace(
-            self._reporter.progress,
+            self._heartbeat.progress,
             loss=logs["loss"],
             grad_norm=logs.get("grad_norm"),
             learning_rate=logs.get("learning_rate"),
             **describe_speed(monitor.latest),
-            slow_rank=str(monitor.slow) if monitor.slow else None,
-            memory=describe_memory(monitor.latest.memory, forecast=self._trainer.parts.expected_memory),
+            slow_rank=str(monitor.slow_rank) if monitor.slow_rank else None,
+            memory=describe_memory(monitor.latest.memory, forecast_bytes=self._trainer.inputs.forecast_bytes),
         )
-        own_seconds = monitor.own_seconds[self._trainer.parts.ranks.rank]
-        self._reporter.measured(progress, own_step_seconds=own_seconds)
+        own_seconds = monitor.own_step_seconds[self._trainer.inputs.ranks.rank]
+        self._heartbeat.update_measurements(progress, own_step_seconds=own_seconds)
         if self._prints:
-            print(log_line(progress, logs), flush=True)
-            self._warn(monitor.latest)
+            print(format_log_line(progress, logs), flush=True)
+            self._warn_if_data_bound(monitor.latest)
 
-    def _warn(self, measured: Summary) -> None:
-        """Once; the first step also waits for the loaders to start."""
-        if measured.data_wait_share <= DATA_BOUND or self._warned or self._steps < _STEPS_BEFORE_WARNING:
+    def _warn_if_data_bound(self, summary: CrossRankSummary) -> None:
+        """Warn at most once, and not about the first steps, which wait for the loader processes to start."""
+        if summary.data_wait_share <= DATA_BOUND_SHARE or self._warned or self._steps < _STEPS_BEFORE_WARNING:
             return
         self._warned = True
         workers = self._trainer.args.dataloader_num_workers
         print(
-            f"warning: {measured.data_wait_share:.0%} of a step is spent waiting for the next batch; raise"
+            f"warning: {summary.data_wait_share:.0%} of a step is spent waiting for the next batch; raise"
             f" dataset.numWorkers (now {workers} per rank) or the pod's CPUs, or put the rows on faster storage",
             flush=True,
         )
@@ -152,42 +159,44 @@ class TellProgress(TrainerCallback):  # type: ignore[misc]
         metrics: dict[str, float],
         **_: Any,
     ) -> None:
-        self._reporter.report(replace(self._reporter.progress, eval_loss=metrics["eval_loss"]))
+        self._heartbeat.update_progress(replace(self._heartbeat.progress, eval_loss=metrics["eval_loss"]))
         if self._prints:
             print(f"step {state.global_step}/{state.max_steps}  eval_loss {metrics['eval_loss']:.4f}", flush=True)
 
 
-def standing_line(state: TrainerState, standing: Standing, comparison: Comparison) -> str:
-    best = standing.best
-    facts = [
+def format_evaluation_line(state: TrainerState, status: EvaluationStatus, policy: EvaluationPolicy) -> str:
+    """Format the log line of one evaluation: step, best value, evaluations without improvement."""
+    best, limit = status.best, policy.early_stopping_patience
+    parts = [
         f"step {state.global_step}/{state.max_steps}",
-        f"best {comparison.metric} {best.value:.4f} at step {best.step}" if best else f"no {comparison.metric} yet",
-        f"waited {standing.waited} of {comparison.patience} evaluations" if comparison.patience else "",
+        f"best {policy.metric} {best.value:.4f} at step {best.step}" if best else f"no {policy.metric} yet",
+        f"{status.without_improvement} of {limit} evaluations without improvement" if limit else "",
     ]
-    return "  ".join(fact for fact in facts if fact)
+    return "  ".join(part for part in parts if part)
 
 
-def describe_speed(measured: Summary) -> dict[str, Any]:
-    """As fields of Progress."""
+def describe_speed(summary: CrossRankSummary) -> dict[str, Any]:
+    """Return the speed of all ranks as fields of TrainingProgress."""
     names = ("tokens_per_second", "samples_per_second", "step_seconds", "mfu", "data_wait_share")
-    return {name: measured.as_log().get(name) for name in names}
+    return {name: summary.as_log().get(name) for name in names}
 
 
-def describe_memory(measured: Peaks, *, forecast: int | None) -> Memory:
-    return Memory(
-        forecast=forecast,
-        peak_highest=measured.highest,
-        peak_highest_rank=measured.highest_rank,
-        peak_lowest=measured.lowest,
-        peak_lowest_rank=measured.lowest_rank,
-        reserved=measured.reserved or None,
-        cause=f"step {measured.step}, longest sequence {measured.longest} tokens",
+def describe_memory(peaks: MemoryPeaks, *, forecast_bytes: int | None) -> PeakMemory:
+    """Return the memory peaks of all ranks beside the forecast."""
+    return PeakMemory(
+        forecast=forecast_bytes,
+        peak_highest=peaks.highest_bytes,
+        peak_highest_rank=peaks.highest_rank,
+        peak_lowest=peaks.lowest_bytes,
+        peak_lowest_rank=peaks.lowest_rank,
+        reserved=peaks.reserved_bytes or None,
+        cause=f"step {peaks.step}, longest sequence {peaks.longest_sequence} tokens",
     )
 
 
-def log_line(progress: Progress, logs: dict[str, float]) -> str:
-    """One line of the log: what is learned first, then how fast, then what a method adds."""
-    facts = [
+def format_log_line(progress: TrainingProgress, logs: dict[str, float]) -> str:
+    """Format one line of the log: loss and gradient, then speed and memory, then the metrics of the method."""
+    parts = [
         f"step {progress.step}/{progress.total_steps}",
         f"loss {logs['loss']:.4f}",
         f"grad_norm {logs.get('grad_norm', 0.0):.4f}",
@@ -199,13 +208,13 @@ def log_line(progress: Progress, logs: dict[str, float]) -> str:
         f"data {progress.data_wait_share or 0:.0%}",
         f"memory {progress.memory.peak_highest / GIB:.2f} GiB" if progress.memory else "",
         f"slowest {progress.slow_rank}" if progress.slow_rank else "",
-        f"eta {_clock(progress.eta_seconds or 0)}",
+        f"eta {_format_duration(progress.eta_seconds or 0)}",
         *(f"{name} {value:.4f}" for name, value in logs.items() if "/" in name),
     ]
-    return "  ".join(fact for fact in facts if fact)
+    return "  ".join(part for part in parts if part)
 
 
-def _clock(seconds: int) -> str:
-    minutes, rest = divmod(seconds, 60)
+def _format_duration(seconds: int) -> str:
+    minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes:02d}:{seconds:02d}"

@@ -1,7 +1,7 @@
-"""Which evaluation was the best, and whether too many brought nothing better: both follow from the log alone.
+"""Early stopping and the choice of the best evaluation, both computed from the log history alone.
 
-The log is the same on every rank and part of every checkpoint, so all ranks come to the same end, and a resumed run
-goes on counting.
+The log history is the same on every rank and part of every checkpoint, so all ranks decide alike, and a resumed run
+continues to count evaluations without improvement.
 """
 
 import math
@@ -13,36 +13,37 @@ from typing import Any, Self
 from finetune_api.v1alpha1.training import EVAL_LOSS, Training
 from finetune_trainer.checkpoint.checkpoints import Checkpoints
 
-Log = Sequence[Mapping[str, Any]]
+LogHistory = Sequence[Mapping[str, Any]]  # TrainerState.log_history of transformers
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured after a step."""
+    """The value of the compared metric after a step."""
 
     step: int
     value: float
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where a run stands after its last evaluation."""
+class EvaluationStatus:
+    """The best evaluation so far, and how many followed without improvement."""
 
-    best: Evaluation | None  # None: none gave a number
-    waited: int  # evaluations since the last that was better by more than the threshold
+    best: Evaluation | None  # None: no finite value yet
+    without_improvement: int  # evaluations since the last one that improved by more than the threshold
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """How evaluations are compared, and what for."""
+class EvaluationPolicy:
+    """How evaluations are compared, when training stops early, and whether the best weights are published."""
 
     metric: str
-    patience: int | None
+    early_stopping_patience: int | None
     threshold: float
     publishes_best: bool
 
     @classmethod
-    def of(cls, training: Training) -> Self | None:
+    def from_training(cls, training: Training) -> Self | None:
+        """Return the policy of spec.training; None if nothing depends on evaluations."""
         if not training.compares_evaluations:
             return None
         return cls(
@@ -52,77 +53,88 @@ class Comparison:
             training.load_best_model_at_end,
         )
 
-    def standing(self, log: Log) -> Standing:
-        best, waited = None, 0
-        for each in self._evaluations(log):
-            gain = self._gain(each, best)
-            waited = 0 if gain > self.threshold else waited + 1
-            best = each if gain > 0 else best
-        return Standing(best, waited)
+    def compute_status(self, log: LogHistory) -> EvaluationStatus:
+        """Return the best evaluation of the log and the count without improvement."""
+        best, without_improvement = None, 0
+        for evaluation in self._evaluations(log):
+            improvement = self._improvement(evaluation, best)
+            without_improvement = 0 if improvement > self.threshold else without_improvement + 1
+            best = evaluation if improvement > 0 else best
+        return EvaluationStatus(best, without_improvement)
 
-    def best_step(self, log: Log) -> int | None:
-        """Whose weights would be published, if it is not simply the last."""
-        best = self.standing(log).best
+    def find_best_step(self, log: LogHistory) -> int | None:
+        """Return the step whose weights would be published; None if those of the last step are."""
+        best = self.compute_status(log).best
         return best.step if best and self.publishes_best else None
 
-    def is_out_of_patience(self, log: Log) -> bool:
-        return self.patience is not None and self.standing(log).waited >= self.patience
+    def stops_early(self, log: LogHistory) -> bool:
+        """Return whether too many evaluations followed without improvement."""
+        limit = self.early_stopping_patience
+        return limit is not None and self.compute_status(log).without_improvement >= limit
 
-    def ranked(self, log: Log) -> list[Evaluation]:
-        """The best first; of equals the first. Those that gave no number are left out."""
-        counted = (each for each in self._evaluations(log) if math.isfinite(each.value))
-        return sorted(counted, key=lambda each: self._sign * each.value)
+    def rank_evaluations(self, log: LogHistory) -> list[Evaluation]:
+        """Return the evaluations with a finite value, best first; of equal values the earlier one first."""
+        finite = (evaluation for evaluation in self._evaluations(log) if math.isfinite(evaluation.value))
+        return sorted(finite, key=lambda evaluation: self._sign * evaluation.value)
 
     @property
     def _sign(self) -> int:
-        """As transformers derives greater_is_better: of what is no loss, more is better."""
+        """1 if lower values are better, else -1; the same rule as greater_is_better of transformers."""
         return 1 if self.metric.endswith("loss") else -1
 
-    def _gain(self, each: Evaluation, best: Evaluation | None) -> float:
-        if not math.isfinite(each.value):
+    def _improvement(self, evaluation: Evaluation, best: Evaluation | None) -> float:
+        if not math.isfinite(evaluation.value):
             return -math.inf
-        return math.inf if best is None else self._sign * (best.value - each.value)
+        return math.inf if best is None else self._sign * (best.value - evaluation.value)
 
-    def _evaluations(self, log: Log) -> list[Evaluation]:
+    def _evaluations(self, log: LogHistory) -> list[Evaluation]:
         return [Evaluation(entry["step"], entry[self.metric]) for entry in log if self.metric in entry]
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How training ended, and whose weights are published."""
+class TrainingOutcome:
+    """How training ended, and which weights are published."""
 
-    words: str
+    message: str
     stopped_early: bool = False
-    checkpoint: Path | None = None  # None: the weights that the ranks hold
-    passed_over: tuple[str, ...] = ()
+    checkpoint: Path | None = None  # to publish; None: publish the weights in memory
+    skipped: tuple[str, ...] = ()  # incomplete checkpoints, with the reason
 
 
-def conclude(comparison: Comparison, log: Log, checkpoints: Checkpoints, *, last_step: int, total_steps: int) -> Ending:
-    """On rank 0, which reads the checkpoints."""
+def determine_outcome(
+    policy: EvaluationPolicy, log: LogHistory, checkpoints: Checkpoints, *, last_step: int, total_steps: int
+) -> TrainingOutcome:
+    """Determine which weights to publish; reads the checkpoints, so it runs on rank 0 only.
+
+    Raises CheckpointCorrupt if the best weights are to be published and no checkpoint of an evaluation is complete.
+    """
     stopped_early = last_step < total_steps
-    words = (
-        f"stopped early at step {last_step} of {total_steps}: {describe_wait(comparison)}; " if stopped_early else ""
+    message = (
+        f"stopped early at step {last_step} of {total_steps}: {describe_stop_criterion(policy)}; "
+        if stopped_early
+        else ""
     )
-    ranked = comparison.ranked(log) if comparison.publishes_best else []
+    ranked = policy.rank_evaluations(log) if policy.publishes_best else []
     if not ranked:
-        why = f"no evaluation gave a number for {comparison.metric}, so " if comparison.publishes_best else ""
-        return Ending(f"{words}{why}the weights are those of the last step, {last_step}", stopped_early)
-    found = checkpoints.first_whole(each.step for each in ranked)
-    best = next(each for each in ranked if each.step == found.step)
-    whole = " with a whole checkpoint" if found.passed_over else ""
-    words += (
-        f"the weights are those of step {best.step}, the best of {count(len(ranked))}{whole}"
-        f" ({comparison.metric} {best.value:.4g})"
+        reason = f"no evaluation returned a finite {policy.metric}, so " if policy.publishes_best else ""
+        return TrainingOutcome(f"{message}{reason}the weights are those of the last step, {last_step}", stopped_early)
+    resume_point = checkpoints.first_complete(evaluation.step for evaluation in ranked)
+    best = next(evaluation for evaluation in ranked if evaluation.step == resume_point.step)
+    restriction = " with a complete checkpoint" if resume_point.skipped else ""
+    message += (
+        f"the weights are those of step {best.step}, the best of {format_evaluation_count(len(ranked))}{restriction}"
+        f" ({policy.metric} {best.value:.4g})"
     )
-    checkpoint = None if best.step == last_step else found.path
-    return Ending(words, stopped_early, checkpoint, found.passed_over)
+    checkpoint = None if best.step == last_step else resume_point.path
+    return TrainingOutcome(message, stopped_early, checkpoint, resume_point.skipped)
 
 
-def describe_wait(comparison: Comparison) -> str:
-    """What ends the patience."""
-    by = f" by more than {comparison.threshold:g}" if comparison.threshold else ""
-    return f"{count(comparison.patience or 0)} without a better {comparison.metric}{by}"
+def describe_stop_criterion(policy: EvaluationPolicy) -> str:
+    """Return what has to happen for training to stop early, as text."""
+    margin = f" by more than {policy.threshold:g}" if policy.threshold else ""
+    return f"{format_evaluation_count(policy.early_stopping_patience or 0)} without a better {policy.metric}{margin}"
 
 
-def count(evaluations: int) -> str:
-    return f"{evaluations} evaluation{'s' if evaluations != 1 else ''}"
+def format_evaluation_count(count: int) -> str:
+    """Return the count with the noun in singular or plural."""
+    return f"{count} evaluation{'s' if count != 1 else ''}"

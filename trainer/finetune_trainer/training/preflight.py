@@ -1,4 +1,4 @@
-"""What is tried before the first step, and leaves nothing behind."""
+"""Preflight: one forward and backward pass before the first step, without side effects, to fail early."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -8,88 +8,53 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from finetune_trainer.data.epoch_order import Item, PackOrder
-from finetune_trainer.data.length_stats import costliest, name_rows
-from finetune_trainer.data.packing import AXES, POSITIONS
-from finetune_trainer.data.token_dataset import Features
+from finetune_trainer.data.epoch import Item
+from finetune_trainer.data.length_stats import format_rows, select_costliest_items
+from finetune_trainer.data.packing import PackOrder
 from finetune_trainer.distributed.heartbeat_writer import peak_memory_bytes
-from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.memory.gpus import GIB
-from finetune_trainer.methods.sft import predict
-from finetune_trainer.training.base_trainer import ExactTrainer
-
-_NOTICEABLE = 1e-3  # of the largest logit; a row that is read by its neighbour changes far more
+from finetune_trainer.training.base_trainer import GlobalMeanTrainer
+from finetune_trainer.training.packing_check import build_probe_packs, check_pack_isolation
+from finetune_trainer.units import GIB
 
 
-class Rehearse(TrainerCallback):  # type: ignore[misc]
-    """On every rank, with the model as it will be trained."""
+class PreflightCallback(TrainerCallback):  # type: ignore[misc]
+    """Checks packing and memory with the wrapped model, on every rank."""
 
-    def __init__(self, trainer: ExactTrainer) -> None:
+    def __init__(self, trainer: GlobalMeanTrainer) -> None:
         self._trainer = trainer
 
     def on_train_begin(
         self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_: Any
     ) -> None:
-        trainer, spec = self._trainer, self._trainer.parts.spec
-        with trainer.rehearsing():
-            if isinstance(trainer.parts.data.order, PackOrder):
-                rows = min(trainer.parts.batch.per_device, 2)
-                vision = trainer.parts.data.vision
-                axes = vision is not None and vision.family.has_axes
-                packs = two_rows_each(rows, trainer.args.device, axes=axes)
-                check_packs(trainer.model_wrapped, packs, name=spec.model.name)
+        trainer, spec = self._trainer, self._trainer.inputs.spec
+        with trainer.undoing_side_effects():
+            if isinstance(trainer.inputs.data.order, PackOrder):
+                pack_count = min(trainer.inputs.batch.per_device, 2)
+                vision = trainer.inputs.data.vision
+                axes = vision is not None and vision.family.uses_mrope
+                packs = build_probe_packs(pack_count, trainer.args.device, axes=axes)
+                check_pack_isolation(trainer.model_wrapped, packs, name=spec.model.name)
             if spec.training.probe:
-                probe(trainer)
+                probe_memory(trainer)
 
 
-def two_rows_each(packs: int, device: torch.device, *, axes: bool) -> tuple[Features, Features]:
-    """Micro-batches of so many packs that differ in the first row of each, and not in the second."""
-    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]] * packs, device=device)
-    shared = {POSITIONS: positions, **({AXES: positions.unsqueeze(2).expand(-1, -1, 3)} if axes else {})}
-    one, other = (
-        torch.tensor([[*first, 8, 9, 10, 11]] * packs, device=device) for first in ((0, 1, 2, 3), (4, 5, 6, 7))
-    )
-    return {"input_ids": one, **shared}, {"input_ids": other, **shared}
+def run_forward_and_backward(trainer: GlobalMeanTrainer, model: torch.nn.Module, items: Sequence[Item]) -> None:
+    """Compute the loss of one micro-batch of these items and its gradients, as a training step does."""
+    inputs = trainer.inputs
+    batch = trainer._prepare_inputs(inputs.collate([inputs.data.samples[item] for item in items]))
+    torch.stack(trainer.sum_losses(model, batch)).sum().backward()  # type: ignore[no-untyped-call]
 
 
-@torch.no_grad()
-def check_packs(model: torch.nn.Module, packs: tuple[Features, Features], *, name: str) -> None:
-    """Raises InvalidSpec if what the first row of a pack says changes what is predicted in the second.
-
-    As many packs as in a micro-batch, or two: some kernels tell a pack by its positions only where it is alone.
-    """
-    trained = model.training
-    model.eval()
-    try:
-        one, other = (predict(model, batch) for batch in packs)
-    except TypeError as error:
-        raise InvalidSpec(f'spec.dataset.packing: model "{name}" takes no positions ({error}); leave it out') from error
-    model.train(trained)
-    change = (one[:, 4:] - other[:, 4:]).abs().max() / one[:, 4:].abs().max()
-    if change > _NOTICEABLE:
-        raise InvalidSpec(
-            f'spec.dataset.packing: the rows of a pack are not kept apart by model "{name}", which carries something'
-            " over from one to the next; leave packing out"
-        )
-
-
-def forward_and_backward(trainer: ExactTrainer, model: torch.nn.Module, items: Sequence[Item]) -> None:
-    """One micro-batch of these, as in a step."""
-    parts = trainer.parts
-    inputs = trainer._prepare_inputs(parts.collate([parts.data.samples[item] for item in items]))
-    torch.stack(trainer.summed_losses(model, inputs)).sum().backward()  # type: ignore[no-untyped-call]
-
-
-def probe(trainer: ExactTrainer) -> None:
-    """Forward and backward of the costliest micro-batch, so that too little memory shows now and not after hours."""
-    parts = trainer.parts
-    items = costliest(parts.data.order, parts.batch.per_device)
-    if parts.ranks.is_first:  # before it runs, so that the log names the rows if memory is too small
-        print(f"probe: the costliest micro-batch: {', '.join(name_rows(parts.data.train, items))}", flush=True)
+def probe_memory(trainer: GlobalMeanTrainer) -> None:
+    """Run the costliest possible micro-batch, so that too little memory fails now and not after hours."""
+    inputs = trainer.inputs
+    items = select_costliest_items(inputs.data.order, inputs.batch.per_device)
+    if inputs.ranks.is_first:  # printed first, so that the log names the rows even if the pass runs out of memory
+        print(f"probe: the costliest micro-batch: {', '.join(format_rows(inputs.data.train, items))}", flush=True)
     model = trainer.model_wrapped.train()
-    # With its gradients exchanged, DDP would group them anew and change the order of additions in the steps to come.
-    alone = model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
-    with alone:
-        forward_and_backward(trainer, model, items)
-    if parts.ranks.is_first:
+    # A gradient exchange would make DDP rebuild its buckets, which changes the order of additions in later steps.
+    without_sync = model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+    with without_sync:
+        run_forward_and_backward(trainer, model, items)
+    if inputs.ranks.is_first:
         print(f"probe: it fits; peak memory {peak_memory_bytes() / GIB:.2f} GiB before optimizer states", flush=True)

@@ -1,1 +1,1 @@
-"""Models that see: what their parts are called, how an image is written and processed, which parts are trained."""
+"""Vision-language models: module names of each family, image and video processing, placeholders, frozen parts."""

@@ -1,4 +1,4 @@
-"""What each family of vision-language models calls its parts, and how images and videos are written for it."""
+"""The supported families of vision-language models: module names, placeholder text, image and video sizes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -6,186 +6,205 @@ from typing import Any
 
 import numpy as np
 from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as resize_each
-from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resize_all
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as resize_frame
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resize_video
 
-from finetune_trainer.vision.video_frames import Choose, Film, Sampling, Size
+from finetune_trainer.vision.video_frames import FrameChooser, SampledVideo, Sampling, Size
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a family's rules look at."""
+class ModelHandles:
+    """A model's config, image processor and tokenizer, which the functions of its family read."""
 
     config: PretrainedConfig
     processor: BaseImageProcessor
     tokenizer: PreTrainedTokenizerBase
 
-    def token(self, number: int) -> str:
-        return str(self.tokenizer.convert_ids_to_tokens(number))
+    def token_text(self, token_id: int) -> str:
+        """Return the text of a token."""
+        return str(self.tokenizer.convert_ids_to_tokens(token_id))
 
     @property
     def image_token(self) -> str:
-        """That one embedding of an image takes the place of."""
-        return self.token(self.config.image_token_id)
+        """The placeholder token that is replaced by one image embedding."""
+        return self.token_text(self.config.image_token_id)
 
     @property
     def video_token(self) -> str:
-        return self.token(self.config.video_token_id)
+        """The placeholder token that is replaced by one video embedding."""
+        return self.token_text(self.config.video_token_id)
 
 
 @dataclass(frozen=True)
-class Videos:
-    """How a family sees videos."""
+class VideoSupport:
+    """How a family samples, scales and renders videos."""
 
-    processor: str  # the class in transformers that prepares them for serving
-    pixels: tuple[int, int]  # least and most, where the model does not say
-    choose: Choose
-    resize: Callable[[Seen, Sampling, Film], Size]
-    write: Callable[[Seen, Film, int], str]  # the text that a video becomes, with so many tokens for each two frames
-    placeholder: Callable[[Seen], str] = lambda seen: seen.video_token  # what the chat template writes for a video
-    timed: bool = False  # the model is told the seconds between two frames
+    processor: str  # class in transformers, written to the result's settings
+    default_pixel_limits: tuple[int, int]  # minimum and maximum, unless the model's settings contain them
+    choose_frames: FrameChooser
+    resize: Callable[[ModelHandles, Sampling, SampledVideo], Size]
+    render: Callable[[ModelHandles, SampledVideo, int], str]  # placeholder text, given the tokens per two frames
+    placeholder: Callable[[ModelHandles], str] = lambda model: model.video_token  # what the chat template renders
+    needs_frame_interval: bool = False  # the model takes second_per_grid_ts: seconds between two pairs of frames
 
 
 @dataclass(frozen=True)
-class Family:
-    """One architecture. Names are prefixes of modules; what neither sees nor aligns is language."""
+class VisionFamily:
+    """Names and functions that differ between architectures of vision-language models.
 
-    vision: str
-    aligner: tuple[str, ...]  # maybe inside of vision
-    write: Callable[[Seen, Size], str]  # the text that an image of that size becomes
-    placeholder: Callable[[Seen], str] = lambda seen: seen.image_token  # what the chat template writes for an image
-    types: str | None = None  # the input that tells image tokens from others
-    packs: bool = True  # rows of a pack are kept apart, whatever they show
-    has_axes: bool = False  # image tokens have positions in time, height and width
-    any_size: bool = False  # an image has as many tokens as its pixels ask for
-    videos: Videos | None = None
-    options: Mapping[str, Any] | None = None  # of the image processor
-    unreached: Callable[[PretrainedConfig], str | None] = lambda _config: None  # a pattern: what no image runs through
+    Prefixes are prefixes of module names; modules with neither prefix belong to the language model.
+    """
 
-
-def _qwen(seen: Seen, size: Size) -> str:
-    patches = seen.processor.get_number_of_image_patches(*size, {})
-    return seen.image_token * int(patches // seen.processor.merge_size**2)
+    vision_prefix: str
+    aligner_prefixes: tuple[str, ...]  # may be inside of vision
+    render: Callable[[ModelHandles, Size], str]  # placeholder text of an image of this size
+    placeholder: Callable[[ModelHandles], str] = lambda model: model.image_token  # what the chat template renders
+    type_ids_input: str | None = None  # name of the model input that distinguishes image tokens
+    supports_packing: bool = True  # attention isolates the rows of a pack, with or without images
+    uses_mrope: bool = False  # image tokens have position ids in time, height and width
+    has_dynamic_resolution: bool = False  # the number of tokens of an image grows with its pixels
+    videos: VideoSupport | None = None
+    processor_options: Mapping[str, Any] | None = None  # arguments of the image processor
+    unused_modules: Callable[[PretrainedConfig], str | None] = lambda _config: None  # regex of those without gradients
 
 
-def _internvl(seen: Seen, size: Size) -> str:
-    tiles = seen.processor.get_number_of_image_patches(*size, {"crop_to_patches": True})
-    start = getattr(seen.tokenizer, "start_image_token", "<img>")
-    end = getattr(seen.tokenizer, "end_image_token", "</img>")
-    return f"{start}{seen.image_token * (tiles * seen.config.image_seq_length)}{end}"
+def _render_qwen(model: ModelHandles, size: Size) -> str:
+    patches = model.processor.get_number_of_image_patches(*size, {})
+    return model.image_token * int(patches // model.processor.merge_size**2)
 
 
-def _llava(seen: Seen, _size: Size) -> str:
-    """Always the same: CLIP keeps its class token unless the default strategy drops it."""
-    vision = seen.config.vision_config
+def _render_internvl(model: ModelHandles, size: Size) -> str:
+    tiles = model.processor.get_number_of_image_patches(*size, {"crop_to_patches": True})
+    start = getattr(model.tokenizer, "start_image_token", "<img>")
+    end = getattr(model.tokenizer, "end_image_token", "</img>")
+    return f"{start}{model.image_token * (tiles * model.config.image_seq_length)}{end}"
+
+
+def _render_llava(model: ModelHandles, _size: Size) -> str:
+    """Render a fixed number of tokens; the default feature selection drops the class token of CLIP."""
+    vision = model.config.vision_config
     has_class_token = vision.model_type == "clip_vision_model"
-    keeps_it = has_class_token and seen.config.vision_feature_select_strategy == "full"
-    return seen.image_token * int((vision.image_size // vision.patch_size) ** 2 + keeps_it)
+    keeps_class_token = has_class_token and model.config.vision_feature_select_strategy == "full"
+    return model.image_token * int((vision.image_size // vision.patch_size) ** 2 + keeps_class_token)
 
 
-def _llava_unreached(config: PretrainedConfig) -> str:
-    """Layers behind the last whose output is taken, which LLaVA 1.5's is not, and the norm of CLIP's summary."""
-    layers, taken = config.vision_config.num_hidden_layers, config.vision_feature_layer
-    last = max(layer if layer >= 0 else layers + 1 + layer for layer in ([taken] if isinstance(taken, int) else taken))
-    behind = "|".join(str(layer) for layer in range(last, layers))
-    names = ["post_layernorm", *([rf"layers\.(?:{behind})"] if behind else [])]
+def _llava_unused_modules(config: PretrainedConfig) -> str:
+    """Match CLIP's final norm and the layers after `vision_feature_layer`, whose output LLaVA does not use."""
+    layer_count, selected = config.vision_config.num_hidden_layers, config.vision_feature_layer
+    selected_layers = [selected] if isinstance(selected, int) else selected
+    last_used = max(layer if layer >= 0 else layer_count + 1 + layer for layer in selected_layers)
+    unused_layers = "|".join(str(layer) for layer in range(last_used, layer_count))
+    names = ["post_layernorm", *([rf"layers\.(?:{unused_layers})"] if unused_layers else [])]
     return rf"model\.vision_tower\.(?:.*\.)?(?:{'|'.join(names)})(?=\.|$)"
 
 
-def _gemma3(seen: Seen, _size: Size) -> str:
-    start, end = (seen.token(number) for number in (seen.config.boi_token_index, seen.config.eoi_token_index))
-    return f"\n\n{start}{seen.image_token * seen.config.mm_tokens_per_image}{end}\n\n"
+def _render_gemma3(model: ModelHandles, _size: Size) -> str:
+    config = model.config
+    start, end = (model.token_text(token_id) for token_id in (config.boi_token_index, config.eoi_token_index))
+    return f"\n\n{start}{model.image_token * config.mm_tokens_per_image}{end}\n\n"
 
 
-def _qwen_vl(videos: Videos, *aligner: str) -> Family:
-    return Family(
-        "model.visual", aligner, _qwen, types="mm_token_type_ids", has_axes=True, any_size=True, videos=videos
+def _qwen_vl(videos: VideoSupport, *aligner_prefixes: str) -> VisionFamily:
+    return VisionFamily(
+        "model.visual",
+        aligner_prefixes,
+        _render_qwen,
+        type_ids_input="mm_token_type_ids",
+        uses_mrope=True,
+        has_dynamic_resolution=True,
+        videos=videos,
     )
 
 
-def _count(sampling: Sampling, total: int, fps: float) -> float:
+def _frame_count(sampling: Sampling, total: int, fps: float) -> float:
     return min(max(total / fps * sampling.fps, sampling.min_frames), sampling.max_frames, total)
 
 
-def _qwen2_choose(sampling: Sampling, total: int, fps: float) -> tuple[int, ...]:
-    """An even number, each the first of its share."""
-    even = max(int(_count(sampling, total, fps)) // 2 * 2, 1)
-    return tuple(number * total // even for number in range(even))
+def _choose_qwen2_frames(sampling: Sampling, total: int, fps: float) -> tuple[int, ...]:
+    """Divide the video into an even number of equal intervals and choose the first frame of each."""
+    count = max(int(_frame_count(sampling, total, fps)) // 2 * 2, 1)
+    return tuple(index * total // count for index in range(count))
 
 
-def _qwen2_resize(seen: Seen, sampling: Sampling, film: Film) -> Size:
-    """The limits are those of one frame."""
-    factor = seen.processor.patch_size * seen.processor.merge_size
+def _resize_qwen2_frames(model: ModelHandles, sampling: Sampling, video: SampledVideo) -> Size:
+    """Return height and width within pixel limits that apply to each frame."""
+    factor = model.processor.patch_size * model.processor.merge_size
     limits = {"min_pixels": sampling.min_pixels, "max_pixels": sampling.max_pixels}
-    height, width = resize_each(*film.size, factor=factor, **limits)
+    height, width = resize_frame(*video.size, factor=factor, **limits)
     return int(height), int(width)
 
 
-def _qwen2_video(seen: Seen, film: Film, tokens: int) -> str:
-    return seen.video_token * (len(film.moments) * tokens)
+def _render_qwen2_video(model: ModelHandles, video: SampledVideo, tokens: int) -> str:
+    return model.video_token * (len(video.timestamps) * tokens)
 
 
-def _qwen3_choose(sampling: Sampling, total: int, fps: float) -> tuple[int, ...]:
-    """From the first to the last."""
-    count = max(int(_count(sampling, total, fps)), 1)
-    return tuple(int(number) for number in np.linspace(0, total - 1, count).round())
+def _choose_qwen3_frames(sampling: Sampling, total: int, fps: float) -> tuple[int, ...]:
+    """Choose evenly spaced frames, including the first and the last."""
+    count = max(int(_frame_count(sampling, total, fps)), 1)
+    return tuple(int(index) for index in np.linspace(0, total - 1, count).round())
 
 
-def _qwen3_resize(seen: Seen, sampling: Sampling, film: Film) -> Size:
-    """The limits are those of all frames together."""
-    height, width = resize_all(
-        max(len(film.numbers), seen.processor.temporal_patch_size),
-        *film.size,
-        temporal_factor=seen.processor.temporal_patch_size,
-        factor=seen.processor.patch_size * seen.processor.merge_size,
+def _resize_qwen3_frames(model: ModelHandles, sampling: Sampling, video: SampledVideo) -> Size:
+    """Return height and width within pixel limits that apply to all frames together."""
+    height, width = resize_video(
+        max(len(video.frame_indices), model.processor.temporal_patch_size),
+        *video.size,
+        temporal_factor=model.processor.temporal_patch_size,
+        factor=model.processor.patch_size * model.processor.merge_size,
         min_pixels=sampling.min_pixels,
         max_pixels=sampling.max_pixels,
     )
     return int(height), int(width)
 
 
-def _qwen3_video(seen: Seen, film: Film, tokens: int) -> str:
-    """Each two frames as an image of its own, behind the moment at which it is shown."""
-    start, end = (seen.token(number) for number in _around(seen.config))
-    return "".join(f"<{moment:.1f} seconds>{start}{seen.video_token * tokens}{end}" for moment in film.moments)
+def _render_qwen3_video(model: ModelHandles, video: SampledVideo, tokens: int) -> str:
+    """Render every two frames as an image of their own after their timestamp."""
+    start, end = (model.token_text(token_id) for token_id in _vision_delimiters(model.config))
+    embeddings = f"{start}{model.video_token * tokens}{end}"
+    return "".join(f"<{timestamp:.1f} seconds>{embeddings}" for timestamp in video.timestamps)
 
 
-def _qwen3_placeholder(seen: Seen) -> str:
-    start, end = (seen.token(number) for number in _around(seen.config))
-    return f"{start}{seen.video_token}{end}"
+def _qwen3_placeholder(model: ModelHandles) -> str:
+    start, end = (model.token_text(token_id) for token_id in _vision_delimiters(model.config))
+    return f"{start}{model.video_token}{end}"
 
 
-def _around(config: PretrainedConfig) -> tuple[int, int]:
+def _vision_delimiters(config: PretrainedConfig) -> tuple[int, int]:
+    """Return the ids of the tokens before and after an image or video."""
     return config.vision_start_token_id, config.vision_end_token_id
 
 
-_QWEN2_VIDEOS = Videos(
-    "Qwen2VLVideoProcessor", (128 * 28 * 28, 768 * 28 * 28), _qwen2_choose, _qwen2_resize, _qwen2_video
+_QWEN2_VIDEOS = VideoSupport(
+    "Qwen2VLVideoProcessor",
+    (128 * 28 * 28, 768 * 28 * 28),
+    _choose_qwen2_frames,
+    _resize_qwen2_frames,
+    _render_qwen2_video,
 )
-_QWEN3_VIDEOS = Videos(
+_QWEN3_VIDEOS = VideoSupport(
     "Qwen3VLVideoProcessor",
     (4 * 32 * 32, 24_576 * 32 * 32),
-    _qwen3_choose,
-    _qwen3_resize,
-    _qwen3_video,
+    _choose_qwen3_frames,
+    _resize_qwen3_frames,
+    _render_qwen3_video,
     placeholder=_qwen3_placeholder,
 )
 
 
 _TOWER, _PROJECTOR = "model.vision_tower", ("model.multi_modal_projector",)
 
-FAMILIES: dict[str, Family] = {  # by the config's model_type
+FAMILIES: dict[str, VisionFamily] = {  # by the config's model_type
     "qwen2_vl": _qwen_vl(_QWEN2_VIDEOS, "model.visual.merger"),
-    "qwen2_5_vl": _qwen_vl(replace(_QWEN2_VIDEOS, timed=True), "model.visual.merger"),
+    "qwen2_5_vl": _qwen_vl(replace(_QWEN2_VIDEOS, needs_frame_interval=True), "model.visual.merger"),
     "qwen3_vl": _qwen_vl(_QWEN3_VIDEOS, "model.visual.merger", "model.visual.deepstack_merger_list"),
-    "internvl": Family(_TOWER, _PROJECTOR, _internvl, options={"crop_to_patches": True}),
-    "llava": Family(_TOWER, _PROJECTOR, _llava, unreached=_llava_unreached),
-    "gemma3": Family(
+    "internvl": VisionFamily(_TOWER, _PROJECTOR, _render_internvl, processor_options={"crop_to_patches": True}),
+    "llava": VisionFamily(_TOWER, _PROJECTOR, _render_llava, unused_modules=_llava_unused_modules),
+    "gemma3": VisionFamily(
         _TOWER,
         _PROJECTOR,
-        _gemma3,
-        placeholder=lambda seen: seen.token(seen.config.boi_token_index),
-        types="token_type_ids",
-        packs=False,
+        _render_gemma3,
+        placeholder=lambda model: model.token_text(model.config.boi_token_index),
+        type_ids_input="token_type_ids",
+        supports_packing=False,
     ),
 }

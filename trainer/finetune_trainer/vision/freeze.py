@@ -1,4 +1,4 @@
-"""Which parts of a model are trained: vision, aligner and language, each as a whole."""
+"""Freezes parts of a vision-language model: vision, aligner and language, each as a whole."""
 
 import re
 from collections.abc import Collection
@@ -6,17 +6,20 @@ from collections.abc import Collection
 import torch
 
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.vision.families import Family
-from finetune_trainer.vision.processor import Vision
+from finetune_trainer.vision.families import VisionFamily
+from finetune_trainer.vision.processor import VisionProcessor
 
 GROUPS = ("vision", "aligner", "language")
-USUALLY_FROZEN = ("vision", "aligner")
-_ADAPTED = "base_model.model."  # what peft puts before every name
+DEFAULT_FROZEN = ("vision", "aligner")
+_PEFT_PREFIX = "base_model.model."  # prefix that peft adds to every name
 
 
-def frozen_groups(asked: Collection[str] | None) -> tuple[str, ...]:
-    """What the spec says, or the usual."""
-    frozen = tuple(group for group in GROUPS if group in (USUALLY_FROZEN if asked is None else asked))
+def resolve_frozen_groups(specified: Collection[str] | None) -> tuple[str, ...]:
+    """Return the groups to freeze: those of spec.model.freeze, or the default without it.
+
+    Raises: InvalidSpec if all groups are frozen.
+    """
+    frozen = tuple(group for group in GROUPS if group in (DEFAULT_FROZEN if specified is None else specified))
     if len(frozen) == len(GROUPS):
         raise InvalidSpec(
             "spec.model.freeze: all of vision, aligner and language are frozen; leave one out to train it"
@@ -24,49 +27,53 @@ def frozen_groups(asked: Collection[str] | None) -> tuple[str, ...]:
     return frozen
 
 
-def group_of(name: str, family: Family) -> str:
-    """Of a parameter or module, by its name, also where peft has wrapped the model."""
-    name = name.removeprefix(_ADAPTED)
-    if any(_is_in(name, prefix) for prefix in family.aligner):
+def find_group(name: str, family: VisionFamily) -> str:
+    """Return the group of a parameter or module by its name, with or without the prefix of peft."""
+    name = name.removeprefix(_PEFT_PREFIX)
+    if any(_has_module_prefix(name, prefix) for prefix in family.aligner_prefixes):
         return "aligner"
-    return "vision" if _is_in(name, family.vision) else "language"
+    return "vision" if _has_module_prefix(name, family.vision_prefix) else "language"
 
 
-def freeze(model: torch.nn.Module, family: Family, frozen: Collection[str], *, unreached: str | None = None) -> None:
-    """What no image runs through is frozen too: it would never get a gradient, for which DDP waits."""
+def freeze_parameters(
+    model: torch.nn.Module, family: VisionFamily, frozen: Collection[str], *, unused: str | None = None
+) -> None:
+    """Freeze the groups, and modules whose name matches `unused`: their missing gradients would block DDP."""
     for name, parameter in model.named_parameters():
-        if group_of(name, family) in frozen or (unreached and re.match(unreached, name)):
+        if find_group(name, family) in frozen or (unused and re.match(unused, name)):
             parameter.requires_grad = False
 
 
-def frozen_modules(family: Family, frozen: Collection[str], *, unreached: str | None = None) -> str | None:
-    """A pattern of the names of all frozen modules, as peft excludes them; None where nothing is."""
-    inside = {
-        "aligner": _beginning(family.aligner),
-        "vision": f"(?!{_beginning(family.aligner)}){_beginning((family.vision,))}",
-        "language": f"(?!{_beginning((*family.aligner, family.vision))})",
+def frozen_module_pattern(family: VisionFamily, frozen: Collection[str], *, unused: str | None = None) -> str | None:
+    """Return a regex for the names of all frozen modules, as peft's `exclude_modules`; None if none is frozen."""
+    aligner, vision = family.aligner_prefixes, (family.vision_prefix,)
+    group_patterns = {
+        "aligner": _prefix_pattern(aligner),
+        "vision": f"(?!{_prefix_pattern(aligner)}){_prefix_pattern(vision)}",
+        "language": f"(?!{_prefix_pattern((*aligner, *vision))})",
     }
-    patterns = [*(inside[group] for group in frozen), *([unreached] if unreached else [])]
+    patterns = [*(group_patterns[group] for group in frozen), *([unused] if unused else [])]
     return "|".join(f"{pattern}.*" for pattern in patterns) or None
 
 
-def freeze_as_asked(model: torch.nn.Module, vision: Vision, frozen: Collection[str]) -> str | None:
-    """Freezes these groups; gives the pattern of the modules that get no adapters."""
-    family, unreached = vision.family, vision.family.unreached(vision.seen.config)
-    freeze(model, family, frozen, unreached=unreached)
-    return frozen_modules(family, frozen, unreached=unreached)
+def freeze_groups(model: torch.nn.Module, vision: VisionProcessor, frozen: Collection[str]) -> str | None:
+    """Freeze the groups and return the regex of the modules that get no adapters."""
+    family, unused = vision.family, vision.family.unused_modules(vision.handles.config)
+    freeze_parameters(model, family, frozen, unused=unused)
+    return frozen_module_pattern(family, frozen, unused=unused)
 
 
-def trains_sight(model: torch.nn.Module, family: Family) -> bool:
-    """Something of vision or aligner is trained, itself or by adapters."""
+def trains_vision(model: torch.nn.Module, family: VisionFamily) -> bool:
+    """Return whether vision or aligner has trainable parameters, including adapters."""
     return any(
-        parameter.requires_grad and group_of(name, family) != "language" for name, parameter in model.named_parameters()
+        parameter.requires_grad and find_group(name, family) != "language"
+        for name, parameter in model.named_parameters()
     )
 
 
-def _is_in(name: str, prefix: str) -> bool:
+def _has_module_prefix(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(f"{prefix}.")
 
 
-def _beginning(prefixes: Collection[str]) -> str:
+def _prefix_pattern(prefixes: Collection[str]) -> str:
     return f"(?:{'|'.join(map(re.escape, prefixes))})(?=\\.|$)"

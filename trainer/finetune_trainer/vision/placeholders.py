@@ -1,85 +1,99 @@
-"""Images and videos among the words of a conversation: as the chat template takes them, and as the model reads them."""
+"""Images and videos in the text of a conversation: content parts for the chat template, placeholders for the model."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from finetune_trainer.data_sources.conversations import Role, Turn
-from finetune_trainer.data_sources.media import MARK, Kind, Picture
+from finetune_trainer.data_sources.media import MEDIA_MARK, MediaItem, Modality
 from finetune_trainer.errors import DatasetError
-from finetune_trainer.vision.processor import Vision
+from finetune_trainer.vision.processor import VisionProcessor
 
-Span = tuple[int, int]
+Span = tuple[int, int]  # start and end in characters; the end is exclusive
 
 
 @dataclass(frozen=True)
-class Written:
-    """A rendered conversation in which every image and video has as many placeholders as it has tokens."""
+class ExpandedText:
+    """A rendered conversation in which every image and video has as many placeholder tokens as embeddings."""
 
     text: str
-    spans: tuple[Span, ...]  # of the answers
-    images: tuple[tuple[Picture, Span], ...]  # and videos
+    spans: tuple[Span, ...]  # of the assistant turns
+    media: tuple[tuple[MediaItem, Span], ...]
 
 
-def as_parts(turn: Turn) -> list[dict[str, str]]:
-    """The content of a message: text, images and videos in their order."""
-    parts, pictures = [], iter(turn.pictures)
-    for piece in re.split(f"({re.escape(MARK)})", turn.content):
-        if piece == MARK:
-            parts.append({"type": str(next(pictures).kind)})
+def to_content_parts(turn: Turn) -> list[dict[str, str]]:
+    """Return the content parts of a message, text and media in their order, as chat templates accept them."""
+    parts, media = [], iter(turn.media)
+    for piece in re.split(f"({re.escape(MEDIA_MARK)})", turn.content):
+        if piece == MEDIA_MARK:
+            parts.append({"type": str(next(media).modality)})
         elif piece or turn.role is Role.ASSISTANT:
             parts.append({"type": "text", "text": piece})
     return parts
 
 
-def pictures_of(turns: Sequence[Turn]) -> tuple[Picture, ...]:
-    return tuple(picture for turn in turns for picture in turn.pictures)
+def collect_media(turns: Sequence[Turn]) -> tuple[MediaItem, ...]:
+    """Return the images and videos of all turns in their order."""
+    return tuple(item for turn in turns for item in turn.media)
 
 
-def expand(vision: Vision, place: str, text: str, spans: Sequence[Span], pictures: tuple[Picture, ...]) -> Written:
-    """Every placeholder of the template becomes the text of its picture. Raises DatasetError if they do not match."""
-    kinds = {placeholder: kind for kind, placeholder in vision.placeholders.items()}
-    pieces = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
-    for kind in Kind:
-        _check_count(vision, place, text, kind, pictures)
-    if [kinds[piece] for piece in pieces[1::2]] != [picture.kind for picture in pictures]:
+def expand_placeholders(
+    vision: VisionProcessor, origin: str, text: str, spans: Sequence[Span], media: tuple[MediaItem, ...]
+) -> ExpandedText:
+    """Replace every placeholder of the chat template by the placeholder tokens of its image or video.
+
+    text: the conversation as the template rendered it. spans: ranges of `text`, returned as ranges of the result.
+    Raises: DatasetError if placeholders and media do not match, or a file cannot be read.
+    """
+    modalities = {placeholder: modality for modality, placeholder in vision.placeholders.items()}
+    # Odd pieces are placeholders, even pieces the text between them.
+    pieces = re.split(f"({'|'.join(map(re.escape, modalities))})", text)
+    for modality in Modality:
+        _check_count(vision, origin, text, modality, media)
+    if [modalities[piece] for piece in pieces[1::2]] != [item.modality for item in media]:
         raise DatasetError(
-            f"{place}: the model's chat template writes images and videos in another order than the row shows them"
+            f"{origin}: the model's chat template renders images and videos in another order than the row has them"
         )
-    rebuilt, images, moved = pieces[0], [], [(0, 0)]  # from where on in the old text, by how much
-    old = len(rebuilt)
-    for picture, placeholder, after in zip(pictures, pieces[1::2], pieces[2::2], strict=True):
-        image = vision.write(place, picture)
-        images.append((picture, (len(rebuilt), len(rebuilt) + len(image))))
-        rebuilt += image + after
-        old += len(placeholder)
-        moved.append((old, images[-1][1][1] - old))
-        old += len(after)
-    return Written(rebuilt, tuple((_move(start, moved), _move(end, moved)) for start, end in spans), tuple(images))
+    expanded, ranges, shifts = pieces[0], [], [(0, 0)]  # shifts: from this position in `text` on, shift by this much
+    position = len(expanded)
+    for item, placeholder, after in zip(media, pieces[1::2], pieces[2::2], strict=True):
+        tokens = vision.render(origin, item)
+        ranges.append((item, (len(expanded), len(expanded) + len(tokens))))
+        expanded += tokens + after
+        position += len(placeholder)
+        shifts.append((position, ranges[-1][1][1] - position))
+        position += len(after)
+    shifted = tuple((_shift(start, shifts), _shift(end, shifts)) for start, end in spans)
+    return ExpandedText(expanded, shifted, tuple(ranges))
 
 
-def _move(position: int, moved: Sequence[tuple[int, int]]) -> int:
-    return position + next(by for start, by in reversed(moved) if start <= position)
+def _shift(position: int, shifts: Sequence[tuple[int, int]]) -> int:
+    return position + next(by for start, by in reversed(shifts) if start <= position)
 
 
-def _check_count(vision: Vision, place: str, text: str, kind: Kind, pictures: tuple[Picture, ...]) -> None:
-    """As many placeholders as pictures of the kind; a tag that was left in the words would show nothing."""
-    placeholder = vision.placeholders.get(kind)
-    shown = sum(picture.kind is kind for picture in pictures)
-    if placeholder is None and shown:
-        raise DatasetError(f"{place}: shows a {kind}, which models of this family are not trained on; take the row out")
+def _check_count(
+    vision: VisionProcessor, origin: str, text: str, modality: Modality, media: tuple[MediaItem, ...]
+) -> None:
+    """Check that the text has one placeholder per item of the modality, and no tag without an item."""
+    placeholder = vision.placeholders.get(modality)
+    expected = sum(item.modality is modality for item in media)
+    if placeholder is None and expected:
+        raise DatasetError(
+            f"{origin}: contains a {modality}, but models of this family are not trained on {modality}s here; remove"
+            " the row"
+        )
     if placeholder is None:
         return
-    found, tags = text.count(placeholder), text.count(kind.tag) if placeholder != kind.tag else 0
-    if found == shown and not tags:
+    count, tags = text.count(placeholder), text.count(modality.tag) if placeholder != modality.tag else 0
+    if count == expected and not tags:
         return
-    if found < shown:
+    if count < expected:
         raise DatasetError(
-            f"{place}: shows {shown} {kind}s, but the model's chat template writes {found} of them; use the"
+            f"{origin}: has {expected} {modality}s, but the model's chat template renders {count} of them; use the"
             " template of the model's instruct variant"
         )
-    sign = kind.tag if tags else placeholder
+    superfluous = modality.tag if tags else placeholder
     raise DatasetError(
-        f"{place}: the words hold {sign} {tags or found - shown} times more than there are {kind}s; give the {kind}s in"
-        f" a column {kind}s, or take {sign} out of the words"
+        f"{origin}: the text contains {superfluous} {tags or count - expected} times more than there are {modality}s;"
+        f" list the {modality}s in a column {modality}s, or remove {superfluous} from the text"
     )

@@ -1,4 +1,4 @@
-"""From a file to what the model sees: its size for the text, its pixels for the vision tower."""
+"""Renders images and videos as placeholder tokens, and turns their files into pixel inputs of the vision tower."""
 
 import io
 from collections.abc import Iterator
@@ -14,169 +14,188 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.atomic_files import is_storage_fault
-from finetune_trainer.data_sources.media import Kind, Picture
+from finetune_trainer.data_sources.media import MediaItem, Modality
 from finetune_trainer.errors import DatasetError, InvalidSpec
-from finetune_trainer.vision.families import FAMILIES, Family, Seen
+from finetune_trainer.vision.families import FAMILIES, ModelHandles, VisionFamily
 from finetune_trainer.vision.video_frames import Size, open_upright, upright_size
-from finetune_trainer.vision.video_processor import FILM, OF_VIDEOS, Features, VideoEye, describe_videos
+from finetune_trainer.vision.video_processor import (
+    VIDEO_FIELDS,
+    VIDEO_INPUTS,
+    Features,
+    VideoProcessor,
+    build_video_processor,
+)
 
-_PIXELS = ("pixel_values", "image_grid_thw")  # what models take of what processors give
-SEEN = (*_PIXELS, *FILM, "mm_token_type_ids", "token_type_ids")  # inputs that only a model that sees takes
-_OF_SIGHT = ("freeze", "maxPixels", "minPixels", *OF_VIDEOS)  # fields that a model which only reads refuses
-_SMALL = 56  # edge of an image that only has to be there
+_IMAGE_INPUTS = ("pixel_values", "image_grid_thw")  # outputs of image processors that are inputs of models
+VISION_INPUTS = (*_IMAGE_INPUTS, *VIDEO_INPUTS, "mm_token_type_ids", "token_type_ids")
+_VISION_FIELDS = ("freeze", "maxPixels", "minPixels", *VIDEO_FIELDS)  # of spec.model; rejected for other models
+_DUMMY_EDGE = 56  # pixels
 
 
 @dataclass(frozen=True)
-class Vision:
-    """A model's eye: the processor of its images and the rules of its family."""
+class VisionProcessor:
+    """Processes images and videos for a model; combines its image processor with the rules of its family."""
 
-    family: Family
-    seen: Seen
-    videos: VideoEye | None = None  # of a family that sees them
-
-    @property
-    def placeholders(self) -> dict[Kind, str]:
-        """What the chat template writes for what is shown, of each kind that the family sees."""
-        image = {Kind.IMAGE: self.family.placeholder(self.seen)}
-        return {**image, Kind.VIDEO: self.videos.placeholder} if self.videos else image
+    family: VisionFamily
+    handles: ModelHandles
+    videos: VideoProcessor | None = None  # None: the family does not support videos
 
     @property
-    def visual_tokens(self) -> tuple[int, ...]:
-        """Ids that images and videos take the places of."""
-        videos = (self.seen.config.video_token_id,) if self.videos else ()
-        return (self.seen.config.image_token_id, *videos)
+    def placeholders(self) -> dict[Modality, str]:
+        """The text that the chat template renders for an image or a video, for each supported modality."""
+        image = {Modality.IMAGE: self.family.placeholder(self.handles)}
+        return {**image, Modality.VIDEO: self.videos.placeholder} if self.videos else image
 
     @property
-    def described(self) -> str:
-        """All that decides how long an image or a video is, for the cache."""
+    def visual_token_ids(self) -> tuple[int, ...]:
+        """The ids of the placeholder tokens that image and video embeddings replace."""
+        videos = (self.handles.config.video_token_id,) if self.videos else ()
+        return (self.handles.config.image_token_id, *videos)
+
+    @property
+    def cache_description(self) -> str:
+        """All settings that determine the number of tokens of images and videos, for the cache key."""
         sampling = self.videos.sampling if self.videos else None
-        return f"{self.seen.processor.to_json_string()}{self.seen.config.to_json_string()}{sampling}"
+        return f"{self.handles.processor.to_json_string()}{self.handles.config.to_json_string()}{sampling}"
 
-    def write(self, place: str, picture: Picture) -> str:
-        """What stands for it in the text. Reads of an image its header only, of a video its first frame."""
-        with _explained(place, picture):
-            if picture.kind is Kind.VIDEO:
-                return self._eye.write(picture)
-            return self.write_size(upright_size(_source(picture)))
+    def render(self, origin: str, item: MediaItem) -> str:
+        """Return the placeholder text of an image or video; reads the image header or the first frame only.
 
-    def write_size(self, size: Size) -> str:
-        return self.family.write(self.seen, size)
+        origin: the row, for error messages. Raises: DatasetError if the file is missing or invalid.
+        """
+        with _translate_media_errors(origin, item):
+            if item.modality is Modality.VIDEO:
+                return self._video_processor.render(item)
+            return self.render_image(upright_size(_open_source(item)))
 
-    def count(self, size: Size) -> int:
-        """Tokens of an image, with those around it."""
-        return len(self.seen.tokenizer(self.write_size(size), add_special_tokens=False)["input_ids"])
+    def render_image(self, size: Size) -> str:
+        """Return the placeholder text of an image of this height and width."""
+        return self.family.render(self.handles, size)
 
-    def pixels(self, place: str, pictures: tuple[Picture, ...]) -> Features:
-        """Of the images one after the other, and of the videos, as the model takes them."""
+    def count_image_tokens(self, size: Size) -> int:
+        """Return the number of tokens of an image of this height and width, including delimiters."""
+        return len(self.handles.tokenizer(self.render_image(size), add_special_tokens=False)["input_ids"])
+
+    def load_pixels(self, origin: str, media: tuple[MediaItem, ...]) -> Features:
+        """Return the pixel inputs of the images, concatenated, and of the videos, concatenated.
+
+        origin: the row, for error messages. Raises: DatasetError if a file is missing or invalid.
+        """
         images, videos = [], []
-        for picture in pictures:
-            with _explained(place, picture):
-                if picture.kind is Kind.VIDEO:
-                    videos.append(self._eye.pixels(picture))
+        for item in media:
+            with _translate_media_errors(origin, item):
+                if item.modality is Modality.VIDEO:
+                    videos.append(self._video_processor.load_pixels(item))
                 else:
-                    images.append(open_upright(_source(picture)))
-        joined = {name: torch.cat([video[name] for video in videos]) for name in (videos[0] if videos else ())}
-        return {**(self.process(images) if images else {}), **joined}
+                    images.append(open_upright(_open_source(item)))
+        video_inputs = {name: torch.cat([video[name] for video in videos]) for name in (videos[0] if videos else ())}
+        return {**(self.process_images(images) if images else {}), **video_inputs}
 
-    def stand_in(self, kind: Kind) -> Features:
-        """Tokens and pixels of an image or a video that shows nothing, for batches without one."""
-        if kind is Kind.VIDEO:
-            text, pixels = self._eye.blank(_SMALL)
+    def build_dummy(self, modality: Modality) -> Features:
+        """Return input ids and pixel inputs of a gray image or video, for batches without real ones."""
+        if modality is Modality.VIDEO:
+            text, pixels = self._video_processor.build_dummy(_DUMMY_EDGE)
         else:
-            blank = Image.new("RGB", (_SMALL, _SMALL), (128, 128, 128))
-            text, pixels = self.write_size((_SMALL, _SMALL)), self.process([blank])
-        tokens = self.seen.tokenizer(text, add_special_tokens=False)["input_ids"]
+            image = Image.new("RGB", (_DUMMY_EDGE, _DUMMY_EDGE), (128, 128, 128))
+            text, pixels = self.render_image((_DUMMY_EDGE, _DUMMY_EDGE)), self.process_images([image])
+        tokens = self.handles.tokenizer(text, add_special_tokens=False)["input_ids"]
         return {"input_ids": torch.tensor(tokens), **pixels}
 
-    def types(self, tokens: torch.Tensor) -> Features:
-        """The input that tells the tokens of images and videos from others, of models that want it."""
-        if self.family.types is None:
+    def token_type_ids(self, input_ids: torch.Tensor) -> Features:
+        """Return the model input that marks image tokens (1) and video tokens (2); empty if the model has none."""
+        if self.family.type_ids_input is None:
             return {}
-        types = (tokens == self.seen.config.image_token_id).long()
+        types = (input_ids == self.handles.config.image_token_id).long()
         if self.videos:
-            types += 2 * (tokens == self.seen.config.video_token_id)
-        return {self.family.types: types}
+            types += 2 * (input_ids == self.handles.config.video_token_id)
+        return {self.family.type_ids_input: types}
 
-    def axes(self, row: Features) -> torch.Tensor:
-        """(tokens, 3): the positions that the model itself gives a row with images or videos."""
+    def mrope_position_ids(self, row: Features) -> torch.Tensor:
+        """Return the position ids that the model itself would compute for an unpacked row, (seq, 3)."""
         ids = row["input_ids"]
-        grids = {name: row[name] for name in row if name in SEEN and not name.startswith("pixel_values")}
+        grids = {name: row[name] for name in row if name in VISION_INPUTS and not name.startswith("pixel_values")}
         if not grids:
             return torch.arange(len(ids)).unsqueeze(1).expand(-1, 3)
-        kind = MODEL_MAPPING[type(self.seen.config)]
-        model = kind.__new__(kind)  # its rule reads the config alone
+        model_class = MODEL_MAPPING[type(self.handles.config)]
+        model = model_class.__new__(model_class)  # without weights: get_rope_index reads the config only
         torch.nn.Module.__init__(model)
-        model.config = self.seen.config
-        positions, _ = model.get_rope_index(ids.unsqueeze(0), **{**grids, **self.types(ids.unsqueeze(0))})
-        found: torch.Tensor = positions[:, 0].T
-        return found
+        model.config = self.handles.config
+        positions, _ = model.get_rope_index(ids.unsqueeze(0), **{**grids, **self.token_type_ids(ids.unsqueeze(0))})
+        position_ids: torch.Tensor = positions[:, 0].T
+        return position_ids
 
     @property
-    def _eye(self) -> VideoEye:
-        assert self.videos is not None  # words.expand refuses videos that the model does not see
+    def _video_processor(self) -> VideoProcessor:
+        assert self.videos is not None  # expand_placeholders rejects videos that the family does not support
         return self.videos
 
-    def process(self, images: list[Image.Image]) -> Features:
-        """Pixels as the model takes them."""
-        found = self.seen.processor(images, return_tensors="pt", **(self.family.options or {}))
-        return {name: cast(torch.Tensor, found[name]) for name in _PIXELS if name in found}
+    def process_images(self, images: list[Image.Image]) -> Features:
+        """Return the pixel inputs of the images."""
+        outputs = self.handles.processor(images, return_tensors="pt", **(self.family.processor_options or {}))
+        return {name: cast(torch.Tensor, outputs[name]) for name in _IMAGE_INPUTS if name in outputs}
 
 
-def describe_vision(source: ModelSource, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Vision | None:
-    """None for a model that only reads. Raises InvalidSpec where the spec asks such a model to see."""
+def build_vision_processor(
+    source: ModelSource, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> VisionProcessor | None:
+    """Build the vision processor of a model; None if it is not a vision-language model.
+
+    Raises: InvalidSpec if the spec has fields that the model does not support.
+    """
     family = FAMILIES.get(config.model_type)
     if family is None:
-        asked = [name for name in _OF_SIGHT if name in source.model_dump(by_alias=True, exclude_none=True)]
-        if asked:
+        specified = [name for name in _VISION_FIELDS if name in source.model_dump(by_alias=True, exclude_none=True)]
+        if specified:
             raise InvalidSpec(
-                f'spec.model.{asked[0]}: model "{source.name}" is of type {config.model_type}, which only reads here;'
-                " leave it out, with the rates of vision and aligner in spec.training if there are any, or take a model"
-                f" that sees, of type {', '.join(FAMILIES)}"
+                f'spec.model.{specified[0]}: model "{source.name}" is of type {config.model_type}, which is trained on'
+                " text only; leave it out, and any learning rates of vision and aligner in spec.training, or choose a"
+                f" vision-language model of type {', '.join(FAMILIES)}"
             )
         return None
     processor = AutoImageProcessor.from_pretrained(source.name)
-    _resize(source, family, processor)
-    seen = Seen(config, processor, tokenizer)
-    return Vision(family, seen, describe_videos(source, family, seen))
+    _set_pixel_limits(source, family, processor)
+    handles = ModelHandles(config, processor, tokenizer)
+    return VisionProcessor(family, handles, build_video_processor(source, family, handles))
 
 
 @contextmanager
-def _explained(place: str, picture: Picture) -> Iterator[None]:
-    """What the libraries and the processor say, as an error that names row and file."""
-    named = f"{place}: {picture}"
+def _translate_media_errors(origin: str, item: MediaItem) -> Iterator[None]:
+    """Raise errors of the libraries and of the processor as a DatasetError that names row and file."""
+    subject = f"{origin}: {item}"
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DatasetError(
-            f"{place}: {picture.kind} {error.filename} does not exist; correct its path, which begins at the folder of"
-            " the rows unless it begins with /, or mount the volume that holds it (spec.volumes)"
+            f"{origin}: {item.modality} {error.filename} does not exist; correct its path, which is relative to the"
+            " folder of the rows unless it begins with /, or mount the volume that holds it (spec.volumes)"
         ) from error
     except UnidentifiedImageError as error:
-        raise DatasetError(f"{named} is no image that can be read; replace it, or take the row out") from error
+        raise DatasetError(f"{subject} is not a readable image; replace it, or remove the row") from error
     except (DatasetError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         if is_storage_fault(error):
-            raise  # such a row is not bad, and must not be skipped
-        raise DatasetError(f"{named} cannot be read ({error}); replace it, or take the row out") from error
+            raise  # the row itself is not bad, so onBadRow must not skip it
+        raise DatasetError(f"{subject} cannot be read ({error}); replace it, or remove the row") from error
 
 
-def _source(picture: Picture) -> str | io.BytesIO:
-    return io.BytesIO(picture.data) if picture.data else picture.path
+def _open_source(item: MediaItem) -> str | io.BytesIO:
+    """Return the path of the item, or a file object with its bytes."""
+    return io.BytesIO(item.data) if item.data else item.path
 
 
-def _resize(source: ModelSource, family: Family, processor: object) -> None:
-    """Sizes in pixels become the processor's own, which is saved with the result."""
-    asked = {"shortest_edge": source.min_pixels, "longest_edge": source.max_pixels}
-    given = {edge: pixels for edge, pixels in asked.items() if pixels is not None}
-    if not given:
+def _set_pixel_limits(source: ModelSource, family: VisionFamily, processor: object) -> None:
+    """Set minPixels and maxPixels of the spec in the image processor, which is saved with the result."""
+    specified = {"shortest_edge": source.min_pixels, "longest_edge": source.max_pixels}
+    limits = {edge: pixels for edge, pixels in specified.items() if pixels is not None}
+    if not limits:
         return
-    if not family.any_size:
+    if not family.has_dynamic_resolution:
         name = "maxPixels" if source.max_pixels else "minPixels"
         raise InvalidSpec(
-            f'spec.model.{name}: model "{source.name}" sees every image at the same size; leave maxPixels and minPixels'
-            " out"
+            f'spec.model.{name}: model "{source.name}" scales every image to the same size; leave maxPixels and'
+            " minPixels out"
         )
-    found = dict(processor.size)  # type: ignore[attr-defined]
-    size = {edge: given.get(edge, found[edge]) for edge in asked}
+    current = dict(processor.size)  # type: ignore[attr-defined]
+    size = {edge: limits.get(edge, current[edge]) for edge in specified}
     if size["shortest_edge"] > size["longest_edge"]:
         raise InvalidSpec(
             f"spec.model: minPixels {size['shortest_edge']} is more than maxPixels {size['longest_edge']}; images"

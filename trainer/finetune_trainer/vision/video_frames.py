@@ -1,4 +1,4 @@
-"""From a video to its frames: which of them are looked at, when they are shown, and how large they are made."""
+"""Samples and decodes the frames of a video: their indices, timestamps and sizes."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -9,60 +9,65 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageOps
 
-from finetune_trainer.data_sources.media import Picture
+from finetune_trainer.data_sources.media import MediaItem
 from finetune_trainer.errors import DatasetError
 
 if TYPE_CHECKING:
     from av.container import InputContainer
     from av.video.frame import VideoFrame
 
-Size = tuple[int, int]  # height, width
+Size = tuple[int, int]  # height and width in pixels
 
-_ORIENTATION, _LYING = 0x0112, (5, 6, 7, 8)  # of EXIF: height and width are swapped
-_JOINED = 2  # frames that become one in time, in every model that sees videos
+_EXIF_ORIENTATION = 0x0112
+_QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
+_FRAMES_PER_GROUP = 2  # consecutive frames that become one in time, in all supported families
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How closely videos are looked at."""
+    """How many frames to sample from a video, and the limits of their size."""
 
-    fps: float  # frames that are taken of a second
+    fps: float  # sampled frames per second
     min_frames: int
     max_frames: int
-    min_pixels: int  # of a frame or of all together, as the family counts
+    min_pixels: int  # per frame or of all frames together, depending on the family
     max_pixels: int
 
 
 @dataclass(frozen=True)
-class Film:
-    """The frames of a video that are looked at."""
+class SampledVideo:
+    """The indices of the sampled frames, and the properties of the video."""
 
-    numbers: tuple[int, ...]  # from 0, as they lie in the file
-    total: int
+    frame_indices: tuple[int, ...]
+    total: int  # frames in the file
     fps: float  # of the file
     size: Size  # of a frame, upright
 
     @property
     def sampled_fps(self) -> float:
-        return len(self.numbers) / self.total * self.fps
+        """The average number of sampled frames per second."""
+        return len(self.frame_indices) / self.total * self.fps
 
     @property
-    def moments(self) -> tuple[float, ...]:
-        """Seconds from the beginning, of each two frames their middle; a last one alone is shown twice."""
-        last_again = self.numbers[-1:] * (len(self.numbers) % _JOINED)
-        shown = [number / self.fps for number in (*self.numbers, *last_again)]
-        return tuple((first + second) / 2 for first, second in zip(shown[::2], shown[1::2], strict=True))
+    def timestamps(self) -> tuple[float, ...]:
+        """Seconds from the beginning, the mean of every two frames; an odd last frame counts twice."""
+        padding = self.frame_indices[-1:] * (len(self.frame_indices) % _FRAMES_PER_GROUP)
+        seconds = [index / self.fps for index in (*self.frame_indices, *padding)]
+        return tuple((first + second) / 2 for first, second in zip(seconds[::2], seconds[1::2], strict=True))
 
 
-Choose = Callable[[Sampling, int, float], tuple[int, ...]]  # of so many frames at so many a second, by number
+FrameChooser = Callable[[Sampling, int, float], tuple[int, ...]]  # (sampling, total frames, fps) -> frame indices
 
 
-def survey(video: Picture, sampling: Sampling, choose: Choose) -> Film:
-    """Reads no more than the first frame, unless the file does not say how many there are."""
+def probe_video(video: MediaItem, sampling: Sampling, choose_frames: FrameChooser) -> SampledVideo:
+    """Choose the frames to sample; reads the first frame only, or all packets if the header has no frame count.
+
+    Raises: DatasetError if the file is not a video.
+    """
     if video.frames:
-        numbers = choose(sampling, len(video.frames), sampling.fps)
-        return Film(numbers, len(video.frames), sampling.fps, upright_size(video.frames[0]))
-    with _opened(video) as container:
+        indices = choose_frames(sampling, len(video.frames), sampling.fps)
+        return SampledVideo(indices, len(video.frames), sampling.fps, upright_size(video.frames[0]))
+    with _open_video(video) as container:
         stream = container.streams.video[0]
         fps = float(stream.average_rate or stream.guessed_rate or Fraction(24))
         total = stream.frames or sum(packet.size > 0 for packet in container.demux(stream))
@@ -71,47 +76,51 @@ def survey(video: Picture, sampling: Sampling, choose: Choose) -> Film:
         first_frame = next(container.decode(stream), None)
         if first_frame is None or not total:
             raise DatasetError("it has no frames")
-        upright = _upright(first_frame)
-        return Film(choose(sampling, total, fps), total, fps, (upright.height, upright.width))
+        upright = _to_upright_image(first_frame)
+        return SampledVideo(choose_frames(sampling, total, fps), total, fps, (upright.height, upright.width))
 
 
-def frames(video: Picture, film: Film) -> list[Image.Image]:
-    """In colour and upright. Where the file ends before it says, its last frame stands for the rest."""
+def decode_frames(video: MediaItem, sampled: SampledVideo) -> list[Image.Image]:
+    """Return the sampled frames as upright RGB images; the last decoded frame replaces those missing at the end.
+
+    Raises: DatasetError if no sampled frame can be decoded.
+    """
     if video.frames:
-        return [open_upright(video.frames[number]) for number in film.numbers]
-    wanted, found = set(film.numbers), dict[int, Image.Image]()
-    with _opened(video) as container:
-        for number, frame in enumerate(container.decode(container.streams.video[0])):
-            if number in wanted:
-                found[number] = last = _upright(frame)
-            if number == film.numbers[-1]:
+        return [open_upright(video.frames[index]) for index in sampled.frame_indices]
+    indices, decoded = set(sampled.frame_indices), dict[int, Image.Image]()
+    with _open_video(video) as container:
+        for index, frame in enumerate(container.decode(container.streams.video[0])):
+            if index in indices:
+                decoded[index] = last = _to_upright_image(frame)
+            if index == sampled.frame_indices[-1]:
                 break
-    if not found:
+    if not decoded:
         raise DatasetError("it has no frames")
-    return [found.get(number, last) for number in film.numbers]
+    return [decoded.get(index, last) for index in sampled.frame_indices]
 
 
 def upright_size(source: str | io.BytesIO) -> Size:
-    """Of an image, as the camera was held. Reads its header only."""
+    """Return the size of an image after applying its EXIF orientation; reads the header only."""
     with Image.open(source) as image:
         width, height = image.size
-        return (width, height) if image.getexif().get(_ORIENTATION) in _LYING else (height, width)
+        is_turned = image.getexif().get(_EXIF_ORIENTATION) in _QUARTER_TURNS
+        return (width, height) if is_turned else (height, width)
 
 
 def open_upright(source: str | io.BytesIO) -> Image.Image:
-    """An image in colour, as the camera was held."""
+    """Return the image as RGB after applying its EXIF orientation."""
     with Image.open(source) as image:
         return ImageOps.exif_transpose(image).convert("RGB")
 
 
 @contextmanager
-def _opened(video: Picture) -> Iterator["InputContainer"]:
-    import av  # a tenth of a second, which jobs without videos need not wait
+def _open_video(video: MediaItem) -> Iterator["InputContainer"]:
+    import av  # here, because the import takes 0.1 s, which jobs without videos do not need
 
     try:
         with av.open(io.BytesIO(video.data) if video.data else video.path, mode="r") as container:
             if not container.streams.video:
-                raise DatasetError("it holds no pictures")
+                raise DatasetError("it contains no video stream")
             container.streams.video[0].thread_type = "AUTO"
             yield container
     except av.error.FFmpegError as error:
@@ -120,7 +129,7 @@ def _opened(video: Picture) -> Iterator["InputContainer"]:
         raise DatasetError(str(error)) from error
 
 
-def _upright(frame: "VideoFrame") -> Image.Image:
-    """A telephone that is held upright writes lying frames, and by how much they are turned."""
+def _to_upright_image(frame: "VideoFrame") -> Image.Image:
+    """Convert a frame to an image and apply its rotation: phones store upright videos as turned frames."""
     image: Image.Image = frame.to_image()  # type: ignore[no-untyped-call]
     return image.rotate(frame.rotation, expand=True) if frame.rotation else image

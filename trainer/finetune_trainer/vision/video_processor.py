@@ -1,4 +1,4 @@
-"""Videos as a model takes them: their text, and the patches of each two frames, made by the processor of images."""
+"""Renders videos as placeholder tokens and turns their frames into patches, using the model's image processor."""
 
 import json
 from dataclasses import dataclass
@@ -10,119 +10,127 @@ from PIL import Image
 from transformers.utils import cached_file
 
 from finetune_api.v1alpha1.model_source import ModelSource
-from finetune_trainer.data_sources.media import Picture
+from finetune_trainer.data_sources.media import MediaItem
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.vision.families import Family, Seen, Videos
-from finetune_trainer.vision.video_frames import Film, Sampling, Size, frames, survey
+from finetune_trainer.vision.families import ModelHandles, VideoSupport, VisionFamily
+from finetune_trainer.vision.video_frames import SampledVideo, Sampling, Size, decode_frames, probe_video
 
 Features = dict[str, torch.Tensor]
 
-OF_VIDEOS = ("videoFps", "videoMaxFrames", "videoMaxPixels")  # fields of spec.model
-DESCRIBED = "video_preprocessor_config.json"
-FILM = ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
-_FPS, _MIN_FRAMES, _MAX_FRAMES = 2.0, 4, 768  # of qwen-vl-utils and ms-swift
+VIDEO_FIELDS = ("videoFps", "videoMaxFrames", "videoMaxPixels")  # fields of spec.model
+VIDEO_SETTINGS_FILE = "video_preprocessor_config.json"
+VIDEO_INPUTS = ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
+_FPS, _MIN_FRAMES, _MAX_FRAMES = 2.0, 4, 768  # defaults of qwen-vl-utils and ms-swift
 
 
 @dataclass(frozen=True)
-class VideoEye:
-    """How a model sees videos."""
+class VideoProcessor:
+    """Processes the videos of a model by the rules of its family."""
 
-    videos: Videos
-    seen: Seen
+    support: VideoSupport
+    handles: ModelHandles
     sampling: Sampling
 
     @property
     def placeholder(self) -> str:
-        return self.videos.placeholder(self.seen)
+        """The text that the chat template renders for a video."""
+        return self.support.placeholder(self.handles)
 
-    def write(self, video: Picture) -> str:
-        """What stands for it in the text."""
-        return self._write(survey(video, self.sampling, self.videos.choose))
+    def render(self, video: MediaItem) -> str:
+        """Return the placeholder text of the video."""
+        return self._render(probe_video(video, self.sampling, self.support.choose_frames))
 
-    def pixels(self, video: Picture) -> Features:
-        film = survey(video, self.sampling, self.videos.choose)
-        return self._pixels(film, frames(video, film))
+    def load_pixels(self, video: MediaItem) -> Features:
+        """Return the pixel inputs of the video."""
+        sampled = probe_video(video, self.sampling, self.support.choose_frames)
+        return self._compute_pixels(sampled, decode_frames(video, sampled))
 
-    def blank(self, edge: int) -> tuple[str, Features]:
-        """Text and pixels of two frames that show nothing."""
-        film = Film((0, 1), total=2, fps=self.sampling.fps, size=(edge, edge))
-        return self._write(film), self._pixels(film, [Image.new("RGB", (edge, edge), (128, 128, 128))] * 2)
+    def build_dummy(self, edge: int) -> tuple[str, Features]:
+        """Return placeholder text and pixel inputs of a video of two gray frames; edge is in pixels."""
+        sampled = SampledVideo((0, 1), total=2, fps=self.sampling.fps, size=(edge, edge))
+        frames = [Image.new("RGB", (edge, edge), (128, 128, 128))] * 2
+        return self._render(sampled), self._compute_pixels(sampled, frames)
 
-    def _size(self, film: Film) -> Size:
-        return self.videos.resize(self.seen, self.sampling, film)
+    def _scaled_size(self, video: SampledVideo) -> Size:
+        return self.support.resize(self.handles, self.sampling, video)
 
-    def _write(self, film: Film) -> str:
-        height, width = self._size(film)
-        edge = self.seen.processor.patch_size * self.seen.processor.merge_size
-        return self.videos.write(self.seen, film, (height // edge) * (width // edge))
+    def _render(self, video: SampledVideo) -> str:
+        height, width = self._scaled_size(video)
+        edge = self.handles.processor.patch_size * self.handles.processor.merge_size
+        return self.support.render(self.handles, video, (height // edge) * (width // edge))
 
-    def _pixels(self, film: Film, shown: list[Image.Image]) -> Features:
-        """The processor gives of a frame the patches of a video that stands still: (patches, all of a patch).
+    def _compute_pixels(self, video: SampledVideo, frames: list[Image.Image]) -> Features:
+        """Return the pixel inputs; pixel_values_videos is (patches, values per patch).
 
-        In each of them a frame's pixels are there once for every frame that a patch joins; of the others' ours are put
-        in their place.
+        The image processor turns one frame into patches of a still video: each patch contains the pixels of the frame
+        once for each of the frames that it joins. The copies are replaced by the pixels of the other frames.
         """
-        height, width = self._size(film)
-        processor, joined = self.seen.processor, int(self.seen.processor.temporal_patch_size)
-        shown = [*shown, *shown[-1:] * (-len(shown) % joined)]
-        scaled = [frame.resize((width, height), Image.Resampling.BICUBIC) for frame in shown]
+        height, width = self._scaled_size(video)
+        processor, joined = self.handles.processor, int(self.handles.processor.temporal_patch_size)
+        frames = [*frames, *frames[-1:] * (-len(frames) % joined)]
+        scaled = [frame.resize((width, height), Image.Resampling.BICUBIC) for frame in frames]
         still = processor(scaled, do_resize=False, return_tensors="pt")["pixel_values"]
-        each = still.view(len(scaled) // joined, joined, -1, 3, joined, int(processor.patch_size) ** 2)
-        moving = torch.stack([each[:, number, :, :, number] for number in range(joined)], dim=3)
+        per_frame = still.view(len(scaled) // joined, joined, -1, 3, joined, int(processor.patch_size) ** 2)
+        moving = torch.stack([per_frame[:, index, :, :, index] for index in range(joined)], dim=3)
         grid = (len(scaled) // joined, height // processor.patch_size, width // processor.patch_size)
         pixels = moving.reshape(-1, still.shape[-1])
-        found = {"pixel_values_videos": pixels, "video_grid_thw": torch.tensor([grid])}
-        if self.videos.timed:
-            found["second_per_grid_ts"] = torch.tensor([joined / film.sampled_fps])
-        return found
+        inputs = {"pixel_values_videos": pixels, "video_grid_thw": torch.tensor([grid])}
+        if self.support.needs_frame_interval:
+            inputs["second_per_grid_ts"] = torch.tensor([joined / video.sampled_fps])
+        return inputs
 
 
-def describe_videos(source: ModelSource, family: Family, seen: Seen) -> VideoEye | None:
-    """None for a family that sees images only. Raises InvalidSpec where the spec asks such a model for videos."""
+def build_video_processor(source: ModelSource, family: VisionFamily, handles: ModelHandles) -> VideoProcessor | None:
+    """Build the video processor of a model; None if its family does not support videos.
+
+    Settings of the spec take precedence over those of the model, then come defaults.
+    Raises: InvalidSpec if the spec has fields that the model does not support.
+    """
     if family.videos is None:
-        asked = [name for name in OF_VIDEOS if name in source.model_dump(by_alias=True, exclude_none=True)]
-        if asked:
+        specified = [name for name in VIDEO_FIELDS if name in source.model_dump(by_alias=True, exclude_none=True)]
+        if specified:
             raise InvalidSpec(
-                f'spec.model.{asked[0]}: model "{source.name}" is not trained on videos here; leave it out'
+                f'spec.model.{specified[0]}: model "{source.name}" is not trained on videos here; leave it out'
             )
         return None
-    found = read_settings(source.name)
-    size = found.get("size") or {}
-    least, most = family.videos.pixels
+    settings = read_video_settings(source.name)
+    size = settings.get("size") or {}
+    default_min, default_max = family.videos.default_pixel_limits
     sampling = Sampling(
-        fps=source.video_fps or found.get("fps") or _FPS,
-        min_frames=found.get("min_frames") or _MIN_FRAMES,
-        max_frames=source.video_max_frames or found.get("max_frames") or _MAX_FRAMES,
-        min_pixels=size.get("shortest_edge") or found.get("min_pixels") or least,
-        max_pixels=source.video_max_pixels or size.get("longest_edge") or found.get("max_pixels") or most,
+        fps=source.video_fps or settings.get("fps") or _FPS,
+        min_frames=settings.get("min_frames") or _MIN_FRAMES,
+        max_frames=source.video_max_frames or settings.get("max_frames") or _MAX_FRAMES,
+        min_pixels=size.get("shortest_edge") or settings.get("min_pixels") or default_min,
+        max_pixels=source.video_max_pixels or size.get("longest_edge") or settings.get("max_pixels") or default_max,
     )
     if sampling.min_pixels > sampling.max_pixels:
         raise InvalidSpec(
             f"spec.model.videoMaxPixels: {sampling.max_pixels} is less than the {sampling.min_pixels} to which the"
-            f' processor of model "{source.name}" makes videos larger; raise it'
+            f' processor of model "{source.name}" scales smaller videos up; raise it'
         )
-    return VideoEye(family.videos, seen, sampling)
+    return VideoProcessor(family.videos, handles, sampling)
 
 
-def read_settings(model_name: str) -> dict[str, Any]:
-    """What the model's own processor of videos is set to; nothing where it has none of its own."""
-    return _read(model_name, DESCRIBED) or _read(model_name, "processor_config.json").get("video_processor") or {}
+def read_video_settings(model_name: str) -> dict[str, Any]:
+    """Return the settings of the model's video processor; empty if the model has none."""
+    own_file = _read_json(model_name, VIDEO_SETTINGS_FILE)
+    return own_file or _read_json(model_name, "processor_config.json").get("video_processor") or {}
 
 
-def _read(model_name: str, name: str) -> dict[str, Any]:
+def _read_json(model_name: str, name: str) -> dict[str, Any]:
     path = cached_file(model_name, name, _raise_exceptions_for_missing_entries=False)
-    found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
-    return found
+    content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    return content
 
 
-def settings_of(eye: VideoEye, model_name: str) -> dict[str, object]:
-    """Those with which videos were trained on, for serving."""
-    processor, sampling = eye.seen.processor, eye.sampling
+def export_video_settings(processor: VideoProcessor, model_name: str) -> dict[str, object]:
+    """Return the video settings used in training in the format of transformers, for serving."""
+    image_processor, sampling = processor.handles.processor, processor.sampling
     names = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std", "rescale_factor")
     return {
-        "video_processor_type": eye.videos.processor,
-        **{name: getattr(processor, name) for name in names},
-        **read_settings(model_name),
+        "video_processor_type": processor.support.processor,
+        **{name: getattr(image_processor, name) for name in names},
+        **read_video_settings(model_name),
         "size": {"shortest_edge": sampling.min_pixels, "longest_edge": sampling.max_pixels},
         "fps": sampling.fps,
         "min_frames": sampling.min_frames,

@@ -1,4 +1,4 @@
-"""The CRD says what the models say, in the form that an API server takes."""
+"""The CRD has the fields, texts and rules of the models, in the form that the API server accepts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ FIELDS = {field.alias for field in FineTuneJobSpec.model_fields.values()}
 
 
 def nodes(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """Every schema in the tree with its path."""
+    """Yield every schema of the tree with its path."""
     yield path, schema
     for name, child in schema.get("properties", {}).items():
         yield from nodes(child, f"{path}.{name}")
@@ -32,22 +32,22 @@ def nodes(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
 ALL = dict(nodes(OBJECT))
 
 
-def at(path: str) -> Schema:
-    """The schema of a field of the spec."""
+def spec_field(path: str) -> Schema:
+    """Return the schema of a field of the spec."""
     return ALL[f".spec.{path}"]
 
 
-def test_every_field_of_the_models_is_there() -> None:
+def test_the_crd_contains_every_field_of_the_models() -> None:
     assert set(SPEC["properties"]) == FIELDS
     assert len(ALL) > 150
 
 
-@pytest.mark.parametrize("word", ["anyOf", "$ref", "$defs", "default", "title", "const", "nullable"])
-def test_nothing_is_left_that_a_structural_schema_cannot_hold(word: str) -> None:
-    assert [path for path, schema in ALL.items() if word in schema] == []
+@pytest.mark.parametrize("keyword", ["anyOf", "$ref", "$defs", "default", "title", "const", "nullable"])
+def test_no_keyword_remains_that_structural_schemas_forbid(keyword: str) -> None:
+    assert [path for path, schema in ALL.items() if keyword in schema] == []
 
 
-def test_everything_has_a_type_and_a_description_for_explain() -> None:
+def test_every_field_has_a_type_and_a_description() -> None:
     untyped = [path for path, s in ALL.items() if "type" not in s and "x-kubernetes-int-or-string" not in s]
     fields = {path: s for path, s in ALL.items() if not path.endswith("[]") and path not in (".metadata",)}
 
@@ -56,31 +56,31 @@ def test_everything_has_a_type_and_a_description_for_explain() -> None:
 
 
 def test_exclusive_bounds_are_flags() -> None:
-    assert at("training.learningRate")["minimum"] == 0
-    assert at("training.learningRate")["exclusiveMinimum"] is True
-    assert at("lora.loraDropout")["exclusiveMaximum"] is True
+    assert spec_field("training.learningRate")["minimum"] == 0
+    assert spec_field("training.learningRate")["exclusiveMinimum"] is True
+    assert spec_field("lora.loraDropout")["exclusiveMaximum"] is True
 
 
-def test_a_default_is_told_and_not_written() -> None:
-    assert at("lora.r")["description"] == "Rank of the update matrices. Default: 8."
+def test_a_default_appears_only_in_the_description() -> None:
+    assert spec_field("lora.r")["description"] == "Rank of the adapter matrices. Default: 8."
 
 
-def test_raw_parts_of_a_pod_keep_their_fields() -> None:
-    assert at("podTemplate.affinity")["x-kubernetes-preserve-unknown-fields"] is True
+def test_raw_objects_preserve_unknown_fields() -> None:
+    assert spec_field("podTemplate.affinity")["x-kubernetes-preserve-unknown-fields"] is True
 
 
 @pytest.mark.parametrize("name", ["env", "volumes", "imagePullSecrets"])
-def test_server_side_apply_merges_lists_of_named_things(name: str) -> None:
+def test_server_side_apply_merges_named_lists(name: str) -> None:
     assert SPEC["properties"][name]["x-kubernetes-list-type"] == "map"
     assert SPEC["properties"][name]["x-kubernetes-list-map-keys"] == ["name"]
 
 
-def test_the_columns_are_those_of_the_design() -> None:
+def test_the_printer_columns_refer_to_status_fields() -> None:
     columns = VERSION["additionalPrinterColumns"]
-    always = [column["name"].upper() for column in columns if "priority" not in column]
+    default_columns = [column["name"].upper() for column in columns if "priority" not in column]
     paths = [column["jsonPath"].replace('[?(@.type=="Running")]', "[]") for column in columns]
 
-    assert always == ["PHASE", "NODES", "PROGRESS", "LOSS", "TOKENS/S", "ETA", "RESTARTS", "AGE"]
+    assert default_columns == ["PHASE", "NODES", "PROGRESS", "LOSS", "TOKENS/S", "ETA", "RESTARTS", "AGE"]
     assert [column["name"].upper() for column in columns if column.get("priority")] == ["REASON", "MESSAGE"]
     assert [path for path in paths if path.startswith(".status") and path not in ALL] == []
 
@@ -89,27 +89,27 @@ def test_only_the_status_is_a_subresource() -> None:
     assert VERSION["subresources"] == {"status": {}}
 
 
-def test_every_field_either_may_change_or_has_a_rule() -> None:
-    guarded = {rule.field_path for rule in spec_rules() if "oldSelf" in rule.rule}
+def test_every_field_is_mutable_or_has_an_immutability_rule() -> None:
+    with_rule = {rule.field_path for rule in spec_rules() if "oldSelf" in rule.rule}
 
-    assert {f".{field}" for field in FIELDS - set(MUTABLE)} == guarded
+    assert {f".{field}" for field in FIELDS - set(MUTABLE)} == with_rule
     assert set(MUTABLE) | set(MUTABLE_WHILE_SUSPENDED) <= FIELDS
 
 
-def test_the_rule_of_one_method_knows_every_method() -> None:
+def test_the_rule_for_one_method_contains_every_method() -> None:
     (rule,) = (rule for rule in spec_rules() if "training method" in rule.message)
 
     assert [method for method in METHODS if f"has(self.{method})" not in rule.rule] == []
 
 
-def test_rules_point_at_fields_that_exist() -> None:
+def test_field_paths_of_rules_exist() -> None:
     paths = [rule.field_path for rule in spec_rules() if rule.field_path]
 
     assert len(paths) > 20
     assert [path for path in paths if f".spec{path}" not in ALL] == []
 
 
-def test_the_schema_for_editors_refuses_unknown_fields_and_tells_defaults() -> None:
+def test_the_editor_schema_forbids_unknown_fields_and_contains_defaults() -> None:
     spec = build_json_schema()["properties"]["spec"]
 
     assert spec["additionalProperties"] is False
@@ -117,23 +117,23 @@ def test_the_schema_for_editors_refuses_unknown_fields_and_tells_defaults() -> N
     assert "x-kubernetes-" not in str(spec)
 
 
-def test_the_reference_tells_every_field_and_condition() -> None:
+def test_the_reference_lists_every_field_and_condition() -> None:
     page = render_reference()
-    told = [path.removeprefix(".spec.") for path in ALL if path.startswith(".spec.") and not path.endswith("[]")]
+    paths = [path.removeprefix(".spec.") for path in ALL if path.startswith(".spec.") and not path.endswith("[]")]
 
-    assert len(told) > 80
-    assert [path for path in told if f"| `{path}` |" not in page] == []
+    assert len(paths) > 80
+    assert [path for path in paths if f"| `{path}` |" not in page] == []
     assert [name for name in CONDITIONS if f"- `{name}`" not in page] == []
 
 
-def test_the_reference_explains_every_reason_and_whose_fault_it_tells_of() -> None:
+def test_the_reference_lists_every_reason_with_fault_and_meaning() -> None:
     rows = [line for line in render_reference().splitlines() if line.startswith("| `")]
     for reason in Reason:
         (row,) = (row for row in rows if row.startswith(f"| `{reason}` |"))
         assert row == f"| `{reason}` | {reason.fault or ''} | {reason.meaning} |"
 
 
-def test_the_operator_folder_is_no_package() -> None:
+def test_the_operator_folder_is_not_a_package() -> None:
     operator = Path(__file__).parents[4] / "operator"
 
     assert (operator / "finetune_api" / "__init__.py").exists()

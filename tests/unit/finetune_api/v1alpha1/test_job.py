@@ -1,9 +1,9 @@
-"""What a spec may say, where no API server looks first."""
+"""Validation of job specs by the models, without an API server."""
 
 import pytest
 from pydantic import ValidationError
 
-from finetune_api.schema.validation_errors import explain
+from finetune_api.schema.validation_errors import explain_validation_error
 from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec
 from testing.builders.bad_jobs import BAD_JOBS
 from testing.builders.jobs import spec
@@ -14,18 +14,18 @@ def parse(**fields: object) -> FineTuneJobSpec:
 
 
 @pytest.mark.parametrize("case", BAD_JOBS)
-def test_the_models_refuse_what_the_api_server_refuses(case: str) -> None:
-    with pytest.raises(ValidationError) as refused:
+def test_the_models_reject_what_the_api_server_rejects(case: str) -> None:
+    with pytest.raises(ValidationError) as raised:
         parse(**BAD_JOBS[case].fields)
 
-    assert BAD_JOBS[case].models in explain(refused.value, within="spec")
+    assert BAD_JOBS[case].model_error in explain_validation_error(raised.value, within="spec")
 
 
-def test_the_base_of_all_bad_jobs_is_good() -> None:
+def test_the_base_of_the_bad_jobs_is_valid() -> None:
     assert parse().world_size == 4
 
 
-def test_one_process_per_gpu_unless_told_otherwise() -> None:
+def test_there_is_one_rank_per_gpu_by_default() -> None:
     limits = {"nvidia.com/gpu": 8, "memory": "64Gi"}
 
     assert parse(nprocPerNode=None, resources={"limits": limits}).ranks_per_node == 8
@@ -33,12 +33,12 @@ def test_one_process_per_gpu_unless_told_otherwise() -> None:
     assert parse(nprocPerNode=None).ranks_per_node == 1
 
 
-@pytest.mark.parametrize("count", [8, "8"])
-def test_gpus_may_be_a_number_or_a_string(count: int | str) -> None:
+@pytest.mark.parametrize("count", [pytest.param(8, id="number"), pytest.param("8", id="string")])
+def test_a_gpu_count_may_be_a_number_or_a_string(count: int | str) -> None:
     assert parse(nprocPerNode=None, resources={"limits": {"amd.com/gpu": count}}).ranks_per_node == 8
 
 
-def test_a_spec_survives_the_way_to_the_trainer() -> None:
+def test_a_spec_is_unchanged_by_serialization_for_the_trainer() -> None:
     before = parse(training={"learningRate": 2e-5}, env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}])
 
     after = FineTuneJobSpec.model_validate_json(before.model_dump_json(by_alias=True, exclude_unset=True))
@@ -46,14 +46,14 @@ def test_a_spec_survives_the_way_to_the_trainer() -> None:
     assert after == before
 
 
-def test_a_newer_operators_status_can_be_read() -> None:
+def test_unknown_status_fields_of_a_newer_operator_are_ignored() -> None:
     body = {"metadata": {"name": "bert"}, "spec": spec(), "status": {"attempt": 3, "invented": {"later": True}}}
 
     assert FineTuneJob.parse(body).status.attempt == 3
 
 
-def test_a_job_may_leave_the_size_of_its_micro_batches_to_the_trainer() -> None:
+def test_auto_lets_the_trainer_choose_the_micro_batch() -> None:
     training = parse(training={"globalBatchSize": 16, "perDeviceTrainBatchSize": "auto"}).training
 
-    assert training.chooses_batch
-    assert not parse(training={"globalBatchSize": 16}).training.chooses_batch
+    assert training.has_auto_batch
+    assert not parse(training={"globalBatchSize": 16}).training.has_auto_batch

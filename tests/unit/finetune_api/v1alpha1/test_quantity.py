@@ -1,4 +1,4 @@
-"""Quantities as Kubernetes writes them."""
+"""Parsing and formatting of Kubernetes quantities."""
 
 from decimal import Decimal
 
@@ -21,25 +21,25 @@ AMOUNTS = st.decimals(min_value=0, max_value=100_000, places=3)
         pytest.param("500m", 0.5, id="half a core"),
         pytest.param("2Gi", 2147483648.0, id="binary"),
         pytest.param("2G", 2e9, id="decimal"),
-        pytest.param("1.5Ki", 1536.0, id="a fraction"),
+        pytest.param("1.5Ki", 1536.0, id="fraction"),
         pytest.param(".5", 0.5, id="no digit before the point"),
         pytest.param("4.", 4.0, id="no digit after the point"),
         pytest.param("12e3", 12000.0, id="small exponent"),
         pytest.param("1E3", 1000.0, id="large exponent"),
         pytest.param("1E", 1e18, id="exa, not an exponent"),
-        pytest.param(8, 8.0, id="a whole number of YAML"),
-        pytest.param(0.5, 0.5, id="a fraction of YAML"),
-        pytest.param("0", 0.0, id="nothing"),
+        pytest.param(8, 8.0, id="YAML integer"),
+        pytest.param(0.5, 0.5, id="YAML float"),
+        pytest.param("0", 0.0, id="zero"),
     ],
 )
-def test_a_quantity_is_a_number(quantity: str | float, number: float) -> None:
+def test_a_quantity_is_parsed_as_a_number(quantity: str | float, number: float) -> None:
     assert parse_quantity(quantity) == pytest.approx(number, rel=1e-12)
 
 
 @pytest.mark.parametrize(
     "quantity", ["", "Gi", "four", "4GB", "4gi", "1 2", "-1", "-1Gi", "nan", "inf", "1e999", "0x10"]
 )
-def test_what_is_no_quantity_is_refused_with_what_would_be_one(quantity: str) -> None:
+def test_an_invalid_quantity_raises_with_examples(quantity: str) -> None:
     with pytest.raises(ValueError, match=r"is not a quantity; write a number with a suffix such as 500m, 4 or 16Gi"):
         parse_quantity(quantity)
 
@@ -59,13 +59,13 @@ def test_binary_suffixes_are_powers_of_two(amount: Decimal, suffix: str) -> None
         r"([0-9]{1,6}(\.[0-9]{0,3})?|\.[0-9]{1,3})([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?", fullmatch=True
     )
 )
-def test_what_a_job_may_say_is_read(quantity: str) -> None:
+def test_every_quantity_that_a_job_accepts_can_be_parsed(quantity: str) -> None:
     ResourceRequirements(limits={"cpu": quantity})
     assert parse_quantity(quantity) >= 0
 
 
 @pytest.mark.parametrize("quantity", ["1e400", "٤", "1_000", "1 Gi", "1e3k"])
-def test_what_the_operator_could_not_read_no_job_may_say(quantity: str) -> None:
+def test_a_job_rejects_quantities_that_cannot_be_parsed(quantity: str) -> None:
     with pytest.raises(ValidationError, match="must be a quantity such as 4, 500m or 64Gi"):
         ResourceRequirements(limits={"cpu": quantity})
 
@@ -74,6 +74,6 @@ def test_what_the_operator_could_not_read_no_job_may_say(quantity: str) -> None:
     ("count", "quantity"),
     [(2**31, "2Gi"), (3 * 2**29, "1536Mi"), (10**9, "1G"), (5, "5"), (0, "0"), (2**40, "1Ti"), (12 * 10**6, "12M")],
 )
-def test_bytes_are_said_exactly(count: int, quantity: str) -> None:
+def test_bytes_are_formatted_exactly(count: int, quantity: str) -> None:
     assert format_bytes(count) == quantity
     assert parse_quantity(quantity) == count

@@ -1,4 +1,4 @@
-"""What is kept beside the output, and when the same command continues, tries again or starts another job."""
+"""Tests of the state store: when a second run resumes the job, and when it starts a new one."""
 
 import errno
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, RestartCounts
 from finetune_cli.errors import BadInput
-from finetune_cli.local.state_store import Record, continued
+from finetune_cli.local.state_store import StateStore, prepare_resume
 from finetune_operator.controller.reconcile import render_status
 from testing.builders.job_files import job_file
 from testing.builders.jobs import NOW
@@ -25,31 +25,36 @@ def status(state: AttemptState, **fields: Any) -> JobStatus:
     return JobStatus(attempt=1, attempts=(record,), start_time=NOW, **fields)
 
 
-def began(folder: Path, of: JobStatus | None = None, *, fresh: bool = False, **fields: Any) -> dict[str, Any]:
-    """The job's body after one more run, which then has this status."""
-    with closing(Record(folder / "bert.local")) as record:
-        body = record.begin(job_file(folder, **fields), fresh=fresh)
-        if of is not None:
-            record.write_status(render_status(of))
+def run_once(
+    folder: Path, final_status: JobStatus | None = None, *, fresh: bool = False, **fields: Any
+) -> dict[str, Any]:
+    """Open the job once more, store the given status, and return the body."""
+    with closing(StateStore(folder / "bert.local")) as store:
+        body = store.open_job(job_file(folder, **fields), fresh=fresh)
+        if final_status is not None:
+            store.write_status(render_status(final_status))
     return body
 
 
-def test_the_same_command_goes_on_with_the_same_job(tmp_path: Path) -> None:
-    first = began(tmp_path, status(AttemptState.STOPPED))
-    second = began(tmp_path)
+def test_the_same_command_resumes_the_job(tmp_path: Path) -> None:
+    first = run_once(tmp_path, status(AttemptState.STOPPED))
+    second = run_once(tmp_path)
 
     assert second["metadata"] == first["metadata"]
     assert second["status"]["attempts"][0]["state"] == "Stopped"
 
 
-def test_a_status_that_cannot_be_kept_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
+def test_a_status_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_with_full_disk(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_text", fail_with_full_disk)
 
-    with closing(Record(tmp_path / "bert.local")) as record, pytest.raises(BadInput, match=r"status\.json: .*No space"):
-        record.write_status(render_status(status(AttemptState.RUNNING)))
+    with (
+        closing(StateStore(tmp_path / "bert.local")) as store,
+        pytest.raises(BadInput, match=r"status\.json: .*No space"),
+    ):
+        store.write_status(render_status(status(AttemptState.RUNNING)))
 
 
 @pytest.mark.parametrize(
@@ -57,80 +62,82 @@ def test_a_status_that_cannot_be_kept_is_said_in_words(tmp_path: Path, monkeypat
     [{"resources": {"limits": {"cpu": 2}}}, {"restartPolicy": {"maxRestarts": 0}}],
     ids=["resources", "restartPolicy"],
 )
-def test_what_may_change_while_suspended_may_change_between_two_runs(fields: dict[str, Any], tmp_path: Path) -> None:
-    first = began(tmp_path, status(AttemptState.STOPPED))
-    second = began(tmp_path, **fields)
+def test_fields_that_are_mutable_while_suspended_are_mutable_between_runs(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    first = run_once(tmp_path, status(AttemptState.STOPPED))
+    second = run_once(tmp_path, **fields)
 
     assert second["metadata"]["uid"] == first["metadata"]["uid"]
     assert second["spec"] == {**first["spec"], **fields}
 
 
-def test_a_changed_spec_is_another_job(tmp_path: Path) -> None:
-    first = began(tmp_path, status(AttemptState.STOPPED))
+def test_a_changed_spec_starts_a_new_job(tmp_path: Path) -> None:
+    first = run_once(tmp_path, status(AttemptState.STOPPED))
     (tmp_path / "bert.local/attempt-0").mkdir()
-    with closing(Record(tmp_path / "bert.local")) as record:
-        assert record.changes(job_file(tmp_path, lora={"r": 4})) == ("spec.lora",)
+    with closing(StateStore(tmp_path / "bert.local")) as store:
+        assert store.changed_fields(job_file(tmp_path, lora={"r": 4})) == ("spec.lora",)
 
-    second = began(tmp_path, lora={"r": 4})
+    second = run_once(tmp_path, lora={"r": 4})
 
     assert second["metadata"]["uid"] != first["metadata"]["uid"]
     assert second["status"] == {}
     assert not (tmp_path / "bert.local/attempt-0").exists()
 
 
-def test_fresh_forgets_the_job_that_was_there(tmp_path: Path) -> None:
-    first = began(tmp_path, status(AttemptState.SUCCEEDED, completion_time=NOW))
+def test_fresh_starts_a_new_job(tmp_path: Path) -> None:
+    first = run_once(tmp_path, status(AttemptState.SUCCEEDED, completion_time=NOW))
 
-    assert began(tmp_path, fresh=True)["metadata"]["uid"] != first["metadata"]["uid"]
+    assert run_once(tmp_path, fresh=True)["metadata"]["uid"] != first["metadata"]["uid"]
 
 
 def test_a_complete_job_stays_complete(tmp_path: Path) -> None:
-    done = status(AttemptState.SUCCEEDED, completion_time=NOW)
+    complete = status(AttemptState.SUCCEEDED, completion_time=NOW)
 
-    assert continued(done, now=LATER) == done
+    assert prepare_resume(complete, now=LATER) == complete
 
 
 @pytest.mark.parametrize("state", [AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING])
-def test_a_run_that_was_killed_counts_as_suspended(state: AttemptState) -> None:
-    after = continued(status(state), now=LATER)
+def test_an_unfinished_attempt_counts_as_suspended(state: AttemptState) -> None:
+    resumed = prepare_resume(status(state), now=LATER)
 
-    assert after.attempts[-1].state is AttemptState.STOPPED
-    assert after.start_time == NOW
+    assert resumed.attempts[-1].state is AttemptState.STOPPED
+    assert resumed.start_time == NOW
 
 
-def test_a_failed_job_gets_another_attempt_and_its_limits_anew() -> None:
+def test_a_failed_job_gets_another_attempt_and_a_new_restart_budget() -> None:
     counts = RestartCounts(counted=3)
-    after = continued(status(AttemptState.FAILED, completion_time=NOW, without_progress=counts), now=LATER)
+    resumed = prepare_resume(status(AttemptState.FAILED, completion_time=NOW, without_progress=counts), now=LATER)
 
-    assert after.attempts[-1].state is AttemptState.STOPPED
-    assert (after.completion_time, after.start_time) == (None, LATER)
-    assert after.without_progress == RestartCounts()
+    assert resumed.attempts[-1].state is AttemptState.STOPPED
+    assert (resumed.completion_time, resumed.start_time) == (None, LATER)
+    assert resumed.without_progress == RestartCounts()
 
 
-def test_a_status_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    began(tmp_path)
+def test_an_unreadable_status_file_is_named(tmp_path: Path) -> None:
+    run_once(tmp_path)
     (tmp_path / "bert.local/status.json").write_text("{")
 
-    with pytest.raises(BadInput, match=r"status\.json: cannot be read .* start anew with --fresh"):
-        began(tmp_path)
-    assert began(tmp_path, fresh=True)["status"] == {}
+    with pytest.raises(BadInput, match=r"status\.json: cannot be read .* start over with --fresh"):
+        run_once(tmp_path)
+    assert run_once(tmp_path, fresh=True)["status"] == {}
 
 
 def test_two_commands_cannot_run_the_same_job(tmp_path: Path) -> None:
-    record = Record(tmp_path)
+    store = StateStore(tmp_path)
 
     with pytest.raises(BadInput, match=r"in use by process \d+ \(finetune run\)"):
-        Record(tmp_path)
-    record.close()
-    Record(tmp_path).close()
+        StateStore(tmp_path)
+    store.close()
+    StateStore(tmp_path).close()
 
 
-def test_a_node_that_still_runs_keeps_others_out(tmp_path: Path) -> None:
-    record = Record(tmp_path)
+def test_a_running_node_keeps_the_lock(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
     command = [sys.executable, "-c", "input()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(record.lock,)) as node:
-        record.close()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(store.lock,)) as node:
+        store.close()
         with pytest.raises(BadInput, match="or by its nodes, which may still be saving"):
-            Record(tmp_path)
+            StateStore(tmp_path)
         node.communicate(b"\n")
-    Record(tmp_path).close()
+    StateStore(tmp_path).close()

@@ -1,4 +1,4 @@
-"""Where volumes and paths of a job lie on this machine."""
+"""Tests of mapping the volumes and paths of a job to the local host."""
 
 from pathlib import Path
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from finetune_cli.errors import BadInput
-from finetune_cli.local.volume_mapping import Mount, localise, parse_volumes, to_local
+from finetune_cli.local.volume_mapping import LocalMount, map_job_paths, map_to_local_path, parse_volumes
 from testing.builders.job_files import job_file
 from testing.builders.jobs import command
 
-DATA, DEEP = Mount("/data", Path("/home/me/data")), Mount("/data/deep", Path("/home/me/deep"))
+DATA, NESTED = LocalMount("/data", Path("/home/me/data")), LocalMount("/data/nested", Path("/home/me/nested"))
 
 
 def volume(name: str, mount_path: str) -> dict[str, Any]:
@@ -22,23 +22,23 @@ def volume(name: str, mount_path: str) -> dict[str, Any]:
     [
         pytest.param("/data/train.jsonl", "/home/me/data/train.jsonl", id="under a mount"),
         pytest.param("/data", "/home/me/data", id="the mount itself"),
-        pytest.param("/data/deep/a", "/home/me/deep/a", id="the deepest mount wins"),
-        pytest.param("/database/a", None, id="a name that only begins alike"),
+        pytest.param("/data/nested/a", "/home/me/nested/a", id="the deepest mount wins"),
+        pytest.param("/database/a", None, id="common prefix of the name only"),
         pytest.param("other/a", None, id="a relative path"),
     ],
 )
-def test_a_path_is_found_by_its_mount(path: str, expected: str | None) -> None:
-    assert to_local(path, (DATA, DEEP)) == expected
+def test_a_path_is_mapped_by_its_deepest_mount(path: str, expected: str | None) -> None:
+    assert map_to_local_path(path, (DATA, NESTED)) == expected
 
 
-def test_model_and_rows_are_rewritten_to_the_folders_of_their_volumes(tmp_path: Path) -> None:
+def test_model_and_dataset_paths_are_mapped_to_the_folders_of_their_volumes(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "train.jsonl").touch()
     (tmp_path / "eval.jsonl").touch()
     dataset = {"train": [{"name": "/data/train.jsonl#50"}], "eval": [{"name": "eval.jsonl"}]}
     file = job_file(tmp_path, dataset=dataset)
 
-    spec = localise(file, parse_volumes([f"data={tmp_path}"], file.job.spec))["spec"]
+    spec = map_job_paths(file, parse_volumes([f"data={tmp_path}"], file.job.spec))["spec"]
 
     assert spec["model"]["name"] == str(tmp_path / "model")
     assert spec["dataset"]["train"] == [{"name": f"{tmp_path}/train.jsonl#50"}]
@@ -46,28 +46,28 @@ def test_model_and_rows_are_rewritten_to_the_folders_of_their_volumes(tmp_path: 
     assert {**spec, "model": 0, "dataset": 0} == {**file.body["spec"], "model": 0, "dataset": 0}
 
 
-def test_a_hub_id_stays_one(tmp_path: Path) -> None:
+def test_a_hub_id_is_not_mapped(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").touch()
     dataset = {"train": [{"name": "train.jsonl"}]}
     file = job_file(tmp_path, model={"name": "Qwen/Qwen2.5-7B-Instruct"}, dataset=dataset)
 
-    assert localise(file, ())["spec"]["model"]["name"] == "Qwen/Qwen2.5-7B-Instruct"
+    assert map_job_paths(file, ())["spec"]["model"]["name"] == "Qwen/Qwen2.5-7B-Instruct"
 
 
-def test_what_cannot_be_found_is_named_with_its_field(tmp_path: Path) -> None:
+def test_missing_paths_are_reported_with_their_fields(tmp_path: Path) -> None:
     file = job_file(tmp_path, dataset={"train": [{"name": "/data/a.jsonl"}, {"name": "b.jsonl"}]})
 
-    with pytest.raises(BadInput) as refused:
-        localise(file, ())
+    with pytest.raises(BadInput) as raised:
+        map_job_paths(file, ())
 
-    assert refused.value.problems == (
+    assert raised.value.problems == (
         f"{file.path}: spec.model.name: /data/model is on volume data; add --volume data=DIR",
         f"{file.path}: spec.dataset.train[0].name: /data/a.jsonl is on volume data; add --volume data=DIR",
         f"{file.path}: spec.dataset.train[1].name: b.jsonl: no such file or folder ({tmp_path}/b.jsonl)",
     )
 
 
-def test_a_volume_inside_another_needs_its_own_folder(tmp_path: Path) -> None:
+def test_a_volume_mounted_inside_another_requires_its_own_folder(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     file = job_file(
         tmp_path,
@@ -76,7 +76,7 @@ def test_a_volume_inside_another_needs_its_own_folder(tmp_path: Path) -> None:
     )
 
     with pytest.raises(BadInput, match="is on volume rows; add --volume rows=DIR"):
-        localise(file, parse_volumes([f"data={tmp_path}"], file.job.spec))
+        map_job_paths(file, parse_volumes([f"data={tmp_path}"], file.job.spec))
 
 
 @pytest.mark.parametrize(
@@ -84,22 +84,22 @@ def test_a_volume_inside_another_needs_its_own_folder(tmp_path: Path) -> None:
     [
         pytest.param("data", "--volume data: expected NAME=DIR, such as data=./data", id="no folder"),
         pytest.param("date=.", "--volume date: the job has no such volume; it has data", id="unknown volume"),
-        pytest.param("data=absent", "--volume data: absent is no folder", id="folder that is not there"),
+        pytest.param("data=absent", "--volume data: absent is not a folder", id="missing folder"),
     ],
 )
-def test_a_volume_option_that_cannot_be_used_is_refused(option: str, expected: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput) as refused:
+def test_an_invalid_volume_option_is_rejected(option: str, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as raised:
         parse_volumes([option], job_file(tmp_path).job.spec)
 
-    assert refused.value.problems == (expected,)
+    assert raised.value.problems == (expected,)
 
 
-def test_a_commands_folder_and_its_words_that_are_paths_are_rewritten(tmp_path: Path) -> None:
+def test_the_working_directory_and_path_arguments_of_a_command_are_mapped(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
-    asked = {"script": "/data/train.py", "args": ["--rows", "/data/rows", "--lr=1"], "workingDir": "code"}
-    file = job_file(tmp_path, **command(asked))
+    program = {"script": "/data/train.py", "args": ["--rows", "/data/rows", "--lr=1"], "workingDir": "code"}
+    file = job_file(tmp_path, **command(program))
 
-    spec = localise(file, (Mount("/data", tmp_path),))["spec"]
+    spec = map_job_paths(file, (LocalMount("/data", tmp_path),))["spec"]
 
     assert spec["command"] == {
         "script": str(tmp_path / "train.py"),
@@ -108,24 +108,24 @@ def test_a_commands_folder_and_its_words_that_are_paths_are_rewritten(tmp_path: 
     }
 
 
-def test_a_command_starts_beside_the_job_file_unless_told_otherwise(tmp_path: Path) -> None:
+def test_the_working_directory_defaults_to_the_folder_of_the_job_file(tmp_path: Path) -> None:
     file = job_file(tmp_path, **command({"exec": ["swift", "sft"]}))
 
-    assert localise(file, ())["spec"]["command"] == {"exec": ["swift", "sft"], "workingDir": str(tmp_path)}
+    assert map_job_paths(file, ())["spec"]["command"] == {"exec": ["swift", "sft"], "workingDir": str(tmp_path)}
 
 
-def test_a_folder_of_the_image_has_to_be_found_here(tmp_path: Path) -> None:
+def test_a_working_directory_that_exists_only_in_the_image_is_rejected(tmp_path: Path) -> None:
     file = job_file(tmp_path, **command({"script": "a.py", "workingDir": "/workspace/none"}))
 
     with pytest.raises(BadInput, match=r"spec\.command\.workingDir: /workspace/none: no such file or folder"):
-        localise(file, ())
+        map_job_paths(file, ())
 
 
-def test_the_adapter_that_a_job_goes_on_from_is_found_as_its_model_is(tmp_path: Path) -> None:
+def test_the_path_of_an_adapter_is_mapped(tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
     (tmp_path / "train.jsonl").touch()
     file = job_file(tmp_path, model={"name": "acme/model"}, lora={"adapter": "/data/adapter"})
 
-    spec = localise(file, (Mount("/data", tmp_path),))["spec"]
+    spec = map_job_paths(file, (LocalMount("/data", tmp_path),))["spec"]
 
     assert spec["lora"] == {"adapter": str(tmp_path / "adapter")}

@@ -1,4 +1,4 @@
-"""Whose pods are whose, and what is remembered of pods that are gone."""
+"""Tests of the index of children by job, and of the tombstones of deleted pods."""
 
 from typing import Any
 
@@ -6,131 +6,133 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_operator import names
-from finetune_operator.controller.child_cache import Children, JobKey
-from finetune_operator.controller.tombstones import KEPT, LIFETIME, Tombstone, keep_tombstones
+from finetune_operator.controller.child_cache import ChildCache, JobKey
+from finetune_operator.controller.tombstones import MAX_OLD_TOMBSTONES, TOMBSTONE_TTL, Tombstone, prune_tombstones
+from finetune_operator.observation.ownership import RawBody
 
-Raw = dict[str, Any]
 KEY = JobKey("default", "job")
-FOREVER = 10 * LIFETIME.total_seconds()
+FOREVER = 10 * TOMBSTONE_TTL.total_seconds()
 
 
-def pod(name: str = "a-0-0", *, attempt: int = 0, job: str = "job", uid: str = "", **fields: Any) -> Raw:
+def pod(name: str = "a-0-0", *, attempt: int = 0, job: str = "job", uid: str = "", **fields: Any) -> RawBody:
     labels = {names.JOB_UID: job, names.ATTEMPT: str(attempt)}
     return {"metadata": {"name": name, "namespace": "default", "uid": uid or name, "labels": labels}, **fields}
 
 
-def grave(name: str, *, attempt: int = 0, time: float = 0.0) -> Tombstone:
-    return Tombstone(pod=pod(name, attempt=attempt), time=time)
+def tombstone(name: str, *, attempt: int = 0, deleted_at: float = 0.0) -> Tombstone:
+    return Tombstone(pod=pod(name, attempt=attempt), deleted_at=deleted_at)
 
 
-class Family:
-    """Children with a clock and a present attempt that a test sets."""
+class CacheUnderTest:
+    """A ChildCache whose clock and current attempts a test sets, and which records the changed jobs."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.attempts: dict[JobKey, int | None] = {KEY: 0}
-        self.woken: list[JobKey] = []
-        self.children = Children(
-            on_change=self.woken.append, present_attempt=lambda key: self.attempts.get(key), clock=lambda: self.now
+        self.changed: list[JobKey] = []
+        self.children = ChildCache(
+            on_change=self.changed.append, current_attempt=lambda key: self.attempts.get(key), clock=lambda: self.now
         )
 
 
-def test_pods_are_found_by_job_and_changes_wake_it() -> None:
-    family = Family()
-    family.children.pod_changed(None, pod("a-0-0"))
-    family.children.pod_changed(None, pod("b-0-0", job="other"))
-    assert family.children.pods(KEY) == (pod("a-0-0"),)
-    assert family.woken == [KEY, JobKey("default", "other")]
+def test_pods_are_indexed_by_job_and_changes_are_reported_by_job() -> None:
+    cache = CacheUnderTest()
+    cache.children.on_pod_event(None, pod("a-0-0"))
+    cache.children.on_pod_event(None, pod("b-0-0", job="other"))
+    assert cache.children.pods(KEY) == (pod("a-0-0"),)
+    assert cache.changed == [KEY, JobKey("default", "other")]
 
 
-def test_a_changed_pod_replaces_itself() -> None:
-    family = Family()
-    family.children.pod_changed(None, pod())
-    family.children.pod_changed(pod(), pod(status={"phase": "Running"}))
-    assert family.children.pods(KEY) == (pod(status={"phase": "Running"}),)
+def test_a_modified_pod_replaces_its_older_version() -> None:
+    cache = CacheUnderTest()
+    cache.children.on_pod_event(None, pod())
+    cache.children.on_pod_event(pod(), pod(status={"phase": "Running"}))
+    assert cache.children.pods(KEY) == (pod(status={"phase": "Running"}),)
 
 
-def test_a_deleted_pod_is_remembered_as_it_was_last_seen() -> None:
-    family = Family()
-    family.children.pod_changed(None, pod())
-    family.children.pod_changed(pod(status={"phase": "Failed"}), None)
-    assert family.children.pods(KEY) == ()
-    assert family.children.gone(KEY) == (pod(status={"phase": "Failed"}),)
+def test_a_deleted_pod_leaves_a_tombstone_with_its_last_state() -> None:
+    cache = CacheUnderTest()
+    cache.children.on_pod_event(None, pod())
+    cache.children.on_pod_event(pod(status={"phase": "Failed"}), None)
+    assert cache.children.pods(KEY) == ()
+    assert cache.children.deleted_pods(KEY) == (pod(status={"phase": "Failed"}),)
 
 
-def test_a_pod_that_changes_its_job_leaves_the_old_one() -> None:
-    family = Family()
-    family.children.pod_changed(None, pod())
-    family.children.pod_changed(pod(), pod(job="other"))
-    assert family.children.pods(KEY) == ()
-    assert family.children.pods(JobKey("default", "other")) == (pod(job="other"),)
+def test_a_pod_with_a_changed_job_label_moves_to_the_other_job() -> None:
+    cache = CacheUnderTest()
+    cache.children.on_pod_event(None, pod())
+    cache.children.on_pod_event(pod(), pod(job="other"))
+    assert cache.children.pods(KEY) == ()
+    assert cache.children.pods(JobKey("default", "other")) == (pod(job="other"),)
 
 
-def test_an_object_without_our_label_is_nobodys() -> None:
-    family = Family()
-    stray = {"metadata": {"name": "x", "namespace": "default", "uid": "x", "labels": {}}}
-    family.children.pod_changed(None, stray)
-    family.children.pod_changed(stray, None)
-    assert family.woken == []
+def test_an_object_without_the_job_label_is_ignored() -> None:
+    cache = CacheUnderTest()
+    unlabelled = {"metadata": {"name": "x", "namespace": "default", "uid": "x", "labels": {}}}
+    cache.children.on_pod_event(None, unlabelled)
+    cache.children.on_pod_event(unlabelled, None)
+    assert cache.changed == []
 
 
-def test_services_are_found_by_job_and_not_remembered() -> None:
-    family = Family()
-    family.children.service_changed(None, pod("a"))
-    assert family.children.services(KEY) == (pod("a"),)
-    family.children.service_changed(pod("a"), None)
-    assert family.children.services(KEY) == ()
-    assert family.children.gone(KEY) == ()
+def test_services_are_indexed_by_job_and_leave_no_tombstone() -> None:
+    cache = CacheUnderTest()
+    cache.children.on_service_event(None, pod("a"))
+    assert cache.children.services(KEY) == (pod("a"),)
+    cache.children.on_service_event(pod("a"), None)
+    assert cache.children.services(KEY) == ()
+    assert cache.children.deleted_pods(KEY) == ()
 
 
-def test_pods_that_outlive_their_job_are_not_remembered_for_ever() -> None:
-    family = Family()
-    family.children.pod_changed(None, pod())
-    family.children.forget(KEY)
-    family.attempts.clear()  # the job is gone; the garbage collector's deletions come after it
-    family.children.pod_changed(pod(), None)
-    family.now = LIFETIME.total_seconds()
-    family.children.sweep()
-    assert family.children.gone(KEY) == ()
+def test_tombstones_of_a_deleted_job_expire() -> None:
+    cache = CacheUnderTest()
+    cache.children.on_pod_event(None, pod())
+    cache.children.forget(KEY)
+    cache.attempts.clear()  # the garbage collector deletes the pods after the job
+    cache.children.on_pod_event(pod(), None)
+    cache.now = TOMBSTONE_TTL.total_seconds()
+    cache.children.prune()
+    assert cache.children.deleted_pods(KEY) == ()
 
 
-def test_evidence_of_the_present_attempt_is_kept_however_old() -> None:
-    kept = keep_tombstones([grave("a-1-0", attempt=1)], present_attempt=1, now=FOREVER)
-    assert kept == (grave("a-1-0", attempt=1),)
+def test_a_tombstone_of_the_current_attempt_never_expires() -> None:
+    retained = prune_tombstones([tombstone("a-1-0", attempt=1)], current_attempt=1, now=FOREVER)
+    assert retained == (tombstone("a-1-0", attempt=1),)
 
 
-def test_evidence_of_the_present_attempt_is_kept_for_every_node() -> None:
-    graves = [grave(f"a-1-{rank}", attempt=1, time=rank) for rank in range(1000)]
-    assert keep_tombstones(graves, present_attempt=1, now=FOREVER) == tuple(graves)
+def test_the_current_attempt_keeps_a_tombstone_for_every_node() -> None:
+    tombstones = [tombstone(f"a-1-{rank}", attempt=1, deleted_at=rank) for rank in range(1000)]
+    assert prune_tombstones(tombstones, current_attempt=1, now=FOREVER) == tuple(tombstones)
 
 
-def test_a_pod_made_again_under_its_name_leaves_its_last_tombstone() -> None:
-    graves = [grave("a-0-0", time=1.0), grave("a-0-0", time=2.0)]
-    assert keep_tombstones(graves, present_attempt=0, now=3.0) == (grave("a-0-0", time=2.0),)
+def test_the_current_attempt_keeps_only_the_last_tombstone_of_a_pod_name() -> None:
+    tombstones = [tombstone("a-0-0", deleted_at=1.0), tombstone("a-0-0", deleted_at=2.0)]
+    assert prune_tombstones(tombstones, current_attempt=0, now=3.0) == (tombstone("a-0-0", deleted_at=2.0),)
 
 
-def test_an_older_attempt_is_forgotten_after_a_while() -> None:
-    graves = [grave("a-0-0", time=0.0), grave("a-0-1", time=10.0)]
-    kept = keep_tombstones(graves, present_attempt=1, now=LIFETIME.total_seconds() + 5.0)
-    assert kept == (grave("a-0-1", time=10.0),)
+def test_tombstones_of_older_attempts_expire() -> None:
+    tombstones = [tombstone("a-0-0", deleted_at=0.0), tombstone("a-0-1", deleted_at=10.0)]
+    retained = prune_tombstones(tombstones, current_attempt=1, now=TOMBSTONE_TTL.total_seconds() + 5.0)
+    assert retained == (tombstone("a-0-1", deleted_at=10.0),)
 
 
-def test_of_older_attempts_only_the_last_few_are_kept() -> None:
-    graves = [grave(f"a-0-{rank}", time=rank) for rank in range(KEPT + 5)]
-    assert keep_tombstones(graves, present_attempt=1, now=KEPT + 5.0) == tuple(graves[5:])
+def test_the_number_of_tombstones_of_older_attempts_is_limited() -> None:
+    tombstones = [tombstone(f"a-0-{rank}", deleted_at=rank) for rank in range(MAX_OLD_TOMBSTONES + 5)]
+    assert prune_tombstones(tombstones, current_attempt=1, now=MAX_OLD_TOMBSTONES + 5.0) == tuple(tombstones[5:])
 
 
 @given(
-    graves=st.lists(
-        st.builds(grave, st.sampled_from(["x", "y", "z"]), attempt=st.integers(0, 3), time=st.floats(0, 2000))
+    tombstones=st.lists(
+        st.builds(tombstone, st.sampled_from(["x", "y", "z"]), attempt=st.integers(0, 3), deleted_at=st.floats(0, 2000))
     ),
-    present=st.none() | st.integers(0, 3),
+    current_attempt=st.none() | st.integers(0, 3),
     now=st.floats(2000, 3000),
 )
-def test_keeping_is_bounded_ordered_and_repeatable(graves: list[Tombstone], present: int | None, now: float) -> None:
-    kept = keep_tombstones(graves, present_attempt=present, now=now)
-    assert list(kept) == sorted(kept, key=lambda tombstone: tombstone.time)
-    assert keep_tombstones(kept, present_attempt=present, now=now) == kept
-    assert len([t for t in kept if t.attempt != present]) <= KEPT
-    newest = {t.pod["metadata"]["name"] for t in graves if t.attempt == present}
-    assert newest == {t.pod["metadata"]["name"] for t in kept if t.attempt == present}
+def test_pruning_is_bounded_ordered_and_idempotent(
+    tombstones: list[Tombstone], current_attempt: int | None, now: float
+) -> None:
+    retained = prune_tombstones(tombstones, current_attempt=current_attempt, now=now)
+    assert list(retained) == sorted(retained, key=lambda item: item.deleted_at)
+    assert prune_tombstones(retained, current_attempt=current_attempt, now=now) == retained
+    assert len([t for t in retained if t.attempt != current_attempt]) <= MAX_OLD_TOMBSTONES
+    names_before = {t.pod["metadata"]["name"] for t in tombstones if t.attempt == current_attempt}
+    assert names_before == {t.pod["metadata"]["name"] for t in retained if t.attempt == current_attempt}

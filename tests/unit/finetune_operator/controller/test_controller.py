@@ -1,4 +1,4 @@
-"""From what is heard to what is done: the controller with its queue, against an API server in memory."""
+"""Tests of the controller with its work queue and informers, against an API server in memory."""
 
 import asyncio
 import logging
@@ -11,36 +11,35 @@ import pytest
 
 from finetune_operator.controller.controller import Controller
 from finetune_operator.controller.job_cache import job_key
-from finetune_operator.controller.reconcile import Pass
+from finetune_operator.controller.reconcile import PassDependencies
 from finetune_operator.kube.cluster import KubernetesCluster
 from finetune_operator.metrics import Metrics
+from finetune_operator.observation.ownership import RawBody
 from testing.builders.jobs import SETTINGS, spec
 from testing.fakes.api_client import connected
-from testing.fakes.http_api import Fault, HttpApi
-
-Raw = dict[str, Any]
+from testing.fakes.http_api import HttpApi, ScriptedFault
 
 
-def put_job(api: HttpApi, name: str, **fields: Any) -> Raw:
+def put_job(api: HttpApi, name: str, **fields: Any) -> RawBody:
     metadata = {"name": name, "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
     return api.put("finetunejobs", {"metadata": metadata, "spec": spec(), **fields})
 
 
 @asynccontextmanager
-async def controlling(
+async def running_controller(
     api: HttpApi, *, now: Callable[[], datetime] = lambda: datetime.now(UTC), lead: bool = True
 ) -> AsyncIterator[tuple[Controller, Metrics]]:
     for claim in ("models", "datasets"):
         api.put("persistentvolumeclaims", {"metadata": {"name": claim}, "spec": {"accessModes": ["ReadWriteMany"]}})
     metrics = Metrics()
     async with connected(api) as server:
-        run = Pass(KubernetesCluster(server), SETTINGS, now)
-        controller = Controller(server, run, metrics, namespaces=(None,))
-        await controller.list_jobs()
+        dependencies = PassDependencies(KubernetesCluster(server), SETTINGS, now)
+        controller = Controller(server, dependencies, metrics, namespaces=(None,))
+        await controller.resync_jobs()
         if lead:
-            controller.lead(lambda: True)
+            controller.start_leading(lambda: True)
         tasks = [asyncio.create_task(informer.run()) for informer in controller.informers]
-        tasks += [asyncio.create_task(controller.work()) for _ in range(3)]
+        tasks += [asyncio.create_task(controller.run_worker()) for _ in range(3)]
         for informer in controller.informers:
             await informer.synced.wait()
         try:
@@ -57,112 +56,114 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def pods(api: HttpApi) -> list[str]:
+def pod_names(api: HttpApi) -> list[str]:
     return sorted(name for plural, _, name in api.objects if plural == "pods")
 
 
-async def test_a_job_that_is_heard_of_gets_its_pods() -> None:
+async def test_a_new_job_gets_its_pods() -> None:
     api = HttpApi()
-    async with controlling(api) as (controller, _):
-        controller.take(put_job(api, "a"))
-        await until(lambda: pods(api) == ["a-0-0", "a-0-1"])
+    async with running_controller(api) as (controller, _):
+        controller.on_job_event(put_job(api, "a"))
+        await until(lambda: pod_names(api) == ["a-0-0", "a-0-1"])
 
 
-async def test_an_echo_of_our_own_write_is_no_reason_for_a_pass() -> None:
+async def test_the_watch_event_of_our_own_write_causes_no_pass() -> None:
     api = HttpApi()
-    async with controlling(api) as (controller, metrics):
-        controller.take(put_job(api, "a"))
-        await until(lambda: len(pods(api)) == 2)
+    async with running_controller(api) as (controller, metrics):
+        controller.on_job_event(put_job(api, "a"))
+        await until(lambda: len(pod_names(api)) == 2)
         await asyncio.sleep(0.3)
 
-        def passes() -> float:
+        def count_passes() -> float:
             samples = [s for metric in metrics.reconcile.collect() for s in metric.samples]
             return sum(sample.value for sample in samples if sample.name.endswith("_count"))
 
-        before = passes()
-        controller.take(api.objects["finetunejobs", "default", "a"])
+        before = count_passes()
+        controller.on_job_event(api.objects["finetunejobs", "default", "a"])
         await asyncio.sleep(0.2)
-        assert passes() == before
+        assert count_passes() == before
         changed = put_job(api, "a", spec=spec(suspend=True))
-        controller.take(changed)
-        await until(lambda: passes() > before)
+        controller.on_job_event(changed)
+        await until(lambda: count_passes() > before)
 
 
-async def test_a_write_counts_as_ours_though_the_watch_tells_of_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_write_counts_as_ours_even_if_the_watch_delivers_it_before_the_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     api, write = HttpApi(), KubernetesCluster.write_status
-    async with controlling(api) as (controller, _):
+    async with running_controller(api) as (controller, _):
 
-        async def told_before_it_is_answered(cluster: KubernetesCluster, job: Raw, status: Raw) -> Raw:
+        async def deliver_before_response(cluster: KubernetesCluster, job: RawBody, status: RawBody) -> RawBody:
             written = await write(cluster, job, status)
-            controller.take(written)
+            controller.on_job_event(written)
             return written
 
-        monkeypatch.setattr(KubernetesCluster, "write_status", told_before_it_is_answered)
+        monkeypatch.setattr(KubernetesCluster, "write_status", deliver_before_response)
         job = put_job(api, "a")
-        controller.take(job)
-        await until(lambda: len(pods(api)) == 2)
+        controller.on_job_event(job)
+        await until(lambda: len(pod_names(api)) == 2)
 
-        assert controller._see(job_key(job)).since_write is not None
+        assert controller._cached_state(job_key(job)).since_status_write is not None
 
 
-async def test_a_standby_hears_but_does_nothing_until_it_leads() -> None:
+async def test_a_standby_caches_jobs_but_reconciles_none_until_it_leads() -> None:
     api = HttpApi()
     put_job(api, "before")
-    async with controlling(api, lead=False) as (controller, _):
-        controller.take(put_job(api, "later"))
+    async with running_controller(api, lead=False) as (controller, _):
+        controller.on_job_event(put_job(api, "later"))
         await asyncio.sleep(0.2)
-        assert (len(controller.jobs), pods(api), len(controller.queue)) == (2, [], 0)
-        controller.lead(lambda: True)
-        await until(lambda: len(pods(api)) == 4)
+        assert (len(controller.jobs), pod_names(api), len(controller.queue)) == (2, [], 0)
+        controller.start_leading(lambda: True)
+        await until(lambda: len(pod_names(api)) == 4)
 
 
-async def test_a_worker_that_lost_the_lease_begins_no_pass() -> None:
+async def test_a_worker_starts_no_pass_after_the_lease_is_lost() -> None:
     api = HttpApi()
-    async with controlling(api, lead=False) as (controller, _):
+    async with running_controller(api, lead=False) as (controller, _):
         leading = True
-        controller.lead(lambda: leading)
+        controller.start_leading(lambda: leading)
         leading = False
         controller.queue.add(job_key(put_job(api, "a")))
-        controller.take(put_job(api, "a"))
+        controller.on_job_event(put_job(api, "a"))
         await asyncio.sleep(0.2)
-    assert pods(api) == []
-    assert api.asked("PUT", "finetunejobs") == []
+    assert pod_names(api) == []
+    assert api.requests_of("PUT", "finetunejobs") == []
 
 
-async def test_a_failed_pass_is_repeated_and_told_once_until_one_succeeds(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_pass_is_retried_and_logged_once_until_a_pass_succeeds(caplog: pytest.LogCaptureFixture) -> None:
     api = HttpApi()
-    api.faults += [Fault("PUT", "finetunejobs", 500, times=3), Fault("POST", "pods", 507, times=20)]
-    async with controlling(api) as (controller, metrics):
+    api.faults += [ScriptedFault("PUT", "finetunejobs", 500, times=3), ScriptedFault("POST", "pods", 507, times=20)]
+    async with running_controller(api) as (controller, metrics):
         with caplog.at_level(logging.WARNING):
-            controller.take(put_job(api, "a"))
-            await until(lambda: len(pods(api)) == 2)
+            controller.on_job_event(put_job(api, "a"))
+            await until(lambda: len(pod_names(api)) == 2)
         failed = metrics.registry.get_sample_value("finetune_reconcile_seconds_count", {"result": "ClusterError"})
         assert (failed or 0) > 3
-    # one pass succeeded in between: it wrote the status
+    # two warnings, because the pass that wrote the status succeeded in between
     assert [vars(record)["job"] for record in caplog.records] == ["default/a"] * 2
 
 
-async def test_a_write_that_was_done_though_its_answer_was_lost_is_known_without_the_watch() -> None:
+async def test_a_status_write_whose_response_was_lost_is_noticed_without_the_watch() -> None:
     api = HttpApi()
-    api.faults.append(Fault("PUT", "finetunejobs", 0, after=True))
-    async with controlling(api) as (controller, _):
-        controller.take(put_job(api, "a"))
-        await until(lambda: len(pods(api)) == 2)
+    api.faults.append(ScriptedFault("PUT", "finetunejobs", 0, after_execution=True))
+    async with running_controller(api) as (controller, _):
+        controller.on_job_event(put_job(api, "a"))
+        await until(lambda: len(pod_names(api)) == 2)
 
 
-async def test_a_job_made_again_while_a_pass_failed_is_another() -> None:
+async def test_a_job_that_was_replaced_under_its_name_is_dropped_by_the_retry() -> None:
     api = HttpApi()
-    api.faults.append(Fault("PUT", "finetunejobs", 500, times=3))
-    async with controlling(api) as (controller, _):
-        controller.take(put_job(api, "a"))
-        await until(lambda: api.asked("PUT", "finetunejobs") != [])
+    api.faults.append(ScriptedFault("PUT", "finetunejobs", 500, times=3))
+    async with running_controller(api) as (controller, _):
+        controller.on_job_event(put_job(api, "a"))
+        await until(lambda: api.requests_of("PUT", "finetunejobs") != [])
         api.remove("finetunejobs", "a")
         put_job(api, "a")
         await until(lambda: len(controller.jobs) == 0)
-    assert pods(api) == []
+    assert pod_names(api) == []
 
 
-async def test_a_bug_in_one_jobs_pass_stops_no_other_job(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_error_in_one_pass_does_not_stop_other_jobs(caplog: pytest.LogCaptureFixture) -> None:
     api, calls = HttpApi(), 0
 
     def broken_clock() -> datetime:
@@ -170,23 +171,23 @@ async def test_a_bug_in_one_jobs_pass_stops_no_other_job(caplog: pytest.LogCaptu
         calls += 1
         return datetime.now(UTC) if calls > 2 else datetime.fromtimestamp(1 / 0, UTC)
 
-    async with controlling(api, now=broken_clock) as (controller, _):
-        controller.take(put_job(api, "a"))
-        controller.take(put_job(api, "b"))
-        await until(lambda: len(pods(api)) == 4)
+    async with running_controller(api, now=broken_clock) as (controller, _):
+        controller.on_job_event(put_job(api, "a"))
+        controller.on_job_event(put_job(api, "b"))
+        await until(lambda: len(pod_names(api)) == 4)
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 2
     assert all(error.exc_info for error in errors)
 
 
-async def test_a_job_that_answers_not_found_is_dropped() -> None:
+async def test_a_job_whose_status_write_returns_not_found_is_dropped() -> None:
     api = HttpApi()
-    async with controlling(api) as (controller, _):
-        gone = put_job(api, "a")
+    async with running_controller(api) as (controller, _):
+        deleted = put_job(api, "a")
         api.remove("finetunejobs", "a")
-        controller.take(gone)
+        controller.on_job_event(deleted)
         await until(lambda: len(controller.jobs) == 0)
-    assert pods(api) == []
+    assert pod_names(api) == []
 
 
 async def test_a_job_deleted_during_its_pass_stays_deleted() -> None:
@@ -196,31 +197,31 @@ async def test_a_job_deleted_during_its_pass_stays_deleted() -> None:
     def delete_while_reading_the_clock() -> datetime:
         if not deleted.is_set():
             deleted.set()
-            controller.drop(job_key(job))
+            controller.on_job_deleted(job_key(job))
         return datetime.now(UTC)
 
-    async with controlling(api, now=delete_while_reading_the_clock) as (controller, _):
+    async with running_controller(api, now=delete_while_reading_the_clock) as (controller, _):
         job = put_job(api, "a")
-        controller.take(job)
-        await until(lambda: bool(api.asked("PUT", "finetunejobs")))
+        controller.on_job_event(job)
+        await until(lambda: bool(api.requests_of("PUT", "finetunejobs")))
         await asyncio.sleep(0.3)
         assert len(controller.jobs) == 0
 
 
-async def test_listing_finds_what_no_watch_told() -> None:
+async def test_a_resync_finds_jobs_and_deletions_that_the_watch_missed() -> None:
     api = HttpApi()
-    gone = put_job(api, "gone")
-    async with controlling(api) as (controller, _):
-        api.remove("finetunejobs", "gone", silently=True)
+    deleted = put_job(api, "deleted")
+    async with running_controller(api) as (controller, _):
+        api.remove("finetunejobs", "deleted", silently=True)
         put_job(api, "new")
-        await controller.list_jobs()
-        assert job_key(gone) not in controller.jobs
-        await until(lambda: "new-0-0" in pods(api))
+        await controller.resync_jobs()
+        assert job_key(deleted) not in controller.jobs
+        await until(lambda: "new-0-0" in pod_names(api))
 
 
-async def test_pods_of_a_job_not_heard_of_wait_for_it() -> None:
+async def test_pods_of_an_unknown_job_are_cached_but_not_enqueued() -> None:
     api = HttpApi()
-    async with controlling(api) as (controller, _):
+    async with running_controller(api) as (controller, _):
         job = put_job(api, "a")
         labels = {"app.kubernetes.io/managed-by": "finetune-operator", "finetune.dev/job-uid": job["metadata"]["uid"]}
         api.put("pods", {"metadata": {"name": "a-7-0", "labels": labels}})
@@ -229,9 +230,9 @@ async def test_pods_of_a_job_not_heard_of_wait_for_it() -> None:
 
 
 async def test_restarts_are_counted_by_reason() -> None:
-    async with controlling(HttpApi()) as (controller, metrics):
-        ended = {"attempt": 0, "reason": "RankKilled", "fault": "infrastructure"}
-        after = {"status": {"restarts": 1, "attempts": [ended, {"attempt": 1}]}}
+    async with running_controller(HttpApi()) as (controller, metrics):
+        failed = {"attempt": 0, "reason": "RankKilled", "fault": "infrastructure"}
+        after = {"status": {"restarts": 1, "attempts": [failed, {"attempt": 1}]}}
         controller._count_restarts({}, after)
         controller._count_restarts(after, after)
         labels = {"reason": "RankKilled", "fault": "infrastructure"}

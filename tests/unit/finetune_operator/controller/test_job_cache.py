@@ -1,87 +1,87 @@
-"""Which of two bodies of a job is the newer one, and which job is gone."""
+"""Tests of the job cache: which of two bodies is newer, and which jobs a LIST lacks."""
 
 from typing import Any
 
 import pytest
 
 from finetune_operator.controller.child_cache import JobKey
-from finetune_operator.controller.job_cache import Jobs, job_label
+from finetune_operator.controller.job_cache import JobCache, namespaced_name
+from finetune_operator.observation.ownership import RawBody
 
-Raw = dict[str, Any]
 KEY = JobKey("default", "u1")
 
 
-def body(version: str, *, uid: str = "u1", **fields: Any) -> Raw:
+def body(version: str, *, uid: str = "u1", **fields: Any) -> RawBody:
     return {"metadata": {"name": "a", "namespace": "default", "uid": uid, "resourceVersion": version}, **fields}
 
 
 def test_a_newer_body_replaces_an_older_one() -> None:
-    jobs = Jobs()
-    assert jobs.offer(body("1"))
-    assert jobs.offer(body("2", spec=2))
+    jobs = JobCache()
+    assert jobs.store_if_newer(body("1"))
+    assert jobs.store_if_newer(body("2", spec=2))
     assert jobs.get(KEY) == body("2", spec=2)
 
 
 @pytest.mark.parametrize(
-    ("known", "offered"),
+    ("cached", "delivered"),
     [
-        pytest.param("9", "9", id="our own write, back from the watch"),
+        pytest.param("9", "9", id="watch event of our own write"),
         pytest.param("10", "9", id="an event from before our own write"),
     ],
 )
-def test_what_is_not_newer_is_no_news(known: str, offered: str) -> None:
-    jobs = Jobs()
-    jobs.offer(body(known, spec="known"))
-    assert not jobs.offer(body(offered, spec="offered"))
-    assert jobs.get(KEY) == body(known, spec="known")
+def test_a_body_that_is_not_newer_is_not_stored(cached: str, delivered: str) -> None:
+    jobs = JobCache()
+    jobs.store_if_newer(body(cached, spec="cached"))
+    assert not jobs.store_if_newer(body(delivered, spec="delivered"))
+    assert jobs.get(KEY) == body(cached, spec="cached")
 
 
-def test_versions_that_are_no_numbers_go_by_delivery() -> None:
-    jobs = Jobs()
-    jobs.offer(body("zebra"))
-    assert jobs.offer(body("ant"))
+def test_of_two_versions_that_are_not_numbers_the_one_delivered_last_wins() -> None:
+    jobs = JobCache()
+    jobs.store_if_newer(body("zebra"))
+    assert jobs.store_if_newer(body("ant"))
     assert jobs.get(KEY) == body("ant")
 
 
-def test_a_job_made_again_under_its_name_is_another_job() -> None:
-    jobs = Jobs()
-    jobs.offer(body("9"))
-    assert jobs.offer(body("10", uid="u2"))
+def test_a_job_created_again_under_its_name_is_another_job() -> None:
+    jobs = JobCache()
+    jobs.store_if_newer(body("9"))
+    assert jobs.store_if_newer(body("10", uid="u2"))
     assert set(jobs) == {KEY, JobKey("default", "u2")}
 
 
-def test_managed_fields_are_not_kept() -> None:
-    jobs = Jobs()
-    offered = body("1")
-    offered["metadata"]["managedFields"] = [{"manager": "kubectl"}]
-    jobs.offer(offered)
+def test_managed_fields_are_not_stored() -> None:
+    jobs = JobCache()
+    delivered = body("1")
+    delivered["metadata"]["managedFields"] = [{"manager": "kubectl"}]
+    jobs.store_if_newer(delivered)
     assert jobs.get(KEY) == body("1")
-    assert "managedFields" in offered["metadata"], "kopf's object is not ours to change"
+    assert "managedFields" in delivered["metadata"], "kopf's object must not be modified"
 
 
-def test_a_list_shows_which_jobs_are_gone() -> None:
-    jobs = Jobs()
-    for version, uid in (("5", "listed"), ("6", "gone"), ("12", "younger than the list")):
-        jobs.offer(body(version, uid=uid))
+def test_jobs_that_a_list_lacks_are_missing_unless_they_are_newer() -> None:
+    jobs = JobCache()
+    for version, uid in (("5", "listed"), ("6", "deleted"), ("12", "newer than the list")):
+        jobs.store_if_newer(body(version, uid=uid))
     missing = jobs.missing_from([body("5", uid="listed")], list_version="10")
-    assert missing == (JobKey("default", "gone"),)
+    assert missing == (JobKey("default", "deleted"),)
 
 
 def test_phases_are_counted_and_a_job_without_status_is_queued() -> None:
-    jobs = Jobs()
+    jobs = JobCache()
     for number, phase in enumerate(("Running", "Running", "Failed")):
-        jobs.offer(body("1", uid=f"u{number}", status={"phase": phase}))
-    jobs.offer(body("1", uid="new"))
+        jobs.store_if_newer(body("1", uid=f"u{number}", status={"phase": phase}))
+    jobs.store_if_newer(body("1", uid="new"))
     assert jobs.count_phases() == {"Running": 2, "Failed": 1, "Queued": 1}
 
 
 @pytest.mark.parametrize(("status", "attempt"), [({}, None), ({"attempt": 0}, 0), ({"attempt": 3}, 3)])
-def test_the_present_attempt_comes_from_the_status(status: Raw, attempt: int | None) -> None:
-    jobs = Jobs()
-    jobs.offer(body("1", status=status))
-    assert jobs.attempt(KEY) == attempt
-    assert jobs.attempt(JobKey("default", "nobody")) is None
+def test_the_current_attempt_is_read_from_the_status(status: RawBody, attempt: int | None) -> None:
+    jobs = JobCache()
+    jobs.store_if_newer(body("1", status=status))
+    assert jobs.current_attempt(KEY) == attempt
+    assert jobs.current_attempt(JobKey("default", "unknown")) is None
 
 
-def test_people_call_a_job_by_namespace_and_name() -> None:
-    assert job_label(body("1")) == "default/a"
+def test_the_name_in_logs_includes_the_namespace() -> None:
+    assert namespaced_name(body("1")) == "default/a"

@@ -1,11 +1,10 @@
-"""What pods answer to the operator, and whom it asks. The answers come from real HTTP servers."""
+"""Tests of the progress poller against real HTTP servers: targets, responses and unreachable pods."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
 
 import aiohttp
 import pytest
@@ -13,33 +12,35 @@ from aiohttp import web
 
 from finetune_api.v1alpha1.status import Progress
 from finetune_operator import names
-from finetune_operator.controller.child_cache import Children, JobKey
-from finetune_operator.controller.job_cache import Jobs
+from finetune_operator.controller.child_cache import ChildCache, JobKey
+from finetune_operator.controller.job_cache import JobCache
 from finetune_operator.controller.progress_poller import (
-    LARGEST_ANSWER,
-    SILENCE,
+    MAX_RESPONSE_BYTES,
+    UNREACHABLE_AFTER_SECONDS,
     ProgressPoller,
-    ask,
-    find_address,
-    parse_status,
+    fetch_status,
+    find_rank_zero_host,
+    parse_progress,
 )
+from finetune_operator.observation.ownership import RawBody
 
-Raw = dict[str, Any]
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KEY = JobKey("default", "u")
 
 
-def pod(*, rank: int = 0, attempt: int = 1, phase: str = "Running", address: str = "127.0.0.1", uid: str = "p") -> Raw:
+def pod(
+    *, rank: int = 0, attempt: int = 1, phase: str = "Running", address: str = "127.0.0.1", uid: str = "p"
+) -> RawBody:
     labels = {names.JOB_UID: "u", names.ATTEMPT: str(attempt), names.NODE_RANK: str(rank)}
     metadata = {"name": "a", "namespace": "default", "uid": uid, "labels": labels}
     return {"metadata": metadata, "status": {"phase": phase, "podIP": address}}
 
 
 @asynccontextmanager
-async def answering(answer: Answer) -> AsyncIterator[int]:
+async def serving_status(handler: Handler) -> AsyncIterator[int]:
     app = web.Application()
-    app.router.add_get("/status", answer)
+    app.router.add_get("/status", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -47,207 +48,207 @@ async def answering(answer: Answer) -> AsyncIterator[int]:
     await runner.cleanup()
 
 
-async def ask_server(answer: Answer, *, patience: float = 2.0) -> Progress | None:
-    limit = aiohttp.ClientTimeout(total=patience)
-    async with answering(answer) as port, aiohttp.ClientSession(timeout=limit) as session:
-        said = await ask(session, f"http://127.0.0.1:{port}/status")
-        return said.progress if said else None
+async def fetch_progress(handler: Handler, *, timeout_seconds: float = 2.0) -> Progress | None:
+    timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+    async with serving_status(handler) as port, aiohttp.ClientSession(timeout=timeout) as session:
+        response = await fetch_status(session, f"http://127.0.0.1:{port}/status")
+        return response.progress if response else None
 
 
-def test_progress_is_read_as_the_contract_has_it() -> None:
-    said = {
+def test_the_status_response_is_parsed_into_progress() -> None:
+    status = {
         "phase": "train",
         "progress": {"step": 7, "totalSteps": 70, "loss": 1.5, "updateTime": "2026-01-01T11:00:00Z"},
     }
-    progress = parse_status(json.dumps(said).encode(), now=NOW)
+    progress = parse_progress(json.dumps(status).encode(), now=NOW)
     assert progress == Progress(step=7, total_steps=70, loss=1.5, update_time=datetime(2026, 1, 1, 11, tzinfo=UTC))
 
 
-def test_an_answer_without_time_is_of_now() -> None:
-    assert parse_status(b'{"progress": {"step": 1}}', now=NOW) == Progress(step=1, update_time=NOW)
+def test_progress_without_a_time_gets_the_current_time() -> None:
+    assert parse_progress(b'{"progress": {"step": 1}}', now=NOW) == Progress(step=1, update_time=NOW)
 
 
-def test_numbers_that_are_none_do_not_reach_the_status() -> None:
-    progress = parse_status(b'{"progress": {"step": 1, "loss": NaN, "gradNorm": Infinity, "epoch": 0.5}}', now=NOW)
+def test_non_finite_numbers_are_dropped() -> None:
+    progress = parse_progress(b'{"progress": {"step": 1, "loss": NaN, "gradNorm": Infinity, "epoch": 0.5}}', now=NOW)
     assert progress == Progress(step=1, epoch=0.5, update_time=NOW)
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        pytest.param(b"", id="nothing"),
-        pytest.param(b"<html>", id="no JSON"),
-        pytest.param(b"[]", id="no object"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"<html>", id="not JSON"),
+        pytest.param(b"[]", id="not an object"),
         pytest.param(b'{"phase": "init"}', id="no progress yet"),
         pytest.param(b'{"progress": null}', id="null"),
         pytest.param(b'{"progress": {"step": "many"}}', id="wrong type"),
         pytest.param(b"[" * 60_000, id="nested too deeply"),
-        pytest.param(b"\xff\xfe{", id="no text"),
+        pytest.param(b"\xff\xfe{", id="not UTF-8"),
     ],
 )
-def test_an_answer_that_is_none_is_no_progress(content: bytes) -> None:
-    assert parse_status(content, now=NOW) is None
+def test_an_invalid_response_contains_no_progress(content: bytes) -> None:
+    assert parse_progress(content, now=NOW) is None
 
 
-async def test_a_pod_that_answers_is_heard() -> None:
-    async def answer(_: web.Request) -> web.Response:
+async def test_the_progress_of_a_responding_pod_is_returned() -> None:
+    async def respond(_: web.Request) -> web.Response:
         return web.json_response({"progress": {"step": 3}})
 
-    progress = await ask_server(answer)
+    progress = await fetch_progress(respond)
     assert progress is not None
     assert progress.step == 3
 
 
-async def test_a_pod_that_is_slow_is_not_waited_for() -> None:
-    async def answer(_: web.Request) -> web.Response:
+async def test_a_slow_response_times_out() -> None:
+    async def respond(_: web.Request) -> web.Response:
         await asyncio.sleep(5)
         return web.json_response({"progress": {"step": 3}})
 
-    assert await ask_server(answer, patience=0.1) is None
+    assert await fetch_progress(respond, timeout_seconds=0.1) is None
 
 
-async def test_a_pod_that_talks_too_much_is_cut_short() -> None:
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(body=b'{"progress": {"step": 3}, "x": "' + b"x" * LARGEST_ANSWER + b'"}')
+async def test_a_response_above_the_size_limit_is_truncated_and_ignored() -> None:
+    async def respond(_: web.Request) -> web.Response:
+        return web.Response(body=b'{"progress": {"step": 3}, "x": "' + b"x" * MAX_RESPONSE_BYTES + b'"}')
 
-    assert await ask_server(answer) is None
+    assert await fetch_progress(respond) is None
 
 
-async def test_a_pod_cannot_send_the_operator_elsewhere() -> None:
-    async def answer(request: web.Request) -> web.Response:
+async def test_redirects_are_not_followed() -> None:
+    async def respond(request: web.Request) -> web.Response:
         if "again" in request.query:
             return web.json_response({"progress": {"step": 3}})
         raise web.HTTPFound("/status?again=1")
 
-    assert await ask_server(answer) is None
+    assert await fetch_progress(respond) is None
 
 
-async def test_nobody_at_the_address_is_no_answer() -> None:
+async def test_a_refused_connection_returns_no_response() -> None:
     async with aiohttp.ClientSession() as session:
-        assert await ask(session, "http://127.0.0.1:1/status") is None
+        assert await fetch_status(session, "http://127.0.0.1:1/status") is None
 
 
 @pytest.mark.parametrize(
-    ("pods", "address"),
+    ("pods", "host"),
     [
         pytest.param((), None, id="no pod"),
         pytest.param((pod(rank=1), pod(rank=0, address="10.0.0.2")), "10.0.0.2", id="rank 0 of two"),
-        pytest.param((pod(attempt=0),), None, id="of an older attempt"),
+        pytest.param((pod(attempt=0),), None, id="of an earlier attempt"),
         pytest.param((pod(phase="Pending"),), None, id="not running yet"),
         pytest.param((pod(address=""),), None, id="no address yet"),
         pytest.param((pod(address="fd00::2"),), "[fd00::2]", id="IPv6"),
     ],
 )
-def test_rank_zero_of_the_present_attempt_is_asked(pods: tuple[Raw, ...], address: str | None) -> None:
-    assert find_address(pods, attempt=1) == address
+def test_the_host_is_that_of_rank_zero_of_the_current_attempt(pods: tuple[RawBody, ...], host: str | None) -> None:
+    assert find_rank_zero_host(pods, attempt=1) == host
 
 
-class Scene:
-    """A poller with one job of one running pod, which answers on a port of its own."""
+class PollerUnderTest:
+    """A poller with one job of one running pod, whose status is served on the given port."""
 
     def __init__(self, port: int) -> None:
         self.clock = 0.0
-        self.woken: list[JobKey] = []
-        self.jobs = Jobs()
+        self.advanced: list[JobKey] = []
+        self.jobs = JobCache()
         metadata = {"name": "a", "namespace": "default", "uid": "u", "resourceVersion": "1"}
-        self.jobs.offer({"metadata": metadata, "status": {"attempt": 1}})
-        self.children = Children(on_change=lambda _: None, present_attempt=self.jobs.attempt)
-        self.children.pod_changed(None, pod())
+        self.jobs.store_if_newer({"metadata": metadata, "status": {"attempt": 1}})
+        self.children = ChildCache(on_change=lambda _: None, current_attempt=self.jobs.current_attempt)
+        self.children.on_pod_event(None, pod())
         self.poller = ProgressPoller(
-            self.jobs, self.children, on_progress=self.woken.append, port=port, clock=lambda: self.clock
+            self.jobs, self.children, on_progress=self.advanced.append, port=port, clock=lambda: self.clock
         )
 
-    async def ask(self) -> None:
+    async def poll(self) -> None:
         async with aiohttp.ClientSession() as session:
-            await self.poller.ask_all(session)
+            await self.poller.poll_all(session)
 
 
-async def test_a_job_is_woken_when_it_advanced_and_only_then() -> None:
+async def test_a_job_is_enqueued_only_when_it_advanced() -> None:
     steps = iter((1, 1, 2))
 
-    async def answer(_: web.Request) -> web.Response:
+    async def respond(_: web.Request) -> web.Response:
         return web.json_response({"progress": {"step": next(steps)}})
 
-    async with answering(answer) as port:
-        scene = Scene(port)
+    async with serving_status(respond) as port:
+        setup = PollerUnderTest(port)
         for expected in (1, 1, 2):
-            await scene.ask()
-            assert len(scene.woken) == expected
-    newest = scene.poller.newest(KEY)
-    assert newest is not None
-    assert newest.step == 2
+            await setup.poll()
+            assert len(setup.advanced) == expected
+    latest = setup.poller.latest(KEY)
+    assert latest is not None
+    assert latest.step == 2
 
 
-async def test_silence_changes_nothing() -> None:
-    async def answer(_: web.Request) -> web.Response:
+async def test_a_single_missing_response_changes_nothing() -> None:
+    async def respond(_: web.Request) -> web.Response:
         return web.json_response({"progress": {"step": 1}})
 
-    async with answering(answer) as port:
-        scene = Scene(port)
-        await scene.ask()
-    await scene.ask()  # nobody there any more
-    newest = scene.poller.newest(KEY)
-    assert newest is not None
-    assert (newest.step, len(scene.woken)) == (1, 1)
+    async with serving_status(respond) as port:
+        setup = PollerUnderTest(port)
+        await setup.poll()
+    await setup.poll()  # the server is closed
+    latest = setup.poller.latest(KEY)
+    assert latest is not None
+    assert (latest.step, len(setup.advanced)) == (1, 1)
 
 
-async def test_who_is_silent_for_long_is_told_once_and_no_more_when_there_is_an_answer() -> None:
-    async def answer(_: web.Request) -> web.Response:
-        return web.json_response({})  # no progress, which is no silence
+async def test_an_unreachable_endpoint_is_reported_once_and_cleared_by_the_next_response() -> None:
+    async def respond(_: web.Request) -> web.Response:
+        return web.json_response({})  # a response without progress
 
-    async with answering(answer) as port:
-        scene = Scene(port)
-    told = []
-    for seconds in (0.0, SILENCE - 1, SILENCE, SILENCE + 10):
-        scene.clock = seconds
-        await scene.ask()
-        told.append((scene.poller.unheard(KEY), len(scene.woken)))
-    silent = f"127.0.0.1:{port}"
-    assert told == [("", 0), ("", 0), (silent, 1), (silent, 1)]
+    async with serving_status(respond) as port:
+        setup = PollerUnderTest(port)
+    reports = []
+    for seconds in (0.0, UNREACHABLE_AFTER_SECONDS - 1, UNREACHABLE_AFTER_SECONDS, UNREACHABLE_AFTER_SECONDS + 10):
+        setup.clock = seconds
+        await setup.poll()
+        reports.append((setup.poller.unreachable_endpoint(KEY), len(setup.advanced)))
+    endpoint = f"127.0.0.1:{port}"
+    assert reports == [("", 0), ("", 0), (endpoint, 1), (endpoint, 1)]
 
-    async with answering(answer) as port:
-        scene.poller._port = port
-        await scene.ask()
-    assert (scene.poller.unheard(KEY), len(scene.woken)) == ("", 2)
-
-
-async def test_a_new_attempts_pod_is_given_its_own_time() -> None:
-    scene = Scene(1)
-    await scene.ask()
-    scene.children.pod_changed(pod(), pod(address="127.0.0.2"))
-    scene.clock = SILENCE
-    await scene.ask()
-    assert (scene.poller.unheard(KEY), scene.woken) == ("", [])
-    scene.clock = 2 * SILENCE
-    await scene.ask()
-    assert scene.poller.unheard(KEY) == "127.0.0.2:1"
-    scene.children.pod_changed(pod(address="127.0.0.2"), None)
-    await scene.ask()
-    assert scene.poller.unheard(KEY) == ""
+    async with serving_status(respond) as port:
+        setup.poller._port = port
+        await setup.poll()
+    assert (setup.poller.unreachable_endpoint(KEY), len(setup.advanced)) == ("", 2)
 
 
-async def test_a_job_that_went_while_it_was_asked_is_not_remembered() -> None:
-    async def answer(_: web.Request) -> web.Response:
-        scene.jobs.drop(KEY)
+async def test_the_silence_of_a_new_pod_is_measured_from_its_own_first_poll() -> None:
+    setup = PollerUnderTest(1)
+    await setup.poll()
+    setup.children.on_pod_event(pod(), pod(address="127.0.0.2"))
+    setup.clock = UNREACHABLE_AFTER_SECONDS
+    await setup.poll()
+    assert (setup.poller.unreachable_endpoint(KEY), setup.advanced) == ("", [])
+    setup.clock = 2 * UNREACHABLE_AFTER_SECONDS
+    await setup.poll()
+    assert setup.poller.unreachable_endpoint(KEY) == "127.0.0.2:1"
+    setup.children.on_pod_event(pod(address="127.0.0.2"), None)
+    await setup.poll()
+    assert setup.poller.unreachable_endpoint(KEY) == ""
+
+
+async def test_progress_of_a_job_deleted_during_the_poll_is_dropped() -> None:
+    async def respond(_: web.Request) -> web.Response:
+        setup.jobs.remove(KEY)
         return web.json_response({"progress": {"step": 1}})
 
-    async with answering(answer) as port:
-        scene = Scene(port)
-        await scene.ask()
-    assert scene.poller.newest(KEY) is None
-    assert scene.woken == []
+    async with serving_status(respond) as port:
+        setup = PollerUnderTest(port)
+        await setup.poll()
+    assert setup.poller.latest(KEY) is None
+    assert setup.advanced == []
 
 
-async def test_pods_are_asked_again_and_again() -> None:
-    asked = asyncio.Semaphore(0)
+async def test_pods_are_polled_periodically() -> None:
+    polls = asyncio.Semaphore(0)
 
-    async def answer(_: web.Request) -> web.Response:
-        asked.release()
+    async def respond(_: web.Request) -> web.Response:
+        polls.release()
         return web.json_response({})
 
-    async with answering(answer) as port:
-        running = asyncio.create_task(Scene(port).poller.run(interval=0.01))
+    async with serving_status(respond) as port:
+        task = asyncio.create_task(PollerUnderTest(port).poller.run(interval=0.01))
         async with asyncio.timeout(5):
             for _ in range(3):
-                await asked.acquire()
-        running.cancel()
+                await polls.acquire()
+        task.cancel()

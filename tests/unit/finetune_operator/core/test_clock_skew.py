@@ -1,13 +1,13 @@
-"""The clock of the operator's machine was wrong and is right again: what it wrote keeps no job waiting."""
+"""Times written while the operator's clock was wrong do not delay a job."""
 
 from datetime import timedelta
 
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState
 from finetune_operator.core.actions import Create
-from finetune_operator.core.pending import PULL_PATIENCE
-from finetune_operator.failures.evidence import with_losses
-from finetune_operator.observation.pods import Observation, Refusal
-from testing.builders.jobs import NOW, ended, job, pod, running, seen, step
+from finetune_operator.core.pending import IMAGE_PULL_TIMEOUT
+from finetune_operator.failures.evidence import record_downtime
+from finetune_operator.observation.pods import Observation, RejectedCreate
+from testing.builders.jobs import NOW, decide_once, ended_pod, job, observation_of, pod, running_pod
 
 NOTHING = Observation(fresh=True)
 AHEAD = NOW + timedelta(hours=5)
@@ -15,59 +15,65 @@ BEHIND = NOW - timedelta(hours=5)
 MINUTE = timedelta(minutes=1)
 
 
-def test_a_delay_that_a_clock_named_that_was_ahead_is_none() -> None:
-    of, _ = step(job(restartPolicy={"backoffSeconds": 30}), NOTHING)
-    for attempt in range(2):  # of which the first restart is immediate
-        failed = seen(of, ended(of, 0, attempt=attempt, exit_code=137), running(of, 1, attempt=attempt))
+def test_a_restart_delay_written_by_a_fast_clock_is_ignored() -> None:
+    ftjob, _ = decide_once(job(restartPolicy={"backoffSeconds": 30}), NOTHING)
+    for attempt in range(2):  # the first restart is immediate, the second delayed
+        failed = observation_of(
+            ftjob, ended_pod(ftjob, 0, attempt=attempt, exit_code=137), running_pod(ftjob, 1, attempt=attempt)
+        )
         for observation in (failed, NOTHING):
-            of, _ = step(of, observation, now=AHEAD)
-    record = of.status.attempts[-1]
+            ftjob, _ = decide_once(ftjob, observation, now=AHEAD)
+    record = ftjob.status.attempts[-1]
     assert record.not_before is not None
     assert record.not_before > AHEAD
 
-    assert not any(isinstance(action, Create) for action in step(of, NOTHING, now=AHEAD)[1].actions)
-    assert any(isinstance(action, Create) for action in step(of, NOTHING, now=NOW)[1].actions)
+    assert not any(isinstance(action, Create) for action in decide_once(ftjob, NOTHING, now=AHEAD)[1].actions)
+    assert any(isinstance(action, Create) for action in decide_once(ftjob, NOTHING, now=NOW)[1].actions)
 
 
-def test_what_is_waited_for_since_a_time_to_come_is_waited_for_since_now() -> None:
-    refused = Observation(fresh=True, refusals=(Refusal("Pod", "bert-0-0", 403, "exceeded quota"),))
-    of, _ = step(step(job(), NOTHING)[0], refused, now=AHEAD)
-    assert of.status.waiting is not None
-    assert of.status.waiting.since == AHEAD
+def test_a_pending_since_in_the_future_is_reset_to_now() -> None:
+    rejected = Observation(fresh=True, rejected_creates=(RejectedCreate("Pod", "bert-0-0", 403, "exceeded quota"),))
+    ftjob, _ = decide_once(decide_once(job(), NOTHING)[0], rejected, now=AHEAD)
+    assert ftjob.status.waiting is not None
+    assert ftjob.status.waiting.since == AHEAD
 
-    of, _ = step(of, refused)
-    assert of.status.waiting is not None
-    assert of.status.waiting.since == NOW
+    ftjob, _ = decide_once(ftjob, rejected)
+    assert ftjob.status.waiting is not None
+    assert ftjob.status.waiting.since == NOW
 
 
-def test_what_a_slow_clock_said_is_waited_for_costs_no_patience() -> None:
-    of, _ = step(job(), NOTHING, now=BEHIND)
+def test_a_pending_since_written_by_a_slow_clock_does_not_shorten_the_timeout() -> None:
+    ftjob, _ = decide_once(job(), NOTHING, now=BEHIND)
     state = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
-    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW.isoformat()}
-    stuck = [
-        pod(of, rank, conditions=[placed], containerStatuses=[{"name": "trainer", "state": state}]) for rank in (0, 1)
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW.isoformat()}
+    pending_pods = [
+        pod(ftjob, rank, conditions=[scheduled], containerStatuses=[{"name": "trainer", "state": state}])
+        for rank in (0, 1)
     ]
-    of, slow = step(of, seen(of, *stuck), now=BEHIND)
-    assert slow.requeue_after == PULL_PATIENCE
+    ftjob, slow = decide_once(ftjob, observation_of(ftjob, *pending_pods), now=BEHIND)
+    assert slow.requeue_after == IMAGE_PULL_TIMEOUT
 
-    of, right = step(of, seen(of, *stuck), now=NOW + MINUTE)
-    assert (of.status.attempts[0].state, right.requeue_after) == (AttemptState.STARTING, PULL_PATIENCE - MINUTE)
-    of, _ = step(of, seen(of, *stuck), now=NOW + PULL_PATIENCE)
-    assert of.status.attempts[0].state is AttemptState.STOPPING
+    ftjob, corrected = decide_once(ftjob, observation_of(ftjob, *pending_pods), now=NOW + MINUTE)
+    assert (ftjob.status.attempts[0].state, corrected.requeue_after) == (
+        AttemptState.STARTING,
+        IMAGE_PULL_TIMEOUT - MINUTE,
+    )
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, *pending_pods), now=NOW + IMAGE_PULL_TIMEOUT)
+    assert ftjob.status.attempts[0].state is AttemptState.STOPPING
 
 
-def test_a_pause_that_began_in_time_to_come_takes_nothing_from_the_deadline() -> None:
-    of, _ = step(job(), NOTHING)
-    asked = of.model_copy(update={"spec": of.spec.model_copy(update={"suspend": True})})
+def test_a_suspend_time_in_the_future_adds_no_suspended_seconds() -> None:
+    ftjob, _ = decide_once(job(), NOTHING)
+    suspended_job = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
     for _ in range(2):
-        asked, _ = step(asked, NOTHING, now=AHEAD)
-    assert asked.status.suspend_time == AHEAD
+        suspended_job, _ = decide_once(suspended_job, NOTHING, now=AHEAD)
+    assert suspended_job.status.suspend_time == AHEAD
 
-    resumed, _ = step(asked.model_copy(update={"spec": of.spec}), NOTHING)
+    resumed, _ = decide_once(suspended_job.model_copy(update={"spec": ftjob.spec}), NOTHING)
     assert (resumed.status.attempt, resumed.status.suspended_seconds) == (1, 0)
 
 
-def test_an_interruption_is_never_shorter_than_nothing() -> None:
+def test_downtime_is_never_negative() -> None:
     first = AttemptRecord(attempt=0, state=AttemptState.FAILED, first_step_time=NOW, end_time=AHEAD, last_step=3)
-    again = AttemptRecord(attempt=1, state=AttemptState.RUNNING, first_step=3, first_step_time=NOW)
-    assert with_losses((first,), again)[0].downtime_seconds == 0
+    following = AttemptRecord(attempt=1, state=AttemptState.RUNNING, first_step=3, first_step_time=NOW)
+    assert record_downtime((first,), following)[0].downtime_seconds == 0

@@ -1,4 +1,4 @@
-"""What a status tells: phase and conditions of every stage of a job, and since when."""
+"""Phase, conditions, messages and transition times of the derived status."""
 
 from datetime import timedelta
 from typing import Any
@@ -15,19 +15,25 @@ from finetune_api.v1alpha1.status import (
     Progress,
     WaitStatus,
 )
-from finetune_operator.core.conditions import Told, essence, keep_transition_times, suspended, tell
-from finetune_operator.core.pending import Wait
+from finetune_operator.core.conditions import (
+    StatusContext,
+    derive_status,
+    is_suspended,
+    keep_transition_times,
+    without_cosmetic_fields,
+)
+from finetune_operator.core.pending import PendingReason
 from finetune_operator.observation.pods import Observation
-from testing.builders.jobs import NOW, Raw, command, deleting, job, pod, running, seen
+from testing.builders.jobs import NOW, RawBody, command, job, observation_of, pod, running_pod, terminating_pod
 
 LATER = NOW + timedelta(minutes=5)
-OF = job()
-PULL = Wait("ImagePullFailed", "no such tag", image=True)
-NO_ROOM = Wait("Unschedulable", "1 of 2 pods cannot be placed: 0/3 nodes fit")
+JOB = job()
+PULL = PendingReason("ImagePullFailed", "no such tag", image_pull=True)
+UNSCHEDULABLE = PendingReason("Unschedulable", "1 of 2 pods cannot be placed: 0/3 nodes fit")
 
 
-def attempts(*states: AttemptState, **last: Any) -> JobStatus:
-    """A status with an attempt in each of these states; `last` fills in the last one."""
+def status_with_attempts(*states: AttemptState, **last: Any) -> JobStatus:
+    """Return a status with an attempt in each of these states; `last` updates the last one."""
     records = [
         AttemptRecord(attempt=number, state=state, reason="RankKilled", message="rank 3 was ended by SIGKILL")
         for number, state in enumerate(states)
@@ -36,80 +42,103 @@ def attempts(*states: AttemptState, **last: Any) -> JobStatus:
     return JobStatus(attempt=len(records) - 1, attempts=tuple(records), start_time=NOW)
 
 
-def over(state: AttemptState) -> JobStatus:
-    return attempts(state).model_copy(update={"completion_time": NOW})
+def finished(state: AttemptState) -> JobStatus:
+    return status_with_attempts(state).model_copy(update={"completion_time": NOW})
 
 
 def restarting(**last: Any) -> JobStatus:
-    failed = attempts(AttemptState.FAILED, AttemptState.STARTING, reason="", message="", **last)
+    failed = status_with_attempts(AttemptState.FAILED, AttemptState.STARTING, reason="", message="", **last)
     return failed.model_copy(update={"restarts": 1})
 
 
-def told(status: JobStatus, *pods: Raw, wait: Wait | None = None, suspend: bool = False) -> JobStatus:
-    """The status as it is told five minutes later."""
-    of = job(status=status, suspend=suspend)
-    return tell(of, Told(seen(of, *pods), wait, LATER))
+def status_of(
+    status: JobStatus, *pods: RawBody, pending_reason: PendingReason | None = None, suspend: bool = False
+) -> JobStatus:
+    """Return the derived status five minutes after NOW."""
+    ftjob = job(status=status, suspend=suspend)
+    return derive_status(ftjob, StatusContext(observation_of(ftjob, *pods), pending_reason, LATER))
 
 
-def holding(status: JobStatus) -> dict[str, str]:
-    """The reason of every condition that is true."""
+def true_conditions(status: JobStatus) -> dict[str, str]:
+    """Return the reasons of the conditions that are true."""
     return {condition.type: condition.reason for condition in status.conditions if condition.status == "True"}
 
 
 STAGES = [
-    pytest.param(told(JobStatus()), Phase.QUEUED, {"Reconciling": "Queued"}, id="new"),
-    pytest.param(told(JobStatus(), suspend=True), Phase.SUSPENDED, {"Suspended": "Suspended"}, id="held back"),
-    pytest.param(told(attempts(AttemptState.STARTING)), Phase.QUEUED, {"Reconciling": "Starting"}, id="decided"),
+    pytest.param(status_of(JobStatus()), Phase.QUEUED, {"Reconciling": "Queued"}, id="new"),
     pytest.param(
-        told(attempts(AttemptState.STARTING), pod(OF, 0)), Phase.STARTING, {"Reconciling": "Starting"}, id="placed"
+        status_of(JobStatus(), suspend=True), Phase.SUSPENDED, {"Suspended": "Suspended"}, id="created suspended"
     ),
     pytest.param(
-        told(attempts(AttemptState.STARTING), wait=NO_ROOM), Phase.QUEUED, {"Reconciling": "Unschedulable"}, id="waits"
-    ),
-    pytest.param(told(attempts(AttemptState.RUNNING)), Phase.RUNNING, {"Running": "Running"}, id="runs"),
-    pytest.param(
-        told(attempts(AttemptState.STOPPING)), Phase.RESTARTING, {"Reconciling": "Stopping"}, id="stops after a failure"
-    ),
-    pytest.param(
-        told(attempts(AttemptState.STOPPING), suspend=True),
-        Phase.SUSPENDED,
-        {"Reconciling": "Stopping"},
-        id="stops because it is to be suspended",
+        status_of(status_with_attempts(AttemptState.STARTING)),
+        Phase.QUEUED,
+        {"Reconciling": "Starting"},
+        id="starting without pods",
     ),
     pytest.param(
-        told(attempts(AttemptState.STOPPED), suspend=True), Phase.SUSPENDED, {"Suspended": "Suspended"}, id="suspended"
-    ),
-    pytest.param(told(restarting()), Phase.RESTARTING, {"Reconciling": "Restarting"}, id="restarts"),
-    pytest.param(
-        told(attempts(AttemptState.STOPPED, AttemptState.STARTING), pod(OF, 0, attempt=1)),
+        status_of(status_with_attempts(AttemptState.STARTING), pod(JOB, 0)),
         Phase.STARTING,
         {"Reconciling": "Starting"},
-        id="is resumed, which is no restart",
+        id="starting with a scheduled pod",
     ),
     pytest.param(
-        told(over(AttemptState.SUCCEEDED)),
+        status_of(status_with_attempts(AttemptState.STARTING), pending_reason=UNSCHEDULABLE),
+        Phase.QUEUED,
+        {"Reconciling": "Unschedulable"},
+        id="unschedulable",
+    ),
+    pytest.param(
+        status_of(status_with_attempts(AttemptState.RUNNING)), Phase.RUNNING, {"Running": "Running"}, id="running"
+    ),
+    pytest.param(
+        status_of(status_with_attempts(AttemptState.STOPPING)),
+        Phase.RESTARTING,
+        {"Reconciling": "Stopping"},
+        id="stopping after a failure",
+    ),
+    pytest.param(
+        status_of(status_with_attempts(AttemptState.STOPPING), suspend=True),
+        Phase.SUSPENDED,
+        {"Reconciling": "Stopping"},
+        id="stopping to suspend",
+    ),
+    pytest.param(
+        status_of(status_with_attempts(AttemptState.STOPPED), suspend=True),
+        Phase.SUSPENDED,
+        {"Suspended": "Suspended"},
+        id="suspended",
+    ),
+    pytest.param(status_of(restarting()), Phase.RESTARTING, {"Reconciling": "Restarting"}, id="restarting"),
+    pytest.param(
+        status_of(status_with_attempts(AttemptState.STOPPED, AttemptState.STARTING), pod(JOB, 0, attempt=1)),
+        Phase.STARTING,
+        {"Reconciling": "Starting"},
+        id="resumed, which is not a restart",
+    ),
+    pytest.param(
+        status_of(finished(AttemptState.SUCCEEDED)),
         Phase.COMPLETE,
         {"Complete": "RankKilled", "Finished": "RankKilled"},
-        id="complete, in the words of its last attempt",
+        id="complete, with the reason of its last attempt",
     ),
     pytest.param(
-        told(over(AttemptState.FAILED)),
+        status_of(finished(AttemptState.FAILED)),
         Phase.FAILED,
         {"Failed": "RankKilled", "Finished": "RankKilled", "Stalled": "RankKilled"},
-        id="failed, in the words of its last attempt",
+        id="failed, with the reason of its last attempt",
     ),
     pytest.param(
-        told(over(AttemptState.SUCCEEDED), suspend=True),
+        status_of(finished(AttemptState.SUCCEEDED), suspend=True),
         Phase.COMPLETE,
         {"Complete": "RankKilled", "Finished": "RankKilled"},
-        id="complete, and nothing is left to suspend",
+        id="complete, with spec.suspend set later",
     ),
 ]
 
 
 @pytest.mark.parametrize(("status", "phase", "conditions"), STAGES)
-def test_each_stage_has_a_phase_and_conditions(status: JobStatus, phase: Phase, conditions: dict[str, str]) -> None:
-    assert (status.phase, holding(status)) == (phase, conditions)
+def test_each_stage_has_its_phase_and_conditions(status: JobStatus, phase: Phase, conditions: dict[str, str]) -> None:
+    assert (status.phase, true_conditions(status)) == (phase, conditions)
 
 
 def test_every_phase_has_a_stage() -> None:
@@ -117,25 +146,29 @@ def test_every_phase_has_a_stage() -> None:
 
 
 @pytest.mark.parametrize(("status", "phase", "conditions"), STAGES)
-def test_running_and_suspended_are_always_told_and_the_others_only_while_they_hold(
+def test_running_and_suspended_are_always_present_and_the_others_only_while_true(
     status: JobStatus, phase: Phase, conditions: dict[str, str]
 ) -> None:
-    kinds = [condition.type for condition in status.conditions]
-    assert kinds[:2] == ["Running", "Suspended"]
-    assert set(kinds[2:]) == conditions.keys() - {"Running", "Suspended"}
-    assert {condition.observed_generation for condition in status.conditions} == {OF.metadata.generation}
+    types = [condition.type for condition in status.conditions]
+    assert types[:2] == ["Running", "Suspended"]
+    assert set(types[2:]) == conditions.keys() - {"Running", "Suspended"}
+    assert {condition.observed_generation for condition in status.conditions} == {JOB.metadata.generation}
 
 
 @pytest.mark.parametrize(
     ("status", "suspend", "reason"),
     [
-        pytest.param(attempts(AttemptState.RUNNING), False, "Active", id="nobody asked"),
-        pytest.param(attempts(AttemptState.STOPPING), True, "Suspending", id="asked, and pods are left"),
-        pytest.param(over(AttemptState.FAILED), True, "Active", id="asked too late"),
+        pytest.param(status_with_attempts(AttemptState.RUNNING), False, "Active", id="suspend not set"),
+        pytest.param(
+            status_with_attempts(AttemptState.STOPPING), True, "Suspending", id="suspend set and pods running"
+        ),
+        pytest.param(finished(AttemptState.FAILED), True, "Active", id="suspend set after the end"),
     ],
 )
-def test_until_a_job_is_suspended_it_is_told_what_it_is_instead(status: JobStatus, suspend: bool, reason: str) -> None:
-    [condition] = [c for c in told(status, suspend=suspend).conditions if c.type == "Suspended"]
+def test_the_suspended_condition_of_a_job_with_pods_is_false_with_a_reason(
+    status: JobStatus, suspend: bool, reason: str
+) -> None:
+    [condition] = [c for c in status_of(status, suspend=suspend).conditions if c.type == "Suspended"]
     assert (condition.status, condition.reason, condition.message) == ("False", reason, "")
 
 
@@ -143,39 +176,47 @@ def test_until_a_job_is_suspended_it_is_told_what_it_is_instead(status: JobStatu
     ("status", "message"),
     [
         pytest.param(
-            told(JobStatus(), suspend=True), "not started; set spec.suspend to false to start", id="held back"
+            status_of(JobStatus(), suspend=True),
+            "not started; set spec.suspend to false to start",
+            id="created suspended",
         ),
-        pytest.param(told(attempts(AttemptState.STARTING)), "attempt 0 is starting", id="starting"),
-        pytest.param(told(attempts(AttemptState.STARTING), wait=PULL), "no such tag", id="waiting"),
-        pytest.param(told(attempts(AttemptState.RUNNING)), "attempt 0 runs on 2 nodes", id="running"),
-        pytest.param(told(attempts(AttemptState.STOPPING)), "attempt 0 is stopping: RankKilled", id="stopping"),
-        pytest.param(told(restarting()), "attempt 1 starts; rank 3 was ended by SIGKILL", id="restarting"),
+        pytest.param(status_of(status_with_attempts(AttemptState.STARTING)), "attempt 0 is starting", id="starting"),
         pytest.param(
-            told(restarting(not_before=LATER)),
+            status_of(status_with_attempts(AttemptState.STARTING), pending_reason=PULL), "no such tag", id="pending"
+        ),
+        pytest.param(status_of(status_with_attempts(AttemptState.RUNNING)), "attempt 0 runs on 2 nodes", id="running"),
+        pytest.param(
+            status_of(status_with_attempts(AttemptState.STOPPING)), "attempt 0 is stopping: RankKilled", id="stopping"
+        ),
+        pytest.param(status_of(restarting()), "attempt 1 starts; rank 3 was ended by SIGKILL", id="restarting"),
+        pytest.param(
+            status_of(restarting(not_before=LATER)),
             "attempt 1 starts after 12:05:00; rank 3 was ended by SIGKILL",
             id="restarting later",
         ),
         pytest.param(
-            told(attempts(AttemptState.STOPPED), suspend=True),
+            status_of(status_with_attempts(AttemptState.STOPPED), suspend=True),
             "every pod is released; no checkpoint was written yet",
-            id="suspended with nothing saved",
+            id="suspended without a checkpoint",
         ),
         pytest.param(
-            told(
-                attempts(AttemptState.STOPPED).model_copy(update={"progress": Progress(last_checkpoint="step-8")}),
+            status_of(
+                status_with_attempts(AttemptState.STOPPED).model_copy(
+                    update={"progress": Progress(last_checkpoint="step-8")}
+                ),
                 suspend=True,
             ),
             "every pod is released; it resumes from step-8",
             id="suspended",
         ),
-        pytest.param(told(over(AttemptState.FAILED)), "rank 3 was ended by SIGKILL", id="failed"),
+        pytest.param(status_of(finished(AttemptState.FAILED)), "rank 3 was ended by SIGKILL", id="failed"),
     ],
 )
-def test_a_person_reads_where_the_job_stands(status: JobStatus, message: str) -> None:
+def test_a_condition_message_describes_the_state_of_the_job(status: JobStatus, message: str) -> None:
     assert message in {condition.message for condition in status.conditions}
 
 
-def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
+def test_a_condition_keeps_its_transition_time_until_its_status_changes() -> None:
     def running_is(status: Any, *, minute: int, reason: str) -> Condition:
         time = NOW + timedelta(minutes=minute)
         return Condition(type="Running", status=status, last_transition_time=time, reason=reason)
@@ -187,82 +228,104 @@ def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
     assert changed.last_transition_time == LATER
 
 
-def test_telling_the_same_again_changes_nothing() -> None:
-    once = told(attempts(AttemptState.STARTING), pod(OF, 0), wait=NO_ROOM)
-    again = tell(job(status=once), Told(seen(OF, pod(OF, 0)), NO_ROOM, LATER + timedelta(hours=1)))
-    assert again == once
+def test_deriving_the_status_again_changes_nothing() -> None:
+    first = status_of(status_with_attempts(AttemptState.STARTING), pod(JOB, 0), pending_reason=UNSCHEDULABLE)
+    second = derive_status(
+        job(status=first), StatusContext(observation_of(JOB, pod(JOB, 0)), UNSCHEDULABLE, LATER + timedelta(hours=1))
+    )
+    assert second == first
 
 
-def test_a_wait_counts_from_its_beginning_in_its_newest_words() -> None:
-    before = attempts(AttemptState.STARTING).model_copy(
+def test_a_pending_reason_keeps_its_since_and_gets_the_newest_message() -> None:
+    before = status_with_attempts(AttemptState.STARTING).model_copy(
         update={"waiting": WaitStatus(reason="Unschedulable", message="2 of 2 pods", since=NOW)}
     )
-    assert told(before, wait=NO_ROOM).waiting == WaitStatus(reason="Unschedulable", message=NO_ROOM.message, since=NOW)
-    assert told(before, wait=PULL).waiting == WaitStatus(reason="ImagePullFailed", message="no such tag", since=LATER)
-    assert told(before).waiting is None
+    assert status_of(before, pending_reason=UNSCHEDULABLE).waiting == WaitStatus(
+        reason="Unschedulable", message=UNSCHEDULABLE.message, since=NOW
+    )
+    assert status_of(before, pending_reason=PULL).waiting == WaitStatus(
+        reason="ImagePullFailed", message="no such tag", since=LATER
+    )
+    assert status_of(before).waiting is None
 
 
-@pytest.mark.parametrize("status", [attempts(AttemptState.RUNNING), over(AttemptState.FAILED), JobStatus()])
-def test_only_an_attempt_that_starts_waits(status: JobStatus) -> None:
-    assert told(status, wait=NO_ROOM).waiting is None
+@pytest.mark.parametrize(
+    "status", [status_with_attempts(AttemptState.RUNNING), finished(AttemptState.FAILED), JobStatus()]
+)
+def test_only_a_starting_attempt_has_a_pending_reason(status: JobStatus) -> None:
+    assert status_of(status, pending_reason=UNSCHEDULABLE).waiting is None
 
 
-def test_nodes_are_told_as_people_name_them_and_those_that_are_gone_are_not() -> None:
-    waits = pod(OF, 0, containerStatuses=[{"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull"}}}])
-    observation = seen(OF, waits, deleting(running(OF, 1)))
-    nodes = tell(job(status=attempts(AttemptState.RUNNING)), Told(observation, None, NOW)).nodes
+def test_the_status_lists_nodes_by_rank_without_deleted_pods() -> None:
+    pending_pod = pod(JOB, 0, containerStatuses=[{"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull"}}}])
+    observation = observation_of(JOB, pending_pod, terminating_pod(running_pod(JOB, 1)))
+    nodes = derive_status(
+        job(status=status_with_attempts(AttemptState.RUNNING)), StatusContext(observation, None, NOW)
+    ).nodes
     assert [(n.node_rank, n.pod_name, n.k8s_node, n.phase) for n in nodes] == [
         (0, "bert-0-0", "gpu-0", "ErrImagePull"),
         (1, "bert-0-1", "gpu-1", "Terminating"),
     ]
-    remembered = Observation(nodes=seen(OF, running(OF, 0), gone=(running(OF, 1),)).nodes)
-    nodes = tell(job(status=attempts(AttemptState.RUNNING)), Told(remembered, None, NOW)).nodes
+    with_tombstone = Observation(nodes=observation_of(JOB, running_pod(JOB, 0), gone=(running_pod(JOB, 1),)).nodes)
+    nodes = derive_status(
+        job(status=status_with_attempts(AttemptState.RUNNING)), StatusContext(with_tombstone, None, NOW)
+    ).nodes
     assert [(n.node_rank, n.phase) for n in nodes] == [(0, "Running")]
 
 
-def test_a_job_is_suspended_only_when_asked_to_and_without_pods() -> None:
-    asked, not_asked = job(suspend=True), job()
-    assert suspended(asked, attempts(AttemptState.STOPPED))
-    assert not suspended(asked, attempts(AttemptState.STOPPING))
-    assert not suspended(not_asked, attempts(AttemptState.STOPPED))
-    assert not suspended(asked, over(AttemptState.SUCCEEDED))
+def test_a_job_is_suspended_only_if_the_spec_sets_it_and_no_pod_is_left() -> None:
+    suspended_job, active_job = job(suspend=True), job()
+    assert is_suspended(suspended_job, status_with_attempts(AttemptState.STOPPED))
+    assert not is_suspended(suspended_job, status_with_attempts(AttemptState.STOPPING))
+    assert not is_suspended(active_job, status_with_attempts(AttemptState.STOPPED))
+    assert not is_suspended(suspended_job, finished(AttemptState.SUCCEEDED))
 
 
-def test_readers_alone_miss_progress_columns_nodes_and_steps() -> None:
-    before = told(attempts(AttemptState.RUNNING), running(OF, 0))
+def test_progress_columns_nodes_and_steps_are_cosmetic_fields() -> None:
+    before = status_of(status_with_attempts(AttemptState.RUNNING), running_pod(JOB, 0))
     [record] = before.attempts
     steps = record.model_copy(
         update={"first_step": 0, "first_step_time": NOW, "last_step": 9, "evidence": (Evidence(node_rank=0),)}
     )
     after = before.model_copy(update={"attempts": (steps,), "nodes": (), "display": None, "progress": Progress(step=9)})
-    assert essence(after) == essence(before)
+    assert without_cosmetic_fields(after) == without_cosmetic_fields(before)
 
 
 @pytest.mark.parametrize(
-    ("outcome", "needed"),
-    [pytest.param("failed", True, id="a cause"), pytest.param("stopped", False, id="our own work")],
+    ("outcome", "is_written"),
+    [
+        pytest.param("failed", True, id="possible root cause"),
+        pytest.param("stopped", False, id="stopped by the operator"),
+    ],
 )
-def test_evidence_of_an_end_may_not_come_late(outcome: str, needed: bool) -> None:
-    before = attempts(AttemptState.STOPPING)
+def test_evidence_of_a_failed_node_is_not_a_cosmetic_field(outcome: str, is_written: bool) -> None:
+    before = status_with_attempts(AttemptState.STOPPING)
     end = Evidence(node_rank=0, ended=True, outcome=outcome)
-    after = attempts(AttemptState.STOPPING, evidence=(end,))
-    assert (essence(after) != essence(before)) is needed
+    after = status_with_attempts(AttemptState.STOPPING, evidence=(end,))
+    assert (without_cosmetic_fields(after) != without_cosmetic_fields(before)) is is_written
 
 
-def test_what_a_command_saved_it_alone_knows() -> None:
-    of = job(status=attempts(AttemptState.STOPPED), suspend=True, **command({"script": "train.py"}))
-    status = tell(of, Told(seen(of), None, LATER))
+def test_a_suspended_command_has_no_known_checkpoint() -> None:
+    ftjob = job(status=status_with_attempts(AttemptState.STOPPED), suspend=True, **command({"script": "train.py"}))
+    status = derive_status(ftjob, StatusContext(observation_of(ftjob), None, LATER))
 
     (message,) = (c.message for c in status.conditions if c.type == "Suspended")
     assert message == "every pod is released"
 
 
-def test_a_job_whose_progress_nobody_can_ask_for_says_so_and_whom_was_asked() -> None:
-    of = job(status=attempts(AttemptState.RUNNING))
-    heard, unheard = (
-        tell(of, Told(seen(of, running(of, 0), running(of, 1), unheard=address), None, LATER)).conditions[0]
+def test_the_running_condition_names_an_unreachable_progress_endpoint() -> None:
+    ftjob = job(status=status_with_attempts(AttemptState.RUNNING))
+    reachable, unreachable = (
+        derive_status(
+            ftjob,
+            StatusContext(
+                observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1), unreachable_endpoint=address),
+                None,
+                LATER,
+            ),
+        ).conditions[0]
         for address in ("", "10.1.2.3:8080")
     )
-    assert heard.message == "attempt 0 runs on 2 nodes"
-    assert unheard.message.startswith("attempt 0 runs on 2 nodes; how far it is nobody can see: ")
-    assert "no answer from 10.1.2.3:8080" in unheard.message
+    assert reachable.message == "attempt 0 runs on 2 nodes"
+    assert unreachable.message.startswith("attempt 0 runs on 2 nodes; progress unavailable: ")
+    assert "10.1.2.3:8080 does not answer" in unreachable.message

@@ -1,4 +1,4 @@
-"""What follows from what is seen, step by step; each test is one fact of a job's life."""
+"""Decisions of decide() through the lifecycle of a job."""
 
 import json
 from datetime import timedelta
@@ -9,253 +9,288 @@ import pytest
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState, JobStatus
 from finetune_operator.core.actions import Create, DeleteJob, DeletePod, Emit
-from finetune_operator.core.pending import CREATE_PATIENCE, PULL_PATIENCE
-from finetune_operator.observation.pods import Claim, Observation, Refusal
-from testing.builders.jobs import NOW, deleting, ended, job, pod, running, seen, step
+from finetune_operator.core.pending import CREATE_CONTAINER_TIMEOUT, IMAGE_PULL_TIMEOUT
+from finetune_operator.observation.pods import Claim, Observation, RejectedCreate
+from testing.builders.jobs import NOW, decide_once, ended_pod, job, observation_of, pod, running_pod, terminating_pod
 
 NOTHING = Observation(fresh=True)
 
 
-def said(outcome: str, **fields: Any) -> str:
+def termination_message(outcome: str, **fields: Any) -> str:
     return json.dumps({"final": True, "outcome": outcome, **fields})
 
 
-def begun(**fields: Any) -> FineTuneJob:
-    """A job whose attempt 0 was decided."""
-    return step(job(**fields), NOTHING)[0]
+def started_job(**fields: Any) -> FineTuneJob:
+    """Return a job whose attempt 0 has begun."""
+    return decide_once(job(**fields), NOTHING)[0]
 
 
-def trained(**fields: Any) -> FineTuneJob:
-    """A job whose attempt 0 runs."""
-    of = begun(**fields)
-    return step(of, seen(of, running(of, 0), running(of, 1)))[0]
+def running_job(**fields: Any) -> FineTuneJob:
+    """Return a job whose attempt 0 is running."""
+    ftjob = started_job(**fields)
+    return decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))[0]
 
 
-def condition(status: JobStatus, kind: str) -> str:
-    return next((c.status for c in status.conditions if c.type == kind), "absent")
+def condition(status: JobStatus, condition_type: str) -> str:
+    return next((c.status for c in status.conditions if c.type == condition_type), "absent")
 
 
-def test_the_attempt_is_written_before_anything_is_made() -> None:
-    of, decision = step(job(), NOTHING)
-    assert (of.status.attempt, decision.actions) == (0, ())
+def test_the_attempt_is_recorded_before_children_are_created() -> None:
+    ftjob, decision = decide_once(job(), NOTHING)
+    assert (ftjob.status.attempt, decision.actions) == (0, ())
 
 
-def test_children_are_made_only_after_a_fresh_list() -> None:
-    of = begun()
-    _, unsure = step(of, Observation(fresh=False))
-    assert unsure.unsure
-    _, sure = step(of, NOTHING)
-    made = [action.name for action in sure.actions if isinstance(action, Create)]
-    assert made == ["Service bert", "ConfigMap bert-0", "Pod bert-0-0", "Pod bert-0-1"]
+def test_children_are_created_only_after_a_fresh_list() -> None:
+    ftjob = started_job()
+    _, unconfirmed = decide_once(ftjob, Observation(fresh=False))
+    assert unconfirmed.needs_confirmation
+    _, confirmed = decide_once(ftjob, NOTHING)
+    created = [action.name for action in confirmed.actions if isinstance(action, Create)]
+    assert created == ["Service bert", "ConfigMap bert-0", "Pod bert-0-0", "Pod bert-0-1"]
 
 
-def test_what_is_there_is_not_made_again() -> None:
-    of = begun()
-    _, decision = step(of, seen(of, pod(of, 0)))
+def test_existing_children_are_not_created_again() -> None:
+    ftjob = started_job()
+    _, decision = decide_once(ftjob, observation_of(ftjob, pod(ftjob, 0)))
     assert [a.name for a in decision.actions if isinstance(a, Create)] == ["ConfigMap bert-0", "Pod bert-0-1"]
 
 
-def test_a_job_runs_when_all_its_nodes_run() -> None:
-    of = begun()
-    half, _ = step(of, seen(of, running(of, 0), pod(of, 1)))
-    assert condition(half.status, "Running") == "False"
-    whole, decision = step(half, seen(of, running(of, 0), running(of, 1)))
-    assert condition(whole.status, "Running") == "True"
-    assert condition(whole.status, "Reconciling") == "absent"
+def test_a_job_is_running_when_all_its_nodes_run() -> None:
+    ftjob = started_job()
+    one_running, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), pod(ftjob, 1)))
+    assert condition(one_running.status, "Running") == "False"
+    all_running, decision = decide_once(
+        one_running, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
+    )
+    assert condition(all_running.status, "Running") == "True"
+    assert condition(all_running.status, "Reconciling") == "absent"
     assert [a.reason for a in decision.actions if isinstance(a, Emit)] == ["Running"]
 
 
-def test_a_failed_node_stops_its_siblings_first_and_is_judged_after() -> None:
-    of = trained()
-    failed = ended(of, 1, message=said("failed", errorType="RankKilled", signal=9, rank=3))
-    stopping, decision = step(of, seen(of, running(of, 0), failed))
+def test_after_a_node_failure_the_other_pods_are_deleted_before_the_verdict() -> None:
+    ftjob = running_job()
+    failed = ended_pod(ftjob, 1, message=termination_message("failed", errorType="RankKilled", signal=9, rank=3))
+    stopping, decision = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), failed))
     assert (stopping.status.attempts[-1].state, decision.actions) == (AttemptState.STOPPING, ())
 
-    again, decision = step(stopping, seen(of, running(of, 0), failed))
+    deleting, decision = decide_once(stopping, observation_of(ftjob, running_pod(ftjob, 0), failed))
     assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", 10),)
 
-    judged, decision = step(again, seen(of, failed, gone=(deleting(running(of, 0)),)))
+    judged, decision = decide_once(
+        deleting, observation_of(ftjob, failed, gone=(terminating_pod(running_pod(ftjob, 0)),))
+    )
     old, new = judged.status.attempts
     assert (old.reason, old.rank, old.node_rank, new.attempt, new.not_before) == ("RankKilled", 3, 1, 1, None)
     assert [a.reason for a in decision.actions if isinstance(a, Emit)] == ["RankKilled"]
 
 
-def test_no_pod_of_a_new_attempt_while_one_of_an_older_may_run() -> None:
-    of = trained()
-    record = of.status.attempts[-1].model_copy(update={"attempt": 1, "state": AttemptState.STARTING, "created": False})
-    of = of.model_copy(update={"status": of.status.model_copy(update={"attempt": 1, "attempts": (record,)})})
-    _, waits = step(of, seen(of, deleting(running(of, 0))))
-    assert not any(isinstance(action, Create) for action in waits.actions)
-    _, goes_on = step(of, seen(of, ended(of, 0)))
-    assert any(isinstance(action, Create) for action in goes_on.actions)
+def test_no_pod_is_created_while_a_pod_of_an_older_attempt_may_run() -> None:
+    ftjob = running_job()
+    record = ftjob.status.attempts[-1].model_copy(
+        update={"attempt": 1, "state": AttemptState.STARTING, "created": False}
+    )
+    ftjob = ftjob.model_copy(update={"status": ftjob.status.model_copy(update={"attempt": 1, "attempts": (record,)})})
+    _, waiting = decide_once(ftjob, observation_of(ftjob, terminating_pod(running_pod(ftjob, 0))))
+    assert not any(isinstance(action, Create) for action in waiting.actions)
+    _, continued = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0)))
+    assert any(isinstance(action, Create) for action in continued.actions)
 
 
-def test_success_needs_the_result_of_every_node() -> None:
-    of = trained()
-    good, mute = said("succeeded"), ""
-    done, _ = step(of, seen(of, *(ended(of, rank, exit_code=0, message=good) for rank in (0, 1))))
-    assert (condition(done.status, "Complete"), condition(done.status, "Finished")) == ("True", "True")
-    not_done, _ = step(of, seen(of, ended(of, 0, exit_code=0, message=good), ended(of, 1, exit_code=0, message=mute)))
-    assert not_done.status.attempts[-1].state is AttemptState.STOPPING
+def test_a_job_is_complete_when_every_node_reports_success() -> None:
+    ftjob = running_job()
+    success, no_message = termination_message("succeeded"), ""
+    completed, _ = decide_once(
+        ftjob, observation_of(ftjob, *(ended_pod(ftjob, rank, exit_code=0, message=success) for rank in (0, 1)))
+    )
+    assert (condition(completed.status, "Complete"), condition(completed.status, "Finished")) == ("True", "True")
+    incomplete, _ = decide_once(
+        ftjob,
+        observation_of(
+            ftjob,
+            ended_pod(ftjob, 0, exit_code=0, message=success),
+            ended_pod(ftjob, 1, exit_code=0, message=no_message),
+        ),
+    )
+    assert incomplete.status.attempts[-1].state is AttemptState.STOPPING
 
 
-def test_a_missing_pod_is_lost_only_if_a_fresh_list_says_so() -> None:
-    of = trained()
-    assert step(of, seen(of, running(of, 0), fresh=False))[1].unsure
-    lost, decision = step(of, seen(of, running(of, 0)))
-    assert not decision.unsure
-    assert lost.status.attempts[-1].evidence[1].deleted
+def test_a_missing_pod_counts_as_deleted_only_after_a_fresh_list() -> None:
+    ftjob = running_job()
+    assert decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), fresh=False))[1].needs_confirmation
+    after_loss, decision = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0)))
+    assert not decision.needs_confirmation
+    assert after_loss.status.attempts[-1].evidence[1].deleted
 
 
-def test_a_pod_that_somebody_deletes_leaves_its_siblings_time_to_save() -> None:
-    of = trained()
-    stopping, _ = step(of, seen(of, deleting(running(of, 0)), running(of, 1)))
-    _, decision = step(stopping, seen(of, deleting(running(of, 0)), running(of, 1)))
+def test_when_a_user_deletes_a_pod_the_others_have_time_for_a_checkpoint() -> None:
+    ftjob = running_job()
+    stopping, _ = decide_once(
+        ftjob, observation_of(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
+    )
+    _, decision = decide_once(
+        stopping, observation_of(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
+    )
     assert decision.actions == (DeletePod("bert-0-1", "pod-0-1", 120),)
 
 
-def test_suspended_is_true_only_when_no_pod_is_left() -> None:
-    of = trained()
-    asked = of.model_copy(update={"spec": of.spec.model_copy(update={"suspend": True})})
-    stopping, _ = step(asked, seen(of, running(of, 0), running(of, 1)))
-    still, decision = step(stopping, seen(of, running(of, 0), running(of, 1)))
+def test_suspended_is_true_only_after_all_pods_are_deleted() -> None:
+    ftjob = running_job()
+    suspended_job = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
+    stopping, _ = decide_once(suspended_job, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
+    before_release, decision = decide_once(
+        stopping, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
+    )
     assert [a.grace_seconds for a in decision.actions if isinstance(a, DeletePod)] == [120, 120]
-    assert condition(still.status, "Suspended") == "False"
-    released, _ = step(still, seen(of))
+    assert condition(before_release.status, "Suspended") == "False"
+    released, _ = decide_once(before_release, observation_of(ftjob))
     assert condition(released.status, "Suspended") == "True"
     assert released.status.restarts == 0
 
 
-def test_resuming_begins_the_next_attempt_and_does_not_count_the_pause() -> None:
-    of = trained()
-    asked = of.model_copy(update={"spec": of.spec.model_copy(update={"suspend": True})})
-    for observation in (seen(of, running(of, 0), running(of, 1)), seen(of)):
-        asked, _ = step(asked, observation)
-    back = asked.model_copy(update={"spec": of.spec})
-    resumed, _ = step(back, seen(of), now=NOW + timedelta(seconds=90))
+def test_resuming_begins_the_next_attempt_and_excludes_the_pause_from_the_deadline() -> None:
+    ftjob = running_job()
+    suspended_job = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
+    for observation in (observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)), observation_of(ftjob)):
+        suspended_job, _ = decide_once(suspended_job, observation)
+    unsuspended_job = suspended_job.model_copy(update={"spec": ftjob.spec})
+    resumed, _ = decide_once(unsuspended_job, observation_of(ftjob), now=NOW + timedelta(seconds=90))
     assert (resumed.status.attempt, resumed.status.suspended_seconds, resumed.status.restarts) == (1, 90, 0)
 
 
-def test_the_deadline_is_an_alarm_and_then_the_end() -> None:
-    of = trained(activeDeadlineSeconds=60)
-    pods = (running(of, 0), running(of, 1))
-    assert step(of, seen(of, *pods))[1].requeue_after == timedelta(seconds=60)
-    stopping, _ = step(of, seen(of, *pods), now=NOW + timedelta(seconds=60))
-    failed, _ = step(stopping, seen(of), now=NOW + timedelta(seconds=61))
+def test_the_active_deadline_requeues_the_job_and_then_fails_it() -> None:
+    ftjob = running_job(activeDeadlineSeconds=60)
+    pods = (running_pod(ftjob, 0), running_pod(ftjob, 1))
+    assert decide_once(ftjob, observation_of(ftjob, *pods))[1].requeue_after == timedelta(seconds=60)
+    stopping, _ = decide_once(ftjob, observation_of(ftjob, *pods), now=NOW + timedelta(seconds=60))
+    failed, _ = decide_once(stopping, observation_of(ftjob), now=NOW + timedelta(seconds=61))
     assert (failed.status.attempts[-1].reason, failed.status.attempts[-1].fault) == ("DeadlineExceeded", "user")
     assert condition(failed.status, "Stalled") == "True"
 
 
-def test_ttl_deletes_the_finished_job_and_nothing_earlier() -> None:
-    of = trained(ttlSecondsAfterFinished=30)
-    good = [ended(of, rank, exit_code=0, message=said("succeeded")) for rank in (0, 1)]
-    done, _ = step(of, seen(of, *good))
-    assert step(done, seen(of, *good), now=NOW + timedelta(seconds=29))[1].actions == ()
-    assert step(done, seen(of, *good), now=NOW + timedelta(seconds=30))[1].actions == (DeleteJob(of.metadata.uid),)
+def test_a_finished_job_is_deleted_after_its_ttl_and_not_before() -> None:
+    ftjob = running_job(ttlSecondsAfterFinished=30)
+    success = [ended_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)]
+    completed, _ = decide_once(ftjob, observation_of(ftjob, *success))
+    assert decide_once(completed, observation_of(ftjob, *success), now=NOW + timedelta(seconds=29))[1].actions == ()
+    assert decide_once(completed, observation_of(ftjob, *success), now=NOW + timedelta(seconds=30))[1].actions == (
+        DeleteJob(ftjob.metadata.uid),
+    )
 
 
-def test_a_job_that_stopped_early_is_complete_and_says_why_and_whose_weights_it_holds() -> None:
-    of = trained()
-    words = (
+def test_early_stopping_completes_the_job_with_a_message_about_the_kept_weights() -> None:
+    ftjob = running_job()
+    message = (
         "stopped early at step 40 of 300: 3 evaluations without a better eval_loss; the weights are those of step 25"
     )
-    progress = {"step": 40, "totalSteps": 300, "stoppedEarly": True, "ended": words}
-    last = (said("succeeded", progress=progress), said("succeeded"))
+    progress = {"step": 40, "totalSteps": 300, "stoppedEarly": True, "ended": message}
+    messages = (termination_message("succeeded", progress=progress), termination_message("succeeded"))
 
-    done, decision = step(of, seen(of, *(ended(of, rank, exit_code=0, message=last[rank]) for rank in (0, 1))))
+    completed, decision = decide_once(
+        ftjob, observation_of(ftjob, *(ended_pod(ftjob, rank, exit_code=0, message=messages[rank]) for rank in (0, 1)))
+    )
 
-    complete = next(c for c in done.status.conditions if c.type == "Complete")
-    assert (complete.status, complete.message) == ("True", f"the result is in models:default/bert/result; {words}")
+    complete = next(c for c in completed.status.conditions if c.type == "Complete")
+    assert (complete.status, complete.message) == ("True", f"the result is in models:default/bert/result; {message}")
     assert [action.message for action in decision.actions if isinstance(action, Emit)] == [complete.message]
-    assert done.status.display is not None
-    assert done.status.display.progress == "stopped early 40/300"
+    assert completed.status.display is not None
+    assert completed.status.display.progress == "stopped early 40/300"
 
 
-def test_a_terminal_job_stays_as_it_is_and_late_pods_are_removed() -> None:
-    of = trained()
-    done, _ = step(of, seen(of, *(ended(of, rank, exit_code=0, message=said("succeeded")) for rank in (0, 1))))
-    after, decision = step(done, seen(of, running(of, 0)), now=NOW + timedelta(days=1))
-    assert after.status == done.status
+def test_a_finished_job_keeps_its_status_and_late_pods_are_deleted() -> None:
+    ftjob = running_job()
+    completed, _ = decide_once(
+        ftjob,
+        observation_of(
+            ftjob, *(ended_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1))
+        ),
+    )
+    later_job, decision = decide_once(
+        completed, observation_of(ftjob, running_pod(ftjob, 0)), now=NOW + timedelta(days=1)
+    )
+    assert later_job.status == completed.status
     assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", 10),)
 
 
-def test_a_job_that_is_being_deleted_is_left_alone() -> None:
-    of, decision = step(job(deleted=True), NOTHING)
-    assert (of.status, decision.actions) == (JobStatus(), ())
+def test_a_job_with_a_deletion_timestamp_gets_no_actions() -> None:
+    ftjob, decision = decide_once(job(deleted=True), NOTHING)
+    assert (ftjob.status, decision.actions) == (JobStatus(), ())
 
 
-def test_a_claim_for_one_node_is_refused_for_several() -> None:
-    of = begun()
+def test_a_read_write_once_claim_fails_a_job_of_several_nodes() -> None:
+    ftjob = started_job()
     claims = (Claim("models", ("ReadWriteOnce",)),)
-    failed, _ = step(of, Observation(fresh=True, claims=claims))
+    failed, _ = decide_once(ftjob, Observation(fresh=True, claims=claims))
     assert "models is ReadWriteOnce, but 2 nodes mount it" in failed.status.attempts[-1].message
-    alone = begun(numNodes=1)
-    assert step(alone, Observation(fresh=True, claims=claims))[0].status.completion_time is None
+    single_node = started_job(numNodes=1)
+    assert decide_once(single_node, Observation(fresh=True, claims=claims))[0].status.completion_time is None
 
 
-def test_what_the_api_server_calls_invalid_fails_the_job_and_a_quota_is_waited_for() -> None:
-    of = begun()
-    invalid = Refusal("Pod", "bert-0-0", 422, "spec.containers[0].resources: Invalid value")
-    assert step(of, Observation(fresh=True, refusals=(invalid,)))[0].status.attempts[-1].reason == "InvalidSpec"
-    quota = Refusal("Pod", "bert-0-0", 403, "exceeded quota: gpus")
-    waiting, decision = step(of, Observation(fresh=True, refusals=(quota,)))
+def test_an_invalid_create_fails_the_job_and_an_exceeded_quota_is_retried() -> None:
+    ftjob = started_job()
+    invalid = RejectedCreate("Pod", "bert-0-0", 422, "spec.containers[0].resources: Invalid value")
+    assert (
+        decide_once(ftjob, Observation(fresh=True, rejected_creates=(invalid,)))[0].status.attempts[-1].reason
+        == "InvalidSpec"
+    )
+    quota = RejectedCreate("Pod", "bert-0-0", 403, "exceeded quota: gpus")
+    waiting, decision = decide_once(ftjob, Observation(fresh=True, rejected_creates=(quota,)))
     assert waiting.status.waiting is not None
     assert (waiting.status.waiting.reason, decision.requeue_after) == ("CreateRefused", timedelta(seconds=1))
 
 
-def test_an_image_that_cannot_be_pulled_is_waited_for_ten_minutes() -> None:
-    of = begun()
+def test_an_image_that_cannot_be_pulled_fails_the_job_after_ten_minutes() -> None:
+    ftjob = started_job()
     state = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
-    stuck = [pod(of, rank, containerStatuses=[{"name": "trainer", "state": state}]) for rank in (0, 1)]
-    waiting, decision = step(of, seen(of, *stuck))
+    pending_pods = [pod(ftjob, rank, containerStatuses=[{"name": "trainer", "state": state}]) for rank in (0, 1)]
+    waiting, decision = decide_once(ftjob, observation_of(ftjob, *pending_pods))
     assert waiting.status.waiting is not None
     assert waiting.status.waiting.reason == "ImagePullFailed"
-    assert decision.requeue_after == PULL_PATIENCE
-    stopping, _ = step(waiting, seen(of, *stuck), now=NOW + PULL_PATIENCE)
-    failed, _ = step(stopping, seen(of), now=NOW + PULL_PATIENCE)
+    assert decision.requeue_after == IMAGE_PULL_TIMEOUT
+    stopping, _ = decide_once(waiting, observation_of(ftjob, *pending_pods), now=NOW + IMAGE_PULL_TIMEOUT)
+    failed, _ = decide_once(stopping, observation_of(ftjob), now=NOW + IMAGE_PULL_TIMEOUT)
     assert failed.status.attempts[-1].reason == "ImagePullFailed"
     assert failed.status.restarts == 0
 
 
 @pytest.mark.parametrize(
-    ("message", "again", "reason"),
+    ("message", "is_restarted", "reason"),
     [
         ("context deadline exceeded", True, "ContainerRuntimeError"),
         ("no command specified", False, "StartError"),
     ],
 )
-def test_a_container_that_cannot_be_made_is_tried_elsewhere_or_given_up_after_three_minutes(
-    message: str, again: bool, reason: str
+def test_a_container_that_cannot_be_created_ends_the_attempt_after_three_minutes(
+    message: str, is_restarted: bool, reason: str
 ) -> None:
-    of = begun()
+    ftjob = started_job()
     state = {"waiting": {"reason": "CreateContainerError", "message": message}}
-    pods = (running(of, 0), pod(of, 1, containerStatuses=[{"name": "trainer", "state": state}]))
-    waiting, decision = step(of, seen(of, *pods))
+    pods = (running_pod(ftjob, 0), pod(ftjob, 1, containerStatuses=[{"name": "trainer", "state": state}]))
+    waiting, decision = decide_once(ftjob, observation_of(ftjob, *pods))
     assert waiting.status.waiting is not None
     assert waiting.status.waiting.reason == "CreateContainerError"
-    assert waiting.status.waiting.message.startswith(f"bert-0-1 on gpu-1: {message}; its kubelet tries again")
-    assert decision.requeue_after == CREATE_PATIENCE
+    assert waiting.status.waiting.message.startswith(f"bert-0-1 on gpu-1: {message}; its kubelet retries")
+    assert decision.requeue_after == CREATE_CONTAINER_TIMEOUT
 
-    over, _ = step(waiting, seen(of, *pods), now=NOW + CREATE_PATIENCE)
-    ended_attempt = over.status.attempts[0]
+    timed_out, _ = decide_once(waiting, observation_of(ftjob, *pods), now=NOW + CREATE_CONTAINER_TIMEOUT)
+    ended_attempt = timed_out.status.attempts[0]
     assert (ended_attempt.reason, ended_attempt.node_rank, ended_attempt.k8s_node) == (reason, 1, "gpu-1")
-    assert (over.status.completion_time is None) is again
-    _, then = step(over, seen(over, *pods), now=NOW + CREATE_PATIENCE)
-    assert [action.name for action in then.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
+    assert (timed_out.status.completion_time is None) is is_restarted
+    _, following = decide_once(timed_out, observation_of(timed_out, *pods), now=NOW + CREATE_CONTAINER_TIMEOUT)
+    assert [action.name for action in following.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
 
 
-def test_deciding_twice_gives_the_same() -> None:
-    of = trained()
-    observation = seen(of, running(of, 0), running(of, 1))
-    once, first = step(of, observation)
-    twice, second = step(once, observation)
-    assert once.status == twice.status
+def test_deciding_again_changes_nothing() -> None:
+    ftjob = running_job()
+    observation = observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
+    first_job, first = decide_once(ftjob, observation)
+    second_job, second = decide_once(first_job, observation)
+    assert first_job.status == second_job.status
     assert (first.actions, second.actions) == ((), ())
 
 
-def test_a_loss_that_is_no_number_does_not_spoil_the_status() -> None:
-    of = trained()
-    words = '{"final": true, "outcome": "failed", "errorType": "NonFiniteLoss", "progress": {"step": 3, "loss": NaN}}'
-    failed, _ = step(of, seen(of, ended(of, 0, message=words), running(of, 1)))
+def test_a_nan_loss_does_not_invalidate_the_status() -> None:
+    ftjob = running_job()
+    message = '{"final": true, "outcome": "failed", "errorType": "NonFiniteLoss", "progress": {"step": 3, "loss": NaN}}'
+    failed, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, message=message), running_pod(ftjob, 1)))
     assert failed.status.progress is not None
     assert (failed.status.progress.step, failed.status.progress.loss) == (3, None)

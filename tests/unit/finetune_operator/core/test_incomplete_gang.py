@@ -1,4 +1,4 @@
-"""Nodes that do not all start: what is waited for how long, what is released, and when the job fails."""
+"""Attempts whose nodes do not all start: retries, release of running nodes, and deadlines."""
 
 import json
 from datetime import timedelta
@@ -9,217 +9,240 @@ import pytest
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator.core.actions import Create, DeletePod
-from finetune_operator.observation.pods import Observation, Refusal
-from testing.builders.jobs import NOW, Raw, ended, job, pod, running, seen, step
+from finetune_operator.observation.pods import Observation, RejectedCreate
+from testing.builders.jobs import NOW, RawBody, decide_once, ended_pod, job, observation_of, pod, running_pod
 
 NOTHING = Observation(fresh=True)
 
 
-def begun(**fields: Any) -> FineTuneJob:
-    """A job whose attempt 0 was decided."""
-    return step(job(**fields), NOTHING)[0]
+def started_job(**fields: Any) -> FineTuneJob:
+    """Return a job whose attempt 0 has begun."""
+    return decide_once(job(**fields), NOTHING)[0]
 
 
-def unplaced(of: FineTuneJob, node_rank: int, *, attempt: int = 0) -> Raw:
-    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes fit"}
-    body = pod(of, node_rank, attempt=attempt, conditions=[no_room])
+def unschedulable_pod(ftjob: FineTuneJob, node_rank: int, *, attempt: int = 0) -> RawBody:
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes fit"}
+    body = pod(ftjob, node_rank, attempt=attempt, conditions=[unschedulable])
     del body["spec"]["nodeName"]
     return body
 
 
-def half_started(**fields: Any) -> tuple[FineTuneJob, Observation]:
-    """Node 0 runs since NOW, and there is no room for node 1."""
-    of = begun(**fields)
-    half = seen(of, running(of, 0), unplaced(of, 1))
-    return step(of, half)[0], half
+def half_started_job(**fields: Any) -> tuple[FineTuneJob, Observation]:
+    """Return a job whose node 0 runs since NOW while node 1 is unschedulable."""
+    ftjob = started_job(**fields)
+    one_running = observation_of(ftjob, running_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
+    return decide_once(ftjob, one_running)[0], one_running
 
 
-QUOTA = Refusal("Pod", "bert-0-1", 403, "exceeded quota: gpus")
-LEFT = Refusal("Pod", "bert-0-1", 409, "Pod bert-0-1 of a deleted job of the same name is still there", leaving=True)
+QUOTA = RejectedCreate("Pod", "bert-0-1", 403, "exceeded quota: gpus")
+PREDECESSOR = RejectedCreate(
+    "Pod",
+    "bert-0-1",
+    409,
+    "Pod bert-0-1 of a deleted job of the same name is still there",
+    predecessor_terminating=True,
+)
 
 
-@pytest.mark.parametrize("refusal", [QUOTA, LEFT], ids=["by a quota", "by a name that will be free"])
-def test_nodes_that_wait_for_others_that_are_refused_are_released_too(refusal: Refusal) -> None:
-    of = begun(startupDeadlineSeconds=60)
-    half = seen(of, running(of, 0), refusals=(refusal,))
-    of, _ = step(of, half)
-    assert step(of, half, now=NOW + timedelta(seconds=50))[1].requeue_after == timedelta(seconds=10)
+@pytest.mark.parametrize("rejected", [QUOTA, PREDECESSOR], ids=["quota exceeded", "predecessor terminating"])
+def test_running_nodes_are_released_when_another_node_cannot_be_created(rejected: RejectedCreate) -> None:
+    ftjob = started_job(startupDeadlineSeconds=60)
+    one_running = observation_of(ftjob, running_pod(ftjob, 0), rejected_creates=(rejected,))
+    ftjob, _ = decide_once(ftjob, one_running)
+    assert decide_once(ftjob, one_running, now=NOW + timedelta(seconds=50))[1].requeue_after == timedelta(seconds=10)
     for _ in range(2):
-        of, _ = step(of, half, now=NOW + timedelta(seconds=60))
-    of, _ = step(of, NOTHING, now=NOW + timedelta(seconds=60))
+        ftjob, _ = decide_once(ftjob, one_running, now=NOW + timedelta(seconds=60))
+    ftjob, _ = decide_once(ftjob, NOTHING, now=NOW + timedelta(seconds=60))
 
-    assert [record.reason for record in of.status.attempts] == ["GangIncomplete", ""]
-    assert refusal.message in of.status.attempts[0].message
-    assert of.status.without_progress.infrastructure == 0
-
-
-@pytest.mark.parametrize("refusal", [QUOTA, LEFT], ids=["by a quota", "by a name that will be free"])
-def test_operators_that_come_and_go_do_not_make_nodes_wait_for_longer(refusal: Refusal) -> None:
-    """Only who tried knows what was refused; the status keeps since when."""
-    of = begun(startupDeadlineSeconds=60)
-    half = seen(of, running(of, 0), refusals=(refusal,))
-    of, _ = step(of, half)
-    of, tried = step(of, seen(of, running(of, 0)), now=NOW + timedelta(seconds=59))
-    assert any(isinstance(action, Create) for action in tried.actions)
-    of, _ = step(of, half, now=NOW + timedelta(seconds=60))
-
-    assert of.status.attempts[0].state is AttemptState.STOPPING
+    assert [record.reason for record in ftjob.status.attempts] == ["GangIncomplete", ""]
+    assert rejected.message in ftjob.status.attempts[0].message
+    assert ftjob.status.without_progress.infrastructure == 0
 
 
-def test_what_was_refused_is_not_waited_for_once_it_is_made() -> None:
-    of = begun()
-    of, _ = step(of, seen(of, running(of, 0), refusals=(QUOTA,)))
-    of, _ = step(of, seen(of, running(of, 0), pod(of, 1)))
+@pytest.mark.parametrize("rejected", [QUOTA, PREDECESSOR], ids=["quota exceeded", "predecessor terminating"])
+def test_a_restart_of_the_operator_does_not_delay_the_release_of_running_nodes(rejected: RejectedCreate) -> None:
+    """Rejected creates are kept in memory; their start is in the status, which survives a restart of the operator."""
+    ftjob = started_job(startupDeadlineSeconds=60)
+    one_running = observation_of(ftjob, running_pod(ftjob, 0), rejected_creates=(rejected,))
+    ftjob, _ = decide_once(ftjob, one_running)
+    ftjob, retried = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0)), now=NOW + timedelta(seconds=59))
+    assert any(isinstance(action, Create) for action in retried.actions)
+    ftjob, _ = decide_once(ftjob, one_running, now=NOW + timedelta(seconds=60))
 
-    assert of.status.waiting is None
-
-
-@pytest.mark.parametrize("refusal", [QUOTA, LEFT], ids=["by a quota", "by a name that will be free"])
-def test_a_node_that_gave_up_on_one_that_was_refused_has_not_failed(refusal: Refusal) -> None:
-    of = begun(restartPolicy={"maxRestarts": 0})
-    of, _ = step(of, seen(of, gave_up(of, 0), refusals=(refusal,)))
-    of, _ = step(of, NOTHING)
-
-    assert [record.reason for record in of.status.attempts] == ["GangIncomplete", ""]
+    assert ftjob.status.attempts[0].state is AttemptState.STOPPING
 
 
-@pytest.mark.parametrize(("waited", "pause"), [(0, 1), (1, 1), (4, 4), (15, 15), (3600, 15)])
-def test_what_was_refused_is_tried_again_ever_later(waited: int, pause: int) -> None:
-    of = begun()
-    refused = Observation(fresh=True, refusals=(QUOTA,))
-    of, _ = step(of, refused)
-    assert step(of, refused, now=NOW + timedelta(seconds=waited))[1].requeue_after == timedelta(seconds=pause)
+def test_the_pending_reason_is_removed_once_the_create_succeeds() -> None:
+    ftjob = started_job()
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), rejected_creates=(QUOTA,)))
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), pod(ftjob, 1)))
+
+    assert ftjob.status.waiting is None
 
 
-def test_nodes_whose_clocks_are_ahead_of_ours_are_released_in_time() -> None:
+@pytest.mark.parametrize("rejected", [QUOTA, PREDECESSOR], ids=["quota exceeded", "predecessor terminating"])
+def test_a_rendezvous_timeout_caused_by_a_rejected_create_is_no_failure(rejected: RejectedCreate) -> None:
+    ftjob = started_job(restartPolicy={"maxRestarts": 0})
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, pod_with_rendezvous_timeout(ftjob, 0), rejected_creates=(rejected,))
+    )
+    ftjob, _ = decide_once(ftjob, NOTHING)
+
+    assert [record.reason for record in ftjob.status.attempts] == ["GangIncomplete", ""]
+
+
+@pytest.mark.parametrize(("waited_seconds", "retry_seconds"), [(0, 1), (1, 1), (4, 4), (15, 15), (3600, 15)])
+def test_rejected_creates_are_retried_with_backoff(waited_seconds: int, retry_seconds: int) -> None:
+    ftjob = started_job()
+    observation = Observation(fresh=True, rejected_creates=(QUOTA,))
+    ftjob, _ = decide_once(ftjob, observation)
+    assert decide_once(ftjob, observation, now=NOW + timedelta(seconds=waited_seconds))[1].requeue_after == timedelta(
+        seconds=retry_seconds
+    )
+
+
+def test_running_nodes_with_fast_clocks_are_released_in_time() -> None:
     now = NOW - timedelta(hours=5)
-    of = step(job(startupDeadlineSeconds=60), NOTHING, now=now)[0]
-    half = seen(of, running(of, 0), unplaced(of, 1))
-    of, _ = step(of, half, now=now)
-    of, waiting = step(of, half, now=now)
+    ftjob = decide_once(job(startupDeadlineSeconds=60), NOTHING, now=now)[0]
+    one_running = observation_of(ftjob, running_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
+    ftjob, _ = decide_once(ftjob, one_running, now=now)
+    ftjob, waiting = decide_once(ftjob, one_running, now=now)
     assert waiting.requeue_after == timedelta(seconds=60)
 
-    of, _ = step(of, half, now=now + timedelta(seconds=60))
-    assert of.status.attempts[0].state is AttemptState.STOPPING
+    ftjob, _ = decide_once(ftjob, one_running, now=now + timedelta(seconds=60))
+    assert ftjob.status.attempts[0].state is AttemptState.STOPPING
 
 
-def test_nodes_that_wait_for_others_are_released_and_tried_again_later() -> None:
-    of, half = half_started(startupDeadlineSeconds=60)
-    of, waiting = step(of, half, now=NOW + timedelta(seconds=59))
+def test_running_nodes_that_wait_for_others_are_released_and_restarted_later() -> None:
+    ftjob, one_running = half_started_job(startupDeadlineSeconds=60)
+    ftjob, waiting = decide_once(ftjob, one_running, now=NOW + timedelta(seconds=59))
     assert waiting.requeue_after == timedelta(seconds=1)
-    assert of.status.attempts[0].state is AttemptState.STARTING
+    assert ftjob.status.attempts[0].state is AttemptState.STARTING
 
-    late = NOW + timedelta(seconds=60)
-    of, _ = step(of, half, now=late)
-    _, stopping = step(of, half, now=late)
+    released_at = NOW + timedelta(seconds=60)
+    ftjob, _ = decide_once(ftjob, one_running, now=released_at)
+    _, stopping = decide_once(ftjob, one_running, now=released_at)
     assert {action.name for action in stopping.actions if isinstance(action, DeletePod)} == {"bert-0-0", "bert-0-1"}
-    of, _ = step(of, NOTHING, now=late)
+    ftjob, _ = decide_once(ftjob, NOTHING, now=released_at)
 
-    released, again = of.status.attempts
-    assert (released.reason, of.status.restarts) == ("GangIncomplete", 1)
+    released, following = ftjob.status.attempts
+    assert (released.reason, ftjob.status.restarts) == ("GangIncomplete", 1)
     assert "1 of 2 pods cannot be placed: 0/3 nodes fit" in released.message
-    assert again.not_before == late + timedelta(seconds=300)
-    assert of.status.without_progress.infrastructure == 0
+    assert following.not_before == released_at + timedelta(seconds=300)
+    assert ftjob.status.without_progress.infrastructure == 0
 
 
-def gave_up(of: FineTuneJob, node_rank: int, **said: Any) -> Raw:
-    why = {"errorType": "RendezvousTimeoutError", "message": "node ranks 1 of 2 did not come within 120s", **said}
-    return ended(of, node_rank, message=json.dumps({"final": True, "outcome": "failed", **why}))
+def pod_with_rendezvous_timeout(ftjob: FineTuneJob, node_rank: int, **fields: Any) -> RawBody:
+    error = {"errorType": "RendezvousTimeoutError", "message": "node ranks 1 of 2 did not join within 120s", **fields}
+    return ended_pod(ftjob, node_rank, message=json.dumps({"final": True, "outcome": "failed", **error}))
 
 
-def test_a_node_that_gave_up_on_one_without_room_has_not_failed() -> None:
-    """A program of the user's own may wait for its peers for less than startupDeadlineSeconds."""
-    of, _ = half_started(restartPolicy={"maxRestarts": 0})
-    of, _ = step(of, seen(of, gave_up(of, 0), unplaced(of, 1)))
-    of, _ = step(of, NOTHING)
+def test_a_rendezvous_timeout_caused_by_an_unschedulable_node_is_no_failure() -> None:
+    """The rendezvous timeout of a command may be shorter than startupDeadlineSeconds."""
+    ftjob, _ = half_started_job(restartPolicy={"maxRestarts": 0})
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, pod_with_rendezvous_timeout(ftjob, 0), unschedulable_pod(ftjob, 1))
+    )
+    ftjob, _ = decide_once(ftjob, NOTHING)
 
-    released, again = of.status.attempts
-    assert (released.reason, again.state) == ("GangIncomplete", AttemptState.STARTING)
+    released, following = ftjob.status.attempts
+    assert (released.reason, following.state) == ("GangIncomplete", AttemptState.STARTING)
     assert "gave up waiting for others: 1 of 2 pods cannot be placed: 0/3 nodes fit" in released.message
-    assert (of.status.without_progress.counted, again.not_before) == (0, NOW + timedelta(seconds=300))
+    assert (ftjob.status.without_progress.counted, following.not_before) == (0, NOW + timedelta(seconds=300))
 
 
-def test_a_node_that_failed_by_itself_has_failed_whoever_else_has_no_room() -> None:
-    of, _ = half_started()
-    failed = gave_up(of, 0, errorType="DatasetError", message="row 3 has no messages")
-    of, _ = step(of, seen(of, failed, unplaced(of, 1)))
-    of, _ = step(of, NOTHING)
+def test_a_failure_counts_even_if_another_node_is_unschedulable() -> None:
+    ftjob, _ = half_started_job()
+    failed = pod_with_rendezvous_timeout(ftjob, 0, errorType="DatasetError", message="row 3 has no messages")
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, failed, unschedulable_pod(ftjob, 1)))
+    ftjob, _ = decide_once(ftjob, NOTHING)
 
-    assert of.status.attempts[-1].reason == "DatasetError"
-
-
-def test_nodes_that_did_not_find_each_other_have_failed_if_all_had_room() -> None:
-    of, _ = half_started()
-    of, _ = step(of, seen(of, gave_up(of, 0), running(of, 1)))
-    of, _ = step(of, NOTHING)
-
-    assert of.status.attempts[0].reason == "RendezvousTimeout"
+    assert ftjob.status.attempts[-1].reason == "DatasetError"
 
 
-def test_what_ran_last_begins_the_time_that_machines_idle() -> None:
-    of = begun(startupDeadlineSeconds=60)
-    of, _ = step(of, seen(of, unplaced(of, 0), unplaced(of, 1)))
-    first = running(of, 0)
+def test_a_rendezvous_timeout_is_a_failure_if_all_nodes_are_scheduled() -> None:
+    ftjob, _ = half_started_job()
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, pod_with_rendezvous_timeout(ftjob, 0), running_pod(ftjob, 1)))
+    ftjob, _ = decide_once(ftjob, NOTHING)
+
+    assert ftjob.status.attempts[0].reason == "RendezvousTimeout"
+
+
+def test_the_startup_deadline_counts_from_the_start_of_the_first_running_node() -> None:
+    ftjob = started_job(startupDeadlineSeconds=60)
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, unschedulable_pod(ftjob, 0), unschedulable_pod(ftjob, 1)))
+    first = running_pod(ftjob, 0)
     first["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = (NOW + timedelta(hours=1)).isoformat()
-    half = seen(of, first, unplaced(of, 1))
+    one_running = observation_of(ftjob, first, unschedulable_pod(ftjob, 1))
 
-    of, waiting = step(of, half, now=NOW + timedelta(hours=1, seconds=1))
+    ftjob, waiting = decide_once(ftjob, one_running, now=NOW + timedelta(hours=1, seconds=1))
 
-    assert of.status.attempts[0].state is AttemptState.STARTING
+    assert ftjob.status.attempts[0].state is AttemptState.STARTING
     assert waiting.requeue_after == timedelta(seconds=59)
 
 
-def test_nothing_is_released_while_no_node_runs_or_if_it_is_not_wanted() -> None:
-    of = begun(startupDeadlineSeconds=60)
-    none = seen(of, unplaced(of, 0), unplaced(of, 1))
-    of, _ = step(of, none)
-    of, _ = step(of, none, now=NOW + timedelta(hours=5))
-    assert of.status.attempts[0].state is AttemptState.STARTING
+def test_no_node_is_released_while_none_runs_or_without_a_startup_deadline() -> None:
+    ftjob = started_job(startupDeadlineSeconds=60)
+    observation = observation_of(ftjob, unschedulable_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
+    ftjob, _ = decide_once(ftjob, observation)
+    ftjob, _ = decide_once(ftjob, observation, now=NOW + timedelta(hours=5))
+    assert ftjob.status.attempts[0].state is AttemptState.STARTING
 
-    of, half = half_started(startupDeadlineSeconds=0)
-    of, _ = step(of, half, now=NOW + timedelta(hours=5))
-    assert of.status.attempts[0].state is AttemptState.STARTING
+    ftjob, one_running = half_started_job(startupDeadlineSeconds=0)
+    ftjob, _ = decide_once(ftjob, one_running, now=NOW + timedelta(hours=5))
+    assert ftjob.status.attempts[0].state is AttemptState.STARTING
 
 
-def test_releases_never_use_up_the_restarts() -> None:
-    of, now = begun(startupDeadlineSeconds=60, restartPolicy={"maxInfrastructureRestarts": 0, "maxRestarts": 0}), NOW
+def test_releases_use_no_restarts() -> None:
+    ftjob, now = (
+        started_job(startupDeadlineSeconds=60, restartPolicy={"maxInfrastructureRestarts": 0, "maxRestarts": 0}),
+        NOW,
+    )
     for attempt in range(30):
-        first = running(of, 0, attempt=attempt)
+        first = running_pod(ftjob, 0, attempt=attempt)
         first["status"]["containerStatuses"][0]["state"] = {"running": {"startedAt": now.isoformat()}}
-        half = seen(of, first, unplaced(of, 1, attempt=attempt))
+        one_running = observation_of(ftjob, first, unschedulable_pod(ftjob, 1, attempt=attempt))
         for _ in range(2):
-            of, _ = step(of, half, now=now)
+            ftjob, _ = decide_once(ftjob, one_running, now=now)
             now += timedelta(seconds=60)
-        of, _ = step(of, NOTHING, now=now)
+        ftjob, _ = decide_once(ftjob, NOTHING, now=now)
         now += timedelta(seconds=300)
-    assert of.status.attempt == 30
-    assert of.status.completion_time is None
+    assert ftjob.status.attempt == 30
+    assert ftjob.status.completion_time is None
 
 
-def test_the_pending_deadline_counts_over_releases_and_ends_the_job() -> None:
-    of, half = half_started(startupDeadlineSeconds=60, pendingDeadlineSeconds=400)
-    for late in (60, 60, 61):
-        of, _ = step(of, half if of.status.attempt == 0 and late == 60 else NOTHING, now=NOW + timedelta(seconds=late))
-    assert of.status.attempt == 1
+def test_the_pending_deadline_includes_releases_and_fails_the_job() -> None:
+    ftjob, one_running = half_started_job(startupDeadlineSeconds=60, pendingDeadlineSeconds=400)
+    for seconds in (60, 60, 61):
+        ftjob, _ = decide_once(
+            ftjob,
+            one_running if ftjob.status.attempt == 0 and seconds == 60 else NOTHING,
+            now=NOW + timedelta(seconds=seconds),
+        )
+    assert ftjob.status.attempt == 1
 
-    of, waiting = step(of, NOTHING, now=NOW + timedelta(seconds=399))
+    ftjob, waiting = decide_once(ftjob, NOTHING, now=NOW + timedelta(seconds=399))
     assert waiting.requeue_after == timedelta(seconds=1)
     for _ in range(2):
-        of, _ = step(of, NOTHING, now=NOW + timedelta(seconds=400))
+        ftjob, _ = decide_once(ftjob, NOTHING, now=NOW + timedelta(seconds=400))
 
-    assert {condition.type: condition.status for condition in of.status.conditions}["Failed"] == "True"
-    assert (of.status.attempts[-1].reason, of.status.attempts[-1].fault) == ("PendingDeadlineExceeded", "user")
-    assert "not all nodes ran within pendingDeadlineSeconds (400 s)" in of.status.attempts[-1].message
+    assert {condition.type: condition.status for condition in ftjob.status.conditions}["Failed"] == "True"
+    assert (ftjob.status.attempts[-1].reason, ftjob.status.attempts[-1].fault) == ("PendingDeadlineExceeded", "user")
+    assert "not all nodes ran within pendingDeadlineSeconds (400 s)" in ftjob.status.attempts[-1].message
 
 
-def test_the_pending_deadline_does_not_count_what_ran() -> None:
-    of = begun(pendingDeadlineSeconds=400)
-    of, _ = step(of, seen(of, running(of, 0), running(of, 1)))
-    of, _ = step(of, seen(of, running(of, 0), running(of, 1)), now=NOW + timedelta(hours=1))
-    assert of.status.attempts[0].state is AttemptState.RUNNING
+def test_the_pending_deadline_starts_anew_after_an_attempt_that_ran() -> None:
+    ftjob = started_job(pendingDeadlineSeconds=400)
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)), now=NOW + timedelta(hours=1)
+    )
+    assert ftjob.status.attempts[0].state is AttemptState.RUNNING
     for _ in range(2):
-        of, _ = step(
-            of, seen(of, ended(of, 0, exit_code=137), ended(of, 1, exit_code=137)), now=NOW + timedelta(hours=1)
+        ftjob, _ = decide_once(
+            ftjob,
+            observation_of(ftjob, ended_pod(ftjob, 0, exit_code=137), ended_pod(ftjob, 1, exit_code=137)),
+            now=NOW + timedelta(hours=1),
         )
 
-    assert of.status.attempts[-1].pending_since == NOW + timedelta(hours=1)
+    assert ftjob.status.attempts[-1].pending_since == NOW + timedelta(hours=1)

@@ -1,42 +1,48 @@
-"""An object of the API server may have 1.5 MB: the status of the largest job, after its longest life, stays below."""
+"""The status of the largest job with the most attempts stays below 1.5 MB, the object size limit of etcd."""
 
 import json
 
 from finetune_api.v1alpha1.job import MAX_NODES, FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState, JobStatus
 from finetune_operator.controller.reconcile import render_status
-from finetune_operator.failures.node_avoidance import KEPT_ATTEMPTS
+from finetune_operator.failures.node_avoidance import MAX_KEPT_ATTEMPTS
 from finetune_operator.observation.pods import Observation
-from testing.builders.jobs import Raw, ended, job, running, seen, step
+from testing.builders.jobs import RawBody, decide_once, ended_pod, job, observation_of, running_pod
 
-MOST_BYTES = 1_500_000
-SPEC_AND_METADATA = 200_000
-
-
-def failed(of: FineTuneJob, node_rank: int, *, attempt: int) -> Raw:
-    """Node 700 fails, and all others as its victims, with as many words as are kept."""
-    words = "RuntimeError: " + "NCCL communicator was aborted. " * 40
-    said = {"final": True, "outcome": "failed", "errorType": "DistBackendError", "rank": node_rank, "message": words}
-    said |= {"victim": True} if node_rank != 700 else {"errorType": "ValueError", "message": "bad"}
-    said |= {"time": 1767268800.0 + node_rank % 7, "progress": {"step": 12345}}
-    return ended(of, node_rank, attempt=attempt, finishedAt="2026-01-01T12:00:00Z", message=json.dumps(said))
+MAX_OBJECT_BYTES = 1_500_000
+SPEC_AND_METADATA_BYTES = 200_000
 
 
-def size(status: JobStatus) -> int:
+def failed_pod(ftjob: FineTuneJob, node_rank: int, *, attempt: int) -> RawBody:
+    """Return a failed pod with a message of maximal length; all nodes except 700 are victims."""
+    error_text = "RuntimeError: " + "NCCL communicator was aborted. " * 40
+    message = {
+        "final": True,
+        "outcome": "failed",
+        "errorType": "DistBackendError",
+        "rank": node_rank,
+        "message": error_text,
+    }
+    message |= {"victim": True} if node_rank != 700 else {"errorType": "ValueError", "message": "bad"}
+    message |= {"time": 1767268800.0 + node_rank % 7, "progress": {"step": 12345}}
+    return ended_pod(ftjob, node_rank, attempt=attempt, finishedAt="2026-01-01T12:00:00Z", message=json.dumps(message))
+
+
+def size_in_bytes(status: JobStatus) -> int:
     return len(json.dumps(render_status(status), separators=(",", ":")))
 
 
-def test_the_status_of_the_largest_job_fits_after_its_longest_life() -> None:
-    of, _ = step(job(numNodes=MAX_NODES, restartPolicy={"maxRestarts": 99}), Observation(fresh=True))
-    of, _ = step(of, seen(of, *(running(of, rank) for rank in range(MAX_NODES))))
-    everything = seen(of, *(failed(of, rank, attempt=0) for rank in range(MAX_NODES)))
-    of, _ = step(of, everything)
-    assert of.status.attempts[-1].state is AttemptState.STOPPING
-    stopping = size(of.status)
+def test_the_status_of_the_largest_job_fits_after_the_most_attempts() -> None:
+    ftjob, _ = decide_once(job(numNodes=MAX_NODES, restartPolicy={"maxRestarts": 99}), Observation(fresh=True))
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, *(running_pod(ftjob, rank) for rank in range(MAX_NODES))))
+    all_failed = observation_of(ftjob, *(failed_pod(ftjob, rank, attempt=0) for rank in range(MAX_NODES)))
+    ftjob, _ = decide_once(ftjob, all_failed)
+    assert ftjob.status.attempts[-1].state is AttemptState.STOPPING
+    stopping_bytes = size_in_bytes(ftjob.status)
 
-    of, _ = step(of, everything)
-    over = of.status.attempts[0]
-    assert (over.state, over.node_rank, len(over.evidence)) == (AttemptState.FAILED, 700, 8)
-    assert 700 in [evidence.node_rank for evidence in over.evidence]
-    earlier = len(over.model_dump_json(by_alias=True, exclude_none=True))
-    assert stopping + (KEPT_ATTEMPTS - 1) * earlier + SPEC_AND_METADATA < MOST_BYTES
+    ftjob, _ = decide_once(ftjob, all_failed)
+    ended_attempt = ftjob.status.attempts[0]
+    assert (ended_attempt.state, ended_attempt.node_rank, len(ended_attempt.evidence)) == (AttemptState.FAILED, 700, 8)
+    assert 700 in [evidence.node_rank for evidence in ended_attempt.evidence]
+    ended_attempt_bytes = len(ended_attempt.model_dump_json(by_alias=True, exclude_none=True))
+    assert stopping_bytes + (MAX_KEPT_ATTEMPTS - 1) * ended_attempt_bytes + SPEC_AND_METADATA_BYTES < MAX_OBJECT_BYTES

@@ -1,4 +1,4 @@
-"""How an attempt ends: the siblings are stopped, all the evidence is gathered, one write says what follows."""
+"""Stopping an attempt: deletion of its pods, evidence, root cause, verdict and repair."""
 
 import json
 from datetime import timedelta
@@ -11,222 +11,281 @@ from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState, Fault, JobStatus, Phase, Progress, Repair
 from finetune_operator import names
 from finetune_operator.core.actions import Create, DeletePod
-from finetune_operator.core.stop_attempt import ABORT_GRACE_SECONDS, LAST_WORDS_WITHIN
+from finetune_operator.core.stop_attempt import ABORT_GRACE_SECONDS, ROOT_CAUSE_GRACE
 from finetune_operator.plan.manifests import GRACE_SECONDS
-from testing.builders.jobs import NOW, Raw, command, deleting, ended, job, pod, running, seen, step
+from testing.builders.jobs import (
+    NOW,
+    RawBody,
+    command,
+    decide_once,
+    ended_pod,
+    job,
+    observation_of,
+    pod,
+    running_pod,
+    terminating_pod,
+)
 
-KILLED: Raw = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:00Z"}
+KILLED: RawBody = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:00Z"}
 LATER = NOW + timedelta(seconds=2)
 
 
-def words(**fields: Any) -> str:
-    """What a supervisor leaves behind."""
+def termination_message(**fields: Any) -> str:
+    """Return a termination message of a supervisor as JSON."""
     message = Termination(**{"final": True, "outcome": Outcome.FAILED, "time": NOW.timestamp() + 0.4, **fields})
     return message.model_dump_json(by_alias=True)
 
 
-VICTIM: Raw = {"message": words(error_type="DistBackendError", message="Connection closed by peer")}
+VICTIM: RawBody = {"message": termination_message(error_type="DistBackendError", message="Connection closed by peer")}
 
 
-def disrupted(body: Raw, reason: str) -> Raw:
-    """The same pod with a DisruptionTarget condition."""
+def disrupted_pod(body: RawBody, reason: str) -> RawBody:
+    """Return the pod with a DisruptionTarget condition."""
     conditions = [{"type": "DisruptionTarget", "status": "True", "reason": reason}]
     return {**body, "status": {**body["status"], "conditions": conditions}}
 
 
-def restarted(of: FineTuneJob, node_rank: int, **terminated: Any) -> Raw:
-    """A pod whose kubelet started the container once more."""
-    [status] = ended(of, node_rank, **terminated)["status"]["containerStatuses"]
-    body = running(of, node_rank)
+def pod_restarted_in_place(ftjob: FineTuneJob, node_rank: int, **terminated: Any) -> RawBody:
+    """Return a pod whose container the kubelet restarted in place."""
+    [status] = ended_pod(ftjob, node_rank, **terminated)["status"]["containerStatuses"]
+    body = running_pod(ftjob, node_rank)
     body["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": status["state"]}
     return body
 
 
-def started(**fields: Any) -> FineTuneJob:
-    """A job whose first attempt runs."""
-    of = job(**fields)
-    of, _ = step(of, seen(of))
-    of, _ = step(of, seen(of, *(running(of, rank) for rank in range(of.spec.num_nodes))))
-    assert of.status.attempts[-1].state is AttemptState.RUNNING
-    return of
+def running_job(**fields: Any) -> FineTuneJob:
+    """Return a job whose first attempt is running."""
+    ftjob = job(**fields)
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob))
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, *(running_pod(ftjob, rank) for rank in range(ftjob.spec.num_nodes)))
+    )
+    assert ftjob.status.attempts[-1].state is AttemptState.RUNNING
+    return ftjob
 
 
-def test_a_cause_that_is_seen_after_its_victim_is_still_the_cause() -> None:
-    of = started()
-    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), running(of, 1)), now=LATER)
-    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), deleting(ended(of, 1, **KILLED))), now=LATER)
+def test_a_root_cause_observed_after_its_victim_is_still_the_root_cause() -> None:
+    ftjob = running_job()
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+    )
+    ftjob, _ = decide_once(
+        ftjob,
+        observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), terminating_pod(ended_pod(ftjob, 1, **KILLED))),
+        now=LATER,
+    )
 
-    assert (of.status.attempts[0].reason, of.status.attempts[0].node_rank) == ("ContainerKilled", 1)
-
-
-def test_a_pod_that_only_its_name_finds_is_stopped_with_the_others_and_waited_for() -> None:
-    of = started()
-    hidden = running(of, 1)
-    del hidden["metadata"]["labels"][names.JOB_UID]
-    unsure = step(of, seen(of, running(of, 0), fresh=False), now=LATER)[1]
-    of, _ = step(of, seen(of, running(of, 0), hidden), now=LATER)
-    both = step(of, seen(of, running(of, 0), hidden), now=LATER)[1]
-    of, waiting = step(of, seen(of, deleting(hidden), gone=(deleting(running(of, 0)),)), now=LATER)
-    still_there = of.status.attempts[-1].state
-    of, _ = step(of, seen(of), now=LATER)
-
-    assert unsure.unsure
-    assert [action.name for action in both.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
-    assert (still_there, waiting.requeue_after is not None) == (AttemptState.STOPPING, True)
-    assert (of.status.attempts[0].reason, of.status.attempts[0].node_rank) == ("PodDeleted", 1)
-    assert "pod bert-0-1 lost its labels" in of.status.attempts[0].message
+    assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("ContainerKilled", 1)
 
 
-STOPPED: Raw = {"message": words(outcome=Outcome.STOPPED), "finishedAt": "2026-01-01T12:00:00Z"}
+def test_a_pod_without_labels_is_deleted_with_the_others_before_the_verdict() -> None:
+    ftjob = running_job()
+    unlabelled_pod = running_pod(ftjob, 1)
+    del unlabelled_pod["metadata"]["labels"][names.JOB_UID]
+    unconfirmed = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), fresh=False), now=LATER)[1]
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), unlabelled_pod), now=LATER)
+    stopping = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), unlabelled_pod), now=LATER)[1]
+    ftjob, waiting = decide_once(
+        ftjob,
+        observation_of(ftjob, terminating_pod(unlabelled_pod), gone=(terminating_pod(running_pod(ftjob, 0)),)),
+        now=LATER,
+    )
+    state_with_pod = ftjob.status.attempts[-1].state
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob), now=LATER)
+
+    assert unconfirmed.needs_confirmation
+    assert [action.name for action in stopping.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
+    assert (state_with_pod, waiting.requeue_after is not None) == (AttemptState.STOPPING, True)
+    assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("PodDeleted", 1)
+    assert "pod bert-0-1 lost its labels" in ftjob.status.attempts[0].message
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["seen first", "seen after its victim"])
-def test_a_container_that_was_restarted_in_place_is_the_cause_and_is_stopped(late: bool) -> None:
-    of = started()
-    again = restarted(of, 1, exit_code=143, **STOPPED)
-    other = ended(of, 0, **VICTIM)
-    looks = [(other, running(of, 1))] if late else [(running(of, 0), again)]
-    for pods in (*looks, (other, again)):
-        of, decision = step(of, seen(of, *pods), now=LATER)
-    of, decision = step(of, seen(of, other, again), now=NOW + timedelta(seconds=10))
+STOPPED: RawBody = {"message": termination_message(outcome=Outcome.STOPPED), "finishedAt": "2026-01-01T12:00:00Z"}
+
+
+@pytest.mark.parametrize("observed_late", [False, True], ids=["observed first", "observed after its victim"])
+def test_a_container_restarted_in_place_is_the_root_cause_and_is_deleted(observed_late: bool) -> None:
+    ftjob = running_job()
+    restarted_pod = pod_restarted_in_place(ftjob, 1, exit_code=143, **STOPPED)
+    other = ended_pod(ftjob, 0, **VICTIM)
+    observations = [(other, running_pod(ftjob, 1))] if observed_late else [(running_pod(ftjob, 0), restarted_pod)]
+    for pods in (*observations, (other, restarted_pod)):
+        ftjob, decision = decide_once(ftjob, observation_of(ftjob, *pods), now=LATER)
+    ftjob, decision = decide_once(ftjob, observation_of(ftjob, other, restarted_pod), now=NOW + timedelta(seconds=10))
     assert [action.name for action in decision.actions if isinstance(action, DeletePod)] == ["bert-0-1"]
 
-    broken = ended(of, 1, exit_code=128, reason="StartError", message='exec: "python3": not found')
-    of, _ = step(of, seen(of, other, broken), now=LATER)
-    first = of.status.attempts[0]
+    broken = ended_pod(ftjob, 1, exit_code=128, reason="StartError", message='exec: "python3": not found')
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, other, broken), now=LATER)
+    first = ftjob.status.attempts[0]
     assert (first.reason, first.node_rank, first.fault) == ("PodDeleted", 1, Fault.INFRASTRUCTURE)
     assert "pod bert-0-1 was restarted in place" in first.message
 
 
-def test_a_node_that_dies_of_our_stopping_it_is_not_the_cause() -> None:
-    late: Raw = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:12Z"}
-    of = started()
-    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), running(of, 1)), now=LATER)
-    stopped = deleting(ended(of, 1, **late), deadline=NOW + timedelta(seconds=12))
-    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), stopped), now=LATER)
+def test_a_node_killed_after_its_grace_period_is_not_the_root_cause() -> None:
+    late_failure: RawBody = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:12Z"}
+    ftjob = running_job()
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+    )
+    stopped_pod = terminating_pod(ended_pod(ftjob, 1, **late_failure), deadline=NOW + timedelta(seconds=12))
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), stopped_pod), now=LATER)
 
-    assert of.status.attempts[0].reason == "PeerLost"
-
-
-def test_a_pod_that_somebody_deletes_is_the_cause_though_its_ranks_complain_of_their_peers() -> None:
-    of = started()
-    of, _ = step(of, seen(of, deleting(running(of, 0)), running(of, 1)))
-    of, _ = step(of, seen(of, deleting(ended(of, 0, **VICTIM)), deleting(ended(of, 1, **VICTIM))), now=LATER)
-
-    assert (of.status.attempts[0].reason, of.status.attempts[0].node_rank) == ("PodDeleted", 0)
+    assert ftjob.status.attempts[0].reason == "PeerLost"
 
 
-def test_a_machine_without_power_is_the_cause_though_its_pod_never_says_anything() -> None:
-    of = started()
-    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), running(of, 1)), now=LATER)
-    lost = disrupted(deleting(running(of, 1), deadline=LATER), "DeletionByTaintManager")
-    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), lost), now=LATER + timedelta(seconds=60))
+def test_a_pod_deleted_by_a_user_is_the_root_cause_although_its_ranks_report_lost_peers() -> None:
+    ftjob = running_job()
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1)))
+    ftjob, _ = decide_once(
+        ftjob,
+        observation_of(
+            ftjob, terminating_pod(ended_pod(ftjob, 0, **VICTIM)), terminating_pod(ended_pod(ftjob, 1, **VICTIM))
+        ),
+        now=LATER,
+    )
 
-    assert (of.status.attempts[0].reason, of.status.attempts[0].fault) == ("NodeLost", Fault.INFRASTRUCTURE)
-
-
-def test_an_eviction_of_a_pod_that_we_stop_already_explains_nothing() -> None:
-    of = started()
-    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), running(of, 1)), now=LATER)
-    late: Raw = {"exit_code": 143, "message": words(outcome=Outcome.STOPPED)}
-    evicted = disrupted(deleting(ended(of, 1, **late)), "EvictionByEvictionAPI")
-    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), evicted), now=LATER)
-
-    assert of.status.attempts[0].reason == "PeerLost"
+    assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("PodDeleted", 0)
 
 
-def test_evidence_survives_its_pod() -> None:
-    of = started()
-    of, _ = step(of, seen(of, ended(of, 0, **KILLED), running(of, 1)), now=LATER)
-    of, _ = step(of, seen(of), now=LATER)
+def test_a_lost_kubernetes_node_is_the_root_cause_without_a_termination_message() -> None:
+    ftjob = running_job()
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+    )
+    lost_pod = disrupted_pod(terminating_pod(running_pod(ftjob, 1), deadline=LATER), "DeletionByTaintManager")
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), lost_pod), now=LATER + timedelta(seconds=60)
+    )
 
-    assert of.status.attempts[0].reason == "ContainerKilled"
-
-
-def test_a_missing_pod_is_evidence_by_itself() -> None:
-    of = started()
-    of, _ = step(of, seen(of, running(of, 0)))
-    of, _ = step(of, seen(of))
-
-    assert (of.status.attempts[0].reason, of.status.attempts[0].node_rank) == ("PodDeleted", 1)
+    assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].fault) == ("NodeLost", Fault.INFRASTRUCTURE)
 
 
-def test_success_on_every_node_wins_over_whatever_began_the_stop() -> None:
-    done: Raw = {"exit_code": 0, "message": words(outcome=Outcome.SUCCEEDED)}
-    of = started()
-    of, _ = step(of, seen(of, running(of, 0), deleting(running(of, 1))))
-    of, _ = step(of, seen(of, ended(of, 0, **done), deleting(ended(of, 1, **done))), now=LATER)
+def test_an_eviction_after_our_deletion_is_not_the_root_cause() -> None:
+    ftjob = running_job()
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+    )
+    late_failure: RawBody = {"exit_code": 143, "message": termination_message(outcome=Outcome.STOPPED)}
+    evicted_pod = disrupted_pod(terminating_pod(ended_pod(ftjob, 1, **late_failure)), "EvictionByEvictionAPI")
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), evicted_pod), now=LATER)
 
-    assert of.status.attempts[0].state is AttemptState.SUCCEEDED
-    assert of.status.completion_time == LATER
+    assert ftjob.status.attempts[0].reason == "PeerLost"
+
+
+def test_evidence_outlasts_its_pod() -> None:
+    ftjob = running_job()
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **KILLED), running_pod(ftjob, 1)), now=LATER
+    )
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob), now=LATER)
+
+    assert ftjob.status.attempts[0].reason == "ContainerKilled"
+
+
+def test_a_missing_pod_is_evidence_of_its_deletion() -> None:
+    ftjob = running_job()
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0)))
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob))
+
+    assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("PodDeleted", 1)
+
+
+def test_success_of_every_node_overrides_the_stop_reason() -> None:
+    success: RawBody = {"exit_code": 0, "message": termination_message(outcome=Outcome.SUCCEEDED)}
+    ftjob = running_job()
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), terminating_pod(running_pod(ftjob, 1))))
+    ftjob, _ = decide_once(
+        ftjob,
+        observation_of(ftjob, ended_pod(ftjob, 0, **success), terminating_pod(ended_pod(ftjob, 1, **success))),
+        now=LATER,
+    )
+
+    assert ftjob.status.attempts[0].state is AttemptState.SUCCEEDED
+    assert ftjob.status.completion_time == LATER
 
 
 @pytest.mark.parametrize(
     ("first", "grace_seconds"),
     [
-        pytest.param(lambda of: deleting(running(of, 1)), GRACE_SECONDS, id="a drain leaves time to save"),
-        pytest.param(lambda of: ended(of, 1, **KILLED), ABORT_GRACE_SECONDS, id="ranks of a failed job are blocked"),
+        pytest.param(lambda ftjob: terminating_pod(running_pod(ftjob, 1)), GRACE_SECONDS, id="drained node"),
+        pytest.param(lambda ftjob: ended_pod(ftjob, 1, **KILLED), ABORT_GRACE_SECONDS, id="failed node"),
     ],
 )
-def test_siblings_get_as_long_as_they_can_use(first: Any, grace_seconds: int) -> None:
-    of = started()
-    pods = (running(of, 0), first(of))
-    of, _ = step(of, seen(of, *pods))
-    _, decision = step(of, seen(of, *pods))
+def test_the_grace_period_of_other_pods_depends_on_the_stop_reason(first: Any, grace_seconds: int) -> None:
+    ftjob = running_job()
+    pods = (running_pod(ftjob, 0), first(ftjob))
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, *pods))
+    _, decision = decide_once(ftjob, observation_of(ftjob, *pods))
 
     assert [a.grace_seconds for a in decision.actions if isinstance(a, DeletePod)] == [grace_seconds]
 
 
-def test_a_victim_that_is_seen_first_leaves_its_culprit_time_to_say_what_happened() -> None:
-    """One that is asked to stop before it has told its end is told as stopped, and its peer takes the blame."""
-    of = started()
-    pods = (ended(of, 0, **VICTIM), running(of, 1))
-    of, _ = step(of, seen(of, *pods))
-    of, at_first = step(of, seen(of, *pods), now=LATER)
-    _, in_vain = step(of, seen(of, *pods), now=LATER + LAST_WORDS_WITHIN)
-    of, _ = step(of, seen(of, pods[0], ended(of, 1, message=words(error_type="ValueError"))), now=LATER)
+def test_after_a_victim_the_root_cause_has_a_grace_period_to_end_by_itself() -> None:
+    """A root cause that receives SIGTERM first reports that it was stopped, and its victim would be blamed."""
+    ftjob = running_job()
+    pods = (ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1))
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, *pods))
+    ftjob, during_grace = decide_once(ftjob, observation_of(ftjob, *pods), now=LATER)
+    _, after_grace = decide_once(ftjob, observation_of(ftjob, *pods), now=LATER + ROOT_CAUSE_GRACE)
+    ftjob, _ = decide_once(
+        ftjob,
+        observation_of(ftjob, pods[0], ended_pod(ftjob, 1, message=termination_message(error_type="ValueError"))),
+        now=LATER,
+    )
 
-    assert at_first.actions == ()
-    assert at_first.requeue_after == timedelta(seconds=1.4)  # the victim ended at 0.4 s
-    assert in_vain.actions == (DeletePod("bert-0-1", "pod-0-1", ABORT_GRACE_SECONDS),)
-    assert (of.status.attempts[0].reason, of.status.attempts[0].node_rank) == ("UserCodeError", 1)
+    assert during_grace.actions == ()
+    assert during_grace.requeue_after == timedelta(seconds=1.4)  # the victim ended at 0.4 s
+    assert after_grace.actions == (DeletePod("bert-0-1", "pod-0-1", ABORT_GRACE_SECONDS),)
+    assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("UserCodeError", 1)
 
 
-def test_a_failure_during_a_drain_hurries_the_siblings() -> None:
-    of = started()
-    pods = (deleting(running(of, 0), deadline=NOW + timedelta(seconds=GRACE_SECONDS)), deleting(running(of, 1)))
-    of, _ = step(of, seen(of, *pods))
-    _, decision = step(of, seen(of, pods[0], ended(of, 1, **VICTIM)))
+def test_a_failure_during_a_drain_shortens_the_grace_period_of_the_other_pods() -> None:
+    ftjob = running_job()
+    pods = (
+        terminating_pod(running_pod(ftjob, 0), deadline=NOW + timedelta(seconds=GRACE_SECONDS)),
+        terminating_pod(running_pod(ftjob, 1)),
+    )
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, *pods))
+    _, decision = decide_once(ftjob, observation_of(ftjob, pods[0], ended_pod(ftjob, 1, **VICTIM)))
 
     assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", ABORT_GRACE_SECONDS),)
 
 
-def test_a_lost_machine_is_waited_for_until_it_is_fenced_and_no_longer() -> None:
-    of = started()
-    lost = disrupted(deleting(running(of, 1), deadline=NOW), "DeletionByTaintManager")
-    of, _ = step(of, seen(of, ended(of, 0, **KILLED), lost))
-    waiting, _ = step(of, seen(of, ended(of, 0, **KILLED), lost), now=NOW + timedelta(seconds=29))
-    moved_on, _ = step(of, seen(of, ended(of, 0, **KILLED), lost), now=NOW + timedelta(seconds=30))
+def test_the_next_attempt_begins_once_a_lost_kubernetes_node_is_fenced() -> None:
+    ftjob = running_job()
+    lost_pod = disrupted_pod(terminating_pod(running_pod(ftjob, 1), deadline=NOW), "DeletionByTaintManager")
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **KILLED), lost_pod))
+    waiting, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **KILLED), lost_pod), now=NOW + timedelta(seconds=29)
+    )
+    after_fencing, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **KILLED), lost_pod), now=NOW + timedelta(seconds=30)
+    )
 
-    assert (waiting.status.attempt, moved_on.status.attempt) == (0, 1)
+    assert (waiting.status.attempt, after_fencing.status.attempt) == (0, 1)
 
 
-def test_a_machine_whose_clock_is_wrong_delays_nobody() -> None:
-    ahead = ended(of := started(), 0, message=words(error_type="DistBackendError", time=NOW.timestamp() + 3600))
-    of, _ = step(of, seen(of, ahead, running(of, 1)))
-    _, decision = step(of, seen(of, ahead, running(of, 1)))
+def test_a_kubernetes_node_with_a_fast_clock_does_not_delay_the_stop() -> None:
+    ahead = ended_pod(
+        ftjob := running_job(),
+        0,
+        message=termination_message(error_type="DistBackendError", time=NOW.timestamp() + 3600),
+    )
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ahead, running_pod(ftjob, 1)))
+    _, decision = decide_once(ftjob, observation_of(ftjob, ahead, running_pod(ftjob, 1)))
 
     assert decision.actions == (DeletePod("bert-0-1", "pod-0-1", ABORT_GRACE_SECONDS),)
 
 
-def test_a_lost_machine_is_given_no_time_to_save_but_its_peers_are() -> None:
-    """Kubernetes gave both the pods' own grace; nobody on the lost one obeys, and all wait until it is fenced."""
-    of = started()
-    lost = disrupted(
-        deleting(running(of, 1), deadline=NOW + timedelta(seconds=GRACE_SECONDS)), "DeletionByTaintManager"
+def test_only_pods_on_reachable_kubernetes_nodes_get_the_full_grace_period() -> None:
+    """A lost Kubernetes node does not stop its pod; a long grace period there delays the restart until fencing."""
+    ftjob = running_job()
+    lost_pod = disrupted_pod(
+        terminating_pod(running_pod(ftjob, 1), deadline=NOW + timedelta(seconds=GRACE_SECONDS)),
+        "DeletionByTaintManager",
     )
-    of, _ = step(of, seen(of, running(of, 0), lost))
-    _, decision = step(of, seen(of, running(of, 0), lost))
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), lost_pod))
+    _, decision = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), lost_pod))
 
     assert decision.actions == (
         DeletePod("bert-0-0", "pod-0-0", GRACE_SECONDS),
@@ -234,38 +293,44 @@ def test_a_lost_machine_is_given_no_time_to_save_but_its_peers_are() -> None:
     )
 
 
-def test_the_verdict_and_the_next_attempt_are_one_write() -> None:
-    of = started()
-    of, _ = step(of, seen(of, ended(of, 0, **KILLED), ended(of, 1, **VICTIM)))
-    before: JobStatus = of.status
-    of, decision = step(of, seen(of, ended(of, 0, **KILLED), ended(of, 1, **VICTIM)))
+def test_the_verdict_and_the_next_attempt_are_in_one_status_write() -> None:
+    ftjob = running_job()
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **KILLED), ended_pod(ftjob, 1, **VICTIM)))
+    before: JobStatus = ftjob.status
+    ftjob, decision = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **KILLED), ended_pod(ftjob, 1, **VICTIM))
+    )
 
     assert (before.attempt, before.attempts[-1].state) == (0, AttemptState.STOPPING)
-    assert [(r.attempt, r.state) for r in of.status.attempts] == [
+    assert [(r.attempt, r.state) for r in ftjob.status.attempts] == [
         (0, AttemptState.FAILED),
         (1, AttemptState.STARTING),
     ]
-    assert (of.status.attempt, of.status.restarts) == (1, 1)
+    assert (ftjob.status.attempt, ftjob.status.restarts) == (1, 1)
     assert {type(action).__name__ for action in decision.actions} == {"Emit"}
 
 
-def test_a_deadline_while_pods_stop_is_no_alarm() -> None:
-    of = started(activeDeadlineSeconds=60)
-    late = NOW + timedelta(seconds=61)
-    of, _ = step(of, seen(of, running(of, 0), running(of, 1)), now=late)
-    _, decision = step(of, seen(of, running(of, 0), running(of, 1)), now=late)
+def test_a_passed_deadline_does_not_requeue_a_stopping_job_at_once() -> None:
+    ftjob = running_job(activeDeadlineSeconds=60)
+    after_deadline = NOW + timedelta(seconds=61)
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)), now=after_deadline
+    )
+    _, decision = decide_once(
+        ftjob, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)), now=after_deadline
+    )
 
-    assert of.status.attempts[-1].reason == "DeadlineExceeded"
+    assert ftjob.status.attempts[-1].reason == "DeadlineExceeded"
     assert decision.requeue_after is not None
     assert decision.requeue_after > timedelta(seconds=1)
 
 
-def test_a_pod_that_vanished_before_its_attempt_was_noted_as_created_ends_the_attempt() -> None:
-    of = job()
-    of, _ = step(of, seen(of))
-    of, _ = step(of, seen(of, pod(of, 0), gone=(pod(of, 1),)))
+def test_a_pod_deleted_before_all_pods_were_created_ends_the_attempt() -> None:
+    ftjob = job()
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob))
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, pod(ftjob, 0), gone=(pod(ftjob, 1),)))
 
-    assert of.status.attempts[-1].state is AttemptState.STOPPING
+    assert ftjob.status.attempts[-1].state is AttemptState.STOPPING
 
 
 @pytest.mark.parametrize(
@@ -274,90 +339,108 @@ def test_a_pod_that_vanished_before_its_attempt_was_noted_as_created_ends_the_at
         pytest.param(None, "the command ended with exit 0 on every node", id="without an output"),
         pytest.param(
             {"persistentVolumeClaim": {"claimName": "models"}},
-            "the command ended with exit 0 on every node; what it wrote to FINETUNE_OUTPUT is in models:default/bert",
+            "the command ended with exit 0 on every node; files written to FINETUNE_OUTPUT are in models:default/bert",
             id="with an output",
         ),
     ],
 )
-def test_a_command_is_complete_when_every_node_ended_well(output: Any, message: str) -> None:
-    of = started(**command({"script": "train.py"}, output=output))
-    done: Raw = {"exit_code": 0, "message": words(outcome=Outcome.SUCCEEDED)}
-    of, _ = step(of, seen(of, ended(of, 0, **done), ended(of, 1, **done)))
+def test_a_command_is_complete_when_every_node_succeeded(output: Any, message: str) -> None:
+    ftjob = running_job(**command({"script": "train.py"}, output=output))
+    success: RawBody = {"exit_code": 0, "message": termination_message(outcome=Outcome.SUCCEEDED)}
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **success), ended_pod(ftjob, 1, **success)))
 
-    assert (of.status.phase, of.status.attempts[-1].message) == (Phase.COMPLETE, message)
-    assert of.status.batch is None
-    assert of.status.output == ("models:default/bert" if output else None)
+    assert (ftjob.status.phase, ftjob.status.attempts[-1].message) == (Phase.COMPLETE, message)
+    assert ftjob.status.batch is None
+    assert ftjob.status.output == ("models:default/bert" if output else None)
 
 
-def test_a_job_that_ran_out_of_gpu_memory_goes_on_with_smaller_micro_batches() -> None:
-    of = started(training={"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 2})
-    said = words(error_type="CudaOutOfMemory", message="ran out of GPU memory at step 37 with ...", rank=1)
-    of, _ = step(of, seen(of, ended(of, 0, message=said), ended(of, 1, **VICTIM)))
-    of, _ = step(of, seen(of, ended(of, 0, message=said), ended(of, 1, **VICTIM)))
+def test_after_a_gpu_out_of_memory_failure_the_micro_batch_is_halved() -> None:
+    ftjob = running_job(training={"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 2})
+    message = termination_message(
+        error_type="CudaOutOfMemory", message="ran out of GPU memory at step 37 with ...", rank=1
+    )
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, message=message), ended_pod(ftjob, 1, **VICTIM))
+    )
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, message=message), ended_pod(ftjob, 1, **VICTIM))
+    )
 
-    old, new = of.status.attempts
+    old, new = ftjob.status.attempts
     assert (old.reason, old.fault, old.action) == ("CudaOutOfMemory", Fault.RESOURCE, "Repair")
     assert old.message == (
         "node 0 (gpu-0) rank 1 ran out of GPU memory at step 37 with ...; retried with perDeviceTrainBatchSize 4 -> 2,"
         " gradientAccumulationSteps 2 -> 4 (effective batch stays 32)"
     )
     assert (new.attempt, new.not_before) == (1, None)
-    assert of.status.repair == Repair(per_device_train_batch_size=2, gradient_accumulation_steps=4)
-    assert of.status.batch is not None
-    assert (of.status.batch.per_device_train_batch_size, of.status.batch.effective) == (2, 32)
-    (config,) = (a.manifest for a in step(of, seen(of))[1].actions if isinstance(a, Create) and "data" in a.manifest)
+    assert ftjob.status.repair == Repair(per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    assert ftjob.status.batch is not None
+    assert (ftjob.status.batch.per_device_train_batch_size, ftjob.status.batch.effective) == (2, 32)
+    (config,) = (
+        a.manifest
+        for a in decide_once(ftjob, observation_of(ftjob))[1].actions
+        if isinstance(a, Create) and "data" in a.manifest
+    )
     training = json.loads(config["data"]["job.json"])["training"]
     assert training == {"perDeviceTrainBatchSize": 2, "gradientAccumulationSteps": 4}
 
 
-def test_nodes_that_ran_out_of_host_memory_get_more_of_it_and_then_the_job_ends_with_numbers() -> None:
+def test_after_a_host_out_of_memory_failure_the_limit_is_raised_up_to_max_memory() -> None:
     limits = {"limits": {"cpu": 4, "memory": "2Gi"}}
-    of = started(numNodes=1, resources=limits, restartPolicy={"maxMemory": "3Gi"}, **command({"script": "train.py"}))
-    killed = ended(of, 0, reason="OOMKilled", exit_code=137)
-    of, _ = step(of, seen(of, killed))
-    of, _ = step(of, seen(of, killed))
+    ftjob = running_job(
+        numNodes=1, resources=limits, restartPolicy={"maxMemory": "3Gi"}, **command({"script": "train.py"})
+    )
+    oom_killed = ended_pod(ftjob, 0, reason="OOMKilled", exit_code=137)
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, oom_killed))
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, oom_killed))
 
-    old = of.status.attempts[0]
+    old = ftjob.status.attempts[0]
     assert (old.reason, old.action) == ("HostOutOfMemory", "Repair")
     assert old.message.endswith("host memory at step 0; retried with resources.limits.memory 2Gi -> 3Gi")
     (pod,) = (
-        a.manifest for a in step(of, seen(of))[1].actions if isinstance(a, Create) and a.manifest["kind"] == "Pod"
+        a.manifest
+        for a in decide_once(ftjob, observation_of(ftjob))[1].actions
+        if isinstance(a, Create) and a.manifest["kind"] == "Pod"
     )
     assert pod["spec"]["containers"][0]["resources"] == {"limits": {"cpu": 4, "memory": "3Gi"}}
     assert {"medium": "Memory", "sizeLimit": str(3 * 2**29)} in [v.get("emptyDir") for v in pod["spec"]["volumes"]]
 
-    killed = ended(of, 0, attempt=1, reason="OOMKilled", exit_code=137)
-    of, _ = step(of, seen(of, killed))
-    of, _ = step(of, seen(of, killed))
-    assert of.status.phase is Phase.FAILED
-    assert "the limit was 3Gi: raise resources.limits.memory, or start fewer" in of.status.attempts[-1].message
+    oom_killed = ended_pod(ftjob, 0, attempt=1, reason="OOMKilled", exit_code=137)
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, oom_killed))
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, oom_killed))
+    assert ftjob.status.phase is Phase.FAILED
+    assert "the limit was 3Gi: raise resources.limits.memory, or start fewer" in ftjob.status.attempts[-1].message
 
 
 @pytest.mark.parametrize(
-    ("reported", "said", "repair"),
+    ("reported", "description", "repair"),
     [
         pytest.param(
             Progress(step=36, per_device_train_batch_size=4),
             "perDeviceTrainBatchSize 4 -> 2, gradientAccumulationSteps 2 -> 4 (effective batch stays 32)",
             Repair(per_device_train_batch_size=2, gradient_accumulation_steps=4),
-            id="what was trained is halved",
+            id="reported size is halved",
         ),
         pytest.param(
-            None, "gradientCheckpointing: true", Repair(gradient_checkpointing=True), id="nothing was chosen yet"
+            None, "gradientCheckpointing: true", Repair(gradient_checkpointing=True), id="no size reported yet"
         ),
     ],
 )
-def test_a_size_that_auto_chose_is_repaired_from_what_the_trainer_said(
-    reported: Progress | None, said: str, repair: Repair
+def test_the_repair_of_auto_starts_from_the_reported_size(
+    reported: Progress | None, description: str, repair: Repair
 ) -> None:
-    of = started(training={"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32})
-    assert of.status.batch is None
-    last = words(error_type="CudaOutOfMemory", message="ran out of GPU memory", rank=2, node_rank=1, progress=reported)
-    of, _ = step(of, seen(of, ended(of, 0, **VICTIM), ended(of, 1, message=last)))
-    of, _ = step(of, seen(of))  # the pods are gone
+    ftjob = running_job(training={"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32})
+    assert ftjob.status.batch is None
+    last_message = termination_message(
+        error_type="CudaOutOfMemory", message="ran out of GPU memory", rank=2, node_rank=1, progress=reported
+    )
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), ended_pod(ftjob, 1, message=last_message))
+    )
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob))  # the pods are gone
 
-    assert of.status.attempts[0].message.endswith(f"retried with {said}")
-    assert of.status.repair == repair
+    assert ftjob.status.attempts[0].message.endswith(f"retried with {description}")
+    assert ftjob.status.repair == repair
 
 
 @pytest.mark.parametrize(
@@ -371,12 +454,12 @@ def test_a_size_that_auto_chose_is_repaired_from_what_the_trainer_said(
                 "env": [{"name": "PYTORCH_CUDA_ALLOC_CONF"}],
             },
             "shorten the rows (dataset.maxLength), or use larger or more GPUs",
-            id="nothing is left to change",
+            id="no change left",
         ),
         pytest.param(
             {"restartPolicy": {"maxRestarts": 0}, "numNodes": 1},
             "use smaller batches, or larger or more GPUs",
-            id="no restarts are wanted",
+            id="no restarts allowed",
         ),
         pytest.param(
             command({"script": "train.py"}) | {"numNodes": 1},
@@ -385,12 +468,14 @@ def test_a_size_that_auto_chose_is_repaired_from_what_the_trainer_said(
         ),
     ],
 )
-def test_memory_that_nothing_can_help_ends_the_job_with_advice(fields: dict[str, Any], advice: str) -> None:
-    of = started(**fields)
-    said = words(error_type="OutOfMemoryError", message="CUDA out of memory. Tried ...", rank=0)
-    of, _ = step(of, seen(of, ended(of, 0, message=said)))
-    of, _ = step(of, seen(of, ended(of, 0, message=said)))
+def test_an_out_of_memory_failure_without_a_repair_fails_the_job_with_advice(
+    fields: dict[str, Any], advice: str
+) -> None:
+    ftjob = running_job(**fields)
+    message = termination_message(error_type="OutOfMemoryError", message="CUDA out of memory. Tried ...", rank=0)
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, message=message)))
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, message=message)))
 
-    assert of.status.phase is Phase.FAILED
-    assert of.status.attempts[-1].message.endswith(advice)
-    assert of.status.repair is None
+    assert ftjob.status.phase is Phase.FAILED
+    assert ftjob.status.attempts[-1].message.endswith(advice)
+    assert ftjob.status.repair is None

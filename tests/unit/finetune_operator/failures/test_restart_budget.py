@@ -1,4 +1,4 @@
-"""Budgets by fault, delays, and what counts as progress."""
+"""Restart budgets by fault, restart delays, and progress."""
 
 from datetime import timedelta
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from finetune_api.v1alpha1.job import RestartPolicy
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Evidence, Fault, RestartCounts
-from finetune_operator.failures.restart_budget import Restart, backoff, plan_restart
+from finetune_operator.failures.restart_budget import RestartPlan, plan_restart, restart_delay
 from finetune_operator.failures.verdict import Verdict
 
 Records = tuple[AttemptRecord, ...]
@@ -24,57 +24,63 @@ def record(last_step: int | None = None, **fields: Any) -> AttemptRecord:
 
 
 def plan(
-    of: Verdict, counts: RestartCounts | None = None, *, last_step: int | None = None, earlier: Records = ()
-) -> Restart:
-    return plan_restart(of, record(last_step), earlier, counts or RestartCounts(), ("uid", RestartPolicy()))
+    ftjob: Verdict, counts: RestartCounts | None = None, *, last_step: int | None = None, earlier: Records = ()
+) -> RestartPlan:
+    return plan_restart(ftjob, record(last_step), earlier, counts or RestartCounts(), ("uid", RestartPolicy()))
 
 
-def test_the_first_restart_is_immediate_and_later_ones_double_up_to_the_limit() -> None:
+def test_the_first_restart_is_immediate_and_later_delays_double_up_to_the_maximum() -> None:
     policy = RestartPolicy(backoff_seconds=10, max_backoff_seconds=300)
-    delays = [backoff(n, policy, seed="s").total_seconds() for n in range(10)]
+    delays = [restart_delay(n, policy, seed="s").total_seconds() for n in range(10)]
     assert delays[0] == 0
     for delay, base in zip(delays[1:], (10, 20, 40, 80, 160, 300, 300, 300, 300), strict=True):
         assert base <= delay <= base * 1.2
 
 
-def test_the_jitter_is_fixed_by_the_seed() -> None:
+def test_the_seed_determines_the_jitter() -> None:
     policy = RestartPolicy()
-    assert backoff(2, policy, seed="a") == backoff(2, policy, seed="a") != backoff(2, policy, seed="b")
+    assert (
+        restart_delay(2, policy, seed="a") == restart_delay(2, policy, seed="a") != restart_delay(2, policy, seed="b")
+    )
 
 
 @pytest.mark.parametrize(
-    ("fault", "counts", "again"),
+    ("fault", "counts", "is_allowed"),
     [
         pytest.param(Fault.TRANSIENT, {"counted": 2}, True, id="transient within the budget"),
-        pytest.param(Fault.TRANSIENT, {"counted": 3}, False, id="transient budget spent"),
-        pytest.param(Fault.INFRASTRUCTURE, {"counted": 3}, True, id="lost nodes do not count against the user"),
-        pytest.param(Fault.PREEMPTION, {"infrastructure": 10}, False, id="but they end too"),
+        pytest.param(Fault.TRANSIENT, {"counted": 3}, False, id="transient budget used up"),
+        pytest.param(Fault.INFRASTRUCTURE, {"counted": 3}, True, id="infrastructure has its own budget"),
+        pytest.param(Fault.PREEMPTION, {"infrastructure": 10}, False, id="infrastructure budget used up"),
     ],
 )
-def test_budgets_are_kept_by_fault(fault: Fault, counts: dict[str, int], again: bool) -> None:
+def test_each_fault_has_its_budget(fault: Fault, counts: dict[str, int], is_allowed: bool) -> None:
     restart = plan(verdict(fault), RestartCounts(**counts))
-    assert restart.again is again
-    assert again or "restartPolicy.max" in restart.message
+    assert restart.allowed is is_allowed
+    assert is_allowed or "restartPolicy.max" in restart.message
 
 
-def test_progress_gives_the_budget_back() -> None:
+def test_progress_resets_the_budget() -> None:
     restart = plan(verdict(), RestartCounts(counted=3, best_step=40), last_step=50)
-    assert (restart.again, restart.delay, restart.counts) == (True, timedelta(), RestartCounts(counted=1, best_step=50))
+    assert (restart.allowed, restart.delay, restart.counts) == (
+        True,
+        timedelta(),
+        RestartCounts(counted=1, best_step=50),
+    )
 
 
 def test_reaching_the_same_step_again_is_no_progress() -> None:
-    assert not plan(verdict(), RestartCounts(counted=3, best_step=40), last_step=40).again
+    assert not plan(verdict(), RestartCounts(counted=3, best_step=40), last_step=40).allowed
 
 
-def test_a_users_error_is_never_retried() -> None:
-    assert not plan(verdict(Fault.USER)).again
-    assert not plan(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m", helpless=True)).again
-    assert plan(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m")).again
+def test_a_user_error_and_a_failure_without_repair_are_not_retried() -> None:
+    assert not plan(verdict(Fault.USER)).allowed
+    assert not plan(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m", no_repair_left=True)).allowed
+    assert plan(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m")).allowed
 
 
 def test_the_same_unexplained_failure_at_the_same_step_ends_the_job() -> None:
     before = record(7, reason=Reason.UNEXPLAINED, rank=1)
     counts = RestartCounts(best_step=7, counted=1)
     restart = plan(verdict(Fault.UNKNOWN), counts, last_step=7, earlier=(before,))
-    assert not restart.again
+    assert not restart.allowed
     assert "the same happened before at step 7" in restart.message

@@ -1,4 +1,4 @@
-"""How the operator finds the API server, and that its secrets stay where they are."""
+"""Tests of loading credentials, of token rotation, and that secrets are not printed."""
 
 import os
 from pathlib import Path
@@ -7,11 +7,18 @@ from typing import Any
 import pytest
 import yaml
 
-from finetune_operator.kube.api_client import ApiError, ApiServer
-from finetune_operator.kube.credentials import Access, BearerToken, NoAccess, find_access, load_kubeconfig, open_session
-from testing.fakes.http_api import HttpApi, serving
+from finetune_operator.kube.api_client import ApiClient, ApiError
+from finetune_operator.kube.credentials import (
+    BearerToken,
+    ClusterCredentials,
+    NoClusterAccess,
+    find_credentials,
+    load_kubeconfig,
+    open_session,
+)
+from testing.fakes.http_api import HttpApi, serve_api
 
-SECRET = "s3cr3t"  # noqa: S105  made up
+SECRET = "s3cr3t"  # noqa: S105  not a real secret
 ONE, TWO, THREE = "one", "two", "three, and longer"
 
 
@@ -28,9 +35,9 @@ def write_kubeconfig(
     return path
 
 
-def test_a_kubeconfig_gives_server_namespace_and_token(tmp_path: Path) -> None:
-    access = load_kubeconfig([write_kubeconfig(tmp_path / "config", user={"token": SECRET})])
-    assert (access.server, access.namespace, access.token) == ("http://api.example:6443", "team", SECRET)
+def test_a_kubeconfig_provides_server_namespace_and_token(tmp_path: Path) -> None:
+    credentials = load_kubeconfig([write_kubeconfig(tmp_path / "config", user={"token": SECRET})])
+    assert (credentials.server, credentials.namespace, credentials.token) == ("http://api.example:6443", "team", SECRET)
 
 
 def test_the_first_of_several_kubeconfigs_wins(tmp_path: Path) -> None:
@@ -40,46 +47,46 @@ def test_the_first_of_several_kubeconfigs_wins(tmp_path: Path) -> None:
     assert load_kubeconfig([one, two], context="prod").token == TWO
 
 
-@pytest.mark.parametrize("way", ["exec", "auth-provider", "username"])
-def test_a_login_that_is_not_supported_is_named(tmp_path: Path, way: str) -> None:
-    config = write_kubeconfig(tmp_path / "config", user={way: "anything"})
-    with pytest.raises(NoAccess, match=f"logs in by {way}.*kubectl create token"):
+@pytest.mark.parametrize("method", ["exec", "auth-provider", "username"])
+def test_an_unsupported_login_method_is_named_in_the_error(tmp_path: Path, method: str) -> None:
+    config = write_kubeconfig(tmp_path / "config", user={method: "anything"})
+    with pytest.raises(NoClusterAccess, match=f"logs in by {method}.*kubectl create token"):
         load_kubeconfig([config])
 
 
 @pytest.mark.parametrize(
-    ("context", "message"), [("nowhere", "contexts has no entry 'nowhere'"), (None, "no kubeconfig found")]
+    ("context", "message"), [("unknown", "contexts has no entry 'unknown'"), (None, "no kubeconfig found")]
 )
-def test_what_is_missing_is_named(tmp_path: Path, context: str | None, message: str) -> None:
+def test_a_missing_context_or_file_is_named_in_the_error(tmp_path: Path, context: str | None, message: str) -> None:
     files = [write_kubeconfig(tmp_path / "config", user={})] if context else [tmp_path / "absent"]
-    with pytest.raises(NoAccess, match=message):
+    with pytest.raises(NoClusterAccess, match=message):
         load_kubeconfig(files, context=context)
 
 
-def test_the_kubeconfig_given_beats_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explicit_kubeconfig_overrides_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "env", user={"token": ONE})))
-    given = write_kubeconfig(tmp_path / "given", user={"token": TWO})
-    assert find_access(kubeconfig=str(given)).token == TWO
-    assert find_access().token == ONE
+    explicit = write_kubeconfig(tmp_path / "explicit", user={"token": TWO})
+    assert find_credentials(kubeconfig=str(explicit)).token == TWO
+    assert find_credentials().token == ONE
 
 
-def test_a_pod_without_a_mounted_token_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_without_a_mounted_token_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    with pytest.raises(NoAccess, match="service account"):
-        find_access()
+    with pytest.raises(NoClusterAccess, match="service account"):
+        find_credentials()
 
 
 def test_secrets_are_not_printed() -> None:
-    assert SECRET not in repr(Access(server="https://api.example", token=SECRET))
+    assert SECRET not in repr(ClusterCredentials(server="https://api.example", token=SECRET))
 
 
 def test_a_token_file_is_read_again_when_it_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "first").write_text("one\n")
     (tmp_path / "second").write_text("two\n")
     (tmp_path / "token").symlink_to("first")
-    bearer = BearerToken(Access(server="https://api.example", token_file=tmp_path / "token"))
+    bearer = BearerToken(ClusterCredentials(server="https://api.example", token_file=tmp_path / "token"))
     assert bearer.current() == "one"
-    (tmp_path / "new").symlink_to("second")  # the kubelet swaps a link
+    (tmp_path / "new").symlink_to("second")  # the kubelet replaces a symbolic link
     os.replace(tmp_path / "new", tmp_path / "token")
     assert bearer.current() == "two"
 
@@ -88,12 +95,15 @@ async def test_a_rotated_token_is_used_by_the_next_request(tmp_path: Path) -> No
     token, api = tmp_path / "token", HttpApi()
     token.write_text(ONE)
     api.allowed_token = ONE
-    async with serving(api) as url, open_session(Access(server=url, token_file=token), connections=1) as session:
-        server = ApiServer(url, calls=session, streams=session)
-        await server.call("GET", "/api/v1/pods")
+    async with (
+        serve_api(api) as url,
+        open_session(ClusterCredentials(server=url, token_file=token), connections=1) as session,
+    ):
+        client = ApiClient(url, calls=session, streams=session)
+        await client.call("GET", "/api/v1/pods")
         api.allowed_token = TWO
         with pytest.raises(ApiError, match="Unauthorized"):
-            await server.call("GET", "/api/v1/pods")
+            await client.call("GET", "/api/v1/pods")
         token.write_text(THREE)
         api.allowed_token = THREE
-        await server.call("GET", "/api/v1/pods")
+        await client.call("GET", "/api/v1/pods")

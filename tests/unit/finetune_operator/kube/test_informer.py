@@ -1,4 +1,4 @@
-"""The informer against an API server in memory: nothing is missed, nothing is told twice, gaps are healed."""
+"""Tests of the informer against an API server in memory: lists, watches, gaps, errors and retries."""
 
 import asyncio
 import logging
@@ -10,174 +10,171 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.kube import api_client as apiserver
-from finetune_operator.kube import credentials
+from finetune_operator.kube import api_client, credentials
 from finetune_operator.kube import informer as informer_module
 from finetune_operator.kube.informer import Informer
+from finetune_operator.observation.ownership import RawBody
 from testing.fakes.api_client import connected
-from testing.fakes.dead_peer import deafen_connections
-from testing.fakes.http_api import Fault, HttpApi
+from testing.fakes.dead_peer import drop_incoming_packets_of
+from testing.fakes.http_api import HttpApi, ScriptedFault
 
-Raw = dict[str, Any]
-LABELS = {"managed": "us"}
+LABELS = {"managed": "test"}
 
 
-def put(api: HttpApi, name: str, *, namespace: str = "default", **body: Any) -> Raw:
+def put(api: HttpApi, name: str, *, namespace: str = "default", **body: Any) -> RawBody:
     return api.put("pods", {"metadata": {"name": name, "labels": LABELS}, **body}, namespace=namespace)
 
 
-class Heard:
-    """What the informer told, as words, and what its listener believes is there."""
+class ChangeRecorder:
+    """Records the changes that the informer reports, and the objects that exist according to them."""
 
     def __init__(self) -> None:
-        self.words: list[str] = []
-        self.believed: dict[str, Raw] = {}
-        self.last: list[Raw] = []
+        self.changes: list[str] = []
+        self.objects: dict[str, RawBody] = {}
 
-    def hear(self, before: Raw | None, after: Raw | None) -> None:
+    def record(self, before: RawBody | None, after: RawBody | None) -> None:
         body = after or before
         assert body is not None
-        self.last.append(body)
         name = body["metadata"]["name"]
         verb = "deleted" if after is None else "added" if before is None else "changed"
-        self.words.append(f"{verb} {name}")
+        self.changes.append(f"{verb} {name}")
         if after is None:
-            del self.believed[body["metadata"]["uid"]]
+            del self.objects[body["metadata"]["uid"]]
         else:
-            self.believed[body["metadata"]["uid"]] = after
+            self.objects[body["metadata"]["uid"]] = after
 
-    def agrees_with(self, api: HttpApi) -> bool:
-        there = {body["metadata"]["uid"]: body["metadata"]["resourceVersion"] for body in api.objects.values()}
-        return there == {uid: body["metadata"]["resourceVersion"] for uid, body in self.believed.items()}
+    def matches(self, api: HttpApi) -> bool:
+        versions = {body["metadata"]["uid"]: body["metadata"]["resourceVersion"] for body in api.objects.values()}
+        return versions == {uid: body["metadata"]["resourceVersion"] for uid, body in self.objects.items()}
 
 
 @asynccontextmanager
-async def following(api: HttpApi, path: str = "/api/v1/pods") -> AsyncIterator[tuple[Informer, Heard]]:
-    heard = Heard()
+async def running_informer(api: HttpApi, path: str = "/api/v1/pods") -> AsyncIterator[tuple[Informer, ChangeRecorder]]:
+    recorder = ChangeRecorder()
     async with connected(api) as server:
-        informer = Informer(server, path, selector="managed=us", on_change=heard.hear)
+        informer = Informer(server, path, selector="managed=test", on_change=recorder.record)
         task = asyncio.create_task(informer.run())
         try:
-            async with asyncio.timeout(60):  # only a test that fails waits so long
+            async with asyncio.timeout(60):  # only a failing test waits that long
                 await informer.synced.wait()
-            yield informer, heard
+            yield informer, recorder
         finally:
             task.cancel()
             await asyncio.wait((task,))
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):  # only a test that fails waits so long
-        while not condition():  # noqa: ASYNC110  the server has no event for everything a test waits for
+    async with asyncio.timeout(60):  # only a failing test waits that long
+        while not condition():  # noqa: ASYNC110  the server has no event for every condition of a test
             await asyncio.sleep(0.005)
 
 
 @pytest.fixture(autouse=True)
-def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(informer_module, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(apiserver, "PAUSES", (0.01, 0.01))
+def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(informer_module, "INITIAL_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(api_client, "RETRY_DELAYS_SECONDS", (0.01, 0.01))
 
 
-async def test_the_first_list_is_told_as_additions_before_synced() -> None:
+async def test_the_first_list_is_reported_as_additions_before_synced_is_set() -> None:
     api = HttpApi()
     put(api, "a")
     put(api, "b")
-    api.put("pods", {"metadata": {"name": "not ours"}})
-    async with following(api) as (_, heard):
-        assert heard.words == ["added a", "added b"]
+    api.put("pods", {"metadata": {"name": "unlabelled"}})
+    async with running_informer(api) as (_, recorder):
+        assert recorder.changes == ["added a", "added b"]
 
 
-async def test_listed_objects_carry_their_type_as_watched_ones_do() -> None:
+async def test_listed_objects_have_kind_and_api_version() -> None:
     api = HttpApi()
     put(api, "a")
-    async with following(api) as (_, heard):
-        [body] = heard.believed.values()
+    async with running_informer(api) as (_, recorder):
+        [body] = recorder.objects.values()
         assert (body["kind"], body["apiVersion"]) == ("Pod", "v1")
 
 
-async def test_a_long_list_comes_in_pages() -> None:
+async def test_a_long_list_is_read_in_pages() -> None:
     api = HttpApi()
     for number in range(1201):
         put(api, f"p{number}")
-    async with following(api) as (_, heard):
-        assert len(heard.believed) == 1201
-    assert len([r for r in api.asked("GET", "pods") if "watch" not in r.params]) == 3
+    async with running_informer(api) as (_, recorder):
+        assert len(recorder.objects) == 1201
+    assert len([r for r in api.requests_of("GET", "pods") if "watch" not in r.params]) == 3
 
 
-async def test_changes_are_told_as_they_happen() -> None:
+async def test_changes_are_reported_in_order() -> None:
     api = HttpApi()
-    async with following(api) as (_, heard):
+    async with running_informer(api) as (_, recorder):
         await until(lambda: api.watches == 1)
         put(api, "a")
         put(api, "a", status={"phase": "Running"})
         api.remove("pods", "a")
-        await until(lambda: len(heard.words) == 3)
-    assert heard.words == ["added a", "changed a", "deleted a"]
+        await until(lambda: len(recorder.changes) == 3)
+    assert recorder.changes == ["added a", "changed a", "deleted a"]
 
 
-async def test_a_deletion_is_told_with_the_last_state() -> None:
+async def test_a_deletion_is_reported_with_the_last_state() -> None:
     api = HttpApi()
-    last: list[Raw | None] = []
+    reported: list[RawBody | None] = []
     put(api, "a", status={"phase": "Failed"})
     async with connected(api) as server:
         informer = Informer(
-            server, "/api/v1/pods", selector="managed=us", on_change=lambda before, _: last.append(before)
+            server, "/api/v1/pods", selector="managed=test", on_change=lambda before, _: reported.append(before)
         )
         task = asyncio.create_task(informer.run())
         await until(lambda: api.watches == 1)
         api.remove("pods", "a")
-        await until(lambda: len(last) == 2)
+        await until(lambda: len(reported) == 2)
         task.cancel()
-    assert last[1] is not None
-    assert last[1]["status"] == {"phase": "Failed"}
-    assert last[1]["metadata"]["resourceVersion"] == api.version
+    assert reported[1] is not None
+    assert reported[1]["status"] == {"phase": "Failed"}
+    assert reported[1]["metadata"]["resourceVersion"] == api.version
 
 
-async def test_a_watch_that_ends_goes_on_where_it_ended() -> None:
+async def test_a_new_watch_continues_at_the_version_of_the_previous_one() -> None:
     api = HttpApi()
     put(api, "a")
-    async with following(api) as (_, heard):
+    async with running_informer(api) as (_, recorder):
         await until(lambda: api.watches == 1)
         api.end_watches()
-        put(api, "b")  # before the next watch begins
-        await until(lambda: len(heard.words) == 2)
-    assert heard.words == ["added a", "added b"]
-    assert len([r for r in api.asked("GET", "pods") if "watch" not in r.params]) == 1, "no second LIST"
+        put(api, "b")  # before the next watch starts
+        await until(lambda: len(recorder.changes) == 2)
+    assert recorder.changes == ["added a", "added b"]
+    assert len([r for r in api.requests_of("GET", "pods") if "watch" not in r.params]) == 1, "no second LIST"
 
 
-async def test_a_bookmark_moves_the_place_to_go_on_from() -> None:
+async def test_a_bookmark_advances_the_version_of_the_next_watch() -> None:
     api = HttpApi()
-    async with following(api) as (_, heard):
+    async with running_informer(api) as (_, recorder):
         await until(lambda: api.watches == 1)
         api.compact()
         api.send({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": api.version}}})
         await asyncio.sleep(0.05)
         api.end_watches()
-        await until(lambda: len([r for r in api.asked("GET", "pods") if "watch" in r.params]) == 2)
+        await until(lambda: len([r for r in api.requests_of("GET", "pods") if "watch" in r.params]) == 2)
         put(api, "a")
-        await until(lambda: heard.words == ["added a"])
-    assert len([r for r in api.asked("GET", "pods") if "watch" not in r.params]) == 1
+        await until(lambda: recorder.changes == ["added a"])
+    assert len([r for r in api.requests_of("GET", "pods") if "watch" not in r.params]) == 1
 
 
-async def test_a_deletion_in_a_gap_is_told_after_the_relist() -> None:
+async def test_a_deletion_between_two_watches_is_reported_after_the_relist() -> None:
     api = HttpApi()
     put(api, "a")
     put(api, "b")
-    async with following(api) as (_, heard):
+    async with running_informer(api) as (_, recorder):
         await until(lambda: api.watches == 1)
         api.remove("pods", "a", silently=True)
         put(api, "c")
         api.compact()
         api.end_watches()
-        await until(lambda: "deleted a" in heard.words)
-        await until(lambda: heard.agrees_with(api))
-    assert heard.words == ["added a", "added b", "added c", "deleted a"]
+        await until(lambda: "deleted a" in recorder.changes)
+        await until(lambda: recorder.matches(api))
+    assert recorder.changes == ["added a", "added b", "added c", "deleted a"]
 
 
-async def test_an_object_replaced_in_a_gap_is_a_deletion_and_an_addition() -> None:
+async def test_an_object_replaced_between_two_watches_is_reported_as_deletion_and_addition() -> None:
     api = HttpApi()
     put(api, "a")
-    async with following(api) as (_, heard):
+    async with running_informer(api) as (_, recorder):
         await until(lambda: api.watches == 1)
         api.remove("pods", "a", silently=True)
         api.compact()
@@ -185,90 +182,90 @@ async def test_an_object_replaced_in_a_gap_is_a_deletion_and_an_addition() -> No
             "metadata": {"name": "a", "namespace": "default", "labels": LABELS, "uid": "new", "resourceVersion": "999"}
         }
         api.end_watches()
-        await until(lambda: len(heard.words) == 3)
-    assert heard.words == ["added a", "deleted a", "added a"]
+        await until(lambda: len(recorder.changes) == 3)
+    assert recorder.changes == ["added a", "deleted a", "added a"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can make a connection deaf")
-async def test_a_connection_that_the_network_forgot_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long before the next bookmark is overdue, which takes longer than this test waits."""
-    quick = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1, "TCP_USER_TIMEOUT": 1000}
-    monkeypatch.setattr(credentials, "TCP_OPTIONS", quick)
+@pytest.mark.skipif(sys.platform != "linux", reason="the connection can be cut silently on Linux only")
+async def test_a_silently_dropped_connection_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TCP keepalive detects it long before the next bookmark is overdue, for which this test does not wait."""
+    short_timeouts = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1, "TCP_USER_TIMEOUT": 1000}
+    monkeypatch.setattr(credentials, "TCP_OPTIONS", short_timeouts)
     api = HttpApi()
-    async with following(api) as (_, heard):
+    async with running_informer(api) as (_, recorder):
         await until(lambda: api.watches == 1)
-        assert deafen_connections(os.getpid())
+        assert drop_incoming_packets_of(os.getpid())
         put(api, "meanwhile")
-        await until(lambda: heard.words == ["added meanwhile"])
+        await until(lambda: recorder.changes == ["added meanwhile"])
 
 
-async def test_an_error_event_other_than_gone_is_survived() -> None:
+async def test_the_informer_recovers_from_an_error_event_other_than_410() -> None:
     api = HttpApi()
-    async with following(api) as (_, heard):
+    async with running_informer(api) as (_, recorder):
         await until(lambda: api.watches == 1)
-        api.send({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcd is away"}})
+        api.send({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcd is unavailable"}})
         put(api, "a")
-        await until(lambda: heard.words == ["added a"])
+        await until(lambda: recorder.changes == ["added a"])
 
 
 @pytest.mark.parametrize("status", [pytest.param(0, id="connection cut"), 429, 403, 410, 500, 503])
-async def test_lists_and_watches_are_tried_again(status: int) -> None:
+async def test_failed_lists_and_watches_are_retried(status: int) -> None:
     api = HttpApi()
     put(api, "a")
-    api.faults.append(Fault("GET", "pods", status, times=5))
-    async with following(api) as (informer, heard):
-        assert heard.words == ["added a"]
+    api.faults.append(ScriptedFault("GET", "pods", status, times=5))
+    async with running_informer(api) as (informer, recorder):
+        assert recorder.changes == ["added a"]
         await until(lambda: api.watches == 1)
-        api.faults.append(Fault("GET", "pods", status, times=5))
+        api.faults.append(ScriptedFault("GET", "pods", status, times=5))
         api.end_watches()
         put(api, "b")
-        await until(lambda: heard.agrees_with(api))
-        assert informer.silent_seconds() < 5
+        await until(lambda: recorder.matches(api))
+        assert informer.seconds_since_activity() < 5
 
 
-async def test_a_right_that_is_missing_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_missing_permission_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     api = HttpApi()
-    api.faults.append(Fault("GET", "pods", 403, times=4))
+    api.faults.append(ScriptedFault("GET", "pods", 403, times=4))
     with caplog.at_level(logging.WARNING):
-        async with following(api):
+        async with running_informer(api):
             pass
 
     (record,) = caplog.records
     assert (record.levelname, vars(record)["failures"]) == ("WARNING", 1)
 
 
-async def test_an_object_that_loses_our_label_is_gone_for_us() -> None:
+async def test_an_object_that_loses_the_label_is_reported_as_deleted() -> None:
     api = HttpApi()
     before = put(api, "a")
-    async with following(api) as (_, heard):
+    async with running_informer(api) as (_, recorder):
         await until(lambda: api.watches == 1)
         api.send({"type": "DELETED", "object": before})
-        await until(lambda: heard.words == ["added a", "deleted a"])
+        await until(lambda: recorder.changes == ["added a", "deleted a"])
 
 
-async def test_one_namespace_hears_nothing_of_another() -> None:
+async def test_changes_in_other_namespaces_are_not_reported() -> None:
     api = HttpApi()
     put(api, "a", namespace="one")
     put(api, "b", namespace="two")
-    async with following(api, "/api/v1/namespaces/one/pods") as (_, heard):
+    async with running_informer(api, "/api/v1/namespaces/one/pods") as (_, recorder):
         await until(lambda: api.watches == 1)
         put(api, "c", namespace="two")
         put(api, "d", namespace="one")
-        await until(lambda: len(heard.words) == 2)
-    assert heard.words == ["added a", "added d"]
+        await until(lambda: len(recorder.changes) == 2)
+    assert recorder.changes == ["added a", "added d"]
 
 
-async def test_who_changed_which_field_is_not_kept() -> None:
+async def test_managed_fields_are_not_stored() -> None:
     api = HttpApi()
     api.put("pods", {"metadata": {"name": "a", "labels": LABELS, "managedFields": [{"manager": "kubelet"}]}})
-    async with following(api) as (_, heard):
-        [body] = heard.believed.values()
+    async with running_informer(api) as (_, recorder):
+        [body] = recorder.objects.values()
         assert "managedFields" not in body["metadata"]
 
 
 async def test_an_object_of_a_megabyte_fits_into_a_watch() -> None:
     api = HttpApi()
-    async with following(api) as (_, heard):
+    async with running_informer(api) as (_, recorder):
         await until(lambda: api.watches == 1)
         put(api, "a", spec={"args": ["x" * 1_500_000]})
-        await until(lambda: heard.words == ["added a"])
+        await until(lambda: recorder.changes == ["added a"])

@@ -1,4 +1,4 @@
-"""The lease among replicas that talk to one API server, each with a clock of its own."""
+"""Tests of leader election with two replicas and one API server in memory, on a simulated clock."""
 
 import asyncio
 import random
@@ -8,15 +8,20 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from finetune_operator.kube.api_client import ApiServer
+from finetune_operator.kube.api_client import ApiClient
 from finetune_operator.manager import leader_election as leader_module
-from finetune_operator.manager.leader_election import LEASE_SECONDS, RENEW_DEADLINE, LeaderElection, LeaseName
+from finetune_operator.manager.leader_election import (
+    LEASE_DURATION_SECONDS,
+    RENEW_DEADLINE_SECONDS,
+    LeaderElection,
+    LeaseConfig,
+)
 from testing.fakes.api_client import connected
-from testing.fakes.http_api import Fault, HttpApi
+from testing.fakes.http_api import HttpApi, ScriptedFault
 
 
-class Clock:
-    """Monotonic seconds that a test moves."""
+class FakeMonotonicClock:
+    """Monotonic seconds that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -26,28 +31,28 @@ class Clock:
 
 
 @pytest.fixture(autouse=True)
-def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_module, "RETRY_SECONDS", 0.01)
+def _short_retry_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_module, "RETRY_PERIOD_SECONDS", 0.01)
 
 
-def replica(server: ApiServer, identity: str, clock: Clock) -> LeaderElection:
-    return LeaderElection(server, LeaseName("default", "finetune-operator", identity), clock=clock)
+def replica(server: ApiClient, identity: str, clock: FakeMonotonicClock) -> LeaderElection:
+    return LeaderElection(server, LeaseConfig("default", "finetune-operator", identity), clock=clock)
 
 
 @asynccontextmanager
-async def two_replicas(api: HttpApi) -> AsyncIterator[tuple[LeaderElection, LeaderElection, Clock]]:
-    clock = Clock()
+async def two_replicas(api: HttpApi) -> AsyncIterator[tuple[LeaderElection, LeaderElection, FakeMonotonicClock]]:
+    clock = FakeMonotonicClock()
     async with connected(api) as server:
         yield replica(server, "one", clock), replica(server, "two", clock), clock
 
 
 def spec(api: HttpApi) -> dict[str, object]:
-    found: dict[str, object] = api.objects["leases", "default", "finetune-operator"]["spec"]
-    return found
+    lease_spec: dict[str, object] = api.objects["leases", "default", "finetune-operator"]["spec"]
+    return lease_spec
 
 
 async def waits(election: LeaderElection) -> bool:
-    """True if the lease is not to be had at the moment."""
+    """Return whether the replica fails to acquire the lease at the moment."""
     try:
         async with asyncio.timeout(0.2):
             await election.acquire()
@@ -61,31 +66,31 @@ async def test_the_first_replica_leads_and_the_second_waits() -> None:
     async with two_replicas(api) as (one, two, _):
         await one.acquire()
         assert await waits(two)
-        assert (one.leading, two.leading) == (True, False)
+        assert (one.is_leading, two.is_leading) == (True, False)
     assert spec(api)["holderIdentity"] == "one"
-    assert spec(api)["leaseDurationSeconds"] == LEASE_SECONDS
+    assert spec(api)["leaseDurationSeconds"] == LEASE_DURATION_SECONDS
 
 
-async def test_a_lease_that_is_not_renewed_is_taken_over_when_its_time_is_up() -> None:
+async def test_a_lease_that_is_not_renewed_is_taken_over_after_its_duration() -> None:
     api = HttpApi()
     async with two_replicas(api) as (one, two, clock):
         await one.acquire()
-        assert await waits(two)  # sees the lease: its time counts from now
-        clock.now += LEASE_SECONDS - 0.1
+        assert await waits(two)  # the replica observes the lease: its duration starts now
+        clock.now += LEASE_DURATION_SECONDS - 0.1
         assert await waits(two)
         clock.now += 0.2
         assert not await waits(two)
-        assert (one.leading, two.leading) == (False, True)
+        assert (one.is_leading, two.is_leading) == (False, True)
     assert spec(api)["leaseTransitions"] == 1
 
 
-async def test_the_time_written_in_the_lease_does_not_matter() -> None:
+async def test_the_renew_time_in_the_lease_is_ignored() -> None:
     api = HttpApi()
-    old = {"holderIdentity": "gone", "leaseDurationSeconds": 15, "renewTime": "2001-01-01T00:00:00.000000Z"}
-    api.put("leases", {"metadata": {"name": "finetune-operator"}, "spec": old})
+    old_spec = {"holderIdentity": "gone", "leaseDurationSeconds": 15, "renewTime": "2001-01-01T00:00:00.000000Z"}
+    api.put("leases", {"metadata": {"name": "finetune-operator"}, "spec": old_spec})
     async with two_replicas(api) as (one, _, clock):
-        assert await waits(one), "its holder's clock may be wrong: only an unchanged lease counts"
-        clock.now += LEASE_SECONDS
+        assert await waits(one), "the clock of the holder may be wrong: only an unchanged lease expires"
+        clock.now += LEASE_DURATION_SECONDS
         assert not await waits(one)
 
 
@@ -94,7 +99,7 @@ async def test_a_released_lease_is_free_at_once() -> None:
         await one.acquire()
         await one.release()
         assert not await waits(two)
-        assert (one.leading, two.leading) == (False, True)
+        assert (one.is_leading, two.is_leading) == (False, True)
 
 
 async def test_a_replica_that_never_led_releases_nothing() -> None:
@@ -106,62 +111,62 @@ async def test_a_replica_that_never_led_releases_nothing() -> None:
     assert spec(api)["holderIdentity"] == "one"
 
 
-async def test_holding_renews_without_reading() -> None:
+async def test_a_renewal_does_not_read_the_lease() -> None:
     api = HttpApi()
     async with two_replicas(api) as (one, _, clock):
         await one.acquire()
-        reads = len(api.asked("GET", "leases"))
-        holding = asyncio.create_task(one.hold())
+        reads = len(api.requests_of("GET", "leases"))
+        renewal = asyncio.create_task(one.renew_until_lost())
         for _ in range(20):
-            clock.now += RENEW_DEADLINE / 2
+            clock.now += RENEW_DEADLINE_SECONDS / 2
             await asyncio.sleep(0.03)
-        assert one.leading
-        assert not holding.done()
-        holding.cancel()
-    assert len(api.asked("GET", "leases")) == reads
-    assert len(api.asked("PUT", "leases")) >= 10
+        assert one.is_leading
+        assert not renewal.done()
+        renewal.cancel()
+    assert len(api.requests_of("GET", "leases")) == reads
+    assert len(api.requests_of("PUT", "leases")) >= 10
 
 
-async def test_holding_ends_at_the_renew_deadline_while_nobody_else_can_lead() -> None:
+async def test_the_leader_stops_at_the_renew_deadline_before_another_replica_can_lead() -> None:
     api = HttpApi()
     async with two_replicas(api) as (one, two, clock):
         await one.acquire()
         assert await waits(two)
-        api.faults.append(Fault("PUT", "leases", 500, times=10**6))
-        holding = asyncio.create_task(one.hold())
+        api.faults.append(ScriptedFault("PUT", "leases", 500, times=10**6))
+        renewal = asyncio.create_task(one.renew_until_lost())
         await asyncio.sleep(0.1)
-        assert one.leading, "a few failures are no loss"
-        clock.now += RENEW_DEADLINE
-        await asyncio.wait_for(holding, timeout=2)
-        assert not one.leading
+        assert one.is_leading, "a few failures do not lose the lease"
+        clock.now += RENEW_DEADLINE_SECONDS
+        await asyncio.wait_for(renewal, timeout=2)
+        assert not one.is_leading
         assert await waits(two)
 
 
-async def test_holding_ends_when_somebody_else_holds_the_lease() -> None:
+async def test_the_leader_stops_when_another_replica_holds_the_lease() -> None:
     api = HttpApi()
     async with two_replicas(api) as (one, _, _clock):
         await one.acquire()
-        taken = {**spec(api), "holderIdentity": "somebody"}
+        taken = {**spec(api), "holderIdentity": "other"}
         api.put("leases", {"metadata": {"name": "finetune-operator"}, "spec": taken})
-        await asyncio.wait_for(one.hold(), timeout=2)
+        await asyncio.wait_for(one.renew_until_lost(), timeout=2)
 
 
-async def test_a_renewal_whose_answer_was_lost_is_no_loss() -> None:
+async def test_a_renewal_whose_response_was_lost_does_not_lose_the_lease() -> None:
     api = HttpApi()
     async with two_replicas(api) as (one, _, _clock):
         await one.acquire()
-        api.faults.append(Fault("PUT", "leases", 500, after=True))
-        holding = asyncio.create_task(one.hold())
+        api.faults.append(ScriptedFault("PUT", "leases", 500, after_execution=True))
+        renewal = asyncio.create_task(one.renew_until_lost())
         await asyncio.sleep(0.2)
-        assert one.leading
-        assert not holding.done()
-        holding.cancel()
+        assert one.is_leading
+        assert not renewal.done()
+        renewal.cancel()
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_two_replicas_never_lead_at_once(seed: int) -> None:
+async def test_two_replicas_never_lead_at_the_same_time(seed: int) -> None:
     api, chance = HttpApi(), random.Random(seed)
-    turns, frozen_until = Counter[str](), {"one": 0.0, "two": 0.0}
+    successes, frozen_until = Counter[str](), {"one": 0.0, "two": 0.0}
     async with two_replicas(api) as (one, two, clock):
         replicas = {"one": one, "two": two}
         for _ in range(300):
@@ -172,9 +177,11 @@ async def test_two_replicas_never_lead_at_once(seed: int) -> None:
             if clock.now < frozen_until[name]:
                 continue
             if chance.random() < 0.3:
-                api.faults = [Fault(chance.choice(("GET", "PUT")), "leases", 500, after=chance.random() < 0.5)]
-            turns[name] += await replicas[name]._try()
+                api.faults = [
+                    ScriptedFault(chance.choice(("GET", "PUT")), "leases", 500, after_execution=chance.random() < 0.5)
+                ]
+            successes[name] += await replicas[name]._try_acquire_or_renew()
             if chance.random() < 0.02:
                 await replicas[name].release()
-            assert not (one.leading and two.leading)
-    assert min(turns["one"], turns["two"]) > 5, "both had their turn, or this test shows nothing"
+            assert not (one.is_leading and two.is_leading)
+    assert min(successes["one"], successes["two"]) > 5, "both replicas must have led, or this test proves nothing"

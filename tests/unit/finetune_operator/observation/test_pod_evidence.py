@@ -1,4 +1,4 @@
-"""What a pod leaves behind, read from its body: the supervisor's words before those of Kubernetes."""
+"""Evidence parsed from a pod body: the termination message of the supervisor precedes Kubernetes fields."""
 
 import json
 from datetime import UTC, datetime
@@ -7,11 +7,11 @@ import pytest
 
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.status import Evidence
-from finetune_operator.observation.pods import MESSAGE_CHARACTERS, NodeObservation, observe_pod
-from testing.builders.jobs import Raw, ended, job, pod
+from finetune_operator.observation.pods import MAX_MESSAGE_CHARACTERS, NodeObservation, observe_pod
+from testing.builders.jobs import RawBody, ended_pod, job, pod
 
-OF = job()
-SAID = {
+JOB = job()
+TERMINATION = {
     "final": True,
     "outcome": "failed",
     "errorType": "KeyError",
@@ -21,34 +21,39 @@ SAID = {
 }
 
 
-def look(body: Raw) -> NodeObservation:
+def observe(body: RawBody) -> NodeObservation:
     node = observe_pod(body, gone=False)
     assert node is not None
     return node
 
 
-def evidence(body: Raw) -> Evidence:
-    return look(body).evidence
+def evidence(body: RawBody) -> Evidence:
+    return observe(body).evidence
 
 
-def condition(kind: str, status: str, **fields: str) -> Raw:
-    return {"type": kind, "status": status, **fields}
+def condition(condition_type: str, status: str, **fields: str) -> RawBody:
+    return {"type": condition_type, "status": status, **fields}
 
 
-def test_what_the_supervisor_said_is_the_evidence() -> None:
-    found = evidence(ended(OF, 0, message=json.dumps({**SAID, "progress": {"step": 7}})))
-    assert (found.outcome, found.error_type, found.message, found.rank) == ("failed", "KeyError", "no rows", 3)
-    assert (found.exit_code, found.last_step) == (1, 7)
+def test_the_termination_message_is_the_evidence() -> None:
+    node_evidence = evidence(ended_pod(JOB, 0, message=json.dumps({**TERMINATION, "progress": {"step": 7}})))
+    assert (node_evidence.outcome, node_evidence.error_type, node_evidence.message, node_evidence.rank) == (
+        "failed",
+        "KeyError",
+        "no rows",
+        3,
+    )
+    assert (node_evidence.exit_code, node_evidence.last_step) == (1, 7)
 
 
-def test_the_supervisors_clock_is_finer_than_that_of_kubernetes() -> None:
+def test_the_finish_time_of_the_supervisor_has_fractions_of_a_second() -> None:
     stamp = "2001-09-09T01:46:41Z"
-    last_words, noted = SAID, {**SAID, "final": False}
-    assert evidence(ended(OF, 0, message=json.dumps(last_words), finishedAt=stamp)).finished_at == datetime(
+    final, preliminary = TERMINATION, {**TERMINATION, "final": False}
+    assert evidence(ended_pod(JOB, 0, message=json.dumps(final), finishedAt=stamp)).finished_at == datetime(
         2001, 9, 9, 1, 46, 40, 250_000, UTC
     )
-    # what was noted while it ran tells nothing of the end
-    assert evidence(ended(OF, 0, message=json.dumps(noted), finishedAt=stamp)).finished_at == datetime(
+    # a message written while it ran does not contain the end
+    assert evidence(ended_pod(JOB, 0, message=json.dumps(preliminary), finishedAt=stamp)).finished_at == datetime(
         2001, 9, 9, 1, 46, 41, tzinfo=UTC
     )
 
@@ -56,53 +61,58 @@ def test_the_supervisors_clock_is_finer_than_that_of_kubernetes() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        pytest.param("Traceback: no such file", id="a log"),
-        pytest.param('{"loss": 1.5', id="a log that begins like JSON"),
-        pytest.param('{"outcome": "exploded"}', id="JSON that is not ours"),
+        pytest.param("Traceback: no such file", id="log"),
+        pytest.param('{"loss": 1.5', id="log that begins like JSON"),
+        pytest.param('{"outcome": "exploded"}', id="foreign JSON"),
     ],
 )
-def test_a_message_that_is_not_ours_is_the_end_of_a_log(text: str) -> None:
-    node = look(ended(OF, 0, message=f"  {text}\n"))
+def test_a_message_that_is_no_termination_message_is_a_log(text: str) -> None:
+    node = observe(ended_pod(JOB, 0, message=f"  {text}\n"))
     assert node.termination is None
     assert (node.evidence.outcome, node.evidence.message) == ("", text)
 
 
-def test_of_a_log_the_end_is_kept_and_of_last_words_the_beginning() -> None:
-    long = "begin " + "x" * MESSAGE_CHARACTERS + " end"
-    log, words = ended(OF, 0, message=long), ended(OF, 0, message=json.dumps({**SAID, "message": long}))
-    assert evidence(log).message == long[-MESSAGE_CHARACTERS:]
-    assert evidence(words).message == long[:MESSAGE_CHARACTERS]
+def test_the_end_of_a_log_and_the_start_of_a_termination_message_are_kept() -> None:
+    long = "begin " + "x" * MAX_MESSAGE_CHARACTERS + " end"
+    log, ended_with_message = (
+        ended_pod(JOB, 0, message=long),
+        ended_pod(JOB, 0, message=json.dumps({**TERMINATION, "message": long})),
+    )
+    assert evidence(log).message == long[-MAX_MESSAGE_CHARACTERS:]
+    assert evidence(ended_with_message).message == long[:MAX_MESSAGE_CHARACTERS]
 
 
-def test_an_eviction_explains_more_than_the_containers_error() -> None:
-    body = ended(OF, 0, exit_code=137, message="killed")
-    evicted = {**body, "status": {**body["status"], "reason": "Evicted", "message": "node was low on memory"}}
-    assert (evidence(evicted).reason, evidence(evicted).message) == ("Evicted", "node was low on memory")
+def test_the_reason_of_the_pod_precedes_that_of_the_container() -> None:
+    body = ended_pod(JOB, 0, exit_code=137, message="killed")
+    evicted_pod = {**body, "status": {**body["status"], "reason": "Evicted", "message": "node was low on memory"}}
+    assert (evidence(evicted_pod).reason, evidence(evicted_pod).message) == ("Evicted", "node was low on memory")
     assert (evidence(body).reason, evidence(body).message) == ("Error", "killed")
 
 
-def test_only_a_disruption_that_holds_is_one() -> None:
+def test_a_disruption_condition_counts_only_while_true() -> None:
     target = condition("DisruptionTarget", "True", reason="PreemptionByScheduler", message="made room")
-    was = condition("DisruptionTarget", "False", reason="PreemptionByScheduler")
-    disrupted = evidence(pod(OF, 0, conditions=[condition("Ready", "False"), target]))
-    assert (disrupted.disruption, disrupted.message) == ("PreemptionByScheduler", "made room")
-    assert evidence(pod(OF, 0, conditions=[was])).disruption == ""
+    inactive = condition("DisruptionTarget", "False", reason="PreemptionByScheduler")
+    node_evidence = evidence(pod(JOB, 0, conditions=[condition("Ready", "False"), target]))
+    assert (node_evidence.disruption, node_evidence.message) == ("PreemptionByScheduler", "made room")
+    assert evidence(pod(JOB, 0, conditions=[inactive])).disruption == ""
 
 
-def test_the_signal_of_a_mute_container_is_kept() -> None:
-    found = evidence(ended(OF, 0, exit_code=137, signal=9))
-    assert (found.signal, found.exit_code) == (9, 137)
+def test_the_signal_of_a_container_without_a_message_is_kept() -> None:
+    node_evidence = evidence(ended_pod(JOB, 0, exit_code=137, signal=9))
+    assert (node_evidence.signal, node_evidence.exit_code) == (9, 137)
 
 
 @pytest.mark.parametrize(
     ("exit_code", "outcome", "succeeded"),
     [
-        pytest.param(0, Outcome.SUCCEEDED, True, id="published"),
-        pytest.param(0, Outcome.STOPPED, False, id="stopped well"),
-        pytest.param(0, Outcome.RUNNING, False, id="ended in the middle"),
-        pytest.param(1, Outcome.SUCCEEDED, False, id="ended badly after all"),
+        pytest.param(0, Outcome.SUCCEEDED, True, id="published result"),
+        pytest.param(0, Outcome.STOPPED, False, id="stopped"),
+        pytest.param(0, Outcome.RUNNING, False, id="ended while running"),
+        pytest.param(1, Outcome.SUCCEEDED, False, id="exit code 1 after success"),
     ],
 )
-def test_exit_0_alone_proves_nothing(exit_code: int, outcome: Outcome, succeeded: bool) -> None:
+def test_exit_code_0_without_a_published_result_is_no_success(
+    exit_code: int, outcome: Outcome, succeeded: bool
+) -> None:
     message = json.dumps({"final": True, "outcome": outcome})
-    assert look(ended(OF, 0, exit_code=exit_code, message=message)).succeeded is succeeded
+    assert observe(ended_pod(JOB, 0, exit_code=exit_code, message=message)).succeeded is succeeded

@@ -1,4 +1,4 @@
-"""What is read from a pod: raw bodies as an API server shows them, and the observation they become."""
+"""Observations parsed from raw pod bodies."""
 
 from datetime import timedelta
 from typing import Any
@@ -10,85 +10,97 @@ from finetune_operator.failures.rules import judge_node
 from finetune_operator.observation.pods import (
     FENCED_AFTER_SECONDS,
     OVERDUE_SECONDS,
-    Life,
     NodeObservation,
     Observation,
-    Waiting,
+    PodPhase,
+    WaitingState,
     observe_pod,
     observe_pods,
 )
-from testing.builders.jobs import NOW, Raw, deleting, ended, job, pod, running
+from testing.builders.jobs import NOW, RawBody, ended_pod, job, pod, running_pod, terminating_pod
 
-OF = job()
+JOB = job()
 INITIALIZING = {"waiting": {"reason": "PodInitializing"}}
 
 
-def look(body: Raw, *, gone: bool = False) -> NodeObservation:
+def observe(body: RawBody, *, gone: bool = False) -> NodeObservation:
     node = observe_pod(body, gone=gone)
     assert node is not None
     return node
 
 
-def container(state: Raw, **status: Any) -> Raw:
-    """The pod of node 0 whose trainer is in this state."""
-    return pod(OF, 0, containerStatuses=[{"name": names.CONTAINER, "state": state}], **status)
+def container(state: RawBody, **status: Any) -> RawBody:
+    """Return the pod of node 0 with the trainer container in this state."""
+    return pod(JOB, 0, containerStatuses=[{"name": names.CONTAINER, "state": state}], **status)
 
 
-def waiting(reason: str, **fields: str) -> Raw:
+def waiting(reason: str, **fields: str) -> RawBody:
     return container({"waiting": {"reason": reason, **fields}})
 
 
-def condition(kind: str, status: str, **fields: str) -> Raw:
-    return {"type": kind, "status": status, **fields}
+def condition(condition_type: str, status: str, **fields: str) -> RawBody:
+    return {"type": condition_type, "status": status, **fields}
 
 
 @pytest.mark.parametrize(
-    ("body", "life"),
+    ("body", "phase"),
     [
-        pytest.param(pod(OF, 0), Life.PENDING, id="made"),
-        pytest.param(waiting("ContainerCreating"), Life.PENDING, id="being made ready"),
-        pytest.param(container({}, phase="Running"), Life.PENDING, id="a phase alone runs nothing"),
-        pytest.param(running(OF, 0), Life.RUNNING, id="runs"),
-        pytest.param(container({"running": {}}), Life.RUNNING, id="runs before its phase says so"),
-        pytest.param(container({"terminated": {"exitCode": 0}}, phase="Running"), Life.SUCCEEDED, id="ended well"),
-        pytest.param(container({"terminated": {"exitCode": 1}}, phase="Running"), Life.FAILED, id="ended badly"),
-        pytest.param(container({"terminated": {"exitCode": 0}}, phase="Failed"), Life.SUCCEEDED, id="its own exit"),
-        pytest.param(container({"terminated": {}}), Life.FAILED, id="ended without an exit code"),
-        pytest.param(pod(OF, 0, phase="Failed", reason="Evicted"), Life.FAILED, id="evicted before it began"),
-        pytest.param(pod(OF, 0, phase="Succeeded"), Life.SUCCEEDED, id="a phase without a container"),
-        pytest.param(pod(OF, 0, phase="Unknown"), Life.PENDING, id="a kubelet that is silent"),
+        pytest.param(pod(JOB, 0), PodPhase.PENDING, id="created"),
+        pytest.param(waiting("ContainerCreating"), PodPhase.PENDING, id="container creating"),
+        pytest.param(container({}, phase="Running"), PodPhase.PENDING, id="phase without a running container"),
+        pytest.param(running_pod(JOB, 0), PodPhase.RUNNING, id="running"),
+        pytest.param(container({"running": {}}), PodPhase.RUNNING, id="running before the phase"),
+        pytest.param(
+            container({"terminated": {"exitCode": 0}}, phase="Running"),
+            PodPhase.SUCCEEDED,
+            id="exit code 0 before the phase",
+        ),
+        pytest.param(
+            container({"terminated": {"exitCode": 1}}, phase="Running"),
+            PodPhase.FAILED,
+            id="exit code 1 before the phase",
+        ),
+        pytest.param(
+            container({"terminated": {"exitCode": 0}}, phase="Failed"),
+            PodPhase.SUCCEEDED,
+            id="exit code 0 with a failed sidecar",
+        ),
+        pytest.param(container({"terminated": {}}), PodPhase.FAILED, id="terminated without an exit code"),
+        pytest.param(pod(JOB, 0, phase="Failed", reason="Evicted"), PodPhase.FAILED, id="evicted before its start"),
+        pytest.param(pod(JOB, 0, phase="Succeeded"), PodPhase.SUCCEEDED, id="phase without a container status"),
+        pytest.param(pod(JOB, 0, phase="Unknown"), PodPhase.PENDING, id="unknown phase"),
     ],
 )
-def test_a_life_is_read_from_the_container_before_the_phase(body: Raw, life: Life) -> None:
-    assert look(body).life is life
+def test_the_container_state_precedes_the_pod_phase(body: RawBody, phase: PodPhase) -> None:
+    assert observe(body).phase is phase
 
 
-def test_a_pod_that_nobody_looked_at_yet_is_pending() -> None:
-    body = {key: value for key, value in pod(OF, 0).items() if key != "status"}
-    assert (look(body).life, look(body).waiting) == (Life.PENDING, None)
+def test_a_pod_without_status_is_pending() -> None:
+    body = {key: value for key, value in pod(JOB, 0).items() if key != "status"}
+    assert (observe(body).phase, observe(body).waiting) == (PodPhase.PENDING, None)
 
 
-def test_a_pod_that_is_gone_runs_nothing_whatever_it_was_last_seen_to_do() -> None:
-    there, gone = look(running(OF, 0)), look(running(OF, 0), gone=True)
-    assert (there.ended, there.may_run(NOW), there.evidence.ended) == (False, True, False)
+def test_a_tombstone_has_no_running_process() -> None:
+    live, gone = observe(running_pod(JOB, 0)), observe(running_pod(JOB, 0), gone=True)
+    assert (live.ended, live.may_run(NOW), live.evidence.ended) == (False, True, False)
     assert (gone.ended, gone.may_run(NOW), gone.evidence.ended) == (True, False, True)
 
 
-def test_another_container_of_the_pod_says_nothing_of_the_trainer() -> None:
+def test_other_containers_do_not_affect_the_phase() -> None:
     sidecar = {"name": "proxy", "state": {"terminated": {"exitCode": 1}}}
     trainer = {"name": names.CONTAINER, "state": {"running": {}}}
-    assert look(pod(OF, 0, containerStatuses=[sidecar, trainer])).life is Life.RUNNING
-    assert look(pod(OF, 0, containerStatuses=[sidecar])).life is Life.PENDING
+    assert observe(pod(JOB, 0, containerStatuses=[sidecar, trainer])).phase is PodPhase.RUNNING
+    assert observe(pod(JOB, 0, containerStatuses=[sidecar])).phase is PodPhase.PENDING
 
 
 @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
-def test_being_made_ready_is_no_reason_to_wait(reason: str) -> None:
-    assert look(waiting(reason)).waiting is None
+def test_container_creating_is_no_waiting_state(reason: str) -> None:
+    assert observe(waiting(reason)).waiting is None
 
 
-def test_a_container_that_cannot_start_says_why() -> None:
-    assert look(waiting("ErrImagePull", message="not found")).waiting == Waiting("ErrImagePull", "not found")
-    assert look(waiting("ImagePullBackOff")).waiting == Waiting("ImagePullBackOff", "")
+def test_the_waiting_state_of_a_container_has_reason_and_message() -> None:
+    assert observe(waiting("ErrImagePull", message="not found")).waiting == WaitingState("ErrImagePull", "not found")
+    assert observe(waiting("ImagePullBackOff")).waiting == WaitingState("ImagePullBackOff", "")
 
 
 @pytest.mark.parametrize(
@@ -96,167 +108,190 @@ def test_a_container_that_cannot_start_says_why() -> None:
     [
         pytest.param(
             [condition("PodScheduled", "False", reason="Unschedulable", message="0/3 nodes")],
-            Waiting("Unschedulable", "0/3 nodes"),
-            id="no room",
+            WaitingState("Unschedulable", "0/3 nodes"),
+            id="unschedulable",
         ),
         pytest.param(
-            [condition("PodScheduled", "False", reason="SchedulingGated")], Waiting("SchedulingGated", ""), id="gated"
+            [condition("PodScheduled", "False", reason="SchedulingGated")],
+            WaitingState("SchedulingGated", ""),
+            id="gated",
         ),
-        pytest.param([condition("PodScheduled", "False")], Waiting("Unschedulable", ""), id="without a reason"),
-        pytest.param([condition("PodScheduled", "True")], None, id="placed"),
-        pytest.param([condition("Ready", "False", reason="ContainersNotReady")], None, id="not ready is no reason"),
+        pytest.param([condition("PodScheduled", "False")], WaitingState("Unschedulable", ""), id="without a reason"),
+        pytest.param([condition("PodScheduled", "True")], None, id="scheduled"),
+        pytest.param([condition("Ready", "False", reason="ContainersNotReady")], None, id="not ready"),
     ],
 )
-def test_a_pod_without_a_place_says_why(conditions: list[Raw], expected: Waiting | None) -> None:
-    assert look(pod(OF, 0, conditions=conditions)).waiting == expected
+def test_an_unscheduled_pod_has_the_reason_of_its_condition(
+    conditions: list[RawBody], expected: WaitingState | None
+) -> None:
+    assert observe(pod(JOB, 0, conditions=conditions)).waiting == expected
 
 
-def test_a_container_is_being_made_since_the_pod_was_placed_or_got_its_volumes() -> None:
+def test_container_creating_starts_when_the_pod_is_scheduled_or_ready_to_start_containers() -> None:
     since = {"lastTransitionTime": "2026-01-01T12:00:00Z"}
-    assert look(pod(OF, 0, conditions=[{**condition("PodScheduled", "False"), **since}])).making_since is None
-    assert look(pod(OF, 0, conditions=[condition("PodScheduled", "True")])).making_since is None
-    placed = {**condition("PodScheduled", "True"), **since}
-    assert look(pod(OF, 0, conditions=[placed])).making_since == NOW
-    for ready, making_since in (("False", NOW), ("True", NOW + timedelta(minutes=1))):
-        later = {**condition("PodReadyToStartContainers", ready), "lastTransitionTime": "2026-01-01T12:01:00Z"}
-        assert look(pod(OF, 0, conditions=[placed, later])).making_since == making_since
+    assert (
+        observe(pod(JOB, 0, conditions=[{**condition("PodScheduled", "False"), **since}])).container_creating_since
+        is None
+    )
+    assert observe(pod(JOB, 0, conditions=[condition("PodScheduled", "True")])).container_creating_since is None
+    scheduled = {**condition("PodScheduled", "True"), **since}
+    assert observe(pod(JOB, 0, conditions=[scheduled])).container_creating_since == NOW
+    for ready, creating_since in (("False", NOW), ("True", NOW + timedelta(minutes=1))):
+        ready_condition = {
+            **condition("PodReadyToStartContainers", ready),
+            "lastTransitionTime": "2026-01-01T12:01:00Z",
+        }
+        assert observe(pod(JOB, 0, conditions=[scheduled, ready_condition])).container_creating_since == creating_since
 
 
-def test_a_pod_has_a_place_as_soon_as_it_has_a_node() -> None:
-    placed = pod(OF, 0)
-    nowhere = {**placed, "spec": {key: value for key, value in placed["spec"].items() if key != "nodeName"}}
-    assert (look(placed).scheduled, look(placed).k8s_node) == (True, "gpu-0")
-    assert (look(nowhere).scheduled, look(nowhere).k8s_node) == (False, "")
+def test_a_pod_with_a_node_name_is_scheduled() -> None:
+    scheduled = pod(JOB, 0)
+    unscheduled = {**scheduled, "spec": {key: value for key, value in scheduled["spec"].items() if key != "nodeName"}}
+    assert (observe(scheduled).scheduled, observe(scheduled).k8s_node) == (True, "gpu-0")
+    assert (observe(unscheduled).scheduled, observe(unscheduled).k8s_node) == (False, "")
 
 
 @pytest.mark.parametrize("edit", [{}, {names.ATTEMPT: "7"}, {names.NODE_RANK: "first"}, {names.MANAGED_BY: ""}])
-def test_a_pod_is_known_by_its_name_and_owner_which_nobody_can_edit(edit: dict[str, str]) -> None:
-    body = pod(OF, 1, attempt=3)
+def test_attempt_and_rank_come_from_the_immutable_name_of_a_pod(edit: dict[str, str]) -> None:
+    body = pod(JOB, 1, attempt=3)
     edited = {**body, "metadata": {**body["metadata"], "labels": {**body["metadata"]["labels"], **edit}}}
-    node = look(edited)
-    assert (node.attempt, node.node_rank, node.hidden) == (3, 1, False)
+    node = observe(edited)
+    assert (node.attempt, node.node_rank, node.relabelled) == (3, 1, False)
 
 
 @pytest.mark.parametrize("labels", [None, {}, {names.ATTEMPT: "0"}, {names.JOB_UID: "another"}])
-def test_without_the_label_of_its_job_it_is_hidden_from_the_watches(labels: dict[str, str] | None) -> None:
-    body = pod(OF, 0)
+def test_a_live_pod_without_the_job_label_is_relabelled(labels: dict[str, str] | None) -> None:
+    body = pod(JOB, 0)
     edited = {**body, "metadata": {**body["metadata"], "labels": labels}}
-    assert look(edited).hidden
-    assert not look(edited, gone=True).hidden
+    assert observe(edited).relabelled
+    assert not observe(edited, gone=True).relabelled
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-0", "bert-0-1-2", "bert-0-1000", "bert-x-0", "bert--1-0", "other-0-0"])
-def test_a_pod_of_the_job_with_a_name_that_we_do_not_give_is_no_node(name: str) -> None:
-    body = pod(OF, 0)
+def test_a_pod_with_a_foreign_name_is_no_node(name: str) -> None:
+    body = pod(JOB, 0)
     foreign = {**body, "metadata": {**body["metadata"], "name": name}}
     assert observe_pod(foreign, gone=False) is None
-    assert observe_pods([foreign, pod(OF, 1)], [foreign]) == observe_pods([pod(OF, 1)], [])
+    assert observe_pods([foreign, pod(JOB, 1)], [foreign]) == observe_pods([pod(JOB, 1)], [])
 
 
-def test_a_pod_that_the_job_does_not_own_is_no_node_whatever_its_labels_say() -> None:
-    body = running(job(), 0)
+def test_a_pod_without_an_owner_reference_is_no_node() -> None:
+    body = running_pod(job(), 0)
     foreign = {**body, "metadata": {**body["metadata"], "ownerReferences": []}}
     assert observe_pod(foreign, gone=False) is None
 
 
-def test_a_pod_that_is_gone_was_missed_if_nobody_saw_it_end_or_be_deleted() -> None:
-    vanished = (running(OF, 0), pod(OF, 0), deleting(running(OF, 0)), ended(OF, 0))
-    assert [look(body, gone=True).missed for body in vanished] == [True, True, False, False]
-    assert not look(running(OF, 0)).missed
+def test_a_tombstone_without_end_or_deletion_disappeared() -> None:
+    bodies = (running_pod(JOB, 0), pod(JOB, 0), terminating_pod(running_pod(JOB, 0)), ended_pod(JOB, 0))
+    assert [observe(body, gone=True).disappeared for body in bodies] == [True, True, False, False]
+    assert not observe(running_pod(JOB, 0)).disappeared
 
 
-def test_a_container_that_a_kubelet_started_once_more_ended_though_something_runs() -> None:
-    again = running(OF, 0)
+def test_a_container_restarted_in_place_has_ended_and_may_still_run() -> None:
+    restarted_pod = running_pod(JOB, 0)
     first = {"terminated": {"exitCode": 143, "finishedAt": "2026-01-01T12:00:00Z"}}
-    again["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": first}
-    node = look(again)
-    assert (node.restarted, node.life, node.evidence.ended, node.evidence.exit_code) == (True, Life.RUNNING, True, 143)
+    restarted_pod["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": first}
+    node = observe(restarted_pod)
+    assert (node.restarted, node.phase, node.evidence.ended, node.evidence.exit_code) == (
+        True,
+        PodPhase.RUNNING,
+        True,
+        143,
+    )
     assert node.may_run(NOW)
-    assert not look(running(OF, 0)).restarted
+    assert not observe(running_pod(JOB, 0)).restarted
 
 
-def test_a_container_that_its_kubelet_finds_gone_while_it_evicts_was_not_started_once_more() -> None:
-    """Its end is told as that of a container before, and the present one as about to be made."""
+def test_a_container_in_last_state_of_an_evicted_pod_was_not_restarted() -> None:
+    """The kubelet reports its end in lastState and the current container as ContainerCreating."""
     last = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}
     waiting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}, "lastState": last}
-    told: Raw = {"reason": "Evicted", "message": "Usage of EmptyDir volume exceeds the limit.", "phase": "Failed"}
-    node = look(pod(OF, 0, containerStatuses=[{**waiting, "restartCount": 1}], **told))
+    evicted: RawBody = {
+        "reason": "Evicted",
+        "message": "Usage of EmptyDir volume exceeds the limit.",
+        "phase": "Failed",
+    }
+    node = observe(pod(JOB, 0, containerStatuses=[{**waiting, "restartCount": 1}], **evicted))
 
-    assert (node.restarted, node.life, node.evidence.reason) == (False, Life.FAILED, "Evicted")
+    assert (node.restarted, node.phase, node.evidence.reason) == (False, PodPhase.FAILED, "Evicted")
     assert judge_node(node.evidence).reason == "Evicted"
 
 
-def test_a_lost_machine_is_given_up_some_time_after_its_pods_deadline() -> None:
+def test_a_pod_on_a_lost_kubernetes_node_is_fenced_after_its_deletion_deadline() -> None:
     fenced = NOW + timedelta(seconds=FENCED_AFTER_SECONDS)
-    body = deleting(running(OF, 0), deadline=NOW)
+    body = terminating_pod(running_pod(JOB, 0), deadline=NOW)
     taint = condition("DisruptionTarget", "True", reason="DeletionByTaintManager")
-    lost = look({**body, "status": {**body["status"], "conditions": [taint]}})
-    assert lost.may_run(fenced - timedelta(seconds=1))
-    assert not lost.may_run(fenced)
-    overdue = NOW + timedelta(seconds=OVERDUE_SECONDS)  # a drain of a dead node leaves another reason
-    assert look(body).may_run(overdue - timedelta(seconds=1))
-    assert not look(body).may_run(overdue)
+    lost_node = observe({**body, "status": {**body["status"], "conditions": [taint]}})
+    assert lost_node.may_run(fenced - timedelta(seconds=1))
+    assert not lost_node.may_run(fenced)
+    overdue = NOW + timedelta(seconds=OVERDUE_SECONDS)  # a drain of a lost Kubernetes node sets another reason
+    assert observe(body).may_run(overdue - timedelta(seconds=1))
+    assert not observe(body).may_run(overdue)
 
 
-def test_a_deletion_shows_with_its_deadline() -> None:
-    dying = look(deleting(running(OF, 0), deadline=NOW))
-    assert (dying.deleting, dying.deletion_deadline) == (True, NOW)
-    assert (look(running(OF, 0)).deleting, look(running(OF, 0)).deletion_deadline) == (False, None)
+def test_a_terminating_pod_has_a_deletion_deadline() -> None:
+    terminating = observe(terminating_pod(running_pod(JOB, 0), deadline=NOW))
+    assert (terminating.deleting, terminating.deletion_deadline) == (True, NOW)
+    assert (observe(running_pod(JOB, 0)).deleting, observe(running_pod(JOB, 0)).deletion_deadline) == (False, None)
 
 
-def test_a_pod_that_is_both_there_and_remembered_is_there() -> None:
-    assert [node.life for node in observe_pods([running(OF, 0)], [running(OF, 0), pod(OF, 1)])] == [
-        Life.RUNNING,
-        Life.GONE,
+def test_a_live_pod_precedes_its_tombstone() -> None:
+    assert [node.phase for node in observe_pods([running_pod(JOB, 0)], [running_pod(JOB, 0), pod(JOB, 1)])] == [
+        PodPhase.RUNNING,
+        PodPhase.GONE,
     ]
 
 
-def renamed(body: Raw, uid: str) -> Raw:
+def with_uid(body: RawBody, uid: str) -> RawBody:
     return {**body, "metadata": {**body["metadata"], "uid": uid}}
 
 
-def test_of_a_rank_the_pod_that_is_there_wins_over_the_remembered() -> None:
-    there, before = renamed(pod(OF, 0), "new"), renamed(pod(OF, 0), "old")
-    seen = Observation(nodes=observe_pods([there], [before]))
-    backwards = Observation(nodes=tuple(reversed(seen.nodes)))
-    assert [node.uid for node in seen.of_attempt(0)] == ["new"]
-    assert [node.uid for node in backwards.of_attempt(0)] == ["new"]
+def test_a_live_pod_of_a_rank_precedes_a_tombstone() -> None:
+    live, pod_with_init_container = with_uid(pod(JOB, 0), "new"), with_uid(pod(JOB, 0), "old")
+    observation = Observation(nodes=observe_pods([live], [pod_with_init_container]))
+    reversed_observation = Observation(nodes=tuple(reversed(observation.nodes)))
+    assert [node.uid for node in observation.nodes_of_attempt(0)] == ["new"]
+    assert [node.uid for node in reversed_observation.nodes_of_attempt(0)] == ["new"]
 
 
-def test_of_two_remembered_pods_of_a_rank_the_one_that_went_last_wins() -> None:
-    seen = Observation(nodes=observe_pods([], [renamed(pod(OF, 0), "first"), renamed(pod(OF, 0), "last")]))
-    assert [node.uid for node in seen.of_attempt(0)] == ["last"]
+def test_the_latest_tombstone_of_a_rank_wins() -> None:
+    observation = Observation(nodes=observe_pods([], [with_uid(pod(JOB, 0), "first"), with_uid(pod(JOB, 0), "last")]))
+    assert [node.uid for node in observation.nodes_of_attempt(0)] == ["last"]
 
 
-def test_nodes_of_an_attempt_come_by_rank_and_without_those_of_others() -> None:
-    seen = Observation(nodes=observe_pods([pod(OF, 1), pod(OF, 0, attempt=1), pod(OF, 0)], [pod(OF, 1, attempt=1)]))
-    assert [node.pod_name for node in seen.of_attempt(0)] == ["bert-0-0", "bert-0-1"]
-    assert [node.pod_name for node in seen.of_attempt(1)] == ["bert-1-0", "bert-1-1"]
-    assert [node.pod_name for node in seen.live()] == ["bert-0-1", "bert-1-0", "bert-0-0"]
+def test_nodes_of_an_attempt_are_sorted_by_rank() -> None:
+    observation = Observation(
+        nodes=observe_pods([pod(JOB, 1), pod(JOB, 0, attempt=1), pod(JOB, 0)], [pod(JOB, 1, attempt=1)])
+    )
+    assert [node.pod_name for node in observation.nodes_of_attempt(0)] == ["bert-0-0", "bert-0-1"]
+    assert [node.pod_name for node in observation.nodes_of_attempt(1)] == ["bert-1-0", "bert-1-1"]
+    assert [node.pod_name for node in observation.live_nodes()] == ["bert-0-1", "bert-1-0", "bert-0-0"]
 
 
-def before(state: Raw, own: Raw) -> Raw:
-    """A pod with an init container in one state and the trainer in another."""
+def pod_with_init_container(state: RawBody, trainer_state: RawBody) -> RawBody:
+    """Return a pod with an init container in one state and the trainer in another."""
     statuses = {"initContainerStatuses": [{"name": "istio-init", "state": state}]}
-    return container(own, **statuses)
+    return container(trainer_state, **statuses)
 
 
-def test_what_the_container_before_the_trainer_waits_for_is_waited_for() -> None:
-    node = look(before({"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}, INITIALIZING))
+def test_the_waiting_state_of_an_init_container_is_reported() -> None:
+    node = observe(
+        pod_with_init_container({"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}, INITIALIZING)
+    )
 
-    assert node.life is Life.PENDING
-    assert node.waiting == Waiting("ErrImagePull", "no such tag", "the image of istio-init")
+    assert node.phase is PodPhase.PENDING
+    assert node.waiting == WaitingState("ErrImagePull", "no such tag", "the image of istio-init")
 
 
-def test_a_container_before_the_trainer_that_failed_is_the_end() -> None:
-    node = look(before({"terminated": {"exitCode": 1, "message": "disk full"}}, INITIALIZING))
+def test_a_failed_init_container_fails_the_node() -> None:
+    node = observe(pod_with_init_container({"terminated": {"exitCode": 1, "message": "disk full"}}, INITIALIZING))
 
-    assert node.life is Life.FAILED
+    assert node.phase is PodPhase.FAILED
     assert (node.evidence.exit_code, node.evidence.message) == (1, "disk full")
 
 
-@pytest.mark.parametrize("own", [{"running": {}}, {"terminated": {"exitCode": 0}}], ids=["runs", "ended"])
-def test_once_the_trainer_began_the_others_do_not_count(own: Raw) -> None:
-    node = look(before({"terminated": {"exitCode": 143}}, own))
+@pytest.mark.parametrize("trainer_state", [{"running": {}}, {"terminated": {"exitCode": 0}}], ids=["running", "ended"])
+def test_a_failed_init_container_is_ignored_once_the_trainer_has_started(trainer_state: RawBody) -> None:
+    node = observe(pod_with_init_container({"terminated": {"exitCode": 143}}, trainer_state))
 
-    assert node.life is not Life.FAILED
+    assert node.phase is not PodPhase.FAILED

@@ -1,11 +1,12 @@
-"""One attempt in numbers and names, before any object is spelled out."""
+"""Run plans: names, addresses, ranks and batch of one attempt."""
 
 from typing import Any
 
 import pytest
 
 from finetune_api.v1alpha1.job import MAX_JOB_NAME, MAX_NODES
-from finetune_operator.plan.run_plan import RunPlan, Settings, batch_of, plan_run
+from finetune_operator.plan.run_plan import RunPlan, plan_run, resolve_planned_batch
+from finetune_operator.settings import Settings
 from testing.builders.jobs import SETTINGS, UID, job
 
 DNS_LABEL = 63
@@ -19,33 +20,33 @@ def pod_names(run: RunPlan) -> list[str]:
     return [node.pod_name for node in run.nodes]
 
 
-def test_the_same_arguments_give_the_same_plan() -> None:
+def test_equal_arguments_give_equal_plans() -> None:
     assert run_of(attempt=3) == run_of(attempt=3)
 
 
-def test_the_master_is_the_pod_of_rank_zero() -> None:
+def test_the_master_is_the_pod_of_node_0() -> None:
     assert run_of(numNodes=3).master_addr == "bert-0-0.bert.default.svc.cluster.local"
 
 
-def test_the_master_is_found_in_a_cluster_with_a_domain_of_its_own() -> None:
+def test_the_master_address_has_the_configured_cluster_domain() -> None:
     run = run_of(settings=Settings(trainer_image="trainer", cluster_domain="corp.example"))
     assert run.master_addr.endswith(".svc.corp.example")
 
 
-def test_nodes_are_numbered_from_zero() -> None:
+def test_node_ranks_start_at_0() -> None:
     run = run_of(numNodes=3)
     assert [node.node_rank for node in run.nodes] == [0, 1, 2]
     assert pod_names(run) == ["bert-0-0", "bert-0-1", "bert-0-2"]
 
 
-def test_attempts_share_the_service_and_nothing_else() -> None:
+def test_attempts_share_only_the_service_name() -> None:
     first, second = run_of(attempt=0), run_of(attempt=1)
     assert set(pod_names(first)).isdisjoint(pod_names(second))
     assert first.config_map_name != second.config_map_name
     assert first.service_name == second.service_name
 
 
-def test_the_longest_names_are_still_host_names() -> None:
+def test_the_longest_pod_names_are_valid_dns_labels() -> None:
     run = run_of(name="j" * MAX_JOB_NAME, attempt=99_999, numNodes=MAX_NODES)
     assert max(map(len, pod_names(run))) <= DNS_LABEL
 
@@ -53,48 +54,50 @@ def test_the_longest_names_are_still_host_names() -> None:
 @pytest.mark.parametrize(
     ("fields", "world_size"),
     [
-        pytest.param({"numNodes": 1, "nprocPerNode": None}, 1, id="one rank unless more is said"),
+        pytest.param({"numNodes": 1, "nprocPerNode": None}, 1, id="one rank by default"),
         pytest.param({"numNodes": 3, "nprocPerNode": 4}, 12, id="nodes times ranks"),
         pytest.param(
-            {"nprocPerNode": None, "resources": {"limits": {"nvidia.com/gpu": "8"}}}, 16, id="one rank for each GPU"
+            {"nprocPerNode": None, "resources": {"limits": {"nvidia.com/gpu": "8"}}}, 16, id="one rank per GPU"
         ),
         pytest.param(
-            {"nprocPerNode": 1, "resources": {"limits": {"nvidia.com/gpu": 8}}}, 2, id="nprocPerNode is the user's"
+            {"nprocPerNode": 1, "resources": {"limits": {"nvidia.com/gpu": 8}}}, 2, id="nprocPerNode overrides the GPUs"
         ),
         pytest.param(
-            {"nprocPerNode": None, "resources": {"requests": {"nvidia.com/gpu": 8}}}, 2, id="a request is no limit"
+            {"nprocPerNode": None, "resources": {"requests": {"nvidia.com/gpu": 8}}}, 2, id="a request without a limit"
         ),
     ],
 )
-def test_the_world_is_every_rank_of_every_node(fields: dict[str, Any], world_size: int) -> None:
+def test_the_world_size_is_nodes_times_ranks_per_node(fields: dict[str, Any], world_size: int) -> None:
     run = run_of(**fields)
     assert run.world_size == len(run.nodes) * run.nproc_per_node == world_size
 
 
-def test_the_image_is_the_users_or_else_the_installations() -> None:
+def test_the_image_is_that_of_the_spec_or_else_of_the_settings() -> None:
     assert run_of(image="mine:1").image == "mine:1"
     assert run_of().image == SETTINGS.trainer_image
 
 
-def test_the_output_is_apart_for_each_job_unless_a_folder_is_named() -> None:
+def test_the_output_folder_is_the_sub_path_or_namespace_and_name() -> None:
     claim = {"claimName": "models"}
     assert run_of().output_folder == "default/bert"
     assert run_of(output={"persistentVolumeClaim": claim, "subPath": "team/a"}).output_folder == "team/a"
 
 
-def test_the_plan_is_of_one_job_and_not_merely_of_a_name() -> None:
+def test_the_plan_contains_the_uid_of_the_job() -> None:
     assert run_of().job_uid == UID
 
 
 @pytest.mark.parametrize(
     ("training", "batch"),
     [
-        pytest.param({}, "1 x 1 x 4 = 4", id="nothing said"),
+        pytest.param({}, "1 x 1 x 4 = 4", id="defaults"),
         pytest.param({"globalBatchSize": 32}, "1 x 8 x 4 = 32", id="derived accumulation"),
-        pytest.param({"globalBatchSize": 32, "gradientAccumulationSteps": 2}, "4 x 2 x 4 = 32", id="derived samples"),
+        pytest.param(
+            {"globalBatchSize": 32, "gradientAccumulationSteps": 2}, "4 x 2 x 4 = 32", id="derived micro-batch"
+        ),
     ],
 )
-def test_the_batch_is_spread_over_all_ranks(training: dict[str, int], batch: str) -> None:
+def test_the_effective_batch_is_divided_over_all_ranks(training: dict[str, int], batch: str) -> None:
     run = run_of(training=training)
     assert str(run.batch) == batch
-    assert run.batch == batch_of(run.spec)
+    assert run.batch == resolve_planned_batch(run.spec)

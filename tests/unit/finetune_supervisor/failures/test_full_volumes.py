@@ -1,4 +1,4 @@
-"""An error of full volumes says which."""
+"""Names of full volumes in error messages about missing space."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from finetune_supervisor.failures.full_volumes import name_full
+from finetune_supervisor.failures.full_volumes import append_full_volumes
 
 FREE = {"/shm": 0, "/tmp": 4096, "/output": 2**30}
 FOLDERS = [Path(folder) for folder in FREE]
@@ -25,20 +25,20 @@ def volumes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "message", ["[Errno 28] No space left on device", "Disk quota exceeded", "ended by signal 7 (SIGBUS)"]
 )
-def test_full_volumes_are_named(message: str) -> None:
-    assert name_full(message, [*FOLDERS, Path("/none")]) == f"{message} (full: /shm, /tmp)"
+def test_full_volumes_are_appended_to_the_message(message: str) -> None:
+    assert append_full_volumes(message, [*FOLDERS, Path("/none")]) == f"{message} (full: /shm, /tmp)"
 
 
-def test_a_volume_that_is_named_already_is_not_named_again() -> None:
+def test_a_volume_that_the_message_names_is_not_appended() -> None:
     message = "/output is full (No space left on device)"
-    assert name_full(message, [Path("/shm")]) == f"{message} (full: /shm)"
-    assert name_full("/shm is full (No space left on device)", [Path("/shm")]).endswith("on device)")
+    assert append_full_volumes(message, [Path("/shm")]) == f"{message} (full: /shm)"
+    assert append_full_volumes("/shm is full (No space left on device)", [Path("/shm")]).endswith("on device)")
 
 
-def test_a_volume_with_room_is_not_blamed() -> None:
+def test_a_volume_with_free_space_is_not_appended() -> None:
     message = "[Errno 28] No space left on device"
-    assert name_full(message, [Path("/output")]) == message
+    assert append_full_volumes(message, [Path("/output")]) == message
 
 
-def test_other_errors_say_nothing_of_volumes() -> None:
-    assert name_full("KeyError: 'messages'", FOLDERS) == "KeyError: 'messages'"
+def test_other_errors_are_unchanged() -> None:
+    assert append_full_volumes("KeyError: 'messages'", FOLDERS) == "KeyError: 'messages'"

@@ -1,3 +1,5 @@
+"""Encoding of the termination message, and its agreement with the models of the operator."""
+
 import math
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -7,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_api.termination import MAX_BYTES, Outcome, parse_termination
-from finetune_api.termination import Termination as Contract
+from finetune_api.termination import Outcome, Termination, parse_termination
 from finetune_api.v1alpha1 import status
 from finetune_supervisor import contract
-from finetune_supervisor.failures.termination_message import Termination, encode, write_termination
-from finetune_supervisor.liveness.heartbeat import Heartbeat, Memory, Progress, progress_object
+from finetune_supervisor.failures.termination_message import TerminationMessage, encode_termination, write_termination
+from finetune_supervisor.liveness.heartbeat import Heartbeat, PeakMemory, TrainingProgress, to_status_progress
 
-FULL = Termination(
+FULL = TerminationMessage(
     node_rank=1,
     attempt=2,
     final=True,
@@ -35,91 +36,97 @@ FULL = Termination(
 )
 
 
-def test_the_operator_reads_every_field_that_the_supervisor_writes() -> None:
-    read = parse_termination(encode(FULL).decode())
+def test_the_operator_parses_every_field_of_the_supervisor() -> None:
+    parsed = parse_termination(encode_termination(FULL).decode())
 
-    assert read is not None
-    assert {field.name for field in fields(Termination)} == set(Contract.model_fields)
-    assert read.progress is not None
-    assert (read.progress.step, read.progress.total_steps, read.progress.loss) == (41, 60, 1.5)
-    for field in fields(Termination):
+    assert parsed is not None
+    assert {field.name for field in fields(TerminationMessage)} == set(Termination.model_fields)
+    assert parsed.progress is not None
+    assert (parsed.progress.step, parsed.progress.total_steps, parsed.progress.loss) == (41, 60, 1.5)
+    for field in fields(TerminationMessage):
         if field.name != "progress":
-            assert getattr(read, field.name) == getattr(FULL, field.name), field.name
+            assert getattr(parsed, field.name) == getattr(FULL, field.name), field.name
 
 
 @pytest.mark.parametrize(
     "outcome", [contract.STARTING, contract.RUNNING, contract.SUCCEEDED, contract.STOPPED, contract.FAILED]
 )
-def test_the_operator_knows_every_outcome(outcome: str) -> None:
-    read = parse_termination(encode(Termination(node_rank=0, attempt=0, outcome=outcome)).decode())
+def test_the_operator_parses_every_outcome(outcome: str) -> None:
+    parsed = parse_termination(encode_termination(TerminationMessage(node_rank=0, attempt=0, outcome=outcome)).decode())
 
-    assert read is not None
-    assert read.outcome is Outcome(outcome)
+    assert parsed is not None
+    assert parsed.outcome is Outcome(outcome)
 
 
 @given(message=st.text(max_size=9000), stack=st.text(max_size=9000))
-def test_a_message_always_fits_and_is_always_whole(message: str, stack: str) -> None:
-    encoded = encode(Termination(node_rank=0, attempt=0, error_type="X", message=message, stack=stack))
+def test_an_encoded_message_always_fits_and_parses(message: str, stack: str) -> None:
+    encoded = encode_termination(
+        TerminationMessage(node_rank=0, attempt=0, error_type="X", message=message, stack=stack)
+    )
 
-    assert len(encoded) < MAX_BYTES
-    read = parse_termination(encoded.decode())
-    assert read is not None
-    assert read.error_type == "X"
-
-
-def test_the_stack_loses_its_head_before_the_message_loses_a_letter() -> None:
-    read = parse_termination(encode(Termination(0, 0, message="m" * 3000, stack="s" * 3000 + "end")).decode())
-
-    assert read is not None
-    assert read.message == "m" * 3000
-    assert read.stack.endswith("end")
+    assert len(encoded) < contract.MAX_TERMINATION_BYTES
+    parsed = parse_termination(encoded.decode())
+    assert parsed is not None
+    assert parsed.error_type == "X"
 
 
-def test_a_long_message_keeps_its_head() -> None:
-    read = parse_termination(encode(Termination(0, 0, message="start" + "m" * 9000, stack="s")).decode())
+def test_the_stack_is_shortened_before_the_message() -> None:
+    parsed = parse_termination(
+        encode_termination(TerminationMessage(0, 0, message="m" * 3000, stack="s" * 3000 + "end")).decode()
+    )
 
-    assert read is not None
-    assert read.message.startswith("start")
-    assert read.message.endswith("...")
-    assert read.stack == ""
-
-
-def test_lone_surrogates_do_not_break_it() -> None:
-    assert parse_termination(encode(Termination(0, 0, message="\udcff")).decode()) is not None
+    assert parsed is not None
+    assert parsed.message == "m" * 3000
+    assert parsed.stack.endswith("end")
 
 
-def test_a_shorter_message_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None:
+def test_a_long_message_is_shortened_from_its_end() -> None:
+    parsed = parse_termination(
+        encode_termination(TerminationMessage(0, 0, message="start" + "m" * 9000, stack="s")).decode()
+    )
+
+    assert parsed is not None
+    assert parsed.message.startswith("start")
+    assert parsed.message.endswith("...")
+    assert parsed.stack == ""
+
+
+def test_lone_surrogates_are_encoded() -> None:
+    assert parse_termination(encode_termination(TerminationMessage(0, 0, message="\udcff")).decode()) is not None
+
+
+def test_a_shorter_message_replaces_a_longer_one_completely(tmp_path: Path) -> None:
     path = tmp_path / "termination-log"
 
     write_termination(path, FULL)
-    write_termination(path, Termination(node_rank=0, attempt=0))
+    write_termination(path, TerminationMessage(node_rank=0, attempt=0))
 
-    assert path.read_bytes() == encode(Termination(node_rank=0, attempt=0))
+    assert path.read_bytes() == encode_termination(TerminationMessage(node_rank=0, attempt=0))
 
 
-def test_progress_is_what_the_status_holds() -> None:
-    numbers: dict[str, Any] = {field.name: 1 for field in fields(Progress)}
-    sizes: dict[str, Any] = {field.name: 1 for field in fields(Memory)}
-    memory = Memory(**{**sizes, "cause": "step 1"})
-    words = {"last_checkpoint": "step-00000001", "slow_rank": "rank 1 +20%", "ended": "by itself"}
-    progress = Progress(**{**numbers, **words, "memory": memory})
+def test_the_progress_has_the_fields_of_the_status() -> None:
+    numbers: dict[str, Any] = {field.name: 1 for field in fields(TrainingProgress)}
+    sizes: dict[str, Any] = {field.name: 1 for field in fields(PeakMemory)}
+    memory = PeakMemory(**{**sizes, "cause": "step 1"})
+    texts = {"last_checkpoint": "step-00000001", "slow_rank": "rank 1 +20%", "ended": "by itself"}
+    progress = TrainingProgress(**{**numbers, **texts, "memory": memory})
     beat = Heartbeat(rank=0, local_rank=0, pid=1, time=1.25, phase=contract.TRAIN, progress=progress)
 
-    read = status.Progress.model_validate(progress_object(beat))
+    parsed = status.Progress.model_validate(to_status_progress(beat))
 
-    assert {field.name for field in fields(Progress)} | {"update_time", "first_step", "first_step_time"} == set(
+    assert {field.name for field in fields(TrainingProgress)} | {"update_time", "first_step", "first_step_time"} == set(
         status.Progress.model_fields
     )
-    assert {field.name for field in fields(Memory)} == set(status.MemoryStatus.model_fields)
-    assert read.eta_seconds == 1
-    assert read.memory == status.MemoryStatus.model_validate(asdict(memory))
-    assert read.update_time is not None
-    assert read.update_time.timestamp() == 1.25
+    assert {field.name for field in fields(PeakMemory)} == set(status.MemoryStatus.model_fields)
+    assert parsed.eta_seconds == 1
+    assert parsed.memory == status.MemoryStatus.model_validate(asdict(memory))
+    assert parsed.update_time is not None
+    assert parsed.update_time.timestamp() == 1.25
 
 
-def test_numbers_that_json_does_not_have_are_left_out() -> None:
+def test_nan_and_infinity_are_omitted() -> None:
     beat = Heartbeat(
-        rank=0, local_rank=0, pid=1, time=0, phase="", progress=Progress(loss=math.nan, grad_norm=math.inf)
+        rank=0, local_rank=0, pid=1, time=0, phase="", progress=TrainingProgress(loss=math.nan, grad_norm=math.inf)
     )
 
-    assert {"loss", "gradNorm"}.isdisjoint(progress_object(beat))
+    assert {"loss", "gradNorm"}.isdisjoint(to_status_progress(beat))

@@ -1,15 +1,15 @@
-"""What is read from the output of programs that record nothing."""
+"""Failures parsed from the output of programs that write no error files."""
 
 import pytest
 
-from finetune_supervisor.failures.rank_failures import RankFailure, rank_ended
+from finetune_supervisor.failures.rank_failures import RankFailure, failure_from_exit_code
 from finetune_supervisor.failures.traceback_parser import (
-    explain,
-    explain_all,
-    find_cause,
-    find_raised,
-    last_line,
-    read_report,
+    explain_failure,
+    explain_failures,
+    find_last_line,
+    find_root_exception,
+    parse_exceptions,
+    parse_failure_report,
 )
 
 OWN = """\
@@ -75,80 +75,80 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 
 
 def test_an_exception_has_a_type_a_message_and_a_stack() -> None:
-    (raised,) = find_raised(OWN)
+    (exception,) = parse_exceptions(OWN)
 
-    assert (raised.rank, raised.error_type, raised.message) == (None, "ValueError", "row 7 has no label")
-    assert raised.stack.startswith("Traceback")
-    assert raised.stack.endswith("ValueError: row 7 has no label")
+    assert (exception.rank, exception.error_type, exception.message) == (None, "ValueError", "row 7 has no label")
+    assert exception.stack.startswith("Traceback")
+    assert exception.stack.endswith("ValueError: row 7 has no label")
 
 
-def test_lines_of_two_ranks_are_told_apart() -> None:
-    assert [(raised.rank, raised.error_type) for raised in find_raised(MIXED)] == [
+def test_prefixed_lines_of_two_ranks_are_separated() -> None:
+    assert [(exception.rank, exception.error_type) for exception in parse_exceptions(MIXED)] == [
         (1, "ValueError"),
         (0, "RuntimeError"),
     ]
 
 
-def test_who_lost_its_peers_is_not_the_cause_though_it_speaks_last() -> None:
-    cause = find_cause(MIXED, rank=None)
+def test_a_victim_is_not_the_cause_even_if_it_is_printed_last() -> None:
+    cause = find_root_exception(MIXED, rank=None)
 
     assert cause is not None
     assert cause.rank == 1
 
 
-def test_a_rank_that_is_known_is_believed() -> None:
-    cause = find_cause(MIXED, rank=0)
+def test_the_exception_of_a_known_rank_is_returned() -> None:
+    cause = find_root_exception(MIXED, rank=0)
 
     assert cause is not None
     assert cause.error_type == "RuntimeError"
 
 
-def test_another_ranks_exception_explains_nothing() -> None:
-    assert find_cause(MIXED, rank=7) is None
+def test_the_exception_of_another_rank_is_not_returned() -> None:
+    assert find_root_exception(MIXED, rank=7) is None
 
 
-def test_of_a_chain_the_last_link_is_told() -> None:
-    cause = find_cause(CHAINED, rank=None)
+def test_the_last_exception_of_a_chain_is_returned() -> None:
+    cause = find_root_exception(CHAINED, rank=None)
 
     assert cause is not None
     assert (cause.error_type, cause.message) == ("ConfigError", "no config")
 
 
-def test_a_message_may_have_more_lines() -> None:
+def test_a_message_may_have_several_lines() -> None:
     text = OWN.replace("row 7 has no label\n", "two keys do not fit:\n\tsize of a\n\tsize of b\nstep 2\n")
 
-    (raised,) = find_raised(text)
+    (exception,) = parse_exceptions(text)
 
-    assert raised.message == "two keys do not fit:\n\tsize of a\n\tsize of b"
+    assert exception.message == "two keys do not fit:\n\tsize of a\n\tsize of b"
 
 
 def test_a_syntax_error_has_no_header() -> None:
     text = "  File \"/workspace/train.py\", line 3\n    def f(\n         ^\nSyntaxError: '(' was never closed\n"
 
-    cause = find_cause(text, rank=None)
+    cause = find_root_exception(text, rank=None)
 
     assert cause is not None
     assert (cause.error_type, cause.message) == ("SyntaxError", "'(' was never closed")
 
 
 @pytest.mark.parametrize("text", ["", "step 1\nWarning: slow\n", "Traceback (most recent call last):\n"])
-def test_where_nothing_was_raised_nothing_is_found(text: str) -> None:
-    assert find_cause(text, rank=None) is None
+def test_output_without_an_exception_yields_none(text: str) -> None:
+    assert find_root_exception(text, rank=None) is None
 
 
-def test_what_was_caught_before_is_not_the_cause() -> None:
+def test_an_exception_that_was_logged_earlier_is_not_the_cause() -> None:
     text = OWN.replace("ValueError", "TimeoutError").replace("row 7 has no label", "try again") + OWN
 
-    cause = find_cause(text, rank=None)
+    cause = find_root_exception(text, rank=None)
 
     assert cause is not None
     assert cause.error_type == "ValueError"
 
 
-def test_a_launchers_own_exception_only_passes_on() -> None:
-    told = read_report(OWN + REPORT.format(code=1) + LAUNCHER, code=1, time=5.0)
+def test_the_exception_of_the_launcher_is_not_the_cause() -> None:
+    failure = parse_failure_report(OWN + REPORT.format(code=1) + LAUNCHER, code=1, time=5.0)
 
-    assert (told.error_type, told.message, told.local_rank, told.exit_code) == (
+    assert (failure.error_type, failure.message, failure.local_rank, failure.exit_code) == (
         "ValueError",
         "row 7 has no label",
         1,
@@ -160,11 +160,11 @@ def rank_of(failure: RankFailure) -> int | None:
     return failure.local_rank
 
 
-def test_a_victim_that_torchrun_noticed_first_does_not_hide_who_raised() -> None:
-    """It aborts while it ends, and torchrun then ends the rank that raised before that has exited."""
-    aborted, terminated = rank_ended(0, -6, 5.0), rank_ended(1, -15, 5.0)
+def test_a_victim_that_torchrun_noticed_first_does_not_hide_the_cause() -> None:
+    """The victim aborts on shutdown; torchrun then terminates the rank that raised, before that rank has exited."""
+    aborted, terminated = failure_from_exit_code(0, -6, 5.0), failure_from_exit_code(1, -15, 5.0)
 
-    victim, cause = explain_all((aborted, terminated), MIXED, rank_of=rank_of)
+    victim, cause = explain_failures((aborted, terminated), MIXED, rank_of=rank_of)
 
     assert (victim.error_type, victim.victim, victim.signal) == ("RuntimeError", True, None)
     assert (cause.error_type, cause.message, cause.victim, cause.signal) == (
@@ -175,62 +175,62 @@ def test_a_victim_that_torchrun_noticed_first_does_not_hide_who_raised() -> None
     )
 
 
-def test_what_a_rank_logged_before_torchrun_ended_it_explains_nothing_while_there_is_a_cause() -> None:
-    killed, terminated = rank_ended(0, -9, 5.0), rank_ended(1, -15, 5.0)
+def test_a_terminated_rank_is_not_explained_if_another_rank_is_the_cause() -> None:
+    killed, terminated = failure_from_exit_code(0, -9, 5.0), failure_from_exit_code(1, -15, 5.0)
 
-    assert explain_all((killed, terminated), MIXED, rank_of=rank_of) == (killed, terminated)
-
-
-def test_a_crash_is_not_explained_by_what_was_caught_before() -> None:
-    crashed = rank_ended(1, -6, 5.0)
-
-    assert explain_all((crashed,), MIXED, rank_of=rank_of) == (crashed,)
+    assert explain_failures((killed, terminated), MIXED, rank_of=rank_of) == (killed, terminated)
 
 
-def test_torchrun_reports_a_killed_rank() -> None:
-    told = read_report(REPORT.format(code=-9) + LAUNCHER, code=1, time=5.0)
+def test_a_crash_is_not_explained_by_an_exception_logged_earlier() -> None:
+    crashed = failure_from_exit_code(1, -6, 5.0)
 
-    assert (told.error_type, told.signal, told.local_rank, told.victim) == ("RankKilled", 9, 1, False)
+    assert explain_failures((crashed,), MIXED, rank_of=rank_of) == (crashed,)
+
+
+def test_the_report_of_torchrun_names_a_killed_rank() -> None:
+    failure = parse_failure_report(REPORT.format(code=-9) + LAUNCHER, code=1, time=5.0)
+
+    assert (failure.error_type, failure.signal, failure.local_rank, failure.victim) == ("RankKilled", 9, 1, False)
 
 
 @pytest.mark.parametrize("error", ["TimeoutError: timed out", "ConnectionError: end of stream", "BrokenPipeError"])
-def test_a_program_that_speaks_to_its_peers_itself_is_their_victim(error: str) -> None:
-    told = read_report(
+def test_a_socket_error_of_a_program_without_torch_makes_it_a_victim(error: str) -> None:
+    failure = parse_failure_report(
         f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n{error}\n', code=1, time=5.0
     )
 
-    assert told.victim
-    assert told.error_type == error.partition(":")[0]
+    assert failure.victim
+    assert failure.error_type == error.partition(":")[0]
 
 
-def test_a_program_without_torchrun_is_told_by_its_own_end() -> None:
-    assert read_report("usage: train [-h]\n", code=2, time=5.0).error_type == "RankExited"
-    assert read_report("", code=-11, time=5.0).signal == 11
+def test_a_program_without_torchrun_fails_with_its_exit_code() -> None:
+    assert parse_failure_report("usage: train [-h]\n", code=2, time=5.0).error_type == "RankExited"
+    assert parse_failure_report("", code=-11, time=5.0).signal == 11
 
 
-def test_a_killed_rank_is_not_explained_by_what_others_printed() -> None:
-    killed = rank_ended(1, -9, 5.0)
+def test_a_killed_rank_is_not_explained_by_an_exception_of_another_rank() -> None:
+    killed = failure_from_exit_code(1, -9, 5.0)
 
-    assert explain(killed, OWN, rank=1) == killed
+    assert explain_failure(killed, OWN, rank=1) == killed
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        pytest.param("", "", id="silence"),
-        pytest.param("train: error: --lr is required\n\n", "train: error: --lr is required", id="an error"),
-        pytest.param("10%\r50%\r100%", "100%", id="a progress bar"),
+        pytest.param("", "", id="no output"),
+        pytest.param("train: error: --lr is required\n\n", "train: error: --lr is required", id="error line"),
+        pytest.param("10%\r50%\r100%", "100%", id="progress bar"),
         pytest.param("no GPU\n" + REPORT.format(code=3), "no GPU", id="before torchrun's report"),
     ],
 )
-def test_the_last_line_that_says_something(text: str, line: str) -> None:
-    assert last_line(text, rank=None) == line
-    assert last_line(text, rank=1) == line
+def test_the_last_line_with_text_is_found(text: str, line: str) -> None:
+    assert find_last_line(text, rank=None) == line
+    assert find_last_line(text, rank=1) == line
 
 
-def test_what_another_rank_said_last_is_not_this_ones() -> None:
-    """A peer that lost it says so later than the rank that exited, and would make a victim of it."""
-    said = "no licence left\n[rank2]: DistBackendError: Connection closed by peer\n"
+def test_the_last_line_of_another_rank_is_ignored() -> None:
+    """A peer reports the lost connection after the rank exited; its line would make that rank a victim."""
+    output = "no licence left\n[rank2]: DistBackendError: Connection closed by peer\n"
 
-    assert last_line(said, rank=3) == "no licence left"
-    assert last_line(said + "[rank3]: I gave up\n[rank2]: bye\n", rank=3) == "I gave up"
+    assert find_last_line(output, rank=3) == "no licence left"
+    assert find_last_line(output + "[rank3]: I gave up\n[rank2]: bye\n", rank=3) == "I gave up"

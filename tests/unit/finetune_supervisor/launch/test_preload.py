@@ -1,4 +1,4 @@
-"""What of a script may be imported before its ranks exist, and when a fork is as good as a new process."""
+"""Imports that the launcher runs before it forks the ranks, and conditions for a fork."""
 
 import ast
 import ctypes
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from finetune_supervisor.launch import preload
-from finetune_supervisor.launch.preload import can_fork, leading_imports, preload_script
+from finetune_supervisor.launch.preload import can_fork_safely, find_leading_imports, preload_script
 
-ALL_AT_ONCE = '''#!/usr/bin/env python
+HARMLESS_SCRIPT = '''#!/usr/bin/env python
 """Trains."""
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from transformers import (Trainer,
 '''
 
 
-def found(source: str) -> list[str]:
-    return [ast.unparse(statement) for statement in leading_imports(source)]
+def leading_imports(source: str) -> list[str]:
+    return [ast.unparse(statement) for statement in find_leading_imports(source)]
 
 
-def test_imports_of_familiar_libraries_are_found_among_harmless_statements() -> None:
-    assert found(ALL_AT_ONCE) == [
+def test_imports_of_known_libraries_are_found_among_harmless_statements() -> None:
+    assert leading_imports(HARMLESS_SCRIPT) == [
         "import numpy as np",
         "import torch.distributed as dist",
         "from torch.nn.parallel import DistributedDataParallel",
@@ -46,45 +46,47 @@ def test_imports_of_familiar_libraries_are_found_among_harmless_statements() -> 
 @pytest.mark.parametrize(
     "first",
     [
-        pytest.param('import os\nos.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"', id="variable"),
-        pytest.param('import os\nos.environ.setdefault("TORCH_LOGS", "+dynamo")', id="a call"),
-        pytest.param("import settings", id="a module of the user's own"),
-        pytest.param("from . import settings", id="a relative one"),
-        pytest.param("import torch, settings", id="both in one statement"),
-        pytest.param("if True:\n    pass", id="a branch"),
-        pytest.param("try:\n    import torch\nexcept ImportError:\n    torch = None", id="an attempt"),
-        pytest.param("here = __file__.upper()", id="a value that is made"),
-        pytest.param("import dotenv", id="a library that is not familiar"),
+        pytest.param(
+            'import os\nos.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"', id="environment variable"
+        ),
+        pytest.param('import os\nos.environ.setdefault("TORCH_LOGS", "+dynamo")', id="call"),
+        pytest.param("import settings", id="user module"),
+        pytest.param("from . import settings", id="relative import"),
+        pytest.param("import torch, settings", id="known and user module"),
+        pytest.param("if True:\n    pass", id="branch"),
+        pytest.param("try:\n    import torch\nexcept ImportError:\n    torch = None", id="try statement"),
+        pytest.param("path = __file__.upper()", id="computed value"),
+        pytest.param("import dotenv", id="other library"),
     ],
 )
-def test_whatever_might_matter_to_an_import_ends_the_search(first: str) -> None:
-    assert found(f"import numpy\n{first}\nimport torch\n") == ["import numpy"]
+def test_the_search_ends_at_a_statement_that_could_affect_an_import(first: str) -> None:
+    assert leading_imports(f"import numpy\n{first}\nimport torch\n") == ["import numpy"]
 
 
-def test_a_script_that_is_no_python_is_left_to_its_ranks(tmp_path: Path) -> None:
+def test_an_invalid_or_missing_script_raises_no_error(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import torch\nthis is no Python")
     preload_script(script)
     preload_script(tmp_path / "missing.py")
 
 
-def test_only_the_imports_of_a_script_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = tmp_path / "familiar"
+def test_only_the_imports_of_a_script_are_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "known_library"
     library.mkdir()
     (library / "__init__.py").write_text("value = 1\n")
     (library / "part.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(preload, "FAMILIAR", frozenset({"familiar", "nowhere"}))
+    monkeypatch.setattr(preload, "PRELOADABLE_LIBRARIES", frozenset({"known_library", "nowhere"}))
     script = tmp_path / "train.py"
-    script.write_text(f"from familiar import part\nimport nowhere\nopen({str(tmp_path / 'ran')!r}, 'w')\n")
+    script.write_text(f"from known_library import part\nimport nowhere\nopen({str(tmp_path / 'ran')!r}, 'w')\n")
 
     preload_script(script)
 
-    assert "familiar.part" in sys.modules
+    assert "known_library.part" in sys.modules
     assert not (tmp_path / "ran").exists()
 
 
-def test_of_what_optimizers_import_nothing_comes_early_that_keeps_a_process_group(tmp_path: Path) -> None:
+def test_modules_that_reference_the_process_group_are_not_preloaded(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import torch\n")
     program = f"""
@@ -93,36 +95,36 @@ from finetune_supervisor.launch.preload import preload_script
 preload_script(pathlib.Path({str(script)!r}))
 print(*(name in sys.modules for name in ("torch.distributed.tensor", "torch.distributed.fsdp", "torch._dynamo")))
 """
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
-    assert said.stdout.split() == ["True", "False", "False"]
+    assert process.stdout.split() == ["True", "False", "False"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks its ranks")
 def test_a_process_with_another_thread_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "active_count", lambda: 1)
-    assert can_fork()
+    assert can_fork_safely()
     monkeypatch.setattr(threading, "active_count", lambda: 2)
-    assert not can_fork()
+    assert not can_fork_safely()
 
 
-class Driver:
-    """libcuda, as far as it is asked."""
+class FakeCudaDriver:
+    """libcuda with a fixed result of cuDeviceGetCount."""
 
-    def __init__(self, says: int) -> None:
-        self._says = says
+    def __init__(self, result: int) -> None:
+        self._result = result
 
-    def cuDeviceGetCount(self, _count: object) -> int:  # noqa: N802  its name
-        return self._says
+    def cuDeviceGetCount(self, _count: object) -> int:  # noqa: N802  name of the C function
+        return self._result
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks its ranks")
-@pytest.mark.parametrize(("says", "may"), [(3, True), (0, False), (100, False)])
-def test_a_process_that_has_begun_to_use_cuda_is_not_forked(
-    monkeypatch: pytest.MonkeyPatch, says: int, may: bool
+@pytest.mark.parametrize(("result", "expected"), [(3, True), (0, False), (100, False)])
+def test_a_process_with_initialized_cuda_is_not_forked(
+    monkeypatch: pytest.MonkeyPatch, result: int, expected: bool
 ) -> None:
-    """3 is CUDA_ERROR_NOT_INITIALIZED, which the driver answers to whoever has not called cuInit."""
+    """3 is CUDA_ERROR_NOT_INITIALIZED, the result in a process that has not called cuInit."""
     monkeypatch.setattr(threading, "active_count", lambda: 1)
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Driver(says))
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: FakeCudaDriver(result))
 
-    assert can_fork() is may
+    assert can_fork_safely() is expected

@@ -1,4 +1,4 @@
-"""How nodes meet and part, with torch's own store."""
+"""Rendezvous of nodes with a TCPStore of torch."""
 
 import threading
 import time
@@ -6,70 +6,73 @@ from pathlib import Path
 
 import pytest
 
-from finetune_supervisor.launch import rendezvous as meeting
-from finetune_supervisor.launch.rendezvous import Meeting, RendezvousConnectionError, RendezvousTimeoutError
+from finetune_supervisor.launch import rendezvous as rendezvous_module
+from finetune_supervisor.launch.rendezvous import Rendezvous, RendezvousConnectionError, RendezvousTimeoutError
 from testing.builders.nodes import node
 from testing.processes.supervisors import free_port
 
 
-def test_all_meet_and_the_first_stays_until_the_others_have_left(tmp_path: Path) -> None:
+def test_all_nodes_join_and_node_rank_zero_leaves_last(tmp_path: Path) -> None:
     port, order = free_port(), []
 
-    def live(node_rank: int, *, later: float) -> None:
-        time.sleep(later)
-        met = Meeting(node(tmp_path, node_rank=node_rank, master_port=port), seconds=20)
-        met.wait_for_all()
-        order.append(f"met {node_rank}")
-        time.sleep(later)
-        met.leave(time.sleep)
+    def join_and_leave(node_rank: int, *, delay: float) -> None:
+        time.sleep(delay)
+        rendezvous = Rendezvous(node(tmp_path, node_rank=node_rank, master_port=port), timeout_seconds=20)
+        rendezvous.wait_for_all()
+        order.append(f"joined {node_rank}")
+        time.sleep(delay)
+        rendezvous.leave(time.sleep)
         order.append(f"left {node_rank}")
 
-    nodes = [
-        threading.Thread(target=live, args=(node_rank,), kwargs={"later": 0.5 * node_rank}) for node_rank in (0, 1)
+    threads = [
+        threading.Thread(target=join_and_leave, args=(node_rank,), kwargs={"delay": 0.5 * node_rank})
+        for node_rank in (0, 1)
     ]
-    for each in nodes:
-        each.start()
-    for each in nodes:
-        each.join(30)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
 
-    assert sorted(order[:2]) == ["met 0", "met 1"]
+    assert sorted(order[:2]) == ["joined 0", "joined 1"]
     assert order[2:] == ["left 1", "left 0"]
 
 
-def test_nodes_that_do_not_come_are_named(tmp_path: Path) -> None:
-    met = Meeting(node(tmp_path, nodes=4, master_port=free_port()), seconds=0.5)
+def test_missing_nodes_are_named(tmp_path: Path) -> None:
+    rendezvous = Rendezvous(node(tmp_path, nodes=4, master_port=free_port()), timeout_seconds=0.5)
 
-    with pytest.raises(RendezvousTimeoutError, match=r"node ranks 1, 2, 3 of 4 did not come within 0s"):
-        met.wait_for_all()
+    with pytest.raises(RendezvousTimeoutError, match=r"node ranks 1, 2, 3 of 4 did not join within 0s"):
+        rendezvous.wait_for_all()
 
 
-def test_a_node_of_another_attempt_is_not_met(tmp_path: Path) -> None:
-    """A zombie that comes back finds the store of today, and nobody in it."""
+def test_nodes_of_different_attempts_do_not_join_each_other(tmp_path: Path) -> None:
+    """A zombie of an earlier attempt connects to the current store and finds no node of its attempt."""
     port = free_port()
-    met = Meeting(node(tmp_path, attempt=2, master_port=port), seconds=1)
-    zombie = Meeting(node(tmp_path, attempt=1, node_rank=1, master_port=port), seconds=1)
+    rendezvous = Rendezvous(node(tmp_path, attempt=2, master_port=port), timeout_seconds=1)
+    zombie = Rendezvous(node(tmp_path, attempt=1, node_rank=1, master_port=port), timeout_seconds=1)
 
     with pytest.raises(RendezvousTimeoutError, match="node ranks 0 of 2"):
         zombie.wait_for_all()
     with pytest.raises(RendezvousTimeoutError, match="node ranks 1 of 2"):
-        met.wait_for_all()
+        rendezvous.wait_for_all()
 
 
-def test_a_master_that_is_not_there_is_named_with_its_address(tmp_path: Path) -> None:
+def test_an_unreachable_master_is_named_with_its_address(tmp_path: Path) -> None:
     port = free_port()
 
     with pytest.raises(RendezvousConnectionError, match=rf"127\.0\.0\.1:{port}, the address of node rank 0"):
-        Meeting(node(tmp_path, node_rank=1, master_port=port), seconds=1)
+        Rendezvous(node(tmp_path, node_rank=1, master_port=port), timeout_seconds=1)
 
 
-def test_the_first_leaves_without_those_that_never_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "LEAVE_SECONDS", 0.3)
-    paused: list[float] = []
+def test_node_rank_zero_leaves_after_a_timeout_if_others_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous_module, "LEAVE_TIMEOUT_SECONDS", 0.3)
+    pauses: list[float] = []
 
     def pause(seconds: float) -> None:
-        paused.append(seconds)
+        pauses.append(seconds)
         time.sleep(seconds)
 
-    Meeting(node(tmp_path, master_port=free_port()), seconds=1).leave(pause)
+    Rendezvous(node(tmp_path, master_port=free_port()), timeout_seconds=1).leave(pause)
 
-    assert 2 <= len(paused) <= 5
+    assert 2 <= len(pauses) <= 5

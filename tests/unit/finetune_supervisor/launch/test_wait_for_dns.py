@@ -1,3 +1,5 @@
+"""The wait for the host name of node rank 0, on a fake clock."""
+
 import socket
 import time
 from collections.abc import Callable
@@ -7,59 +9,57 @@ import pytest
 from finetune_supervisor.launch.wait_for_dns import DnsTimeout, wait_for_master
 
 
-class Clock:
-    """Time that passes only when somebody pauses."""
+class FakeClock:
+    """A clock that advances only during pauses."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.asked_at: list[float] = []
+        self.lookups_at: list[float] = []
 
     def pause(self, seconds: float) -> None:
         self.now += seconds
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    clock = FakeClock()
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     return clock
 
 
-def resolver(clock: Clock, *, known_from: float) -> Callable[..., list[object]]:
+def resolver(clock: FakeClock, *, resolves_at: float) -> Callable[..., list[object]]:
     def getaddrinfo(_host: str, *_: object, **__: object) -> list[object]:
-        clock.asked_at.append(clock.now)
-        if clock.now < known_from:
+        clock.lookups_at.append(clock.now)
+        if clock.now < resolves_at:
             raise socket.gaierror(-2, "Name or service not known")
         return []
 
     return getaddrinfo
 
 
-def test_node_rank_zero_asks_at_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, known_from=0))
+def test_node_rank_zero_looks_up_its_name_immediately(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, resolves_at=0))
 
     wait_for_master("bert-0-0.bert", node_rank=0, pause=clock.pause)
 
-    assert clock.asked_at == [0]
+    assert clock.lookups_at == [0]
 
 
-def test_others_first_ask_after_a_second_and_then_ever_less_often(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, known_from=60))
+def test_other_nodes_start_after_a_second_and_back_off(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, resolves_at=60))
 
     wait_for_master("bert-0-0.bert", node_rank=1, pause=clock.pause)
 
-    gaps = [after - before for before, after in zip(clock.asked_at, clock.asked_at[1:], strict=False)]
-    assert clock.asked_at[0] == 1
+    gaps = [after - before for before, after in zip(clock.lookups_at, clock.lookups_at[1:], strict=False)]
+    assert clock.lookups_at[0] == 1
     assert gaps == sorted(gaps)
     assert max(gaps) <= 10
 
 
-def test_a_name_that_never_comes_is_an_error_with_name_and_reason(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+def test_a_name_that_never_resolves_raises_with_name_and_cause(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, known_from=1e9))
+    monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, resolves_at=1e9))
 
     with pytest.raises(DnsTimeout, match=r"bert-0-0\.bert.* did not resolve within 1800s .*Name or service not known"):
         wait_for_master("bert-0-0.bert", node_rank=1, pause=clock.pause)
@@ -68,18 +68,18 @@ def test_a_name_that_never_comes_is_an_error_with_name_and_reason(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "fd00::7", "localhost"])
-def test_an_address_needs_no_question(clock: Clock, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, known_from=1e9))
+def test_an_address_needs_no_lookup(clock: FakeClock, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, resolves_at=1e9))
 
     wait_for_master(host, node_rank=1, pause=clock.pause)
 
-    assert clock.asked_at == []
+    assert clock.lookups_at == []
 
 
-def test_a_name_that_is_not_needed_is_waited_for_a_while(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program of node rank 0 may have ended before that of another node began."""
-    monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, known_from=1000))
+def test_a_name_that_is_not_required_has_a_short_timeout(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program of node rank 0 may have ended before another node starts."""
+    monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, resolves_at=1000))
 
-    wait_for_master("bert-0-0.bert", node_rank=1, pause=clock.pause, needed=False)
+    wait_for_master("bert-0-0.bert", node_rank=1, pause=clock.pause, required=False)
 
     assert 30 <= clock.now < 45

@@ -1,3 +1,5 @@
+"""Heartbeat files, and the /status and /metrics endpoints that are derived from them."""
+
 import json
 import time
 from dataclasses import replace
@@ -8,9 +10,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from finetune_supervisor import contract
-from finetune_supervisor.liveness.heartbeat import Heartbeat, Memory, Progress, read_heartbeats, write_heartbeat
-from finetune_supervisor.status.http_server import Snapshot, render_metrics, render_status, serve
-from finetune_trainer.distributed.heartbeat_writer import Reporter
+from finetune_supervisor.liveness.heartbeat import (
+    Heartbeat,
+    PeakMemory,
+    TrainingProgress,
+    read_heartbeats,
+    write_heartbeat,
+)
+from finetune_supervisor.status.http_server import Snapshot, render_metrics, render_status, start_status_server
+from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
 from testing.builders.nodes import node
 
 BEAT = Heartbeat(
@@ -23,31 +31,33 @@ BEAT = Heartbeat(
     first_step_time=90.0,
     peak_memory_bytes=5,
     own_step_seconds=0.5,
-    progress=Progress(step=12, total_steps=40, loss=1.5, last_checkpoint="step-00000010", memory=Memory(forecast=9)),
+    progress=TrainingProgress(
+        step=12, total_steps=40, loss=1.5, last_checkpoint="step-00000010", memory=PeakMemory(forecast=9)
+    ),
 )
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_heartbeat_is_read_back(tmp_path: Path) -> None:
     write_heartbeat(tmp_path, BEAT)
 
     assert read_heartbeats(tmp_path) == (BEAT,)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": 1}', '{"progress": {}, "unknown": 1}'])
-def test_a_file_that_is_none_counts_as_no_heartbeat(tmp_path: Path, text: str) -> None:
+def test_an_invalid_file_is_skipped(tmp_path: Path, text: str) -> None:
     write_heartbeat(tmp_path, BEAT)
     (tmp_path / "rank-1.json").write_text(text)
 
     assert read_heartbeats(tmp_path) == (BEAT,)
 
 
-def test_a_rank_reports_at_most_twice_a_second_but_every_phase(tmp_path: Path) -> None:
-    reporter = Reporter(tmp_path, rank=2, local_rank=0)
-    reporter.start_at(10, of=40, checkpoint="step-00000010")
+def test_steps_are_written_at_most_twice_per_second_and_phases_immediately(tmp_path: Path) -> None:
+    reporter = HeartbeatWriter(tmp_path, rank=2, local_rank=0)
+    reporter.start_training(10, total_steps=40, checkpoint="step-00000010")
     for step in range(11, 20):
-        reporter.report(replace(reporter.progress, step=step))
+        reporter.update_progress(replace(reporter.progress, step=step))
     (before,) = read_heartbeats(tmp_path)
-    reporter.enter(contract.DONE)
+    reporter.enter_phase(contract.DONE)
     (after,) = read_heartbeats(tmp_path)
 
     assert (before.phase, before.progress.step, before.first_step) == (contract.INIT, 10, 10)
@@ -59,10 +69,10 @@ def test_a_rank_reports_at_most_twice_a_second_but_every_phase(tmp_path: Path) -
     assert after.peak_memory_bytes > 1_000_000
 
 
-def test_the_status_tells_phase_progress_and_ranks(tmp_path: Path) -> None:
-    told = render_status(node(tmp_path), Snapshot(contract.TRAIN, contract.RUNNING, (BEAT,)), now=103.5)
+def test_the_status_contains_phase_progress_and_ranks(tmp_path: Path) -> None:
+    status = render_status(node(tmp_path), Snapshot(contract.TRAIN, contract.RUNNING, (BEAT,)), now=103.5)
 
-    assert told["progress"] == {
+    assert status["progress"] == {
         "step": 12,
         "totalSteps": 40,
         "loss": 1.5,
@@ -72,8 +82,8 @@ def test_the_status_tells_phase_progress_and_ranks(tmp_path: Path) -> None:
         "memory": {"forecast": 9, "peakHighest": 0, "peakHighestRank": 0, "peakLowest": 0, "peakLowestRank": 0},
         "updateTime": "1970-01-01T00:01:40.000Z",
     }
-    assert (told["phase"], told["outcome"], told["worldSize"], told["firstStep"]) == ("train", "running", 4, 10)
-    assert told["ranks"] == [
+    assert (status["phase"], status["outcome"], status["worldSize"], status["firstStep"]) == ("train", "running", 4, 10)
+    assert status["ranks"] == [
         {
             "rank": 2,
             "localRank": 0,
@@ -87,12 +97,12 @@ def test_the_status_tells_phase_progress_and_ranks(tmp_path: Path) -> None:
     ]
 
 
-def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
-    seen = Snapshot(contract.TRAIN, contract.RUNNING, (BEAT,))
+def test_the_metrics_parse_as_prometheus_text(tmp_path: Path) -> None:
+    snapshot = Snapshot(contract.TRAIN, contract.RUNNING, (BEAT,))
 
     families = {
         family.name: family.samples
-        for family in text_string_to_metric_families(render_metrics(node(tmp_path), seen, now=103.5))
+        for family in text_string_to_metric_families(render_metrics(node(tmp_path), snapshot, now=103.5))
     }
 
     (step,) = families["finetune_step"]
@@ -105,28 +115,28 @@ def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
     assert (forecast.value, own.value, own.labels["rank"]) == (9, 0.5, "2")
 
 
-def test_progress_is_measured_by_node_rank_zero_alone(tmp_path: Path) -> None:
-    seen = Snapshot(contract.TRAIN, contract.RUNNING, (BEAT,))
+def test_only_node_rank_zero_exports_progress(tmp_path: Path) -> None:
+    snapshot = Snapshot(contract.TRAIN, contract.RUNNING, (BEAT,))
 
-    assert "finetune_step{" not in render_metrics(node(tmp_path, node_rank=1), seen, now=101)
+    assert "finetune_step{" not in render_metrics(node(tmp_path, node_rank=1), snapshot, now=101)
 
 
-def test_the_server_answers_get_and_knows_two_paths(tmp_path: Path) -> None:
-    server = serve(node(tmp_path), lambda: Snapshot(contract.TRAIN, contract.RUNNING, (BEAT,)))
+def test_the_server_serves_get_requests_of_two_paths(tmp_path: Path) -> None:
+    server = start_status_server(node(tmp_path), lambda: Snapshot(contract.TRAIN, contract.RUNNING, (BEAT,)))
 
-    def ask(method: str, path: str) -> tuple[int, bytes]:
+    def request(method: str, path: str) -> tuple[int, bytes]:
         connection = HTTPConnection("127.0.0.1", server.server_address[1], timeout=5)
         connection.request(method, path)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+        response = connection.getresponse()
+        return response.status, response.read()
 
     try:
-        code, body = ask("GET", "/status")
+        code, body = request("GET", "/status")
         assert code == 200
         assert json.loads(body)["ranks"][0]["heartbeatAgeSeconds"] == pytest.approx(time.time() - BEAT.time, abs=5)
-        assert ask("GET", "/metrics")[0] == 200
-        assert ask("GET", "/elsewhere")[0] == 404
-        assert ask("POST", "/status")[0] == 404
+        assert request("GET", "/metrics")[0] == 200
+        assert request("GET", "/elsewhere")[0] == 404
+        assert request("POST", "/status")[0] == 404
     finally:
         server.shutdown()
         server.server_close()

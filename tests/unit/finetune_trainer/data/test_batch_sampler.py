@@ -1,4 +1,4 @@
-"""Which samples make up a step, and how they are dealt out to ranks and micro-batches."""
+"""Tests that optimizer steps contain the same samples in every layout, and how ranks and micro-batches get them."""
 
 import numpy as np
 import pytest
@@ -7,75 +7,87 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_api.batch import Batch
-from finetune_trainer.data.batch_sampler import BatchSampler, Collator, padding_share
-from finetune_trainer.data.epoch_order import Item, Order, PackOrder, RowOrder
-from finetune_trainer.data.token_dataset import FILLER, IGNORED, Features, Numbers
+from finetune_trainer.data.batch_sampler import BatchSampler, compute_padding_share
+from finetune_trainer.data.collator import Collator
+from finetune_trainer.data.epoch import Item
+from finetune_trainer.data.epoch_order import Order, RowOrder
+from finetune_trainer.data.packing import PackOrder
+from finetune_trainer.data.token_dataset import FILLER, IGNORE_INDEX, Features
+from finetune_trainer.data_sources.arrays import IntArray
 
 LAYOUTS = [Batch(8, 1, 2), Batch(4, 2, 2), Batch(1, 16, 1), Batch(16, 1, 1), Batch(1, 4, 4)]
 
 
-def lengths(size: int, *, seed: int = 0) -> Numbers:
+def random_lengths(size: int, *, seed: int = 0) -> IntArray:
     return np.random.default_rng(seed).integers(2, 500, size)
 
 
-def shuffled(size: int, *, seed: int = 1) -> RowOrder:
-    return RowOrder(lengths(size), seed=seed)
+def shuffled_order(size: int, *, seed: int = 1) -> RowOrder:
+    return RowOrder(random_lengths(size), seed=seed)
 
 
-def rounds(order: Order, batch: Batch, *, epoch: int = 0) -> list[list[list[Item]]]:
-    """The micro-batches of each round, rank by rank."""
-    micro: list[list[list[Item]]] = []
+def collect_rounds(order: Order, batch: Batch, *, epoch: int = 0) -> list[list[list[Item]]]:
+    """Return the micro-batches of each round, one per rank."""
+    per_rank: list[list[list[Item]]] = []
     for rank in range(batch.world_size):
         sampler = BatchSampler(order, batch, rank=rank)
         sampler.set_epoch(epoch)
-        micro.append(list(sampler))
-        assert len(micro[-1]) == len(sampler)
-        assert all(len(items) == batch.per_device for items in micro[-1])
-    return [list(group) for group in zip(*micro, strict=True)]
+        per_rank.append(list(sampler))
+        assert len(per_rank[-1]) == len(sampler)
+        assert all(len(items) == batch.per_device for items in per_rank[-1])
+    return [list(micro_batches) for micro_batches in zip(*per_rank, strict=True)]
 
 
-def steps(order: Order, batch: Batch, *, epoch: int = 0) -> list[set[Item]]:
-    """The samples of each optimizer step, over all ranks."""
-    each = [[item for items in group for item in items] for group in rounds(order, batch, epoch=epoch)]
-    grouped = [each[start : start + batch.accumulation] for start in range(0, len(each), batch.accumulation)]
-    return [{item for items in group for item in items if item != FILLER} for group in grouped]
+def collect_steps(order: Order, batch: Batch, *, epoch: int = 0) -> list[set[Item]]:
+    """Return the samples of each optimizer step, over all ranks and without fillers."""
+    rounds = [[item for items in each for item in items] for each in collect_rounds(order, batch, epoch=epoch)]
+    steps = [rounds[start : start + batch.accumulation] for start in range(0, len(rounds), batch.accumulation)]
+    return [{item for items in step for item in items if item != FILLER} for step in steps]
 
 
 @pytest.mark.parametrize("batch", LAYOUTS, ids=str)
 @given(size=st.integers(1, 100), epoch=st.integers(0, 3))
 def test_every_layout_puts_the_same_samples_into_each_step(batch: Batch, size: int, epoch: int) -> None:
-    assert steps(shuffled(size), batch, epoch=epoch) == steps(shuffled(size), LAYOUTS[2], epoch=epoch)
+    assert collect_steps(shuffled_order(size), batch, epoch=epoch) == collect_steps(
+        shuffled_order(size), LAYOUTS[2], epoch=epoch
+    )
 
 
 @pytest.mark.parametrize("batch", LAYOUTS, ids=str)
 @given(size=st.integers(1, 100), epoch=st.integers(0, 3))
 def test_every_layout_puts_the_same_packs_into_each_step(batch: Batch, size: int, epoch: int) -> None:
-    order = PackOrder(lengths(size), room=600, seed=1)
+    order = PackOrder(random_lengths(size), max_length=600, seed=1)
 
-    assert steps(order, batch, epoch=epoch) == steps(order, LAYOUTS[2], epoch=epoch)
-
-
-@given(size=st.integers(1, 100), per_device=st.integers(1, 5), accumulation=st.integers(1, 5), ranks=st.integers(1, 5))
-def test_an_epoch_sees_every_sample_once(size: int, per_device: int, accumulation: int, ranks: int) -> None:
-    seen = [item for step in steps(shuffled(size), Batch(per_device, accumulation, ranks)) for item in step]
-
-    assert sorted(map(int, seen)) == list(range(size))  # type: ignore[arg-type]
+    assert collect_steps(order, batch, epoch=epoch) == collect_steps(order, LAYOUTS[2], epoch=epoch)
 
 
 @given(size=st.integers(1, 100), per_device=st.integers(1, 5), accumulation=st.integers(1, 5), ranks=st.integers(1, 5))
-def test_a_step_is_that_part_of_the_shuffled_rows_whatever_their_lengths(
+def test_an_epoch_contains_every_sample_once(size: int, per_device: int, accumulation: int, ranks: int) -> None:
+    items = [
+        item for step in collect_steps(shuffled_order(size), Batch(per_device, accumulation, ranks)) for item in step
+    ]
+
+    assert sorted(map(int, items)) == list(range(size))  # type: ignore[arg-type]
+
+
+@given(size=st.integers(1, 100), per_device=st.integers(1, 5), accumulation=st.integers(1, 5), ranks=st.integers(1, 5))
+def test_a_step_is_a_slice_of_the_shuffled_rows_regardless_of_their_lengths(
     size: int, per_device: int, accumulation: int, ranks: int
 ) -> None:
-    batch, order = Batch(per_device, accumulation, ranks), shuffled(size)
+    batch, order = Batch(per_device, accumulation, ranks), shuffled_order(size)
     items = order.epoch(0).items
 
-    assert steps(order, batch) == [set(items[n : n + batch.effective]) for n in range(0, size, batch.effective)]
+    assert collect_steps(order, batch) == [set(items[n : n + batch.effective]) for n in range(0, size, batch.effective)]
 
 
-def test_epochs_and_seeds_shuffle_differently() -> None:
+def test_every_epoch_and_every_seed_has_its_own_shuffle() -> None:
     batch = Batch(4, 1, 1)
 
-    orders = [steps(shuffled(64), batch), steps(shuffled(64), batch, epoch=1), steps(shuffled(64, seed=2), batch)]
+    orders = [
+        collect_steps(shuffled_order(64), batch),
+        collect_steps(shuffled_order(64), batch, epoch=1),
+        collect_steps(shuffled_order(64, seed=2), batch),
+    ]
 
     assert orders[0] != orders[1]
     assert orders[0] != orders[2]
@@ -87,68 +99,68 @@ def test_without_a_seed_the_longest_rows_come_first() -> None:
     assert list(BatchSampler(order, Batch(2, 1, 1), rank=0)) == [[1, 3], [2, 0]]
 
 
-def test_micro_batches_and_rounds_hold_rows_of_similar_length() -> None:
+def test_micro_batches_and_rounds_contain_rows_of_similar_length() -> None:
     order, batch = RowOrder(np.array([1, 2, 3, 4, 5, 6, 7, 8]), seed=5), Batch(2, 2, 2)
 
-    told = [[[int(item) + 1 for item in items] for items in each] for each in rounds(order, batch)]  # type: ignore[arg-type]
+    row_lengths = [[[int(item) + 1 for item in items] for items in each] for each in collect_rounds(order, batch)]  # type: ignore[arg-type]
 
-    assert told == [[[8, 7], [6, 5]], [[2, 1], [4, 3]]], "the longest first; the second round is dealt backwards"
+    assert row_lengths == [[[8, 7], [6, 5]], [[2, 1], [4, 3]]], "longest first; the second round is in reverse"
 
 
-def test_ranks_get_similar_work() -> None:
-    order, batch = shuffled(64 * 20), Batch(4, 4, 4)
-    size_of = dict(enumerate(lengths(64 * 20).tolist()))
+def test_ranks_get_similar_amounts_of_work() -> None:
+    order, batch = shuffled_order(64 * 20), Batch(4, 4, 4)
+    size_of = dict(enumerate(random_lengths(64 * 20).tolist()))
 
     work = np.array(
-        [[max(size_of[item] for item in items) for items in each] for each in rounds(order, batch)]  # type: ignore[index]
+        [[max(size_of[item] for item in items) for items in each] for each in collect_rounds(order, batch)]  # type: ignore[index]
     ).reshape(20, 4, 4)  # (steps, rounds, ranks)
 
     per_rank = work.sum(axis=1)
     assert (per_rank.max(axis=1) / per_rank.min(axis=1)).max() < 1.25
 
 
-def test_sorting_within_a_step_saves_padding() -> None:
-    """Of 37 % with micro-batches of four as they come, 8 % are left."""
-    order, size = shuffled(1600), lengths(1600)
+def test_sorting_within_a_step_reduces_padding() -> None:
+    """Padding falls from 37 % with unsorted micro-batches of four to 8 %."""
+    order, size = shuffled_order(1600), random_lengths(1600)
     items = np.array(order.epoch(0).items)
-    as_they_come = 1 - size.sum() / (size[items].reshape(-1, 4).max(axis=1).sum() * 4)
+    unsorted = 1 - size.sum() / (size[items].reshape(-1, 4).max(axis=1).sum() * 4)
 
-    sorted_within_steps = padding_share(order, Batch(4, 8, 1))
+    sorted_within_steps = compute_padding_share(order, Batch(4, 8, 1))
 
-    assert as_they_come > 0.35
+    assert unsorted > 0.35
     assert sorted_within_steps < 0.1
 
 
 @given(size=st.integers(1, 60), per_device=st.integers(1, 4), accumulation=st.integers(1, 3), ranks=st.integers(1, 3))
-def test_the_share_of_padding_is_what_the_micro_batches_have(
+def test_the_padding_share_equals_that_of_the_micro_batches(
     size: int, per_device: int, accumulation: int, ranks: int
 ) -> None:
-    order, batch = shuffled(size), Batch(per_device, accumulation, ranks)
-    size_of = {FILLER: 0, **dict(enumerate(lengths(size).tolist()))}
+    order, batch = shuffled_order(size), Batch(per_device, accumulation, ranks)
+    size_of = {FILLER: 0, **dict(enumerate(random_lengths(size).tolist()))}
 
     computed = sum(
         per_device * max(size_of[item] for item in items)  # type: ignore[index]
-        for each in rounds(order, batch)
+        for each in collect_rounds(order, batch)
         for items in each
     )
 
-    assert padding_share(order, batch) == pytest.approx(1 - sum(size_of.values()) / computed)
+    assert compute_padding_share(order, batch) == pytest.approx(1 - sum(size_of.values()) / computed)
 
 
-def test_padding_is_masked_and_ignored() -> None:
+def test_padding_is_masked_and_has_no_labels() -> None:
     samples = [
-        ({"input_ids": torch.tensor([1, 2, 3]), "labels": torch.tensor([IGNORED, 2, 3])},),
-        ({"input_ids": torch.tensor([4]), "labels": torch.tensor([IGNORED])},),
+        ({"input_ids": torch.tensor([1, 2, 3]), "labels": torch.tensor([IGNORE_INDEX, 2, 3])},),
+        ({"input_ids": torch.tensor([4]), "labels": torch.tensor([IGNORE_INDEX])},),
     ]
 
     batch = Collator(pad_id=9)(samples)
 
     assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 9, 9]]
-    assert batch["labels"].tolist() == [[IGNORED, 2, 3], [IGNORED, IGNORED, IGNORED]]
+    assert batch["labels"].tolist() == [[IGNORE_INDEX, 2, 3], [IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
-def test_padding_behind_packs_begins_anew_with_every_token() -> None:
+def test_every_padding_token_after_a_pack_has_position_0() -> None:
     def pack(positions: list[int]) -> tuple[Features]:
         ids = torch.arange(len(positions))
         return ({"input_ids": ids, "labels": ids, "position_ids": torch.tensor(positions)},)
@@ -159,7 +171,7 @@ def test_padding_behind_packs_begins_anew_with_every_token() -> None:
     assert batch["attention_mask"].sum() == 7
 
 
-def test_of_pairs_the_chosen_come_first() -> None:
+def test_the_collator_puts_all_chosen_sequences_before_the_rejected_ones() -> None:
     def sequence(token: int) -> Features:
         return {"input_ids": torch.tensor([token]), "labels": torch.tensor([token]), "weights": torch.tensor([0.5])}
 

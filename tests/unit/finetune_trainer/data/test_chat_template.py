@@ -1,19 +1,21 @@
+"""Tests which tokens of a rendered example are targets, their weights, and the errors of chat templates."""
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from finetune_trainer.data.chat_template import Renderer, Sample
-from finetune_trainer.data_sources.conversations import Completion, Conversation, Role, Turn
+from finetune_trainer.data.chat_template import ExampleRenderer, Sample
+from finetune_trainer.data_sources.conversations import Conversation, PromptCompletion, Role, Turn
 from finetune_trainer.data_sources.readers import Row
 from finetune_trainer.errors import ChatTemplateError
 from finetune_trainer.methods.sft import render_sample
-from testing.models import tiny_text as tiny
+from testing.models import tiny_text
 
-PLACE = "/data/train.jsonl line 1"
-TWO_ROUNDS = Conversation(
-    PLACE,
+ORIGIN = "/data/train.jsonl line 1"
+TWO_EXCHANGES = Conversation(
+    ORIGIN,
     (
         Turn(Role.SYSTEM, "Be brief."),
         Turn(Role.USER, "What is a list?"),
@@ -30,22 +32,22 @@ MISTRAL = (
     "{%- for message in messages -%}{%- if message['role'] == 'assistant' -%}{{ ' ' + message['content'] + '<|im_end|>'"
     " }}{%- else -%}{{ '[INST] ' + message['content'] + ' [/INST]' }}{%- endif -%}{%- endfor -%}"
 )
-# As Qwen3 does: an empty thought before the last answer, none before earlier ones.
-THINKS_LAST = (
+# Like Qwen3: empty thinking tags in the last assistant turn, none in earlier ones.
+EMPTY_THINKING_IN_LAST_TURN = (
     "{%- for message in messages -%}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{%- if message['role'] == 'assistant' and loop.last and '</think>' not in message['content'] -%}"
     "{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif -%}"
     "{{ message['content'] + '<|im_end|>\\n' }}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
-# As reasoning models do: thoughts of earlier answers are cut away.
-FORGETS_THOUGHTS = (
+# Like reasoning models: the thinking of earlier assistant turns is removed.
+REMOVES_EARLIER_THINKING = (
     "{%- for message in messages -%}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{%- if message['role'] == 'assistant' and not loop.last -%}{{ message['content'].split('</think>')[-1] }}"
     "{%- else -%}{{ message['content'] | replace('<think>', '<think>\\n') }}{%- endif -%}{{ '<|im_end|>\\n' }}"
     "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
-MARKED = (
+WITH_GENERATION_TAGS = (
     "{%- for message in messages -%}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{%- if message['role'] == 'assistant' -%}{% generation %}{{ message['content'] + '<|im_end|>' }}"
     "{% endgeneration %}{%- else -%}{{ message['content'] + '<|im_end|>' }}{%- endif -%}{{ '\\n' }}{%- endfor -%}"
@@ -53,174 +55,187 @@ MARKED = (
 
 
 @contextmanager
-def template(tokenizer: PreTrainedTokenizerFast, text: str | None) -> Iterator[Renderer]:
-    before = tokenizer.chat_template
-    tokenizer.chat_template = text
+def use_template(tokenizer: PreTrainedTokenizerFast, template: str | None) -> Iterator[ExampleRenderer]:
+    """Yield a renderer whose tokenizer has this chat template."""
+    previous = tokenizer.chat_template
+    tokenizer.chat_template = template
     try:
-        yield Renderer(tokenizer, model_name="tiny")
+        yield ExampleRenderer(tokenizer, model_name="tiny")
     finally:
-        tokenizer.chat_template = before
+        tokenizer.chat_template = previous
 
 
-def learned(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> list[str]:
-    """The stretches of text whose tokens are learned."""
-    stretches: list[list[int]] = []
-    before = 0.0
-    for token, target in zip(sample.tokens, sample.weights, strict=True):
-        if target and not before:
-            stretches.append([])
-        if target:
-            stretches[-1].append(token)
-        before = target
-    return [tokenizer.decode(stretch) for stretch in stretches]
+def decode_targets(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> list[str]:
+    """Return the text of every run of target tokens."""
+    runs: list[list[int]] = []
+    previous_weight = 0.0
+    for token, weight in zip(sample.input_ids, sample.weights, strict=True):
+        if weight and not previous_weight:
+            runs.append([])
+        if weight:
+            runs[-1].append(token)
+        previous_weight = weight
+    return [tokenizer.decode(run) for run in runs]
 
 
 @pytest.mark.parametrize(
-    "text",
+    "template",
     [
-        pytest.param(tiny.CHAT_TEMPLATE, id="ChatML"),
+        pytest.param(tiny_text.CHAT_TEMPLATE, id="ChatML"),
         pytest.param(LLAMA_3, id="Llama 3"),
-        pytest.param(THINKS_LAST, id="Qwen 3"),
-        pytest.param(MARKED, id="with generation marks"),
+        pytest.param(EMPTY_THINKING_IN_LAST_TURN, id="Qwen 3"),
+        pytest.param(WITH_GENERATION_TAGS, id="with generation tags"),
     ],
 )
-def test_only_the_assistants_words_and_their_end_are_learned(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
-    with template(tokenizer, text) as renderer:
-        sample = renderer.render(TWO_ROUNDS)
+def test_only_assistant_turns_and_their_end_tokens_are_targets(
+    tokenizer: PreTrainedTokenizerFast, template: str
+) -> None:
+    with use_template(tokenizer, template) as renderer:
+        sample = renderer.render(TWO_EXCHANGES)
 
-    assert learned(tokenizer, sample) == ["A mutable sequence.<|im_end|>", "An immutable one.<|im_end|>"]
+    assert decode_targets(tokenizer, sample) == ["A mutable sequence.<|im_end|>", "An immutable one.<|im_end|>"]
 
 
-def test_a_blank_that_belongs_to_the_template_may_share_a_token_with_the_answer(
+def test_a_target_token_may_contain_whitespace_of_the_template(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    with template(tokenizer, MISTRAL) as renderer:
-        sample = renderer.render(TWO_ROUNDS)
+    with use_template(tokenizer, MISTRAL) as renderer:
+        sample = renderer.render(TWO_EXCHANGES)
 
-    assert [text.strip() for text in learned(tokenizer, sample)] == [
+    assert [text.strip() for text in decode_targets(tokenizer, sample)] == [
         "A mutable sequence.<|im_end|>",
         "An immutable one.<|im_end|>",
     ]
 
 
-def test_the_tokens_are_those_of_the_rendered_conversation(tokenizer: PreTrainedTokenizerFast) -> None:
-    messages = [{"role": turn.role.value, "content": turn.content} for turn in TWO_ROUNDS.turns]
+def test_the_input_ids_are_those_of_the_rendered_conversation(tokenizer: PreTrainedTokenizerFast) -> None:
+    messages = [{"role": turn.role.value, "content": turn.content} for turn in TWO_EXCHANGES.turns]
 
-    with template(tokenizer, tiny.CHAT_TEMPLATE) as renderer:
-        sample = renderer.render(TWO_ROUNDS)
+    with use_template(tokenizer, tiny_text.CHAT_TEMPLATE) as renderer:
+        sample = renderer.render(TWO_EXCHANGES)
 
-    assert tokenizer.decode(sample.tokens) == tokenizer.apply_chat_template(messages, tokenize=False)
-
-
-def test_an_answer_that_the_template_trims_is_found(tokenizer: PreTrainedTokenizerFast) -> None:
-    example = Conversation(PLACE, (Turn(Role.USER, "q"), Turn(Role.ASSISTANT, "  answer \n")))
-
-    with template(tokenizer, LLAMA_3) as renderer:
-        assert learned(tokenizer, renderer.render(example)) == ["answer<|im_end|>"]
+    assert tokenizer.decode(sample.input_ids) == tokenizer.apply_chat_template(messages, tokenize=False)
 
 
-def test_an_answer_that_repeats_the_question_is_learned_once(tokenizer: PreTrainedTokenizerFast) -> None:
-    example = Conversation(PLACE, (Turn(Role.USER, "echo"), Turn(Role.ASSISTANT, "echo")))
+def test_targets_include_a_turn_that_the_template_trims(tokenizer: PreTrainedTokenizerFast) -> None:
+    example = Conversation(ORIGIN, (Turn(Role.USER, "q"), Turn(Role.ASSISTANT, "  answer \n")))
 
-    with template(tokenizer, tiny.CHAT_TEMPLATE) as renderer:
-        assert learned(tokenizer, renderer.render(example)) == ["echo<|im_end|>"]
-
-
-def test_a_rewritten_last_answer_is_found_by_its_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
-    example = Conversation(PLACE, (Turn(Role.USER, "q"), Turn(Role.ASSISTANT, "<think>hm</think>yes")))
-
-    with template(tokenizer, FORGETS_THOUGHTS) as renderer:
-        assert learned(tokenizer, renderer.render(example)) == ["<think>\nhm</think>yes<|im_end|>"]
+    with use_template(tokenizer, LLAMA_3) as renderer:
+        assert decode_targets(tokenizer, renderer.render(example)) == ["answer<|im_end|>"]
 
 
-def test_an_answer_that_changes_when_the_talk_goes_on_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    thoughtful = Turn(Role.ASSISTANT, "<think>hm</think>yes")
-    example = Conversation(PLACE, (Turn(Role.USER, "q"), thoughtful, Turn(Role.USER, "sure?"), thoughtful))
+def test_an_assistant_turn_that_repeats_the_user_turn_is_a_target_once(tokenizer: PreTrainedTokenizerFast) -> None:
+    example = Conversation(ORIGIN, (Turn(Role.USER, "echo"), Turn(Role.ASSISTANT, "echo")))
 
-    with template(tokenizer, FORGETS_THOUGHTS) as renderer, pytest.raises(ChatTemplateError) as raised:
+    with use_template(tokenizer, tiny_text.CHAT_TEMPLATE) as renderer:
+        assert decode_targets(tokenizer, renderer.render(example)) == ["echo<|im_end|>"]
+
+
+def test_a_rewritten_last_turn_is_located_by_its_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+    example = Conversation(ORIGIN, (Turn(Role.USER, "q"), Turn(Role.ASSISTANT, "<think>hm</think>yes")))
+
+    with use_template(tokenizer, REMOVES_EARLIER_THINKING) as renderer:
+        assert decode_targets(tokenizer, renderer.render(example)) == ["<think>\nhm</think>yes<|im_end|>"]
+
+
+def test_a_turn_that_the_template_rewrites_when_later_turns_follow_is_rejected(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    thinking_turn = Turn(Role.ASSISTANT, "<think>hm</think>yes")
+    example = Conversation(ORIGIN, (Turn(Role.USER, "q"), thinking_turn, Turn(Role.USER, "sure?"), thinking_turn))
+
+    with use_template(tokenizer, REMOVES_EARLIER_THINKING) as renderer, pytest.raises(ChatTemplateError) as raised:
         renderer.render(example)
 
-    assert str(raised.value).startswith(f'{PLACE}: the chat template of model "tiny" rewrites turn 1')
+    assert str(raised.value).startswith(f'{ORIGIN}: the chat template of model "tiny" rewrites turn 1')
 
 
-def test_what_the_template_says_about_a_row_is_passed_on(tokenizer: PreTrainedTokenizerFast) -> None:
-    text = "{{ raise_exception('roles must alternate') }}"
+def test_an_error_of_the_template_includes_row_and_message(tokenizer: PreTrainedTokenizerFast) -> None:
+    template = "{{ raise_exception('roles must alternate') }}"
 
     with (
-        template(tokenizer, text) as renderer,
+        use_template(tokenizer, template) as renderer,
         pytest.raises(ChatTemplateError, match=r"line 1: .*roles must alternate"),
     ):
-        renderer.render(TWO_ROUNDS)
+        renderer.render(TWO_EXCHANGES)
 
 
-def test_a_conversation_without_a_template_is_refused_with_the_ways_out(tokenizer: PreTrainedTokenizerFast) -> None:
-    with template(tokenizer, None) as renderer, pytest.raises(ChatTemplateError) as raised:
-        renderer.render(TWO_ROUNDS)
+def test_a_conversation_without_a_chat_template_is_rejected_with_the_options(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    with use_template(tokenizer, None) as renderer, pytest.raises(ChatTemplateError) as raised:
+        renderer.render(TWO_EXCHANGES)
 
     assert "has no chat template" in str(raised.value)
     assert "instruct variant" in str(raised.value)
 
 
-def test_a_completion_needs_no_template_and_ends_with_the_end_token(tokenizer: PreTrainedTokenizerFast) -> None:
-    with template(tokenizer, None) as renderer:
-        sample = renderer.render(Completion(PLACE, "A list is", " a mutable sequence."))
+def test_a_prompt_completion_needs_no_template_and_ends_with_the_eos_token(tokenizer: PreTrainedTokenizerFast) -> None:
+    with use_template(tokenizer, None) as renderer:
+        sample = renderer.render(PromptCompletion(ORIGIN, "A list is", " a mutable sequence."))
 
-    assert learned(tokenizer, sample) == [" a mutable sequence.<|im_end|>"]
-    assert tokenizer.decode(sample.tokens) == "A list is a mutable sequence.<|im_end|>"
+    assert decode_targets(tokenizer, sample) == [" a mutable sequence.<|im_end|>"]
+    assert tokenizer.decode(sample.input_ids) == "A list is a mutable sequence.<|im_end|>"
 
 
-def test_the_first_token_is_never_learned(tokenizer: PreTrainedTokenizerFast) -> None:
-    with template(tokenizer, None) as renderer:
-        sample = renderer.render(Completion(PLACE, "", "everything is answer"))
+def test_the_first_token_is_never_a_target(tokenizer: PreTrainedTokenizerFast) -> None:
+    with use_template(tokenizer, None) as renderer:
+        sample = renderer.render(PromptCompletion(ORIGIN, "", "everything is completion"))
 
     assert sample.weights[0] == 0.0
     assert all(sample.weights[1:])
 
 
 @pytest.mark.parametrize(
-    ("loss_on", "words"),
+    ("loss_on", "targets"),
     [
         pytest.param("assistant", ["A mutable sequence.<|im_end|>", "An immutable one.<|im_end|>"], id="assistant"),
         pytest.param("lastTurn", ["An immutable one.<|im_end|>"], id="last turn"),
     ],
 )
-@pytest.mark.parametrize("text", [tiny.CHAT_TEMPLATE, MARKED], ids=["ChatML", "with generation marks"])
-def test_the_job_says_which_answers_are_learned(
-    tokenizer: PreTrainedTokenizerFast, text: str, loss_on: str, words: list[str]
+@pytest.mark.parametrize(
+    "template", [tiny_text.CHAT_TEMPLATE, WITH_GENERATION_TAGS], ids=["ChatML", "with generation tags"]
+)
+def test_loss_on_selects_the_assistant_turns_that_are_targets(
+    tokenizer: PreTrainedTokenizerFast, template: str, loss_on: str, targets: list[str]
 ) -> None:
-    with template(tokenizer, text) as renderer:
-        (sample,) = render_sample(renderer, row_of(TWO_ROUNDS), loss_on=loss_on)
+    with use_template(tokenizer, template) as renderer:
+        (sample,) = render_sample(renderer, build_row(TWO_EXCHANGES), loss_on=loss_on)
 
-    assert learned(tokenizer, sample) == words
+    assert decode_targets(tokenizer, sample) == targets
 
 
-def test_all_that_was_said_can_be_learned_but_the_first_token_which_nothing_predicts(
+def test_loss_on_all_makes_every_token_but_the_first_a_target(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    with template(tokenizer, tiny.CHAT_TEMPLATE) as renderer:
-        (sample,) = render_sample(renderer, row_of(TWO_ROUNDS), loss_on="all")
+    with use_template(tokenizer, tiny_text.CHAT_TEMPLATE) as renderer:
+        (sample,) = render_sample(renderer, build_row(TWO_EXCHANGES), loss_on="all")
 
-    assert list(sample.weights) == [0.0] + [1.0] * (len(sample.tokens) - 1)
+    assert list(sample.weights) == [0.0] + [1.0] * (len(sample.input_ids) - 1)
 
 
-@pytest.mark.parametrize("text", [tiny.CHAT_TEMPLATE, MARKED], ids=["ChatML", "with generation marks"])
-def test_every_token_of_an_answer_has_its_messages_weight(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
-    row = row_of(TWO_ROUNDS, weights={2: 0.25, 4: 0.5})
-    with template(tokenizer, text) as renderer:
+@pytest.mark.parametrize(
+    "template", [tiny_text.CHAT_TEMPLATE, WITH_GENERATION_TAGS], ids=["ChatML", "with generation tags"]
+)
+def test_every_token_of_an_assistant_turn_has_the_weight_of_its_message(
+    tokenizer: PreTrainedTokenizerFast, template: str
+) -> None:
+    row = build_row(TWO_EXCHANGES, weights={2: 0.25, 4: 0.5})
+    with use_template(tokenizer, template) as renderer:
         (sample,) = render_sample(renderer, row, loss_on="assistant")
 
-    weighed = {
+    text_by_weight = {
         weight: tokenizer.decode(
-            [token for token, its in zip(sample.tokens, sample.weights, strict=True) if its == weight]
+            [token for token, each in zip(sample.input_ids, sample.weights, strict=True) if each == weight]
         )
         for weight in (0.25, 0.5)
     }
-    assert weighed == {0.25: "A mutable sequence.<|im_end|>", 0.5: "An immutable one.<|im_end|>"}
+    assert text_by_weight == {0.25: "A mutable sequence.<|im_end|>", 0.5: "An immutable one.<|im_end|>"}
     assert set(sample.weights) == {0.0, 0.25, 0.5}
 
 
-def row_of(conversation: Conversation, weights: dict[int, float] | None = None) -> Row:
-    """As a user writes it."""
+def build_row(conversation: Conversation, weights: dict[int, float] | None = None) -> Row:
+    """Return the row with messages that a user would write for this conversation."""
     messages = [{"role": turn.role.value, "content": turn.content} for turn in conversation.turns]
     weighted = [{**message, "weight": (weights or {}).get(n)} for n, message in enumerate(messages)]
-    return Row(conversation.place, {"messages": weighted if weights else messages})
+    return Row(conversation.origin, {"messages": weighted if weights else messages})

@@ -1,106 +1,112 @@
-"""With the templates of well-known families, labels decode to the assistant's words and their end, nothing else."""
+"""Tests that with the templates of well-known families only assistant turns and their end tokens are targets."""
 
 import copy
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from finetune_trainer.data.chat_template import Renderer, Sample
+from finetune_trainer.data.chat_template import ExampleRenderer, Sample
 from finetune_trainer.data_sources.conversations import Conversation, Role, Turn
 from finetune_trainer.errors import ChatTemplateError
-from testing.models.chat_templates import FAMILIES, Family
+from testing.models.chat_templates import FAMILIES, TemplateFamily
 
-PLACE = "/data/train.jsonl line 1"
+ORIGIN = "/data/train.jsonl line 1"
 SYSTEM = Turn(Role.SYSTEM, "Be brief.")
 FIRST = (Turn(Role.USER, "What is a list?"), Turn(Role.ASSISTANT, "A mutable sequence."))
 SECOND = (Turn(Role.USER, "And a tuple?"), Turn(Role.ASSISTANT, "An immutable one."))
-TALKS = {"one round": FIRST, "two rounds": (*FIRST, *SECOND)}
-TAKE_A_SYSTEM_PROMPT = [name for name, family in FAMILIES.items() if family.system]
+CONVERSATIONS = {"one exchange": FIRST, "two exchanges": (*FIRST, *SECOND)}
+SUPPORT_A_SYSTEM_PROMPT = [name for name, family in FAMILIES.items() if family.system]
 
 
-def renderer_of(family: Family, tokenizer: PreTrainedTokenizerFast) -> tuple[Renderer, PreTrainedTokenizerFast]:
-    own = copy.deepcopy(tokenizer)
-    own.add_tokens(list(family.tokens), special_tokens=True)
-    own.bos_token, own.eos_token, own.chat_template = family.bos, family.eos, family.template
-    return Renderer(own, model_name="tiny"), own
+def build_renderer(
+    family: TemplateFamily, tokenizer: PreTrainedTokenizerFast
+) -> tuple[ExampleRenderer, PreTrainedTokenizerFast]:
+    """Return a renderer with the special tokens and the template of the family, and its tokenizer."""
+    own_tokenizer = copy.deepcopy(tokenizer)
+    own_tokenizer.add_tokens(list(family.tokens), special_tokens=True)
+    own_tokenizer.bos_token, own_tokenizer.eos_token = family.bos, family.eos
+    own_tokenizer.chat_template = family.template
+    return ExampleRenderer(own_tokenizer, model_name="tiny"), own_tokenizer
 
 
-def learned(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> list[str]:
-    """The stretches that are learned, without the blank that an answer may begin with."""
-    marks = "".join("x" if weight else " " for weight in sample.weights)
-    stretches, start = [], 0
-    for stretch in marks.split():
-        start = marks.index(stretch, start)
-        stretches.append(tokenizer.decode(sample.tokens[start : start + len(stretch)]).strip())
-        start += len(stretch)
-    return stretches
+def decode_targets(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> list[str]:
+    """Return the text of every run of target tokens, without leading and trailing whitespace."""
+    mask = "".join("x" if weight else " " for weight in sample.weights)
+    texts, start = [], 0
+    for run in mask.split():
+        start = mask.index(run, start)
+        texts.append(tokenizer.decode(sample.input_ids[start : start + len(run)]).strip())
+        start += len(run)
+    return texts
 
 
-@pytest.mark.parametrize("talk", TALKS)
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize(
     ("name", "system"),
-    [(name, ()) for name in FAMILIES] + [(name, (SYSTEM,)) for name in TAKE_A_SYSTEM_PROMPT],
+    [(name, ()) for name in FAMILIES] + [(name, (SYSTEM,)) for name in SUPPORT_A_SYSTEM_PROMPT],
     ids=lambda value: value if isinstance(value, str) else ("with system" if value else "without system"),
 )
-def test_only_the_assistants_words_and_their_end_are_learned(
-    tokenizer: PreTrainedTokenizerFast, name: str, system: tuple[Turn, ...], talk: str
+def test_only_assistant_turns_and_their_end_tokens_are_targets(
+    tokenizer: PreTrainedTokenizerFast, name: str, system: tuple[Turn, ...], conversation: str
 ) -> None:
     family = FAMILIES[name]
-    renderer, own = renderer_of(family, tokenizer)
+    renderer, own_tokenizer = build_renderer(family, tokenizer)
 
-    sample = renderer.render(Conversation(PLACE, (*system, *TALKS[talk])))
+    sample = renderer.render(Conversation(ORIGIN, (*system, *CONVERSATIONS[conversation])))
 
-    *earlier, last = [turn.content for turn in TALKS[talk] if turn.role is Role.ASSISTANT]
-    assert learned(own, sample) == [
-        *(words + (family.inner_end or family.end) for words in earlier),
+    *earlier, last = [turn.content for turn in CONVERSATIONS[conversation] if turn.role is Role.ASSISTANT]
+    assert decode_targets(own_tokenizer, sample) == [
+        *(content + (family.inner_end or family.end) for content in earlier),
         last + family.end,
     ]
 
 
-@pytest.mark.parametrize("name", TAKE_A_SYSTEM_PROMPT)
-def test_the_system_prompt_is_read_and_not_learned(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
-    renderer, own = renderer_of(FAMILIES[name], tokenizer)
+@pytest.mark.parametrize("name", SUPPORT_A_SYSTEM_PROMPT)
+def test_the_system_prompt_is_rendered_and_is_no_target(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
+    renderer, own_tokenizer = build_renderer(FAMILIES[name], tokenizer)
 
-    sample = renderer.render(Conversation(PLACE, (SYSTEM, *FIRST)))
+    sample = renderer.render(Conversation(ORIGIN, (SYSTEM, *FIRST)))
 
-    assert SYSTEM.content in own.decode(sample.tokens)
-    assert SYSTEM.content not in "".join(learned(own, sample))
+    assert SYSTEM.content in own_tokenizer.decode(sample.input_ids)
+    assert SYSTEM.content not in "".join(decode_targets(own_tokenizer, sample))
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.system])
-def test_a_system_prompt_that_the_template_does_not_take_is_an_error_that_says_so(
+def test_a_system_prompt_that_the_template_does_not_support_is_an_error_with_a_fix(
     tokenizer: PreTrainedTokenizerFast, name: str
 ) -> None:
-    renderer, _ = renderer_of(FAMILIES[name], tokenizer)
+    renderer, _ = build_renderer(FAMILIES[name], tokenizer)
 
     with pytest.raises(ChatTemplateError) as raised:
-        renderer.render(Conversation(PLACE, (SYSTEM, *FIRST)))
+        renderer.render(Conversation(ORIGIN, (SYSTEM, *FIRST)))
 
-    assert str(raised.value).startswith(f'{PLACE}: the chat template of model "tiny" takes no system prompt')
-    assert "put its words at the beginning of the first user turn" in str(raised.value)
-
-
-def test_a_refusal_for_another_reason_does_not_blame_the_system_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
-    renderer, _ = renderer_of(FAMILIES["Gemma 3"], tokenizer)
-
-    with pytest.raises(ChatTemplateError, match=r"refuses this row: .*roles must alternate"):
-        renderer.render(Conversation(PLACE, (SYSTEM, FIRST[0], *FIRST)))
+    assert str(raised.value).startswith(f'{ORIGIN}: the chat template of model "tiny" does not support a system prompt')
+    assert "move its text to the beginning of the first user turn" in str(raised.value)
 
 
-def test_an_end_that_the_template_leaves_out_has_the_weight_of_its_answer(tokenizer: PreTrainedTokenizerFast) -> None:
-    renderer, own = renderer_of(FAMILIES["GLM-4"], tokenizer)
-    question, answer = FIRST
+def test_a_rejection_for_another_reason_does_not_mention_the_system_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+    renderer, _ = build_renderer(FAMILIES["Gemma 3"], tokenizer)
 
-    sample = renderer.render(Conversation(PLACE, (question, Turn(Role.ASSISTANT, answer.content, weight=0.5))))
+    with pytest.raises(ChatTemplateError, match=r"rejects this row: .*roles must alternate"):
+        renderer.render(Conversation(ORIGIN, (SYSTEM, FIRST[0], *FIRST)))
 
-    assert own.decode(sample.tokens[-1:]) == "<|endoftext|>"
+
+def test_an_appended_end_token_has_the_weight_of_its_turn(tokenizer: PreTrainedTokenizerFast) -> None:
+    renderer, own_tokenizer = build_renderer(FAMILIES["GLM-4"], tokenizer)
+    user_turn, assistant_turn = FIRST
+
+    sample = renderer.render(
+        Conversation(ORIGIN, (user_turn, Turn(Role.ASSISTANT, assistant_turn.content, weight=0.5)))
+    )
+
+    assert own_tokenizer.decode(sample.input_ids[-1:]) == "<|endoftext|>"
     assert sample.weights[-1] == 0.5
 
 
-def test_a_conversation_that_ends_with_a_question_gets_no_end(tokenizer: PreTrainedTokenizerFast) -> None:
-    renderer, own = renderer_of(FAMILIES["GLM-4"], tokenizer)
+def test_no_end_token_is_appended_after_a_user_turn(tokenizer: PreTrainedTokenizerFast) -> None:
+    renderer, own_tokenizer = build_renderer(FAMILIES["GLM-4"], tokenizer)
 
-    sample = renderer.render(Conversation(PLACE, (*FIRST, SECOND[0])))
+    sample = renderer.render(Conversation(ORIGIN, (*FIRST, SECOND[0])))
 
-    assert own.decode(sample.tokens).endswith("And a tuple?")
-    assert learned(own, sample) == ["A mutable sequence.<|user|>"]
+    assert own_tokenizer.decode(sample.input_ids).endswith("And a tuple?")
+    assert decode_targets(own_tokenizer, sample) == ["A mutable sequence.<|user|>"]

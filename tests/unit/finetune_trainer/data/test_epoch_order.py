@@ -1,34 +1,35 @@
-"""Rows in packs: every row once, no pack too full, as many packs in every epoch."""
+"""Tests that packs contain every row once within their capacity, and that every epoch has as many packs."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_trainer.data.epoch_order import PackOrder, RowOrder, best_fit
+from finetune_trainer.data.epoch_order import RowOrder
+from finetune_trainer.data.packing import PackOrder, pack_best_fit
 
-ROOM = 64
-LENGTHS = st.lists(st.integers(1, ROOM), min_size=1, max_size=80)
+CAPACITY = 64
+LENGTHS = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=80)
 
 
-def packs(order: PackOrder, epoch: int) -> list[tuple[int, ...]]:
+def packs_of(order: PackOrder, epoch: int) -> list[tuple[int, ...]]:
     items = order.epoch(epoch).items
     return [item for item in items if isinstance(item, tuple)]
 
 
 @given(lengths=LENGTHS)
-def test_every_row_is_in_one_pack_and_no_pack_is_too_full(lengths: list[int]) -> None:
-    packed = best_fit(lengths, ROOM)
+def test_every_row_is_in_one_pack_and_no_pack_exceeds_its_capacity(lengths: list[int]) -> None:
+    packed = pack_best_fit(lengths, CAPACITY)
 
     assert sorted(row for pack in packed for row in pack) == list(range(len(lengths)))
-    assert all(sum(lengths[row] for row in pack) <= ROOM for pack in packed)
+    assert all(sum(lengths[row] for row in pack) <= CAPACITY for pack in packed)
 
 
 @given(lengths=LENGTHS)
-def test_no_two_packs_would_fit_into_one(lengths: list[int]) -> None:
-    sums = sorted(sum(lengths[row] for row in pack) for pack in best_fit(lengths, ROOM))
+def test_no_two_packs_fit_into_one(lengths: list[int]) -> None:
+    sums = sorted(sum(lengths[row] for row in pack) for pack in pack_best_fit(lengths, CAPACITY))
 
-    assert len(sums) < 2 or sums[0] + sums[1] > ROOM
+    assert len(sums) < 2 or sums[0] + sums[1] > CAPACITY
 
 
 @pytest.mark.parametrize(
@@ -36,45 +37,45 @@ def test_no_two_packs_would_fit_into_one(lengths: list[int]) -> None:
     [
         pytest.param([5, 5], [[0, 1]], id="exactly full"),
         pytest.param([6, 5], [[0], [1]], id="one token too many"),
-        pytest.param([3, 7, 6, 4], [[1, 0], [2, 3]], id="the longest first"),
-        pytest.param([8, 7, 2], [[0, 2], [1]], id="where least room is left, not where there is any"),
-        pytest.param([7, 8, 2, 3], [[1, 2], [0, 3]], id="decreasing, though the rows are not"),
+        pytest.param([3, 7, 6, 4], [[1, 0], [2, 3]], id="longest first"),
+        pytest.param([8, 7, 2], [[0, 2], [1]], id="into the fullest pack that has space"),
+        pytest.param([7, 8, 2, 3], [[1, 2], [0, 3]], id="unsorted rows are packed in decreasing order"),
     ],
 )
-def test_rows_go_where_they_fit_best(lengths: list[int], expected: list[list[int]]) -> None:
-    assert best_fit(lengths, 10) == expected
+def test_rows_are_packed_by_best_fit_decreasing(lengths: list[int], expected: list[list[int]]) -> None:
+    assert pack_best_fit(lengths, 10) == expected
 
 
 @given(lengths=LENGTHS, seed=st.integers(0, 5))
-def test_every_epoch_has_as_many_packs_and_every_row_once(lengths: list[int], seed: int) -> None:
-    order = PackOrder(np.array(lengths), room=ROOM, seed=seed)
+def test_every_epoch_has_the_same_number_of_packs_and_every_row_once(lengths: list[int], seed: int) -> None:
+    order = PackOrder(np.array(lengths), max_length=CAPACITY, seed=seed)
 
     for epoch in range(3):
-        found = packs(order, epoch)
-        assert len(found) == len(order)
-        assert sorted(row for pack in found for row in pack) == list(range(len(lengths)))
-        assert order.epoch(epoch).lengths.tolist() == [sum(lengths[row] for row in pack) for pack in found]
+        packed = packs_of(order, epoch)
+        assert len(packed) == len(order)
+        assert sorted(row for pack in packed for row in pack) == list(range(len(lengths)))
+        assert order.epoch(epoch).lengths.tolist() == [sum(lengths[row] for row in pack) for pack in packed]
 
 
-def test_every_epoch_packs_and_shuffles_anew() -> None:
-    order = PackOrder(np.array([10, 40, 50] * 30), room=ROOM, seed=1)
+def test_every_epoch_repacks_and_reshuffles() -> None:
+    order = PackOrder(np.array([10, 40, 50] * 30), max_length=CAPACITY, seed=1)
 
-    first, second = packs(order, 0), packs(order, 1)
+    first, second = packs_of(order, 0), packs_of(order, 1)
 
-    assert set(first) != set(second), "rows of the same length swap places"
-    assert first == packs(order, 0)
+    assert set(first) != set(second), "rows of equal length swap places"
+    assert first == packs_of(order, 0)
     lengths = order.epoch(0).lengths
     assert lengths.tolist() != sorted(lengths.tolist(), reverse=True)
 
 
-def test_packs_know_how_full_they_are() -> None:
-    order = PackOrder(np.array([40, 24, 32]), room=ROOM, seed=1)
+def test_utilization_is_the_share_of_the_capacity_that_rows_fill() -> None:
+    order = PackOrder(np.array([40, 24, 32]), max_length=CAPACITY, seed=1)
 
     assert len(order) == 2
-    assert order.fullness == 0.75
+    assert order.utilization == 0.75
 
 
-def test_rows_of_an_epoch_come_with_their_lengths() -> None:
+def test_the_items_of_an_epoch_have_the_lengths_of_their_rows() -> None:
     epoch = RowOrder(np.array([10, 11, 12, 13]), seed=1).epoch(0)
 
     assert sorted(map(int, epoch.items)) == [0, 1, 2, 3]  # type: ignore[arg-type]

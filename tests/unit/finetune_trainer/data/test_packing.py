@@ -1,4 +1,4 @@
-"""Rows in one sequence are as good as apart: the same logits, the same loss."""
+"""Tests that packed rows have the logits and the loss that they have alone."""
 
 from pathlib import Path
 
@@ -15,16 +15,17 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
-from finetune_trainer.data.batch_sampler import Collator
 from finetune_trainer.data.chat_template import Sample
+from finetune_trainer.data.collator import Collator
 from finetune_trainer.data.packing import PackedDataset
-from finetune_trainer.data.row_filter import Rules
-from finetune_trainer.data.token_cache import obtain_tokens
+from finetune_trainer.data.row_filter import RowRules
+from finetune_trainer.data.token_cache import load_or_tokenize
 from finetune_trainer.data.token_dataset import Features, TokenDataset
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.methods.sft import SftTrainer, predict
-from finetune_trainer.training.preflight import check_packs, two_rows_each
-from testing.models import tiny_text as tiny
+from finetune_trainer.methods.sft import SftTrainer
+from finetune_trainer.training.packing_check import build_probe_packs, check_pack_isolation
+from finetune_trainer.training.token_losses import compute_logits
+from testing.models import tiny_text
 
 VOCABULARY = 64
 SMALL = {
@@ -44,16 +45,17 @@ def llama() -> PreTrainedModel:
 
 
 def mistral() -> PreTrainedModel:
-    """With a window smaller than the rows."""
+    """Build a Mistral model whose sliding window is shorter than the rows."""
     torch.manual_seed(0)
     return MistralForCausalLM(MistralConfig(**SMALL, sliding_window=4)).eval()
 
 
 def qwen() -> PreTrainedModel:
-    return tiny.build_model(VOCABULARY).eval()
+    return tiny_text.build_model(VOCABULARY).eval()
 
 
-def stateful() -> PreTrainedModel:
+def recurrent() -> PreTrainedModel:
+    """Build a model with linear attention, whose state is carried over from one row to the next."""
     torch.manual_seed(0)
     layers = ["linear_attention", "full_attention"]
     return Qwen3NextForCausalLM(Qwen3NextConfig(**SMALL, head_dim=8, layer_types=layers, num_experts=0)).eval()
@@ -61,18 +63,20 @@ def stateful() -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
-    """Four rows of different lengths, the second halves learned, some with less weight."""
-    drawn = np.random.default_rng(0)
+    """Four rows of different lengths, whose second halves are targets, of some rows with weight 0.5."""
+    generator = np.random.default_rng(0)
     samples = [
         Sample(
             f"rows line {n}",
-            drawn.integers(0, VOCABULARY, n).tolist(),
+            generator.integers(0, VOCABULARY, n).tolist(),
             [0.0] * (n // 2) + [0.5 + n % 2 / 2] * (n - n // 2),
         )
         for n in (9, 4, 7, 2)
     ]
     folder: Path = tmp_path_factory.mktemp("tokens") / "key"
-    return obtain_tokens(folder, lambda: [(s,) for s in samples], rules=Rules(), writes=True, alive=lambda: None)
+    return load_or_tokenize(
+        folder, lambda: [(sample,) for sample in samples], rules=RowRules(), is_writer=True, send_heartbeat=lambda: None
+    )
 
 
 def collate(*samples: tuple[Features, ...]) -> Features:
@@ -81,62 +85,64 @@ def collate(*samples: tuple[Features, ...]) -> Features:
 
 @pytest.mark.parametrize("build", [qwen, llama, mistral])
 @torch.no_grad()
-def test_logits_in_a_pack_are_those_of_the_rows_alone(rows: TokenDataset, build: type[PreTrainedModel]) -> None:
+def test_logits_of_packed_rows_equal_those_of_the_rows_alone(rows: TokenDataset, build: type[PreTrainedModel]) -> None:
     model, packs = build(), PackedDataset(rows)
 
-    together = predict(model, collate(packs[(0, 1, 3)], packs[(2,)]))
+    together = compute_logits(model, collate(packs[(0, 1, 3)], packs[(2,)]))
 
     first, second = together
-    apart = [predict(model, collate(rows[index]))[0] for index in range(4)]
+    separate = [compute_logits(model, collate(rows[index]))[0] for index in range(4)]
     for row, packed in ((0, first[:9]), (1, first[9:13]), (3, first[13:15]), (2, second[:7])):
-        torch.testing.assert_close(packed, apart[row], rtol=1e-5, atol=1e-5)
-    assert (first[9:13] - predict(model, collate(rows[1]))[0].roll(1, dims=0)).abs().max() > 0.01
+        torch.testing.assert_close(packed, separate[row], rtol=1e-5, atol=1e-5)
+    assert (first[9:13] - compute_logits(model, collate(rows[1]))[0].roll(1, dims=0)).abs().max() > 0.01
 
 
 @torch.no_grad()
-def test_with_the_mask_of_padding_the_rows_of_a_pack_would_see_each_other(rows: TokenDataset) -> None:
-    """Why `predict` gives positions without a mask."""
+def test_with_an_attention_mask_the_rows_of_a_pack_attend_to_each_other(rows: TokenDataset) -> None:
+    """The reason why `compute_logits` passes position ids without a mask."""
     model = llama()
     batch = collate(PackedDataset(rows)[(0, 1)])
 
     together = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits[0]
 
-    assert (together[9:] - predict(model, collate(rows[1]))[0]).abs().max() > 0.1
+    assert (together[9:] - compute_logits(model, collate(rows[1]))[0]).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("build", [qwen, llama, mistral])
 @torch.no_grad()
-def test_the_loss_of_packs_is_that_of_their_rows(rows: TokenDataset, build: type[PreTrainedModel]) -> None:
+def test_the_loss_of_packs_equals_that_of_their_rows(rows: TokenDataset, build: type[PreTrainedModel]) -> None:
     trainer, model, packs = SftTrainer.__new__(SftTrainer), build(), PackedDataset(rows)
-    packed, apart = collate(packs[(1, 2)], packs[(0, 3)]), collate(*(rows[index] for index in range(4)))
+    packed, separate = collate(packs[(1, 2)], packs[(0, 3)]), collate(*(rows[index] for index in range(4)))
 
-    assert trainer.count(packed) == trainer.count(apart) == (10.5,)
-    assert float(*trainer.summed_losses(model, packed)) == pytest.approx(
-        float(*trainer.summed_losses(model, apart)), rel=1e-5
+    assert trainer.count_loss_units(packed) == trainer.count_loss_units(separate) == (10.5,)
+    assert float(*trainer.sum_losses(model, packed)) == pytest.approx(
+        float(*trainer.sum_losses(model, separate)), rel=1e-5
     )
 
 
-def test_a_pack_of_fillers_teaches_nothing(rows: TokenDataset) -> None:
+def test_a_filler_pack_has_no_loss_units(rows: TokenDataset) -> None:
     batch = collate(PackedDataset(rows)[-1])
 
-    assert SftTrainer.__new__(SftTrainer).count(batch) == (0.0,)
+    assert SftTrainer.__new__(SftTrainer).count_loss_units(batch) == (0.0,)
     assert batch["position_ids"].tolist() == [[0]]
 
 
 @pytest.mark.parametrize("build", [qwen, llama, mistral])
-def test_models_that_keep_rows_apart_are_let_through_as_they_were(build: type[PreTrainedModel]) -> None:
+def test_the_isolation_check_accepts_a_model_that_isolates_rows_and_keeps_its_mode(
+    build: type[PreTrainedModel],
+) -> None:
     model = build().train()
 
-    check_packs(model, two_rows_each(2, torch.device("cpu"), axes=False), name="tiny")
+    check_pack_isolation(model, build_probe_packs(2, torch.device("cpu"), axes=False), name="tiny")
 
     assert model.training
 
 
-def test_a_model_that_carries_something_over_is_refused_by_name() -> None:
-    with pytest.raises(InvalidSpec, match=r'spec\.dataset\.packing: the rows .* not kept apart by model "tiny"'):
-        check_packs(stateful(), two_rows_each(2, torch.device("cpu"), axes=False), name="tiny")
+def test_a_model_that_carries_state_across_rows_is_rejected() -> None:
+    with pytest.raises(InvalidSpec, match=r'spec\.dataset\.packing: model "tiny" does not isolate the rows'):
+        check_pack_isolation(recurrent(), build_probe_packs(2, torch.device("cpu"), axes=False), name="tiny")
 
 
-def test_a_model_without_positions_is_refused_by_name() -> None:
-    with pytest.raises(InvalidSpec, match=r'spec\.dataset\.packing: model "tiny" takes no positions'):
-        check_packs(torch.nn.Linear(1, 1), two_rows_each(2, torch.device("cpu"), axes=False), name="tiny")
+def test_a_model_without_position_ids_is_rejected() -> None:
+    with pytest.raises(InvalidSpec, match=r'spec\.dataset\.packing: model "tiny" does not accept position_ids'):
+        check_pack_isolation(torch.nn.Linear(1, 1), build_probe_packs(2, torch.device("cpu"), axes=False), name="tiny")

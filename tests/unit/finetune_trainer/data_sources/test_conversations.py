@@ -1,29 +1,31 @@
+"""Tests that every column format is parsed into the same conversation, and the errors for malformed rows."""
+
 import json
 from typing import Any
 
 import pytest
 
-from finetune_trainer.data_sources.conversations import Completion, Conversation, Role, Turn, parse_example
+from finetune_trainer.data_sources.conversations import Conversation, PromptCompletion, Role, Turn, parse_example
 from finetune_trainer.data_sources.readers import Row
 from finetune_trainer.errors import DatasetError
 
-PLACE = "/data/train.jsonl line 7"
-ASKED_AND_ANSWERED = (Turn(Role.USER, "q"), Turn(Role.ASSISTANT, "a"))
+ORIGIN = "/data/train.jsonl line 7"
+USER_AND_ASSISTANT_TURN = (Turn(Role.USER, "q"), Turn(Role.ASSISTANT, "a"))
 MESSAGES = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 
 
-def parse(columns: dict[str, Any]) -> Conversation | Completion:
-    return parse_example(Row(PLACE, columns))
+def parse(columns: dict[str, Any]) -> Conversation | PromptCompletion:
+    return parse_example(Row(ORIGIN, columns))
 
 
 @pytest.mark.parametrize(
     "columns",
     [
         pytest.param({"messages": MESSAGES}, id="messages"),
-        pytest.param({"messages": json.dumps(MESSAGES)}, id="messages as JSON text, as CSV has them"),
+        pytest.param({"messages": json.dumps(MESSAGES)}, id="messages as JSON text, as in CSV files"),
         pytest.param(
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}, MESSAGES[1]]},
-            id="OpenAI parts",
+            id="OpenAI content parts",
         ),
         pytest.param(
             {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, id="ShareGPT"
@@ -33,26 +35,26 @@ def parse(columns: dict[str, Any]) -> Conversation | Completion:
         pytest.param({"query": "q", "response": "a"}, id="query and response"),
     ],
 )
-def test_the_spellings_of_a_conversation_mean_the_same(columns: dict[str, Any]) -> None:
-    assert parse(columns) == Conversation(PLACE, ASKED_AND_ANSWERED)
+def test_all_column_formats_give_the_same_conversation(columns: dict[str, Any]) -> None:
+    assert parse(columns) == Conversation(ORIGIN, USER_AND_ASSISTANT_TURN)
 
 
-def test_alpacas_input_follows_the_instruction() -> None:
+def test_the_input_of_alpaca_rows_follows_the_instruction() -> None:
     example = parse({"instruction": "translate", "input": "Haus", "output": "house"})
 
     assert isinstance(example, Conversation)
     assert example.turns[0] == Turn(Role.USER, "translate\nHaus")
 
 
-def test_history_and_system_come_first() -> None:
+def test_system_prompt_and_history_come_before_the_query() -> None:
     example = parse({"system": "s", "history": [["q0", "a0"]], "query": "q", "response": "a"})
 
     assert isinstance(example, Conversation)
     assert [turn.content for turn in example.turns] == ["s", "q0", "a0", "q", "a"]
 
 
-def test_prompt_and_completion_stay_plain_text() -> None:
-    assert parse({"prompt": "1 + 1 =", "completion": " 2"}) == Completion(PLACE, "1 + 1 =", " 2")
+def test_prompt_and_completion_remain_plain_text() -> None:
+    assert parse({"prompt": "1 + 1 =", "completion": " 2"}) == PromptCompletion(ORIGIN, "1 + 1 =", " 2")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_prompt_and_completion_stay_plain_text() -> None:
         ({"text": "x"}, "expected columns messages; conversations; instruction + output"),
         ({"text": "x"}, "found text"),
         ({"messages": []}, "column messages: expected a list of turns, found a list ([])"),
-        ({"messages": "no list"}, "column messages: expected a list of turns, found text that is no JSON"),
+        ({"messages": "no list"}, "column messages: expected a list of turns, found text that is not JSON"),
         ({"messages": [7]}, "column messages[0]: expected an object, found a number (7)"),
         (
             {"messages": [{"role": "bot", "content": "x"}]},
@@ -71,8 +73,8 @@ def test_prompt_and_completion_stay_plain_text() -> None:
             {"messages": [MESSAGES[0], {"role": "assistant", "content": None}]},
             "messages[1].content: expected text, found nothing",
         ),
-        ({"messages": [MESSAGES[0]]}, "expected at least one turn of the assistant"),
-        ({"messages": [MESSAGES[0], {"role": "assistant", "content": " "}]}, "turn 1 is the assistant's and empty"),
+        ({"messages": [MESSAGES[0]]}, "expected at least one assistant turn"),
+        ({"messages": [MESSAGES[0], {"role": "assistant", "content": " "}]}, "turn 1 (assistant) is empty"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "content[0]: expected the image here (image, path or image_url) or in a column images",
@@ -87,9 +89,9 @@ def test_prompt_and_completion_stay_plain_text() -> None:
         ({"history": [["q"]], "query": "q", "response": "a"}, "history[0]: expected a list of query and response"),
     ],
 )
-def test_a_malformed_row_is_named_with_column_and_what_was_found(columns: dict[str, Any], message: str) -> None:
+def test_the_error_for_a_malformed_row_has_origin_column_and_value(columns: dict[str, Any], message: str) -> None:
     with pytest.raises(DatasetError) as raised:
         parse(columns)
 
-    assert str(raised.value).startswith(PLACE)
+    assert str(raised.value).startswith(ORIGIN)
     assert message in str(raised.value)

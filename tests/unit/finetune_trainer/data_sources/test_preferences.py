@@ -1,72 +1,76 @@
+"""Tests that every column format is parsed into the same preference, and the errors for malformed pairs."""
+
 from typing import Any
 
 import pytest
 
-from finetune_trainer.data_sources.conversations import Completion, Conversation, Role, Turn
+from finetune_trainer.data_sources.conversations import Conversation, PromptCompletion, Role, Turn
 from finetune_trainer.data_sources.preferences import Preference, parse_preference
 from finetune_trainer.data_sources.readers import Row
 from finetune_trainer.errors import DatasetError
 
-PLACE = "/data/pairs.jsonl line 7"
-QUESTION = {"role": "user", "content": "q"}
-GOOD, BAD = {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}
+ORIGIN = "/data/pairs.jsonl line 7"
+USER = {"role": "user", "content": "q"}
+CHOSEN, REJECTED = {"role": "assistant", "content": "better"}, {"role": "assistant", "content": "worse"}
 
 
 def parse(columns: dict[str, Any]) -> Preference:
-    return parse_preference(Row(PLACE, columns))
+    return parse_preference(Row(ORIGIN, columns))
 
 
 @pytest.mark.parametrize(
     "columns",
     [
-        pytest.param({"chosen": [QUESTION, GOOD], "rejected": [QUESTION, BAD]}, id="two conversations"),
-        pytest.param({"prompt": [QUESTION], "chosen": [GOOD], "rejected": [BAD]}, id="a prompt of messages"),
-        pytest.param({"prompt": "q", "chosen": [GOOD], "rejected": [BAD]}, id="a prompt of text, answers as messages"),
+        pytest.param({"chosen": [USER, CHOSEN], "rejected": [USER, REJECTED]}, id="two conversations"),
+        pytest.param({"prompt": [USER], "chosen": [CHOSEN], "rejected": [REJECTED]}, id="prompt of messages"),
         pytest.param(
-            {"prompt": "q", "chosen": [QUESTION, GOOD], "rejected": [QUESTION, BAD]},
-            id="a prompt that the conversations repeat",
+            {"prompt": "q", "chosen": [CHOSEN], "rejected": [REJECTED]}, id="prompt of text, completions as messages"
         ),
-        pytest.param({"messages": [QUESTION, GOOD], "rejected_response": "bad"}, id="another last answer"),
         pytest.param(
-            {"messages": [QUESTION, GOOD], "rejected_messages": [QUESTION, BAD]}, id="another whole conversation"
+            {"prompt": "q", "chosen": [USER, CHOSEN], "rejected": [USER, REJECTED]},
+            id="prompt repeated in the conversations",
         ),
+        pytest.param({"messages": [USER, CHOSEN], "rejected_response": "worse"}, id="rejected last turn"),
+        pytest.param({"messages": [USER, CHOSEN], "rejected_messages": [USER, REJECTED]}, id="rejected conversation"),
         pytest.param(
             {
                 "conversations": [{"from": "human", "value": "q"}],
-                "chosen": {"from": "gpt", "value": "good"},
-                "rejected": {"from": "gpt", "value": "bad"},
+                "chosen": {"from": "gpt", "value": "better"},
+                "rejected": {"from": "gpt", "value": "worse"},
             },
             id="ShareGPT",
         ),
-        pytest.param({"instruction": "q", "chosen": "good", "rejected": "bad"}, id="Alpaca"),
-        pytest.param({"query": "q", "chosen": "good", "rejected": "bad"}, id="a query with two answers"),
-        pytest.param({"query": "q", "response": "good", "rejected_response": "bad"}, id="query and response"),
+        pytest.param({"instruction": "q", "chosen": "better", "rejected": "worse"}, id="Alpaca"),
+        pytest.param({"query": "q", "chosen": "better", "rejected": "worse"}, id="query with two completions"),
+        pytest.param({"query": "q", "response": "better", "rejected_response": "worse"}, id="query and response"),
     ],
 )
-def test_the_spellings_of_a_preference_mean_the_same(columns: dict[str, Any]) -> None:
+def test_all_column_formats_give_the_same_preference(columns: dict[str, Any]) -> None:
     prompt = Turn(Role.USER, "q", weight=0.0)
 
     assert parse(columns) == Preference(
-        PLACE,
-        Conversation(PLACE, (prompt, Turn(Role.ASSISTANT, "good"))),
-        Conversation(PLACE, (prompt, Turn(Role.ASSISTANT, "bad"))),
+        ORIGIN,
+        Conversation(ORIGIN, (prompt, Turn(Role.ASSISTANT, "better"))),
+        Conversation(ORIGIN, (prompt, Turn(Role.ASSISTANT, "worse"))),
     )
 
 
-def test_answers_that_both_conversations_share_belong_to_the_prompt() -> None:
-    before = [QUESTION, {"role": "assistant", "content": "a0"}, {"role": "user", "content": "q1"}]
+def test_turns_that_both_conversations_begin_with_belong_to_the_prompt() -> None:
+    common_turns = [USER, {"role": "assistant", "content": "a0"}, {"role": "user", "content": "q1"}]
 
-    found = parse({"chosen": [*before, GOOD], "rejected": [*before, BAD]})
+    preference = parse({"chosen": [*common_turns, CHOSEN], "rejected": [*common_turns, REJECTED]})
 
-    for example in (found.chosen, found.rejected):
+    for example in (preference.chosen, preference.rejected):
         assert isinstance(example, Conversation)
         assert [turn.weight for turn in example.turns] == [0.0, 0.0, 0.0, 1.0]
 
 
-def test_a_prompt_of_text_with_answers_of_text_is_rendered_without_a_template() -> None:
-    found = parse({"prompt": "1 + 1 =", "chosen": " 2", "rejected": " 3"})
+def test_prompt_and_completions_of_text_are_parsed_as_plain_text() -> None:
+    preference = parse({"prompt": "1 + 1 =", "chosen": " 2", "rejected": " 3"})
 
-    assert found == Preference(PLACE, Completion(PLACE, "1 + 1 =", " 2"), Completion(PLACE, "1 + 1 =", " 3"))
+    assert preference == Preference(
+        ORIGIN, PromptCompletion(ORIGIN, "1 + 1 =", " 2"), PromptCompletion(ORIGIN, "1 + 1 =", " 3")
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,42 +79,42 @@ def test_a_prompt_of_text_with_answers_of_text_is_rendered_without_a_template() 
         pytest.param(
             {"prompt": "p", "completion": "c"},
             "dpo needs columns chosen and rejected, or messages and rejected_response; found prompt, completion",
-            id="rows of SFT",
+            id="row for SFT",
         ),
         pytest.param(
             {"chosen": "a", "rejected": "b"}, "expected a column prompt beside chosen and rejected", id="no prompt"
         ),
         pytest.param(
             {"prompt": "p", "chosen": " ", "rejected": "b"},
-            "column chosen: expected an answer with words, found none",
-            id="an empty answer",
+            "column chosen: expected a non-empty completion, found none",
+            id="empty completion",
         ),
         pytest.param(
-            {"messages": [QUESTION, GOOD], "rejected_response": " "},
-            "rejected: expected an answer of the assistant with words, found none",
-            id="an empty last answer",
+            {"messages": [USER, CHOSEN], "rejected_response": " "},
+            "rejected: expected a non-empty assistant turn, found none",
+            id="empty rejected_response",
         ),
         pytest.param(
-            {"messages": [QUESTION], "rejected_response": "b"},
-            "column messages: expected the assistant's answer at the end, which rejected_response replaces; found a"
-            " turn of user",
-            id="nothing to replace",
+            {"messages": [USER], "rejected_response": "b"},
+            "column messages: expected an assistant turn at the end, which rejected_response replaces; found a user"
+            " turn",
+            id="no assistant turn to replace",
         ),
         pytest.param(
-            {"chosen": [QUESTION], "rejected": [QUESTION, BAD]},
-            "chosen: expected an answer of the assistant with words, found none",
-            id="a conversation without an answer",
+            {"chosen": [USER], "rejected": [USER, REJECTED]},
+            "chosen: expected a non-empty assistant turn, found none",
+            id="conversation without an assistant turn",
         ),
         pytest.param(
             {"instruction": "q", "chosen": 3, "rejected": "b"},
             "column chosen: expected text, found a number (3)",
-            id="a number",
+            id="number",
         ),
     ],
 )
-def test_a_malformed_pair_is_named_with_what_was_expected(columns: dict[str, Any], message: str) -> None:
+def test_the_error_for_a_malformed_pair_has_origin_and_expected_value(columns: dict[str, Any], message: str) -> None:
     with pytest.raises(DatasetError) as raised:
         parse(columns)
 
-    assert str(raised.value).startswith(PLACE)
+    assert str(raised.value).startswith(ORIGIN)
     assert message in str(raised.value)

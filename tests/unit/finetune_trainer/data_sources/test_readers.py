@@ -1,3 +1,5 @@
+"""Tests that every file format gives the same rows with their origins, and the errors for malformed files."""
+
 import json
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from finetune_trainer.errors import DatasetError
 ROWS = [{"prompt": "one", "completion": "1"}, {"prompt": "two", "completion": "2"}]
 
 
-def write(path: Path, rows: list[dict[str, str]]) -> Path:
+def write_rows(path: Path, rows: list[dict[str, str]]) -> Path:
     if path.suffix == ".jsonl":
         path.write_text("\n\n".join(json.dumps(row) for row in rows))
     elif path.suffix == ".json":
@@ -25,20 +27,22 @@ def write(path: Path, rows: list[dict[str, str]]) -> Path:
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
 def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
-    path = write(tmp_path / f"rows{suffix}", ROWS)
+    path = write_rows(tmp_path / f"rows{suffix}", ROWS)
 
     assert [row.columns for row in read_rows(path) if isinstance(row, Row)] == ROWS
     assert count_rows(path) == 2
 
 
 @pytest.mark.parametrize(
-    ("suffix", "places"),
+    ("suffix", "positions"),
     [(".jsonl", ["line 1", "line 3"]), (".json", ["row 1", "row 2"]), (".csv", ["line 2", "line 3"])],
 )
-def test_a_row_knows_its_place(tmp_path: Path, suffix: str, places: list[str]) -> None:
-    path = write(tmp_path / f"rows{suffix}", ROWS)
+def test_a_row_has_the_line_or_row_number_in_its_origin(tmp_path: Path, suffix: str, positions: list[str]) -> None:
+    path = write_rows(tmp_path / f"rows{suffix}", ROWS)
 
-    assert [row.place for row in read_rows(path) if isinstance(row, Row)] == [f"{path} {place}" for place in places]
+    assert [row.origin for row in read_rows(path) if isinstance(row, Row)] == [
+        f"{path} {position}" for position in positions
+    ]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +53,7 @@ def test_a_row_knows_its_place(tmp_path: Path, suffix: str, places: list[str]) -
         ("r.parquet", "not parquet", "r.parquet: expected a Parquet file"),
     ],
 )
-def test_a_malformed_file_is_named_with_line_and_what_was_found(
+def test_the_error_for_a_malformed_file_has_line_and_value(
     tmp_path: Path, name: str, content: str, message: str
 ) -> None:
     path = tmp_path / name
@@ -70,7 +74,7 @@ def test_a_malformed_file_is_named_with_line_and_what_was_found(
         ("r.csv", "a\n1\n2,2\n3\n", "r.csv line 3: expected 1 cells as in the header, found 2"),
     ],
 )
-def test_a_bad_row_is_told_and_the_rows_after_it_are_read(
+def test_a_bad_row_is_yielded_as_an_error_and_later_rows_are_read(
     tmp_path: Path, name: str, content: str, message: str
 ) -> None:
     path = tmp_path / name
@@ -85,7 +89,7 @@ def test_a_bad_row_is_told_and_the_rows_after_it_are_read(
     assert (before.columns, after.columns) == ({"a": "1"}, {"a": "3"})
 
 
-def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf8_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "\xff"}')
 

@@ -1,3 +1,5 @@
+"""Rank numbers from the environment, and the checks of world size and GPUs."""
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from finetune_trainer.errors import InvalidSpec, WorldSizeMismatch
 RANKS = Ranks(rank=5, local_rank=1, local_world_size=4, world_size=8)
 
 
-def test_numbers_come_from_torchruns_environment() -> None:
+def test_ranks_are_read_from_the_environment_of_torchrun() -> None:
     env = {"RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}
 
     assert Ranks.from_environment(env) == RANKS
@@ -15,31 +17,31 @@ def test_numbers_come_from_torchruns_environment() -> None:
     assert not RANKS.is_first
 
 
-def test_another_world_size_than_promised_is_refused_with_both_numbers() -> None:
-    check_world_size(RANKS, promised=8)
+def test_a_world_size_other_than_planned_is_rejected_with_both_numbers() -> None:
+    check_world_size(RANKS, planned=8)
     with pytest.raises(WorldSizeMismatch, match="8 ranks were started, but the job plans 16"):
-        check_world_size(RANKS, promised=16)
+        check_world_size(RANKS, planned=16)
 
 
-def test_without_gpus_a_rank_computes_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gpus_the_device_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     assert choose_device(RANKS) == torch.device("cpu")
 
 
-def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_ranks_than_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
-    with pytest.raises(InvalidSpec, match="nprocPerNode is 4, but the node gives 2 GPUs"):
+    with pytest.raises(InvalidSpec, match="nprocPerNode is 4, but the pod has 2 GPUs"):
         choose_device(RANKS)
 
 
-def test_a_rank_takes_the_gpu_of_its_local_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen: list[int] = []
+def test_the_local_rank_is_the_index_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    current_devices: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "set_device", current_devices.append)
 
     assert choose_device(RANKS) == torch.device("cuda", 1)
-    assert chosen == [1]
+    assert current_devices == [1]

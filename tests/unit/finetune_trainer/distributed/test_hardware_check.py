@@ -1,4 +1,4 @@
-"""Ranks that compute alike, and what is said of those that do not."""
+"""The check that all ranks have the same hardware and versions, and its message if not."""
 
 import re
 from dataclasses import replace
@@ -6,46 +6,46 @@ from dataclasses import replace
 import pytest
 import torch
 
-from finetune_trainer.distributed.hardware_check import Computes, check_alike, describe_rank
+from finetune_trainer.distributed.hardware_check import RankHardware, check_same_hardware, describe_rank_hardware
 from finetune_trainer.errors import MixedHardware
 
-H100 = Computes("NVIDIA H100 80GB HBM3", 80, "580.95.05", "2.13.0", "2.28.3", "transformers 5.23.0")
+H100 = RankHardware("NVIDIA H100 80GB HBM3", 80, "580.95.05", "2.13.0", "2.28.3", "transformers 5.23.0")
 
 
-def test_a_rank_on_cpus_says_its_versions() -> None:
-    found = describe_rank(torch.device("cpu"))
+def test_a_rank_on_cpu_reports_its_library_versions() -> None:
+    hardware = describe_rank_hardware(torch.device("cpu"))
 
-    assert found.device.startswith("cpu (")
-    assert found.torch == torch.__version__
-    assert re.fullmatch(r"transformers \S+, accelerate \S+, peft \S+", found.packages)
+    assert hardware.device.startswith("cpu (")
+    assert hardware.torch == torch.__version__
+    assert re.fullmatch(r"transformers \S+, accelerate \S+, peft \S+", hardware.packages)
 
 
-def test_equal_ranks_pass() -> None:
-    check_alike([H100] * 16, per_node=8)
+def test_ranks_with_equal_hardware_pass() -> None:
+    check_same_hardware([H100] * 16, per_node=8)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "words"),
+    ("ranks", "message"),
     [
         pytest.param(
             [H100] * 2 + [replace(H100, device="NVIDIA A100-SXM4-80GB")] * 2,
             "device differs between ranks: NVIDIA H100 80GB HBM3 on node 0; NVIDIA A100-SXM4-80GB on node 1.",
-            id="nodes of two kinds",
+            id="nodes with different GPUs",
         ),
         pytest.param(
             [H100, replace(H100, memory_gib=40), H100, H100],
             "memory gib differs between ranks: 80 on node 0 rank 0, node 1; 40 on node 0 rank 1.",
-            id="one GPU of a node",
+            id="one GPU with less memory",
         ),
         pytest.param(
             [H100, H100, *[replace(H100, driver="570.86.10")] * 4],
             "driver differs between ranks: 580.95.05 on node 0; 570.86.10 on node 1, node 2.",
-            id="an older driver",
+            id="nodes with an older driver",
         ),
     ],
 )
-def test_what_differs_is_named_with_its_nodes(ranks: list[Computes], words: str) -> None:
-    with pytest.raises(MixedHardware, match=re.escape(words)) as raised:
-        check_alike(ranks, per_node=2)
+def test_the_first_difference_is_reported_by_node(ranks: list[RankHardware], message: str) -> None:
+    with pytest.raises(MixedHardware, match=re.escape(message)) as raised:
+        check_same_hardware(ranks, per_node=2)
 
     assert "spec.podTemplate.nodeSelector" in str(raised.value)

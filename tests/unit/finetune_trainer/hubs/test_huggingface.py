@@ -1,4 +1,4 @@
-"""The result on the Hub: what is made, what is uploaded, and what is said where it cannot be."""
+"""Test publishing a result on the Hugging Face Hub, and the errors if it fails."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,42 +8,41 @@ from huggingface_hub import HfApi
 
 from finetune_api.v1alpha1.output import PushToHub
 from finetune_trainer.errors import HubUnavailable, InvalidSpec
-from finetune_trainer.hubs import huggingface as trainers_hub
-from finetune_trainer.hubs import make_repository, upload
+from finetune_trainer.hubs import create_repository, huggingface, upload
 from testing.fakes.hub import TOKEN, FakeHub, serve_hub
 
-GUEST = "hf_may_read"
+READ_ONLY = "hf_may_read"
 ACME = PushToHub(repo="acme/support")
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     with serve_hub() as hub:
-        monkeypatch.setattr(trainers_hub, "HfApi", lambda: HfApi(endpoint=hub.address, token=TOKEN))
+        monkeypatch.setattr(huggingface, "HfApi", lambda: HfApi(endpoint=hub.address, token=TOKEN))
         yield hub
 
 
 @pytest.mark.parametrize(("private", "visibility"), [(True, "private"), (False, "public")])
-def test_a_repository_is_made_once_and_kept(hub: FakeHub, private: bool, visibility: str) -> None:
-    make_repository(PushToHub(repo="acme/support", private=private))
-    hub.repositories["acme/support"]["README.md"] = b"ours"
+def test_a_repository_is_created_once_with_its_visibility(hub: FakeHub, private: bool, visibility: str) -> None:
+    create_repository(PushToHub(repo="acme/support", private=private))
+    hub.repositories["acme/support"]["README.md"] = b"# Existing"
 
-    make_repository(ACME)
+    create_repository(ACME)
 
-    assert hub.repositories == {"acme/support": {"README.md": b"ours"}}
+    assert hub.repositories == {"acme/support": {"README.md": b"# Existing"}}
     assert hub.visibility == {"acme/support": visibility}
 
 
-def test_the_whole_result_is_uploaded(hub: FakeHub, tmp_path: Path) -> None:
+def test_all_files_of_the_result_are_uploaded(hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "merged").mkdir()
     (tmp_path / "adapter_model.safetensors").write_bytes(bytes(range(256)))
     (tmp_path / "merged/config.json").write_text("{}")
     (tmp_path / "README.md").write_text("---\nlibrary_name: peft\n---\n# Support\n")
-    make_repository(ACME)
+    create_repository(ACME)
 
-    address = upload(ACME, tmp_path, title="default/first")
+    url = upload(ACME, tmp_path, title="default/first")
 
-    assert address == f"{hub.address}/acme/support/commit/1"
+    assert url == f"{hub.address}/acme/support/commit/1"
     assert hub.repositories["acme/support"] == {
         "adapter_model.safetensors": bytes(range(256)),
         "merged/config.json": b"{}",
@@ -52,31 +51,31 @@ def test_the_whole_result_is_uploaded(hub: FakeHub, tmp_path: Path) -> None:
     assert hub.messages == ["Result of default/first"]
 
 
-@pytest.mark.parametrize("exists", [False, True])
-def test_a_token_that_may_not_write_is_the_users_to_change(
+@pytest.mark.parametrize("exists", [False, True], ids=["new repository", "existing repository"])
+def test_a_token_without_write_access_is_an_error_of_the_spec(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, exists: bool
 ) -> None:
     if exists:
-        make_repository(ACME)
-    monkeypatch.setattr(trainers_hub, "HfApi", lambda: HfApi(endpoint=hub.address, token=GUEST))
+        create_repository(ACME)
+    monkeypatch.setattr(huggingface, "HfApi", lambda: HfApi(endpoint=hub.address, token=READ_ONLY))
 
-    with pytest.raises(InvalidSpec, match=r'pushToHub: the Hub refuses "acme/support" .*HF_TOKEN') as raised:
-        make_repository(ACME)
+    with pytest.raises(InvalidSpec, match=r'pushToHub: the Hub rejected "acme/support" .*HF_TOKEN') as raised:
+        create_repository(ACME)
 
-    assert GUEST not in str(raised.value)
+    assert READ_ONLY not in str(raised.value)
 
 
-def test_a_hub_that_is_out_of_order_is_asked_again_later(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_server_error_of_the_hub_may_be_retried(hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    make_repository(ACME)
-    hub.broken = 501  # which the client does not ask for again by itself
+    create_repository(ACME)
+    hub.error_status = 501  # a status that the client does not retry by itself
 
-    with pytest.raises(HubUnavailable, match=r'could not take "acme/support": .*501'):
+    with pytest.raises(HubUnavailable, match=r'publishing "acme/support" on the Hub failed: .*501'):
         upload(ACME, tmp_path, title="default/first")
 
 
-def test_a_hub_that_is_not_there_is_asked_again_later(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainers_hub, "HfApi", lambda: HfApi(endpoint="http://127.0.0.1:9", token=TOKEN))
+def test_an_unreachable_hub_may_be_retried(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface, "HfApi", lambda: HfApi(endpoint="http://127.0.0.1:9", token=TOKEN))
 
-    with pytest.raises(HubUnavailable, match="could not take"):
-        make_repository(ACME)
+    with pytest.raises(HubUnavailable, match=r"publishing .* failed"):
+        create_repository(ACME)

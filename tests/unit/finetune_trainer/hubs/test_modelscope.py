@@ -1,4 +1,4 @@
-"""The result on ModelScope: what is made, what is uploaded, and what is said where it cannot be."""
+"""Test publishing a result on ModelScope, and the errors if it fails."""
 
 import time
 from collections.abc import Iterator
@@ -9,16 +9,16 @@ from modelscope_hub import HubApi
 
 from finetune_api.v1alpha1.output import PushToHub
 from finetune_trainer.errors import HubUnavailable, InvalidSpec
-from finetune_trainer.hubs import make_repository, modelscope, upload
+from finetune_trainer.hubs import create_repository, modelscope, upload
 from testing.fakes.modelscope import TOKEN, FakeModelScope, serve_modelscope
 
-GUEST = "ms-may-read"
+READ_ONLY = "ms-may-read"
 ACME = PushToHub(hub="modelscope", repo="acme/support")
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client asks again and again, for a minute."""
+def skip_retry_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client retries for a minute."""
     monkeypatch.setattr(time, "sleep", lambda _seconds: None)
 
 
@@ -30,17 +30,17 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeModelScope]:
 
 
 @pytest.mark.parametrize(("private", "visibility"), [(True, 1), (False, 5)])
-def test_a_repository_is_made_once_and_kept(hub: FakeModelScope, private: bool, visibility: int) -> None:
-    make_repository(PushToHub(hub="modelscope", repo="acme/support", private=private))
-    hub.repositories["acme/support"]["README.md"] = b"ours"
+def test_a_repository_is_created_once_with_its_visibility(hub: FakeModelScope, private: bool, visibility: int) -> None:
+    create_repository(PushToHub(hub="modelscope", repo="acme/support", private=private))
+    hub.repositories["acme/support"]["README.md"] = b"# Existing"
 
-    make_repository(ACME)
+    create_repository(ACME)
 
-    assert hub.repositories == {"acme/support": {"README.md": b"ours"}}
-    assert [(made["Visibility"], made["License"]) for made in hub.made] == [(visibility, "Other")]
+    assert hub.repositories == {"acme/support": {"README.md": b"# Existing"}}
+    assert [(created["Visibility"], created["License"]) for created in hub.created] == [(visibility, "Other")]
 
 
-def test_the_whole_result_is_uploaded(hub: FakeModelScope, tmp_path: Path) -> None:
+def test_all_files_of_the_result_are_uploaded(hub: FakeModelScope, tmp_path: Path) -> None:
     files = {
         "adapter_model.safetensors": bytes(range(256)),
         "merged/config.json": b"{}",
@@ -49,41 +49,41 @@ def test_the_whole_result_is_uploaded(hub: FakeModelScope, tmp_path: Path) -> No
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    make_repository(ACME)
+    create_repository(ACME)
 
-    address = upload(ACME, tmp_path, title="default/first")
+    url = upload(ACME, tmp_path, title="default/first")
 
-    assert address == f"{hub.address}/models/acme/support"
+    assert url == f"{hub.address}/models/acme/support"
     assert hub.repositories["acme/support"] == files
-    assert hub.messages == ["Result of default/first (batch 1/1)"]  # as the client says it
+    assert hub.messages == ["Result of default/first (batch 1/1)"]  # the client adds the number of batches
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == set(files)
 
 
-@pytest.mark.parametrize("exists", [False, True])
-def test_a_token_that_may_not_write_is_the_users_to_change(
+@pytest.mark.parametrize("exists", [False, True], ids=["new repository", "existing repository"])
+def test_a_token_without_write_access_is_an_error_of_the_spec(
     hub: FakeModelScope, monkeypatch: pytest.MonkeyPatch, exists: bool
 ) -> None:
     if exists:
-        make_repository(ACME)
-    monkeypatch.setattr(modelscope, "HubApi", lambda: HubApi(endpoint=hub.address, token=GUEST))
+        create_repository(ACME)
+    monkeypatch.setattr(modelscope, "HubApi", lambda: HubApi(endpoint=hub.address, token=READ_ONLY))
 
-    with pytest.raises(InvalidSpec, match=r'ModelScope refuses "acme/support" .*MODELSCOPE_API_TOKEN') as raised:
-        make_repository(ACME)
+    with pytest.raises(InvalidSpec, match=r'ModelScope rejected "acme/support" .*MODELSCOPE_API_TOKEN') as raised:
+        create_repository(ACME)
 
-    assert GUEST not in str(raised.value)
+    assert READ_ONLY not in str(raised.value)
 
 
-def test_a_hub_that_is_out_of_order_is_asked_again_later(hub: FakeModelScope, tmp_path: Path) -> None:
+def test_a_server_error_of_the_hub_may_be_retried(hub: FakeModelScope, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    make_repository(ACME)
-    hub.broken = 501  # which the client does not ask for again by itself
+    create_repository(ACME)
+    hub.error_status = 501  # a status that the client does not retry by itself
 
-    with pytest.raises(HubUnavailable, match=r'ModelScope could not take "acme/support"'):
+    with pytest.raises(HubUnavailable, match=r'publishing "acme/support" on ModelScope failed'):
         upload(ACME, tmp_path, title="default/first")
 
 
-def test_a_hub_that_is_not_there_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_may_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modelscope, "HubApi", lambda: HubApi(endpoint="http://127.0.0.1:9", token=TOKEN))
 
-    with pytest.raises(HubUnavailable, match="could not take"):
-        make_repository(ACME)
+    with pytest.raises(HubUnavailable, match=r"publishing .* failed"):
+        create_repository(ACME)

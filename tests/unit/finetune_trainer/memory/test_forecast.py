@@ -1,4 +1,4 @@
-"""From a job's spec to the sums of its ranks and nodes, and to what should change if they are too large."""
+"""Test the forecast of a job's memory per rank and node, and the suggested changes if the job does not fit."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,15 +9,16 @@ from transformers import BloomConfig, Qwen2Config
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.memory.breakdown import Part, Parts
-from finetune_trainer.memory.forecast import Forecast, Model, forecast
-from finetune_trainer.memory.gpus import GIB, USABLE_BYTES, names_that_fit
+from finetune_trainer.memory.breakdown import MemoryBreakdown, MemoryPart
+from finetune_trainer.memory.forecast import Forecast, ForecastModel, forecast
+from finetune_trainer.memory.gpus import USABLE_BYTES, fitting_gpus
 from finetune_trainer.memory.model_shape import ModelShape
-from finetune_trainer.memory.suggestions import choose_size, suggest
+from finetune_trainer.memory.suggestions import choose_batch_size, suggest_changes
 from finetune_trainer.training_arguments import plan_batch
-from testing.builders import jobs as builders
+from finetune_trainer.units import GIB
+from testing.builders import jobs
 
-TINY = Model(
+TINY = ForecastModel(
     Qwen2Config(
         hidden_size=64,
         num_attention_heads=4,
@@ -33,85 +34,85 @@ TINY = Model(
 
 def spec(*, length: int | None = 64, **fields: Any) -> TrainerSpec:
     dataset = {"train": [{"name": "/data/train.jsonl"}], "maxLength": length}
-    return TrainerSpec.model_validate({**builders.spec(lora=None, dataset=dataset), **fields})
+    return TrainerSpec.model_validate({**jobs.spec(lora=None, dataset=dataset), **fields})
 
 
 def parts(spec: TrainerSpec, *, node: bool = False) -> dict[str, int]:
-    found = forecast(spec, TINY, on_gpu=True)
-    return {part.name: part.size for part in (found.node if node else found.rank).parts}
+    result = forecast(spec, TINY, on_gpu=True)
+    return {part.name: part.size for part in (result.node if node else result.rank).parts}
 
 
-def test_a_pair_takes_what_two_samples_take() -> None:
-    two = spec(lora={}, training={"perDeviceTrainBatchSize": 2})
+def test_a_preference_needs_the_memory_of_two_samples() -> None:
+    two_samples = spec(lora={}, training={"perDeviceTrainBatchSize": 2})
 
-    assert parts(spec(lora={}, sft=None, dpo={})) == parts(two)
+    assert parts(spec(lora={}, sft=None, dpo={})) == parts(two_samples)
 
 
-def test_full_tuning_by_preferences_holds_a_second_model_in_its_own_type() -> None:
+def test_full_tuning_by_dpo_needs_a_reference_model_in_16_bits() -> None:
     sft, dpo = parts(spec()), parts(spec(sft=None, dpo={}))
 
     assert "reference model" not in sft
     assert dpo["reference model"] == pytest.approx(dpo["weights"] / 2, rel=0.001)
 
 
-def test_every_rank_of_a_node_reads_both_models() -> None:
-    rows = {"train": [{"name": "/data/train.jsonl"}], "numWorkers": 0}
-    sft, dpo = parts(spec(dataset=rows), node=True), parts(spec(dataset=rows, sft=None, dpo={}), node=True)
+def test_every_rank_of_a_node_loads_policy_and_reference_model() -> None:
+    dataset = {"train": [{"name": "/data/train.jsonl"}], "numWorkers": 0}
+    sft, dpo = parts(spec(dataset=dataset), node=True), parts(spec(dataset=dataset, sft=None, dpo={}), node=True)
 
     assert dpo["weights being loaded"] == pytest.approx(1.5 * sft["weights being loaded"], rel=0.001)
 
 
-def test_samples_are_as_long_as_the_model_allows_unless_the_job_says_less() -> None:
+def test_the_sample_length_is_max_length_or_the_maximum_of_the_model() -> None:
     assert forecast(spec(length=None), TINY, on_gpu=True).length == 256
     assert forecast(spec(length=64), TINY, on_gpu=True).length == 64
 
 
-def test_a_model_that_names_no_length_needs_one() -> None:
-    with pytest.raises(InvalidSpec, match=r"spec.dataset.maxLength: .* set it, or memory cannot be forecast"):
-        forecast(spec(length=None), Model(BloomConfig(), torch.bfloat16), on_gpu=True)
+def test_a_model_without_a_maximum_length_needs_max_length() -> None:
+    with pytest.raises(InvalidSpec, match=r"spec.dataset.maxLength: .* set maxLength, or memory cannot be forecast"):
+        forecast(spec(length=None), ForecastModel(BloomConfig(), torch.bfloat16), on_gpu=True)
 
 
-def test_a_larger_batch_of_evaluation_counts() -> None:
-    rows = {"train": [{"name": "/data/a.jsonl"}], "eval": [{"name": "/data/b.jsonl"}], "maxLength": 64}
-    few, many = (
+def test_a_larger_evaluation_batch_raises_the_forecast() -> None:
+    dataset = {"train": [{"name": "/data/a.jsonl"}], "eval": [{"name": "/data/b.jsonl"}], "maxLength": 64}
+    small, large = (
         forecast(
-            spec(dataset=rows, training={"perDeviceTrainBatchSize": 1, "perDeviceEvalBatchSize": size}),
+            spec(dataset=dataset, training={"perDeviceTrainBatchSize": 1, "perDeviceEvalBatchSize": size}),
             TINY,
             on_gpu=True,
         ).rank.total
         for size in (1, 64)
     )
 
-    assert many > few
+    assert large > small
 
 
-def rule_of_thumb(spec: TrainerSpec) -> Forecast:
-    """A forecast without a model: 20 GiB for all weights, 4 with adapters, 1 of 4 bits; 4 GiB per 1024 tokens.
+def fake_forecast(spec: TrainerSpec) -> Forecast:
+    """Forecast without a model: 20 GiB for full tuning, 4 for LoRA, 1 for 4-bit weights; 4 GiB per 1024 tokens.
 
-    zero2 halves what is held, zero3 leaves an eighth of it.
+    zero2 halves the model states, zero3 leaves an eighth of them.
     """
     batch, length = plan_batch(spec, world_size=spec.world_size), spec.dataset.max_length or 2048
     per_sample = 4 * GIB * length // 1024 // (4 if spec.training.gradient_checkpointing else 1)
-    held = (20 if spec.lora is None else 1 if spec.lora.quantization else 4) * GIB
+    states = (20 if spec.lora is None else 1 if spec.lora.quantization else 4) * GIB
     if spec.deepspeed and spec.deepspeed.preset != "zero1":
-        held //= 2 if spec.deepspeed.preset == "zero2" else 8
-    parts = Parts((Part("held", held), Part("samples", batch.per_device * per_sample)))
-    return Forecast(ModelShape(0, 0, 0, 0, 0), batch, length, parts, parts, on_gpu=True)
+        states //= 2 if spec.deepspeed.preset == "zero2" else 8
+    breakdown = MemoryBreakdown((MemoryPart("states", states), MemoryPart("samples", batch.per_device * per_sample)))
+    return Forecast(ModelShape(0, 0, 0, 0, 0), batch, length, breakdown, breakdown, on_gpu=True)
 
 
 @pytest.mark.parametrize(
     ("usable", "changes"),
     [
-        pytest.param(40, ("training.gradientCheckpointing: true",), id="recompute"),
+        pytest.param(40, ("training.gradientCheckpointing: true",), id="checkpointing"),
         pytest.param(
             24,
             (
                 "training.gradientCheckpointing: true",
                 "training.perDeviceTrainBatchSize: 2, training.gradientAccumulationSteps: 2",
             ),
-            id="recompute in smaller batches",
+            id="checkpointing and smaller micro-batches",
         ),
-        pytest.param(12, ("training.gradientCheckpointing: true", "lora: {}"), id="adapters"),
+        pytest.param(12, ("training.gradientCheckpointing: true", "lora: {}"), id="lora"),
         pytest.param(
             4,
             (
@@ -120,7 +121,7 @@ def rule_of_thumb(spec: TrainerSpec) -> Forecast:
                 "lora: {}",
                 "lora.quantization: nf4",
             ),
-            id="adapters on 4 bits",
+            id="lora on 4-bit weights",
         ),
         pytest.param(
             2,
@@ -139,51 +140,56 @@ def test_the_cheapest_change_that_fits_is_suggested(usable: int, changes: tuple[
     training = {"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 1}
     job = spec(length=2048, numNodes=1, nprocPerNode=1, training=training)
 
-    found = suggest(job, rule_of_thumb, usable_bytes=usable * GIB)
+    suggestion = suggest_changes(job, fake_forecast, usable_bytes=usable * GIB)
 
-    assert found is not None
-    assert found.changes == changes
-    assert found.forecast.rank.total <= usable * GIB
+    assert suggestion is not None
+    assert suggestion.changes == changes
+    assert suggestion.forecast.rank.total <= usable * GIB
 
 
 @pytest.mark.parametrize(
     ("usable", "fields", "change"),
     [
-        pytest.param(12, {}, "deepspeed: {preset: zero2}", id="gradients spread"),
-        pytest.param(4, {}, "deepspeed: {preset: zero3}", id="weights spread"),
-        pytest.param(4, {"deepspeed": {"preset": "zero1"}}, "deepspeed: {preset: zero3}", id="more than before"),
-        pytest.param(2, {"lora": {}}, "deepspeed: {preset: zero3}", id="the frozen model spread"),
-        pytest.param(12, {"fsdp": {}}, "lora: {}", id="spread in another way"),
+        pytest.param(12, {}, "deepspeed: {preset: zero2}", id="shard gradients"),
+        pytest.param(4, {}, "deepspeed: {preset: zero3}", id="shard weights"),
+        pytest.param(4, {"deepspeed": {"preset": "zero1"}}, "deepspeed: {preset: zero3}", id="shard more than zero1"),
+        pytest.param(2, {"lora": {}}, "deepspeed: {preset: zero3}", id="shard the frozen weights"),
+        pytest.param(12, {"fsdp": {}}, "lora: {}", id="already sharded by fsdp"),
     ],
 )
-def test_several_ranks_spread_before_anything_else_is_learned(usable: int, fields: dict[str, Any], change: str) -> None:
+def test_with_several_ranks_more_sharding_is_suggested_before_lora(
+    usable: int, fields: dict[str, Any], change: str
+) -> None:
     training = {"perDeviceTrainBatchSize": 1, "gradientAccumulationSteps": 4, "gradientCheckpointing": True}
+    job = spec(nprocPerNode=2, training=training, **fields)
 
-    found = suggest(spec(nprocPerNode=2, training=training, **fields), rule_of_thumb, usable_bytes=usable * GIB)
+    suggestion = suggest_changes(job, fake_forecast, usable_bytes=usable * GIB)
 
-    assert found is not None
-    assert found.changes == (change,)
-
-
-def test_samples_with_images_do_not_become_shorter() -> None:
-    def seeing(spec: TrainerSpec) -> Forecast:
-        return replace(rule_of_thumb(spec), sees=True)
-
-    assert suggest(spec(length=2048, numNodes=1, nprocPerNode=1), seeing, usable_bytes=2 * GIB) is None
+    assert suggestion is not None
+    assert suggestion.changes == (change,)
 
 
-def test_spread_weights_are_not_put_into_four_bits() -> None:
+def test_shorter_samples_are_not_suggested_for_a_vision_language_model() -> None:
+    def forecast_multimodal(spec: TrainerSpec) -> Forecast:
+        return replace(fake_forecast(spec), is_multimodal=True)
+
+    job = spec(length=2048, numNodes=1, nprocPerNode=1)
+
+    assert suggest_changes(job, forecast_multimodal, usable_bytes=2 * GIB) is None
+
+
+def test_quantization_is_not_suggested_for_sharded_weights() -> None:
     job = spec(length=512, nprocPerNode=2, lora={}, deepspeed={"preset": "zero3_offload"})
 
-    assert suggest(job, rule_of_thumb, usable_bytes=GIB // 4) is None
+    assert suggest_changes(job, fake_forecast, usable_bytes=GIB // 4) is None
 
 
-def test_what_nothing_makes_fit_has_no_suggestion() -> None:
-    assert suggest(spec(length=2048), rule_of_thumb, usable_bytes=1 * GIB) is None
+def test_there_is_no_suggestion_if_no_change_makes_the_job_fit() -> None:
+    assert suggest_changes(spec(length=2048), fake_forecast, usable_bytes=1 * GIB) is None
 
 
-def test_gpus_that_fit_are_named_smallest_first() -> None:
-    names = names_that_fit(40 * GIB)
+def test_fitting_gpus_are_sorted_by_memory() -> None:
+    names = fitting_gpus(40 * GIB)
 
     assert names[0] == "l40s-48g"
     assert [USABLE_BYTES[name] for name in names] == sorted(USABLE_BYTES[name] for name in names)
@@ -191,11 +197,15 @@ def test_gpus_that_fit_are_named_smallest_first() -> None:
 
 @pytest.mark.parametrize(
     ("usable", "sizes"),
-    [pytest.param(160, (8, 1), id="all"), pytest.param(40, (2, 4), id="some"), pytest.param(1, (1, 8), id="none")],
+    [
+        pytest.param(160, (8, 1), id="every size fits"),
+        pytest.param(40, (2, 4), id="some sizes fit"),
+        pytest.param(1, (1, 8), id="no size fits"),
+    ],
 )
-def test_auto_is_as_much_as_fits_the_gpu(usable: int, sizes: tuple[int, int]) -> None:
+def test_auto_chooses_the_largest_micro_batch_that_fits_the_gpu(usable: int, sizes: tuple[int, int]) -> None:
     job = spec(length=2048, training={"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32})
 
-    found = choose_size(job, rule_of_thumb, usable_bytes=usable * GIB).training
+    training = choose_batch_size(job, fake_forecast, usable_bytes=usable * GIB).training
 
-    assert (found.per_device_train_batch_size, found.gradient_accumulation_steps) == sizes
+    assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == sizes

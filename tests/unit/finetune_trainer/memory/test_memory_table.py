@@ -1,25 +1,25 @@
-"""The table of docs/user-guide/memory.md against the forecast that it speaks of."""
+"""Compare the table of docs/user-guide/memory.md with the current forecasts."""
 
 import pytest
 
 from memory_table import MARK, PAGE, compare, render_row
-from testing.models.published_memory import ROWS, SOURCES, Row
+from testing.models.published_memory import ROWS, SOURCES, PublishedRow
 
-_, _, WRITTEN = PAGE.read_text().partition(MARK)
-TABLE = [line for line in WRITTEN.splitlines() if line.startswith("| ")][2:]  # header and rule apart
-QUICK = {source: next(row for row in ROWS if row.source is source) for source in SOURCES}
+_, _, GENERATED = PAGE.read_text().partition(MARK)
+TABLE = [line for line in GENERATED.splitlines() if line.startswith("| ")][2:]  # without header and separator
+FIRST_ROWS = {source: next(row for row in ROWS if row.source is source) for source in SOURCES}
 
 
-def errors(rows: list[Row]) -> list[float]:
-    """As they are written, in percent."""
+def errors_in_table(rows: list[PublishedRow]) -> list[float]:
+    """Return the errors in the table, in percent."""
     return [float(TABLE[ROWS.index(row)].rsplit("|", 2)[1].strip().rstrip("%")) for row in rows]
 
 
-@pytest.mark.parametrize("row", QUICK.values(), ids=lambda row: f"{row.source.page}")
-def test_the_forecast_is_still_what_the_table_says(row: Row) -> None:
-    (compared,) = compare([row])
+@pytest.mark.parametrize("row", FIRST_ROWS.values(), ids=lambda row: f"{row.source.page}")
+def test_the_table_shows_the_current_forecast(row: PublishedRow) -> None:
+    (comparison,) = compare([row])
 
-    assert render_row(compared) == TABLE[ROWS.index(row)]
+    assert render_row(comparison) == TABLE[ROWS.index(row)]
 
 
 def test_every_published_row_is_in_the_table() -> None:
@@ -29,11 +29,11 @@ def test_every_published_row_is_in_the_table() -> None:
         assert f"| {row.batch} x {row.length}" in line
 
 
-def test_nine_of_ten_forecasts_of_steady_samples_are_close() -> None:
-    found = errors([row for row in ROWS if not row.varied])
+def test_90_percent_of_the_forecasts_for_fixed_lengths_are_within_10_percent() -> None:
+    errors = errors_in_table([row for row in ROWS if not row.has_varied_lengths])
 
-    assert sum(abs(error) <= 10 for error in found) >= 0.9 * len(found)
+    assert sum(abs(error) <= 10 for error in errors) >= 0.9 * len(errors)
 
 
-def test_no_forecast_of_steady_samples_is_far_under() -> None:
-    assert min(errors([row for row in ROWS if not row.varied])) >= -5
+def test_no_forecast_for_fixed_lengths_is_more_than_5_percent_too_low() -> None:
+    assert min(errors_in_table([row for row in ROWS if not row.has_varied_lengths])) >= -5

@@ -1,16 +1,18 @@
+"""Test the error message for a GPU out of memory."""
+
 import torch
 
-from finetune_trainer.memory.oom_message import out_of_memory
+from finetune_trainer.memory.oom_message import build_out_of_memory_error
 
 
-def test_the_micro_batch_is_told_with_the_lengths_of_its_samples() -> None:
+def test_the_message_contains_the_micro_batch_and_the_lengths_of_its_samples() -> None:
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
     batch = {"input_ids": torch.zeros(2, 4, dtype=torch.int64), "attention_mask": mask}
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
 
-    told = str(out_of_memory(error, batch, step=36))
+    message = str(build_out_of_memory_error(error, batch, step=36))
 
-    assert told == (
+    assert message == (
         "ran out of GPU memory at step 37 with a micro-batch of 2 x 4 tokens (samples of 4, 2; input_ids (2, 4),"
         " attention_mask (2, 4)); CUDA out of memory. Tried to allocate 2.00 GiB."
     )

@@ -1,4 +1,4 @@
-"""What DeepSpeed and FSDP2 leave on a rank, and put into host memory, by plain sums."""
+"""Test the memory that DeepSpeed and FSDP2 need on each rank and in host memory."""
 
 from typing import Any
 
@@ -6,14 +6,20 @@ import pytest
 import torch
 
 from finetune_api.v1alpha1.job import TrainerSpec
-from finetune_trainer.memory.breakdown import Layout, Parts, node_parts, rank_parts, sum_up
-from finetune_trainer.memory.fake_step import Live
+from finetune_trainer.memory.breakdown import (
+    MemoryBreakdown,
+    RankLayout,
+    break_down_node_memory,
+    break_down_rank_memory,
+    total_bytes,
+)
+from finetune_trainer.memory.fake_step import ActivationMemory
 from finetune_trainer.memory.model_shape import ModelShape
-from finetune_trainer.memory.sharded import Sharded, Zero, spread_of
-from testing.builders import jobs as builders
+from finetune_trainer.memory.sharded import Fsdp2Strategy, ZeroStrategy, build_sharding_strategy
+from testing.builders import jobs
 
 MILLION = 10**6
-# 100 million numbers in bfloat16, all trained: embeddings and output of 10, nine layers of 10
+# 100 million bfloat16 parameters, all trained: nine layers of 10 million, and 10 million outside of them
 FULL = ModelShape(
     parameters=100 * MILLION,
     trained_parameters=100 * MILLION,
@@ -24,33 +30,34 @@ FULL = ModelShape(
     outer_parameters=10 * MILLION,
     largest_parameter=5 * MILLION,
 )
-IDLE = Live()
-HIDDEN = 1000
+NO_ACTIVATIONS = ActivationMemory()
+MANY_ACTIVATIONS = ActivationMemory(10**9)
+HIDDEN_SIZE = 1000
 
 
-def spread(**fields: Any) -> Zero | Sharded:
-    spec = TrainerSpec.model_validate({**builders.spec(lora=None), **fields})
-    found = spread_of(spec, torch.bfloat16, hidden_size=HIDDEN)
-    assert isinstance(found, Zero | Sharded)
-    return found
+def strategy(**fields: Any) -> ZeroStrategy | Fsdp2Strategy:
+    spec = TrainerSpec.model_validate({**jobs.spec(lora=None), **fields})
+    built = build_sharding_strategy(spec, torch.bfloat16, hidden_size=HIDDEN_SIZE)
+    assert isinstance(built, ZeroStrategy | Fsdp2Strategy)
+    return built
 
 
-def layout(ranks: int, way: Zero | Sharded, *, on_gpu: bool = True) -> Layout:
-    return Layout(ranks, ranks_per_node=2, loaders_per_rank=0, on_gpu=on_gpu, spread=way)
+def layout(ranks: int, sharding: ZeroStrategy | Fsdp2Strategy, *, on_gpu: bool = True) -> RankLayout:
+    return RankLayout(ranks, ranks_per_node=2, loader_workers_per_rank=0, on_gpu=on_gpu, sharding=sharding)
 
 
-def in_millions(parts: Parts) -> dict[str, float]:
-    return {part.name: part.size / MILLION for part in parts.parts}
+def in_millions(breakdown: MemoryBreakdown) -> dict[str, float]:
+    return {part.name: part.size / MILLION for part in breakdown.parts}
 
 
-def test_a_job_that_spreads_nothing_is_whole() -> None:
-    spec = TrainerSpec.model_validate(builders.spec(lora=None))
+def test_a_job_without_sharding_has_no_strategy() -> None:
+    spec = TrainerSpec.model_validate(jobs.spec(lora=None))
 
-    assert spread_of(spec, torch.bfloat16, hidden_size=HIDDEN) is None
+    assert build_sharding_strategy(spec, torch.bfloat16, hidden_size=HIDDEN_SIZE) is None
 
 
 @pytest.mark.parametrize(
-    ("preset", "held"),
+    ("preset", "resident"),
     [
         ("zero1", {"weights": 200, "weights in float32": 100, "optimizer states": 200}),
         ("zero2", {"weights": 200, "weights in float32": 100, "optimizer states": 200}),
@@ -59,74 +66,81 @@ def test_a_job_that_spreads_nothing_is_whole() -> None:
         ("zero3_offload", {}),
     ],
 )
-def test_what_a_stage_holds_on_each_of_four_gpus(preset: str, held: dict[str, float]) -> None:
-    way = spread(deepspeed={"preset": preset})
+def test_each_zero_preset_keeps_its_states_on_each_of_four_gpus(preset: str, resident: dict[str, float]) -> None:
+    sharding = strategy(deepspeed={"preset": preset})
 
-    assert {part.name: part.size / MILLION for part in way.footprint(FULL, 4).held if part.size} == held
+    parts = sharding.footprint(FULL, 4).resident
+    assert {part.name: part.size / MILLION for part in parts if part.size} == resident
 
 
-def test_what_is_offloaded_is_in_the_memory_of_the_node() -> None:
-    way = spread(deepspeed={"preset": "zero3_offload"})
-    ranks = layout(4, way)
+def test_offloaded_states_are_in_the_host_memory_of_the_node() -> None:
+    sharded = layout(4, strategy(deepspeed={"preset": "zero3_offload"}))
 
-    node = in_millions(node_parts(FULL, rank_parts(FULL, IDLE, ranks), ranks))
+    node = in_millions(break_down_node_memory(FULL, break_down_rank_memory(FULL, NO_ACTIVATIONS, sharded), sharded))
 
     weights, gradients, states = 50, (4 + 2) * 25, (4 + 8) * 25
     assert node["offloaded"] == 2 * (weights + gradients + states)
 
 
-def test_without_a_gpu_it_is_in_that_of_the_rank() -> None:
-    way = spread(deepspeed={"preset": "zero2_offload"})
+def test_without_a_gpu_offloaded_states_count_for_the_rank() -> None:
+    on_cpu = layout(4, strategy(deepspeed={"preset": "zero2_offload"}), on_gpu=False)
 
-    assert in_millions(rank_parts(FULL, IDLE, layout(4, way, on_gpu=False)))["offloaded optimizer states"] == 200
+    assert in_millions(break_down_rank_memory(FULL, NO_ACTIVATIONS, on_cpu))["offloaded optimizer states"] == 200
 
 
-def test_gradients_of_the_first_stage_are_whole_until_the_update() -> None:
+def test_stage_1_keeps_all_gradients_until_the_optimizer_step() -> None:
     first, second = (
         {
             part.name: part.size / MILLION
-            for part in Zero(stage, 2, MILLION, 2, 10**9, 10**9).footprint(FULL, 4).computing
+            for part in ZeroStrategy(stage, 2, MILLION, 2, 10**9, 10**9).footprint(FULL, 4).forward_backward
         }
         for stage in (1, 2)
     )
 
-    assert first["gradients on their way"] == 200
-    assert second["gradients on their way"] == 50 + 2 * 5, "its own, and the largest that is not on its way yet"
+    assert first["gradients in transit"] == 200
+    assert second["gradients in transit"] == 50 + 2 * 5, "its own shard, and the largest gradient not yet reduced"
 
 
-def test_the_update_counts_where_it_is_the_highest_moment() -> None:
-    way = Zero(2, itemsize=2, bucket=MILLION, buffers=2, live=10**9, group=10**9)
+def test_the_optimizer_step_counts_if_it_is_the_peak() -> None:
+    sharding = ZeroStrategy(
+        2, itemsize=2, bucket_size=MILLION, buckets=2, max_live_parameters=10**9, sub_group_size=10**9
+    )
+    ranks = layout(4, sharding)
 
-    assert "gradients for the update" in in_millions(rank_parts(FULL, IDLE, layout(4, way)))
-    assert "gradients for the update" not in in_millions(rank_parts(FULL, Live(10**9), layout(4, way)))
-
-
-def test_no_more_is_gathered_than_the_config_says() -> None:
-    way = spread(deepspeed={"config": {"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 30 * MILLION}}})
-
-    assert in_millions(rank_parts(FULL, Live(10**9), layout(4, way)))["gathered weights"] == 60
+    assert "gradients for the update" in in_millions(break_down_rank_memory(FULL, NO_ACTIVATIONS, ranks))
+    assert "gradients for the update" not in in_millions(break_down_rank_memory(FULL, MANY_ACTIVATIONS, ranks))
 
 
-def test_buckets_of_auto_are_as_wide_as_the_model() -> None:
+def test_max_live_parameters_limits_the_gathered_weights() -> None:
+    zero = {"stage": 3, "stage3_max_live_parameters": 30 * MILLION}
+    ranks = layout(4, strategy(deepspeed={"config": {"zero_optimization": zero}}))
+
+    assert in_millions(break_down_rank_memory(FULL, MANY_ACTIVATIONS, ranks))["gathered weights"] == 60
+
+
+def test_auto_buckets_have_the_square_of_the_hidden_size() -> None:
     preset, default = (
-        spread(deepspeed=each) for each in ({"preset": "zero3"}, {"config": {"zero_optimization": {"stage": 3}}})
+        strategy(deepspeed=each) for each in ({"preset": "zero3"}, {"config": {"zero_optimization": {"stage": 3}}})
     )
 
-    assert isinstance(preset, Zero)
-    assert isinstance(default, Zero)
-    assert (preset.bucket, default.bucket) == (HIDDEN**2, 500 * MILLION)
+    assert isinstance(preset, ZeroStrategy)
+    assert isinstance(default, ZeroStrategy)
+    assert (preset.bucket_size, default.bucket_size) == (HIDDEN_SIZE**2, 500 * MILLION)
 
 
-def test_fsdp_gathers_layers_or_all() -> None:
-    in_turn, kept = (spread(fsdp={"reshardAfterForward": reshard}) for reshard in (True, False))
-    busy = Live(10**9)
+def test_fsdp_gathers_layer_by_layer_or_the_full_model() -> None:
+    resharding, gathered = (strategy(fsdp={"reshardAfterForward": reshard}) for reshard in (True, False))
 
-    assert in_millions(rank_parts(FULL, busy, layout(4, in_turn)))["gathered weights"] == 2 * (10 + 3 * 10)
-    assert in_millions(rank_parts(FULL, busy, layout(4, kept)))["gathered weights"] == 2 * (100 + 10)
+    by_layer, at_once = (
+        in_millions(break_down_rank_memory(FULL, MANY_ACTIVATIONS, layout(4, each))) for each in (resharding, gathered)
+    )
+
+    assert by_layer["gathered weights"] == 2 * (10 + 3 * 10)
+    assert at_once["gathered weights"] == 2 * (100 + 10)
 
 
-def test_fsdp_holds_a_share_in_float32_or_nothing() -> None:
-    sharded, offloaded = (spread(fsdp={"cpuOffload": offload}).footprint(FULL, 4) for offload in (False, True))
+def test_fsdp_keeps_a_float32_shard_on_the_gpu_or_offloads_it() -> None:
+    sharded, offloaded = (strategy(fsdp={"cpuOffload": offload}).footprint(FULL, 4) for offload in (False, True))
 
-    assert sum_up(sharded.held) == sum_up(offloaded.offloaded) == 16 * 25 * MILLION
-    assert offloaded.held == sharded.offloaded == ()
+    assert total_bytes(sharded.resident) == total_bytes(offloaded.offloaded) == 16 * 25 * MILLION
+    assert offloaded.resident == sharded.offloaded == ()

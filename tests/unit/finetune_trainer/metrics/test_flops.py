@@ -1,4 +1,4 @@
-"""How many operations a step needs, counted from the model's weights, and how many a GPU can do."""
+"""The FLOPs of a step, estimated from the model's weights, and the peak FLOPs of GPUs."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from finetune_api.v1alpha1.lora import Lora
-from finetune_trainer.data.packing import POSITIONS
-from finetune_trainer.data.token_dataset import IGNORED
-from finetune_trainer.metrics.flops import Amount, measure_work, peak_flops
+from finetune_trainer.data.packing import POSITION_IDS
+from finetune_trainer.data.token_dataset import IGNORE_INDEX
+from finetune_trainer.metrics.flops import MicroBatchCounts, estimate_flops, peak_flops
 from finetune_trainer.model.lora import add_adapters
 
 LENGTH = 32
@@ -28,8 +28,8 @@ def llama(*, tied: bool = False) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=tied, attn_implementation="eager"))
 
 
-def counted(model: Any) -> int:
-    """What torch itself counts in a forward and a backward pass; its attention is over all pairs, not half of them."""
+def count_with_torch(model: Any) -> int:
+    """Count the FLOPs of a forward and backward pass with torch, which counts attention over all pairs of tokens."""
     tokens = torch.arange(LENGTH).unsqueeze(0)
     with FlopCounterMode(display=False) as counter:
         model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
@@ -38,34 +38,35 @@ def counted(model: Any) -> int:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_full_tuning_needs_what_torch_counts(tied: bool) -> None:
+def test_the_estimate_for_full_fine_tuning_equals_the_count_of_torch(tied: bool) -> None:
     model = llama(tied=tied)
 
-    needed = measure_work(model, has_reference=False).flops(tokens=LENGTH, pairs=LENGTH**2)
+    flops = estimate_flops(model, has_reference=False).total(tokens=LENGTH, attention_pairs=LENGTH**2)
 
-    assert needed == pytest.approx(counted(model), rel=0.01)
+    assert flops == pytest.approx(count_with_torch(model), rel=0.01)
 
 
-def test_frozen_weights_need_no_gradient_of_their_own() -> None:
-    """torch counts less by the first layer, behind which nothing needs a gradient."""
+def test_frozen_weights_cost_no_weight_gradient() -> None:
+    """torch counts less, because nothing before the first layer needs a gradient."""
     model = add_adapters(llama(), Lora(r=1), seed=0)
 
-    needed = measure_work(model, has_reference=False).flops(tokens=LENGTH, pairs=LENGTH**2)
+    flops = estimate_flops(model, has_reference=False).total(tokens=LENGTH, attention_pairs=LENGTH**2)
 
-    assert needed == pytest.approx(counted(model), rel=0.06)
-    assert needed < 0.8 * measure_work(llama(), has_reference=False).flops(tokens=LENGTH, pairs=LENGTH**2)
-
-
-def test_a_reference_adds_a_forward_pass() -> None:
-    alone, beside = (measure_work(llama(), has_reference=has) for has in (False, True))
-
-    assert beside.per_token / alone.per_token == pytest.approx(4 / 3)
-    assert beside.per_pair / alone.per_pair == pytest.approx(4 / 3)
+    full = estimate_flops(llama(), has_reference=False).total(tokens=LENGTH, attention_pairs=LENGTH**2)
+    assert flops == pytest.approx(count_with_torch(model), rel=0.06)
+    assert flops < 0.8 * full
 
 
-def test_of_experts_those_count_that_a_token_goes_to() -> None:
-    few, more = (
-        measure_work(
+def test_a_reference_model_adds_a_forward_pass() -> None:
+    policy, with_reference = (estimate_flops(llama(), has_reference=has) for has in (False, True))
+
+    assert with_reference.per_token / policy.per_token == pytest.approx(4 / 3)
+    assert with_reference.per_attention_pair / policy.per_attention_pair == pytest.approx(4 / 3)
+
+
+def test_only_the_active_experts_count() -> None:
+    two_active, four_active = (
+        estimate_flops(
             MixtralForCausalLM(MixtralConfig(**SMALL, num_local_experts=8, num_experts_per_tok=used)),
             has_reference=False,
         ).per_token
@@ -73,30 +74,34 @@ def test_of_experts_those_count_that_a_token_goes_to() -> None:
     )
 
     expert = 3 * SMALL["hidden_size"] * SMALL["intermediate_size"]
-    assert more - few == pytest.approx(6 * 2 * expert * SMALL["num_hidden_layers"])
+    assert four_active - two_active == pytest.approx(6 * 2 * expert * SMALL["num_hidden_layers"])
 
 
-def rows(*lengths: int, taught: bool = True) -> dict[str, torch.Tensor]:
+def rows(*lengths: int, has_targets: bool = True) -> dict[str, torch.Tensor]:
+    """Build a padded batch of rows with these lengths."""
     mask = torch.tensor([[1] * length + [0] * (max(lengths) - length) for length in lengths])
-    return {"attention_mask": mask, "labels": torch.where(mask.bool() & taught, 1, IGNORED)}
+    return {"attention_mask": mask, "labels": torch.where(mask.bool() & has_targets, 1, IGNORE_INDEX)}
 
 
-def test_padding_counts_nowhere() -> None:
-    assert Amount.of(rows(3, 2), sequences=1) == Amount(samples=2, tokens=5, pairs=6 + 3, longest=3)
+def test_padding_is_not_counted() -> None:
+    counts = MicroBatchCounts.from_batch(rows(3, 2), sequences=1)
+
+    assert counts == MicroBatchCounts(samples=2, tokens=5, attention_pairs=6 + 3, longest_sequence=3)
 
 
 def test_two_sequences_of_a_preference_are_one_sample() -> None:
-    assert Amount.of(rows(3, 2, 1, 3), sequences=2).samples == 2
+    assert MicroBatchCounts.from_batch(rows(3, 2, 1, 3), sequences=2).samples == 2
 
 
-def test_a_filler_is_no_sample() -> None:
-    assert Amount.of(rows(1, taught=False), sequences=1).samples == 0
+def test_a_filler_is_not_counted_as_a_sample() -> None:
+    assert MicroBatchCounts.from_batch(rows(1, has_targets=False), sequences=1).samples == 0
 
 
-def test_the_rows_of_a_pack_are_samples_that_attend_to_themselves_alone() -> None:
-    pack = {**rows(5, 4), POSITIONS: torch.tensor([[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]])}
+def test_each_row_of_a_pack_is_a_sample_that_attends_only_to_itself() -> None:
+    pack = {**rows(5, 4), POSITION_IDS: torch.tensor([[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]])}
 
-    assert Amount.of(pack, sequences=1) == Amount(samples=3, tokens=9, pairs=6 + 3 + 10, longest=5)
+    counts = MicroBatchCounts.from_batch(pack, sequences=1)
+    assert counts == MicroBatchCounts(samples=3, tokens=9, attention_pairs=6 + 3 + 10, longest_sequence=5)
 
 
 @pytest.mark.parametrize(
@@ -113,11 +118,11 @@ def test_the_rows_of_a_pack_are_samples_that_attend_to_themselves_alone() -> Non
         ("Tesla V100-SXM2-16GB", 125.0),
     ],
 )
-def test_a_gpu_is_known_by_the_name_torch_gives_it(name: str, tera: float) -> None:
+def test_the_peak_flops_are_found_by_the_device_name_of_torch(name: str, tera: float) -> None:
     assert peak_flops(name, torch.bfloat16) == pytest.approx(tera * 1e12)
 
 
 @pytest.mark.parametrize("name", ["NVIDIA TITAN V", "AMD Radeon", ""])
-def test_of_another_gpu_nothing_is_claimed(name: str) -> None:
+def test_the_peak_flops_of_an_unknown_gpu_or_of_float32_are_unknown(name: str) -> None:
     assert peak_flops(name, torch.bfloat16) is None
     assert peak_flops("NVIDIA H100 80GB HBM3", torch.float32) is None

@@ -1,4 +1,4 @@
-"""report.html: what is on it, and that it needs nothing beside it."""
+"""The content of report.html, and that the page loads no other resources."""
 
 import re
 import shutil
@@ -11,19 +11,19 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from finetune_trainer.metrics.cross_rank import summarise
-from finetune_trainer.metrics.html_report import Run, render, write_report
+from finetune_trainer.metrics.cross_rank import summarise_ranks
+from finetune_trainer.metrics.html_report import ReportData, render_report, write_report
 from finetune_trainer.metrics.svg_charts import Line, draw_bars, draw_lines
-from finetune_trainer.metrics.throughput import Interval
+from finetune_trainer.metrics.throughput import MeasuredInterval
 
 GIB = 2**30
 STEPS = 30
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
-RUN = Run(
+DATA = ReportData(
     title='default/<b>&"first"',
     job={"effective batch": "1 x 2 x 2 = 4", "dataset": {"train": [{"name": "/data/<train>.jsonl"}]}},
-    history=[
+    log_history=[
         *(
             {
                 "step": step,
@@ -37,9 +37,11 @@ RUN = Run(
         {"step": STEPS, "eval_loss": 1.5},
     ],
     lengths=np.array([3, 7, 7, 90]),
-    measured=summarise([Interval(steps=1, peak_memory=GIB), Interval(steps=1, peak_memory=2 * GIB)], peak_flops=None),
-    own_seconds=(0.5, 0.25),
-    expected_memory=3 * GIB,
+    summary=summarise_ranks(
+        [MeasuredInterval(steps=1, peak_bytes=GIB), MeasuredInterval(steps=1, peak_bytes=2 * GIB)], peak_flops=None
+    ),
+    own_step_seconds=(0.5, 0.25),
+    forecast_bytes=3 * GIB,
 )
 CHARTS = (
     "Loss",
@@ -52,23 +54,23 @@ CHARTS = (
 )
 
 
-def figures(page: str) -> dict[str, ElementTree.Element]:
-    """By heading; parsed as XML, which forgives nothing."""
+def parse_figures(page: str) -> dict[str, ElementTree.Element]:
+    """Return the figures of the page by heading; the XML parser accepts well-formed pages only."""
     body = page.removeprefix("<!DOCTYPE html>\n").replace(' xmlns="http://www.w3.org/2000/svg"', "")
-    found = ElementTree.fromstring(body).iter("figure")  # noqa: S314
-    return {figure.findtext("h2") or "": figure for figure in found}
+    figures = ElementTree.fromstring(body).iter("figure")  # noqa: S314
+    return {figure.findtext("h2") or "": figure for figure in figures}
 
 
-def marks(figure: ElementTree.Element) -> int:
-    """Points and bars."""
+def count_marks(figure: ElementTree.Element) -> int:
+    """Count the points and bars of a chart."""
     return len([*figure.iter("circle"), *figure.iter("rect")])
 
 
-def test_every_chart_has_its_points_and_every_table_its_rows() -> None:
-    found = figures(render(RUN))
+def test_every_chart_contains_its_points_and_every_table_its_rows() -> None:
+    figures = parse_figures(render_report(DATA))
 
-    assert tuple(found) == (*CHARTS, "Job", "Environment")
-    assert {name: marks(found[name]) for name in CHARTS} == {
+    assert tuple(figures) == (*CHARTS, "Job", "Environment")
+    assert {name: count_marks(figures[name]) for name in CHARTS} == {
         "Loss": STEPS + 1,
         "Learning rate": STEPS,
         "Throughput": STEPS,
@@ -77,38 +79,38 @@ def test_every_chart_has_its_points_and_every_table_its_rows() -> None:
         "Own time of each rank": 2,
         "Lengths of samples": 22,
     }
-    assert "dashed: forecast, 3 GiB" in "".join(found["Peak memory per rank"].itertext())
-    assert len([*found["Job"].iter("tr")]) == 2
+    assert "dashed: forecast, 3 GiB" in "".join(figures["Peak memory per rank"].itertext())
+    assert len([*figures["Job"].iter("tr")]) == 2
 
 
-def test_what_comes_from_the_job_is_text_and_no_markup() -> None:
-    found = figures(render(RUN))
+def test_values_from_the_job_are_escaped() -> None:
+    figures = parse_figures(render_report(DATA))
 
-    assert "/data/<train>.jsonl" in "".join(found["Job"].itertext())
-    assert "<b>" not in render(RUN)
+    assert "/data/<train>.jsonl" in "".join(figures["Job"].itertext())
+    assert "<b>" not in render_report(DATA)
 
 
-def test_the_page_asks_for_nothing() -> None:
-    page = render(RUN).replace("http://www.w3.org/2000/svg", "")
+def test_the_page_references_no_other_resource() -> None:
+    page = render_report(DATA).replace("http://www.w3.org/2000/svg", "")
 
     assert re.findall(r"https?:|<script|<link|\bsrc=|url\(|@import", page) == []
 
 
-def test_an_attempt_that_only_published_has_a_page_too() -> None:
-    found = figures(render(replace(RUN, measured=None, own_seconds=(), history=[])))
+def test_an_attempt_that_only_published_has_a_report_without_measurements() -> None:
+    figures = parse_figures(render_report(replace(DATA, summary=None, own_step_seconds=(), log_history=[])))
 
-    assert "nothing was measured" in "".join(found["Loss"].itertext())
-    assert "nothing was measured" in "".join(found["Peak memory per rank"].itertext())
-    assert marks(found["Lengths of samples"]) == 22
+    assert "nothing was measured" in "".join(figures["Loss"].itertext())
+    assert "nothing was measured" in "".join(figures["Peak memory per rank"].itertext())
+    assert count_marks(figures["Lengths of samples"]) == 22
 
 
-def test_a_long_run_is_thinned_and_keeps_its_last_point() -> None:
+def test_a_long_line_is_downsampled_and_keeps_its_last_point() -> None:
     points = tuple((float(step), float(step)) for step in range(10_000))
 
-    drawn = draw_lines("Loss", [Line("training", points)], x_name="step")
+    chart = draw_lines("Loss", [Line("training", points)], x_name="step")
 
-    assert 300 < drawn.count("<circle") <= 402
-    assert "training 9999: 9999" in drawn
+    assert 300 < chart.count("<circle") <= 402
+    assert "training 9999: 9999" in chart
 
 
 @pytest.mark.parametrize(
@@ -116,26 +118,26 @@ def test_a_long_run_is_thinned_and_keeps_its_last_point() -> None:
     [
         pytest.param(((1.0, 2.0),), id="one point"),
         pytest.param(((1.0, 0.0), (2.0, 0.0)), id="zeros"),
-        pytest.param(((1.0, -5.0), (2.0, -5.0)), id="the same"),
-        pytest.param(((1.0, 1e-12), (2.0, 3e300)), id="far apart"),
-        pytest.param(((1.0, float("nan")), (2.0, 3.0)), id="no number"),
+        pytest.param(((1.0, -5.0), (2.0, -5.0)), id="equal values"),
+        pytest.param(((1.0, 1e-12), (2.0, 3e300)), id="values of very different size"),
+        pytest.param(((1.0, float("nan")), (2.0, 3.0)), id="NaN"),
     ],
 )
-def test_any_numbers_make_a_chart_within_its_frame(points: tuple[tuple[float, float], ...]) -> None:
-    drawn = ElementTree.fromstring(draw_lines("Loss", [Line("training", points)], x_name="step"))  # noqa: S314
+def test_all_points_lie_within_the_frame_of_the_chart(points: tuple[tuple[float, float], ...]) -> None:
+    chart = ElementTree.fromstring(draw_lines("Loss", [Line("training", points)], x_name="step"))  # noqa: S314
 
-    circles = [element for element in drawn.iter() if element.tag.endswith("circle")]
+    circles = [element for element in chart.iter() if element.tag.endswith("circle")]
     assert circles
     assert all(0 <= float(each.attrib["cx"]) <= 640 and 0 <= float(each.attrib["cy"]) <= 240 for each in circles)
 
 
-def test_bars_without_height_stand_on_the_ground() -> None:
-    drawn = draw_bars("Memory", [("rank 0", 0.0)])
+def test_a_bar_of_value_zero_has_no_height() -> None:
+    chart = draw_bars("Memory", [("rank 0", 0.0)])
 
-    assert 'height="0.00"' in drawn
+    assert 'height="0.00"' in chart
 
 
-def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def run_browser(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
     assert BROWSER is not None
     quiet = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
     profile = f"--user-data-dir={page.parent / 'profile'}"
@@ -145,38 +147,38 @@ def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="NO BROWSER HERE: install chromium to see report.html as its readers do")
-def test_a_browser_shows_every_chart_and_complains_of_nothing(tmp_path: Path) -> None:
-    write_report(RUN, tmp_path)
+@pytest.mark.skipif(BROWSER is None, reason="NO BROWSER: install chromium to test report.html in a browser")
+def test_a_browser_shows_every_chart_without_console_messages(tmp_path: Path) -> None:
+    write_report(DATA, tmp_path)
     page = tmp_path / "report.html"
-    measure = """<script>addEventListener("load", () => { const seen = [...document.querySelectorAll("svg")].map(
+    script = """<script>addEventListener("load", () => { const visible = [...document.querySelectorAll("svg")].map(
       (svg) => [svg.getAttribute("aria-label"), [...svg.querySelectorAll("circle, rect")].filter(
         (mark) => mark.getBoundingClientRect().width > 0).length].join("=")).join(";");
-      document.body.setAttribute("data-seen", seen + ";" + document.fonts.size); });</script></body>"""
-    watched = tmp_path / "watched.html"
-    watched.write_text(page.read_text().replace("</body>", measure))
+      document.body.setAttribute("data-visible", visible + ";" + document.fonts.size); });</script></body>"""
+    instrumented = tmp_path / "instrumented.html"
+    instrumented.write_text(page.read_text().replace("</body>", script))
 
-    shown = browse(watched, "--dump-dom")
+    browser = run_browser(instrumented, "--dump-dom")
 
-    seen: Any = re.search(r'data-seen="([^"]*)"', shown.stdout)
-    counts = dict(pair.split("=") for pair in seen.group(1).split(";")[:-1])
+    match: Any = re.search(r'data-visible="([^"]*)"', browser.stdout)
+    counts = dict(pair.split("=") for pair in match.group(1).split(";")[:-1])
     assert tuple(counts) == CHARTS
     assert all(int(count) >= 2 for count in counts.values()), counts
-    assert ":CONSOLE" not in shown.stderr, shown.stderr
+    assert ":CONSOLE" not in browser.stderr, browser.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="NO BROWSER HERE: install chromium to see report.html as its readers do")
-def test_the_page_is_dark_where_the_reader_is(tmp_path: Path) -> None:
-    """The background of a picture of each: white, and nearly black."""
+@pytest.mark.skipif(BROWSER is None, reason="NO BROWSER: install chromium to test report.html in a browser")
+def test_the_page_follows_the_color_scheme_of_the_browser(tmp_path: Path) -> None:
+    """The background of a screenshot is white in light mode and nearly black in dark mode."""
     image = pytest.importorskip("PIL.Image")
-    write_report(RUN, tmp_path)
+    write_report(DATA, tmp_path)
 
-    def corner(*options: str) -> int:
-        picture = tmp_path / f"page{len(options)}.png"
-        browse(tmp_path / "report.html", f"--screenshot={picture}", "--window-size=1400,1500", *options)
-        red, *_ = image.open(picture).convert("RGB").getpixel((2, 2))
+    def red_of_the_corner(*options: str) -> int:
+        screenshot = tmp_path / f"page{len(options)}.png"
+        run_browser(tmp_path / "report.html", f"--screenshot={screenshot}", "--window-size=1400,1500", *options)
+        red, *_ = image.open(screenshot).convert("RGB").getpixel((2, 2))
         return int(red)
 
-    assert corner() == 255
-    assert corner("--blink-settings=preferredColorScheme=0") < 60
+    assert red_of_the_corner() == 255
+    assert red_of_the_corner("--blink-settings=preferredColorScheme=0") < 60

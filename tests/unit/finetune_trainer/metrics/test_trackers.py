@@ -1,4 +1,4 @@
-"""Which writers a run reports to, and what TensorBoard reads back."""
+"""Which trackers a run reports to, and what TensorBoard reads back after a resume."""
 
 import importlib.util
 from importlib.machinery import ModuleSpec
@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from finetune_api.v1alpha1.training import REPORTERS, Training
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.metrics import trackers as writers
-from finetune_trainer.metrics.trackers import build_writers, chosen_writers
+from finetune_trainer.metrics import trackers
+from finetune_trainer.metrics.trackers import build_trackers, select_trackers
 
 
 def training(*names: str) -> Training:
@@ -19,59 +19,57 @@ def training(*names: str) -> Training:
 
 
 @pytest.fixture
-def bare_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With TensorBoard and nothing else."""
-
-    def find(name: str) -> ModuleSpec | None:
+def only_tensorboard_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_spec(name: str) -> ModuleSpec | None:
         return ModuleSpec(name, None) if name == "tensorboard" else None
 
-    monkeypatch.setattr(importlib.util, "find_spec", find)
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
 
 
-@pytest.mark.usefixtures("bare_image")
-def test_tensorboard_is_what_a_job_reports_to_that_says_nothing() -> None:
-    assert chosen_writers(Training()) == ("tensorboard",)
-    assert chosen_writers(training("none")) == ()
+@pytest.mark.usefixtures("only_tensorboard_installed")
+def test_tensorboard_is_the_default() -> None:
+    assert select_trackers(Training()) == ("tensorboard",)
+    assert select_trackers(training("none")) == ()
 
 
-def test_nobody_has_to_have_what_nobody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorboard_the_default_is_no_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
-    assert chosen_writers(Training()) == ()
+    assert select_trackers(Training()) == ()
     with pytest.raises(InvalidSpec, match="or report to none"):
-        chosen_writers(training("tensorboard"))
+        select_trackers(training("tensorboard"))
 
 
-@pytest.mark.usefixtures("bare_image")
+@pytest.mark.usefixtures("only_tensorboard_installed")
 @pytest.mark.parametrize("name", [name for name in REPORTERS if name != "tensorboard"])
-def test_a_writer_whose_package_is_missing_is_named_and_what_there_is(name: str) -> None:
+def test_the_error_about_a_missing_package_names_the_installed_trackers(name: str) -> None:
     with pytest.raises(InvalidSpec, match=f"reportTo: {name} needs the Python package .* tensorboard or none"):
-        chosen_writers(training("tensorboard", name))
+        select_trackers(training("tensorboard", name))
 
 
-def test_none_beside_another_is_no_choice() -> None:
-    with pytest.raises(ValidationError, match="none stands alone"):
+def test_none_together_with_a_tracker_is_rejected() -> None:
+    with pytest.raises(ValidationError, match="none excludes all others"):
         training("none", "tensorboard")
 
 
-def test_every_writer_can_be_built() -> None:
-    assert sorted(REPORTERS) == sorted((*writers._LOAD, "tensorboard"))
+def test_every_tracker_of_the_api_can_be_built() -> None:
+    assert sorted(REPORTERS) == sorted((*trackers._BUILDERS, "tensorboard"))
 
 
-def test_steps_that_are_trained_again_replace_those_of_the_attempt_before(tmp_path: Path) -> None:
+def test_steps_that_are_trained_again_replace_those_of_the_previous_attempt(tmp_path: Path) -> None:
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
-    def attempt(first_step: int, last_step: int, loss: float) -> None:
-        (writer,) = build_writers(("tensorboard",), logs=tmp_path, first_step=first_step)
+    def log_attempt(first_step: int, last_step: int, loss: float) -> None:
+        (tracker,) = build_trackers(("tensorboard",), logs=tmp_path, first_step=first_step)
         for step in range(first_step + 1, last_step + 1):
             state = SimpleNamespace(is_world_process_zero=True, global_step=step)
-            writer.on_log(None, state, None, logs={"loss": loss, "tokens_per_second": 10.0, "eval_loss": 2.0})
-        writer.on_train_end(None, None, None)
+            tracker.on_log(None, state, None, logs={"loss": loss, "tokens_per_second": 10.0, "eval_loss": 2.0})
+        tracker.on_train_end(None, None, None)
 
-    attempt(0, 5, 1.0)
-    attempt(3, 6, 0.5)
+    log_attempt(0, 5, 1.0)
+    log_attempt(3, 6, 0.5)
 
-    read = accumulators.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert sorted(read.Tags()["scalars"]) == ["eval/loss", "train/loss", "train/tokens_per_second"]
-    told = [(event.step, event.value) for event in read.Scalars("train/loss")]
-    assert told == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 0.5), (5, 0.5), (6, 0.5)]
+    events = accumulators.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert sorted(events.Tags()["scalars"]) == ["eval/loss", "train/loss", "train/tokens_per_second"]
+    losses = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert losses == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 0.5), (5, 0.5), (6, 0.5)]

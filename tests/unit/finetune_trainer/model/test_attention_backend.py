@@ -1,4 +1,4 @@
-"""Attention is chosen by measurement, from what is installed and computes the same."""
+"""Test the choice of the attention implementation by a benchmark on a fake clock."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -14,17 +14,17 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.model import attention_backend as attention
+from finetune_trainer.model import attention_backend
 from finetune_trainer.model.attention_backend import (
     SDPA,
-    Attention,
-    Trial,
+    AttentionChoice,
+    AttentionTrial,
+    benchmark_backends,
+    build_attention_trial,
     choose_fastest,
-    measure,
-    settle_attention,
-    trial_of,
+    select_attention,
 )
-from testing.builders import jobs as builders
+from testing.builders import jobs
 
 CONFIG = Qwen2Config(
     hidden_size=32,
@@ -35,126 +35,131 @@ CONFIG = Qwen2Config(
     vocab_size=100,
 )
 CPU = torch.device("cpu")
-TRIAL = Trial(CONFIG, torch.float32, CPU, rows=2, length=16, packed=True)
-OWN = ALL_ATTENTION_FUNCTIONS[SDPA]
-MASK = ALL_MASK_ATTENTION_FUNCTIONS[SDPA]
+TRIAL = AttentionTrial(CONFIG, torch.float32, CPU, rows=2, length=16, packed=True)
+SDPA_FORWARD = ALL_ATTENTION_FUNCTIONS[SDPA]
+SDPA_MASK = ALL_MASK_ATTENTION_FUNCTIONS[SDPA]
 
 
-def taking(milliseconds: float, clock: list[float]) -> Callable[..., Any]:
-    """Torch's own, by another clock."""
+def attention_taking(milliseconds: float, clock: list[float]) -> Callable[..., Any]:
+    """Return SDPA that advances the fake clock by that time."""
 
-    def compute(*arguments: Any, **named: Any) -> Any:
+    def forward(*arguments: Any, **keywords: Any) -> Any:
         clock[0] += milliseconds / 1000
-        return OWN(*arguments, **named)
+        return SDPA_FORWARD(*arguments, **keywords)
 
-    return compute
+    return forward
 
 
-def one_that_fails(*_: Any, **__: Any) -> Any:
+def fail(*_: Any, **__: Any) -> Any:
     raise RuntimeError("no kernel image is available\nfor this device")
 
 
-def blind_to_packs(module: Any, query: Any, key: Any, value: Any, _mask: Any, **named: Any) -> Any:
-    """Every row is one text to it, as to a kernel that does not know of positions."""
-    return OWN(module, query, key, value, None, **{**named, "is_causal": True})
+def ignore_packing(module: Any, query: Any, key: Any, value: Any, _mask: Any, **keywords: Any) -> Any:
+    """Attend to the previous rows of a pack, as a kernel does that ignores position ids."""
+    return SDPA_FORWARD(module, query, key, value, None, **{**keywords, "is_causal": True})
 
 
 @pytest.fixture
-def kinds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of attention, beside torch's own, which takes 2 ms."""
+def backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Register four fake implementations besides SDPA, which takes 2 ms."""
     clock = [0.0]
-    monkeypatch.setattr(attention, "_now", lambda _device: clock[0])
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, SDPA, taking(2, clock))
-    made = {
-        "quick": taking(1, clock),
-        "as_quick": taking(1.99, clock),
-        "broken": one_that_fails,
-        "blind": blind_to_packs,
+    monkeypatch.setattr(attention_backend, "_now", lambda _device: clock[0])
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, SDPA, attention_taking(2, clock))
+    implementations = {
+        "fast": attention_taking(1, clock),
+        "barely_faster": attention_taking(1.99, clock),
+        "failing": fail,
+        "ignores_packing": ignore_packing,
     }
-    for name, compute in made.items():
-        AttentionInterface.register(name, compute)
-        AttentionMaskInterface.register(name, MASK)
+    for name, forward in implementations.items():
+        AttentionInterface.register(name, forward)
+        AttentionMaskInterface.register(name, SDPA_MASK)
     yield
-    for name in made:
+    for name in implementations:
         del ALL_ATTENTION_FUNCTIONS._global_mapping[name], ALL_MASK_ATTENTION_FUNCTIONS._global_mapping[name]
 
 
-@pytest.mark.usefixtures("kinds")
-def test_the_fastest_is_taken_and_all_are_told() -> None:
-    found = measure(TRIAL, ("as_quick", "quick", "broken", "blind"))
+@pytest.mark.usefixtures("backends")
+def test_the_fastest_correct_backend_is_chosen_and_all_results_are_reported() -> None:
+    choice = benchmark_backends(TRIAL, ("barely_faster", "fast", "failing", "ignores_packing"))
 
-    assert found.name == "quick"
-    assert found.why == (
-        "ms for a layer forward and backward, 2 x 16 tokens in packs: sdpa 2.00, as_quick 1.99, quick 1.00,"
-        " broken fails: no kernel image is available, blind computes something else"
+    assert choice.name == "fast"
+    assert choice.reason == (
+        "ms per layer, forward and backward, 2 x 16 tokens, packed: sdpa 2.00, barely_faster 1.99, fast 1.00,"
+        " failing fails: no kernel image is available, ignores_packing wrong output"
     )
 
 
-@pytest.mark.usefixtures("kinds")
-def test_what_is_hardly_faster_is_not_taken() -> None:
-    assert measure(TRIAL, ("as_quick",)).name == SDPA
+@pytest.mark.usefixtures("backends")
+def test_a_barely_faster_backend_is_not_chosen() -> None:
+    assert benchmark_backends(TRIAL, ("barely_faster",)).name == SDPA
 
 
-@pytest.mark.usefixtures("kinds")
-def test_a_layer_that_cannot_be_tried_leaves_torchs_own() -> None:
-    nameless = PretrainedConfig(num_hidden_layers=2, vocab_size=100)
+@pytest.mark.usefixtures("backends")
+def test_sdpa_is_chosen_if_a_single_layer_cannot_be_built() -> None:
+    without_architecture = PretrainedConfig(num_hidden_layers=2, vocab_size=100)
 
-    found = measure(replace(TRIAL, config=nameless), ("quick",))
+    choice = benchmark_backends(replace(TRIAL, config=without_architecture), ("fast",))
 
-    assert found.name == SDPA
-    assert found.why.startswith("a layer alone cannot be tried: ")
+    assert choice.name == SDPA
+    assert choice.reason.startswith("a single layer cannot be benchmarked: ")
 
 
-@pytest.mark.usefixtures("kinds")
-def test_a_measurement_draws_no_random_numbers() -> None:
+@pytest.mark.usefixtures("backends")
+def test_a_benchmark_does_not_change_the_random_state() -> None:
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
 
-    measure(TRIAL, ("quick",))
+    benchmark_backends(TRIAL, ("fast",))
 
     assert torch.rand(1) == expected
 
 
-@pytest.mark.usefixtures("kinds")
-def test_the_next_attempt_takes_the_same(tmp_path: Path) -> None:
-    kept = tmp_path / "checkpoints" / "attention.json"
-    first = choose_fastest(TRIAL, ("quick",), kept)
+@pytest.mark.usefixtures("backends")
+def test_the_next_attempt_reuses_the_choice_if_the_candidates_are_the_same(tmp_path: Path) -> None:
+    cache_file = tmp_path / "checkpoints" / "attention.json"
+    reused = AttentionChoice("fast", "chosen by an earlier attempt")
+    first = choose_fastest(TRIAL, ("fast",), cache_file)
 
-    assert choose_fastest(TRIAL, ("quick",), kept) == Attention("quick", "as in an attempt before")
-    assert choose_fastest(TRIAL, ("quick", "broken"), kept).why != "as in an attempt before", "another image"
-    assert json.loads(kept.read_text())["name"] == first.name == "quick"
+    assert choose_fastest(TRIAL, ("fast",), cache_file) == reused
+    assert choose_fastest(TRIAL, ("fast", "failing"), cache_file).reason != reused.reason, "another image"
+    assert json.loads(cache_file.read_text())["name"] == first.name == "fast"
 
 
-def test_without_another_there_is_nothing_to_measure(tmp_path: Path) -> None:
-    kept = tmp_path / "attention.json"
+def test_nothing_is_measured_without_candidates(tmp_path: Path) -> None:
+    cache_file = tmp_path / "attention.json"
 
-    assert choose_fastest(TRIAL, (), kept) == Attention(SDPA, "the only one here")
-    assert not kept.exists()
+    assert choose_fastest(TRIAL, (), cache_file) == AttentionChoice(SDPA, "no other is installed")
+    assert not cache_file.exists()
 
 
 def spec(**fields: Any) -> TrainerSpec:
-    return TrainerSpec.model_validate({**builders.spec(), **fields})
+    return TrainerSpec.model_validate({**jobs.spec(), **fields})
 
 
-def test_what_the_job_says_is_taken(tmp_path: Path) -> None:
+def test_the_implementation_of_the_spec_is_used(tmp_path: Path) -> None:
     job = spec(model={"name": "m", "attnImplementation": "eager"})
 
-    assert settle_attention(job, TRIAL, tmp_path, sees=True) == Attention("eager", "as the job says")
+    choice = select_attention(job, TRIAL, tmp_path, is_multimodal=True)
+
+    assert choice == AttentionChoice("eager", "set in spec.model.attnImplementation")
 
 
-def test_what_is_not_installed_is_refused(tmp_path: Path) -> None:
+def test_an_implementation_that_is_not_installed_is_rejected(tmp_path: Path) -> None:
     job = spec(model={"name": "m", "attnImplementation": "flash_attention_2"})
 
     with pytest.raises(InvalidSpec, match=r"flash_attention_2 is not installed .* sdpa, eager, or auto"):
-        settle_attention(job, TRIAL, tmp_path, sees=False)
+        select_attention(job, TRIAL, tmp_path, is_multimodal=False)
 
 
-@pytest.mark.parametrize(("size", "rows"), [(1, 1), (4, 2), ("auto", 2)])
-def test_several_packs_are_tried_where_a_micro_batch_has_several(size: int | str, rows: int) -> None:
+@pytest.mark.parametrize(("per_device", "rows"), [(1, 1), (4, 2), ("auto", 2)])
+def test_two_packs_are_benchmarked_if_a_micro_batch_has_several(per_device: int | str, rows: int) -> None:
     job = spec(
         dataset={"train": [{"name": "rows.jsonl"}], "packing": True, "maxLength": 64},
-        training={"perDeviceTrainBatchSize": size, "globalBatchSize": 64},
+        training={"perDeviceTrainBatchSize": per_device, "globalBatchSize": 64},
     )
 
-    assert trial_of(job, CONFIG, torch.float32, CPU, 64) == Trial(CONFIG, torch.float32, CPU, rows, 64, packed=True)
+    trial = build_attention_trial(job, CONFIG, torch.float32, CPU, 64)
+
+    assert trial == AttentionTrial(CONFIG, torch.float32, CPU, rows, 64, packed=True)

@@ -1,4 +1,4 @@
-"""Parts of a model that learn at rates of their own."""
+"""Test the parameter groups of models whose vision tower and aligner have their own learning rates."""
 
 from pathlib import Path
 from typing import Any
@@ -7,20 +7,18 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from finetune_api.learning_rates import Rates
+from finetune_api.learning_rates import LearningRates
 from finetune_api.v1alpha1.lora import Lora
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.model.lora import add_adapters
-from finetune_trainer.model.param_groups import check_rates, measure, parameter_groups
+from finetune_trainer.model.param_groups import build_parameter_groups, check_learning_rates, count_parameters
 from finetune_trainer.startup_log import describe_weights
 from finetune_trainer.vision.families import FAMILIES
-from finetune_trainer.vision.freeze import freeze, group_of
-from testing.models import tiny_text as tiny
-from testing.models import tiny_vision
+from finetune_trainer.vision.freeze import find_group, freeze_parameters
+from testing.models import tiny_text, tiny_vision
 
 QWEN = FAMILIES["qwen2_vl"]
-RATES = Rates(0.25, {"vision": 0.5, "aligner": 0.125})
-PARTS = ("language", "vision", "aligner")
+RATES = LearningRates(0.25, {"vision": 0.5, "aligner": 0.125})
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +31,12 @@ def model(folder: Path) -> Any:
     return AutoModelForImageTextToText.from_pretrained(folder)
 
 
-def groups_of(model: torch.nn.Module, rates: Rates = RATES) -> list[dict[str, Any]]:
+def groups_of(model: torch.nn.Module, rates: LearningRates = RATES) -> list[dict[str, Any]]:
     decayed = {name for name, _ in model.named_parameters() if "norm" not in name and "bias" not in name}
-    return parameter_groups(model, QWEN, rates, decayed=decayed, weight_decay=0.1)
+    return build_parameter_groups(model, QWEN, rates, decayed=decayed, weight_decay=0.1)
 
 
-def test_a_step_moves_every_weight_at_the_rate_of_its_part(model: Any) -> None:
+def test_a_step_updates_every_weight_with_the_learning_rate_of_its_part(model: Any) -> None:
     optimizer = torch.optim.SGD([{**group, "weight_decay": 0} for group in groups_of(model)])
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     for weight in model.parameters():
@@ -47,12 +45,12 @@ def test_a_step_moves_every_weight_at_the_rate_of_its_part(model: Any) -> None:
     optimizer.step()
 
     for name, weight in model.named_parameters():
-        expected = before[name] - RATES.of(group_of(name, QWEN))
+        expected = before[name] - RATES.for_part(find_group(name, QWEN))
         torch.testing.assert_close(weight.detach(), expected, msg=name)
 
 
-def test_every_trained_weight_is_in_one_group_and_norms_do_not_decay(model: Any) -> None:
-    freeze(model, QWEN, ("aligner",))
+def test_every_trained_weight_is_in_one_group_and_norms_have_no_weight_decay(model: Any) -> None:
+    freeze_parameters(model, QWEN, ("aligner",))
     groups = groups_of(model)
 
     grouped = [id(weight) for group in groups for weight in group["params"]]
@@ -66,43 +64,43 @@ def test_every_trained_weight_is_in_one_group_and_norms_do_not_decay(model: Any)
     ]  # fmt: skip
 
 
-def test_the_usual_rate_comes_first_because_it_is_what_is_logged(model: Any) -> None:
-    assert groups_of(model, Rates(0.25, {"aligner": 0.5}))[0]["lr"] == 0.25
+def test_the_logged_first_group_has_the_default_learning_rate(model: Any) -> None:
+    assert groups_of(model, LearningRates(0.25, {"aligner": 0.5}))[0]["lr"] == 0.25
 
 
-def test_adapters_belong_to_the_part_that_they_are_in(model: Any) -> None:
+def test_adapters_have_the_learning_rate_of_their_part(model: Any) -> None:
     adapted = add_adapters(model, Lora(), seed=1)
 
     assert {group["lr"] for group in groups_of(adapted)} == {0.25, 0.5, 0.125}
 
 
-def test_a_rate_of_a_part_without_adapters_is_refused(model: Any) -> None:
+def test_a_learning_rate_for_a_part_without_adapters_is_rejected(model: Any) -> None:
     adapted = add_adapters(model, Lora(target_modules=("q_proj",)), seed=1)
-    assert measure(adapted, QWEN)["language"].trained > 0
+    assert count_parameters(adapted, QWEN)["language"].trained > 0
 
-    with pytest.raises(InvalidSpec, match=r"visionLearningRate: nothing of vision is trained: .*targetModules"):
-        check_rates(adapted, QWEN, RATES)
+    with pytest.raises(InvalidSpec, match=r"visionLearningRate: no parameter of vision is trained: .*targetModules"):
+        check_learning_rates(adapted, QWEN, RATES)
 
 
-def test_the_banner_names_what_is_trained_part_by_part(model: Any) -> None:
-    freeze(model, QWEN, ("vision",))
-    sizes = measure(model, QWEN)
+def test_the_startup_log_shows_the_trained_parameters_by_part(model: Any) -> None:
+    freeze_parameters(model, QWEN, ("vision",))
+    counts = count_parameters(model, QWEN)
 
     (line,) = describe_weights(model, QWEN)
 
     total = sum(weight.numel() for weight in model.parameters())
-    trained = sum(sizes[part].trained for part in ("language", "aligner"))
-    assert sum(size.total for size in sizes.values()) == total
+    trained = sum(counts[part].trained for part in ("language", "aligner"))
+    assert sum(count.total for count in counts.values()) == total
     assert line == (
-        f"trainable parameters, of the model itself: {trained:,} of {total:,} ({trained / total:.2%}); vision frozen;"
-        f" aligner {sizes['aligner'].total:,} of {sizes['aligner'].total:,} (100.00%);"
-        f" language {sizes['language'].total:,} of {sizes['language'].total:,} (100.00%)"
+        f"trainable parameters (full): {trained:,} of {total:,} ({trained / total:.2%}); vision frozen;"
+        f" aligner {counts['aligner'].total:,} of {counts['aligner'].total:,} (100.00%);"
+        f" language {counts['language'].total:,} of {counts['language'].total:,} (100.00%)"
     )
 
 
-def test_the_banner_says_that_adapters_are_trained() -> None:
-    model = add_adapters(tiny.build_model(64), Lora(r=2, target_modules=("q_proj",)), seed=1)
+def test_the_startup_log_shows_that_adapters_are_trained() -> None:
+    model = add_adapters(tiny_text.build_model(64), Lora(r=2, target_modules=("q_proj",)), seed=1)
 
     (line,) = describe_weights(model, None)
 
-    assert line.startswith("trainable parameters, of lora: 768 of ")
+    assert line.startswith("trainable parameters (lora): 768 of ")

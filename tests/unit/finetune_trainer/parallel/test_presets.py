@@ -1,3 +1,5 @@
+"""Test the configs for DeepSpeed and FSDP, and the validation of raw DeepSpeed configs."""
+
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ def spec(**fields: Any) -> TrainerSpec:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_is_the_stage_that_its_name_says(preset: Any) -> None:
+def test_a_preset_has_the_stage_and_the_offloading_of_its_name(preset: Any) -> None:
     config = deepspeed_config(Deepspeed(preset=preset))
     zero = config["zero_optimization"]
 
@@ -31,18 +33,18 @@ def test_a_preset_is_the_stage_that_its_name_says(preset: Any) -> None:
         pytest.param(deepspeed_config(Deepspeed(preset="zero2")), id="preset"),
         pytest.param(
             deepspeed_config(Deepspeed(config={"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}})),
-            id="config",
+            id="raw config",
         ),
     ],
 )
-def test_batch_clipping_and_precision_are_the_jobs(config: dict[str, Any]) -> None:
+def test_batch_size_clipping_and_precision_come_from_the_training_arguments(config: dict[str, Any]) -> None:
     assert config["train_micro_batch_size_per_gpu"] == config["gradient_accumulation_steps"] == "auto"
     assert config["gradient_clipping"] == "auto"
     assert config["bf16"] == config["fp16"] == {"enabled": "auto"}
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "where"),
+    ("field", "value", "spec_field"),
     [
         ("train_micro_batch_size_per_gpu", 4, "spec.training.perDeviceTrainBatchSize"),
         ("optimizer", {"type": "AdamW"}, "spec.training.learningRate and weightDecay"),
@@ -50,27 +52,33 @@ def test_batch_clipping_and_precision_are_the_jobs(config: dict[str, Any]) -> No
         ("gradient_clipping", 0.5, "spec.training.maxGradNorm"),
     ],
 )
-def test_a_config_that_contradicts_the_job_is_told_where_the_field_belongs(field: str, value: Any, where: str) -> None:
-    with pytest.raises(InvalidSpec) as refused:
+def test_the_error_for_a_conflicting_option_names_the_field_of_the_spec(
+    field: str, value: Any, spec_field: str
+) -> None:
+    with pytest.raises(InvalidSpec) as raised:
         deepspeed_config(Deepspeed(config={"zero_optimization": {"stage": 2}, field: value}))
 
-    assert str(refused.value).startswith(f"spec.deepspeed.config.{field}: ")
-    assert where in str(refused.value)
+    assert str(raised.value).startswith(f"spec.deepspeed.config.{field}: ")
+    assert spec_field in str(raised.value)
 
 
-@pytest.mark.parametrize("config", [{}, {"zero_optimization": {"stage": 0}}, {"zero_optimization": 2}])
-def test_a_config_without_a_stage_spreads_nothing_and_is_refused(config: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"zero_optimization": {"stage": 0}}, {"zero_optimization": 2}],
+    ids=["no section", "stage 0", "no object"],
+)
+def test_a_config_without_a_sharding_stage_is_rejected(config: dict[str, Any]) -> None:
     with pytest.raises(InvalidSpec, match=r"zero_optimization\.stage: expected 1, 2 or 3"):
         deepspeed_config(Deepspeed(config=config))
 
 
-def test_what_was_chosen_is_told_in_the_words_of_the_spec() -> None:
+def test_the_log_names_the_backend_and_the_preset() -> None:
     assert describe_parallelism(spec()) == "ddp"
     assert describe_parallelism(spec(fsdp={})) == "fsdp2"
     assert describe_parallelism(spec(deepspeed={"preset": "zero3"})) == "deepspeed zero3"
 
 
-def test_fsdp_is_its_second_version_with_a_unit_per_layer() -> None:
+def test_the_fsdp_config_selects_version_2() -> None:
     config = fsdp_config(spec(fsdp={"reshardAfterForward": False}))
 
     assert config is not None

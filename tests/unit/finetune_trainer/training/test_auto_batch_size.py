@@ -1,4 +1,4 @@
-"""perDeviceTrainBatchSize auto: what is chosen by forecast, what is kept for the next attempt, what room is kept."""
+"""perDeviceTrainBatchSize auto: the choice by forecast, the saved choice, and the memory reserved during trials."""
 
 import json
 from typing import Any
@@ -10,28 +10,28 @@ from hypothesis import strategies as st
 
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1.job import TrainerSpec
-from finetune_trainer.checkpoint.output_folder import Output
+from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.errors import ModelError, OutputError
-from finetune_trainer.memory.breakdown import Part, Parts
-from finetune_trainer.memory.gpus import GIB
+from finetune_trainer.memory.breakdown import MemoryBreakdown, MemoryPart
 from finetune_trainer.training.auto_batch_size import (
-    Choice,
-    Kept,
+    BatchChoice,
+    SavedBatchSize,
+    build_cache_key,
+    can_measure_memory,
     choose_by_forecast,
-    circumstances,
-    is_measurable,
-    keep_room,
+    reserve_training_memory,
 )
+from finetune_trainer.units import GIB
 from testing.builders.jobs import spec as build_spec
 
 SMALLEST = Batch(1, 8, 2)
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
-HERE = {"worldSize": 2, "device": "cpu", "parallelism": "ddp", "gradientCheckpointing": False}
+CACHE_KEY = {"worldSize": 2, "device": "cpu", "parallelism": "ddp", "gradientCheckpointing": False}
 
 
-def two_gib_a_sample(batch: Batch) -> Parts:
-    return Parts((Part("weights", 3 * GIB), Part("activations", 2 * GIB * batch.per_device)))
+def forecast_two_gib_per_sample(batch: Batch) -> MemoryBreakdown:
+    return MemoryBreakdown((MemoryPart("weights", 3 * GIB), MemoryPart("activations", 2 * GIB * batch.per_device)))
 
 
 def spec(**fields: Any) -> TrainerSpec:
@@ -39,38 +39,43 @@ def spec(**fields: Any) -> TrainerSpec:
 
 
 @pytest.mark.parametrize(
-    ("available", "chosen", "why"),
+    ("available", "chosen", "reason"),
     [
         pytest.param(
-            12, Batch(4, 2, 2), "forecast to need 11.00 of 12.00 GiB of a rank, 8 would need 19.00", id="some fit"
+            12, Batch(4, 2, 2), "forecast to need 11.00 of 12.00 GiB per rank, 8 would need 19.00", id="some sizes fit"
         ),
         pytest.param(
-            20, Batch(8, 1, 2), "forecast to need 19.00 of 20.00 GiB of a rank; it is all that a rank has", id="all fit"
+            20,
+            Batch(8, 1, 2),
+            "forecast to need 19.00 of 20.00 GiB per rank; it is the largest possible size",
+            id="all sizes fit",
         ),
-        pytest.param(4, SMALLEST, "even that is forecast to need 5.00 of 4.00 GiB of a rank", id="none fits"),
+        pytest.param(4, SMALLEST, "even this is forecast to need 5.00 of 4.00 GiB per rank", id="no size fits"),
     ],
 )
-def test_as_many_samples_as_are_forecast_to_fit(available: int, chosen: Batch, why: str) -> None:
-    assert choose_by_forecast(SMALLEST, two_gib_a_sample, available=available * GIB) == Choice(chosen, why)
+def test_the_largest_micro_batch_whose_forecast_fits_is_chosen(available: int, chosen: Batch, reason: str) -> None:
+    choice = choose_by_forecast(SMALLEST, forecast_two_gib_per_sample, available=available * GIB)
+
+    assert choice == BatchChoice(chosen, reason)
 
 
 @given(samples=st.integers(1, 5000), available=st.integers(0, 12_000 * GIB))
-def test_the_next_size_is_too_much(samples: int, available: int) -> None:
+def test_every_larger_divisor_of_the_batch_does_not_fit(samples: int, available: int) -> None:
     smallest = Batch(1, samples, 2)
 
-    chosen = choose_by_forecast(smallest, two_gib_a_sample, available=available).batch
+    chosen = choose_by_forecast(smallest, forecast_two_gib_per_sample, available=available).batch
 
     larger = [size for size in range(chosen.per_device + 1, samples + 1) if samples % size == 0]
     assert chosen.effective == smallest.effective
-    assert chosen == smallest or two_gib_a_sample(chosen).total <= available
-    assert all(two_gib_a_sample(Batch(size, samples // size, 2)).total > available for size in larger)
+    assert chosen == smallest or forecast_two_gib_per_sample(chosen).total <= available
+    assert all(forecast_two_gib_per_sample(Batch(size, samples // size, 2)).total > available for size in larger)
 
 
-def test_what_cannot_be_forecast_is_one_sample_at_a_time() -> None:
-    unknown = ModelError("what images cost is not simulated")
+def test_without_a_forecast_one_sample_per_micro_batch_is_chosen() -> None:
+    error = ModelError("what images cost is not simulated")
 
-    assert choose_by_forecast(SMALLEST, lambda _batch: unknown, available=GIB) == Choice(
-        SMALLEST, "what more would need cannot be forecast: what images cost is not simulated"
+    assert choose_by_forecast(SMALLEST, lambda _batch: error, available=GIB) == BatchChoice(
+        SMALLEST, "the memory of larger sizes cannot be forecast: what images cost is not simulated"
     )
 
 
@@ -83,20 +88,23 @@ def test_what_cannot_be_forecast_is_one_sample_at_a_time() -> None:
         pytest.param({"fsdp": {}}, GPU, False, id="fsdp"),
     ],
 )
-def test_only_whole_models_on_gpus_are_tried(fields: dict[str, Any], device: torch.device, measurable: bool) -> None:
-    assert is_measurable(spec(**fields), device) is measurable
+def test_sizes_are_tried_only_on_gpus_without_sharding(
+    fields: dict[str, Any], device: torch.device, measurable: bool
+) -> None:
+    assert can_measure_memory(spec(**fields), device) is measurable
 
 
 @pytest.fixture
-def held(output: Output) -> Output:
+def claimed_output(output: OutputFolder) -> OutputFolder:
     output.claim(overwrite=False)
     return output
 
 
-def test_the_next_attempt_takes_the_same_size(held: Output) -> None:
-    Kept(held, HERE).keep(Choice(Batch(4, 2, 2), "it fitted"))
+def test_the_next_attempt_uses_the_saved_size(claimed_output: OutputFolder) -> None:
+    SavedBatchSize(claimed_output, CACHE_KEY).save(BatchChoice(Batch(4, 2, 2), "it fits"))
 
-    assert Kept(held, HERE).find(SMALLEST) == Choice(Batch(4, 2, 2), "as in an attempt before")
+    loaded = SavedBatchSize(claimed_output, CACHE_KEY).load(SMALLEST)
+    assert loaded == BatchChoice(Batch(4, 2, 2), "as in an earlier attempt")
 
 
 @pytest.mark.parametrize(
@@ -108,46 +116,51 @@ def test_the_next_attempt_takes_the_same_size(held: Output) -> None:
         pytest.param({"gradientCheckpointing": True}, id="checkpointing"),
     ],
 )
-def test_under_other_circumstances_it_is_chosen_anew(held: Output, changed: dict[str, Any]) -> None:
-    Kept(held, HERE).keep(Choice(Batch(4, 2, 2), "it fitted"))
+def test_the_saved_size_is_ignored_if_the_cache_key_changed(
+    claimed_output: OutputFolder, changed: dict[str, Any]
+) -> None:
+    SavedBatchSize(claimed_output, CACHE_KEY).save(BatchChoice(Batch(4, 2, 2), "it fits"))
 
-    assert Kept(held, {**HERE, **changed}).find(SMALLEST) is None
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]", json.dumps({"circumstances": HERE, "perDevice": 3})])
-def test_a_file_that_says_nothing_of_use_is_passed_over(held: Output, text: str) -> None:
-    (held.checkpoints / "batch.json").write_text(text)
-
-    assert Kept(held, HERE).find(SMALLEST) is None
+    assert SavedBatchSize(claimed_output, {**CACHE_KEY, **changed}).load(SMALLEST) is None
 
 
-def test_an_attempt_that_was_superseded_keeps_nothing(held: Output) -> None:
-    held.job_file.write_text(json.dumps({"uid": held.identity.uid, "attempt": held.identity.attempt + 1}))
+@pytest.mark.parametrize("text", ["", "{}", "[]", json.dumps({"circumstances": CACHE_KEY, "perDevice": 3})])
+def test_an_invalid_file_is_ignored(claimed_output: OutputFolder, text: str) -> None:
+    (claimed_output.checkpoints / "batch.json").write_text(text)
+
+    assert SavedBatchSize(claimed_output, CACHE_KEY).load(SMALLEST) is None
+
+
+def test_a_superseded_attempt_saves_nothing(claimed_output: OutputFolder) -> None:
+    identity = claimed_output.identity
+    claimed_output.job_file.write_text(json.dumps({"uid": identity.uid, "attempt": identity.attempt + 1}))
 
     with pytest.raises(OutputError, match="superseded"):
-        Kept(held, HERE).keep(Choice(SMALLEST, "it fitted"))
+        SavedBatchSize(claimed_output, CACHE_KEY).save(BatchChoice(SMALLEST, "it fits"))
 
-    assert Kept(held, HERE).find(SMALLEST) is None
+    assert SavedBatchSize(claimed_output, CACHE_KEY).load(SMALLEST) is None
 
 
-def test_circumstances_are_what_memory_depends_on() -> None:
+def test_the_cache_key_contains_what_memory_use_depends_on() -> None:
     checkpointed = spec(training={"gradientCheckpointing": True}, fsdp={})
 
-    assert circumstances(spec(), CPU, world_size=2) == HERE
-    assert circumstances(checkpointed, CPU, world_size=2) == {
-        **HERE,
+    assert build_cache_key(spec(), CPU, world_size=2) == CACHE_KEY
+    assert build_cache_key(checkpointed, CPU, world_size=2) == {
+        **CACHE_KEY,
         "parallelism": "fsdp2",
         "gradientCheckpointing": True,
     }
 
 
-@pytest.mark.parametrize(("world_size", "copies"), [pytest.param(1, 2, id="alone"), pytest.param(2, 3, id="ddp")])
-def test_room_is_kept_for_what_comes_with_the_steps(world_size: int, copies: int) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "copies"), [pytest.param(1, 2, id="one rank"), pytest.param(2, 3, id="two ranks with ddp")]
+)
+def test_memory_is_reserved_for_optimizer_states_and_ddp_buckets(world_size: int, copies: int) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     model[1].requires_grad_(requires_grad=False)
 
-    room = keep_room(model, CPU, world_size=world_size)
+    reserved = reserve_training_memory(model, CPU, world_size=world_size)
 
-    trained = sum(parameter.nbytes for parameter in model[0].parameters())
-    assert sum(tensor.nbytes for tensor in room) == copies * trained
+    trained_bytes = sum(parameter.nbytes for parameter in model[0].parameters())
+    assert sum(tensor.nbytes for tensor in reserved) == copies * trained_bytes
     assert all((parameter.grad is not None) == parameter.requires_grad for parameter in model.parameters())

@@ -1,32 +1,32 @@
-"""What is tried before the first step leaves nothing behind."""
+"""The preflight has no side effects on training."""
 
 import random
 
 import numpy as np
 import torch
 
-from finetune_trainer.training.base_trainer import ExactTrainer
+from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 
 
-def bare_trainer() -> ExactTrainer:
-    trainer = ExactTrainer.__new__(ExactTrainer)
+def trainer_without_init() -> GlobalMeanTrainer:
+    trainer = GlobalMeanTrainer.__new__(GlobalMeanTrainer)
     trainer.model = torch.nn.Linear(2, 1)
-    trainer._tallied = {"units": torch.tensor(3.0)}
+    trainer._metric_sums = {"units": torch.tensor(3.0)}
     return trainer
 
 
-def draw() -> tuple[float, float, float]:
+def draw_random_numbers() -> tuple[float, float, float]:
     return random.random(), float(np.random.random()), float(torch.rand(()))
 
 
-def test_gradients_tallies_and_draws_are_undone() -> None:
-    trainer = bare_trainer()
-    with trainer.rehearsing():
-        expected = draw()
-        trainer.tally(torch.tensor(9.0), {"rewards/margins": torch.tensor(1.0)})
+def test_gradients_metrics_and_random_states_are_restored() -> None:
+    trainer = trainer_without_init()
+    with trainer.undoing_side_effects():
+        expected = draw_random_numbers()
+        trainer.accumulate_metrics(torch.tensor(9.0), {"rewards/margins": torch.tensor(1.0)})
         trainer.model(torch.rand(4, 2)).sum().backward()
         assert trainer.model.weight.grad is not None
 
-    assert draw() == expected
-    assert trainer._tallied == {"units": torch.tensor(3.0)}
+    assert draw_random_numbers() == expected
+    assert trainer._metric_sums == {"units": torch.tensor(3.0)}
     assert all(parameter.grad is None for parameter in trainer.model.parameters())

@@ -1,4 +1,4 @@
-"""What a model that sees reads, what it learns, and what an image that shows nothing changes: nothing."""
+"""Tests image tokens, targets, frozen groups, dummy images and errors of vision-language models."""
 
 import base64
 import copy
@@ -15,151 +15,173 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, LlavaProcessor
 
 from finetune_api.v1alpha1.lora import Lora
-from finetune_trainer.data.load import Method
-from finetune_trainer.data.row_filter import Rules
-from finetune_trainer.data.token_dataset import IGNORED
-from finetune_trainer.data_sources.media import Kind
+from finetune_trainer.data.load import RowRenderer
+from finetune_trainer.data.row_filter import RowRules
+from finetune_trainer.data.token_dataset import IGNORE_INDEX
+from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.errors import DatasetError, InvalidSpec
-from finetune_trainer.methods.sft import predict, render_sample
+from finetune_trainer.methods.sft import render_sample
 from finetune_trainer.model.lora import add_adapters
-from finetune_trainer.vision.families import FAMILIES, Family
-from finetune_trainer.vision.freeze import freeze, frozen_groups, frozen_modules, group_of, trains_sight
+from finetune_trainer.training.token_losses import compute_logits
+from finetune_trainer.vision.families import FAMILIES, VisionFamily
+from finetune_trainer.vision.freeze import (
+    find_group,
+    freeze_parameters,
+    frozen_module_pattern,
+    resolve_frozen_groups,
+    trains_vision,
+)
 from testing.fakes.unreadable_file import UNREADABLE
-from testing.models import tiny_text as tiny
-from testing.models import tiny_vision
-from testing.models.vision_fixtures import Loaded, assert_equal_but_for_rounding, describe, gradients_of, write
+from testing.models import tiny_text, tiny_vision
+from testing.models.vision_fixtures import (
+    LoadedVisionModel,
+    assert_close_up_to_rounding,
+    describe_folder,
+    gradients_of,
+    write_rows,
+)
 
-KINDS = tuple(tiny_vision.KINDS)
+MODEL_TYPES = tuple(tiny_vision.RECIPES)
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+@pytest.fixture(scope="module", params=MODEL_TYPES)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedVisionModel:
     folder = tiny_vision.build(tmp_path_factory.mktemp(request.param), request.param)
-    return Loaded(folder, describe(folder), AutoModelForImageTextToText.from_pretrained(folder))
+    return LoadedVisionModel(folder, describe_folder(folder), AutoModelForImageTextToText.from_pretrained(folder))
 
 
 @pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> LoadedVisionModel:
     folder = tiny_vision.build(tmp_path_factory.mktemp("qwen"))
-    return Loaded(folder, describe(folder), AutoModelForImageTextToText.from_pretrained(folder))
+    return LoadedVisionModel(folder, describe_folder(folder), AutoModelForImageTextToText.from_pretrained(folder))
 
 
-def asked(question: str, *names: str, answer: str = "It is blue.") -> dict[str, Any]:
-    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return {"messages": messages, "images": list(names)}
+def build_row(text: str, *images: str, completion: str = "It is blue.") -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": completion}]
+    return {"messages": messages, "images": list(images)}
 
 
-def test_no_image_token_and_no_word_of_the_user_is_learned(loaded: Loaded, tmp_path: Path) -> None:
-    data = loaded.data(tiny_vision.rows(tmp_path, 6, images=lambda number: number % 3))
+def test_image_tokens_and_user_turns_are_no_targets(loaded: LoadedVisionModel, tmp_path: Path) -> None:
+    data = loaded.data(tiny_vision.write_rows(tmp_path, 6, images=lambda number: number % 3))
     image_token = loaded.model.config.image_token_id
     conversations = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
 
     for index, conversation in enumerate(conversations):
         (row,) = data.samples[index]
-        learned = row["labels"][row["labels"] != IGNORED]
+        targets = row["labels"][row["labels"] != IGNORE_INDEX]
 
-        assert image_token not in learned
+        assert image_token not in targets
         assert int((row["input_ids"] == image_token).sum()) > 0 or not conversation.get("images")
-        assert loaded.pretrained.tokenizer.decode(learned) == conversation["messages"][1]["content"] + "<|im_end|>"
+        assert loaded.pretrained.tokenizer.decode(targets) == conversation["messages"][1]["content"] + "<|im_end|>"
 
 
-def test_no_image_token_is_learned_where_everything_else_is(loaded: Loaded, tmp_path: Path) -> None:
-    name = tiny_vision.draw(tmp_path, "a.png", (56, 84), seed=1)
-    everything = partial(render_sample, loss_on="all")
-    (row,) = loaded.data(write(tmp_path, asked("<image>?", name)), method=Method("all", everything)).samples[0]
+def test_with_loss_on_all_image_tokens_are_still_no_targets(loaded: LoadedVisionModel, tmp_path: Path) -> None:
+    name = tiny_vision.write_image(tmp_path, "a.png", (56, 84), seed=1)
+    render_all = partial(render_sample, loss_on="all")
+    (row,) = loaded.data(
+        write_rows(tmp_path, build_row("<image>?", name)), method=RowRenderer("all", render_all)
+    ).samples[0]
 
-    learned = row["labels"][1:] != IGNORED
-    assert not learned[row["input_ids"][1:] == loaded.model.config.image_token_id].any()
-    assert learned[-10:].all()
+    is_target = row["labels"][1:] != IGNORE_INDEX
+    assert not is_target[row["input_ids"][1:] == loaded.model.config.image_token_id].any()
+    assert is_target[-10:].all()
 
 
-def test_an_image_has_as_many_tokens_as_the_model_makes_of_it(loaded: Loaded, tmp_path: Path) -> None:
-    """The models raise an error where they differ."""
-    names = [tiny_vision.draw(tmp_path, f"{size}.png", size, seed=1) for size in ((28, 28), (200, 60), (90, 300))]
-    data = loaded.data(write(tmp_path, *(asked("<image>?", name) for name in names), asked("<image>" * 3, *names)))
+def test_the_number_of_image_tokens_is_that_of_the_image_embeddings(loaded: LoadedVisionModel, tmp_path: Path) -> None:
+    """The models raise an error if the numbers differ."""
+    names = [
+        tiny_vision.write_image(tmp_path, f"{size}.png", size, seed=1) for size in ((28, 28), (200, 60), (90, 300))
+    ]
+    data = loaded.data(
+        write_rows(tmp_path, *(build_row("<image>?", name) for name in names), build_row("<image>" * 3, *names))
+    )
     collate = loaded.collate()
 
     for index in range(4):
-        assert predict(loaded.model, collate([data.samples[index]])).isfinite().all()
+        assert compute_logits(loaded.model, collate([data.samples[index]])).isfinite().all()
     together = collate([data.samples[index] for index in range(4)])
-    assert predict(loaded.model, together).isfinite().all()
+    assert compute_logits(loaded.model, together).isfinite().all()
 
 
-def test_an_image_is_seen(loaded: Loaded, tmp_path: Path) -> None:
-    names = [tiny_vision.draw(tmp_path, f"{seed}.png", (56, 56), seed=seed) for seed in range(2)]
-    data = loaded.data(write(tmp_path, *(asked("<image>?", name) for name in names)))
+def test_the_logits_depend_on_the_image(loaded: LoadedVisionModel, tmp_path: Path) -> None:
+    names = [tiny_vision.write_image(tmp_path, f"{seed}.png", (56, 56), seed=seed) for seed in range(2)]
+    data = loaded.data(write_rows(tmp_path, *(build_row("<image>?", name) for name in names)))
     collate = loaded.collate()
 
-    one, other = (predict(loaded.model, collate([data.samples[index]])) for index in range(2))
+    first, second = (compute_logits(loaded.model, collate([data.samples[index]])) for index in range(2))
 
-    assert (one - other).abs().max() > 1e-4
+    assert (first - second).abs().max() > 1e-4
 
 
-def test_an_image_that_shows_nothing_changes_no_logit_and_no_gradient(loaded: Loaded, tmp_path: Path) -> None:
-    data = loaded.data(tiny_vision.rows(tmp_path, 4, images=lambda number: number // 3))
+def test_a_dummy_image_does_not_change_gradients(loaded: LoadedVisionModel, tmp_path: Path) -> None:
+    data = loaded.data(tiny_vision.write_rows(tmp_path, 4, images=lambda number: number // 3))
     rows = [data.samples[index] for index in range(3)]
-    real = gradients_of(loaded.model, loaded.collate(Kind.IMAGE)([data.samples[3]]))
-    plain, seeing = loaded.collate()(rows), loaded.collate(Kind.IMAGE)(rows)
-    assert "pixel_values" in seeing
+    real = gradients_of(loaded.model, loaded.collate(Modality.IMAGE)([data.samples[3]]))
+    plain, with_dummy = loaded.collate()(rows), loaded.collate(Modality.IMAGE)(rows)
+    assert "pixel_values" in with_dummy
     assert "pixel_values" not in plain
 
-    expected, found = gradients_of(loaded.model, plain), gradients_of(loaded.model, seeing)
-    assert expected.keys() < found.keys()
-    assert found.keys() == real.keys()  # it runs through all that a real image runs through
-    for name, gradient in found.items():
+    expected, actual = gradients_of(loaded.model, plain), gradients_of(loaded.model, with_dummy)
+    assert expected.keys() < actual.keys()
+    assert actual.keys() == real.keys(), "a dummy uses the same parameters as a real image"
+    for name, gradient in actual.items():
         if name in expected:
-            assert_equal_but_for_rounding(gradient, expected[name])
+            assert_close_up_to_rounding(gradient, expected[name])
         else:
-            assert group_of(name, FAMILIES[loaded.model.config.model_type]) != "language"
+            assert find_group(name, FAMILIES[loaded.model.config.model_type]) != "language"
             assert gradient.abs().max() == 0
 
 
 @pytest.mark.parametrize(
-    ("frozen", "learning"),
+    ("frozen", "trained"),
     [
-        pytest.param(None, {"language"}, id="as usual"),
+        pytest.param(None, {"language"}, id="default"),
         pytest.param((), {"vision", "aligner", "language"}, id="nothing frozen"),
         pytest.param(("vision",), {"aligner", "language"}, id="vision"),
         pytest.param(("language",), {"vision", "aligner"}, id="language"),
-        pytest.param(("vision", "language"), {"aligner"}, id="all but the aligner"),
-        pytest.param(("aligner", "language"), {"vision"}, id="all but vision"),
+        pytest.param(("vision", "language"), {"aligner"}, id="only the aligner trained"),
+        pytest.param(("aligner", "language"), {"vision"}, id="only vision trained"),
     ],
 )
-def test_adapters_stay_inside_what_is_trained(
-    loaded: Loaded, frozen: tuple[str, ...] | None, learning: set[str]
+def test_adapters_are_only_in_trained_groups(
+    loaded: LoadedVisionModel, frozen: tuple[str, ...] | None, trained: set[str]
 ) -> None:
     family, model = FAMILIES[loaded.model.config.model_type], copy_of(loaded.model)
-    groups = frozen_groups(frozen)
-    freeze(model, family, groups)
+    groups = resolve_frozen_groups(frozen)
+    freeze_parameters(model, family, groups)
 
-    assert {group_of(name, family) for name, each in model.named_parameters() if each.requires_grad} == learning
+    assert {find_group(name, family) for name, weight in model.named_parameters() if weight.requires_grad} == trained
 
-    learning = learning - without_linear_layers(family, model)
-    if not learning:
+    trained = trained - groups_without_linear_layers(family, model)
+    if not trained:
         with pytest.raises(InvalidSpec, match=r"spec\.lora\.targetModules"):
-            add_adapters(model, Lora(), seed=1, without=frozen_modules(family, groups))
+            add_adapters(model, Lora(), seed=1, exclude_modules=frozen_module_pattern(family, groups))
         return
-    adapted = add_adapters(model, Lora(), seed=1, without=frozen_modules(family, groups))
-    names = {name.removeprefix("base_model.model.") for name, each in adapted.named_parameters() if each.requires_grad}
-    assert {group_of(name, family) for name in names} == learning
-    assert trains_sight(adapted, family) == bool(learning - {"language"})
+    adapted = add_adapters(model, Lora(), seed=1, exclude_modules=frozen_module_pattern(family, groups))
+    names = {
+        name.removeprefix("base_model.model.") for name, weight in adapted.named_parameters() if weight.requires_grad
+    }
+    assert {find_group(name, family) for name in names} == trained
+    assert trains_vision(adapted, family) == bool(trained - {"language"})
 
 
-def test_what_no_image_runs_through_is_not_trained(loaded: Loaded, tmp_path: Path) -> None:
-    """DDP would wait for its gradients: of LLaVA the last layer of CLIP, and the norm behind it."""
+def test_exactly_the_parameters_with_gradients_are_trained(loaded: LoadedVisionModel, tmp_path: Path) -> None:
+    """DDP would wait for missing gradients, such as those of the last CLIP layer and norm in LLaVA."""
     family = FAMILIES[loaded.model.config.model_type]
-    data = loaded.data(tiny_vision.rows(tmp_path, 2, images=lambda number: 1))
+    data = loaded.data(tiny_vision.write_rows(tmp_path, 2, images=lambda number: 1))
     model = copy_of(loaded.model)
-    freeze(model, family, (), unreached=family.unreached(model.config))
+    freeze_parameters(model, family, (), unused=family.unused_modules(model.config))
 
-    reached = gradients_of(model, loaded.collate(Kind.IMAGE)([data.samples[index] for index in range(2)])).keys()
+    with_gradients = gradients_of(
+        model, loaded.collate(Modality.IMAGE)([data.samples[index] for index in range(2)])
+    ).keys()
 
-    assert {name for name, each in model.named_parameters() if each.requires_grad} == set(reached)
+    assert {name for name, weight in model.named_parameters() if weight.requires_grad} == set(with_gradients)
 
 
-def without_linear_layers(family: Family, model: torch.nn.Module) -> set[str]:
-    """Gemma 3's aligner is a bare matrix, which adapters do not fit."""
-    linear = {group_of(name, family) for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
+def groups_without_linear_layers(family: VisionFamily, model: torch.nn.Module) -> set[str]:
+    """Return the groups that cannot have adapters, such as the aligner of Gemma 3, which is a bare parameter."""
+    linear = {find_group(name, family) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     return {"vision", "aligner", "language"} - linear
 
 
@@ -167,29 +189,31 @@ def copy_of(model: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(model)
 
 
-def test_something_must_be_left_to_train() -> None:
+def test_freezing_all_groups_is_rejected() -> None:
     with pytest.raises(InvalidSpec, match="all of vision, aligner and language are frozen"):
-        frozen_groups(("vision", "aligner", "language"))
+        resolve_frozen_groups(("vision", "aligner", "language"))
 
 
-def test_llavas_words_are_those_of_its_own_processor(tmp_path: Path) -> None:
-    """Its processor needs no torchvision, so it can be asked here."""
+def test_llava_inputs_equal_those_of_its_processor_in_transformers(tmp_path: Path) -> None:
+    """LLaVA's processor works without torchvision, so the inputs can be compared."""
     folder = tiny_vision.build(tmp_path / "model", "llava")
-    pretrained = describe(folder)
+    pretrained = describe_folder(folder)
     assert pretrained.vision is not None
-    own = LlavaProcessor(
-        image_processor=pretrained.vision.seen.processor,
+    processor = LlavaProcessor(
+        image_processor=pretrained.vision.handles.processor,
         tokenizer=pretrained.tokenizer,
         patch_size=14,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
     )
-    name = tiny_vision.draw(tmp_path, "a.png", (90, 60), seed=1)
-    data = Loaded(folder, pretrained, torch.nn.Identity()).data(write(tmp_path, asked("<image>what?", name)))
+    name = tiny_vision.write_image(tmp_path, "a.png", (90, 60), seed=1)
+    data = LoadedVisionModel(folder, pretrained, torch.nn.Identity()).data(
+        write_rows(tmp_path, build_row("<image>what?", name))
+    )
 
     with Image.open(tmp_path / name) as image:
         text = "<|im_start|>user\n<image>\nwhat?<|im_end|>\n<|im_start|>assistant\nIt is blue.<|im_end|>\n"
-        expected = own(text=text, images=image, return_tensors="pt")
+        expected = processor(text=text, images=image, return_tensors="pt")
 
     (row,) = data.samples[0]
     assert row["input_ids"].tolist() == expected["input_ids"][0].tolist()
@@ -204,148 +228,152 @@ def test_llavas_words_are_those_of_its_own_processor(tmp_path: Path) -> None:
         pytest.param((56, 84), 6, id="between"),
     ],
 )
-def test_images_are_brought_between_min_and_max_pixels(tmp_path: Path, size: tuple[int, int], tokens: int) -> None:
-    """Qwen2-VL makes one token of 784 pixels."""
+def test_images_are_scaled_to_between_min_and_max_pixels(tmp_path: Path, size: tuple[int, int], tokens: int) -> None:
+    """Qwen2-VL has one token per 784 pixels."""
     folder = tiny_vision.build(tmp_path / "model")
-    vision = describe(folder, maxPixels=9 * 784, minPixels=2 * 784).vision
+    vision = describe_folder(folder, maxPixels=9 * 784, minPixels=2 * 784).vision
     assert vision is not None
 
-    assert vision.write_size(size).count("<|image_pad|>") == tokens
+    assert vision.render_image(size).count("<|image_pad|>") == tokens
 
 
-def test_turned_photos_are_counted_as_they_are_seen(qwen: Loaded, tmp_path: Path) -> None:
+def test_the_exif_orientation_is_applied_before_tokens_are_counted(qwen: LoadedVisionModel, tmp_path: Path) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
-    Image.new("RGB", (28 * 8, 28 * 3)).save(tmp_path / "lying.jpg", exif=exif)
-    data = qwen.data(write(tmp_path, asked("<image>?", "lying.jpg")))
+    exif[0x0112] = 6  # rotated by 90 degrees
+    Image.new("RGB", (28 * 8, 28 * 3)).save(tmp_path / "rotated.jpg", exif=exif)
+    data = qwen.data(write_rows(tmp_path, build_row("<image>?", "rotated.jpg")))
 
     assert data.samples[0][0]["image_grid_thw"].tolist() == [[1, 16, 6]]
-    assert predict(qwen.model, qwen.collate()([data.samples[0]])).isfinite().all()
+    assert compute_logits(qwen.model, qwen.collate()([data.samples[0]])).isfinite().all()
 
 
-def test_length_is_counted_with_image_tokens_and_truncation_keeps_an_image_whole(qwen: Loaded, tmp_path: Path) -> None:
-    name = tiny_vision.draw(tmp_path, "a.png", (140, 140), seed=1)  # 25 tokens
-    after = {"role": "user", "content": "<image>"}
-    row = asked("<image>?", name, name)
-    row["messages"] = [*row["messages"], after, row["messages"][1]]
-    whole = qwen.data(write(tmp_path, row)).train
-    length = int(whole.lengths[0])
+def test_the_length_includes_image_tokens_and_truncation_does_not_split_images(
+    qwen: LoadedVisionModel, tmp_path: Path
+) -> None:
+    name = tiny_vision.write_image(tmp_path, "a.png", (140, 140), seed=1)  # 25 tokens
+    second_user_turn = {"role": "user", "content": "<image>"}
+    row = build_row("<image>?", name, name)
+    row["messages"] = [*row["messages"], second_user_turn, row["messages"][1]]
+    length = int(qwen.data(write_rows(tmp_path, row)).train.lengths[0])
     assert length > 2 * 25
 
-    cut = qwen.data(tmp_path / "rows.jsonl", Rules(max_length=length - 20, overlong="truncate"))
-    (kept,) = cut.samples[0]
-    assert int((kept["input_ids"] == qwen.model.config.image_token_id).sum()) == 25
-    assert len(kept["input_ids"]) < length - 20
-    assert kept["image_grid_thw"].tolist() == [[1, 10, 10]]
+    truncated = qwen.data(tmp_path / "rows.jsonl", RowRules(max_length=length - 20, overlong="truncate"))
+    (sample,) = truncated.samples[0]
+    assert int((sample["input_ids"] == qwen.model.config.image_token_id).sum()) == 25
+    assert len(sample["input_ids"]) < length - 20
+    assert sample["image_grid_thw"].tolist() == [[1, 10, 10]]
     with pytest.raises(DatasetError, match=f"longer than {length - 1} tokens"):
-        qwen.data(tmp_path / "rows.jsonl", Rules(max_length=length - 1))
+        qwen.data(tmp_path / "rows.jsonl", RowRules(max_length=length - 1))
 
 
-def test_images_in_rows_are_kept_with_their_tokens(qwen: Loaded, tmp_path: Path) -> None:
-    name = tiny_vision.draw(tmp_path, "a.png", (56, 84), seed=1)
+def test_an_image_in_a_row_gives_the_same_sample_as_a_path(qwen: LoadedVisionModel, tmp_path: Path) -> None:
+    name = tiny_vision.write_image(tmp_path, "a.png", (56, 84), seed=1)
     url = "data:image/png;base64," + base64.b64encode((tmp_path / name).read_bytes()).decode()
-    inside = asked("")
-    inside["messages"][0]["content"] = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}]
-    data = qwen.data(write(tmp_path, inside, asked("<image>?", name)))
+    embedded = build_row("")
+    embedded["messages"][0]["content"] = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "?"},
+    ]
+    data = qwen.data(write_rows(tmp_path, embedded, build_row("<image>?", name)))
 
-    (one,), (other,) = data.samples[0], data.samples[1]
-    assert one.keys() == other.keys()
-    for each in one:
-        assert torch.equal(one[each], other[each])
-
-
-def _missing(folder: Path) -> dict[str, Any]:
-    return asked("<image>", "nowhere.png")
-
-
-def _no_image(folder: Path) -> dict[str, Any]:
-    (folder / "text.png").write_text("no image")
-    return asked("<image>", "text.png")
+    (from_row,), (from_path,) = data.samples[0], data.samples[1]
+    assert from_row.keys() == from_path.keys()
+    for name in from_row:
+        assert torch.equal(from_row[name], from_path[name])
 
 
-def _a_folder(folder: Path) -> dict[str, Any]:
-    return asked("<image>", ".")
+def row_with_missing_image(folder: Path) -> dict[str, Any]:
+    return build_row("<image>", "missing.png")
 
 
-def _too_long(folder: Path) -> dict[str, Any]:
+def row_with_text_file(folder: Path) -> dict[str, Any]:
+    (folder / "text.png").write_text("not an image")
+    return build_row("<image>", "text.png")
+
+
+def row_with_folder(folder: Path) -> dict[str, Any]:
+    return build_row("<image>", ".")
+
+
+def row_with_extreme_aspect_ratio(folder: Path) -> dict[str, Any]:
     Image.new("L", (1000, 2)).save(folder / "line.png")
-    return asked("<image>", "line.png")
+    return build_row("<image>", "line.png")
 
 
-def _a_word(folder: Path) -> dict[str, Any]:
-    return asked("what is <|image_pad|>?")
+def row_with_image_token_in_text(folder: Path) -> dict[str, Any]:
+    return build_row("what is <|image_pad|>?")
 
 
-def _a_tag(folder: Path) -> dict[str, Any]:
-    return asked("<image>what is this?")
+def row_with_tag_without_image(folder: Path) -> dict[str, Any]:
+    return build_row("<image>what is this?")
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("build_bad_row", "message"),
     [
-        (_missing, r"image .*nowhere.png does not exist; correct its path"),
-        (_no_image, r"image .*text.png is no image that can be read; replace it"),
-        (_a_folder, r"does not exist; correct its path"),
-        (_too_long, r"line.png cannot be read \(absolute aspect ratio"),
-        (_a_word, r"<\|image_pad\|> 1 times more than there are images"),
-        (_a_tag, r"<image> 1 times more than there are images; give the images in a column images"),
+        (row_with_missing_image, r"image .*missing.png does not exist; correct its path"),
+        (row_with_text_file, r"image .*text.png is not a readable image; replace it"),
+        (row_with_folder, r"does not exist; correct its path"),
+        (row_with_extreme_aspect_ratio, r"line.png cannot be read \(absolute aspect ratio"),
+        (row_with_image_token_in_text, r"<\|image_pad\|> 1 times more than there are images"),
+        (row_with_tag_without_image, r"<image> 1 times more than there are images; list the images in a column images"),
     ],
 )
-def test_an_image_that_cannot_be_shown_is_a_bad_row(
-    qwen: Loaded, tmp_path: Path, row: Callable[[Path], dict[str, Any]], message: str
+def test_a_row_with_an_unusable_image_is_a_bad_row(
+    qwen: LoadedVisionModel, tmp_path: Path, build_bad_row: Callable[[Path], dict[str, Any]], message: str
 ) -> None:
-    good = asked("no image")
-    rows = write(tmp_path, good, row(tmp_path))
+    good = build_row("no image")
+    rows = write_rows(tmp_path, good, build_bad_row(tmp_path))
 
     with pytest.raises(DatasetError, match=rf"rows.jsonl line 2: .*{message}"):
         qwen.data(rows)
-    assert len(qwen.data(rows, Rules(on_bad_row="skip")).train) == 1
+    assert len(qwen.data(rows, RowRules(on_bad_row="skip")).train) == 1
 
 
-def test_a_file_that_breaks_off_is_named_where_it_is_read(qwen: Loaded, tmp_path: Path) -> None:
-    """Of a JPEG the beginning tells the size; the whole is not read before it is needed."""
-    whole = tmp_path / tiny_vision.draw(tmp_path, "a.jpg", (280, 280), seed=1)
-    whole.write_bytes(whole.read_bytes()[:2000])
-    data = qwen.data(write(tmp_path, asked("<image>?", "a.jpg")))
+def test_a_truncated_file_is_an_error_when_it_is_decoded(qwen: LoadedVisionModel, tmp_path: Path) -> None:
+    """Tokenization only reads the size from the JPEG header."""
+    file = tmp_path / tiny_vision.write_image(tmp_path, "a.jpg", (280, 280), seed=1)
+    file.write_bytes(file.read_bytes()[:2000])
+    data = qwen.data(write_rows(tmp_path, build_row("<image>?", "a.jpg")))
 
     with pytest.raises(DatasetError, match=r"rows.jsonl line 1: image .*a.jpg cannot be read"):
         data.samples[0]
 
 
-def test_an_image_that_a_file_system_did_not_give_is_not_skipped(qwen: Loaded, tmp_path: Path) -> None:
+def test_a_row_is_not_skipped_after_a_storage_fault(qwen: LoadedVisionModel, tmp_path: Path) -> None:
     (tmp_path / "a.jpg").symlink_to(UNREADABLE)
 
     with pytest.raises(OSError, match="Input/output error"):
-        qwen.data(write(tmp_path, asked("<image>?", "a.jpg")), Rules(on_bad_row="skip"))
+        qwen.data(write_rows(tmp_path, build_row("<image>?", "a.jpg")), RowRules(on_bad_row="skip"))
 
 
-def test_a_model_that_reads_is_shown_no_images(qwen: Loaded, tmp_path: Path) -> None:
-    blind = replace(qwen.pretrained, vision=None)
-    name = tiny_vision.draw(tmp_path, "a.png", (56, 56), seed=1)
+def test_images_are_rejected_for_a_text_model(qwen: LoadedVisionModel, tmp_path: Path) -> None:
+    text_only = replace(qwen.pretrained, vision=None)
+    name = tiny_vision.write_image(tmp_path, "a.png", (56, 56), seed=1)
 
-    with pytest.raises(DatasetError, match=r'line 1 shows images, but model "tiny" only reads'):
-        Loaded(tmp_path, blind, qwen.model).data(write(tmp_path, asked("<image>?", name)))
+    with pytest.raises(DatasetError, match=r'line 1 contains images, but model "tiny" accepts text only'):
+        LoadedVisionModel(tmp_path, text_only, qwen.model).data(write_rows(tmp_path, build_row("<image>?", name)))
 
 
 @pytest.mark.parametrize("field", [{"freeze": ["vision"]}, {"maxPixels": 602112}, {"minPixels": 784}, {"videoFps": 1}])
-def test_fields_of_sight_are_refused_for_a_model_that_reads(tmp_path: Path, field: dict[str, Any]) -> None:
-    tokenizer = tiny.build_tokenizer()
+def test_vision_fields_are_rejected_for_a_text_model(tmp_path: Path, field: dict[str, Any]) -> None:
+    tokenizer = tiny_text.build_tokenizer()
     tokenizer.save_pretrained(tmp_path)
-    tiny.build_model(len(tokenizer)).save_pretrained(tmp_path)
+    tiny_text.build_model(len(tokenizer)).save_pretrained(tmp_path)
 
     with pytest.raises(InvalidSpec, match=rf"spec.model.{next(iter(field))}: .* of type qwen2, .* qwen2_vl"):
-        describe(tmp_path, **field)
+        describe_folder(tmp_path, **field)
 
 
-def test_pixels_are_refused_where_every_image_has_the_same_size(tmp_path: Path) -> None:
+def test_pixel_limits_are_rejected_for_a_model_with_fixed_image_size(tmp_path: Path) -> None:
     tiny_vision.build(tmp_path, "llava")
 
-    with pytest.raises(InvalidSpec, match=r"spec.model.maxPixels: .* sees every image at the same size"):
-        describe(tmp_path, maxPixels=602112)
+    with pytest.raises(InvalidSpec, match=r"spec.model.maxPixels: .* scales every image to the same size"):
+        describe_folder(tmp_path, maxPixels=602112)
 
 
-def test_a_range_of_pixels_holds_with_the_models_own_end(tmp_path: Path) -> None:
+def test_min_pixels_above_the_models_max_pixels_are_rejected(tmp_path: Path) -> None:
     tiny_vision.build(tmp_path)
 
     with pytest.raises(InvalidSpec, match="minPixels 1000000 is more than maxPixels 50176"):
-        describe(tmp_path, minPixels=1_000_000)
+        describe_folder(tmp_path, minPixels=1_000_000)

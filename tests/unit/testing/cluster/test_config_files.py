@@ -1,4 +1,4 @@
-"""Configuration files of the cluster's programs."""
+"""Tests of the configuration files and command lines of the cluster's programs."""
 
 import json
 from ipaddress import IPv4Network
@@ -16,7 +16,7 @@ from testing.cluster.node.config_files import (
     render_files,
     render_kubelet,
 )
-from testing.cluster.node.partition import render_drops
+from testing.cluster.node.partition import render_drop_rules
 from testing.cluster.node.pki import render_api_server_names, render_tokens, users
 from testing.cluster.node.program_arguments import control_plane, node_programs
 
@@ -25,7 +25,7 @@ NODE = LAYOUT.nodes[1]
 CACHE = Cache(Path("/cache"))
 
 
-def test_every_user_has_a_kubeconfig_with_the_token_that_the_api_server_knows() -> None:
+def test_every_user_has_a_kubeconfig_with_a_token_of_the_api_servers_token_file() -> None:
     files = render_files(LAYOUT)
     tokens = {line.split(",")[0] for line in render_tokens(LAYOUT).splitlines()}
 
@@ -37,28 +37,28 @@ def test_every_user_has_a_kubeconfig_with_the_token_that_the_api_server_knows() 
         assert kubeconfig["clusters"][0]["cluster"]["server"] == LAYOUT.api_server
 
 
-def test_a_kubelet_is_only_what_its_node_may_be() -> None:
+def test_kubelet_token_authenticates_as_its_node_only() -> None:
     line = next(line for line in render_tokens(LAYOUT).splitlines() if line.startswith("node2-token"))
 
     assert line == 'node2-token,system:node:node2,node2,"system:nodes"'
 
 
-def test_the_api_servers_certificate_names_its_address_and_the_service_address() -> None:
+def test_api_server_certificate_contains_its_address_and_the_service_address() -> None:
     names = render_api_server_names(LAYOUT).split(",")
 
     assert {"IP:10.90.0.1", "IP:10.90.128.1", "DNS:kubernetes.default.svc"} <= {*names}
 
 
-def test_dns_answers_stay_for_thirty_seconds_only_when_asked_for() -> None:
-    cached, fresh = (render_corefile(LAYOUT, cached=cached) for cached in (True, False))
+def test_dns_answers_are_cached_for_30_seconds_only_with_the_cache_enabled() -> None:
+    cached, uncached = (render_corefile(LAYOUT, cached=cached) for cached in (True, False))
 
     assert "cache 30" in cached
     assert "ttl 30" in cached
-    assert "cache" not in fresh.replace("/cache/", "")
-    assert "ttl 5" in fresh
+    assert "cache" not in uncached.replace("/cache/", "")
+    assert "ttl 5" in uncached
 
 
-def test_each_node_keeps_its_pods_addresses_and_state_to_itself() -> None:
+def test_nodes_share_neither_pod_addresses_nor_state_folders() -> None:
     first, second = (json.loads(render_cni(node))["plugins"][0]["ipam"] for node in LAYOUT.nodes)
 
     assert first["dataDir"] != second["dataDir"]
@@ -69,35 +69,35 @@ def test_each_node_keeps_its_pods_addresses_and_state_to_itself() -> None:
 
 
 @pytest.mark.parametrize("restricted", [True, False])
-def test_containers_start_without_cap_sys_resource_only_when_scores_are_restricted(restricted: bool) -> None:
+def test_oom_score_restriction_is_written_to_the_containerd_configuration(restricted: bool) -> None:
     text = render_containerd(NODE, restrict_oom_score=restricted)
 
     assert f"restrict_oom_score_adj = {str(restricted).lower()}" in text
 
 
-def test_the_kubelet_stays_in_its_nodes_cgroup_and_asks_the_clusters_dns() -> None:
+def test_kubelet_uses_the_cgroup_of_its_node_and_the_dns_of_the_cluster() -> None:
     kubelet = json.loads(render_kubelet(LAYOUT, NODE))
 
     assert kubelet["cgroupRoot"] == "/ftc-dev-n2"
     assert kubelet["clusterDNS"] == ["10.90.0.1"]
 
 
-def test_nothing_on_the_host_listens_beyond_the_clusters_own_address() -> None:
+def test_control_plane_listens_only_on_the_clusters_host_address() -> None:
     for daemon in control_plane(LAYOUT, CACHE, PINNED):
         assert "0.0.0.0" not in " ".join(daemon.argv)
         assert "127.0.0.1" not in " ".join(daemon.argv)
 
 
-def test_a_nodes_programs_all_run_in_its_network_namespace() -> None:
+def test_all_programs_of_a_node_run_in_its_network_namespace() -> None:
     daemons = node_programs(LAYOUT, NODE, CACHE, PINNED)
 
     assert [daemon.name for daemon in daemons] == ["containerd-node2", "kubelet-node2", "kube-proxy-node2"]
     assert all(daemon.argv[:2] == ("nsenter", "--net=/run/netns/ftc-dev-n2") for daemon in daemons)
 
 
-def test_a_partition_between_two_nodes_spares_everybody_else() -> None:
-    whole = render_drops("t", device="eth0", matching="")
-    between = render_drops("t", device="eth0", matching="ip saddr { 10.90.0.11 }")
+def test_partition_between_two_nodes_drops_only_packets_of_the_other_node() -> None:
+    everything = render_drop_rules("t", device="eth0", matching="")
+    between = render_drop_rules("t", device="eth0", matching="ip saddr { 10.90.0.11 }")
 
-    assert "incoming  counter drop" in whole
+    assert "incoming  counter drop" in everything
     assert "ip saddr { 10.90.0.11 } counter drop" in between

@@ -1,4 +1,4 @@
-"""Names, addresses and networks of a cluster."""
+"""Tests of the names, addresses and networks of a cluster."""
 
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -11,21 +11,21 @@ LARGEST = Layout(name="abcdefgh", root=Path("/c"), node_count=MAX_NODES, network
 LONGEST_DEVICE_NAME = 15
 
 
-def test_device_names_of_the_longest_cluster_name_fit_the_kernel() -> None:
+def test_device_names_of_the_longest_cluster_name_fit_the_kernel_limit() -> None:
     names = {LARGEST.bridge, *(node.host_link for node in LARGEST.nodes)}
 
     assert len(names) == MAX_NODES + 1
     assert max(map(len, names)) <= LONGEST_DEVICE_NAME
 
 
-def test_networks_of_nodes_pods_and_services_are_apart() -> None:
+def test_networks_of_nodes_pods_and_services_do_not_overlap() -> None:
     networks = (LARGEST.node_network, LARGEST.pods_network, LARGEST.services_network)
 
     assert all(network.subnet_of(LARGEST.network) for network in networks)
     assert not any(a.overlaps(b) for a in networks for b in networks if a is not b)
 
 
-def test_every_node_has_an_address_and_pods_of_its_own() -> None:
+def test_every_node_has_its_own_address_and_pod_network() -> None:
     pods = [node.pod_network for node in LARGEST.nodes]
 
     assert len({*pods}) == MAX_NODES
@@ -34,7 +34,7 @@ def test_every_node_has_an_address_and_pods_of_its_own() -> None:
     assert all(node.address in LARGEST.node_network for node in LARGEST.nodes)
 
 
-def test_a_network_with_a_route_of_the_host_is_left_alone() -> None:
+def test_network_with_a_route_on_the_host_is_not_chosen() -> None:
     first = choose_network("dev", ())
 
     second = choose_network("dev", [first])
@@ -43,21 +43,21 @@ def test_a_network_with_a_route_of_the_host_is_left_alone() -> None:
     assert not second.overlaps(first)
 
 
-def test_two_names_start_their_search_at_different_places() -> None:
+def test_different_cluster_names_choose_different_networks() -> None:
     assert choose_network("dev", ()) != choose_network("bench", ())
 
 
-def test_a_host_that_uses_every_candidate_is_told() -> None:
+def test_missing_free_network_is_reported() -> None:
     with pytest.raises(ValueError, match="no free network"):
         choose_network("dev", [IPv4Network("10.0.0.0/8")])
 
 
 @pytest.mark.parametrize("name", ["", "Dev", "1st", "too-long", "ninechars"])
-def test_a_name_that_cannot_be_part_of_a_device_name_is_refused(name: str) -> None:
+def test_name_that_cannot_be_part_of_a_device_name_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="at most 8"):
         check_name(name)
 
 
-def test_a_folder_too_deep_for_sockets_is_refused() -> None:
+def test_root_too_long_for_socket_paths_is_rejected() -> None:
     with pytest.raises(ValueError, match="FINETUNE_CACHE"):
         check_root(Path("/" + "x" * 60))

@@ -1,4 +1,4 @@
-"""Programs known by pid files."""
+"""Tests of daemons tracked by pid files."""
 
 import os
 import signal
@@ -15,8 +15,8 @@ def sleeper(folder: Path, *, stubborn: bool = False) -> Daemon:
     return Daemon(name="sleeper", argv=(sys.executable, "-c", code), folder=folder)
 
 
-def started(daemon: Daemon) -> int:
-    """Its pid, once its first line is written: only then does it treat signals as it will."""
+def start_and_wait(daemon: Daemon) -> int:
+    """Return the pid once the first line is logged, because signal handlers are installed before it."""
     daemon.start()
     deadline = time.monotonic() + 10
     while "ready" not in daemon.log.read_text() and time.monotonic() < deadline:
@@ -26,9 +26,9 @@ def started(daemon: Daemon) -> int:
     return pid
 
 
-def test_a_second_start_keeps_the_running_program(tmp_path: Path) -> None:
+def test_second_start_keeps_the_running_process(tmp_path: Path) -> None:
     daemon = sleeper(tmp_path)
-    pid = started(daemon)
+    pid = start_and_wait(daemon)
 
     daemon.start()
 
@@ -38,16 +38,16 @@ def test_a_second_start_keeps_the_running_program(tmp_path: Path) -> None:
     assert start_time(pid) is None
 
 
-def test_a_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     daemon = sleeper(tmp_path, stubborn=True)
-    pid = started(daemon)
+    pid = start_and_wait(daemon)
 
-    daemon.stop(patience_seconds=0.2)
+    daemon.stop(grace_seconds=0.2)
 
     assert start_time(pid) is None
 
 
-def test_a_pid_that_another_program_has_now_is_left_alone(tmp_path: Path) -> None:
+def test_reused_pid_is_not_signalled(tmp_path: Path) -> None:
     daemon = sleeper(tmp_path)
     daemon.pid_file.write_text(f"{os.getpid()} 1\n")
 
@@ -57,9 +57,9 @@ def test_a_pid_that_another_program_has_now_is_left_alone(tmp_path: Path) -> Non
     assert start_time(os.getpid()) is not None
 
 
-def test_a_killed_program_counts_as_ended_before_anybody_waits_for_it(tmp_path: Path) -> None:
+def test_killed_process_counts_as_ended_before_it_is_reaped(tmp_path: Path) -> None:
     daemon = sleeper(tmp_path)
-    pid = started(daemon)
+    pid = start_and_wait(daemon)
 
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 10
@@ -69,10 +69,10 @@ def test_a_killed_program_counts_as_ended_before_anybody_waits_for_it(tmp_path: 
     assert daemon.pid() is None
 
 
-def test_everything_with_a_pid_file_can_be_stopped_by_its_folder(tmp_path: Path) -> None:
-    pid = started(sleeper(tmp_path))
+def test_all_daemons_with_a_pid_file_in_a_folder_are_stopped(tmp_path: Path) -> None:
+    pid = start_and_wait(sleeper(tmp_path))
 
-    stop_together(daemons_in(tmp_path), patience_seconds=1)
+    stop_together(daemons_in(tmp_path), grace_seconds=1)
 
     assert start_time(pid) is None
     assert not list(tmp_path.glob("*.pid"))

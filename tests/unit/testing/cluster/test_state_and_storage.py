@@ -1,40 +1,40 @@
-"""What a cluster remembers of itself, and the claims it offers."""
+"""Tests of the stored cluster state and of shared claims."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from testing.cluster.host.commands import ClusterError
+from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.versions import PINNED
 from testing.cluster.kind import SHARED_IN_NODES, render_kind_config
 from testing.cluster.state import ClusterState, read_state, require_state, write_state
-from testing.cluster.storage import make_shared_folder, shared_claim_objects
+from testing.cluster.storage import create_shared_folder, shared_claim_objects
 
 STATE = ClusterState(name="dev", node_count=3, network="10.90.0.0/16", versions=PINNED)
 
 
-def test_state_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_state_round_trips_through_its_file(tmp_path: Path) -> None:
     write_state(tmp_path, STATE.with_dns_cache(True))
 
     assert read_state(tmp_path) == STATE.with_dns_cache(True)
     assert len(STATE.layout(tmp_path).nodes) == 3
 
 
-def test_a_cluster_that_is_not_up_is_named(tmp_path: Path) -> None:
+def test_missing_state_is_reported_as_cluster_not_up(tmp_path: Path) -> None:
     assert read_state(tmp_path) is None
-    with pytest.raises(ClusterError, match="run `up` first"):
+    with pytest.raises(HarnessError, match="run `up` first"):
         require_state(tmp_path)
 
 
-def test_unreadable_state_says_how_to_get_rid_of_it(tmp_path: Path) -> None:
+def test_unreadable_state_is_reported_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("{")
 
-    with pytest.raises(ClusterError, match="run `down`"):
+    with pytest.raises(HarnessError, match="run `down`"):
         read_state(tmp_path)
 
 
-def test_a_shared_claim_is_bound_to_its_own_volume_for_many_nodes() -> None:
+def test_shared_claim_is_bound_to_its_own_read_write_many_volume() -> None:
     storage_class, volume, claim = shared_claim_objects("jobs", "models", host_path="/shared/jobs/models")
 
     assert volume["spec"]["claimRef"] == {"namespace": "jobs", "name": "models"}
@@ -43,12 +43,12 @@ def test_a_shared_claim_is_bound_to_its_own_volume_for_many_nodes() -> None:
     assert volume["spec"]["storageClassName"] == claim["spec"]["storageClassName"] == storage_class["metadata"]["name"]
 
 
-def test_a_shared_folder_can_be_written_by_the_trainers_user(tmp_path: Path) -> None:
-    folder = make_shared_folder(tmp_path, "jobs", "models")
+def test_shared_folder_is_writable_by_the_trainers_user(tmp_path: Path) -> None:
+    folder = create_shared_folder(tmp_path, "jobs", "models")
 
-    made = folder.stat()
+    stat = folder.stat()
     assert folder == tmp_path / "jobs" / "models"
-    assert made.st_uid == 1000 if os.geteuid() == 0 else made.st_mode & 0o777 == 0o777
+    assert stat.st_uid == 1000 if os.geteuid() == 0 else stat.st_mode & 0o777 == 0o777
 
 
 def test_every_kind_node_mounts_the_same_folder() -> None:

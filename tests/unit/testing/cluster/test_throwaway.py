@@ -1,34 +1,34 @@
-"""What is done while a throwaway cluster comes up."""
+"""Tests of the start of a throwaway cluster."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
 
-from testing.cluster.host.commands import ClusterError
+from testing.cluster.host.commands import HarnessError
 from testing.cluster.throwaway import ThrowawayCluster
 
 
 @dataclass
-class Kubelet:
-    """Ends as soon as it is started, as often as it is told to."""
+class FakeKubelet:
+    """A kubelet that exits immediately on its first `exits` starts."""
 
-    deaths: int
+    exits: int
     name: str = "kubelet-node1"
     starts: int = field(default=1)
 
     def pid(self) -> int | None:
-        return 1 if self.starts > self.deaths else None
+        return 1 if self.starts > self.exits else None
 
     def start(self) -> None:
         self.starts += 1
 
     def require_running(self) -> None:
         if self.pid() is None:
-            raise ClusterError(f"{self.name} has ended")
+            raise HarnessError(f"{self.name} has ended")
 
 
-def wait_for(kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch) -> None:
+def wait_until_ready(kubelet: FakeKubelet, monkeypatch: pytest.MonkeyPatch) -> None:
     kubectl = SimpleNamespace(ready_nodes=lambda: {"node1"} if kubelet.pid() else set())
     monkeypatch.setattr(ThrowawayCluster, "layout", SimpleNamespace(nodes=[SimpleNamespace(name="node1")]))
     monkeypatch.setattr(ThrowawayCluster, "kubectl", kubectl)
@@ -37,12 +37,12 @@ def wait_for(kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch) -> None:
     ThrowawayCluster.wait_until_ready(object.__new__(ThrowawayCluster))
 
 
-def test_a_kubelet_that_lost_the_race_for_a_socket_is_started_again_and_one_that_fails_twice_is_told(
+def test_kubelet_is_restarted_once_after_an_early_exit_and_a_second_exit_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    unlucky = Kubelet(deaths=1)
-    wait_for(unlucky, monkeypatch)
-    assert unlucky.starts == 2
+    kubelet = FakeKubelet(exits=1)
+    wait_until_ready(kubelet, monkeypatch)
+    assert kubelet.starts == 2
 
-    with pytest.raises(ClusterError, match="kubelet-node1 has ended"):
-        wait_for(Kubelet(deaths=2), monkeypatch)
+    with pytest.raises(HarnessError, match="kubelet-node1 has ended"):
+        wait_until_ready(FakeKubelet(exits=2), monkeypatch)

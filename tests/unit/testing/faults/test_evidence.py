@@ -1,4 +1,4 @@
-"""What is kept of a run that went wrong, whatever still answers."""
+"""Tests that evidence of a deviating run is saved, even if the cluster does not answer."""
 
 import json
 from pathlib import Path
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from testing.faults import evidence
-from testing.faults.job_recorder import Sighting, Step
+from testing.faults.job_recorder import RecordedStep, StatusChange
 
 BEGAN = "2026-11-22T20:47:24+00:00"
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A job that trained one step, on a cluster with one operator."""
     monkeypatch.setattr(evidence, "FOLDER", tmp_path / "kept")
     output, daemons = tmp_path / "output", tmp_path / "daemons"
@@ -23,17 +23,19 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     daemons.mkdir()
     (daemons / "scheduler.log").write_text("no room\n")
     return SimpleNamespace(
-        job="quota-1a2b",
+        name="quota-1a2b",
         output=output,
-        watch=SimpleNamespace(sightings=[Sighting(5.0, {"phase": "Running"})], steps=[Step(6.0, 0, 1)]),
+        recorder=SimpleNamespace(
+            status_changes=[StatusChange(5.0, {"phase": "Running"})], steps=[RecordedStep(6.0, 0, 1)]
+        ),
         cluster=SimpleNamespace(layout=SimpleNamespace(daemons=daemons)),
-        operators=lambda: [{"metadata": {"name": "operator-0"}}],
-        stack=SimpleNamespace(kubectl=lambda *words: " ".join(words)),
+        operator_pods=lambda: [{"metadata": {"name": "operator-0"}}],
+        stack=SimpleNamespace(kubectl=lambda *arguments: " ".join(arguments)),
     )
 
 
-def test_all_that_the_figures_leave_out_is_kept(scene: Any) -> None:
-    folder = evidence.keep_evidence(scene, BEGAN)
+def test_statuses_steps_logs_and_events_are_saved(job: Any) -> None:
+    folder = evidence.save_evidence(job, BEGAN)
 
     assert folder.name == "quota-1a2b-2026-11-22T204724"
     assert json.loads((folder / "statuses.jsonl").read_text()) == {"time": 5.0, "phase": "Running"}
@@ -44,13 +46,13 @@ def test_all_that_the_figures_leave_out_is_kept(scene: Any) -> None:
     assert (folder / "operator-0.log").read_text().startswith("logs -n")
 
 
-def test_what_does_not_answer_leaves_its_reason(scene: Any) -> None:
-    def refuse(*_words: str) -> str:
+def test_a_failed_kubectl_command_leaves_its_error_message(job: Any) -> None:
+    def raise_error(*_arguments: str) -> str:
         raise RuntimeError("connection refused")
 
-    scene.stack.kubectl = scene.operators = refuse
+    job.stack.kubectl = job.operator_pods = raise_error
 
-    folder = evidence.keep_evidence(scene, BEGAN)
+    folder = evidence.save_evidence(job, BEGAN)
 
     assert (folder / "events.json").read_text() == "connection refused\n"
     assert (folder / "steps.jsonl").exists()

@@ -1,4 +1,4 @@
-"""The jobs that are struck, and the program that they run."""
+"""Tests of the jobs that faults are injected into, and of the program they run."""
 
 import json
 import os
@@ -19,34 +19,34 @@ from testing.processes.operator_stack import example_job
 from testing.processes.supervisors import free_port
 
 PROGRAM = Path(__file__).parents[4] / "testing" / "faults" / "training_program.py"
-Start = Callable[..., list[subprocess.Popen[bytes]]]
+StartProgram = Callable[..., list[subprocess.Popen[bytes]]]
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Any:
-    """What the specs of some jobs depend on."""
+def job_under_test(tmp_path: Path) -> Any:
+    """The fields of JobUnderTest that the specs of some jobs depend on."""
     (tmp_path / "train.jsonl").write_text("{}\n")
     nodes = {"items": [{"status": {"images": [{"names": ["localhost/pause:3.10"]}]}}]}
-    stack = SimpleNamespace(folder=lambda _claim: tmp_path, kubectl=lambda *_words: json.dumps(nodes))
+    stack = SimpleNamespace(folder=lambda _claim: tmp_path, kubectl=lambda *_arguments: json.dumps(nodes))
     leader = {"spec": {"nodeName": "node1"}}
-    return SimpleNamespace(job="rows", stack=stack, leader=lambda: leader, machines=lambda: ["node1", "node2"])
+    return SimpleNamespace(name="rows", stack=stack, leader=lambda: leader, k8s_node_names=lambda: ["node1", "node2"])
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_fault_strikes_a_valid_job(scene: Any, fault: str) -> None:
+def test_every_fault_is_injected_into_a_valid_job(job_under_test: Any, fault: str) -> None:
     metadata = {"name": fault, "namespace": "default", "uid": "u", "generation": 1, "resourceVersion": "1"}
 
-    job = FineTuneJob.parse({**example_job(fault, **FAULTS[fault].fields(scene)), "metadata": metadata})
+    job = FineTuneJob.parse({**example_job(fault, **FAULTS[fault].fields(job_under_test)), "metadata": metadata})
 
     assert job.spec.num_nodes == 2
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
-    """Two nodes of the program as processes, with what the operator sets for them."""
+def start_program(tmp_path: Path) -> StartProgram:
+    """Return a function that starts two nodes of the program as processes, with the variables of the operator."""
     (tmp_path / "token").write_text("t")
 
-    def run(*words: str, attempt: int = 0) -> list[subprocess.Popen[bytes]]:
+    def run(*arguments: str, attempt: int = 0) -> list[subprocess.Popen[bytes]]:
         environment = {
             **os.environ,
             "NNODES": "2",
@@ -54,10 +54,10 @@ def start(tmp_path: Path) -> Start:
             "MASTER_PORT": str(free_port()),
             "FINETUNE_OUTPUT": str(tmp_path),
             "FINETUNE_ATTEMPT": str(attempt),
-            "KUBEFLOW_TRAINER_SERVER_URL": f"http://127.0.0.1:{free_port()}",  # nobody listens
+            "KUBEFLOW_TRAINER_SERVER_URL": f"http://127.0.0.1:{free_port()}",  # no server listens here
             "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "token"),
         }
-        command = [sys.executable, str(PROGRAM), "--seconds", "0.01", *words]
+        command = [sys.executable, str(PROGRAM), "--seconds", "0.01", *arguments]
         return [
             subprocess.Popen(
                 command, env={**environment, "NODE_RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -68,10 +68,10 @@ def start(tmp_path: Path) -> Start:
     return run
 
 
-def ended(processes: list[subprocess.Popen[bytes]]) -> tuple[list[int], list[str]]:
-    """Exit codes and output."""
-    said = [process.communicate(timeout=60)[0].decode() for process in processes]
-    return [process.returncode for process in processes], said
+def wait_for_exit(processes: list[subprocess.Popen[bytes]]) -> tuple[list[int], list[str]]:
+    """Return exit codes and output of the processes."""
+    outputs = [process.communicate(timeout=60)[0].decode() for process in processes]
+    return [process.returncode for process in processes], outputs
 
 
 def saved_step(folder: Path) -> int:
@@ -85,30 +85,34 @@ def wait_for_save(folder: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_fault_ends_all_ranks_and_the_next_attempt_goes_on_to_the_end(start: Start, tmp_path: Path) -> None:
-    codes, said = ended(start("--fault", "exception"))
+def test_a_fault_ends_all_ranks_and_the_next_attempt_resumes_and_completes(
+    start_program: StartProgram, tmp_path: Path
+) -> None:
+    codes, outputs = wait_for_exit(start_program("--fault", "exception"))
     assert codes == [1, 1]
-    assert "[rank1]: ValueError: row 1207 has no label" in said[1]
-    assert "fault strikes at " in said[1]
-    assert "[rank0]: DistBackendError: Connection closed by peer" in said[0]
+    assert "[rank1]: ValueError: row 1207 has no label" in outputs[1]
+    assert "fault injected at " in outputs[1]
+    assert "[rank0]: DistBackendError: Connection closed by peer" in outputs[0]
     assert saved_step(tmp_path) == 20
 
     (tmp_path / "finish").touch()
-    codes, said = ended(start("--fault", "exception", attempt=1))
+    codes, outputs = wait_for_exit(start_program("--fault", "exception", attempt=1))
     assert codes == [0, 0]
-    assert [line for line in said[0].splitlines() if line.startswith("step")] == ["step 21"]
+    assert [line for line in outputs[0].splitlines() if line.startswith("step")] == ["step 21"]
 
 
-def test_one_that_is_asked_to_stop_has_all_save_and_leave(start: Start, tmp_path: Path) -> None:
-    processes = start()
+def test_sigterm_of_one_node_makes_the_program_save_and_exit_on_all_nodes(
+    start_program: StartProgram, tmp_path: Path
+) -> None:
+    processes = start_program()
     wait_for_save(tmp_path)
 
     processes[1].send_signal(signal.SIGTERM)
     assert processes[1].wait(timeout=60) == 0
-    assert processes[0].poll() is None, "the other node waits to be asked, too"
+    assert processes[0].poll() is None, "the other node waits for its own SIGTERM"
     processes[0].send_signal(signal.SIGTERM)
 
-    codes, said = ended(processes)
+    codes, outputs = wait_for_exit(processes)
     assert codes == [0, 0]
-    last = [line for line in said[0].splitlines() if line.startswith("step")][-1]
-    assert last == f"step {saved_step(tmp_path)}"
+    last_line = [line for line in outputs[0].splitlines() if line.startswith("step")][-1]
+    assert last_line == f"step {saved_step(tmp_path)}"

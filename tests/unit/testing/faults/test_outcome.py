@@ -1,4 +1,4 @@
-"""A run that is not as expected is told to be wrong, whatever it is that is wrong."""
+"""Tests that every deviation of a run from its expectation is reported and marked on the page."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,14 +8,14 @@ import pytest
 from finetune_api.v1alpha1.reasons import Reason
 from testing.faults.__main__ import exit_code
 from testing.faults.expectation import Expectation, restarted
-from testing.faults.matrix_page import Setup, render_page, spread
-from testing.faults.outcome import Run, SeenFailure, deviations, read_status
+from testing.faults.matrix_page import Setup, median_and_range, render_page
+from testing.faults.outcome import FaultRun, ObservedFailure, find_deviations, parse_status
 
 EXPECTED = Expectation(
     "rank-sigkill", "SIGKILL to rank 3", restarted(Reason.RANK_KILLED), node_rank=1, rank=3, steps_lost=10
 )
-KILLED = SeenFailure("RankKilled", "transient", "Restart", node_rank=1, rank=3)
-GOOD = Run(
+KILLED = ObservedFailure("RankKilled", "transient", "Restart", node_rank=1, rank=3)
+GOOD = FaultRun(
     fault="rank-sigkill",
     began="2026-01-01T12:00:00+00:00",
     phase="Complete",
@@ -28,52 +28,52 @@ GOOD = Run(
 )
 SETUP = Setup(kubernetes="1.36.3", nodes=2, cores=2, cgroups="version 1")
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "another reason": ({"failures": (replace(KILLED, reason="PeerLost"),)}, "saw PeerLost (transient), Restart"),
-    "another fault": ({"failures": (replace(KILLED, fault="unknown"),)}, "saw RankKilled (unknown), Restart"),
-    "another action": ({"failures": (replace(KILLED, action="Fail"),)}, "saw RankKilled (transient), Fail"),
+DEVIATIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "another reason": ({"failures": (replace(KILLED, reason="PeerLost"),)}, "observed PeerLost (transient), Restart"),
+    "another fault": ({"failures": (replace(KILLED, fault="unknown"),)}, "observed RankKilled (unknown), Restart"),
+    "another action": ({"failures": (replace(KILLED, action="Fail"),)}, "observed RankKilled (transient), Fail"),
     "another end": ({"phase": "Failed"}, "ended Failed, expected Complete"),
-    "no end": ({"phase": ""}, "ended nowhere, expected Complete"),
-    "nobody noticed": ({"failures": (), "restarts": 0, "counted": 0}, "saw no failure"),
-    "once more": ({"failures": (KILLED, KILLED), "restarts": 2}, "2 restarts, expected 1"),
+    "no end": ({"phase": ""}, "ended in no phase, expected Complete"),
+    "not detected": ({"failures": (), "restarts": 0, "counted": 0}, "observed no failure"),
+    "one more restart": ({"failures": (KILLED, KILLED), "restarts": 2}, "2 restarts, expected 1"),
     "not counted": ({"counted": 0}, "0 restarts counted against the budget, expected 1"),
-    "another node": ({"failures": (replace(KILLED, node_rank=0),)}, "blamed node_rank 0, expected 1"),
-    "no rank": ({"failures": (replace(KILLED, rank=None),)}, "blamed rank None, expected 3"),
-    "too much lost": ({"steps_lost": 11}, "11 steps lost, expected at most 10"),
-    "a gap": ({"steps_missing": 2}, "2 steps were never trained"),
-    "a machine in disgrace": ({"avoided": ("node1",)}, "kept away from node1"),
+    "another node blamed": ({"failures": (replace(KILLED, node_rank=0),)}, "blamed node_rank 0, expected 1"),
+    "no rank blamed": ({"failures": (replace(KILLED, rank=None),)}, "blamed rank None, expected 3"),
+    "too many steps lost": ({"steps_lost": 11}, "11 steps lost, expected at most 10"),
+    "missing steps": ({"steps_missing": 2}, "2 steps were never trained"),
+    "an avoided Kubernetes node": ({"avoided": ("node1",)}, "avoided node1"),
     "leftovers": ({"leftovers": ("service/x",)}, "left behind: service/x"),
-    "waited in vain": ({"trouble": "not training again within 90 s"}, "not training again within 90 s"),
+    "a timeout of the harness": ({"trouble": "not training again within 90 s"}, "not training again within 90 s"),
 }
 
 
-def test_a_run_as_expected_deviates_in_nothing() -> None:
-    assert deviations(EXPECTED, GOOD) == ()
+def test_a_run_as_expected_has_no_deviations() -> None:
+    assert find_deviations(EXPECTED, GOOD) == ()
     assert exit_code([EXPECTED], [GOOD]) == 0
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_whatever_is_wrong_is_named_and_marked_and_fails_the_matrix(case: str) -> None:
-    fields, words = WRONG[case]
+@pytest.mark.parametrize("case", DEVIATIONS)
+def test_a_deviation_is_reported_marked_on_the_page_and_fails_the_matrix(case: str) -> None:
+    fields, message = DEVIATIONS[case]
     run = replace(GOOD, **fields)
 
-    assert words in deviations(EXPECTED, run)
+    assert message in find_deviations(EXPECTED, run)
     assert exit_code([EXPECTED], [GOOD, run]) == 1
     page = render_page([EXPECTED], [GOOD, run], SETUP)
     assert "**1 of 2**" in page
     assert f"- rank-sigkill, {run.began}: " in page
-    assert words in page
+    assert message in page
 
 
-def test_a_wait_that_is_not_told_is_wrong() -> None:
+def test_a_pending_reason_that_was_not_reported_is_a_deviation() -> None:
     expected = Expectation("quota", "no pod is allowed", waits_for=Reason.CREATE_REFUSED)
-    run = Run(fault="quota", began="2026-01-01T12:00:00+00:00", phase="Complete")
+    run = FaultRun(fault="quota", began="2026-01-01T12:00:00+00:00", phase="Complete")
 
-    assert deviations(expected, run) == ("said to wait for nothing, expected CreateRefused",)
-    assert deviations(expected, replace(run, waited_for=("CreateRefused",))) == ()
+    assert find_deviations(expected, run) == ("reported to wait for nothing, expected CreateRefused",)
+    assert find_deviations(expected, replace(run, waited_for=("CreateRefused",))) == ()
 
 
-def test_a_fault_without_a_run_is_shown_and_fails_the_matrix() -> None:
+def test_a_fault_without_a_run_is_listed_and_fails_the_matrix() -> None:
     other = replace(EXPECTED, name="rank-segfault")
 
     page = render_page([EXPECTED, other], [GOOD], SETUP)
@@ -82,7 +82,7 @@ def test_a_fault_without_a_run_is_shown_and_fails_the_matrix() -> None:
     assert exit_code([EXPECTED, other], [GOOD]) == 1
 
 
-def test_the_table_shows_medians_and_where_runs_differ() -> None:
+def test_the_table_has_medians_and_the_range_if_runs_differ() -> None:
     slower = replace(GOOD, detected_seconds=2.0, again_seconds=None)
 
     page = render_page([EXPECTED], [GOOD, slower, GOOD], SETUP)
@@ -99,16 +99,16 @@ def test_the_table_shows_medians_and_where_runs_differ() -> None:
     ]
     assert "3 runs of 1 faults; 0 not as expected" in page
     assert "one at a time" in page
-    assert "It was busy." in render_page([EXPECTED], [GOOD], replace(SETUP, note="It was busy."))
+    assert "The host was busy." in render_page([EXPECTED], [GOOD], replace(SETUP, note="The host was busy."))
     assert "up to 3 at a time" in render_page([EXPECTED], [GOOD, replace(GOOD, at_once=3)], SETUP)
-    assert spread([None]) == ""
+    assert median_and_range([None]) == ""
 
 
-def test_a_run_is_kept_as_a_line() -> None:
-    assert Run.from_json(GOOD.to_json()) == GOOD
+def test_a_run_survives_serialization_to_a_line() -> None:
+    assert FaultRun.from_json(GOOD.to_json()) == GOOD
 
 
-def test_the_status_is_read_at_its_end() -> None:
+def test_the_fields_of_a_run_are_parsed_from_the_final_status() -> None:
     attempts = [
         {
             "attempt": 0,
@@ -129,9 +129,9 @@ def test_the_status_is_read_at_its_end() -> None:
         "conditions": [{"type": "Finished", "status": "True", "message": "it ended"}],
     }
 
-    read = read_status(status)
+    fields = parse_status(status)
 
-    assert read == {
+    assert fields == {
         "phase": "Complete",
         "failures": (KILLED,),
         "restarts": 1,

@@ -1,4 +1,4 @@
-// CoreDNS with the plugins that the cluster's Corefile names, and no others.
+// CoreDNS with only the plugins that the cluster's Corefile uses.
 package main
 
 import (
@@ -11,7 +11,7 @@ import (
 	_ "github.com/coredns/coredns/plugin/ready"
 )
 
-// The order in which plugins see a query; it replaces the generated list, which names plugins that are not here.
+// Directives sets the plugin order; it replaces the generated list, which contains plugins not linked here.
 func init() {
 	dnsserver.Directives = []string{"bind", "errors", "ready", "cache", "kubernetes"}
 }

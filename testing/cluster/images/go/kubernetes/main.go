@@ -1,4 +1,4 @@
-// One binary for every Kubernetes program; the name it is called by says which one it is.
+// One binary for all Kubernetes programs; the name it is started with selects the program.
 package main
 
 import (
@@ -31,9 +31,9 @@ var programs = map[string]func() *cobra.Command{
 
 func main() {
 	name := filepath.Base(os.Args[0])
-	program, known := programs[name]
-	if !known {
-		fmt.Fprintf(os.Stderr, "%s: not a Kubernetes program this binary holds\n", name)
+	program, found := programs[name]
+	if !found {
+		fmt.Fprintf(os.Stderr, "%s: not a Kubernetes program of this binary\n", name)
 		os.Exit(2)
 	}
 	os.Exit(cli.Run(program()))

@@ -1,4 +1,4 @@
-// The container that holds a pod's namespaces open: it sleeps, and reaps what is left to it.
+// The pause container keeps a pod's namespaces open: it sleeps and reaps orphaned processes.
 package main
 
 import (

@@ -1,0 +1,42 @@
+"""The columns of `kubectl get`."""
+
+from finetune_api.v1alpha1.job import FineTuneJob
+from finetune_api.v1alpha1.status import Display, Phase, Progress
+from finetune_operator.observation.pods import NodeObservation, PodPhase
+
+
+def build_columns(
+    job: FineTuneJob, nodes: tuple[NodeObservation, ...], progress: Progress | None, phase: Phase
+) -> Display:
+    """Return the columns of one job; throughput and remaining time only while it runs."""
+    running = sum(node.phase is PodPhase.RUNNING and not node.deleting for node in nodes)
+    columns = {"nodes": f"{running}/{job.spec.num_nodes}"}
+    if progress is not None:
+        if progress.total_steps:
+            percent = 100 * progress.step // progress.total_steps
+            done = f"{progress.step}/{progress.total_steps}"
+            columns["progress"] = f"stopped early {done}" if progress.stopped_early else f"{percent}% {done}"
+        if progress.loss is not None:
+            columns["loss"] = f"{progress.loss:.3f}"
+        if phase is Phase.RUNNING and progress.tokens_per_second is not None:
+            columns["tokens_per_second"] = format_number(progress.tokens_per_second)
+        if phase is Phase.RUNNING and progress.eta_seconds is not None:
+            columns["eta"] = format_duration(progress.eta_seconds)
+    return Display(**columns)
+
+
+def format_number(number: float) -> str:
+    """Return a short form of a number: 18432 becomes 18.4k."""
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{suffix}"
+    return f"{number:.0f}"
+
+
+def format_duration(seconds: int) -> str:
+    """Return a duration as kubectl prints ages: 1320 becomes 22m."""
+    if seconds < 120:
+        return f"{seconds}s"
+    if seconds < 7200:
+        return f"{seconds // 60}m"
+    return f"{seconds // 3600}h{seconds % 3600 // 60}m" if seconds < 172_800 else f"{seconds // 86400}d"

@@ -1,0 +1,39 @@
+"""Progress and batch of the current attempt, merged from what was polled and what nodes reported when they ended."""
+
+from finetune_api.batch import Batch
+from finetune_api.oom_repair import apply_repair
+from finetune_api.v1alpha1.job import FineTuneJob
+from finetune_api.v1alpha1.status import JobStatus, Progress
+from finetune_operator.observation.pods import NodeObservation, Observation
+from finetune_operator.plan.run_plan import resolve_chosen_batch, resolve_planned_batch
+
+
+def newest_progress(status: JobStatus, nodes: tuple[NodeObservation, ...], polled: Progress | None) -> Progress | None:
+    """Return the newest progress: polled, from the termination message of node 0, or from the status."""
+    final = [n.termination.progress for n in nodes if n.node_rank == 0 and n.termination and n.termination.progress]
+    reports = [report for report in (*final, polled) if report is not None]
+    if not reports:
+        return status.progress
+    newest = max(reports, key=lambda report: (report.step, report.update_time is not None))
+    before = status.progress
+    if before is not None and newest.update_time and before.update_time and newest.update_time < before.update_time:
+        return before
+    if newest.last_checkpoint is None and before is not None:
+        newest = newest.model_copy(update={"last_checkpoint": before.last_checkpoint})
+    return newest
+
+
+def resolve_current_batch(job: FineTuneJob, observation: Observation) -> Batch | None:
+    """Return the batch of the spec and its repair; for auto, the one the trainer reported last.
+
+    None for a command, and for auto until the trainer has reported its choice.
+    """
+    spec = apply_repair(job.spec, job.status.repair)
+    if spec.command is not None or not spec.training.has_auto_batch:
+        return resolve_planned_batch(spec)
+    attempt, before = job.status.attempt, job.status.batch
+    nodes = observation.nodes_of_attempt(attempt) if attempt is not None else ()
+    final = [node.termination.progress for node in nodes if node.termination and node.termination.progress]
+    sizes = [report.per_device_train_batch_size for report in (*final, observation.progress) if report is not None]
+    candidates = [*sizes, before.per_device_train_batch_size if before else None]
+    return next((batch for size in candidates if (batch := resolve_chosen_batch(spec, size)) is not None), None)

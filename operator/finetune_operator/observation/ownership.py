@@ -1,0 +1,30 @@
+"""Which job a child object belongs to: owner reference and labels."""
+
+from datetime import datetime
+from typing import Any
+
+from finetune_operator import names
+
+RawBody = dict[str, Any]  # a Kubernetes object as the API server sends it
+
+
+def controlling_owner(child: RawBody) -> RawBody:
+    """Return the owner reference with `controller: true`, or an empty dict."""
+    owners = child["metadata"].get("ownerReferences") or ()
+    return next((owner for owner in owners if owner.get("controller")), {})
+
+
+def controller_uid(child: RawBody) -> str | None:
+    """Return the uid of the object that controls this one."""
+    return controlling_owner(child).get("uid")
+
+
+def has_job_label(child: RawBody) -> bool:
+    """Return whether the job-uid label, by which the informers select, names the controlling job."""
+    labels = child["metadata"].get("labels") or {}
+    return bool(labels.get(names.JOB_UID) == controller_uid(child))
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """Parse a timestamp of the Kubernetes API; None for a missing or empty one."""
+    return datetime.fromisoformat(text) if text else None

@@ -1,0 +1,32 @@
+"""Logits of a micro-batch and the losses of its target tokens."""
+
+import torch
+
+from finetune_trainer.data.packing import MROPE_POSITION_IDS, POSITION_IDS
+from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
+from finetune_trainer.vision.processor import VISION_INPUTS
+
+
+def compute_logits(model: torch.nn.Module, batch: Features) -> torch.Tensor:
+    """Return the logits of a micro-batch, shape (batch, seq, vocab).
+
+    With packed rows the model gets position ids and no attention mask: transformers isolates rows by their position
+    ids only without a mask and without a cache. Padding is on the right, so causal attention needs no mask for it.
+    """
+    isolation = POSITION_IDS if POSITION_IDS in batch else "attention_mask"
+    inputs = {name: batch[name] for name in ("input_ids", isolation, *VISION_INPUTS) if name in batch}
+    if MROPE_POSITION_IDS in batch:  # M-RoPE: (4, batch, seq), the text positions first, as rows are isolated by them
+        inputs[POSITION_IDS] = torch.cat((batch[POSITION_IDS].unsqueeze(0), batch[MROPE_POSITION_IDS].permute(2, 0, 1)))
+    logits: torch.Tensor = model(**inputs, use_cache=False).logits
+    return logits
+
+
+def compute_target_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the cross entropy of every target token, shape (targets,).
+
+    logits: (batch, seq, vocab). labels: (batch, seq), -100 is ignored. Only the logits of targets are cast to float32,
+    so prompts need no memory for it. The loss of the model is not used: not every model divides by num_items_in_batch.
+    """
+    targets = labels[:, 1:]
+    is_target = targets != IGNORE_INDEX
+    return torch.nn.functional.cross_entropy(logits[:, :-1][is_target].float(), targets[is_target], reduction="none")
