@@ -10,9 +10,10 @@ from finetune_api import oom_repair
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, Evidence
-from finetune_operator.controller import controller
-from finetune_operator.controller import reconcile as shell
-from finetune_operator.controller.reconcile import CachedState, PassDependencies, PassResult
+from finetune_operator.controller import controller, gather
+from finetune_operator.controller.execute_actions import execute_actions
+from finetune_operator.controller.gather import CachedState
+from finetune_operator.controller.reconcile import PassDependencies, PassResult, render_status
 from finetune_operator.core import decide, ensure_children, job_context, stop_attempt
 from finetune_operator.core.job_context import Decision, JobContext
 from finetune_operator.core.pending import PendingReason
@@ -61,16 +62,16 @@ def act_before_the_status_write(patch: pytest.MonkeyPatch) -> None:
 
     async def reconcile(run: PassDependencies, job: RawBody, cached: CachedState) -> PassResult:
         parsed = FineTuneJob.parse(job)
-        observation = shell._observe(parsed, cached)
+        observation = gather.observe_cached(parsed, cached)
         if parsed.status.attempts:
-            observation = await shell._observe_uncached(run.cluster, parsed, observation, cached)
+            observation = await gather.observe_uncached(run.cluster, parsed, observation, cached)
         decision = decide.decide(parsed, observation, run.now(), run.settings)
-        rejected = await shell._execute_actions(run, parsed.metadata, decision.actions)
-        following = FineTuneJob.parse({**job, "status": shell.render_status(decision.status)})
+        rejected = await execute_actions(run.cluster, parsed.metadata, decision.actions, now=run.now())
+        following = FineTuneJob.parse({**job, "status": render_status(decision.status)})
         ahead = decide.decide(following, replace(observation, fresh=True), run.now(), run.settings)
-        await shell._execute_actions(run, following.metadata, ahead.actions)
+        await execute_actions(run.cluster, following.metadata, ahead.actions, now=run.now())
         if decision.status != parsed.status:
-            job = await run.cluster.write_status(job, shell.render_status(decision.status))
+            job = await run.cluster.write_status(job, render_status(decision.status))
         return PassResult(job, decision.requeue_after, rejected)
 
     patch.setattr(controller, "reconcile", reconcile)
@@ -267,12 +268,12 @@ def never_check_the_config_map(patch: pytest.MonkeyPatch) -> None:
 
 def ignore_edited_services(patch: pytest.MonkeyPatch) -> None:
     """An edited Service counts as intact."""
-    patch.setattr(shell, "is_intact_headless_service", lambda service, job_uid: True)
+    patch.setattr(gather, "is_intact_headless_service", lambda service, job_uid: True)
 
 
 def ignore_unlisted_pods(patch: pytest.MonkeyPatch) -> None:
     """A pod without the job label counts as gone."""
-    patch.setattr(shell, "_unlisted_pod_names", lambda job, listed: [])
+    patch.setattr(gather, "_unlisted_pod_names", lambda job, listed: [])
 
 
 def accept_relabelled_pods(patch: pytest.MonkeyPatch) -> None:

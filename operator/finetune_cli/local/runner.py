@@ -12,8 +12,9 @@ from finetune_api.v1alpha1.status import JobStatus, Progress
 from finetune_cli.local.cluster import LocalCluster
 from finetune_cli.local.progress_display import ProgressDisplay
 from finetune_operator.controller.child_cache import ChildCache, JobKey
+from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.progress_poller import fetch_status
-from finetune_operator.controller.reconcile import CachedState, PassDependencies, reconcile
+from finetune_operator.controller.reconcile import PassDependencies, reconcile
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.conditions import is_finished, is_suspended
 from finetune_operator.kube.cluster import ClusterError

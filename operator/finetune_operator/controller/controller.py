@@ -8,9 +8,10 @@ from datetime import timedelta
 
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey
+from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.job_cache import JobCache, job_key, namespaced_name
 from finetune_operator.controller.progress_poller import ProgressPoller
-from finetune_operator.controller.reconcile import CachedState, PassDependencies, reconcile
+from finetune_operator.controller.reconcile import PassDependencies, reconcile
 from finetune_operator.controller.workqueue import QueueClosed, WorkQueue
 from finetune_operator.kube.api_client import ApiClient
 from finetune_operator.kube.cluster import ClusterError, Conflict, NotFound, collection_path, read_job

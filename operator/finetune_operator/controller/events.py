@@ -1,0 +1,35 @@
+"""Kubernetes events about a job."""
+
+import hashlib
+from datetime import datetime
+
+from finetune_api.v1alpha1.job import ObjectMeta
+from finetune_operator import names
+from finetune_operator.core.actions import Emit
+from finetune_operator.observation.ownership import RawBody
+
+
+def build_event(job: ObjectMeta, emit: Emit, now: datetime) -> RawBody:
+    """Build an Event about the job. Its name is a hash of its key, so that the API server rejects a duplicate."""
+    digest = hashlib.sha256(f"{job.uid}/{emit.key}".encode()).hexdigest()[:16]
+    timestamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{job.name}.{digest}", "namespace": job.namespace},
+        "involvedObject": {
+            "apiVersion": names.API_VERSION,
+            "kind": names.FINETUNEJOB_KIND,
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
+        },
+        "type": emit.type,
+        "reason": emit.reason,
+        "message": emit.message[:1024],
+        "source": {"component": names.MANAGER},
+        "reportingComponent": names.MANAGER,
+        "firstTimestamp": timestamp,
+        "lastTimestamp": timestamp,
+        "count": 1,
+    }

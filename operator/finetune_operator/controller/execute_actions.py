@@ -1,0 +1,74 @@
+"""Execution of the actions of a decision: concurrent API requests, whose rejected creates are returned."""
+
+import asyncio
+from datetime import datetime
+
+from finetune_api.v1alpha1.job import ObjectMeta
+from finetune_operator import names
+from finetune_operator.controller.events import build_event
+from finetune_operator.core.actions import Action, Create, DeleteConfigMap, DeleteJob, DeletePod, DeleteService, Emit
+from finetune_operator.kube.cluster import Cluster, CreateRejected, NameTaken, ObjectRef
+from finetune_operator.observation.pods import RejectedCreate
+
+
+async def execute_actions(
+    cluster: Cluster, job: ObjectMeta, actions: tuple[Action, ...], *, now: datetime
+) -> tuple[RejectedCreate, ...]:
+    """Execute the actions concurrently, pod creates last; none if a foreign ConfigMap has the name they would mount.
+
+    Raises:
+        ClusterError: A request failed for another reason than a rejected create. All other requests have ended.
+    """
+    others = [action for action in actions if not _creates_pod(action)]
+    pod_creates = [action for action in actions if _creates_pod(action)]
+    rejected_creates = await _execute_all(cluster, job, others, now)
+    # decisions/111
+    if any(rejected.kind == "ConfigMap" for rejected in rejected_creates):
+        return rejected_creates
+    return (*rejected_creates, *await _execute_all(cluster, job, pod_creates, now))
+
+
+def _creates_pod(action: Action) -> bool:
+    return isinstance(action, Create) and action.manifest["kind"] == "Pod"
+
+
+async def _execute_all(
+    cluster: Cluster, job: ObjectMeta, actions: list[Action], now: datetime
+) -> tuple[RejectedCreate, ...]:
+    """Execute all actions and return the rejected creates. Other errors are raised after all actions have ended."""
+    results = await asyncio.gather(*(_execute(cluster, job, action, now) for action in actions), return_exceptions=True)
+    rejected_creates = []
+    for result in results:
+        if isinstance(result, NameTaken):
+            rejected_creates.append(
+                RejectedCreate(
+                    result.kind,
+                    result.name,
+                    409,
+                    str(result),
+                    name_taken=not result.predecessor_terminating,
+                    predecessor_terminating=result.predecessor_terminating,
+                )
+            )
+        elif isinstance(result, CreateRejected):
+            rejected_creates.append(RejectedCreate(result.kind, result.name, result.status, result.message))
+        elif isinstance(result, BaseException):
+            raise result
+    return tuple(rejected_creates)
+
+
+async def _execute(cluster: Cluster, job: ObjectMeta, action: Action, now: datetime) -> None:
+    namespace = job.namespace
+    match action:
+        case Create(manifest):
+            await cluster.create(manifest)
+        case DeletePod(name, uid, grace_seconds):
+            await cluster.delete(ObjectRef("Pod", namespace, name, uid), grace_seconds=grace_seconds)
+        case DeleteService(name, uid):
+            await cluster.delete(ObjectRef("Service", namespace, name, uid))
+        case DeleteConfigMap(name):
+            await cluster.delete(ObjectRef("ConfigMap", namespace, name, ""))
+        case DeleteJob(uid):
+            await cluster.delete(ObjectRef(names.FINETUNEJOB_KIND, namespace, job.name, uid))
+        case Emit():
+            await cluster.emit_event(build_event(job, action, now))

@@ -1,0 +1,54 @@
+"""Reconcile passes over the job `bert` of two nodes, with a recording cluster."""
+
+from datetime import timedelta
+from typing import Any
+
+from finetune_api.v1alpha1.job import FineTuneJob
+from finetune_api.v1alpha1.status import JobStatus
+from finetune_operator.controller.gather import CachedState
+from finetune_operator.controller.reconcile import PassDependencies, PassResult, reconcile, render_status
+from finetune_operator.plan.manifests import build_service
+from finetune_operator.plan.run_plan import plan_run
+from testing.builders.jobs import NOW, SETTINGS, UID, RawBody, decide_once, job, observation_of, running_pod, spec
+from testing.fakes.recording_cluster import RecordingCluster
+
+EMPTY_CACHE = CachedState()
+LATER = NOW + timedelta(minutes=1)
+LIST = f"list pods of default/{UID}"
+CLAIMS = ["get PersistentVolumeClaim default/models", "get PersistentVolumeClaim default/datasets"]
+CREATES = ["create Service bert", "create ConfigMap bert-0", "create Pod bert-0-0", "create Pod bert-0-1"]
+
+
+def body(status: JobStatus | None = None, **fields: Any) -> RawBody:
+    """Return the job as the API server returns it."""
+    metadata = {"name": "bert", "namespace": "default", "uid": UID, "generation": 1, "resourceVersion": "7"}
+    job_body: RawBody = {"metadata": metadata, "spec": spec(**fields)}
+    return job_body if status is None else {**job_body, "status": render_status(status)}
+
+
+def status_after(*observed_pods: tuple[RawBody, ...], **fields: Any) -> JobStatus:
+    """Return the status after a first decision without pods, and one more for each of these sets of pods."""
+    current_job = job(**fields)
+    for pods in ((), *observed_pods):
+        current_job, _ = decide_once(current_job, observation_of(current_job, *pods))
+    return current_job.status
+
+
+def running_pods() -> tuple[RawBody, ...]:
+    return running_pod(job(), 0), running_pod(job(), 1)
+
+
+def cached_state(*pods: RawBody, **fields: Any) -> CachedState:
+    return CachedState(pods=pods, services=(build_service(plan_run(job(), attempt=0, settings=SETTINGS)),), **fields)
+
+
+async def run_pass(cluster: RecordingCluster, job_body: RawBody, cached: CachedState = EMPTY_CACHE) -> PassResult:
+    return await reconcile(PassDependencies(cluster, SETTINGS, lambda: LATER), job_body, cached)
+
+
+def create_requests(cluster: RecordingCluster) -> list[str]:
+    return [line for line in cluster.requests if line.startswith("create")]
+
+
+def written_status(result: PassResult) -> JobStatus:
+    return FineTuneJob.parse(result.job).status

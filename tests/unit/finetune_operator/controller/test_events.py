@@ -1,0 +1,26 @@
+"""Tests of the events about a job."""
+
+from finetune_operator.controller.events import build_event
+from finetune_operator.core.actions import Emit
+from testing.builders.jobs import NOW, UID, job
+from testing.builders.passes import LATER
+
+
+def test_events_with_the_same_key_have_the_same_name() -> None:
+    emit = Emit("Warning", "RankKilled", "rank 3 was ended by SIGKILL", "failed-0")
+    event = build_event(job().metadata, emit, NOW)
+    repeated = build_event(job().metadata, Emit("Warning", "RankKilled", "another message", "failed-0"), LATER)
+    other = build_event(job().metadata, Emit("Warning", "RankKilled", "rank 3 was ended by SIGKILL", "failed-1"), NOW)
+
+    assert event["metadata"]["name"] == repeated["metadata"]["name"] != other["metadata"]["name"]
+    assert (event["involvedObject"]["kind"], event["involvedObject"]["uid"]) == ("FineTuneJob", UID)
+    assert (event["type"], event["reason"], event["firstTimestamp"]) == (
+        "Warning",
+        "RankKilled",
+        "2026-01-01T12:00:00Z",
+    )
+
+
+def test_the_message_of_an_event_is_truncated_to_the_limit_of_the_api_server() -> None:
+    event = build_event(job().metadata, Emit("Normal", "Running", "x" * 5000, "running-0"), NOW)
+    assert len(event["message"]) == 1024
