@@ -13,7 +13,7 @@ from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Evidence, JobStatus, RestartCounts, WaitStatus
 from finetune_operator.core.actions import Create, DeletePod, Emit
 from finetune_operator.core.decide import decide
-from finetune_operator.core.job_context import Decision
+from finetune_operator.core.decision import Decision
 from finetune_operator.core.stop_attempt import StopReason
 from finetune_operator.observation.pods import (
     Claim,

@@ -14,8 +14,9 @@ from finetune_operator.controller import controller, gather
 from finetune_operator.controller.execute_actions import execute_actions
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.reconcile import PassDependencies, PassResult, render_status
-from finetune_operator.core import decide, ensure_children, job_context, stop_attempt
-from finetune_operator.core.job_context import Decision, JobContext
+from finetune_operator.core import decide, ensure_children, stop_attempt
+from finetune_operator.core.decision import Decision, require_confirmation
+from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.pending import PendingReason
 from finetune_operator.failures import evidence, node_avoidance, restart_budget, rules
 from finetune_operator.failures.verdict import Verdict
@@ -53,7 +54,7 @@ def treat_absence_in_the_cache_as_loss(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         decide,
         "require_confirmation",
-        lambda context, decision: job_context.require_confirmation(context, decision) if decision.actions else decision,
+        lambda context, decision: require_confirmation(context, decision) if decision.actions else decision,
     )
 
 

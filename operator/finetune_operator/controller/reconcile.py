@@ -11,8 +11,8 @@ from finetune_api.v1alpha1.job import FineTuneJob, ObjectMeta
 from finetune_api.v1alpha1.status import JobStatus
 from finetune_operator.controller.execute_actions import execute_actions
 from finetune_operator.controller.gather import CachedState, observe_cached, observe_cached_pods, observe_uncached
-from finetune_operator.core.conditions import without_cosmetic_fields
 from finetune_operator.core.decide import decide
+from finetune_operator.core.derive_status import without_cosmetic_fields
 from finetune_operator.core.invalid_spec import decide_invalid
 from finetune_operator.kube.cluster import Cluster, ClusterError
 from finetune_operator.observation.ownership import RawBody

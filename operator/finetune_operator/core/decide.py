@@ -11,15 +11,10 @@ from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState
 from finetune_operator import names
 from finetune_operator.core.actions import Action, Create, DeleteConfigMap, DeleteJob, Emit
+from finetune_operator.core.attempt_record import with_next_attempt, with_record
+from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.ensure_children import ensure_service_and_config_map, next_config_map_check
-from finetune_operator.core.job_context import (
-    Decision,
-    JobContext,
-    build_decision,
-    require_confirmation,
-    with_next_attempt,
-    with_record,
-)
+from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.pending import find_permanent_rejection
 from finetune_operator.core.stop_attempt import (
     ABORT_GRACE_SECONDS,

@@ -1,34 +1,17 @@
-"""JobContext and Decision: the arguments and the result of decide, and how a decision is built."""
+"""JobContext: the facts that a decision rests on, and the deadlines that follow from them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, WaitStatus
 from finetune_operator.core.actions import Action, DeletePod
-from finetune_operator.core.conditions import StatusContext, derive_status
+from finetune_operator.core.attempt_record import step_range
 from finetune_operator.core.pending import PendingReason, find_pending_reason
-from finetune_operator.failures.evidence import record_downtime, step_range
-from finetune_operator.failures.node_avoidance import prune_attempts
-from finetune_operator.failures.rules import most_relevant
 from finetune_operator.observation.pods import NodeObservation, Observation, PodPhase
 from finetune_operator.settings import Settings
 
-MAX_KEPT_EVIDENCE = 8  # nodes per ended attempt
 SIDECAR_TIMEOUT = timedelta(seconds=30)
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The result of one pass: the status to write, then the actions, then when to requeue.
-
-    `needs_confirmation`: it rests on the absence of an object, which only a fresh LIST can confirm.
-    """
-
-    status: JobStatus
-    actions: tuple[Action, ...] = ()
-    requeue_after: timedelta | None = None
-    needs_confirmation: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,53 +117,3 @@ class JobContext:
             for node in nodes
             if node.deletion_deadline is None or node.deletion_deadline > limit
         )
-
-
-def with_record(status: JobStatus, record: AttemptRecord) -> JobStatus:
-    """Return the status with the record of the current attempt replaced and the downtime before it recorded.
-
-    An ended attempt keeps the evidence of a few nodes only: etcd limits an object to 1.5 MB, and twenty attempts of a
-    thousand nodes would need ten times that.
-    """
-    if record.end_time is not None:
-        record = record.model_copy(update={"evidence": most_relevant(record.evidence, limit=MAX_KEPT_EVIDENCE)})
-    return status.model_copy(update={"attempts": (*record_downtime(status.attempts[:-1], record), record)})
-
-
-def with_next_attempt(status: JobStatus, record: AttemptRecord, now: datetime) -> JobStatus:
-    """Return the status with the record of a new attempt appended."""
-    attempts = prune_attempts((*status.attempts, record), now)
-    return status.model_copy(update={"attempt": record.attempt, "attempts": attempts})
-
-
-def build_decision(
-    context: JobContext,
-    status: JobStatus,
-    *,
-    actions: tuple[Action, ...] = (),
-    requeue_after: timedelta | None = None,
-) -> Decision:
-    """Return the decision with all derived status fields, requeued at the latest when the next deadline passes."""
-    status_context = StatusContext(context.observation, context.pending_reason, context.now)
-    derived = derive_status(context.job.model_copy(update={"status": status}), status_context)
-    return Decision(derived, actions, requeue_after=_earliest_requeue(context, derived, requeue_after))
-
-
-def require_confirmation(context: JobContext, decision: Decision) -> Decision:
-    """Mark a decision that rests on the absence of an object, which the informer cache cannot prove."""
-    return replace(decision, needs_confirmation=not context.observation.fresh)
-
-
-def _earliest_requeue(context: JobContext, status: JobStatus, requeue_after: timedelta | None) -> timedelta | None:
-    """Return the time until the first future moment at which the passage of time alone changes the decision."""
-    delays = [requeue_after] if requeue_after is not None else []
-    if context.active_deadline is not None and status.completion_time is None and not context.job.spec.suspend:
-        delays.append(context.active_deadline - context.now)
-    if status.completion_time is None and context.status.attempts:
-        deadlines = (context.pending_deadline, context.release_time)
-        delays += [deadline - context.now for deadline in deadlines if deadline is not None]
-    if (timeout_at := context.pending_timeout_at(status.waiting)) is not None:
-        delays.append(timeout_at - context.now)
-    if status.completion_time is not None and context.job.spec.ttl_seconds_after_finished is not None:
-        delays.append(timedelta(seconds=context.job.spec.ttl_seconds_after_finished))
-    return min((delay for delay in delays if delay > timedelta()), default=None)

@@ -9,14 +9,9 @@ from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Progress, Repair
 from finetune_operator.core.actions import Emit
-from finetune_operator.core.job_context import (
-    Decision,
-    JobContext,
-    build_decision,
-    require_confirmation,
-    with_next_attempt,
-    with_record,
-)
+from finetune_operator.core.attempt_record import with_next_attempt, with_record
+from finetune_operator.core.decision import Decision, build_decision, require_confirmation
+from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.progress import newest_progress, resolve_current_batch
 from finetune_operator.failures.evidence import collect_initial_evidence, merge_evidence
 from finetune_operator.failures.node_avoidance import nodes_to_avoid

@@ -6,57 +6,23 @@ from typing import Any
 import pytest
 
 from finetune_api.v1alpha1.status import (
-    AttemptRecord,
     AttemptState,
     Condition,
-    Evidence,
     JobStatus,
     Phase,
     Progress,
-    WaitStatus,
 )
-from finetune_operator.core.conditions import (
-    StatusContext,
-    derive_status,
-    is_suspended,
-    keep_transition_times,
-    without_cosmetic_fields,
-)
-from finetune_operator.core.pending import PendingReason
-from finetune_operator.observation.pods import Observation
-from testing.builders.jobs import NOW, RawBody, command, job, observation_of, pod, running_pod, terminating_pod
+from finetune_operator.core.conditions import is_suspended, keep_transition_times
+from finetune_operator.core.derive_status import StatusContext, derive_status
+from testing.builders.jobs import NOW, command, job, observation_of, pod, running_pod
+from testing.builders.statuses import LATER, PULL, UNSCHEDULABLE, finished, status_of, status_with_attempts
 
-LATER = NOW + timedelta(minutes=5)
 JOB = job()
-PULL = PendingReason("ImagePullFailed", "no such tag", image_pull=True)
-UNSCHEDULABLE = PendingReason("Unschedulable", "1 of 2 pods cannot be placed: 0/3 nodes fit")
-
-
-def status_with_attempts(*states: AttemptState, **last: Any) -> JobStatus:
-    """Return a status with an attempt in each of these states; `last` updates the last one."""
-    records = [
-        AttemptRecord(attempt=number, state=state, reason="RankKilled", message="rank 3 was ended by SIGKILL")
-        for number, state in enumerate(states)
-    ]
-    records[-1] = records[-1].model_copy(update=last)
-    return JobStatus(attempt=len(records) - 1, attempts=tuple(records), start_time=NOW)
-
-
-def finished(state: AttemptState) -> JobStatus:
-    return status_with_attempts(state).model_copy(update={"completion_time": NOW})
 
 
 def restarting(**last: Any) -> JobStatus:
     failed = status_with_attempts(AttemptState.FAILED, AttemptState.STARTING, reason="", message="", **last)
     return failed.model_copy(update={"restarts": 1})
-
-
-def status_of(
-    status: JobStatus, *pods: RawBody, pending_reason: PendingReason | None = None, suspend: bool = False
-) -> JobStatus:
-    """Return the derived status five minutes after NOW."""
-    ftjob = job(status=status, suspend=suspend)
-    return derive_status(ftjob, StatusContext(observation_of(ftjob, *pods), pending_reason, LATER))
 
 
 def true_conditions(status: JobStatus) -> dict[str, str]:
@@ -228,81 +194,12 @@ def test_a_condition_keeps_its_transition_time_until_its_status_changes() -> Non
     assert changed.last_transition_time == LATER
 
 
-def test_deriving_the_status_again_changes_nothing() -> None:
-    first = status_of(status_with_attempts(AttemptState.STARTING), pod(JOB, 0), pending_reason=UNSCHEDULABLE)
-    second = derive_status(
-        job(status=first), StatusContext(observation_of(JOB, pod(JOB, 0)), UNSCHEDULABLE, LATER + timedelta(hours=1))
-    )
-    assert second == first
-
-
-def test_a_pending_reason_keeps_its_since_and_gets_the_newest_message() -> None:
-    before = status_with_attempts(AttemptState.STARTING).model_copy(
-        update={"waiting": WaitStatus(reason="Unschedulable", message="2 of 2 pods", since=NOW)}
-    )
-    assert status_of(before, pending_reason=UNSCHEDULABLE).waiting == WaitStatus(
-        reason="Unschedulable", message=UNSCHEDULABLE.message, since=NOW
-    )
-    assert status_of(before, pending_reason=PULL).waiting == WaitStatus(
-        reason="ImagePullFailed", message="no such tag", since=LATER
-    )
-    assert status_of(before).waiting is None
-
-
-@pytest.mark.parametrize(
-    "status", [status_with_attempts(AttemptState.RUNNING), finished(AttemptState.FAILED), JobStatus()]
-)
-def test_only_a_starting_attempt_has_a_pending_reason(status: JobStatus) -> None:
-    assert status_of(status, pending_reason=UNSCHEDULABLE).waiting is None
-
-
-def test_the_status_lists_nodes_by_rank_without_deleted_pods() -> None:
-    pending_pod = pod(JOB, 0, containerStatuses=[{"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull"}}}])
-    observation = observation_of(JOB, pending_pod, terminating_pod(running_pod(JOB, 1)))
-    nodes = derive_status(
-        job(status=status_with_attempts(AttemptState.RUNNING)), StatusContext(observation, None, NOW)
-    ).nodes
-    assert [(n.node_rank, n.pod_name, n.k8s_node, n.phase) for n in nodes] == [
-        (0, "bert-0-0", "gpu-0", "ErrImagePull"),
-        (1, "bert-0-1", "gpu-1", "Terminating"),
-    ]
-    with_tombstone = Observation(nodes=observation_of(JOB, running_pod(JOB, 0), gone=(running_pod(JOB, 1),)).nodes)
-    nodes = derive_status(
-        job(status=status_with_attempts(AttemptState.RUNNING)), StatusContext(with_tombstone, None, NOW)
-    ).nodes
-    assert [(n.node_rank, n.phase) for n in nodes] == [(0, "Running")]
-
-
 def test_a_job_is_suspended_only_if_the_spec_sets_it_and_no_pod_is_left() -> None:
     suspended_job, active_job = job(suspend=True), job()
     assert is_suspended(suspended_job, status_with_attempts(AttemptState.STOPPED))
     assert not is_suspended(suspended_job, status_with_attempts(AttemptState.STOPPING))
     assert not is_suspended(active_job, status_with_attempts(AttemptState.STOPPED))
     assert not is_suspended(suspended_job, finished(AttemptState.SUCCEEDED))
-
-
-def test_progress_columns_nodes_and_steps_are_cosmetic_fields() -> None:
-    before = status_of(status_with_attempts(AttemptState.RUNNING), running_pod(JOB, 0))
-    [record] = before.attempts
-    steps = record.model_copy(
-        update={"first_step": 0, "first_step_time": NOW, "last_step": 9, "evidence": (Evidence(node_rank=0),)}
-    )
-    after = before.model_copy(update={"attempts": (steps,), "nodes": (), "display": None, "progress": Progress(step=9)})
-    assert without_cosmetic_fields(after) == without_cosmetic_fields(before)
-
-
-@pytest.mark.parametrize(
-    ("outcome", "is_written"),
-    [
-        pytest.param("failed", True, id="possible root cause"),
-        pytest.param("stopped", False, id="stopped by the operator"),
-    ],
-)
-def test_evidence_of_a_failed_node_is_not_a_cosmetic_field(outcome: str, is_written: bool) -> None:
-    before = status_with_attempts(AttemptState.STOPPING)
-    end = Evidence(node_rank=0, ended=True, outcome=outcome)
-    after = status_with_attempts(AttemptState.STOPPING, evidence=(end,))
-    assert (without_cosmetic_fields(after) != without_cosmetic_fields(before)) is is_written
 
 
 def test_a_suspended_command_has_no_known_checkpoint() -> None:

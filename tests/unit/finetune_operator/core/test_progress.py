@@ -1,28 +1,18 @@
 """Progress and batch in the status, and the printer columns derived from them."""
 
 import json
-from datetime import datetime, timedelta
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_api.v1alpha1.job import FineTuneJob
-from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Display, JobStatus, Progress, Repair
-from finetune_operator.core.conditions import StatusContext, derive_status
-from finetune_operator.core.printer_columns import format_duration, format_number
-from testing.builders.jobs import NOW, RawBody, ended_pod, job, observation_of, pod, running_pod, terminating_pod
+from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Progress, Repair
+from finetune_operator.core.derive_status import StatusContext, derive_status
+from testing.builders.jobs import NOW, RawBody, ended_pod, job, observation_of
+from testing.builders.statuses import report, seconds_after_start, status_with_progress
 
 JOB = job()
-
-
-def seconds_after_start(seconds: int) -> datetime:
-    return NOW + timedelta(seconds=seconds)
-
-
-def report(step: int, *, seconds: int = 0, **fields: Any) -> Progress:
-    return Progress(step=step, update_time=seconds_after_start(seconds), **fields)
 
 
 def ended_with_progress(progress: Progress, *, node_rank: int = 0) -> RawBody:
@@ -30,55 +20,37 @@ def ended_with_progress(progress: Progress, *, node_rank: int = 0) -> RawBody:
     return ended_pod(JOB, node_rank, message=json.dumps(message))
 
 
-def status_of(
-    *pods: RawBody,
-    before: Progress | None = None,
-    polled: Progress | None = None,
-    state: AttemptState = AttemptState.RUNNING,
-) -> JobStatus:
-    record = AttemptRecord(attempt=0, state=state)
-    status = JobStatus(attempt=0, attempts=(record,), start_time=NOW, progress=before)
-    ftjob = job(status=status)
-    return derive_status(ftjob, StatusContext(observation_of(ftjob, *pods, progress=polled), None, NOW))
-
-
-def columns(*pods: RawBody, **fields: Any) -> Display:
-    display = status_of(*pods, **fields).display
-    assert display is not None
-    return display
-
-
 def test_polled_progress_is_in_the_status() -> None:
-    assert status_of(polled=report(5)).progress == report(5)
+    assert status_with_progress(polled=report(5)).progress == report(5)
 
 
 def test_progress_stays_without_a_new_report() -> None:
-    assert status_of(before=report(5)).progress == report(5)
-    assert status_of().progress is None
+    assert status_with_progress(before=report(5)).progress == report(5)
+    assert status_with_progress().progress is None
 
 
 def test_an_older_report_does_not_replace_a_newer_one() -> None:
-    assert status_of(before=report(9, seconds=60), polled=report(5)).progress == report(9, seconds=60)
+    assert status_with_progress(before=report(9, seconds=60), polled=report(5)).progress == report(9, seconds=60)
 
 
 def test_an_attempt_resumed_from_a_checkpoint_may_report_a_smaller_step() -> None:
-    assert status_of(before=report(9), polled=report(8, seconds=60)).progress == report(8, seconds=60)
+    assert status_with_progress(before=report(9), polled=report(8, seconds=60)).progress == report(8, seconds=60)
 
 
 def test_the_termination_message_is_newer_than_polled_progress() -> None:
-    progress = status_of(ended_with_progress(report(12, seconds=2)), polled=report(11, seconds=1)).progress
+    progress = status_with_progress(ended_with_progress(report(12, seconds=2)), polled=report(11, seconds=1)).progress
     assert progress == report(12, seconds=2)
 
 
 def test_only_node_0_reports_progress() -> None:
-    assert status_of(ended_with_progress(report(12), node_rank=1)).progress is None
+    assert status_with_progress(ended_with_progress(report(12), node_rank=1)).progress is None
 
 
 def test_a_report_without_a_checkpoint_keeps_the_last_one() -> None:
     before = report(9, last_checkpoint="step-8")
-    progress = status_of(before=before, polled=report(10, seconds=1)).progress
+    progress = status_with_progress(before=before, polled=report(10, seconds=1)).progress
     assert progress == report(10, seconds=1, last_checkpoint="step-8")
-    newer = status_of(before=before, polled=report(17, seconds=1, last_checkpoint="step-16")).progress
+    newer = status_with_progress(before=before, polled=report(17, seconds=1, last_checkpoint="step-16")).progress
     assert newer is not None
     assert newer.last_checkpoint == "step-16"
 
@@ -87,7 +59,10 @@ def test_a_report_without_a_checkpoint_keeps_the_last_one() -> None:
 def test_the_update_time_of_progress_never_decreases(polls: list[tuple[int, int]]) -> None:
     current: Progress | None = None
     for step, seconds in polls:
-        before, current = current, status_of(before=current, polled=report(step, seconds=seconds)).progress
+        before, current = (
+            current,
+            status_with_progress(before=current, polled=report(step, seconds=seconds)).progress,
+        )
         assert current is not None
         assert current.update_time is not None
         assert current.update_time >= seconds_after_start(seconds)
@@ -95,66 +70,13 @@ def test_the_update_time_of_progress_never_decreases(polls: list[tuple[int, int]
             assert current.update_time >= before.update_time
 
 
-def test_columns_of_a_running_job_show_step_loss_throughput_and_eta() -> None:
-    progress = report(40, total_steps=120, loss=1.23456, tokens_per_second=18432.0, eta_seconds=1320)
-    assert columns(running_pod(JOB, 0), running_pod(JOB, 1), polled=progress) == Display(
-        nodes="2/2", progress="33% 40/120", loss="1.235", tokens_per_second="18.4k", eta="22m"
-    )
-
-
-def test_columns_of_a_stopping_job_have_no_throughput_and_eta() -> None:
-    progress = report(40, total_steps=120, loss=1.0, tokens_per_second=18432.0, eta_seconds=1320)
-    assert columns(before=progress, state=AttemptState.STOPPING) == Display(
-        nodes="0/2", progress="33% 40/120", loss="1.000"
-    )
-
-
-def test_the_progress_column_after_early_stopping_has_no_percentage() -> None:
-    progress = report(40, total_steps=120, loss=1.0, stopped_early=True)
-    assert columns(before=progress, state=AttemptState.SUCCEEDED).progress == "stopped early 40/120"
-
-
-def test_unknown_columns_are_blank() -> None:
-    assert columns(polled=report(0)) == columns() == Display(nodes="0/2")
-
-
-def test_the_nodes_column_counts_running_pods_that_are_not_terminating() -> None:
-    assert columns(running_pod(JOB, 0), pod(JOB, 1)).nodes == "1/2"
-    assert columns(running_pod(JOB, 0), terminating_pod(running_pod(JOB, 1))).nodes == "1/2"
-
-
 def test_the_status_contains_batch_and_output() -> None:
-    status = status_of()
+    status = status_with_progress()
     assert status.batch is not None
     assert (status.batch.effective, status.batch.world_size) == (4, 4)
     assert status.output == "models:default/bert"
     claim = {"persistentVolumeClaim": {"claimName": "models"}, "subPath": "team/a"}
     assert derive_status(job(output=claim), StatusContext(observation_of(JOB), None, NOW)).output == "models:team/a"
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0"), (999, "999"), (1000, "1.0k"), (18432, "18.4k"), (2.5e6, "2.5M"), (7e9, "7.0G"), (12.4, "12")],
-)
-def test_numbers_are_abbreviated(number: float, text: str) -> None:
-    assert format_number(number) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0s"),
-        (119, "119s"),
-        (120, "2m"),
-        (1320, "22m"),
-        (7199, "119m"),
-        (7200, "2h0m"),
-        (172_799, "47h59m"),
-        (172_800, "2d"),
-    ],
-)
-def test_durations_are_formatted_like_kubectl_ages(seconds: int, text: str) -> None:
-    assert format_duration(seconds) == text
 
 
 AUTO = {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32}

@@ -1,0 +1,55 @@
+"""Decision: the result of decide, and how it is completed with derived status fields and the next deadline."""
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from finetune_api.v1alpha1.status import JobStatus
+from finetune_operator.core.actions import Action
+from finetune_operator.core.derive_status import StatusContext, derive_status
+from finetune_operator.core.job_context import JobContext
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The result of one pass: the status to write, then the actions, then when to requeue.
+
+    `needs_confirmation`: it rests on the absence of an object, which only a fresh LIST can confirm.
+    """
+
+    status: JobStatus
+    actions: tuple[Action, ...] = ()
+    requeue_after: timedelta | None = None
+    needs_confirmation: bool = False
+
+
+def build_decision(
+    context: JobContext,
+    status: JobStatus,
+    *,
+    actions: tuple[Action, ...] = (),
+    requeue_after: timedelta | None = None,
+) -> Decision:
+    """Return the decision with all derived status fields, requeued at the latest when the next deadline passes."""
+    status_context = StatusContext(context.observation, context.pending_reason, context.now)
+    derived = derive_status(context.job.model_copy(update={"status": status}), status_context)
+    return Decision(derived, actions, requeue_after=_earliest_requeue(context, derived, requeue_after))
+
+
+def require_confirmation(context: JobContext, decision: Decision) -> Decision:
+    """Mark a decision that rests on the absence of an object, which the informer cache cannot prove."""
+    return replace(decision, needs_confirmation=not context.observation.fresh)
+
+
+def _earliest_requeue(context: JobContext, status: JobStatus, requeue_after: timedelta | None) -> timedelta | None:
+    """Return the time until the first future moment at which the passage of time alone changes the decision."""
+    delays = [requeue_after] if requeue_after is not None else []
+    if context.active_deadline is not None and status.completion_time is None and not context.job.spec.suspend:
+        delays.append(context.active_deadline - context.now)
+    if status.completion_time is None and context.status.attempts:
+        deadlines = (context.pending_deadline, context.release_time)
+        delays += [deadline - context.now for deadline in deadlines if deadline is not None]
+    if (timeout_at := context.pending_timeout_at(status.waiting)) is not None:
+        delays.append(timeout_at - context.now)
+    if status.completion_time is not None and context.job.spec.ttl_seconds_after_finished is not None:
+        delays.append(timedelta(seconds=context.job.spec.ttl_seconds_after_finished))
+    return min((delay for delay in delays if delay > timedelta()), default=None)
