@@ -8,7 +8,8 @@ from finetune_api.v1alpha1.status import JobStatus
 from finetune_operator.core.decide import decide
 from finetune_operator.core.decision import Decision
 from finetune_operator.observation.pods import Observation, observe_pods
-from finetune_operator.plan.manifests import build_pod, build_service
+from finetune_operator.plan.manifests import build_service
+from finetune_operator.plan.pod_manifest import build_pod
 from finetune_operator.plan.run_plan import plan_run
 from finetune_operator.settings import Settings
 

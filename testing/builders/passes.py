@@ -35,20 +35,25 @@ def status_after(*observed_pods: tuple[RawBody, ...], **fields: Any) -> JobStatu
 
 
 def running_pods() -> tuple[RawBody, ...]:
+    """Return the running pods of both nodes."""
     return running_pod(job(), 0), running_pod(job(), 1)
 
 
 def cached_state(*pods: RawBody, **fields: Any) -> CachedState:
+    """Return caches with these pods and the Service."""
     return CachedState(pods=pods, services=(build_service(plan_run(job(), attempt=0, settings=SETTINGS)),), **fields)
 
 
 async def run_pass(cluster: RecordingCluster, job_body: RawBody, cached: CachedState = EMPTY_CACHE) -> PassResult:
+    """Run one pass a minute after NOW."""
     return await reconcile(PassDependencies(cluster, SETTINGS, lambda: LATER), job_body, cached)
 
 
 def create_requests(cluster: RecordingCluster) -> list[str]:
+    """Return the create requests in their order."""
     return [line for line in cluster.requests if line.startswith("create")]
 
 
 def written_status(result: PassResult) -> JobStatus:
+    """Return the status of the job after a pass."""
     return FineTuneJob.parse(result.job).status

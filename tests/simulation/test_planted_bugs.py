@@ -18,12 +18,12 @@ from finetune_operator.core import decide, ensure_children, stop_attempt
 from finetune_operator.core.decision import Decision, require_confirmation
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.pending import PendingReason
-from finetune_operator.failures import evidence, node_avoidance, restart_budget, rules
+from finetune_operator.failures import merge_evidence, node_avoidance, restart_budget, rules
 from finetune_operator.failures.verdict import Verdict
 from finetune_operator.kube import cluster
 from finetune_operator.kube.cluster import KubernetesCluster, ObjectRef
 from finetune_operator.observation.pods import NodeObservation
-from finetune_operator.plan import manifests
+from finetune_operator.plan import manifests, pod_manifest
 from finetune_operator.plan.run_plan import RunPlan
 from testing.simulator import scenarios
 from testing.simulator.incidents.job_incidents import Incident, suspended_temporarily
@@ -175,8 +175,8 @@ def blame_a_node_never_created(patch: pytest.MonkeyPatch) -> None:
     def initial(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Evidence:
         return Evidence(node_rank=rank, ended=True) if node is None else original(node, rank, record)
 
-    original = evidence._initial
-    patch.setattr(evidence, "_initial", initial)
+    original = merge_evidence._initial
+    patch.setattr(merge_evidence, "_initial", initial)
 
 
 def treat_every_hang_as_root_cause(patch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def avoid_every_k8s_node(patch: pytest.MonkeyPatch) -> None:
 
 def omit_avoidance_from_pods(patch: pytest.MonkeyPatch) -> None:
     """Avoided Kubernetes nodes are in the status but not in the affinity of the pods."""
-    patch.setattr(manifests, "exclude_nodes", lambda affinity, nodes: affinity)
+    patch.setattr(pod_manifest, "exclude_nodes", lambda affinity, nodes: affinity)
 
 
 def never_avoid_k8s_nodes(patch: pytest.MonkeyPatch) -> None:

@@ -26,28 +26,3 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
-
-{{- define "finetune.rules" -}}
-- apiGroups: [finetune.dev]
-  resources: [finetunejobs]
-  verbs: [get, list, watch, delete]
-- apiGroups: [finetune.dev]
-  resources: [finetunejobs/status]
-  verbs: [update]
-# Asked for only where the admission plugin OwnerReferencesPermissionEnforcement is on, as on OpenShift.
-- apiGroups: [finetune.dev]
-  resources: [finetunejobs/finalizers]
-  verbs: [update]
-- apiGroups: [""]
-  resources: [pods, services]
-  verbs: [get, list, watch, create, delete]
-- apiGroups: [""]
-  resources: [configmaps]
-  verbs: [get, create, delete]
-- apiGroups: [""]
-  resources: [persistentvolumeclaims]
-  verbs: [get]
-- apiGroups: [""]
-  resources: [events]
-  verbs: [create]
-{{- end -}}

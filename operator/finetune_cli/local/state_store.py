@@ -10,15 +10,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from finetune_api.schema.cel_rules import MUTABLE, MUTABLE_WHILE_SUSPENDED
-from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec
-from finetune_api.v1alpha1.status import AttemptState, JobStatus, RestartCounts
+from finetune_api.v1alpha1.job import FineTuneJob
+from finetune_api.v1alpha1.status import JobStatus
 from finetune_cli.errors import BadInput
 from finetune_cli.job_file import JobFile
+from finetune_cli.local.resume import changed_fields, prepare_resume
 from finetune_operator.controller.reconcile import render_status
 from finetune_operator.observation.ownership import RawBody
-
-MUTABLE_BETWEEN_RUNS = frozenset((*MUTABLE, *MUTABLE_WHILE_SUSPENDED))  # between runs a job counts as suspended
 
 
 class StateStore:
@@ -40,7 +38,7 @@ class StateStore:
         """Return the stored job if it is the same as that of the file, and otherwise a new one."""
         stored = None if fresh else self._read()
         metadata = file.body["metadata"]
-        if stored is None or _changed_fields(stored, file):
+        if stored is None or changed_fields(stored, file):
             for attempt_folder in self.folder.glob("attempt-*"):
                 shutil.rmtree(attempt_folder)
             created = datetime.now(UTC).isoformat()
@@ -57,7 +55,7 @@ class StateStore:
     def changed_fields(self, file: JobFile) -> tuple[str, ...]:
         """Return the fields that make the job of the file a different one from the stored job."""
         stored = self._read()
-        return _changed_fields(stored, file) if stored else ()
+        return changed_fields(stored, file) if stored else ()
 
     def write_status(self, status: RawBody) -> None:
         """Write the status to the file atomically."""
@@ -87,36 +85,6 @@ class StateStore:
             raise BadInput(
                 f"{self.file}: cannot be written ({error.strerror}); free some space there, or choose another --output"
             ) from error
-
-
-def prepare_resume(status: JobStatus, *, now: datetime) -> JobStatus:
-    """Return the status to resume from: an attempt that did not succeed counts as suspended; Complete is unchanged."""
-    if not status.attempts or status.attempts[-1].state is AttemptState.SUCCEEDED:
-        return status
-    failed = status.completion_time is not None
-    record = status.attempts[-1].model_copy(update={"state": AttemptState.STOPPED})
-    update = {
-        "attempts": (*status.attempts[:-1], record),
-        "completion_time": None,
-        "without_progress": RestartCounts() if failed else status.without_progress,
-        "start_time": now if failed else status.start_time,
-    }
-    return status.model_copy(update=update)
-
-
-def _changed_fields(stored: RawBody, file: JobFile) -> tuple[str, ...]:
-    old, new = FineTuneJob.parse(stored), file.job
-    identity_fields = ("name", "namespace")
-    identity = [
-        f"metadata.{name}" for name in identity_fields if getattr(old.metadata, name) != getattr(new.metadata, name)
-    ]
-    fields = ((field.alias or name, name) for name, field in FineTuneJobSpec.model_fields.items())
-    changed = [
-        f"spec.{alias}"
-        for alias, name in fields
-        if alias not in MUTABLE_BETWEEN_RUNS and getattr(old.spec, name) != getattr(new.spec, name)
-    ]
-    return (*identity, *changed)
 
 
 def _lock(path: Path) -> int:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState, Progress
 from finetune_operator import names
-from finetune_operator.core.pending import claim_names
+from finetune_operator.failures.create_rejections import claim_names
 from finetune_operator.kube.cluster import Cluster
 from finetune_operator.observation.ownership import RawBody, controller_uid
 from finetune_operator.observation.pods import Claim, NodeObservation, Observation, RejectedCreate, observe_pods

@@ -1,7 +1,7 @@
 """The records in status.attempts: replaced and appended, with their steps, downtime and kept evidence.
 
 `created`, `state` and `runningTime` of a running attempt come from core.decide, `reason` and `message` from
-core.stop_attempt, `evidence` from failures.evidence.
+core.stop_attempt, `evidence` from failures.merge_evidence.
 """
 
 from datetime import datetime

@@ -15,7 +15,6 @@ from finetune_operator.core.attempt_record import with_next_attempt, with_record
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.ensure_children import ensure_service_and_config_map, next_config_map_check
 from finetune_operator.core.job_context import JobContext
-from finetune_operator.core.pending import find_permanent_rejection
 from finetune_operator.core.stop_attempt import (
     ABORT_GRACE_SECONDS,
     StopReason,
@@ -25,6 +24,7 @@ from finetune_operator.core.stop_attempt import (
     end_attempt,
     next_attempt,
 )
+from finetune_operator.failures.create_rejections import find_permanent_rejection
 from finetune_operator.failures.rules import judge_node
 from finetune_operator.observation.pods import NodeObservation, Observation, PodPhase
 from finetune_operator.plan.manifests import build_children

@@ -1,4 +1,8 @@
-"""Why the pods of an attempt do not run yet: a reason is retried, times out, or ends the job at once."""
+"""Why the pods of an attempt do not run yet, `status.waiting`: a reason is retried or times out.
+
+The reasons Unschedulable, ImagePullFailed, ConfigMissing, CreateContainerError, VolumesNotReady and CreateRefused
+originate here. failures.create_rejections ends a job whose children can never be created.
+"""
 
 import re
 from collections.abc import Sequence
@@ -9,6 +13,7 @@ from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import WaitStatus
 from finetune_operator.failures.container_start_rules import CONFIG_ERROR, container_create_failed
+from finetune_operator.failures.create_rejections import describe_name_conflict
 from finetune_operator.failures.verdict import Verdict, describe_node
 from finetune_operator.observation.pods import NodeObservation, Observation, PodPhase, RejectedCreate, WaitingState
 
@@ -28,11 +33,9 @@ _KUBERNETES_NODE_FAULT = re.compile(
 )
 _RETRIED = "is pulled again until the registry is reachable"
 REJECTED_REASONS = frozenset({Reason.PREDECESSOR_TERMINATING, Reason.NAME_TAKEN, Reason.CREATE_REFUSED})
-SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 CONTAINER_CREATING_TIMEOUT = timedelta(seconds=60)  # of ContainerCreating, before it is reported
 IMAGE_PULL_TIMEOUT = timedelta(minutes=10)
 CREATE_CONTAINER_TIMEOUT = timedelta(minutes=3)  # of CreateContainerError, which the kubelet retries
-UNPROCESSABLE, BAD_REQUEST = 422, 400
 
 
 @dataclass(frozen=True)
@@ -89,12 +92,10 @@ def _explain_rejected_create(rejected: RejectedCreate) -> PendingReason:
     if rejected.predecessor_terminating:
         return PendingReason(Reason.PREDECESSOR_TERMINATING, f"{rejected.message}; waiting until it is deleted")
     if rejected.name_taken:
-        return PendingReason(Reason.NAME_TAKEN, f"{_name_conflict(rejected)}; the job continues once it is deleted")
+        return PendingReason(
+            Reason.NAME_TAKEN, f"{describe_name_conflict(rejected)}; the job continues once it is deleted"
+        )
     return PendingReason(Reason.CREATE_REFUSED, f"{rejected.kind} {rejected.name}: {rejected.message}")
-
-
-def _name_conflict(rejected: RejectedCreate) -> str:
-    return f"{rejected.kind} {rejected.name} exists and does not belong to this job"
 
 
 def _explain_waiting(node: NodeObservation, waiting: WaitingState, blocked_pods: str, avoidance: str) -> PendingReason:
@@ -158,41 +159,4 @@ def _explain_container_creating(nodes: Sequence[NodeObservation], now: datetime)
             f"{place}: its image is being pulled, or an init container runs; {hint}",
             expected=True,
         )
-    return None
-
-
-def claim_names(job: FineTuneJob) -> tuple[str, ...]:
-    """Return the names of the PersistentVolumeClaims that a job mounts, that of the output first."""
-    volumes = [v.persistent_volume_claim.claim_name for v in job.spec.volumes if v.persistent_volume_claim]
-    output = _output_claim(job)
-    return tuple(dict.fromkeys((output, *volumes) if output else volumes))
-
-
-def _output_claim(job: FineTuneJob) -> str | None:
-    return job.spec.output.persistent_volume_claim.claim_name if job.spec.output else None
-
-
-def find_permanent_rejection(job: FineTuneJob, observation: Observation) -> Verdict | None:
-    """Return a verdict for what no retry can fix: an invalid spec, a name that is taken, single-node storage.
-
-    Once an attempt has run, a rejected create is caused by an outside change: it is retried instead of failing the job.
-    """
-    has_run = any(record.created for record in job.status.attempts)
-    for rejected in () if has_run else observation.rejected_creates:
-        if rejected.name_taken:
-            return Verdict(Reason.NAME_TAKEN, f"{_name_conflict(rejected)}; delete it or rename the job")
-        if rejected.status in (UNPROCESSABLE, BAD_REQUEST):
-            return Verdict(Reason.INVALID_SPEC, f"{rejected.kind} {rejected.name}: {rejected.message}")
-    if job.spec.num_nodes == 1:
-        return None
-    output = _output_claim(job)
-    for claim in observation.claims or ():
-        sufficient = claim.access_modes and ("ReadWriteMany" in claim.access_modes or claim.name != output)
-        if not sufficient or not SHARED_MODES & set(claim.access_modes):
-            needed = "ReadWriteMany" if claim.name == output else "ReadWriteMany or ReadOnlyMany"
-            message = (
-                f"PersistentVolumeClaim {claim.name} is {', '.join(claim.access_modes) or 'without access mode'}, but"
-                f" {job.spec.num_nodes} nodes mount it: it must be {needed}"
-            )
-            return Verdict(Reason.INVALID_SPEC, message)
     return None

@@ -13,13 +13,12 @@ from finetune_operator.core.attempt_record import with_next_attempt, with_record
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.progress import newest_progress, resolve_current_batch
-from finetune_operator.failures.evidence import collect_initial_evidence, merge_evidence
+from finetune_operator.failures.merge_evidence import collect_initial_evidence, merge_evidence
 from finetune_operator.failures.node_avoidance import nodes_to_avoid
 from finetune_operator.failures.restart_budget import plan_restart
 from finetune_operator.failures.rules import NODE_LOST_DISRUPTIONS, judge
 from finetune_operator.failures.verdict import Verdict
-from finetune_operator.plan.manifests import GRACE_SECONDS
-from finetune_operator.plan.run_plan import RunPlan, plan_run
+from finetune_operator.plan.run_plan import GRACE_SECONDS, RunPlan, plan_run
 
 ABORT_GRACE_SECONDS = 10  # for the peers of a failed node: their ranks are blocked and have nothing to save
 REQUEUE_INTERVAL = timedelta(seconds=5)

@@ -1,16 +1,20 @@
-"""Observation of a job: its pods parsed from raw bodies, its Service and claims, and its progress."""
+"""Observation of a job: its pods parsed from raw bodies, its Service and claims, and its progress.
+
+observation.node_evidence reads the evidence of a node, finetune_api.termination parses its termination message, and
+controller.gather builds the Observation.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from finetune_api.termination import Outcome, Termination, parse_termination
 from finetune_api.v1alpha1.status import Evidence, Progress
 from finetune_operator import names
+from finetune_operator.observation.node_evidence import find_condition, read_evidence
 from finetune_operator.observation.ownership import RawBody, controlling_owner, has_job_label, parse_time
 
-MAX_MESSAGE_CHARACTERS = 600  # per node in the status: a few lines, not a log
 FENCED_AFTER_SECONDS = 30  # after the deletion deadline, on a Kubernetes node that the taint manager gave up
 # after the deletion deadline, on any Kubernetes node: its kubelet is gone, though another disruption hides the reason
 OVERDUE_SECONDS = 300
@@ -165,7 +169,7 @@ def observe_pod(pod: RawBody, *, gone: bool) -> NodeObservation | None:
     message = (terminated or {}).get("message")
     termination = parse_termination(message)
     deletion_timestamp = metadata.get("deletionTimestamp")
-    scheduled, ready = _condition(status, "PodScheduled"), _condition(status, "PodReadyToStartContainers")
+    scheduled, ready = find_condition(status, "PodScheduled"), find_condition(status, "PodReadyToStartContainers")
     return NodeObservation(
         attempt=attempt,
         node_rank=node_rank,
@@ -176,7 +180,7 @@ def observe_pod(pod: RawBody, *, gone: bool) -> NodeObservation | None:
         deletion_deadline=parse_time(deletion_timestamp),
         scheduled=bool((pod.get("spec") or {}).get("nodeName")),
         waiting=_waiting_state(status, container),
-        evidence=_evidence(pod, terminated or {}, termination, node_rank=node_rank, gone=gone),
+        evidence=read_evidence(pod, terminated or {}, termination, node_rank=node_rank, gone=gone),
         termination=termination,
         started_at=parse_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
         container_creating_since=_container_creating_since(scheduled, ready),
@@ -249,56 +253,7 @@ def _waiting_state(status: RawBody, container: RawBody) -> WaitingState | None:
         waiting = (container_status.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") and waiting["reason"] not in ("ContainerCreating", "PodInitializing"):
             return WaitingState(waiting["reason"], waiting.get("message", ""), image)
-    scheduled = _condition(status, "PodScheduled")
+    scheduled = find_condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
         return WaitingState(scheduled.get("reason", "Unschedulable"), scheduled.get("message", ""))
     return None
-
-
-def _condition(status: RawBody, condition_type: str) -> RawBody:
-    conditions = status.get("conditions") or []
-    return next((condition for condition in conditions if condition["type"] == condition_type), {})
-
-
-def _evidence(
-    pod: RawBody, terminated: RawBody, termination: Termination | None, *, node_rank: int, gone: bool
-) -> Evidence:
-    status = pod.get("status") or {}
-    disruption = _condition(status, "DisruptionTarget")
-    disruption = disruption if disruption.get("status") == "True" else {}
-    return Evidence(
-        node_rank=node_rank,
-        pod_name=pod["metadata"]["name"],
-        k8s_node=(pod.get("spec") or {}).get("nodeName", ""),
-        ended=gone or bool(terminated) or status.get("phase") in ("Succeeded", "Failed"),
-        # the pod's own reason (Evicted, DeadlineExceeded) is more specific than the container's Error
-        reason=status.get("reason") or terminated.get("reason", ""),
-        disruption=disruption.get("reason", ""),
-        outcome=termination.outcome if termination else "",
-        error_type=termination.error_type if termination else "",
-        victim=termination.victim if termination else False,
-        exit_code=terminated.get("exitCode"),
-        rank=termination.rank if termination else None,
-        signal=termination.signal if termination else terminated.get("signal"),
-        message=_message(status, disruption, terminated, termination),
-        last_step=termination.progress.step if termination and termination.progress else None,
-        finished_at=_finished_at(terminated, termination),
-    )
-
-
-def _message(status: RawBody, disruption: RawBody, terminated: RawBody, termination: Termination | None) -> str:
-    """Return the most specific message, truncated: the start of a reported one, the end of a log."""
-    if termination:
-        return termination.message[:MAX_MESSAGE_CHARACTERS]
-    text: str = status.get("message") or disruption.get("message") or terminated.get("message") or ""
-    return text.strip()[-MAX_MESSAGE_CHARACTERS:]
-
-
-def _finished_at(terminated: RawBody, termination: Termination | None) -> datetime | None:
-    """Return the time reported by the supervisor if there is one.
-
-    The finishedAt of Kubernetes has whole seconds, too coarse to find the first failure.
-    """
-    if termination and termination.final and termination.time is not None:
-        return datetime.fromtimestamp(termination.time, UTC)
-    return parse_time(terminated.get("finishedAt"))

@@ -10,7 +10,7 @@ from finetune_cli.errors import BadInput
 from finetune_cli.local.environment import NodePlacement, build_environment, check_environment, find_ports
 from finetune_cli.local.gpus import divide_gpus, find_gpus
 from finetune_cli.local.volume_mapping import LocalMount
-from finetune_operator.plan.manifests import build_pod
+from finetune_operator.plan.pod_manifest import build_pod
 from finetune_operator.plan.run_plan import plan_run
 from testing.builders.jobs import SETTINGS, command, job
 

@@ -4,20 +4,17 @@ import errno
 import subprocess
 import sys
 from contextlib import closing
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, RestartCounts
+from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus
 from finetune_cli.errors import BadInput
-from finetune_cli.local.state_store import StateStore, prepare_resume
+from finetune_cli.local.state_store import StateStore
 from finetune_operator.controller.reconcile import render_status
 from testing.builders.job_files import job_file
 from testing.builders.jobs import NOW
-
-LATER = NOW + timedelta(hours=1)
 
 
 def status(state: AttemptState, **fields: Any) -> JobStatus:
@@ -89,29 +86,6 @@ def test_fresh_starts_a_new_job(tmp_path: Path) -> None:
     first = run_once(tmp_path, status(AttemptState.SUCCEEDED, completion_time=NOW))
 
     assert run_once(tmp_path, fresh=True)["metadata"]["uid"] != first["metadata"]["uid"]
-
-
-def test_a_complete_job_stays_complete(tmp_path: Path) -> None:
-    complete = status(AttemptState.SUCCEEDED, completion_time=NOW)
-
-    assert prepare_resume(complete, now=LATER) == complete
-
-
-@pytest.mark.parametrize("state", [AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING])
-def test_an_unfinished_attempt_counts_as_suspended(state: AttemptState) -> None:
-    resumed = prepare_resume(status(state), now=LATER)
-
-    assert resumed.attempts[-1].state is AttemptState.STOPPED
-    assert resumed.start_time == NOW
-
-
-def test_a_failed_job_gets_another_attempt_and_a_new_restart_budget() -> None:
-    counts = RestartCounts(counted=3)
-    resumed = prepare_resume(status(AttemptState.FAILED, completion_time=NOW, without_progress=counts), now=LATER)
-
-    assert resumed.attempts[-1].state is AttemptState.STOPPED
-    assert (resumed.completion_time, resumed.start_time) == (None, LATER)
-    assert resumed.without_progress == RestartCounts()
 
 
 def test_an_unreadable_status_file_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Kubernetes nodes that a job avoids, and the affinity of its pods."""
 
-import json
 from datetime import timedelta
 from typing import Any
 
@@ -10,13 +9,12 @@ from finetune_api.termination import Outcome, Termination
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus
 from finetune_operator.core.actions import Emit
 from finetune_operator.failures.node_avoidance import MAX_KEPT_ATTEMPTS, nodes_to_avoid, prune_attempts
-from finetune_operator.plan.manifests import build_children, exclude_nodes
+from finetune_operator.plan.manifests import build_children
 from finetune_operator.plan.run_plan import plan_run
 from finetune_operator.settings import Settings
 from testing.builders.jobs import NOW, SETTINGS, decide_once, ended_pod, job, observation_of, running_pod
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-NOT_GPU_7 = {"key": "metadata.name", "operator": "NotIn", "values": ["gpu-7"]}
 
 
 def failed(reason: str, node: str = "gpu-7", *, hours_ago: float = 0) -> AttemptRecord:
@@ -91,34 +89,6 @@ def test_if_every_attempt_causes_avoidance_the_oldest_is_dropped() -> None:
     assert len(remaining) == MAX_KEPT_ATTEMPTS
     assert remaining[-1].attempt == 29
     assert remaining[-2].attempt == 28
-
-
-def test_a_pod_without_affinity_only_excludes_nodes() -> None:
-    assert exclude_nodes(None, ()) is None
-    assert exclude_nodes(None, ("gpu-7",)) == {
-        "nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchFields": [NOT_GPU_7]}]}}
-    }
-
-
-def test_each_node_selector_term_of_the_user_excludes_the_nodes_too() -> None:
-    zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
-    by_name: dict[str, Any] = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["gpu-1"]}]}
-    affinity = {
-        "podAffinity": {"x": 1},
-        "nodeAffinity": {"preferred": [], REQUIRED: {"nodeSelectorTerms": [zone, by_name]}},
-    }
-    before = json.dumps(affinity)
-
-    remaining = exclude_nodes(affinity, ("gpu-7", "gpu-8"))
-
-    assert remaining is not None
-    assert remaining["podAffinity"] == {"x": 1}
-    assert remaining["nodeAffinity"]["preferred"] == []
-    first, second = remaining["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
-    assert first["matchExpressions"] == zone["matchExpressions"]
-    assert [field["values"] for field in first["matchFields"]] == [["gpu-7"], ["gpu-8"]]
-    assert [field["values"] for field in second["matchFields"]] == [["gpu-1"], ["gpu-7"], ["gpu-8"]]
-    assert json.dumps(affinity) == before
 
 
 def job_with_broken_gpu(**fields: Any) -> tuple[JobStatus, str, dict[str, Any]]:

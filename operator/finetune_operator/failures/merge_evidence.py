@@ -1,4 +1,7 @@
-"""Evidence: what each node of a failed attempt left behind, kept in the status because pods disappear."""
+"""Evidence of a stopping attempt, `attempts[].evidence`, merged over its passes because pods disappear.
+
+observation.node_evidence reads the evidence of one node from its pod.
+"""
 
 from datetime import datetime
 

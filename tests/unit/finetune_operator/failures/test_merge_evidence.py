@@ -8,10 +8,11 @@ import pytest
 
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Evidence
-from finetune_operator.failures.evidence import collect_initial_evidence, merge_evidence
+from finetune_operator.failures.merge_evidence import collect_initial_evidence, merge_evidence
 from finetune_operator.failures.rules import judge
 from finetune_operator.observation.pods import NodeObservation, observe_pods
 from testing.builders.jobs import NOW, RawBody, ended_pod, job, running_pod, terminating_pod
+from testing.builders.stopping import disrupted_pod
 
 JOB = job()
 RECORD = AttemptRecord(attempt=0, state=AttemptState.RUNNING, created=True)
@@ -24,11 +25,6 @@ def termination_message(outcome: Outcome = Outcome.FAILED, **fields: Any) -> str
 
 def nodes(*pods: RawBody, gone: tuple[RawBody, ...] = ()) -> tuple[NodeObservation, ...]:
     return observe_pods(pods, gone)
-
-
-def disrupted_pod(body: RawBody, reason: str) -> RawBody:
-    conditions = [{"type": "DisruptionTarget", "status": "True", "reason": reason}]
-    return {**body, "status": {**body["status"], "conditions": conditions}}
 
 
 def killed_pod(*, seconds: int) -> RawBody:

@@ -1,0 +1,60 @@
+"""Evidence of one node, an entry of `attempts[].evidence`, read from its pod; failures.merge_evidence keeps it."""
+
+from datetime import UTC, datetime
+
+from finetune_api.termination import Termination
+from finetune_api.v1alpha1.status import Evidence
+from finetune_operator.observation.ownership import RawBody, parse_time
+
+MAX_MESSAGE_CHARACTERS = 600  # per node in the status: a few lines, not a log
+
+
+def read_evidence(
+    pod: RawBody, terminated: RawBody, termination: Termination | None, *, node_rank: int, gone: bool
+) -> Evidence:
+    """Return what pod status, terminated container state and termination message contain about the end of a node."""
+    status = pod.get("status") or {}
+    disruption = find_condition(status, "DisruptionTarget")
+    disruption = disruption if disruption.get("status") == "True" else {}
+    return Evidence(
+        node_rank=node_rank,
+        pod_name=pod["metadata"]["name"],
+        k8s_node=(pod.get("spec") or {}).get("nodeName", ""),
+        ended=gone or bool(terminated) or status.get("phase") in ("Succeeded", "Failed"),
+        # the pod's own reason (Evicted, DeadlineExceeded) is more specific than the container's Error
+        reason=status.get("reason") or terminated.get("reason", ""),
+        disruption=disruption.get("reason", ""),
+        outcome=termination.outcome if termination else "",
+        error_type=termination.error_type if termination else "",
+        victim=termination.victim if termination else False,
+        exit_code=terminated.get("exitCode"),
+        rank=termination.rank if termination else None,
+        signal=termination.signal if termination else terminated.get("signal"),
+        message=_message(status, disruption, terminated, termination),
+        last_step=termination.progress.step if termination and termination.progress else None,
+        finished_at=_finished_at(terminated, termination),
+    )
+
+
+def _message(status: RawBody, disruption: RawBody, terminated: RawBody, termination: Termination | None) -> str:
+    """Return the most specific message, truncated: the start of a reported one, the end of a log."""
+    if termination:
+        return termination.message[:MAX_MESSAGE_CHARACTERS]
+    text: str = status.get("message") or disruption.get("message") or terminated.get("message") or ""
+    return text.strip()[-MAX_MESSAGE_CHARACTERS:]
+
+
+def _finished_at(terminated: RawBody, termination: Termination | None) -> datetime | None:
+    """Return the time reported by the supervisor if there is one.
+
+    The finishedAt of Kubernetes has whole seconds, too coarse to find the first failure.
+    """
+    if termination and termination.final and termination.time is not None:
+        return datetime.fromtimestamp(termination.time, UTC)
+    return parse_time(terminated.get("finishedAt"))
+
+
+def find_condition(status: RawBody, condition_type: str) -> RawBody:
+    """Return the condition of this type in the status of a pod, or an empty dict."""
+    conditions = status.get("conditions") or []
+    return next((condition for condition in conditions if condition["type"] == condition_type), {})

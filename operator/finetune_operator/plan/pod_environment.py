@@ -1,0 +1,84 @@
+"""Environment variables of the trainer container: launcher, trainer, NCCL, Secrets and spec.env."""
+
+import math
+
+from finetune_api.v1alpha1.quantity import parse_quantity
+from finetune_operator import names
+from finetune_operator.plan.object_metadata import Manifest
+from finetune_operator.plan.run_plan import GRACE_SECONDS, NodePlan, RunPlan
+
+TORCHRUN_MARGIN_SECONDS = 10  # torchrun has to stop its ranks before the kubelet sends SIGKILL
+
+
+def build_env_list(run: RunPlan, node: NodePlan) -> list[Manifest]:
+    """Return the operator's variables, then those of the user, who may override any that is not reserved."""
+    own = [{"name": name, "value": value} for name, value in build_environment(run, node).items()]
+    user = [variable.model_dump(by_alias=True, exclude_none=True) for variable in run.spec.env]
+    overridden = {variable["name"] for variable in user}
+    return [variable for variable in own if variable["name"] not in overridden] + user
+
+
+def build_environment(run: RunPlan, node: NodePlan) -> dict[str, str]:
+    """Return the variables of launcher, trainer and NCCL; never RANK, by which scripts detect torchrun."""
+    torchrun = {
+        "NNODES": str(len(run.nodes)),
+        "NODE_RANK": str(node.node_rank),
+        "NPROC_PER_NODE": str(run.nproc_per_node),
+        "MASTER_ADDR": run.master_addr,
+        "MASTER_PORT": str(run.spec.network.master_port),
+    }
+    return {
+        **torchrun,
+        **{f"PET_{name}": value for name, value in torchrun.items()},
+        "OMP_NUM_THREADS": str(_threads_per_rank(run)),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_SECONDS - TORCHRUN_MARGIN_SECONDS),
+        "HOME": names.TMP_DIR,
+        "USER": names.USER,  # torch caches call getuser(), which fails for a uid without passwd entry
+        "PYTHONUNBUFFERED": "1",
+        **_output_environment(run),
+        names.ENV_NAMESPACE: run.namespace,
+        names.ENV_JOB: run.job_name,
+        names.ENV_JOB_UID: run.job_uid,
+        names.ENV_ATTEMPT: str(run.attempt),
+        names.ENV_WORLD_SIZE: str(run.world_size),
+        names.ENV_CONFIG: f"{names.CONFIG_DIR}/{names.CONFIG_KEY}",
+        names.ENV_RUN_DIR: names.RUN_DIR,
+        names.ENV_TERMINATION_LOG: names.TERMINATION_LOG,
+        names.ENV_STATUS_PORT: str(names.STATUS_PORT),
+        names.ENV_GRACE_SECONDS: str(GRACE_SECONDS),
+        names.ENV_HANG_SECONDS: str(run.spec.hang_seconds),
+        **_network_environment(run),
+        **_secret_environment(run),
+    }
+
+
+def _output_environment(run: RunPlan) -> dict[str, str]:
+    """Return the paths of results and downloads; without spec.output, downloads go to HOME in the pod."""
+    if run.spec.output is None:
+        return {}
+    return {
+        "HF_HOME": f"{names.OUTPUT_DIR}/cache/huggingface",
+        names.ENV_CACHE_DIR: f"{names.OUTPUT_DIR}/cache",
+        names.ENV_OUTPUT: f"{names.OUTPUT_DIR}/{run.output_folder}",
+    }
+
+
+def _secret_environment(run: RunPlan) -> dict[str, str]:
+    """Return the names of the variables from Secrets, which the supervisor redacts."""
+    secret_names = [variable.name for variable in run.spec.env if "secretKeyRef" in (variable.value_from or {})]
+    return {names.ENV_HIDDEN: ",".join(secret_names)} if secret_names else {}
+
+
+def _network_environment(run: RunPlan) -> dict[str, str]:
+    network = run.spec.network
+    settings = network.nccl.model_dump(exclude_none=True)
+    variables = {f"NCCL_{name.upper()}": str(int(v) if isinstance(v, bool) else v) for name, v in settings.items()}
+    if network.interface:
+        variables |= {"GLOO_SOCKET_IFNAME": network.interface, "NCCL_SOCKET_IFNAME": network.interface}
+    return variables
+
+
+def _threads_per_rank(run: RunPlan) -> int:
+    """Return the CPU limit divided by the ranks of the node; without a limit 1, the default of torchrun."""
+    cores = run.spec.resources.limits.get("cpu")
+    return max(1, math.floor(parse_quantity(cores) / run.nproc_per_node)) if cores is not None else 1

@@ -1,0 +1,162 @@
+"""Manifest of the pod of one node: container, volumes, placement and security context.
+
+plan.pod_environment builds its environment variables.
+"""
+
+from typing import Any
+
+from finetune_api.v1alpha1.pod_types import VOLUME_SOURCES, Volume
+from finetune_operator import names
+from finetune_operator.plan.object_metadata import Manifest, build_metadata
+from finetune_operator.plan.pod_environment import build_env_list
+from finetune_operator.plan.run_plan import GRACE_SECONDS, NodePlan, RunPlan
+from finetune_supervisor.contract import to_camel
+
+LOST_NODE_SECONDS = 60  # until pods on an unreachable Kubernetes node are evicted
+
+RESTRICTED_POD = {
+    "runAsNonRoot": True,
+    "runAsUser": names.USER_ID,
+    "runAsGroup": names.USER_ID,
+    "fsGroup": names.USER_ID,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+RESTRICTED_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def build_pod(run: RunPlan, node: NodePlan) -> Manifest:
+    """Return the manifest of one node: a bare pod that is never restarted in place."""
+    template = run.spec.pod_template
+    metadata = build_metadata(run, node.pod_name, attempt=True)
+    metadata["labels"] = {**template.labels, **metadata["labels"], names.NODE_RANK: str(node.node_rank)}
+    if template.annotations:
+        metadata["annotations"] = dict(template.annotations)
+    placement: Manifest = {
+        "nodeSelector": dict(template.node_selector),
+        "affinity": exclude_nodes(template.affinity, run.avoids),
+        "priorityClassName": template.priority_class_name,
+        "schedulerName": template.scheduler_name,
+        "runtimeClassName": template.runtime_class_name,
+        "serviceAccountName": template.service_account_name,
+        "imagePullSecrets": [{"name": secret.name} for secret in run.spec.image_pull_secrets],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {
+            "restartPolicy": "Never",
+            "hostname": node.pod_name,
+            "subdomain": run.service_name,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            "securityContext": RESTRICTED_POD if template.security_context is None else template.security_context,
+            "tolerations": _tolerations(run),
+            "topologySpreadConstraints": [_topology_spread(run)],
+            **{key: value for key, value in placement.items() if value},
+            "containers": [_container(run, node)],
+            "volumes": _volumes(run),
+        },
+    }
+
+
+def _topology_spread(run: RunPlan) -> Manifest:
+    """Prefer different Kubernetes nodes for the nodes of an attempt: on one they share memory and its failures."""
+    return {
+        "topologyKey": "kubernetes.io/hostname",
+        "maxSkew": 1,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {names.JOB_UID: run.job_uid, names.ATTEMPT: str(run.attempt)}},
+    }
+
+
+def _tolerations(run: RunPlan) -> list[Manifest]:
+    """Return the tolerations of the user, and 60 s for a lost Kubernetes node instead of the default 300 s."""
+    user_tolerations = run.spec.pod_template.tolerations
+    lost_node = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
+        for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+        if not any(each.key in (None, key) and each.effect in (None, "NoExecute") for each in user_tolerations)
+    ]
+    return [*(toleration.model_dump(by_alias=True, exclude_none=True) for toleration in user_tolerations), *lost_node]
+
+
+def _container(run: RunPlan, node: NodePlan) -> Manifest:
+    resources = run.spec.resources.model_dump(by_alias=True, exclude_defaults=True)
+    security = run.spec.pod_template.container_security_context
+    container: Manifest = {
+        "name": names.CONTAINER,
+        "image": run.image,
+        "env": build_env_list(run, node),
+        "ports": [{"name": "status", "containerPort": names.STATUS_PORT}],
+        "securityContext": RESTRICTED_CONTAINER if security is None else security,
+        "terminationMessagePath": names.TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": _mounts(run),
+    }
+    if run.spec.command:
+        container["command"] = ["python3", f"{names.CONFIG_DIR}/{names.SUPERVISOR_KEY}"]
+    if resources:
+        container["resources"] = resources
+    if run.spec.image_pull_policy:
+        container["imagePullPolicy"] = run.spec.image_pull_policy
+    return container
+
+
+def _volumes(run: RunPlan) -> list[Manifest]:
+    output = run.spec.output
+    claim = output and {"claimName": output.persistent_volume_claim.claim_name}
+    return [
+        {"name": "config", "configMap": {"name": run.config_map_name}},
+        *([{"name": "output", "persistentVolumeClaim": claim}] if claim else []),
+        {"name": "run", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(run.spec.shm_bytes)}},
+        *(_volume(volume) for volume in run.spec.volumes),
+    ]
+
+
+def _volume(volume: Volume) -> Manifest:
+    source = next(name for name in VOLUME_SOURCES if getattr(volume, name) is not None)
+    body = volume.model_dump(by_alias=True, exclude_none=True)[to_camel(source)]
+    return {"name": volume.name, to_camel(source): body}
+
+
+def _mounts(run: RunPlan) -> list[Manifest]:
+    mounts: list[Manifest] = [
+        {"name": "config", "mountPath": names.CONFIG_DIR, "readOnly": True},
+        *([{"name": "output", "mountPath": names.OUTPUT_DIR}] if run.spec.output else []),
+        {"name": "run", "mountPath": names.RUN_DIR},
+        {"name": "tmp", "mountPath": names.TMP_DIR},
+        {"name": "shm", "mountPath": names.SHM_DIR},
+    ]
+    return mounts + [_mount(volume) for volume in run.spec.volumes]
+
+
+def _mount(volume: Volume) -> Manifest:
+    mount: Manifest = {"name": volume.name, "mountPath": volume.mount_path}
+    if volume.sub_path:
+        mount["subPath"] = volume.sub_path
+    if volume.read_only:
+        mount["readOnly"] = True
+    return mount
+
+
+def exclude_nodes(affinity: dict[str, Any] | None, nodes: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return the affinity with these Kubernetes nodes excluded in addition.
+
+    Node selector terms are alternatives, so each of them has to exclude the nodes; matchFields allows one value per
+    expression.
+    """
+    if not nodes:
+        return affinity
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    extended = dict(affinity or {})
+    node_affinity = dict(extended.get("nodeAffinity") or {})
+    required = dict(node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {})
+    terms = required.get("nodeSelectorTerms") or [{}]
+    required["nodeSelectorTerms"] = [{**term, "matchFields": [*term.get("matchFields", ()), *fields]} for term in terms]
+    node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = required
+    return {**extended, "nodeAffinity": node_affinity}

@@ -1,0 +1,81 @@
+"""Manifests of the pods of a job, and a job with every field set."""
+
+from typing import Any
+
+from finetune_operator.plan.manifests import build_children
+from finetune_operator.plan.object_metadata import Manifest
+from finetune_operator.plan.run_plan import RunPlan, plan_run
+from finetune_operator.settings import Settings
+from testing.builders.jobs import SETTINGS, job
+
+NOT_READY = "node.kubernetes.io/not-ready"
+
+
+EVERYTHING: dict[str, Any] = {
+    "numNodes": 1,
+    "nprocPerNode": None,
+    "image": "registry.example/mine:2",
+    "imagePullPolicy": "Always",
+    "imagePullSecrets": [{"name": "registry"}, {"name": "mirror"}],
+    "resources": {
+        "limits": {"cpu": "9", "memory": "16Gi", "nvidia.com/gpu": 4},
+        "requests": {"cpu": "8500m", "memory": "12Gi"},
+    },
+    "env": [
+        {"name": "HF_HOME", "value": "/models/hub"},
+        {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
+    ],
+    "volumes": [
+        {"name": "data", "mountPath": "/data", "persistentVolumeClaim": {"claimName": "datasets"}, "readOnly": True},
+        {"name": "models", "mountPath": "/models", "subPath": "team/a", "nfs": {"server": "nfs.example", "path": "/m"}},
+        {"name": "templates", "mountPath": "/templates", "configMap": {"name": "chat-templates", "optional": True}},
+        {"name": "keys", "mountPath": "/keys", "secret": {"secretName": "hub", "defaultMode": 288}, "readOnly": True},
+        {"name": "scratch", "mountPath": "/scratch", "emptyDir": {}},
+        {"name": "disk", "mountPath": "/disk", "hostPath": {"path": "/mnt/nvme", "type": "Directory"}},
+    ],
+    "output": {"persistentVolumeClaim": {"claimName": "models"}, "subPath": "team/bert"},
+    "network": {
+        "masterPort": 29400,
+        "interface": "ib0",
+        "nccl": {"debug": "INFO", "ibDisable": False, "p2pDisable": True, "ibHca": "mlx5_0", "ibGidIndex": 3},
+    },
+    "podTemplate": {
+        "labels": {"team": "a", "app.kubernetes.io/managed-by": "helm"},
+        "annotations": {"example.com/why": "because"},
+        "nodeSelector": {"gpu": "h100"},
+        "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+        "tolerations": [
+            {"key": "gpu", "operator": "Equal", "value": "h100", "effect": "NoSchedule"},
+            {"key": NOT_READY, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5},
+        ],
+        "priorityClassName": "urgent",
+        "schedulerName": "bin-packer",
+        "runtimeClassName": "nvidia",
+        "serviceAccountName": "trainer",
+        "securityContext": {"runAsUser": 4000, "fsGroup": 4000},
+        "containerSecurityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+    },
+}
+
+
+def run_of(*, attempt: int = 0, settings: Settings = SETTINGS, **fields: Any) -> RunPlan:
+    """Return the run plan of a job with these fields."""
+    return plan_run(job(**fields), attempt=attempt, settings=settings)
+
+
+def pods_of(run: RunPlan) -> list[Manifest]:
+    """Return the manifests of the pods of an attempt."""
+    pods = [child for child in build_children(run) if child["kind"] == "Pod"]
+    assert len(pods) == run.spec.num_nodes
+    return pods
+
+
+def first_pod(**fields: Any) -> Manifest:
+    """Return the manifest of the pod of node 0."""
+    return pods_of(run_of(**fields))[0]
+
+
+def container(**fields: Any) -> Manifest:
+    """Return the trainer container of node 0."""
+    trainer: Manifest = first_pod(**fields)["spec"]["containers"][0]
+    return trainer

@@ -1,0 +1,43 @@
+"""A job whose first attempt runs, and pods that end it."""
+
+from typing import Any
+
+from finetune_api.termination import Outcome, Termination
+from finetune_api.v1alpha1.job import FineTuneJob
+from finetune_api.v1alpha1.status import AttemptState
+from testing.builders.jobs import (
+    NOW,
+    RawBody,
+    decide_once,
+    job,
+    observation_of,
+    running_pod,
+)
+
+KILLED: RawBody = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:00Z"}
+
+
+def termination_message(**fields: Any) -> str:
+    """Return a termination message of a supervisor as JSON."""
+    message = Termination(**{"final": True, "outcome": Outcome.FAILED, "time": NOW.timestamp() + 0.4, **fields})
+    return message.model_dump_json(by_alias=True)
+
+
+VICTIM: RawBody = {"message": termination_message(error_type="DistBackendError", message="Connection closed by peer")}
+
+
+def disrupted_pod(body: RawBody, reason: str) -> RawBody:
+    """Return the pod with a DisruptionTarget condition."""
+    conditions = [{"type": "DisruptionTarget", "status": "True", "reason": reason}]
+    return {**body, "status": {**body["status"], "conditions": conditions}}
+
+
+def running_job(**fields: Any) -> FineTuneJob:
+    """Return a job whose first attempt is running."""
+    ftjob = job(**fields)
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob))
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, *(running_pod(ftjob, rank) for rank in range(ftjob.spec.num_nodes)))
+    )
+    assert ftjob.status.attempts[-1].state is AttemptState.RUNNING
+    return ftjob

@@ -1,0 +1,178 @@
+"""The root cause of a stopped attempt: which node, whatever the order of observations."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from finetune_api.termination import Outcome
+from finetune_api.v1alpha1.job import FineTuneJob
+from finetune_api.v1alpha1.status import AttemptState, Fault
+from finetune_operator import names
+from finetune_operator.core.actions import DeletePod
+from finetune_operator.core.stop_attempt import ABORT_GRACE_SECONDS, ROOT_CAUSE_GRACE
+from testing.builders.jobs import (
+    NOW,
+    RawBody,
+    decide_once,
+    ended_pod,
+    observation_of,
+    running_pod,
+    terminating_pod,
+)
+from testing.builders.stopping import KILLED, VICTIM, disrupted_pod, running_job, termination_message
+
+LATER = NOW + timedelta(seconds=2)
+
+
+def pod_restarted_in_place(ftjob: FineTuneJob, node_rank: int, **terminated: Any) -> RawBody:
+    """Return a pod whose container the kubelet restarted in place."""
+    [status] = ended_pod(ftjob, node_rank, **terminated)["status"]["containerStatuses"]
+    body = running_pod(ftjob, node_rank)
+    body["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": status["state"]}
+    return body
+
+
+def test_a_root_cause_observed_after_its_victim_is_still_the_root_cause() -> None:
+    ftjob = running_job()
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+    )
+    ftjob, _ = decide_once(
+        ftjob,
+        observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), terminating_pod(ended_pod(ftjob, 1, **KILLED))),
+        now=LATER,
+    )
+
+    assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("ContainerKilled", 1)
+
+
+def test_a_pod_without_labels_is_deleted_with_the_others_before_the_verdict() -> None:
+    ftjob = running_job()
+    unlabelled_pod = running_pod(ftjob, 1)
+    del unlabelled_pod["metadata"]["labels"][names.JOB_UID]
+    unconfirmed = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), fresh=False), now=LATER)[1]
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), unlabelled_pod), now=LATER)
+    stopping = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), unlabelled_pod), now=LATER)[1]
+    ftjob, waiting = decide_once(
+        ftjob,
+        observation_of(ftjob, terminating_pod(unlabelled_pod), gone=(terminating_pod(running_pod(ftjob, 0)),)),
+        now=LATER,
+    )
+    state_with_pod = ftjob.status.attempts[-1].state
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob), now=LATER)
+
+    assert unconfirmed.needs_confirmation
+    assert [action.name for action in stopping.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
+    assert (state_with_pod, waiting.requeue_after is not None) == (AttemptState.STOPPING, True)
+    assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("PodDeleted", 1)
+    assert "pod bert-0-1 lost its labels" in ftjob.status.attempts[0].message
+
+
+STOPPED: RawBody = {"message": termination_message(outcome=Outcome.STOPPED), "finishedAt": "2026-01-01T12:00:00Z"}
+
+
+@pytest.mark.parametrize("observed_late", [False, True], ids=["observed first", "observed after its victim"])
+def test_a_container_restarted_in_place_is_the_root_cause_and_is_deleted(observed_late: bool) -> None:
+    ftjob = running_job()
+    restarted_pod = pod_restarted_in_place(ftjob, 1, exit_code=143, **STOPPED)
+    other = ended_pod(ftjob, 0, **VICTIM)
+    observations = [(other, running_pod(ftjob, 1))] if observed_late else [(running_pod(ftjob, 0), restarted_pod)]
+    for pods in (*observations, (other, restarted_pod)):
+        ftjob, decision = decide_once(ftjob, observation_of(ftjob, *pods), now=LATER)
+    ftjob, decision = decide_once(ftjob, observation_of(ftjob, other, restarted_pod), now=NOW + timedelta(seconds=10))
+    assert [action.name for action in decision.actions if isinstance(action, DeletePod)] == ["bert-0-1"]
+
+    broken = ended_pod(ftjob, 1, exit_code=128, reason="StartError", message='exec: "python3": not found')
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, other, broken), now=LATER)
+    first = ftjob.status.attempts[0]
+    assert (first.reason, first.node_rank, first.fault) == ("PodDeleted", 1, Fault.INFRASTRUCTURE)
+    assert "pod bert-0-1 was restarted in place" in first.message
+
+
+def test_a_node_killed_after_its_grace_period_is_not_the_root_cause() -> None:
+    late_failure: RawBody = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:12Z"}
+    ftjob = running_job()
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+    )
+    stopped_pod = terminating_pod(ended_pod(ftjob, 1, **late_failure), deadline=NOW + timedelta(seconds=12))
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), stopped_pod), now=LATER)
+
+    assert ftjob.status.attempts[0].reason == "PeerLost"
+
+
+def test_a_pod_deleted_by_a_user_is_the_root_cause_although_its_ranks_report_lost_peers() -> None:
+    ftjob = running_job()
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1)))
+    ftjob, _ = decide_once(
+        ftjob,
+        observation_of(
+            ftjob, terminating_pod(ended_pod(ftjob, 0, **VICTIM)), terminating_pod(ended_pod(ftjob, 1, **VICTIM))
+        ),
+        now=LATER,
+    )
+
+    assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("PodDeleted", 0)
+
+
+def test_a_lost_kubernetes_node_is_the_root_cause_without_a_termination_message() -> None:
+    ftjob = running_job()
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+    )
+    lost_pod = disrupted_pod(terminating_pod(running_pod(ftjob, 1), deadline=LATER), "DeletionByTaintManager")
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), lost_pod), now=LATER + timedelta(seconds=60)
+    )
+
+    assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].fault) == ("NodeLost", Fault.INFRASTRUCTURE)
+
+
+def test_an_eviction_after_our_deletion_is_not_the_root_cause() -> None:
+    ftjob = running_job()
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+    )
+    late_failure: RawBody = {"exit_code": 143, "message": termination_message(outcome=Outcome.STOPPED)}
+    evicted_pod = disrupted_pod(terminating_pod(ended_pod(ftjob, 1, **late_failure)), "EvictionByEvictionAPI")
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), evicted_pod), now=LATER)
+
+    assert ftjob.status.attempts[0].reason == "PeerLost"
+
+
+def test_evidence_outlasts_its_pod() -> None:
+    ftjob = running_job()
+    ftjob, _ = decide_once(
+        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **KILLED), running_pod(ftjob, 1)), now=LATER
+    )
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob), now=LATER)
+
+    assert ftjob.status.attempts[0].reason == "ContainerKilled"
+
+
+def test_a_missing_pod_is_evidence_of_its_deletion() -> None:
+    ftjob = running_job()
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0)))
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob))
+
+    assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("PodDeleted", 1)
+
+
+def test_after_a_victim_the_root_cause_has_a_grace_period_to_end_by_itself() -> None:
+    """A root cause that receives SIGTERM first reports that it was stopped, and its victim would be blamed."""
+    ftjob = running_job()
+    pods = (ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1))
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, *pods))
+    ftjob, during_grace = decide_once(ftjob, observation_of(ftjob, *pods), now=LATER)
+    _, after_grace = decide_once(ftjob, observation_of(ftjob, *pods), now=LATER + ROOT_CAUSE_GRACE)
+    ftjob, _ = decide_once(
+        ftjob,
+        observation_of(ftjob, pods[0], ended_pod(ftjob, 1, message=termination_message(error_type="ValueError"))),
+        now=LATER,
+    )
+
+    assert during_grace.actions == ()
+    assert during_grace.requeue_after == timedelta(seconds=1.4)  # the victim ended at 0.4 s
+    assert after_grace.actions == (DeletePod("bert-0-1", "pod-0-1", ABORT_GRACE_SECONDS),)
+    assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("UserCodeError", 1)

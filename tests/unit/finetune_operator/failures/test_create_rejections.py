@@ -1,0 +1,138 @@
+"""Rejected creates and claims that no retry can fix."""
+
+import pytest
+
+from finetune_api.v1alpha1.reasons import FailureAction
+from finetune_api.v1alpha1.status import AttemptRecord, Fault, JobStatus
+from finetune_operator.core.pending import PendingReason, find_pending_reason
+from finetune_operator.failures.create_rejections import claim_names, find_permanent_rejection
+from finetune_operator.observation.pods import Claim, Observation, RejectedCreate
+from testing.builders.jobs import NOW, command, job, observation_of
+
+JOB = job()
+QUOTA = RejectedCreate("Pod", "bert-0-0", 403, "exceeded quota: gpus")
+
+
+def test_claim_names_are_unique_with_the_output_first() -> None:
+    volumes = [
+        {"name": "a", "mountPath": "/a", "persistentVolumeClaim": {"claimName": "datasets"}},
+        {"name": "b", "mountPath": "/b", "persistentVolumeClaim": {"claimName": "models"}},
+        {"name": "c", "mountPath": "/c", "persistentVolumeClaim": {"claimName": "datasets"}},
+        {"name": "d", "mountPath": "/d", "emptyDir": {}},
+    ]
+    assert claim_names(job(volumes=volumes)) == ("models", "datasets")
+
+
+@pytest.mark.parametrize(
+    ("rejected", "reason", "message"),
+    [
+        pytest.param(
+            RejectedCreate("Service", "bert", 409, "exists", name_taken=True),
+            "NameTaken",
+            "Service bert exists and does not belong to this job; delete it or rename the job",
+            id="name taken",
+        ),
+        pytest.param(
+            RejectedCreate("Pod", "bert-0-0", 422, "spec.x: Invalid value"),
+            "InvalidSpec",
+            "Pod bert-0-0: spec.x: Invalid value",
+            id="invalid object",
+        ),
+        pytest.param(
+            RejectedCreate("Pod", "bert-0-0", 400, "unknown field"),
+            "InvalidSpec",
+            "Pod bert-0-0: unknown field",
+            id="bad request",
+        ),
+    ],
+)
+def test_a_permanent_rejection_fails_the_job_as_a_user_fault(
+    rejected: RejectedCreate, reason: str, message: str
+) -> None:
+    verdict = find_permanent_rejection(JOB, Observation(rejected_creates=(QUOTA, rejected)))
+    assert verdict is not None
+    assert (verdict.reason, verdict.message) == (reason, message)
+    assert (verdict.fault, verdict.action) == (Fault.USER, FailureAction.FAIL)
+
+
+@pytest.mark.parametrize(
+    ("rejected", "expected"),
+    [
+        pytest.param(
+            RejectedCreate("Service", "bert", 409, "exists", name_taken=True),
+            PendingReason(
+                "NameTaken", "Service bert exists and does not belong to this job; the job continues once it is deleted"
+            ),
+            id="name taken meanwhile",
+        ),
+        pytest.param(
+            RejectedCreate("Pod", "bert-1-0", 422, "ValidatingAdmissionPolicy 'new' denied request"),
+            PendingReason("CreateRefused", "Pod bert-1-0: ValidatingAdmissionPolicy 'new' denied request"),
+            id="new admission policy",
+        ),
+        pytest.param(
+            RejectedCreate("Pod", "bert-1-0", 413, "too large"),
+            PendingReason("CreateRefused", "Pod bert-1-0: too large"),
+            id="object too large",
+        ),
+    ],
+)
+def test_once_a_job_has_run_rejected_creates_are_retried(rejected: RejectedCreate, expected: PendingReason) -> None:
+    attempts = (AttemptRecord(attempt=0, state="Failed", created=True), AttemptRecord(attempt=1, state="Starting"))
+    ftjob = job(status=JobStatus(attempt=1, attempts=attempts))
+    observation = Observation(rejected_creates=(rejected,))
+    assert find_permanent_rejection(ftjob, observation) is None
+    assert find_pending_reason(ftjob, observation, (), NOW) == expected
+
+
+def test_an_exceeded_quota_is_no_permanent_rejection() -> None:
+    assert find_permanent_rejection(JOB, Observation(rejected_creates=(QUOTA,))) is None
+
+
+@pytest.mark.parametrize(
+    ("claim", "modes", "message"),
+    [
+        pytest.param("models", ("ReadWriteMany",), None, id="output read-write-many"),
+        pytest.param("models", ("ReadWriteOnce", "ReadWriteMany"), None, id="output with two modes"),
+        pytest.param("datasets", ("ReadOnlyMany",), None, id="data read-only-many"),
+        pytest.param("datasets", ("ReadWriteMany",), None, id="data read-write-many"),
+        pytest.param(
+            "models",
+            ("ReadOnlyMany",),
+            "PersistentVolumeClaim models is ReadOnlyMany, but 2 nodes mount it: it must be ReadWriteMany",
+            id="output read-only",
+        ),
+        pytest.param(
+            "datasets",
+            ("ReadWriteOnce", "ReadWriteOncePod"),
+            "PersistentVolumeClaim datasets is ReadWriteOnce, ReadWriteOncePod, but 2 nodes mount it: it must be"
+            " ReadWriteMany or ReadOnlyMany",
+            id="data for a single node",
+        ),
+        pytest.param(
+            "datasets",
+            (),
+            "PersistentVolumeClaim datasets is without access mode, but 2 nodes mount it: it must be ReadWriteMany or"
+            " ReadOnlyMany",
+            id="no access mode",
+        ),
+    ],
+)
+def test_claims_of_several_nodes_must_be_shared(claim: str, modes: tuple[str, ...], message: str | None) -> None:
+    observation = Observation(claims=(Claim(claim, modes),))
+    verdict = find_permanent_rejection(JOB, observation)
+    assert (verdict.message if verdict else None) == message
+    assert find_permanent_rejection(job(numNodes=1), observation) is None
+
+
+def test_unknown_or_missing_claims_are_no_rejection() -> None:
+    assert find_permanent_rejection(JOB, Observation(claims=None)) is None
+    assert find_permanent_rejection(JOB, Observation(claims=())) is None
+
+
+def test_a_command_without_an_output_mounts_the_claims_of_its_volumes() -> None:
+    fields = command({"script": "train.py"}, output=None)
+
+    assert claim_names(job(**fields)) == ("datasets",)
+    observation = observation_of(job(**fields), claims=(Claim("datasets", ("ReadOnlyMany",)),))
+    assert find_permanent_rejection(job(**fields), observation) is None

@@ -1,0 +1,69 @@
+"""Environment variables of the trainer container."""
+
+from typing import Any
+
+import pytest
+
+from finetune_operator.plan.pod_environment import build_environment
+from finetune_operator.plan.run_plan import GRACE_SECONDS
+from testing.builders.manifests import EVERYTHING, container, first_pod, run_of
+
+
+def variables(**fields: Any) -> dict[str, str]:
+    return {variable["name"]: variable.get("value", "") for variable in container(**fields)["env"]}
+
+
+@pytest.mark.parametrize("fields", [pytest.param({}, id="minimal"), pytest.param(EVERYTHING, id="everything")])
+def test_variables_that_torchrun_sets_are_not_in_the_pod(fields: dict[str, Any]) -> None:
+    variable_names = variables(**fields).keys()
+    assert {"MASTER_ADDR", "NODE_RANK"} <= variable_names
+    assert variable_names.isdisjoint({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"})
+
+
+def test_pet_variables_equal_those_of_the_trainer() -> None:
+    run = run_of()
+    for node in run.nodes:
+        environment = build_environment(run, node)
+        torchrun_variables = {
+            name.removeprefix("PET_"): value for name, value in environment.items() if name.startswith("PET_")
+        }
+        assert torchrun_variables.keys() == {"NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT"}
+        assert torchrun_variables.items() <= environment.items()
+        assert torchrun_variables["NODE_RANK"] == str(node.node_rank)
+
+
+def test_torchrun_stops_within_the_grace_period() -> None:
+    pod = first_pod()
+    assert pod["spec"]["terminationGracePeriodSeconds"] == GRACE_SECONDS
+    assert int(variables()["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < GRACE_SECONDS
+
+
+def test_a_variable_of_the_user_replaces_the_default_one() -> None:
+    variable_names = [variable["name"] for variable in container(**EVERYTHING)["env"]]
+    assert len(variable_names) == len(set(variable_names))
+    assert variables(**EVERYTHING)["HF_HOME"] == "/models/hub"
+
+
+@pytest.mark.parametrize(
+    ("limits", "nproc", "threads"),
+    [
+        pytest.param({}, 2, "1", id="no limit: default of torchrun"),
+        pytest.param({"cpu": "8"}, 2, "4", id="divided evenly"),
+        pytest.param({"cpu": 7}, 2, "3", id="rounded down"),
+        pytest.param({"cpu": "1500m"}, 4, "1", id="at least one"),
+    ],
+)
+def test_omp_threads_are_the_cpu_limit_per_rank(limits: dict[str, Any], nproc: int, threads: str) -> None:
+    assert variables(resources={"limits": limits}, nprocPerNode=nproc)["OMP_NUM_THREADS"] == threads
+
+
+@pytest.mark.parametrize(
+    ("nccl", "variable"),
+    [
+        pytest.param({"ibDisable": True}, ("NCCL_IB_DISABLE", "1"), id="true is 1"),
+        pytest.param({"p2pDisable": False}, ("NCCL_P2P_DISABLE", "0"), id="false is 0"),
+        pytest.param({"ibGidIndex": 3}, ("NCCL_IB_GID_INDEX", "3"), id="number"),
+    ],
+)
+def test_nccl_booleans_become_numbers(nccl: dict[str, Any], variable: tuple[str, str]) -> None:
+    assert variable in variables(network={"nccl": nccl}).items()

@@ -1,0 +1,123 @@
+"""Manifest of the pod of one node."""
+
+import json
+from typing import Any
+
+import pytest
+
+from finetune_operator import names
+from finetune_operator.plan.pod_manifest import LOST_NODE_SECONDS, exclude_nodes
+from testing.builders.jobs import command
+from testing.builders.manifests import EVERYTHING, NOT_READY, container, first_pod, pods_of, run_of
+from testing.builders.pod_security import restricted_violations
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+NOT_GPU_7 = {"key": "metadata.name", "operator": "NotIn", "values": ["gpu-7"]}
+UNREACHABLE = "node.kubernetes.io/unreachable"
+
+
+def tolerations(*given: dict[str, Any]) -> dict[str, int | None]:
+    """Return tolerationSeconds by taint key, as in the pod manifest."""
+    tolerations_of_pod = first_pod(podTemplate={"tolerations": list(given)})["spec"]["tolerations"]
+    assert len({toleration["key"] for toleration in tolerations_of_pod}) == len(tolerations_of_pod)
+    return {toleration["key"]: toleration.get("tolerationSeconds") for toleration in tolerations_of_pod}
+
+
+@pytest.mark.parametrize(
+    ("limits", "size"),
+    [
+        pytest.param({}, 2 * 1024**3, id="no memory limit"),
+        pytest.param({"memory": "16Gi"}, 8 * 1024**3, id="half the memory limit"),
+        pytest.param({"memory": 1001}, 500, id="whole bytes"),
+    ],
+)
+def test_the_size_of_shared_memory_is_limited(limits: dict[str, Any], size: int) -> None:
+    volumes = first_pod(resources={"limits": limits})["spec"]["volumes"]
+    [shm] = [volume for volume in volumes if volume["name"] == "shm"]
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": str(size)}
+
+
+def test_lost_kubernetes_nodes_are_tolerated_for_a_minute() -> None:
+    assert tolerations() == {NOT_READY: LOST_NODE_SECONDS, UNREACHABLE: LOST_NODE_SECONDS}
+
+
+def test_a_toleration_of_the_user_replaces_the_default() -> None:
+    toleration = {"key": UNREACHABLE, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}
+    assert tolerations(toleration) == {UNREACHABLE: 5, NOT_READY: LOST_NODE_SECONDS}
+
+
+def test_a_toleration_of_every_taint_adds_no_default() -> None:
+    toleration = {"operator": "Exists"}
+    assert first_pod(podTemplate={"tolerations": [toleration]})["spec"]["tolerations"] == [toleration]
+
+
+def test_a_toleration_of_another_effect_keeps_the_default() -> None:
+    toleration = {"key": NOT_READY, "operator": "Exists", "effect": "NoSchedule"}
+    tolerations_of_pod = first_pod(podTemplate={"tolerations": [toleration]})["spec"]["tolerations"]
+    assert [(toleration["key"], toleration["effect"]) for toleration in tolerations_of_pod] == [
+        (NOT_READY, "NoSchedule"),
+        (NOT_READY, "NoExecute"),
+        (UNREACHABLE, "NoExecute"),
+    ]
+
+
+def test_an_empty_security_context_of_the_user_is_kept() -> None:
+    pod_spec = first_pod(podTemplate={"securityContext": {}, "containerSecurityContext": {}})["spec"]
+    assert (pod_spec["securityContext"], pod_spec["containers"][0]["securityContext"]) == ({}, {})
+
+
+def test_labels_of_the_operator_override_those_of_the_user() -> None:
+    labels = first_pod(**EVERYTHING)["metadata"]["labels"]
+    assert (labels["team"], labels[names.MANAGED_BY]) == ("a", names.MANAGER)
+
+
+def test_unset_fields_are_not_in_the_manifest() -> None:
+    spec, trainer = first_pod()["spec"], container()
+    assert not {"nodeSelector", "affinity", "priorityClassName", "imagePullSecrets", "serviceAccountName"} & spec.keys()
+    assert not {"resources", "imagePullPolicy"} & trainer.keys()
+
+
+def test_pods_conform_to_the_restricted_pod_security_standard() -> None:
+    for fields in ({}, command({"script": "train.py"})):
+        for pod in pods_of(run_of(**fields)):
+            assert restricted_violations(pod) == ()
+
+
+def test_only_fields_of_the_user_violate_the_restricted_standard() -> None:
+    assert restricted_violations(first_pod(**EVERYTHING)) == (
+        "volume models: nfs",
+        "volume disk: hostPath",
+        "allowPrivilegeEscalation is not false",
+        "capabilities.drop lacks ALL",
+        "capabilities.add",
+        "runAsNonRoot is not true",
+        "seccompProfile is not RuntimeDefault",
+    )
+
+
+def test_a_pod_without_affinity_only_excludes_nodes() -> None:
+    assert exclude_nodes(None, ()) is None
+    assert exclude_nodes(None, ("gpu-7",)) == {
+        "nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchFields": [NOT_GPU_7]}]}}
+    }
+
+
+def test_each_node_selector_term_of_the_user_excludes_the_nodes_too() -> None:
+    zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    by_name: dict[str, Any] = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["gpu-1"]}]}
+    affinity = {
+        "podAffinity": {"x": 1},
+        "nodeAffinity": {"preferred": [], REQUIRED: {"nodeSelectorTerms": [zone, by_name]}},
+    }
+    before = json.dumps(affinity)
+
+    remaining = exclude_nodes(affinity, ("gpu-7", "gpu-8"))
+
+    assert remaining is not None
+    assert remaining["podAffinity"] == {"x": 1}
+    assert remaining["nodeAffinity"]["preferred"] == []
+    first, second = remaining["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    assert first["matchExpressions"] == zone["matchExpressions"]
+    assert [field["values"] for field in first["matchFields"]] == [["gpu-7"], ["gpu-8"]]
+    assert [field["values"] for field in second["matchFields"]] == [["gpu-1"], ["gpu-7"], ["gpu-8"]]
+    assert json.dumps(affinity) == before
