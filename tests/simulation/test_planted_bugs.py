@@ -14,7 +14,7 @@ from finetune_operator.controller import controller, gather
 from finetune_operator.controller.execute_actions import execute_actions
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.reconcile import PassDependencies, PassResult, render_status
-from finetune_operator.core import decide, ensure_children, stop_attempt
+from finetune_operator.core import attempt_record, decide, ensure_children, stop_attempt
 from finetune_operator.core.decision import Decision, require_confirmation
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.pending import PendingReason
@@ -196,7 +196,7 @@ def avoid_after_one_failure(patch: pytest.MonkeyPatch) -> None:
 
 def avoid_every_k8s_node(patch: pytest.MonkeyPatch) -> None:
     """Every Kubernetes node is avoided after any failure."""
-    patch.setattr(stop_attempt, "nodes_to_avoid", lambda attempts, now: tuple(f"gpu-{number}" for number in range(5)))
+    patch.setattr(attempt_record, "nodes_to_avoid", lambda attempts, now: tuple(f"gpu-{number}" for number in range(5)))
 
 
 def omit_avoidance_from_pods(patch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def omit_avoidance_from_pods(patch: pytest.MonkeyPatch) -> None:
 
 def never_avoid_k8s_nodes(patch: pytest.MonkeyPatch) -> None:
     """No Kubernetes node is ever avoided."""
-    patch.setattr(stop_attempt, "nodes_to_avoid", lambda attempts, now: ())
+    patch.setattr(attempt_record, "nodes_to_avoid", lambda attempts, now: ())
 
 
 def never_restart_released_nodes(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""Runs one job on the local host: reconcile passes from the operator's own work queue until the job ends."""
+"""Runs one job on the local host: reconcile passes from the operator's own work queue until the job ends.
+
+local.resume prepares the status with which a second run of the same job continues.
+"""
 
 import asyncio
 import contextlib

@@ -1,18 +1,65 @@
-"""The records in status.attempts: replaced and appended, with their steps, downtime and kept evidence.
+"""The records in status.attempts: the start, steps, verdict and downtime of an attempt, and the record of the next.
 
-`created`, `state` and `runningTime` of a running attempt come from core.decide, `reason` and `message` from
-core.stop_attempt, `evidence` from failures.merge_evidence.
+core.stop_attempt decides how an attempt ends; failures.merge_evidence fills its evidence.
 """
 
 from datetime import datetime
 
 from finetune_api.termination import Outcome
-from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Progress
-from finetune_operator.failures.node_avoidance import prune_attempts
+from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus
+from finetune_operator.core.job_context import JobContext
+from finetune_operator.failures.node_avoidance import nodes_to_avoid, prune_attempts
 from finetune_operator.failures.rules import most_relevant
-from finetune_operator.observation.pods import NodeObservation
+from finetune_operator.failures.verdict import Verdict
+from finetune_operator.observation.pods import PodPhase
 
 MAX_KEPT_EVIDENCE = 8  # nodes per ended attempt (decisions/106)
+
+
+def next_attempt(context: JobContext, status: JobStatus) -> AttemptRecord:
+    """Return the record of the attempt after those in the status, which avoids Kubernetes nodes that failed them."""
+    can_avoid = context.job.spec.restart_policy.avoid_failing_nodes and context.settings.on_cluster
+    last = status.attempts[-1]
+    # an attempt that never ran does not extend pendingDeadlineSeconds
+    pending_since = last.pending_since if last.running_time is None and last.state is AttemptState.FAILED else None
+    return AttemptRecord(
+        attempt=last.attempt + 1,
+        state=AttemptState.STARTING,
+        start_time=context.now,
+        pending_since=context.now if pending_since is None else pending_since,
+        avoids=nodes_to_avoid(status.attempts, context.now) if can_avoid else (),
+    )
+
+
+def record_start(context: JobContext) -> AttemptRecord:
+    """Return the record of a starting or running attempt with whether all its objects were created and all pods run."""
+    record = context.record
+    # all children exist once every pod and the Service were observed together
+    live = [node for node in context.nodes if node.phase is not PodPhase.GONE]
+    created = record.created or (len(live) == context.job.spec.num_nodes and context.observation.service_exists)
+    # the attempt runs once every node runs or has succeeded
+    all_run = created and all(node.phase is PodPhase.RUNNING or node.succeeded for node in context.nodes)
+    started = record.state is AttemptState.RUNNING or all_run
+    update = {
+        "created": created,
+        "state": AttemptState.RUNNING if started else AttemptState.STARTING,
+        "running_time": record.running_time or (context.now if started else None),
+    }
+    return record.model_copy(update={**update, **step_range(context)})
+
+
+def with_verdict(record: AttemptRecord, verdict: Verdict) -> AttemptRecord:
+    """Return the record with reason, fault and message of the verdict, and the node and rank that it names."""
+    cause = verdict.evidence
+    update = {
+        "reason": verdict.reason,
+        "fault": verdict.fault,
+        "message": verdict.message,
+        "node_rank": cause.node_rank if cause else None,
+        "rank": cause.rank if cause else None,
+        "k8s_node": cause.k8s_node if cause else "",
+    }
+    return record.model_copy(update=update)
 
 
 def with_record(status: JobStatus, record: AttemptRecord) -> JobStatus:
@@ -32,12 +79,12 @@ def with_next_attempt(status: JobStatus, record: AttemptRecord, now: datetime) -
     return status.model_copy(update={"attempt": record.attempt, "attempts": attempts})
 
 
-def step_range(record: AttemptRecord, nodes: tuple[NodeObservation, ...], polled: Progress | None) -> dict[str, object]:
+def step_range(context: JobContext) -> dict[str, object]:
     """Return the update of a record with its first and last step and the time of the first, as far as reported."""
-    terminations = [node.termination for node in nodes if node.termination]
-    reports = [
-        report for report in (*(termination.progress for termination in terminations), polled) if report is not None
-    ]
+    record = context.record
+    terminations = [node.termination for node in context.nodes if node.termination]
+    progress = (*(termination.progress for termination in terminations), context.observation.progress)
+    reports = [report for report in progress if report is not None]
     first_steps = [termination.first_step for termination in terminations] + [report.first_step for report in reports]
     first_step_times = [report.first_step_time for report in reports]
     last_steps = [record.last_step, *(report.step for report in reports)]

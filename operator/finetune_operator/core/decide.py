@@ -11,7 +11,7 @@ from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState
 from finetune_operator import names
 from finetune_operator.core.actions import Action, Create, DeleteConfigMap, DeleteJob, Emit
-from finetune_operator.core.attempt_record import with_next_attempt, with_record
+from finetune_operator.core.attempt_record import next_attempt, record_start, with_next_attempt, with_record
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.ensure_children import ensure_service_and_config_map, next_config_map_check
 from finetune_operator.core.job_context import JobContext
@@ -22,7 +22,6 @@ from finetune_operator.core.stop_attempt import (
     complete_job,
     continue_stopping,
     end_attempt,
-    next_attempt,
 )
 from finetune_operator.failures.create_rejections import find_permanent_rejection
 from finetune_operator.failures.rules import judge_node
@@ -227,19 +226,8 @@ def _check_start_deadlines(context: JobContext) -> Decision | None:
 
 def _update_running_state(context: JobContext) -> Decision:
     """Record whether all pods exist and run; keep Service and ConfigMap in place."""
-    record = context.record
-    # all children exist once every pod and the Service were observed together
-    live = [node for node in context.nodes if node.phase is not PodPhase.GONE]
-    created = record.created or (len(live) == context.job.spec.num_nodes and context.observation.service_exists)
-    # the attempt runs once every node runs or has succeeded
-    all_run = created and all(node.phase is PodPhase.RUNNING or node.succeeded for node in context.nodes)
-    started = record.state is AttemptState.RUNNING or all_run
-    update = {
-        "created": created,
-        "state": AttemptState.RUNNING if started else AttemptState.STARTING,
-        "running_time": record.running_time or (context.now if started else None),
-    }
-    record = record.model_copy(update={**update, **context.step_range})
+    record = record_start(context)
+    started = record.state is AttemptState.RUNNING
     # emit events, delete pods of older attempts, recreate what users deleted
     deletions = context.deletions(_pods_of_older_attempts(context), ABORT_GRACE_SECONDS)
     actions = (*_start_events(context, record), *deletions, *ensure_service_and_config_map(context))

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, WaitStatus
 from finetune_operator.core.actions import Action, DeletePod
-from finetune_operator.core.attempt_record import step_range
 from finetune_operator.core.pending import PendingReason, find_pending_reason
 from finetune_operator.observation.pods import NodeObservation, Observation, PodPhase
 from finetune_operator.settings import Settings
@@ -86,11 +85,6 @@ class JobContext:
         Times in the future come from a clock ahead of this one and are ignored.
         """
         return max(since, min((time for time in pod_times if time <= self.now), default=since))
-
-    @property
-    def step_range(self) -> dict[str, object]:
-        """Record update with first and last step of the current attempt, and the time of the first."""
-        return step_range(self.record, self.nodes, self.observation.progress)
 
     def running_pods(self) -> list[NodeObservation]:
         """Return the pods of any attempt in which a process may still run."""

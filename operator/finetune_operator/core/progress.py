@@ -1,4 +1,7 @@
-"""Progress and batch of the current attempt, merged from what was polled and what nodes reported when they ended."""
+"""Progress and batch of the current attempt, merged from what was polled and what nodes reported when they ended.
+
+`updateTime` is the time of the heartbeat of rank 0, or of the poll (controller.progress_poller) if a report has none.
+"""
 
 from finetune_api.batch import Batch
 from finetune_api.oom_repair import apply_repair

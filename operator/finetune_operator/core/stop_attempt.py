@@ -9,12 +9,11 @@ from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Progress, Repair
 from finetune_operator.core.actions import Emit
-from finetune_operator.core.attempt_record import with_next_attempt, with_record
+from finetune_operator.core.attempt_record import next_attempt, step_range, with_next_attempt, with_record, with_verdict
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.progress import newest_progress, resolve_current_batch
 from finetune_operator.failures.merge_evidence import collect_initial_evidence, merge_evidence
-from finetune_operator.failures.node_avoidance import nodes_to_avoid
 from finetune_operator.failures.restart_budget import plan_restart
 from finetune_operator.failures.rules import NODE_LOST_DISRUPTIONS, judge
 from finetune_operator.failures.verdict import Verdict
@@ -44,7 +43,7 @@ def begin_stopping(context: JobContext, reason: StopReason, *, message: str = ""
     """Record that the attempt is stopping, with the evidence so far; the next pass deletes the pods."""
     evidence = collect_initial_evidence(context.record, context.nodes, context.job.spec.num_nodes)
     update = {"state": AttemptState.STOPPING, "reason": reason.value, "message": message, "evidence": evidence}
-    record = context.record.model_copy(update={**update, **context.step_range})
+    record = context.record.model_copy(update={**update, **step_range(context)})
     return build_decision(context, with_record(context.status, record))
 
 
@@ -52,7 +51,7 @@ def continue_stopping(context: JobContext) -> Decision:
     """Delete the running pods of every attempt; once none can run, judge the attempt."""
     # add the evidence that arrived since the last pass
     record = context.record.model_copy(
-        update={"evidence": merge_evidence(context.record.evidence, context.nodes), **context.step_range}
+        update={"evidence": merge_evidence(context.record.evidence, context.nodes), **step_range(context)}
     )
     # no process can run any more: judge
     running = context.running_pods()
@@ -114,7 +113,7 @@ def end_attempt(context: JobContext, verdict: Verdict, record: AttemptRecord) ->
     verdict, repair = _choose_repair(context, verdict)
     limits = (context.job.metadata.uid, context.job.spec.restart_policy)
     restart = plan_restart(verdict, record, context.status.attempts[:-1], context.status.without_progress, limits)
-    record = record.model_copy(update=_verdict_fields(verdict))
+    record = with_verdict(record, verdict)
     status = context.status.model_copy(update={"without_progress": restart.counts, "repair": repair})
     if not restart.allowed:
         return fail_job(context, status, record, restart.message)
@@ -131,33 +130,6 @@ def end_attempt(context: JobContext, verdict: Verdict, record: AttemptRecord) ->
     message = f"{verdict.message}; attempt {following.attempt} starts{delay}{avoidance}"
     event = Emit("Warning", verdict.reason, message, f"restart-{following.attempt}")
     return build_decision(context, status, actions=(event,))
-
-
-def _verdict_fields(verdict: Verdict) -> dict[str, object]:
-    cause = verdict.evidence
-    return {
-        "reason": verdict.reason,
-        "fault": verdict.fault,
-        "message": verdict.message,
-        "node_rank": cause.node_rank if cause else None,
-        "rank": cause.rank if cause else None,
-        "k8s_node": cause.k8s_node if cause else "",
-    }
-
-
-def next_attempt(context: JobContext, status: JobStatus) -> AttemptRecord:
-    """Return the record of the attempt after those in the status, which avoids Kubernetes nodes that failed them."""
-    can_avoid = context.job.spec.restart_policy.avoid_failing_nodes and context.settings.on_cluster
-    last = status.attempts[-1]
-    # an attempt that never ran does not extend pendingDeadlineSeconds
-    pending_since = last.pending_since if last.running_time is None and last.state is AttemptState.FAILED else None
-    return AttemptRecord(
-        attempt=last.attempt + 1,
-        state=AttemptState.STARTING,
-        start_time=context.now,
-        pending_since=context.now if pending_since is None else pending_since,
-        avoids=nodes_to_avoid(status.attempts, context.now) if can_avoid else (),
-    )
 
 
 def _choose_repair(context: JobContext, verdict: Verdict) -> tuple[Verdict, Repair | None]:
@@ -189,7 +161,7 @@ def complete_job(context: JobContext, record: AttemptRecord) -> Decision:
         "message": message,
         "evidence": (),
     }
-    record = record.model_copy(update={**update, **context.step_range})
+    record = record.model_copy(update={**update, **step_range(context)})
     status = with_record(context.status, record).model_copy(update={"completion_time": context.now})
     return build_decision(context, status, actions=(Emit("Normal", Reason.COMPLETED, message, "end"),))
 

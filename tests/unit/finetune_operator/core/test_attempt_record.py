@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from finetune_api.termination import Outcome
-from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Evidence, Progress
+from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Evidence, JobStatus, Progress
 from finetune_operator.core.attempt_record import record_downtime, step_range
-from finetune_operator.observation.pods import NodeObservation, observe_pods
-from testing.builders.jobs import NOW, RawBody, ended_pod, job, running_pod
+from finetune_operator.core.job_context import JobContext
+from testing.builders.jobs import NOW, SETTINGS, RawBody, ended_pod, job, observation_of, running_pod
 
 JOB = job()
 RECORD = AttemptRecord(attempt=0, state=AttemptState.RUNNING, created=True)
@@ -20,16 +20,17 @@ def termination_message(outcome: Outcome = Outcome.FAILED, **fields: Any) -> str
     return json.dumps({"final": True, "outcome": outcome, "time": NOW.timestamp(), **fields})
 
 
-def nodes(*pods: RawBody, gone: tuple[RawBody, ...] = ()) -> tuple[NodeObservation, ...]:
-    return observe_pods(pods, gone)
+def context_of(*pods: RawBody, record: AttemptRecord = RECORD, polled: Progress | None = None) -> JobContext:
+    """Return the context of a job whose current attempt has this record."""
+    ftjob = job(status=JobStatus(attempt=0, attempts=(record,)))
+    return JobContext(ftjob, observation_of(ftjob, *pods, progress=polled), NOW, SETTINGS)
 
 
 def steps_of(
     *pods: RawBody, record: AttemptRecord = RECORD, polled: int | None = None
 ) -> tuple[int | None, int | None]:
-    record = record.model_copy(
-        update=step_range(record, nodes(*pods), None if polled is None else Progress(step=polled))
-    )
+    progress = None if polled is None else Progress(step=polled)
+    record = record.model_copy(update=step_range(context_of(*pods, record=record, polled=progress)))
     return record.first_step, record.last_step
 
 
@@ -55,10 +56,10 @@ def test_the_first_step_is_the_smallest_reported() -> None:
 def test_polled_progress_contains_first_step_and_its_time() -> None:
     polled = Progress(step=9, first_step=4, first_step_time=NOW)
 
-    record = RECORD.model_copy(update=step_range(RECORD, nodes(running_pod(JOB, 0)), polled))
+    record = RECORD.model_copy(update=step_range(context_of(running_pod(JOB, 0), polled=polled)))
     assert (record.first_step, record.first_step_time, record.last_step) == (4, NOW, 9)
     later_progress = Progress(step=12, first_step=4, first_step_time=NOW + timedelta(minutes=1))
-    assert step_range(record, (), later_progress)["first_step_time"] == NOW
+    assert step_range(context_of(record=record, polled=later_progress))["first_step_time"] == NOW
 
 
 def attempt(number: int, *, state: AttemptState = AttemptState.FAILED, **fields: Any) -> AttemptRecord:
