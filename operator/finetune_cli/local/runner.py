@@ -1,6 +1,7 @@
 """Runs one job on the local host: reconcile passes from the operator's own work queue until the job ends.
 
-local.resume prepares the status with which a second run of the same job continues.
+local.resume prepares the status with which a second run of the same job continues. decisions/117: why this loop is not
+the controller.
 """
 
 import asyncio
