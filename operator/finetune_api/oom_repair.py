@@ -65,7 +65,7 @@ def apply_repair(spec: FineTuneJobSpec, repair: Repair | None) -> FineTuneJobSpe
 def find_next_repair(shortage: MemoryShortage) -> tuple[Repair, str] | None:
     """Return the cheapest remaining repair, including earlier ones, and a description of the new change.
 
-    Returns None if nothing is left to change.
+    Returns None if nothing is left to change. One change per attempt: decisions/208.
     """
     repairs = (step(shortage) for step in _LADDERS[shortage.reason])
     return next((repair for repair in repairs if repair is not None), None)
@@ -92,7 +92,7 @@ def build_advice(shortage: MemoryShortage) -> str:
 
 
 def _double_memory_limit(shortage: MemoryShortage) -> tuple[Repair, str] | None:
-    """Double the memory limit, up to restartPolicy.maxMemory."""
+    """Double the memory limit, up to restartPolicy.maxMemory (decisions/209)."""
     spec = shortage.effective_spec
     limit, max_memory = spec.resources.limits.get("memory"), spec.restart_policy.max_memory
     if limit is None or max_memory is None or not shortage.in_container:

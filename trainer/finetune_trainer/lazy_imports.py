@@ -1,4 +1,7 @@
-"""Hides libraries that a job does not use: transformers, peft and accelerate import them if they are installed."""
+"""Hides libraries that a job does not use: transformers, peft and accelerate import them if they are installed.
+
+The reasons are in decisions/516.
+"""
 
 import json
 import sys

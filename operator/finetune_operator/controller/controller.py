@@ -145,7 +145,8 @@ class Controller:
     async def _reconcile(self, key: JobKey, job: RawBody) -> str:
         """Run one pass, store its result, and return the label of the metric."""
         try:
-            if key in self._last_errors:  # the failed write may have taken effect, with only its response lost
+            # the failed write may have taken effect, with only its response lost (decisions/108)
+            if key in self._last_errors:
                 job = await read_job(self._api, job)
             result = await reconcile(self._dependencies, job, self._cached_state(key))
         except NotFound:

@@ -82,7 +82,7 @@ async def _get_all(cluster: Cluster, kind: str, namespace: str, object_names: It
 def _unlisted_pod_names(job: FineTuneJob, listed: Observation) -> list[str]:
     """Return pods of the current attempt that are not listed, although they were not observed to end or be deleted.
 
-    Somebody may have removed their labels, so that no selector matches them; a GET by name still finds them.
+    Somebody may have removed their labels, so that no selector matches them; a GET by name finds them (decisions/107).
     """
     record = job.status.attempts[-1]
     if not record.created and record.state is not AttemptState.STOPPING:

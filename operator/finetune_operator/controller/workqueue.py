@@ -24,7 +24,8 @@ class WorkQueue(Generic[Key]):
 
     After every add, a pass starts that had not started before it. Of several delayed adds, the earliest wins.
     A token bucket limits each key to a burst of `PASS_BURST` passes, then one per `SECONDS_PER_PASS`. So two operators
-    that undo each other's writes, or a bug that requeues a key forever, cost the API server and other jobs little.
+    that undo each other's writes, or a bug that requeues a key forever, cost the API server and other jobs little
+    (decisions/109).
     """
 
     def __init__(self, *, on_wait: Callable[[float], None] | None = None) -> None:

@@ -101,6 +101,7 @@ def step_range(context: JobContext) -> dict[str, object]:
 
 def record_downtime(ended: tuple[AttemptRecord, ...], record: AttemptRecord) -> tuple[AttemptRecord, ...]:
     """Add downtime and lost steps to the last attempt that failed during training, once `record` trains again."""
+    # decisions/210
     trained = [index for index, each in enumerate(ended) if each.first_step_time is not None]
     if record.first_step_time is None or not trained:
         return ended

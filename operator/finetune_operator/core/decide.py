@@ -124,6 +124,7 @@ def _check_success(context: JobContext) -> Decision | None:
 
 def _check_incomplete_gang(context: JobContext) -> Decision | None:
     """Stop the attempt if running nodes gave up at the rendezvous because others cannot start; that is no failure."""
+    # decisions/206
     pending_reason = context.pending_reason
     if pending_reason is None or not pending_reason.has_no_timeout:
         return None
@@ -177,7 +178,7 @@ def _create_missing_children(context: JobContext) -> Decision | None:
     if record.attempt > 0:
         previous = names.config_map_name(context.job.metadata.name, record.attempt - 1)
         actions = (*actions, DeleteConfigMap(previous), *context.deletions(older, ABORT_GRACE_SECONDS))
-    # the cache may lack a pod of an older attempt, or one that the last pass created
+    # the cache may lack a pod of an older attempt, or one that the last pass created (decisions/101)
     decision = build_decision(context, context.status, actions=actions, requeue_after=_create_retry_after(context))
     return require_confirmation(context, decision)
 

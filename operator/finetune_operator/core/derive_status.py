@@ -61,6 +61,7 @@ def derive_status(job: FineTuneJob, context: StatusContext) -> JobStatus:
 
 def without_cosmetic_fields(status: JobStatus) -> JobStatus:
     """Return the status without the fields that may be written a second late without harm to the job."""
+    # decisions/110
     update: dict[str, object] = {"nodes": (), "display": None, "progress": None}
     if status.attempts:
         last = status.attempts[-1]

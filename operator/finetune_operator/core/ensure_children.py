@@ -15,7 +15,7 @@ def ensure_service_and_config_map(context: JobContext) -> tuple[Action, ...]:
     """Return the actions that restore the Service and the ConfigMap; an edited Service is deleted first.
 
     ConfigMaps are not watched, and a kubelet reports a missing one only in events. If a pod waits long for its volumes,
-    the ConfigMap is therefore created again, which changes nothing if it exists.
+    the ConfigMap is therefore created again, which changes nothing if it exists (decisions/112).
     """
     if context.observation.edited_service_uid:
         service_name = names.service_name(context.job.metadata.name)

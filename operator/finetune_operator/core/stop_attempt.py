@@ -49,7 +49,7 @@ def begin_stopping(context: JobContext, reason: StopReason, *, message: str = ""
 
 def continue_stopping(context: JobContext) -> Decision:
     """Delete the running pods of every attempt; once none can run, judge the attempt."""
-    # add the evidence that arrived since the last pass
+    # add the evidence that arrived since the last pass (decisions/102)
     record = context.record.model_copy(
         update={"evidence": merge_evidence(context.record.evidence, context.nodes), **step_range(context)}
     )
@@ -57,10 +57,10 @@ def continue_stopping(context: JobContext) -> Decision:
     running = context.running_pods()
     if not running:
         return require_confirmation(context, _judge(context, record))
-    # only victims have failed: give the root cause time to end by itself
+    # only victims have failed: give the root cause time to end by itself (decisions/105)
     if (pause := _root_cause_grace_left(context, record)) > timedelta():
         return build_decision(context, with_record(context.status, record), requeue_after=pause)
-    # delete the pods, with time for a checkpoint where the ranks can write one
+    # delete the pods, with time for a checkpoint where the ranks can write one (decisions/113)
     failed = any(evidence.outcome == Outcome.FAILED for evidence in record.evidence)
     can_save = record.reason in REASONS_WITH_CHECKPOINT and not failed
     grace_seconds = GRACE_SECONDS if can_save else ABORT_GRACE_SECONDS

@@ -23,7 +23,7 @@ START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
 CREATE_ERROR, CONFIG_ERROR = "CreateContainerError", "CreateContainerConfigError"
 _PREFIX = re.compile("stderr: |container process: |container init: ")
 _HOST_PROGRAMS = "containerd|runc|crun|apparmor_parser|nvidia-"  # others belong to the image
-_PATTERNS = (  # the first match decides; without a match, the fault is unknown
+_PATTERNS = (  # the first match decides; without a match, the fault is unknown (decisions/203)
     (Reason.DRIVER_MISMATCH, r"nvidia-container-cli(\.real)?: requirement error"),
     (Reason.GPU_UNAVAILABLE, r"nvidia-container|nvml error|CDI devices?\b|/dev/nvidia|nvidiactl"),
     (Reason.INVALID_SPEC, r"runAsNonRoot|non-root policy|non-numeric user|unknown capability"),

@@ -25,7 +25,7 @@ def find_permanent_rejection(job: FineTuneJob, observation: Observation) -> Verd
 
     Once an attempt has run, a rejected create is caused by an outside change: it is retried instead of failing the job.
     """
-    has_run = any(record.created for record in job.status.attempts)
+    has_run = any(record.created for record in job.status.attempts)  # decisions/204
     for rejected in () if has_run else observation.rejected_creates:
         if rejected.name_taken:
             return Verdict(Reason.NAME_TAKEN, f"{describe_name_conflict(rejected)}; delete it or rename the job")

@@ -322,7 +322,7 @@ PATTERNS: tuple[ErrorPattern, ...] = (
 
 @lru_cache(maxsize=4096)
 def classify_error_text(text: str) -> Reason | None:
-    """Return the reason of the first pattern that matches an error text, or None.
+    """Return the reason of the first pattern that matches an error text, or None (decisions/202).
 
     Cached: a call takes 2 ms, and while a job stops, each pass judges all of its nodes again.
     """

@@ -54,7 +54,7 @@ def merge_evidence(recorded: tuple[Evidence, ...], nodes: tuple[NodeObservation,
 def _merge(before: Evidence, node: NodeObservation | None) -> Evidence:
     if node is None:
         return before
-    # assumed never created; we cannot have deleted a pod we never observed
+    # assumed never created; we cannot have deleted a pod we never observed (decisions/104)
     if not before.pod_name and not before.deleted:
         return _first_observed(node)
     # the first end of a node is its evidence
@@ -69,7 +69,7 @@ def _merge(before: Evidence, node: NodeObservation | None) -> Evidence:
     update = {"deleted": before.deleted, "disruption": before.disruption or now.disruption}
     if before.reason == RELABELLED:
         update["reason"] = RELABELLED
-    # deleted since the attempt began to stop, so by the operator
+    # deleted since the attempt began to stop, so by the operator (decisions/103)
     if not before.deleted and (node.deleting or node.phase is PodPhase.GONE):
         if now.disruption not in NODE_LOST_DISRUPTIONS:  # the loss of a Kubernetes node is never our deletion
             update["disruption"] = before.disruption

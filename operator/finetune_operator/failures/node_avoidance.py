@@ -26,6 +26,7 @@ SUSPICIOUS = frozenset(
 
 def nodes_to_avoid(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[str, ...]:
     """Return the Kubernetes nodes with broken hardware, and those suspected of two failures within a day."""
+    # decisions/207
     strikes: Counter[str] = Counter()
     for record in attempts:
         strikes[record.k8s_node] += _strikes(record, now)

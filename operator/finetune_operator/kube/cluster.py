@@ -216,7 +216,8 @@ class KubernetesCluster:
             raise ClusterError(f"{kind} {name} was deleted while the operator checked its owner")
         existing_owner, owner = controlling_owner(existing), controlling_owner(manifest)
         if existing_owner.get("uid") != owner.get("uid"):
-            # Two owners with one name: the older was deleted, and the garbage collector will delete its children.
+            # Two owners with one name: the older was deleted, and the garbage collector will delete its children
+            # (decisions/205).
             same_name = _group_kind_name(existing_owner) == _group_kind_name(owner)
             raise NameTaken(kind=kind, name=name, predecessor_terminating=same_name)
         if "deletionTimestamp" in existing["metadata"]:

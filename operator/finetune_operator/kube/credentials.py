@@ -179,7 +179,7 @@ def open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     """Create a socket whose connection is closed after DEAD_PEER_TIMEOUT_SECONDS without a packet of its peer.
 
     When a load balancer drops a connection or a host is lost, no packet announces it. Without TCP keepalive a watch
-    would notice only when its next bookmark is overdue, and a call at its timeout.
+    would notice only when its next bookmark is overdue, and a call at its timeout (decisions/115).
     """
     family, kind, protocol, _, _ = address
     connection = socket.socket(family, kind, protocol)

@@ -145,7 +145,7 @@ def _mount(volume: Volume) -> Manifest:
 
 
 def exclude_nodes(affinity: dict[str, Any] | None, nodes: tuple[str, ...]) -> dict[str, Any] | None:
-    """Return the affinity with these Kubernetes nodes excluded in addition.
+    """Return the affinity with these Kubernetes nodes excluded in addition (decisions/207).
 
     Node selector terms are alternatives, so each of them has to exclude the nodes; matchFields allows one value per
     expression.

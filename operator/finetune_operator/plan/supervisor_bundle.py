@@ -1,4 +1,4 @@
-"""The supervisor packed into one zip of sources, which python3 of any image can run."""
+"""The supervisor packed into one zip of sources, which python3 of any image can run (decisions/302)."""
 
 import base64
 import io

@@ -33,6 +33,7 @@ def find_secrets(env: Mapping[str, str]) -> tuple[str, ...]:
 
 def redact(text: str, secrets: tuple[str, ...]) -> str:
     """Return the text with these values, and everything in the format of a known token, replaced by `***`."""
+    # decisions/213
     for secret in secrets:
         text = text.replace(secret, REPLACEMENT)
     return _SECRET_FORMATS.sub(REPLACEMENT, text)

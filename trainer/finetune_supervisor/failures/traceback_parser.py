@@ -1,4 +1,7 @@
-"""Finds the failure of a program without error files in its output: printed exceptions and torchrun's report."""
+"""Finds the failure of a program without error files in its output: printed exceptions and torchrun's report.
+
+The reasons are in decisions/306.
+"""
 
 from __future__ import annotations
 

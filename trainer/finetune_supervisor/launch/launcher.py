@@ -38,7 +38,7 @@ _SIGKILL_DELAY_SECONDS = 30.0
 def main(args: list[str]) -> int:
     """Start the ranks and return 0 if all ended with 0. In a rank, return the exit code of its program."""
     die_with_parent()
-    # Import shared libraries once.
+    # Import shared libraries once (decisions/301).
     node, program = Node.from_environment(os.environ), RankProgram.parse(args)
     if node.ranks_per_node > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -97,7 +97,7 @@ def run_rank_program(program: RankProgram, *, in_process: bool) -> int:
 
 
 def exit_without_teardown(code: int) -> NoReturn:
-    """Exit after the atexit handlers, without finalizing the interpreter.
+    """Exit after the atexit handlers, without finalizing the interpreter (decisions/303).
 
     During finalization, live threads of collectives and CUDA may crash or block a rank that has finished, or delay the
     report of its failure (https://github.com/pytorch/pytorch/pull/179291).

@@ -1,4 +1,4 @@
-"""Detects hanging ranks by their heartbeats, and finds the rank that holds up the others."""
+"""Detects hanging ranks by their heartbeats, and finds the rank that holds up the others (decisions/211)."""
 
 from __future__ import annotations
 

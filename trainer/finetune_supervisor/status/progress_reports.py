@@ -1,4 +1,7 @@
-"""Receives progress of user commands: what transformers' KubeflowCallback posts is written as a heartbeat."""
+"""Receives progress of user commands: what transformers' KubeflowCallback posts is written as a heartbeat.
+
+The reasons are in decisions/305.
+"""
 
 from __future__ import annotations
 

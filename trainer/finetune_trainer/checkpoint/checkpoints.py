@@ -59,7 +59,7 @@ class Checkpoints:
         return folder.name
 
     def publish(self, folder: Path, write: Callable[[Path], None], *, retained_step: int | None = None) -> None:
-        """Publish a folder. If the volume is full, delete old checkpoints and try once more.
+        """Publish a folder. If the volume is full, delete old checkpoints and try once more (decisions/212).
 
         `write` may be called twice. The newest complete checkpoint and that of `retained_step` are never deleted.
         Raises: DiskFull or OutputError.

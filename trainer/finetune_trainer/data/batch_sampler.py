@@ -1,4 +1,7 @@
-"""Assigns samples to optimizer steps by seed, epoch and effective batch alone, and inside a step to the ranks."""
+"""Assigns samples to optimizer steps by seed, epoch and effective batch alone, and inside a step to the ranks.
+
+The reasons are in decisions/501.
+"""
 
 from collections.abc import Iterator
 
@@ -48,6 +51,7 @@ class BatchSampler(Sampler[list[Item]]):
 
     def _distribute(self, epoch: Epoch, step: range) -> Iterator[list[Item]]:
         """Yield this rank's micro-batches of one step, given by the positions of its items in the epoch."""
+        # decisions/503
         sorted_by_length = np.argsort(-epoch.lengths[step.start : step.stop], kind="stable")
         items = [epoch.items[step.start + int(position)] for position in sorted_by_length]
         items += [FILLER] * (-len(items) % self._items_per_round)

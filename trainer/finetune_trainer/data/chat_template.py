@@ -92,14 +92,14 @@ class ExampleRenderer:
         # A template that marks the assistant's text is used as marked.
         if self._vision is None and _GENERATION_TAG in str(template).replace("{%-", "{%"):
             return self._render_with_assistant_masks(example)
-        # Otherwise locate the assistant turns in the rendered text.
+        # Otherwise locate the assistant turns in the rendered text (decisions/505).
         text = self._apply(example, example.turns)
         self._check_system_prompt(example, text)
         spans = self._anchored_spans(example, text)
         if spans is None:
             spans = self._prefix_spans(example, text)
         sample = self._tokenize_conversation(example, text, spans)
-        # Some templates end the last assistant turn without an end token: a model must learn to stop.
+        # Some templates end the last assistant turn without an end token: a model must learn to stop (decisions/505).
         if example.turns[-1].role is Role.ASSISTANT and not text.rstrip().endswith(self._end_of_turn_tokens):
             return self._with_eos(sample, weight=example.turns[-1].weight)
         return sample

@@ -127,6 +127,7 @@ def check_same_rows(digests: Sequence[str], *, per_node: int) -> None:
 
     digests: one per rank. per_node: ranks per node. Raises: DatasetError naming the first node that differs.
     """
+    # decisions/508
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise DatasetError(

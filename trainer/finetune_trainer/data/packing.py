@@ -1,4 +1,4 @@
-"""Packs several rows into one sequence; transformers isolates rows whose position ids restart at 0."""
+"""Packs several rows into one sequence; transformers isolates rows whose position ids restart at 0 (decisions/604)."""
 
 from collections.abc import Callable, Sequence
 
@@ -41,7 +41,7 @@ class PackOrder:
     """Orders every row once, in packs of at most `max_length` tokens, repacked and reshuffled in each epoch.
 
     The number of packs and their lengths depend on the row lengths alone and are the same in every epoch: only rows of
-    equal length swap places.
+    equal length swap places (decisions/504).
     """
 
     def __init__(self, lengths: IntArray, *, max_length: int, seed: int) -> None:

@@ -58,7 +58,7 @@ class MultimodalCollator:
 
 
 def _append_dummy(sequence: Features, dummy: Features, vision: VisionProcessor) -> Features:
-    """Append the dummy without target tokens; in a pack it becomes a row of its own."""
+    """Append the dummy without target tokens; in a pack it becomes a row of its own (decisions/601)."""
     tokens = dummy["input_ids"]
     appended = {"labels": torch.full_like(tokens, IGNORE_INDEX), "weights": torch.zeros(len(tokens)), **dummy}
     if POSITION_IDS in sequence:

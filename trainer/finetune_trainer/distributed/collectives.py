@@ -94,7 +94,7 @@ def destroy_process_group() -> None:
 
 
 def run_on_rank_zero(action: Callable[[], T]) -> T:
-    """Run `action` on rank 0 only, and return its result, or raise its TrainerError, on every rank.
+    """Run `action` on rank 0 only, and return its result, or raise its TrainerError, on every rank (decisions/304).
 
     `action` has no time limit. The other ranks wait on the store, because a collective would fail after
     spec.training.ddpTimeout, which a large checkpoint or an upload to the Hub may exceed.

@@ -1,4 +1,4 @@
-"""Simulate a training step on fake tensors to measure what it allocates besides the model's states."""
+"""Simulate a training step on fake tensors to measure what it allocates besides the model's states (decisions/701)."""
 
 import weakref
 from collections.abc import Callable

@@ -19,7 +19,7 @@ _FLOAT32_BYTES = 4
 _BUCKET_SIZE, _MAX_LIVE_PARAMETERS, _SUB_GROUP_SIZE = 500_000_000, 1_000_000_000, 1_000_000_000
 # Fragmentation of ZeRO-3 as a multiple of the gathered bytes, fitted to the published measurements of
 # docs/user-guide/memory.md: it gathers blocks of many sizes on a stream of its own, and the allocator cannot reuse
-# a block that was freed there on another stream.
+# a block that was freed there on another stream (decisions/702).
 _FRAGMENTATION_FACTOR = 2.5
 
 

@@ -91,7 +91,7 @@ def summarise_ranks(intervals: Sequence[MeasuredInterval], *, peak_flops: float 
 
 
 def find_slow_rank(own_step_seconds: Sequence[float]) -> SlowRank | None:
-    """Return the slowest rank if it exceeds the median by more than SLOW_RANK_EXCESS."""
+    """Return the slowest rank if it exceeds the median by more than SLOW_RANK_EXCESS (decisions/704)."""
     median, slowest = median_low(own_step_seconds), max(own_step_seconds)
     if median <= 0 or slowest <= median * (1 + SLOW_RANK_EXCESS):
         return None

@@ -1,4 +1,4 @@
-"""Line and bar charts as inline SVG, so that a page with charts needs no chart library."""
+"""Line and bar charts as inline SVG, so that a page with charts needs no chart library (decisions/706)."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -109,6 +109,7 @@ def choose_fastest(trial: AttentionTrial, candidates: Iterable[str], cache_file:
 
 def benchmark_backends(trial: AttentionTrial, candidates: Iterable[str]) -> AttentionChoice:
     """Time forward and backward of one layer with each candidate; reject those that fail or give another output."""
+    # decisions/703
     with _restore_rng_and_memory(trial.device):
         try:
             layer = _build_layer(trial)

@@ -43,7 +43,7 @@ def add_adapters(
 
 
 def resolve_adapter_shape(lora: Lora) -> Lora:
-    """Return `lora` with rank, alpha and targets of the adapter to continue, if any.
+    """Return `lora` with rank, alpha and targets of the adapter to continue, if any (decisions/514).
 
     Raises: ModelNotFound or ModelError.
     """

@@ -50,7 +50,7 @@ def check_learning_rates(model: torch.nn.Module, family: VisionFamily | None, ra
 def build_parameter_groups(
     model: torch.nn.Module, family: VisionFamily, rates: LearningRates, *, decayed: Collection[str], weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Return the parameter groups of a torch optimizer.
+    """Return the parameter groups of a torch optimizer (decisions/513).
 
     The learning rate of the first group is logged, so groups without a rate of their own (language) come first.
     """

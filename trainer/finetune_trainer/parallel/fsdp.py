@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 
 def enable_fsdp_on_cpu(args: TrainingArguments) -> None:
     """Make accelerate use FSDP2 on CPU, where it would silently use DDP. Call it before the Trainer is created."""
+    # decisions/511
     if not args.fsdp or PartialState().distributed_type is not DistributedType.MULTI_CPU:
         return
     # Everything is in host memory already; offloading would pin it for a GPU that does not exist.

@@ -1,7 +1,7 @@
 """Save and restore the full weights and optimizer states of the trained parameters, however they are sharded.
 
 A checkpoint can be restored with any number of ranks and any preset. Access is collective: every rank must call it for
-the same parameters in the same order.
+the same parameters in the same order (decisions/509).
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,7 @@
-"""Renders images and videos as placeholder tokens, and turns their files into pixel inputs of the vision tower."""
+"""Renders images and videos as placeholder tokens, and turns their files into pixel inputs of the vision tower.
+
+The reasons are in decisions/602.
+"""
 
 import io
 from collections.abc import Iterator

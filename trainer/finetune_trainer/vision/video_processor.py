@@ -60,7 +60,7 @@ class VideoProcessor:
         return self.support.render(self.handles, video, (height // edge) * (width // edge))
 
     def _compute_pixels(self, video: SampledVideo, frames: list[Image.Image]) -> Features:
-        """Return the pixel inputs; pixel_values_videos is (patches, values per patch).
+        """Return the pixel inputs; pixel_values_videos is (patches, values per patch) (decisions/603).
 
         The image processor turns one frame into patches of a still video: each patch contains the pixels of the frame
         once for each of the frames that it joins. The copies are replaced by the pixels of the other frames.
