@@ -12,6 +12,7 @@ from finetune_operator.core.actions import Create, DeleteJob, DeletePod, Emit
 from finetune_operator.core.pending import CREATE_CONTAINER_TIMEOUT, IMAGE_PULL_TIMEOUT
 from finetune_operator.observation.pods import Claim, Observation, RejectedCreate
 from testing.builders.jobs import NOW, decide_once, ended_pod, job, observation_of, pod, running_pod, terminating_pod
+from testing.builders.stopping import running_job
 
 NOTHING = Observation(fresh=True)
 
@@ -23,12 +24,6 @@ def termination_message(outcome: str, **fields: Any) -> str:
 def started_job(**fields: Any) -> FineTuneJob:
     """Return a job whose attempt 0 has begun."""
     return decide_once(job(**fields), NOTHING)[0]
-
-
-def running_job(**fields: Any) -> FineTuneJob:
-    """Return a job whose attempt 0 is running."""
-    ftjob = started_job(**fields)
-    return decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))[0]
 
 
 def condition(status: JobStatus, condition_type: str) -> str:
