@@ -2,12 +2,14 @@
 
 from enum import StrEnum
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
-from finetune_api.v1alpha1.base import StatusModel
+from finetune_api.v1alpha1.base import MESSAGE_CONFIG
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Progress
 from finetune_supervisor import contract
+from finetune_supervisor.messages import TerminationMessage
 
 # Errors of the trainer that a restart cannot fix: the spec, the rows or the storage must change.
 USER_ERRORS = frozenset(Reason(name) for name in contract.USER_ERRORS)
@@ -23,27 +25,15 @@ class Outcome(StrEnum):
     FAILED = contract.FAILED
 
 
-class Termination(StatusModel):
-    """The termination message of one node; `final` is false in versions written while it still runs."""
+@dataclass(config=MESSAGE_CONFIG, frozen=True)
+class Termination(TerminationMessage):
+    """The parsed termination message of one node."""
 
-    version: int = 1
-    final: bool = False
     outcome: Outcome = Outcome.STARTING
-    node_rank: int = 0
-    attempt: int = 0
-    phase: str = ""  # init, load, train, eval, save, publish, done or stopped
-    rank: int | None = None  # the first rank of this node that failed
-    local_rank: int | None = None
-    error_type: str = ""  # class name of the exception, or RankKilled, DnsTimeout, StartTimeout
-    message: str = ""
-    stack: str = ""  # tail of the traceback
-    victim: bool = False  # the rank failed only because another one did
-    exit_code: int | None = None  # of the rank
-    signal: int | None = None  # that ended the rank
-    time: float | None = None  # of the failure, in seconds since the epoch
-    first_step: int | None = None  # step from which this attempt resumed
     progress: Progress | None = None
-    peak_memory_bytes: int | None = None  # maximum over the ranks of this node
+
+
+_PARSER = TypeAdapter(Termination)
 
 
 def parse_termination(text: str | None) -> Termination | None:
@@ -51,6 +41,6 @@ def parse_termination(text: str | None) -> Termination | None:
     if not text or not text.lstrip().startswith("{"):
         return None
     try:
-        return Termination.model_validate_json(text)
+        return _PARSER.validate_json(text)
     except ValidationError:
         return None

@@ -5,6 +5,7 @@ from typing import Any
 from finetune_api.termination import Outcome, Termination
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState
+from finetune_supervisor.failures.termination_message import encode_termination
 from testing.builders.jobs import (
     NOW,
     RawBody,
@@ -20,7 +21,7 @@ KILLED: RawBody = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:00Z"}
 def termination_message(**fields: Any) -> str:
     """Return a termination message of a supervisor as JSON."""
     message = Termination(**{"final": True, "outcome": Outcome.FAILED, "time": NOW.timestamp() + 0.4, **fields})
-    return message.model_dump_json(by_alias=True)
+    return encode_termination(message).decode()
 
 
 VICTIM: RawBody = {"message": termination_message(error_type="DistBackendError", message="Connection closed by peer")}

@@ -18,7 +18,7 @@ from finetune_supervisor.contract import Node
 from finetune_supervisor.failures.full_volumes import SHARED_MEMORY, append_full_volumes
 from finetune_supervisor.failures.rank_failures import Failures, RankFailure, find_first_failure
 from finetune_supervisor.failures.redact import find_secrets, redact_termination
-from finetune_supervisor.failures.termination_message import TerminationMessage, write_termination
+from finetune_supervisor.failures.termination_message import write_termination
 from finetune_supervisor.failures.traceback_parser import explain_failures, find_last_line, parse_failure_report
 from finetune_supervisor.launch.child_process import ChildProcess, ProcessOutput, SignalInbox
 from finetune_supervisor.launch.program import LaunchProgram, enable_flight_recorder, trainer_program
@@ -27,6 +27,7 @@ from finetune_supervisor.launch.wait_for_dns import DnsTimeout, wait_for_master
 from finetune_supervisor.liveness.hang_detector import HangDetector, HeartbeatTimeout, explain_hang
 from finetune_supervisor.liveness.heartbeat import read_heartbeats, to_status_progress
 from finetune_supervisor.liveness.stack_dump import inspect_ranks, is_stopped_or_dead
+from finetune_supervisor.messages import TerminationMessage
 from finetune_supervisor.status.http_server import Snapshot, start_status_server
 from finetune_supervisor.status.progress_reports import ProgressReports
 from finetune_supervisor.success_marker import is_result_published

@@ -9,6 +9,10 @@ from finetune_supervisor.contract import to_camel
 NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
 
+# Of the dataclasses that add validation to a message of the supervisor; like a StatusModel they ignore unknown fields.
+MESSAGE_CONFIG = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="ignore")
+
+
 class Model(BaseModel):
     """Base of all objects of the resource; unknown fields are errors, as in strict validation of the API server."""
 

@@ -1,12 +1,15 @@
 """status: the observed state of a job. Programs read conditions and attempts; `phase` and `display` are for people."""
 
 import math
+from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AwareDatetime, BeforeValidator, Field
+from pydantic import AwareDatetime, Field, field_validator
+from pydantic.dataclasses import dataclass
 
-from finetune_api.v1alpha1.base import StatusModel, list_map
+from finetune_api.v1alpha1.base import MESSAGE_CONFIG, StatusModel, list_map
+from finetune_supervisor.messages import TrainingProgress
 
 
 class Phase(StrEnum):
@@ -128,67 +131,22 @@ class RestartCounts(StatusModel):
     best_step: int = Field(default=0, description="Highest optimizer step of all attempts.")
 
 
-def _finite_or_none(value: object) -> object:
-    """Replace NaN and infinity, which JSON lacks: the API server would reject the whole status."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-FiniteFloat = Annotated[float | None, BeforeValidator(_finite_or_none)]
-
-
-class MemoryStatus(StatusModel):
-    """Memory of the ranks in bytes: GPU memory, or resident set size without GPUs."""
-
-    forecast: int | None = Field(default=None, description="Forecast of the peak memory of a rank.")
-    peak_highest: int = Field(default=0, description="Highest peak of all ranks.")
-    peak_highest_rank: int = Field(default=0, description="Rank with the highest peak.")
-    peak_lowest: int = Field(default=0, description="Lowest peak of all ranks.")
-    peak_lowest_rank: int = Field(default=0, description="Rank with the lowest peak.")
-    reserved: int | None = Field(
-        default=None, description="Memory reserved by torch's allocator on the rank with the highest peak."
-    )
-    cause: str | None = Field(default=None, description="Step of the highest peak, and its longest sequence.")
-
-
-class Progress(StatusModel):
+@dataclass(config=MESSAGE_CONFIG, frozen=True)
+class Progress(TrainingProgress):
     """Progress of training as last reported by rank 0."""
 
-    step: int = Field(default=0, description="Completed optimizer steps.")
-    first_step: int | None = Field(default=None, description="Optimizer step from which the current attempt resumed.")
-    first_step_time: AwareDatetime | None = Field(
-        default=None, description="When that attempt completed its first step."
-    )
-    total_steps: int | None = Field(default=None, description="Planned optimizer steps.")
-    epoch: FiniteFloat = Field(default=None, description="Completed epochs, with fraction.")
-    loss: FiniteFloat = Field(default=None, description="Last reported training loss.")
-    eval_loss: FiniteFloat = Field(default=None, description="Loss of the last evaluation.")
-    learning_rate: FiniteFloat = Field(default=None, description="Learning rate of the last step.")
-    grad_norm: FiniteFloat = Field(default=None, description="Gradient norm of the last step.")
-    tokens_per_second: FiniteFloat = Field(default=None, description="Tokens per second of all ranks.")
-    samples_per_second: FiniteFloat = Field(default=None, description="Samples per second of all ranks.")
-    step_seconds: FiniteFloat = Field(
-        default=None, description="Seconds per optimizer step, without evaluation and checkpoints."
-    )
-    mfu: FiniteFloat = Field(default=None, description="Model FLOPs utilization, 0 to 1, if the GPU's peak is known.")
-    data_wait_share: FiniteFloat = Field(
-        default=None, description="Fraction of a step spent waiting for the next batch."
-    )
-    slow_rank: str | None = Field(
-        default=None, description="Slowest rank, if it takes over 10 % longer than the median rank."
-    )
-    eta_seconds: int | None = Field(default=None, description="Estimated seconds until the last step.")
-    last_checkpoint: str | None = Field(default=None, description="Name of the newest complete checkpoint.")
-    best_step: int | None = Field(default=None, description="Step of the best evaluation, if evaluations are compared.")
-    best_metric: FiniteFloat = Field(default=None, description="Value of training.metricForBestModel at that step.")
-    stopped_early: bool | None = Field(default=None, description="Whether early stopping ended the training.")
-    ended: str | None = Field(
-        default=None, description="How training ended, and from which step the published weights are."
-    )
-    per_device_train_batch_size: int | None = Field(
-        default=None, description="Samples per rank and forward pass that the trainer chose for auto."
-    )
-    memory: MemoryStatus | None = Field(default=None, description="Memory of the ranks in bytes.")
-    update_time: AwareDatetime | None = Field(default=None, description="When rank 0 reported this.")
+    @field_validator("*", mode="before")
+    @classmethod
+    def _drop_non_finite(cls, value: object) -> object:
+        """Replace NaN and infinity, which JSON lacks: the API server would reject the whole status."""
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    @field_validator("first_step_time", "update_time")
+    @classmethod
+    def _require_timezone(cls, value: datetime | None) -> datetime | None:
+        if value is not None and value.tzinfo is None:
+            raise ValueError("a time without timezone")
+        return value
 
 
 class BatchStatus(StatusModel):

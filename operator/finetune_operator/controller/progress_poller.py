@@ -5,11 +5,11 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import aiohttp
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from finetune_api.v1alpha1.status import Progress
 from finetune_operator import names
@@ -23,6 +23,7 @@ POLL_INTERVAL_SECONDS = 10.0
 MAX_CONCURRENT_POLLS = 64
 POLL_TIMEOUT = aiohttp.ClientTimeout(total=2)
 MAX_RESPONSE_BYTES = 64 * 1024
+_PROGRESS = TypeAdapter(Progress)
 UNREACHABLE_AFTER_SECONDS = 120.0  # a pod that is only busy answers sooner; beyond, suspect a network policy
 
 
@@ -151,12 +152,12 @@ def parse_progress(content: bytes, *, now: datetime) -> Progress | None:
     """Parse the progress in a supervisor's /status; `now` is its update time if it contains none."""
     try:
         body = json.loads(content)
-        progress = Progress.model_validate(body.get("progress")) if isinstance(body, dict) else None
+        progress = _PROGRESS.validate_python(body.get("progress")) if isinstance(body, dict) else None
     except (ValueError, ValidationError, RecursionError):
         return None
     if progress is None:
         return None
-    return progress.model_copy(update={"update_time": progress.update_time or now})
+    return replace(progress, update_time=progress.update_time or now)
 
 
 def find_rank_zero_host(pods: tuple[RawBody, ...], attempt: int | None) -> str | None:
@@ -170,4 +171,4 @@ def find_rank_zero_host(pods: tuple[RawBody, ...], attempt: int | None) -> str |
 
 
 def _without_update_time(progress: Progress) -> Progress:
-    return progress.model_copy(update={"update_time": None})
+    return replace(progress, update_time=None)

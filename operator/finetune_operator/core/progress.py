@@ -3,6 +3,8 @@
 `updateTime` is the time of the heartbeat of rank 0, or of the poll (controller.progress_poller) if a report has none.
 """
 
+from dataclasses import replace
+
 from finetune_api.batch import Batch
 from finetune_api.oom_repair import apply_repair
 from finetune_api.v1alpha1.job import FineTuneJob
@@ -22,7 +24,7 @@ def newest_progress(status: JobStatus, nodes: tuple[NodeObservation, ...], polle
     if before is not None and newest.update_time and before.update_time and newest.update_time < before.update_time:
         return before
     if newest.last_checkpoint is None and before is not None:
-        newest = newest.model_copy(update={"last_checkpoint": before.last_checkpoint})
+        newest = replace(newest, last_checkpoint=before.last_checkpoint)
     return newest
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from finetune_api.termination import Termination
 from finetune_operator import names
 from testing.simulator.world.apiserver import TERMINAL, Change, Key, RawBody, SimulatedApiServer, format_time
 from testing.simulator.world.choices import Choices
@@ -14,6 +17,7 @@ from testing.simulator.world.trainer import EPOCH, ContainerExit, Process, Train
 POLL_SECONDS = 5.0
 PHASE_LAG_SECONDS = 1.1  # the pod phase lags behind the container state
 ORPHAN_GRACE_SECONDS = 30.0  # for a container whose pod object was removed
+_TERMINATION = TypeAdapter(Termination)
 
 
 @dataclass
@@ -270,5 +274,7 @@ def _excluded_nodes(pod: RawBody) -> set[str]:
 
 def _terminated_state(exit_result: ContainerExit, finished_at: datetime) -> RawBody:
     reason = exit_result.reason or ("Error" if exit_result.code else "Completed")
-    message = exit_result.termination.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True)
+    message = _TERMINATION.dump_json(
+        exit_result.termination, by_alias=True, exclude_none=True, exclude_defaults=True
+    ).decode()
     return {"exitCode": exit_result.code, "reason": reason, "message": message, "finishedAt": format_time(finished_at)}

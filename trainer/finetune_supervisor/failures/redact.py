@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from finetune_supervisor.contract import HIDDEN_ENV
-from finetune_supervisor.failures.termination_message import TerminationMessage
+from finetune_supervisor.messages import TerminationMessage
 
 REPLACEMENT = "***"
 _MIN_SECRET_LENGTH = 6  # shorter values occur in ordinary text

@@ -3,34 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from finetune_supervisor.contract import MAX_TERMINATION_BYTES, STARTING, to_camel
-
-
-@dataclass(frozen=True)
-class TerminationMessage:
-    """The same fields as finetune_api.termination.Termination; a test compares them."""
-
-    node_rank: int
-    attempt: int
-    version: int = 1
-    final: bool = False
-    outcome: str = STARTING
-    phase: str = ""
-    rank: int | None = None
-    local_rank: int | None = None
-    error_type: str = ""
-    message: str = ""
-    stack: str = ""
-    exit_code: int | None = None
-    signal: int | None = None
-    victim: bool = False
-    time: float | None = None
-    first_step: int | None = None
-    progress: dict[str, object] | None = None
-    peak_memory_bytes: int | None = None
+from finetune_supervisor.contract import MAX_TERMINATION_BYTES
+from finetune_supervisor.messages import TerminationMessage, to_json_object
 
 
 def encode_termination(termination: TerminationMessage) -> bytes:
@@ -51,9 +28,7 @@ def encode_termination(termination: TerminationMessage) -> bytes:
 
 
 def _encode(termination: TerminationMessage) -> bytes:
-    values = {to_camel(name): value for name, value in asdict(termination).items()}
-    present = {name: value for name, value in values.items() if value not in (None, "")}
-    return json.dumps(present, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return json.dumps(to_json_object(termination), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def write_termination(path: Path, termination: TerminationMessage) -> None:

@@ -3,54 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from finetune_supervisor.contract import to_camel
-
-
-@dataclass(frozen=True)
-class PeakMemory:
-    """Peak memory of the ranks in bytes; the fields are those of status.progress.memory of the custom resource."""
-
-    forecast: int | None = None
-    peak_highest: int = 0
-    peak_highest_rank: int = 0
-    peak_lowest: int = 0
-    peak_lowest_rank: int = 0
-    reserved: int | None = None
-    cause: str | None = None
-
-
-@dataclass(frozen=True)
-class TrainingProgress:
-    """Progress of the training; the fields are those of status.progress of the custom resource."""
-
-    step: int = 0
-    total_steps: int | None = None
-    epoch: float | None = None
-    loss: float | None = None
-    eval_loss: float | None = None
-    learning_rate: float | None = None
-    grad_norm: float | None = None
-    tokens_per_second: float | None = None
-    samples_per_second: float | None = None
-    step_seconds: float | None = None
-    mfu: float | None = None
-    data_wait_share: float | None = None
-    slow_rank: str | None = None
-    eta_seconds: int | None = None
-    last_checkpoint: str | None = None
-    best_step: int | None = None
-    best_metric: float | None = None
-    stopped_early: bool | None = None
-    ended: str | None = None
-    per_device_train_batch_size: int | None = None
-    memory: PeakMemory | None = None
+from finetune_supervisor.messages import PeakMemory, TrainingProgress
 
 
 @dataclass(frozen=True)
@@ -99,24 +58,15 @@ def _drop_unknown_fields(kind: type[TrainingProgress | PeakMemory], raw: dict[st
     return {name: value for name, value in raw.items() if name in names}
 
 
-def to_status_progress(heartbeat: Heartbeat) -> dict[str, object]:
-    """Return status.progress in the spelling of the custom resource, without absent values and NaN (not in JSON)."""
-    started_at = heartbeat.first_step_time
-    first_step_time = None if started_at is None else format_rfc3339(started_at)
-    attempt = {"first_step": heartbeat.first_step, "first_step_time": first_step_time}
-    return {**_present({**asdict(heartbeat.progress), **attempt}), "updateTime": format_rfc3339(heartbeat.time)}
+def to_status_progress(heartbeat: Heartbeat) -> TrainingProgress:
+    """Return the progress as it is reported: with the first step of the attempt and the times of the heartbeat."""
+    return replace(
+        heartbeat.progress,
+        first_step=heartbeat.first_step,
+        first_step_time=None if heartbeat.first_step_time is None else _to_datetime(heartbeat.first_step_time),
+        update_time=_to_datetime(heartbeat.time),
+    )
 
 
-def _present(values: dict[str, Any]) -> dict[str, object]:
-    present = ((name, _present(value) if isinstance(value, dict) else _finite(value)) for name, value in values.items())
-    return {to_camel(name): value for name, value in present if value is not None}
-
-
-def format_rfc3339(seconds: float) -> str:
-    """Format seconds since the epoch as an RFC 3339 timestamp in UTC with milliseconds."""
-    date_time = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return f"{date_time}.{int(seconds % 1 * 1000):03d}Z"
-
-
-def _finite(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _to_datetime(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, timezone.utc)  # noqa: UP017 (Python 3.9 has no datetime.UTC)

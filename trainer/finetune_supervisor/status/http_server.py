@@ -13,6 +13,7 @@ from socketserver import TCPServer
 
 from finetune_supervisor.contract import Node
 from finetune_supervisor.liveness.heartbeat import Heartbeat, to_status_progress
+from finetune_supervisor.messages import to_json_object
 from finetune_supervisor.status.progress_reports import MAX_REPORT_BYTES, REPORT_PATH, ProgressReports
 
 
@@ -38,7 +39,7 @@ def render_status(node: Node, snapshot: Snapshot, *, now: float) -> dict[str, ob
         "attempt": node.attempt,
         "worldSize": node.world_size,
         "firstStep": first.first_step if first else None,
-        "progress": to_status_progress(first) if first else None,
+        "progress": to_json_object(to_status_progress(first)) if first else None,
         "ranks": [
             {
                 "rank": beat.rank,

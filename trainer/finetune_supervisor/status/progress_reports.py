@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from finetune_supervisor import contract
 from finetune_supervisor.contract import Node
-from finetune_supervisor.liveness.heartbeat import Heartbeat, TrainingProgress, write_heartbeat
+from finetune_supervisor.liveness.heartbeat import Heartbeat, write_heartbeat
+from finetune_supervisor.messages import TrainingProgress
 
 REPORT_PATH = "/progress"
 MAX_REPORT_BYTES = 64 * 1024

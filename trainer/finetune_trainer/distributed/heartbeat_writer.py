@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from finetune_supervisor import contract
-from finetune_supervisor.liveness.heartbeat import Heartbeat, TrainingProgress, write_heartbeat
+from finetune_supervisor.liveness.heartbeat import Heartbeat, write_heartbeat
+from finetune_supervisor.messages import TrainingProgress
 
 _MIN_INTERVAL_SECONDS = 0.5
 

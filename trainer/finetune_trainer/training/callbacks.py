@@ -7,7 +7,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from finetune_supervisor import contract
-from finetune_supervisor.liveness.heartbeat import PeakMemory, TrainingProgress
+from finetune_supervisor.messages import PeakMemory, TrainingProgress
 from finetune_trainer.errors import NonFiniteLoss
 from finetune_trainer.metrics.cross_rank import DATA_BOUND_SHARE, CrossRankSummary, MemoryPeaks
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Progress, Repair
 from finetune_operator.core.derive_status import StatusContext, derive_status
+from finetune_supervisor.messages import to_json_object
 from testing.builders.jobs import NOW, RawBody, ended_pod, job, observation_of
 from testing.builders.statuses import report, seconds_after_start, status_with_progress
 
@@ -16,7 +17,7 @@ JOB = job()
 
 
 def ended_with_progress(progress: Progress, *, node_rank: int = 0) -> RawBody:
-    message = {"final": True, "outcome": "failed", "progress": progress.model_dump(mode="json", by_alias=True)}
+    message = {"final": True, "outcome": "failed", "progress": to_json_object(progress)}
     return ended_pod(JOB, node_rank, message=json.dumps(message))
 
 

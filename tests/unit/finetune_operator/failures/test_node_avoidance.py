@@ -12,6 +12,7 @@ from finetune_operator.failures.node_avoidance import MAX_KEPT_ATTEMPTS, nodes_t
 from finetune_operator.plan.manifests import build_children
 from finetune_operator.plan.run_plan import plan_run
 from finetune_operator.settings import Settings
+from finetune_supervisor.failures.termination_message import encode_termination
 from testing.builders.jobs import NOW, SETTINGS, decide_once, ended_pod, job, observation_of, running_pod
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -105,7 +106,7 @@ def job_with_broken_gpu(**fields: Any) -> tuple[JobStatus, str, dict[str, Any]]:
     ftjob = job(**fields)
     ftjob, _ = decide_once(ftjob, observation_of(ftjob))
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
-    failed_pod = ended_pod(ftjob, 1, exit_code=1, message=message.model_dump_json(by_alias=True))
+    failed_pod = ended_pod(ftjob, 1, exit_code=1, message=encode_termination(message).decode())
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), failed_pod))
     ftjob, decision = decide_once(
         ftjob, observation_of(ftjob, ended_pod(ftjob, 0, exit_code=143), failed_pod), settings=settings

@@ -3,7 +3,7 @@
 import pytest
 
 from finetune_supervisor.failures.redact import find_secrets, redact, redact_termination
-from finetune_supervisor.failures.termination_message import TerminationMessage
+from finetune_supervisor.messages import TerminationMessage
 
 TOKEN = "hf_" + "a1B2" * 8
 ENV = {

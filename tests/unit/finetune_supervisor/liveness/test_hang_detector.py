@@ -19,8 +19,9 @@ from finetune_supervisor.liveness.hang_detector import (
     explain_hang,
     parse_stack,
 )
-from finetune_supervisor.liveness.heartbeat import Heartbeat, TrainingProgress
+from finetune_supervisor.liveness.heartbeat import Heartbeat
 from finetune_supervisor.liveness.stack_dump import inspect_ranks, read_process_state
+from finetune_supervisor.messages import TrainingProgress
 
 LIMIT = 10.0
 COLLECTIVE = ("/v/torch/distributed/distributed_c10d.py:2806 in all_reduce",)

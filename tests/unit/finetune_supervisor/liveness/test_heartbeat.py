@@ -10,13 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from finetune_supervisor import contract
-from finetune_supervisor.liveness.heartbeat import (
-    Heartbeat,
-    PeakMemory,
-    TrainingProgress,
-    read_heartbeats,
-    write_heartbeat,
-)
+from finetune_supervisor.liveness.heartbeat import Heartbeat, read_heartbeats, write_heartbeat
+from finetune_supervisor.messages import PeakMemory, TrainingProgress
 from finetune_supervisor.status.http_server import Snapshot, render_metrics, render_status, start_status_server
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
 from testing.builders.nodes import node

@@ -15,7 +15,8 @@ from transformers.integrations import KubeflowCallback
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
 from finetune_supervisor import contract
-from finetune_supervisor.liveness.heartbeat import TrainingProgress, read_heartbeats
+from finetune_supervisor.liveness.heartbeat import read_heartbeats
+from finetune_supervisor.messages import TrainingProgress
 from finetune_supervisor.status.http_server import Snapshot, start_status_server
 from finetune_supervisor.status.progress_reports import MAX_REPORT_BYTES, REPORT_PATH, ProgressReports, parse_report
 from testing.builders.nodes import node
@@ -151,7 +152,9 @@ def test_a_report_updates_only_the_metrics_it_contains() -> None:
     assert parse_report(report(35, loss=1.5), before) == TrainingProgress(
         step=7, total_steps=20, loss=1.5, eta_seconds=30
     )
-    assert parse_report(report(99, eta=1, current_step=20), before) == TrainingProgress(20, 20, loss=2.0, eta_seconds=1)
+    assert parse_report(report(99, eta=1, current_step=20), before) == TrainingProgress(
+        20, total_steps=20, loss=2.0, eta_seconds=1
+    )
     assert parse_report(report(100, eta=0), before) == TrainingProgress(
         step=20, total_steps=20, loss=2.0, eta_seconds=0
     )

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_supervisor.liveness.heartbeat import TrainingProgress
+from finetune_supervisor.messages import TrainingProgress
 from finetune_trainer.data.token_dataset import IGNORE_INDEX
 from finetune_trainer.metrics.cross_rank import LOGGED_METRICS, find_slow_rank, summarise_ranks
 from finetune_trainer.metrics.flops import FlopsEstimate

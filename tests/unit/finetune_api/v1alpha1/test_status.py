@@ -1,0 +1,49 @@
+"""Validation that status.progress adds to what a supervisor reports."""
+
+from dataclasses import FrozenInstanceError
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from finetune_api.v1alpha1.status import JobStatus, Progress
+
+
+def parse(**fields: Any) -> Progress:
+    progress = JobStatus.model_validate({"progress": fields}).progress
+    assert progress is not None
+    return progress
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_json_lacks_are_absent(number: float) -> None:
+    assert parse(step=1, loss=number, epoch=1.5) == Progress(step=1, epoch=1.5)
+
+
+def test_a_json_number_beyond_the_range_of_a_float_is_absent() -> None:
+    status = JobStatus.model_validate_json('{"progress": {"step": 1, "gradNorm": 1e999}}')
+
+    assert status.progress == Progress(step=1)
+
+
+def test_times_need_a_timezone() -> None:
+    assert parse(updateTime="2026-01-01T00:00:00.500Z").update_time == datetime(
+        2026, 1, 1, 0, 0, 0, 500_000, tzinfo=UTC
+    )
+    with pytest.raises(ValidationError, match="a time without timezone"):
+        parse(firstStepTime="2026-01-01T00:00:00")
+
+
+def test_the_progress_is_written_in_camel_case_without_absent_values() -> None:
+    reported = {"step": 3, "totalSteps": 9, "memory": {"forecast": 9, "peakLowestRank": 1}}
+
+    status = JobStatus.model_validate({"progress": {**reported, "unknown": 1}})
+
+    body = status.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+    assert body == {"progress": reported}
+
+
+def test_a_progress_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        parse(step=1).step = 2  # type: ignore[misc]

@@ -1,0 +1,130 @@
+"""The messages that a node sends: its progress, and the termination message that it leaves when it ends.
+
+The only definition of their fields: finetune_api derives its validating classes from these, and status.progress of the
+custom resource with them; pydantic reads the descriptions from the metadata. Standard library only, see contract.py
+and decisions/408.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from finetune_supervisor.contract import STARTING, to_camel
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """Memory of the ranks in bytes: GPU memory, or resident set size without GPUs."""
+
+    forecast: int | None = field(default=None, metadata={"description": "Forecast of the peak memory of a rank."})
+    peak_highest: int = field(default=0, metadata={"description": "Highest peak of all ranks."})
+    peak_highest_rank: int = field(default=0, metadata={"description": "Rank with the highest peak."})
+    peak_lowest: int = field(default=0, metadata={"description": "Lowest peak of all ranks."})
+    peak_lowest_rank: int = field(default=0, metadata={"description": "Rank with the lowest peak."})
+    reserved: int | None = field(
+        default=None,
+        metadata={"description": "Memory reserved by torch's allocator on the rank with the highest peak."},
+    )
+    cause: str | None = field(
+        default=None, metadata={"description": "Step of the highest peak, and its longest sequence."}
+    )
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """Progress of the training: the fields of status.progress, whose names are camelCase there.
+
+    In a heartbeat `first_step`, `first_step_time` and `update_time` are absent; the supervisor adds them.
+    """
+
+    step: int = field(default=0, metadata={"description": "Completed optimizer steps."})
+    first_step: int | None = field(
+        default=None, metadata={"description": "Optimizer step from which the current attempt resumed."}
+    )
+    first_step_time: datetime | None = field(
+        default=None, metadata={"description": "When that attempt completed its first step."}
+    )
+    total_steps: int | None = field(default=None, metadata={"description": "Planned optimizer steps."})
+    epoch: float | None = field(default=None, metadata={"description": "Completed epochs, with fraction."})
+    loss: float | None = field(default=None, metadata={"description": "Last reported training loss."})
+    eval_loss: float | None = field(default=None, metadata={"description": "Loss of the last evaluation."})
+    learning_rate: float | None = field(default=None, metadata={"description": "Learning rate of the last step."})
+    grad_norm: float | None = field(default=None, metadata={"description": "Gradient norm of the last step."})
+    tokens_per_second: float | None = field(default=None, metadata={"description": "Tokens per second of all ranks."})
+    samples_per_second: float | None = field(default=None, metadata={"description": "Samples per second of all ranks."})
+    step_seconds: float | None = field(
+        default=None, metadata={"description": "Seconds per optimizer step, without evaluation and checkpoints."}
+    )
+    mfu: float | None = field(
+        default=None, metadata={"description": "Model FLOPs utilization, 0 to 1, if the GPU's peak is known."}
+    )
+    data_wait_share: float | None = field(
+        default=None, metadata={"description": "Fraction of a step spent waiting for the next batch."}
+    )
+    slow_rank: str | None = field(
+        default=None, metadata={"description": "Slowest rank, if it takes over 10 % longer than the median rank."}
+    )
+    eta_seconds: int | None = field(default=None, metadata={"description": "Estimated seconds until the last step."})
+    last_checkpoint: str | None = field(
+        default=None, metadata={"description": "Name of the newest complete checkpoint."}
+    )
+    best_step: int | None = field(
+        default=None, metadata={"description": "Step of the best evaluation, if evaluations are compared."}
+    )
+    best_metric: float | None = field(
+        default=None, metadata={"description": "Value of training.metricForBestModel at that step."}
+    )
+    stopped_early: bool | None = field(
+        default=None, metadata={"description": "Whether early stopping ended the training."}
+    )
+    ended: str | None = field(
+        default=None, metadata={"description": "How training ended, and from which step the published weights are."}
+    )
+    per_device_train_batch_size: int | None = field(
+        default=None, metadata={"description": "Samples per rank and forward pass that the trainer chose for auto."}
+    )
+    memory: PeakMemory | None = field(default=None, metadata={"description": "Memory of the ranks in bytes."})
+    update_time: datetime | None = field(default=None, metadata={"description": "When rank 0 reported this."})
+
+
+@dataclass(frozen=True)
+class TerminationMessage:
+    """The message that the supervisor of a node leaves; `final` is false in messages written while it still runs."""
+
+    node_rank: int = 0
+    attempt: int = 0
+    version: int = 1
+    final: bool = False
+    outcome: str = STARTING
+    phase: str = ""  # one of those in contract.py
+    rank: int | None = None  # the first rank of this node that failed
+    local_rank: int | None = None
+    error_type: str = ""  # class name of the exception, or RankKilled, DnsTimeout, Hang
+    message: str = ""
+    stack: str = ""  # tail of the traceback
+    exit_code: int | None = None  # of the rank
+    signal: int | None = None  # that ended the rank
+    victim: bool = False  # the rank failed only because another one did
+    time: float | None = None  # of the failure, in seconds since the epoch
+    first_step: int | None = None  # step from which this attempt resumed
+    progress: TrainingProgress | None = None
+    peak_memory_bytes: int | None = None  # maximum over the ranks of this node
+
+
+def to_json_object(message: TrainingProgress | TerminationMessage) -> dict[str, object]:
+    """Return the fields as they are sent: camelCase, without absent values, empty texts, NaN and infinity."""
+    json_object = _to_json(asdict(message))
+    assert isinstance(json_object, dict)
+    return json_object
+
+
+def _to_json(value: Any) -> object:
+    if isinstance(value, dict):
+        values = ((to_camel(name), _to_json(item)) for name, item in value.items())
+        return {name: item for name, item in values if item not in (None, "")}
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return None if isinstance(value, float) and not math.isfinite(value) else value
