@@ -44,8 +44,9 @@ def _exec_program(program: list[str]) -> NoReturn:
 
 def _supervise() -> int:
     from finetune_supervisor.contract import InvalidEnvironment, Node
+    from finetune_supervisor.judge import EXIT_PERMANENT
     from finetune_supervisor.launch.user_command import read_command
-    from finetune_supervisor.supervisor import EXIT_PERMANENT, Supervisor
+    from finetune_supervisor.supervisor import Supervisor
 
     try:
         node = Node.from_environment(os.environ)

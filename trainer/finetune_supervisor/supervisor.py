@@ -1,4 +1,7 @@
-"""Supervises one node of one attempt: prepare, wait for node rank 0, run the program, handle stops, report the end."""
+"""Supervises one node of one attempt: prepare, wait for node rank 0, run the program, handle stops, report the end.
+
+What to do is decided by `stop_request` and `judge`, without I/O; this module performs it.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,29 @@ import contextlib
 import os
 import shutil
 import signal
-import tempfile
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from finetune_supervisor import contract
 from finetune_supervisor.contract import Node
-from finetune_supervisor.failures.full_volumes import SHARED_MEMORY, append_full_volumes
-from finetune_supervisor.failures.rank_failures import Failures, RankFailure, find_first_failure
-from finetune_supervisor.failures.redact import find_secrets, redact_termination
-from finetune_supervisor.failures.termination_message import write_termination
-from finetune_supervisor.failures.traceback_parser import explain_failures, find_last_line, parse_failure_report
+from finetune_supervisor.failures.rank_failures import RankFailure, read_failures
+from finetune_supervisor.judge import NodeEnd, container_exit_code, failed, judge, stopped, succeeded
 from finetune_supervisor.launch.child_process import ChildProcess, ProcessOutput, SignalInbox
 from finetune_supervisor.launch.program import LaunchProgram, enable_flight_recorder, trainer_program
 from finetune_supervisor.launch.user_command import InvalidCommand, UserCommand, plan_program
 from finetune_supervisor.launch.wait_for_dns import DnsTimeout, wait_for_master
 from finetune_supervisor.liveness.hang_detector import HangDetector, HeartbeatTimeout, explain_hang
-from finetune_supervisor.liveness.heartbeat import read_heartbeats, to_status_progress
+from finetune_supervisor.liveness.heartbeat import read_heartbeats
 from finetune_supervisor.liveness.stack_dump import inspect_ranks, is_stopped_or_dead
 from finetune_supervisor.messages import TerminationMessage
-from finetune_supervisor.status.http_server import Snapshot, start_status_server
+from finetune_supervisor.status.node_reporter import NodeReporter
 from finetune_supervisor.status.progress_reports import ProgressReports
+from finetune_supervisor.stop_request import StopAction, StopRequest
 from finetune_supervisor.success_marker import is_result_published
 
-EXIT_SUCCEEDED, EXIT_RETRYABLE, EXIT_PERMANENT, EXIT_STOPPED = 0, 1, 2, 143
 _MESSAGE_INTERVAL_SECONDS = 3.0
-_SIGKILL_DELAY_SECONDS = 3.0  # after SIGTERM
 
 
 class Supervisor:
@@ -46,31 +43,32 @@ class Supervisor:
     def __init__(self, node: Node, command: UserCommand | None, *, early_stops: int = 0) -> None:
         self._node = node
         self._command = command
-        self._outcome = contract.STARTING
         self._inbox = SignalInbox(early_stops)
         self._output = ProcessOutput(node.log)
+        self._reporter = NodeReporter(node, self._output)
         self._reports = ProgressReports(node) if command else None
-        self._stop = _StopRequest(grace_seconds=node.grace_seconds)
+        self._stop = StopRequest(grace_seconds=node.grace_seconds)
         self._hang: RankFailure | None = None
-        self._secrets = find_secrets(os.environ)
 
     def run(self) -> int:
         """Run the node and write its final termination message, also if the supervisor itself fails."""
         try:
-            return self._run_node()
+            final = self._run_node()
         except Exception as error:  # outermost handler: PID 1 must always leave a termination message
-            failed = self._failed(type(error).__name__, f"the supervisor itself failed: {error}")
-            return self._finish(replace(failed, stack=traceback.format_exc()))
+            final = self._failed(type(error).__name__, f"the supervisor itself failed: {error}")
+            final = replace(final, stack=traceback.format_exc())
+        self._reporter.write_final(final)
+        return container_exit_code(final)
 
-    def _run_node(self) -> int:
+    def _run_node(self) -> TerminationMessage:
         # Prepare: remove files of an earlier container, write a first message.
         _remove_leftovers(self._node)
-        self._write(self._current_message())
+        self._reporter.write_running()
         # A retried pod may find the result complete.
         if self._command is None and self._is_published():
             self._output.log(f"{self._node.output} already contains the result; nothing is left to do")
-            return self._finish(self._succeeded())
-        self._start_server()
+            return succeeded(self._reporter.running_message(), now=time.time())
+        self._reporter.start_server(self._reports)
         # Choose the program; wait for node rank 0 if the program has no rendezvous of its own.
         try:
             program = self._plan_program()
@@ -79,22 +77,20 @@ class Supervisor:
                 host, node_rank = self._node.master_addr, self._node.node_rank
                 wait_for_master(host, node_rank=node_rank, pause=self._pause, required=required)
         except InvalidCommand as error:
-            return self._finish(self._failed("InvalidSpec", str(error)))
+            return self._failed("InvalidSpec", str(error))
         except DnsTimeout as error:
-            return self._finish(self._failed("DnsTimeout", str(error)))
+            return self._failed("DnsTimeout", str(error))
         except _StoppedEarlyError:
-            return self._finish(self._stopped("stopped before training began"))
+            return stopped(self._reporter.running_message(), "stopped before training began", now=time.time())
         # Run it until it ends.
-        self._outcome = contract.RUNNING
+        self._reporter.outcome = contract.RUNNING
         child = ChildProcess(program, output=self._output)
         code = self._watch(child)
         # Kill processes that a launcher left behind, and read the rest of the output.
         child.signal(signal.SIGKILL)
         child.wait_for_output(2.0)
         # Derive the outcome.
-        if self._hang is not None:
-            return self._finish(self._judge_hang(self._hang))
-        return self._finish(self._judge_trainer(code) if self._command is None else self._judge_command(code))
+        return judge(self._observe_end(code))
 
     def _plan_program(self) -> LaunchProgram:
         env = enable_flight_recorder(os.environ, self._node)
@@ -106,27 +102,31 @@ class Supervisor:
         """Forward stop requests, detect hangs and refresh the termination message until the program has ended."""
         written_at = 0.0
         detector = HangDetector(limit=self._node.hang_seconds, now=time.monotonic(), is_stopped=is_stopped_or_dead)
-        while (code := child.reap()) is None or (self._stop.requested_at is not None and child.has_survivors()):
+        while (code := child.reap()) is None or (self._stop.is_requested and child.has_survivors()):
             now = time.monotonic()
             # Refresh the termination message, for the case that the supervisor is killed.
             if now - written_at >= _MESSAGE_INTERVAL_SECONDS:
                 written_at = now
-                self._write(self._current_message())
+                self._reporter.write_running()
             # Record heartbeats; the trainer's ranks owe one from their start on.
             if self._command is None and self._node.run.have_ranks_started():
                 detector.expect(range(self._node.ranks_per_node), now=now)
-            detector.record(read_heartbeats(self._node.run.heartbeats), now=now)
-            # Act on stop requests, then on hangs.
-            self._handle_stop_request(child, now=now, detector=detector)
+            beats = read_heartbeats(self._node.run.heartbeats)
+            detector.record(beats, now=now)
+            # Act on hangs, then on stop requests.
             self._check_for_hang(child, detector, now=now)
+            self._advance_stop(child, phase=beats[0].phase if beats else "", now=now)
             self._inbox.wait(0.5)
         return code
 
     def _check_for_hang(self, child: ChildProcess, detector: HangDetector, *, now: float) -> None:
-        """End the ranks if one hangs. All nodes detect a hang at about the same time; there is nothing left to save."""
-        if self._hang is not None or self._stop.requested_at is not None:
+        """End the ranks if one hangs. All nodes detect a hang at about the same time; there is nothing left to save.
+
+        A node that is stopped while a rank is close to its limit hangs, too: another node detected it first.
+        """
+        if self._hang is not None or self._stop.is_requested:
             return
-        timeout = detector.find_timeout(now=now)
+        timeout = detector.find_near_timeout(now=now) if self._inbox.stops else detector.find_timeout(now=now)
         if timeout is not None:
             self._end_hung_ranks(child, detector, timeout, now=now)
 
@@ -147,177 +147,47 @@ class Supervisor:
         self._output.log(f"the ranks hang: {message}")
         child.signal(signal.SIGKILL)
 
-    def _handle_stop_request(self, child: ChildProcess, *, now: float, detector: HangDetector) -> None:
-        """The first signal requests a checkpoint, if there is something to save; the second one ends at once."""
-        stop = self._stop
-        # First signal: ask the program to save, unless it hangs or has nothing to save yet.
-        if self._inbox.stops and stop.requested_at is None:
-            if self._hang is None and (
-                timeout := detector.find_near_timeout(now=now)
-            ):  # another node detected it first
-                self._end_hung_ranks(child, detector, timeout, now=now)
-            stop.requested_at = now
-            if self._command is not None:
-                self._output.log("stop requested: SIGTERM is forwarded; the command has the grace period to save")
-                child.signal(signal.SIGTERM)
-            elif self._phase() in (contract.INIT, contract.LOAD, ""):
-                stop.reason = "stopped before training began"
-                stop.force_stop = True
-            else:
-                self._output.log("stop requested: the ranks save a checkpoint at the next step and end")
-                self._node.run.stop_request.touch()
-                self._write(self._current_message())
-        # Second signal, or grace period over: end without saving.
-        if self._inbox.stops > 1 and not stop.force_stop:
-            stop.reason = "stopped by a second signal; no checkpoint was saved"
-            stop.force_stop = True
-        if stop.is_grace_over(now) and not stop.force_stop:
-            stop.reason = (
-                f"the ranks did not end within the grace period of {self._node.grace_seconds:.0f}s"
-                " (FINETUNE_GRACE_SECONDS)"
-            )
-            stop.force_stop = True
-        # SIGTERM, then SIGKILL.
-        if stop.force_stop and stop.terminated_at is None:
-            stop.terminated_at = now
-            self._output.log(stop.reason)
+    def _advance_stop(self, child: ChildProcess, *, phase: str, now: float) -> None:
+        self._stop, actions = self._stop.advance(
+            signals=self._inbox.stops, phase=phase, is_command=self._command is not None, now=now
+        )
+        for action in actions:
+            self._perform(action, child)
+
+    def _perform(self, action: StopAction, child: ChildProcess) -> None:
+        if action is StopAction.FORWARD:
+            self._output.log("stop requested: SIGTERM is forwarded; the command has the grace period to save")
             child.signal(signal.SIGTERM)
-        if stop.terminated_at is not None and now > stop.terminated_at + _SIGKILL_DELAY_SECONDS:
+        elif action is StopAction.SAVE:
+            self._output.log("stop requested: the ranks save a checkpoint at the next step and end")
+            self._node.run.stop_request.touch()
+            self._reporter.write_running()
+        elif action is StopAction.TERMINATE:
+            self._output.log(self._stop.reason)
+            child.signal(signal.SIGTERM)
+        else:
             child.signal(signal.SIGKILL)
 
-    def _judge_trainer(self, code: int) -> TerminationMessage:
-        phases = {beat.phase for beat in read_heartbeats(self._node.run.heartbeats)}
-        if (code == 0 and phases == {contract.DONE}) or self._is_published():
-            return self._succeeded()
-        if phases == {contract.STOPPED}:
-            return self._stopped("stopped on request; a checkpoint was saved")
-        if self._stop.force_stop:
-            return self._stopped(self._stop.reason)
-        failure = find_first_failure(self._node.run)
-        if self._stop.requested_at is not None and (failure is None or failure.victim):
-            return self._stopped("stopped, but other nodes ended before a checkpoint was saved")
-        if failure is not None:
-            return self._rank_failed(failure)
-        if code == 0:
-            return self._failed("RankExited", "the ranks ended without an error and without a result")
-        ending = f"ended by signal {-code}" if code < 0 else f"exited with code {code}"
-        return self._failed(
-            "LauncherFailed", f"the launcher {ending}; the end of its output:\n{self._output.tail()[-1500:]}"
+    def _observe_end(self, code: int) -> NodeEnd:
+        return NodeEnd(
+            node=self._node,
+            running=self._reporter.running_message(),
+            exit_code=code,
+            time=time.time(),
+            stop=self._stop,
+            is_command=self._command is not None,
+            is_published=self._is_published(),
+            hang=self._hang,
+            phases=frozenset(beat.phase for beat in read_heartbeats(self._node.run.heartbeats)),
+            failures=read_failures(self._node.run),
+            output_tail=self._output.tail(),
         )
-
-    def _judge_hang(self, hang: RankFailure) -> TerminationMessage:
-        return self._succeeded() if self._is_published() else self._rank_failed(hang)
 
     def _is_published(self) -> bool:
-        """Return whether the result is complete. Then the job succeeded, even if its ranks crash or hang on shutdown,
-        as some of their libraries do."""
         return self._node.output is not None and is_result_published(self._node.output, uid=self._node.uid)
 
-    def _judge_command(self, code: int) -> TerminationMessage:
-        """Exit code 0 is success unless a stop was requested: many scripts save at SIGTERM and then exit with 0."""
-        if self._stop.requested_at is not None:
-            return self._stopped(self._stop.reason or "stopped on request")
-        if code == 0:
-            return self._succeeded()
-        tail = self._output.tail()
-
-        def rank_of(failure: RankFailure) -> int | None:
-            return None if failure.local_rank is None else self._node.global_rank(failure.local_rank)
-
-        def explain_by_rank(failures: Failures) -> Failures:
-            return explain_failures(failures, tail, rank_of=rank_of)
-
-        failure = find_first_failure(self._node.run, explain=explain_by_rank) or parse_failure_report(
-            tail, code=code, time=time.time()
-        )
-        if failure.error_type != "RankExited":
-            return self._rank_failed(failure)
-        last_line = find_last_line(tail, rank=rank_of(failure))
-        message = f"exited with code {failure.exit_code}; its last line: {last_line}"
-        return self._rank_failed(replace(failure, message=message, stack=tail))
-
-    def _finish(self, message: TerminationMessage) -> int:
-        """Write the final message without secrets and return the exit code of the container."""
-        message = redact_termination(message, self._secrets)
-        self._outcome = message.outcome
-        self._write(message)
-        if message.outcome == contract.SUCCEEDED:
-            return EXIT_SUCCEEDED
-        rank = f"rank {message.rank}: " if message.rank is not None else ""
-        error_type = f"{message.error_type}: " if message.error_type else ""
-        self._output.log(f"{message.outcome}: {rank}{error_type}{message.message}")
-        if message.outcome == contract.STOPPED:
-            return EXIT_STOPPED
-        return EXIT_PERMANENT if message.error_type in contract.USER_ERRORS else EXIT_RETRYABLE
-
-    def _current_message(self) -> TerminationMessage:
-        """Return the message for a node that has not ended yet."""
-        beats = read_heartbeats(self._node.run.heartbeats)
-        peaks = [beat.peak_memory_bytes for beat in beats if beat.peak_memory_bytes is not None]
-        return TerminationMessage(
-            node_rank=self._node.node_rank,
-            attempt=self._node.attempt,
-            outcome=self._outcome,
-            phase=beats[0].phase if beats else "",
-            first_step=beats[0].first_step if beats else None,
-            progress=to_status_progress(beats[0]) if beats else None,
-            peak_memory_bytes=max(peaks, default=None),
-        )
-
-    def _succeeded(self) -> TerminationMessage:
-        return replace(
-            self._current_message(), final=True, outcome=contract.SUCCEEDED, phase=contract.DONE, time=time.time()
-        )
-
-    def _stopped(self, reason: str) -> TerminationMessage:
-        return replace(self._current_message(), final=True, outcome=contract.STOPPED, message=reason, time=time.time())
-
     def _failed(self, error_type: str, message: str) -> TerminationMessage:
-        return replace(
-            self._current_message(),
-            final=True,
-            outcome=contract.FAILED,
-            error_type=error_type,
-            message=message,
-            time=time.time(),
-        )
-
-    def _rank_failed(self, failure: RankFailure) -> TerminationMessage:
-        return replace(
-            self._failed(failure.error_type, append_full_volumes(failure.message, self._volumes())),
-            rank=None if failure.local_rank is None else self._node.global_rank(failure.local_rank),
-            local_rank=failure.local_rank,
-            stack=failure.stack[-3000:],
-            exit_code=failure.exit_code,
-            signal=failure.signal,
-            victim=failure.victim,
-            time=failure.time,
-        )
-
-    def _volumes(self) -> Iterator[Path]:
-        yield from (SHARED_MEMORY, Path(tempfile.gettempdir()), self._node.run.path)
-        if self._node.output:
-            yield self._node.output
-
-    def _write(self, message: TerminationMessage) -> None:
-        try:
-            write_termination(self._node.termination_log, message)
-        except OSError as error:
-            self._output.log(f"the termination message cannot be written: {error}")
-
-    def _start_server(self) -> None:
-        try:
-            start_status_server(self._node, self._snapshot, reports=self._reports)
-        except OSError as error:  # missing metrics must not stop the training
-            port = self._node.status_port
-            self._output.log(f"cannot listen on port {port}, so there is no /status and no /metrics: {error}")
-
-    def _snapshot(self) -> Snapshot:
-        return Snapshot(self._phase(), self._outcome, read_heartbeats(self._node.run.heartbeats))
-
-    def _phase(self) -> str:
-        beats = read_heartbeats(self._node.run.heartbeats)
-        return beats[0].phase if beats else ""
+        return failed(self._reporter.running_message(), error_type, message, now=time.time())
 
     def _pause(self, seconds: float) -> None:
         """Sleep between two DNS lookups. Raises _StoppedEarlyError if a stop is requested meanwhile."""
@@ -330,20 +200,6 @@ class Supervisor:
 
 class _StoppedEarlyError(Exception):
     """A stop was requested while the node waited for node rank 0."""
-
-
-class _StopRequest:
-    """State of a stop request; `grace_seconds` is the time between SIGTERM and the kubelet's SIGKILL."""
-
-    def __init__(self, *, grace_seconds: float) -> None:
-        self._limit_seconds = grace_seconds - min(5.0, grace_seconds / 2)
-        self.requested_at: float | None = None
-        self.terminated_at: float | None = None
-        self.force_stop = False  # end now, whether or not a checkpoint was saved
-        self.reason = ""
-
-    def is_grace_over(self, now: float) -> bool:
-        return self.requested_at is not None and now > self.requested_at + self._limit_seconds
 
 
 def _remove_leftovers(node: Node) -> None:

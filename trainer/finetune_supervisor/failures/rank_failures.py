@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,16 +50,13 @@ class RankExit:
     time: float
 
 
-def find_first_failure(
-    run: RunFolder, *, explain: Callable[[Failures], Failures] = lambda failures: failures
-) -> RankFailure | None:
+def find_first_failure(failures: Failures) -> RankFailure | None:
     """Return the earliest failure on this node; victims count only if all failures are victims."""
-    failures = explain(read_failures(run))
     causes = [failure for failure in failures if not failure.victim]
     return min(causes or failures, key=lambda failure: failure.time, default=None)
 
 
-def read_failures(run: RunFolder) -> tuple[RankFailure, ...]:
+def read_failures(run: RunFolder) -> Failures:
     """Read the failures of all ranks of this node, or that of the launcher if no rank failed."""
     exits = _read_exits(run.exits)
     with_error_file = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from finetune_supervisor.contract import RunFolder
-from finetune_supervisor.failures.rank_failures import find_first_failure
+from finetune_supervisor.failures.rank_failures import find_first_failure, read_failures
 
 LOST = "[../gloo/transport/tcp/pair.cc:537] Connection closed by peer [10.0.0.7]:4321"
 
@@ -32,14 +32,14 @@ def write_exits(run: RunFolder, **codes: int) -> None:
 
 
 def test_without_files_there_is_no_failure(run: RunFolder) -> None:
-    assert find_first_failure(run) is None
+    assert find_first_failure(read_failures(run)) is None
 
 
 def test_an_error_file_yields_type_message_and_stack(run: RunFolder) -> None:
     write_error_file(run, 1, "DatasetError: rows.jsonl line 3: expected: a list", at=100.5)
     write_exits(run, rank1=1)
 
-    failure = find_first_failure(run)
+    failure = find_first_failure(read_failures(run))
 
     assert failure is not None
     assert (failure.local_rank, failure.error_type) == (1, "DatasetError")
@@ -52,7 +52,7 @@ def test_the_earliest_exception_is_the_first_failure(run: RunFolder) -> None:
     write_error_file(run, 0, "ValueError: late", at=100.9)
     write_error_file(run, 1, "ValueError: early", at=100.2)
 
-    failure = find_first_failure(run)
+    failure = find_first_failure(read_failures(run))
 
     assert failure is not None
     assert failure.message == "early"
@@ -73,7 +73,7 @@ def test_a_victim_is_not_the_first_failure_even_if_it_is_the_earliest(run: RunFo
     write_error_file(run, 0, error, at=100.1)
     write_error_file(run, 1, "OutOfMemoryError: CUDA out of memory", at=100.8)
 
-    failure = find_first_failure(run)
+    failure = find_first_failure(read_failures(run))
 
     assert failure is not None
     assert failure.error_type == "OutOfMemoryError"
@@ -82,7 +82,7 @@ def test_a_victim_is_not_the_first_failure_even_if_it_is_the_earliest(run: RunFo
 def test_if_all_are_victims_the_first_failure_is_one(run: RunFolder) -> None:
     write_error_file(run, 0, f"RuntimeError: {LOST}", at=100.1)
 
-    failure = find_first_failure(run)
+    failure = find_first_failure(read_failures(run))
 
     assert failure is not None
     assert failure.victim
@@ -92,7 +92,7 @@ def test_a_killed_rank_has_only_a_signal(run: RunFolder) -> None:
     write_error_file(run, 0, f"RuntimeError: {LOST}", at=99.5)
     write_exits(run, rank0=1, rank1=-9)
 
-    failure = find_first_failure(run)
+    failure = find_first_failure(read_failures(run))
 
     assert failure is not None
     assert (failure.local_rank, failure.error_type, failure.signal) == (1, "RankKilled", 9)
@@ -102,7 +102,7 @@ def test_a_killed_rank_has_only_a_signal(run: RunFolder) -> None:
 def test_a_rank_terminated_by_torchrun_is_a_victim(run: RunFolder) -> None:
     write_exits(run, rank0=-15, rank1=42)
 
-    failure = find_first_failure(run)
+    failure = find_first_failure(read_failures(run))
 
     assert failure is not None
     assert (failure.local_rank, failure.error_type, failure.exit_code) == (1, "RankExited", 42)
@@ -112,7 +112,7 @@ def test_the_error_of_the_launcher_is_used_if_no_rank_has_one(run: RunFolder) ->
     record = {"message": "DistNetworkError: the port is in use", "extraInfo": {"py_callstack": "Traceback"}}
     run.launcher_error.write_text(json.dumps({"message": record}))
 
-    failure = find_first_failure(run)
+    failure = find_first_failure(read_failures(run))
 
     assert failure is not None
     assert (failure.local_rank, failure.error_type) == (None, "DistNetworkError")
@@ -123,7 +123,7 @@ def test_the_text_of_an_error_file_in_another_format_becomes_the_message(run: Ru
     write_error_file(run, 0, "x", at=1)
     next(run.torchrun.rglob("error.json")).write_text(text)
 
-    failure = find_first_failure(run)
+    failure = find_first_failure(read_failures(run))
 
     assert failure is not None
     assert (failure.error_type, failure.message) == ("UnknownError", text)
@@ -132,4 +132,4 @@ def test_the_text_of_an_error_file_in_another_format_becomes_the_message(run: Ru
 def test_an_invalid_file_of_exit_codes_is_ignored(run: RunFolder) -> None:
     run.exits.write_text("[1]")
 
-    assert find_first_failure(run) is None
+    assert find_first_failure(read_failures(run)) is None

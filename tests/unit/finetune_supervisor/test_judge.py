@@ -1,0 +1,163 @@
+"""Verdicts of the supervisor on ended nodes, without processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finetune_supervisor import contract
+from finetune_supervisor.failures.rank_failures import RankFailure
+from finetune_supervisor.judge import NodeEnd, container_exit_code, failed, judge, stopped, succeeded
+from finetune_supervisor.messages import TerminationMessage, TrainingProgress
+from finetune_supervisor.stop_request import StopRequest
+from testing.builders.nodes import node
+
+RUNNING = TerminationMessage(
+    node_rank=1, attempt=1, outcome=contract.RUNNING, phase=contract.TRAIN, progress=TrainingProgress(step=7)
+)
+DONE, STOPPED, TRAINING = (frozenset({phase}) for phase in (contract.DONE, contract.STOPPED, contract.TRAIN))
+NO_STOP = StopRequest(grace_seconds=60)
+REQUESTED = replace(NO_STOP, requested_at=1.0)
+FORCED = replace(REQUESTED, terminated_at=2.0, reason="stopped by a second signal; no checkpoint was saved")
+CAUSE = RankFailure(local_rank=1, error_type="ValueError", message="bad row", time=50.0, stack="Traceback", exit_code=1)
+VICTIM = RankFailure(local_rank=0, error_type="DistBackendError", message="NCCL", time=40.0, exit_code=1, victim=True)
+HANG = RankFailure(local_rank=0, error_type=contract.HANG, message="rank 2 hangs", time=30.0)
+SAVED = "stopped on request; a checkpoint was saved"
+PEERS_ENDED = "stopped, but other nodes ended before a checkpoint was saved"
+
+
+def node_end(**changed: Any) -> NodeEnd:
+    """Return the end of node 1, whose ranks are 2 and 3, at second 100."""
+    base = NodeEnd(
+        node=node(Path("/output"), node_rank=1), running=RUNNING, exit_code=1, time=100.0, stop=NO_STOP, phases=TRAINING
+    )
+    return replace(base, **changed)
+
+
+SUCCESSES = [
+    pytest.param(node_end(exit_code=0, phases=DONE), id="all ranks are done"),
+    pytest.param(node_end(is_published=True, failures=(CAUSE,)), id="a rank crashed after the result was published"),
+    pytest.param(node_end(is_published=True, stop=FORCED), id="stopped after the result was published"),
+    pytest.param(node_end(exit_code=-9, is_published=True, hang=HANG), id="a rank hangs on shutdown"),
+    pytest.param(node_end(exit_code=0, is_command=True), id="a command exits with 0"),
+]
+
+
+@pytest.mark.parametrize("end", SUCCESSES)
+def test_a_complete_result_is_a_success(end: NodeEnd) -> None:
+    assert judge(end) == succeeded(RUNNING, now=100.0)
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        pytest.param(node_end(exit_code=0, phases=STOPPED, stop=REQUESTED), SAVED, id="saved"),
+        pytest.param(node_end(exit_code=-15, stop=FORCED), FORCED.reason, id="ended without a checkpoint"),
+        pytest.param(node_end(stop=FORCED, failures=(CAUSE,)), FORCED.reason, id="failed while it was ended"),
+        pytest.param(node_end(stop=REQUESTED), PEERS_ENDED, id="no failure was recorded"),
+        pytest.param(node_end(stop=REQUESTED, failures=(VICTIM,)), PEERS_ENDED, id="only a victim failed"),
+        pytest.param(
+            node_end(exit_code=0, is_command=True, stop=REQUESTED), "stopped on request", id="a command exits with 0"
+        ),
+        pytest.param(
+            node_end(is_command=True, stop=REQUESTED, failures=(CAUSE,)), "stopped on request", id="a command fails"
+        ),
+        pytest.param(node_end(is_command=True, stop=FORCED), FORCED.reason, id="a command is ended"),
+    ],
+)
+def test_a_node_that_was_requested_to_stop_is_stopped(end: NodeEnd, reason: str) -> None:
+    assert judge(end) == stopped(RUNNING, reason, now=100.0)
+
+
+@pytest.mark.parametrize(
+    ("end", "failure"),
+    [
+        pytest.param(node_end(failures=(CAUSE,)), CAUSE, id="a rank failed"),
+        pytest.param(node_end(failures=(VICTIM, CAUSE)), CAUSE, id="a victim failed first"),
+        pytest.param(node_end(failures=(VICTIM,)), VICTIM, id="only a victim failed"),
+        pytest.param(node_end(failures=(CAUSE,), stop=REQUESTED), CAUSE, id="a rank failed after a stop request"),
+        pytest.param(node_end(exit_code=-9, hang=HANG, failures=(CAUSE,)), HANG, id="a rank hangs"),
+        pytest.param(node_end(exit_code=-9, hang=HANG, stop=REQUESTED), HANG, id="a rank hangs and is stopped"),
+        pytest.param(node_end(is_command=True, exit_code=-9, hang=HANG), HANG, id="a command hangs"),
+        pytest.param(node_end(is_command=True, failures=(CAUSE,)), CAUSE, id="a rank of a command failed"),
+    ],
+)
+def test_the_first_failure_of_a_rank_is_reported(end: NodeEnd, failure: RankFailure) -> None:
+    final = judge(end)
+
+    assert (final.final, final.outcome, final.phase, final.progress) == (
+        True,
+        contract.FAILED,
+        contract.TRAIN,
+        RUNNING.progress,
+    )
+    assert (final.error_type, final.message, final.stack) == (failure.error_type, failure.message, failure.stack)
+    assert (final.exit_code, final.signal, final.victim) == (failure.exit_code, failure.signal, failure.victim)
+    assert (final.local_rank, final.time) == (failure.local_rank, failure.time)
+    assert failure.local_rank is not None
+    assert final.rank == failure.local_rank + 2
+
+
+def test_only_the_end_of_a_long_stack_is_reported() -> None:
+    final = judge(node_end(failures=(replace(CAUSE, stack="s" * 5000 + "end"),)))
+
+    assert len(final.stack) == 3000
+    assert final.stack.endswith("end")
+
+
+def test_a_failure_of_the_launcher_has_no_rank() -> None:
+    final = judge(node_end(failures=(replace(CAUSE, local_rank=None),)))
+
+    assert (final.rank, final.local_rank) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "error_type", "message"),
+    [
+        (0, "RankExited", "the ranks ended without an error and without a result"),
+        (3, "LauncherFailed", "the launcher exited with code 3; the end of its output:\nlast line"),
+        (-9, "LauncherFailed", "the launcher ended by signal 9; the end of its output:\nlast line"),
+    ],
+)
+def test_the_end_of_the_launcher_is_reported_if_nothing_else_is_known(
+    exit_code: int, error_type: str, message: str
+) -> None:
+    final = judge(node_end(exit_code=exit_code, output_tail="last line"))
+
+    assert final == failed(RUNNING, error_type, message, now=100.0)
+
+
+def test_a_mixture_of_done_and_stopped_ranks_is_a_failure() -> None:
+    assert judge(node_end(exit_code=0, phases=DONE | STOPPED)).error_type == "RankExited"
+
+
+def test_the_exception_of_a_command_is_read_from_its_output() -> None:
+    traceback = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\nKeyError: 'text'\n"
+
+    final = judge(node_end(is_command=True, output_tail=f"step 1\n{traceback}"))
+
+    assert (final.error_type, final.message, final.exit_code, final.time) == ("KeyError", "'text'", 1, 100.0)
+
+
+def test_a_command_without_an_exception_is_explained_by_its_last_line() -> None:
+    final = judge(node_end(is_command=True, exit_code=3, output_tail="loading\nno such option: --lr\n"))
+
+    assert final.error_type == "RankExited"
+    assert final.message == "exited with code 3; its last line: no such option: --lr"
+    assert (final.exit_code, final.stack) == (3, "loading\nno such option: --lr\n")
+
+
+@pytest.mark.parametrize(
+    ("final", "exit_code"),
+    [
+        (succeeded(RUNNING, now=1.0), 0),
+        (stopped(RUNNING, SAVED, now=1.0), 143),
+        (failed(RUNNING, "DatasetError", "no rows", now=1.0), 2),
+        (failed(RUNNING, "ValueError", "x", now=1.0), 1),
+    ],
+)
+def test_the_exit_code_follows_from_the_outcome(final: TerminationMessage, exit_code: int) -> None:
+    assert container_exit_code(final) == exit_code

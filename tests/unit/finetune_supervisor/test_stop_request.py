@@ -1,0 +1,94 @@
+"""Steps of a stop request: signals, phases of the ranks, and times."""
+
+from __future__ import annotations
+
+import pytest
+
+from finetune_supervisor import contract
+from finetune_supervisor.stop_request import StopAction, StopRequest
+
+RUNNING = StopRequest(grace_seconds=60)
+SAVING = StopRequest(grace_seconds=60, requested_at=100.0)
+TERMINATED = StopRequest(
+    grace_seconds=60, requested_at=100.0, terminated_at=110.0, reason="stopped before training began"
+)
+TOO_EARLY = "stopped before training began"
+SECOND_SIGNAL = "stopped by a second signal; no checkpoint was saved"
+GRACE_OVER = "the ranks did not end within the grace period of 60s (FINETUNE_GRACE_SECONDS)"
+
+
+def advance(
+    stop: StopRequest, *, signals: int = 1, phase: str = contract.TRAIN, is_command: bool = False, now: float = 100.0
+) -> tuple[StopRequest, tuple[StopAction, ...]]:
+    return stop.advance(signals=signals, phase=phase, is_command=is_command, now=now)
+
+
+def test_without_a_signal_nothing_happens() -> None:
+    assert advance(RUNNING, signals=0) == (RUNNING, ())
+
+
+@pytest.mark.parametrize("phase", [contract.TRAIN, contract.EVAL, contract.SAVE, contract.PUBLISH, contract.DONE])
+def test_the_first_signal_requests_a_checkpoint_of_the_trainer(phase: str) -> None:
+    stop, actions = advance(RUNNING, phase=phase)
+
+    assert actions == (StopAction.SAVE,)
+    assert (stop.is_requested, stop.requested_at, stop.reason) == (True, 100.0, "")
+
+
+@pytest.mark.parametrize("phase", ["", contract.INIT, contract.LOAD])
+def test_before_training_the_first_signal_ends_the_ranks(phase: str) -> None:
+    stop, actions = advance(RUNNING, phase=phase)
+
+    assert actions == (StopAction.TERMINATE,)
+    assert (stop.requested_at, stop.terminated_at, stop.reason) == (100.0, 100.0, TOO_EARLY)
+
+
+@pytest.mark.parametrize("phase", ["", contract.INIT, contract.TRAIN])
+def test_the_first_signal_is_forwarded_to_a_command(phase: str) -> None:
+    stop, actions = advance(RUNNING, phase=phase, is_command=True)
+
+    assert actions == (StopAction.FORWARD,)
+    assert (stop.is_requested, stop.reason) == (True, "")
+
+
+def test_two_signals_at_once_do_both_steps() -> None:
+    stop, actions = advance(RUNNING, signals=2)
+
+    assert actions == (StopAction.SAVE, StopAction.TERMINATE)
+    assert stop.reason == SECOND_SIGNAL
+
+
+def test_a_second_signal_ends_the_ranks_without_a_checkpoint() -> None:
+    stop, actions = advance(SAVING, signals=2, now=105.0)
+
+    assert actions == (StopAction.TERMINATE,)
+    assert (stop.terminated_at, stop.reason) == (105.0, SECOND_SIGNAL)
+
+
+@pytest.mark.parametrize(
+    ("grace_seconds", "now", "is_over"),
+    [
+        pytest.param(60, 155.0, False, id="five seconds before the kubelet's SIGKILL"),
+        pytest.param(60, 155.1, True, id="less than five seconds before it"),
+        pytest.param(4, 102.0, False, id="half of a short grace period"),
+        pytest.param(4, 102.1, True, id="more than half of a short grace period"),
+    ],
+)
+def test_the_ranks_are_ended_shortly_before_the_grace_period_is_over(
+    grace_seconds: float, now: float, is_over: bool
+) -> None:
+    stop, actions = advance(StopRequest(grace_seconds=grace_seconds, requested_at=100.0), now=now)
+
+    assert actions == ((StopAction.TERMINATE,) if is_over else ())
+    assert stop.reason == (GRACE_OVER.replace("60", str(grace_seconds)) if is_over else "")
+
+
+@pytest.mark.parametrize(("now", "actions"), [(113.0, ()), (113.1, (StopAction.KILL,)), (900.0, (StopAction.KILL,))])
+def test_sigkill_follows_three_seconds_after_sigterm_and_is_repeated(
+    now: float, actions: tuple[StopAction, ...]
+) -> None:
+    assert advance(TERMINATED, now=now) == (TERMINATED, actions)
+
+
+def test_further_signals_do_not_change_the_reason() -> None:
+    assert advance(TERMINATED, signals=3, now=111.0) == (TERMINATED, ())
