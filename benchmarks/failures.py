@@ -7,7 +7,7 @@ from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import Evidence, Fault
 from finetune_operator.failures.rules import judge_node
 from finetune_operator.failures.verdict import Verdict
-from finetune_supervisor.failures.rank_failures import is_victim
+from finetune_supervisor.peer_loss import is_victim
 from testing.corpus.error_corpus import LabelledError, read_corpus, read_starts
 
 _NOT_FAULT_OF_USER = (Fault.INFRASTRUCTURE, Fault.TRANSIENT)

@@ -12,6 +12,7 @@ from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import Evidence, Fault
 from finetune_operator.failures.verdict import Verdict, describe_node, last_line
+from finetune_supervisor.peer_loss import PEER_LOSS_TEXTS
 
 
 @dataclass(frozen=True)
@@ -298,24 +299,9 @@ PATTERNS: tuple[ErrorPattern, ...] = (
     ),
     ErrorPattern(
         Reason.PEER_LOST,
-        (
-            r"connection (closed|reset) by (remote )?peer",
-            r"connection refused",
-            r"broken pipe",
-            r"socket ?timeout",
-            r"watchdog caught collective operation timeout",
-            r"watchdog thread terminated with exception",
-            r"detected by watchdog",
-            r"heartbeat monitor timed out|no heartbeat of its watchdog|watchdog got stuck",
-            r"communicator was aborted",
-            r"remote process exit",
-            r"ncclRemoteError",
-            r"timed out waiting|timeout waiting for key",
-            r"get exception dump flag from the global store",
-            r"asynchronous nature of CUDA kernels|taking the entire process down",
-            r"connection was likely closed|remote server shutdown|caused pair closure",
-            r"(recvValue|sendBytes|recvBytes) failed|failed to recv, got 0 bytes|NCCL timeout",
-        ),
+        # The last expression is not in the supervisor's list: what the watchdog reports may be an error of the GPU,
+        # which only the patterns above recognise.
+        (*PEER_LOSS_TEXTS, r"watchdog thread terminated with exception"),
     ),
 )
 

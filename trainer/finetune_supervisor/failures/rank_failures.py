@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from finetune_supervisor.contract import RunFolder
-
-# Errors of a rank that lost its peers, so that the failure of a peer is the cause: exceptions of torch.distributed, of
-# Python's sockets in programs that connect to their peers themselves, and of a launcher that was terminated.
-_VICTIM_TYPES = frozenset(
-    {"DistBackendError", "DistNetworkError", "DistStoreError", "SignalException", "TimeoutError", "ConnectionError"}
-    | {error.__name__ for error in ConnectionError.__subclasses__()}
-)
-_VICTIM_TEXT = re.compile(
-    r"connection (closed|reset) by peer|connection refused|broken pipe|read error|socket timeout"
-    r"|timed out waiting|NCCL (error|timeout)|watchdog caught collective|collective operation timeout"
-    r"|gloo.*timed? ?out|TCPStore",
-    re.IGNORECASE,
-)
+from finetune_supervisor.peer_loss import is_victim
 
 
 @dataclass(frozen=True)
@@ -85,11 +72,6 @@ def _read_error_file(local_rank: int | None, path: Path, rank_exit: RankExit | N
         exit_code=rank_exit.code if rank_exit else None,
         victim=is_victim(error_type, message),
     )
-
-
-def is_victim(error_type: str, message: str) -> bool:
-    """Return whether a rank raises this error when it loses a peer."""
-    return error_type in _VICTIM_TYPES or _VICTIM_TEXT.search(message) is not None
 
 
 def failure_from_exit_code(local_rank: int | None, code: int, time: float) -> RankFailure:

@@ -10,7 +10,8 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from finetune_supervisor.failures.rank_failures import Failures, RankFailure, failure_from_exit_code, is_victim
+from finetune_supervisor.failures.rank_failures import Failures, RankFailure, failure_from_exit_code
+from finetune_supervisor.peer_loss import is_victim
 
 _HEADER = "Traceback (most recent call last):"
 _RANK = re.compile(r"^\[rank(\d+)\]:(?: |$)")

@@ -1,0 +1,91 @@
+"""Termination messages of a running and of an ended node."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finetune_supervisor import contract
+from finetune_supervisor.judge import failed, stopped
+from finetune_supervisor.launch.child_process import ProcessOutput
+from finetune_supervisor.liveness.heartbeat import Heartbeat, write_heartbeat
+from finetune_supervisor.messages import TerminationMessage, TrainingProgress
+from finetune_supervisor.status.node_reporter import NodeReporter
+from testing.builders.nodes import node
+
+BEAT = Heartbeat(
+    rank=0,
+    local_rank=0,
+    pid=7,
+    time=100.0,
+    phase=contract.TRAIN,
+    first_step=4,
+    peak_memory_bytes=5,
+    progress=TrainingProgress(step=9),
+)
+NO_SPACE = "[Errno 28] No space left on device"
+
+
+@pytest.fixture
+def reporter(tmp_path: Path) -> NodeReporter:
+    (tmp_path / "ranks").mkdir()
+    return NodeReporter(node(tmp_path), ProcessOutput(None))
+
+
+def read_message(folder: Path) -> dict[str, Any]:
+    message: dict[str, Any] = json.loads((folder / "termination-log").read_text())
+    return message
+
+
+def test_the_message_of_a_running_node_has_the_progress_of_rank_zero_and_the_highest_peak(
+    reporter: NodeReporter, tmp_path: Path
+) -> None:
+    write_heartbeat(tmp_path / "ranks", BEAT)
+    write_heartbeat(tmp_path / "ranks", replace(BEAT, rank=1, local_rank=1, phase=contract.SAVE, peak_memory_bytes=8))
+    reporter.outcome = contract.RUNNING
+
+    reporter.write_running()
+
+    message = read_message(tmp_path)
+    assert (message["final"], message["outcome"], message["phase"]) == (False, "running", "train")
+    assert (message["firstStep"], message["peakMemoryBytes"], message["progress"]["step"]) == (4, 8, 9)
+
+
+def test_before_the_first_heartbeat_the_message_has_no_progress(reporter: NodeReporter) -> None:
+    assert reporter.running_message() == TerminationMessage(attempt=1)
+
+
+@pytest.mark.parametrize(
+    ("final", "is_named"),
+    [
+        pytest.param(failed(TerminationMessage(), "OSError", NO_SPACE, now=1.0), True, id="failed"),
+        pytest.param(stopped(TerminationMessage(), NO_SPACE, now=1.0), False, id="stopped"),
+    ],
+)
+def test_the_final_message_of_a_failed_node_names_full_volumes(
+    reporter: NodeReporter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    final: TerminationMessage,
+    is_named: bool,
+) -> None:
+    full = os.statvfs_result((4096, 4096, 100, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+
+    reporter.write_final(final)
+
+    assert (f", {tmp_path})" in read_message(tmp_path)["message"]) is is_named
+    assert reporter.outcome == final.outcome
+
+
+def test_a_termination_log_that_cannot_be_written_is_logged(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    reporter = NodeReporter(node(tmp_path, termination_log=tmp_path / "missing" / "log"), ProcessOutput(None))
+
+    reporter.write_running()
+
+    assert b"the termination message cannot be written" in capfdbinary.readouterr().out
