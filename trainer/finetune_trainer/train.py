@@ -4,7 +4,6 @@ import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import torch
 import transformers
@@ -18,8 +17,9 @@ from finetune_trainer.atomic_files import raise_storage_faults, translate_disk_e
 from finetune_trainer.build_trainer import TrainingSetup, assemble_trainer, resolve_auto_batch_size
 from finetune_trainer.checkpoint.checkpoints import ResumePoint
 from finetune_trainer.checkpoint.output_folder import Identity, OutputFolder
-from finetune_trainer.data.load import RowRenderer, TokenizationConfig, TrainingData, check_same_rows, load_data
+from finetune_trainer.data.load import TokenizationConfig, TrainingData, check_same_rows, load_data
 from finetune_trainer.data.row_filter import RowRules
+from finetune_trainer.data.row_rendering import select_row_renderer
 from finetune_trainer.data_sources.source_files import DownloadSettings
 from finetune_trainer.distributed.collectives import (
     all_gather_objects,
@@ -34,8 +34,6 @@ from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
 from finetune_trainer.distributed.rank_context import RankContext
 from finetune_trainer.hubs import create_repository
 from finetune_trainer.memory.run_forecast import forecast_rank_memory, format_rank_forecast
-from finetune_trainer.methods.dpo import render_preference
-from finetune_trainer.methods.sft import render_sample
 from finetune_trainer.metrics.trackers import build_trackers, select_trackers
 from finetune_trainer.model.attention_backend import AttentionChoice, build_attention_trial, select_attention
 from finetune_trainer.model.load import Pretrained, describe_model
@@ -165,13 +163,6 @@ def train(trainer: GlobalMeanTrainer, resume_point: ResumePoint, *, total_steps:
     transformers.set_seed((trainer.args.seed + inputs.ranks.rank) % 2**32)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     return trainer.is_finished or not trainer.stop_agreed
-
-
-def select_row_renderer(spec: TrainerSpec) -> RowRenderer:
-    """Return how the training method renders rows as sequences."""
-    if spec.sft is None:
-        return RowRenderer("dpo", render_preference)
-    return RowRenderer(f"sft {spec.sft.loss_on}", partial(render_sample, loss_on=spec.sft.loss_on))
 
 
 def build_tokenization_config(

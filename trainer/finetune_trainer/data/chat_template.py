@@ -9,8 +9,9 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from finetune_trainer.data_sources.conversations import Conversation, Example, PromptCompletion, Role, Turn
+from finetune_trainer.data_sources.conversations import Conversation, Example, PromptCompletion
 from finetune_trainer.data_sources.media import MediaItem
+from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.errors import ChatTemplateError, DatasetError
 from finetune_trainer.vision.placeholders import collect_media, expand_placeholders, to_content_parts
 from finetune_trainer.vision.processor import VisionProcessor

@@ -16,7 +16,8 @@ from finetune_trainer.data.chat_template import ExampleRenderer
 from finetune_trainer.data.epoch import Item
 from finetune_trainer.data.epoch_order import Order, RowOrder
 from finetune_trainer.data.packing import PackedDataset, PackOrder
-from finetune_trainer.data.row_filter import RenderedRow, RowRules
+from finetune_trainer.data.row_filter import RowRules
+from finetune_trainer.data.row_rendering import RenderedRow, RowRenderer
 from finetune_trainer.data.token_cache import cache_key, load_or_tokenize
 from finetune_trainer.data.token_dataset import Features, TokenDataset
 from finetune_trainer.data.train_test_split import hold_out
@@ -76,14 +77,6 @@ class TrainingData:
     def with_pixels(self, rows: TokenDataset) -> SampleDataset:
         """Return the rows with pixel inputs for a vision-language model, else the rows themselves."""
         return MultimodalDataset(rows, self.vision) if self.vision else rows
-
-
-@dataclass(frozen=True)
-class RowRenderer:
-    """Renders a row into the sequences of a training method; `name` identifies it in the cache key."""
-
-    name: str
-    render: Callable[[ExampleRenderer, Row], RenderedRow]
 
 
 @dataclass(frozen=True)

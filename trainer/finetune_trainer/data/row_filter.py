@@ -3,12 +3,10 @@
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from finetune_trainer.data.chat_template import Sample
+from finetune_trainer.data.row_rendering import RenderedRow
 from finetune_trainer.errors import DatasetError, TrainerError
 
 _MAX_EXAMPLES = 10
-
-RenderedRow = tuple[Sample, ...]  # one sequence, or the chosen and the rejected sequence of a pair
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from finetune_trainer.data.media_store import MediaStoreWriter
-from finetune_trainer.data.row_filter import RenderedRow, RowFilter, RowRules
+from finetune_trainer.data.row_filter import RowFilter, RowRules
 from finetune_trainer.data.row_origins import RowOriginWriter
+from finetune_trainer.data.row_rendering import RenderedRow
 from finetune_trainer.data.token_dataset import TokenDataset
 from finetune_trainer.errors import TrainerError
 

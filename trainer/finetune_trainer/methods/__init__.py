@@ -1,1 +1,1 @@
-"""One module per training method, each with its loss and its rows."""
+"""One module per training method, with its loss."""

@@ -8,10 +8,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from finetune_api.v1alpha1.methods import Dpo
-from finetune_trainer.data.chat_template import ExampleRenderer, Sample
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
-from finetune_trainer.data_sources.preferences import parse_preference
-from finetune_trainer.data_sources.readers import Row
 from finetune_trainer.model.lora import REFERENCE_ADAPTER, TRAINED_ADAPTER
 from finetune_trainer.parallel.reference_model import prepare_reference_model
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer, TrainerInputs
@@ -83,12 +80,6 @@ LOSSES: dict[str, Callable[[PairLogps, Dpo], torch.Tensor]] = {
     "ipo": _ipo_loss,
     "robust": _robust_loss,
 }
-
-
-def render_preference(renderer: ExampleRenderer, row: Row) -> tuple[Sample, ...]:
-    """Render a row into its chosen and its rejected sequence."""
-    preference = parse_preference(row)
-    return renderer.render(preference.chosen), renderer.render(preference.rejected)
 
 
 class DpoTrainer(GlobalMeanTrainer):

@@ -1,40 +1,10 @@
 """Supervised fine-tuning: cross entropy of the target tokens, averaged over the whole effective batch."""
 
-from dataclasses import replace
-
 import torch
 
-from finetune_trainer.data.chat_template import ExampleRenderer, Sample
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
-from finetune_trainer.data_sources.conversations import Conversation, Role, parse_example
-from finetune_trainer.data_sources.readers import Row
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.token_losses import compute_logits, compute_target_losses
-
-
-def render_sample(renderer: ExampleRenderer, row: Row, *, loss_on: str) -> tuple[Sample, ...]:
-    """Render a row into one sequence.
-
-    loss_on: `assistant`, `lastTurn` or `all`, as spec.sft.lossOn. The completion of a row with prompt and completion
-    counts as its only assistant turn.
-    """
-    example = parse_example(row)
-    if loss_on == "lastTurn" and isinstance(example, Conversation):
-        last = max(index for index, turn in enumerate(example.turns) if turn.role is Role.ASSISTANT)
-        turns = (turn if index == last else replace(turn, weight=0.0) for index, turn in enumerate(example.turns))
-        example = replace(example, turns=tuple(turns))
-    sample = renderer.render(example)
-    if loss_on == "all":
-        sample = replace(sample, weights=_weights_of_all_text(sample))
-    return (sample,)
-
-
-def _weights_of_all_text(sample: Sample) -> list[float]:
-    """Return weight 1 for every token but the first, which no token predicts, and the placeholders of images."""
-    weights = [0.0, *[1.0] * (len(sample.input_ids) - 1)]
-    for placeholder in sample.placeholders:
-        weights[placeholder.start : placeholder.end] = [0.0] * (placeholder.end - placeholder.start)
-    return weights
 
 
 class SftTrainer(GlobalMeanTrainer):

@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from finetune_trainer.data_sources.conversations import Role, Turn
 from finetune_trainer.data_sources.media import MEDIA_MARK, MediaItem, Modality
+from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.errors import DatasetError
 from finetune_trainer.vision.processor import VisionProcessor
 

@@ -1,17 +1,13 @@
 """Tests which tokens of a rendered example are targets, their weights, and the errors of chat templates."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from finetune_trainer.data.chat_template import ExampleRenderer, Sample
-from finetune_trainer.data_sources.conversations import Conversation, PromptCompletion, Role, Turn
-from finetune_trainer.data_sources.readers import Row
+from finetune_trainer.data_sources.conversations import Conversation, PromptCompletion
+from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.errors import ChatTemplateError
-from finetune_trainer.methods.sft import render_sample
 from testing.models import tiny_text
+from testing.models.renderers import WITH_GENERATION_TAGS, decode_targets, use_template
 
 ORIGIN = "/data/train.jsonl line 1"
 TWO_EXCHANGES = Conversation(
@@ -47,35 +43,6 @@ REMOVES_EARLIER_THINKING = (
     "{%- else -%}{{ message['content'] | replace('<think>', '<think>\\n') }}{%- endif -%}{{ '<|im_end|>\\n' }}"
     "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
-WITH_GENERATION_TAGS = (
-    "{%- for message in messages -%}{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{%- if message['role'] == 'assistant' -%}{% generation %}{{ message['content'] + '<|im_end|>' }}"
-    "{% endgeneration %}{%- else -%}{{ message['content'] + '<|im_end|>' }}{%- endif -%}{{ '\\n' }}{%- endfor -%}"
-)
-
-
-@contextmanager
-def use_template(tokenizer: PreTrainedTokenizerFast, template: str | None) -> Iterator[ExampleRenderer]:
-    """Yield a renderer whose tokenizer has this chat template."""
-    previous = tokenizer.chat_template
-    tokenizer.chat_template = template
-    try:
-        yield ExampleRenderer(tokenizer, model_name="tiny")
-    finally:
-        tokenizer.chat_template = previous
-
-
-def decode_targets(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> list[str]:
-    """Return the text of every run of target tokens."""
-    runs: list[list[int]] = []
-    previous_weight = 0.0
-    for token, weight in zip(sample.input_ids, sample.weights, strict=True):
-        if weight and not previous_weight:
-            runs.append([])
-        if weight:
-            runs[-1].append(token)
-        previous_weight = weight
-    return [tokenizer.decode(run) for run in runs]
 
 
 @pytest.mark.parametrize(
@@ -184,58 +151,3 @@ def test_the_first_token_is_never_a_target(tokenizer: PreTrainedTokenizerFast) -
 
     assert sample.weights[0] == 0.0
     assert all(sample.weights[1:])
-
-
-@pytest.mark.parametrize(
-    ("loss_on", "targets"),
-    [
-        pytest.param("assistant", ["A mutable sequence.<|im_end|>", "An immutable one.<|im_end|>"], id="assistant"),
-        pytest.param("lastTurn", ["An immutable one.<|im_end|>"], id="last turn"),
-    ],
-)
-@pytest.mark.parametrize(
-    "template", [tiny_text.CHAT_TEMPLATE, WITH_GENERATION_TAGS], ids=["ChatML", "with generation tags"]
-)
-def test_loss_on_selects_the_assistant_turns_that_are_targets(
-    tokenizer: PreTrainedTokenizerFast, template: str, loss_on: str, targets: list[str]
-) -> None:
-    with use_template(tokenizer, template) as renderer:
-        (sample,) = render_sample(renderer, build_row(TWO_EXCHANGES), loss_on=loss_on)
-
-    assert decode_targets(tokenizer, sample) == targets
-
-
-def test_loss_on_all_makes_every_token_but_the_first_a_target(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    with use_template(tokenizer, tiny_text.CHAT_TEMPLATE) as renderer:
-        (sample,) = render_sample(renderer, build_row(TWO_EXCHANGES), loss_on="all")
-
-    assert list(sample.weights) == [0.0] + [1.0] * (len(sample.input_ids) - 1)
-
-
-@pytest.mark.parametrize(
-    "template", [tiny_text.CHAT_TEMPLATE, WITH_GENERATION_TAGS], ids=["ChatML", "with generation tags"]
-)
-def test_every_token_of_an_assistant_turn_has_the_weight_of_its_message(
-    tokenizer: PreTrainedTokenizerFast, template: str
-) -> None:
-    row = build_row(TWO_EXCHANGES, weights={2: 0.25, 4: 0.5})
-    with use_template(tokenizer, template) as renderer:
-        (sample,) = render_sample(renderer, row, loss_on="assistant")
-
-    text_by_weight = {
-        weight: tokenizer.decode(
-            [token for token, each in zip(sample.input_ids, sample.weights, strict=True) if each == weight]
-        )
-        for weight in (0.25, 0.5)
-    }
-    assert text_by_weight == {0.25: "A mutable sequence.<|im_end|>", 0.5: "An immutable one.<|im_end|>"}
-    assert set(sample.weights) == {0.0, 0.25, 0.5}
-
-
-def build_row(conversation: Conversation, weights: dict[int, float] | None = None) -> Row:
-    """Return the row with messages that a user would write for this conversation."""
-    messages = [{"role": turn.role.value, "content": turn.content} for turn in conversation.turns]
-    weighted = [{**message, "weight": (weights or {}).get(n)} for n, message in enumerate(messages)]
-    return Row(conversation.origin, {"messages": weighted if weights else messages})

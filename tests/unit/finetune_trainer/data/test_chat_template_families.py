@@ -6,7 +6,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from finetune_trainer.data.chat_template import ExampleRenderer, Sample
-from finetune_trainer.data_sources.conversations import Conversation, Role, Turn
+from finetune_trainer.data_sources.conversations import Conversation
+from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.errors import ChatTemplateError
 from testing.models.chat_templates import FAMILIES, TemplateFamily
 

@@ -3,7 +3,6 @@
 import copy
 import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from finetune_api.v1alpha1.dataset import Dataset
-from finetune_trainer.data.load import RowRenderer, TokenizationConfig, TrainingData, check_same_rows, load_data
+from finetune_trainer.data.load import TokenizationConfig, TrainingData, check_same_rows, load_data
 from finetune_trainer.data.row_filter import RowRules
+from finetune_trainer.data.row_rendering import build_sft_renderer
 from finetune_trainer.errors import ChatTemplateError, DatasetError, OutputError
-from finetune_trainer.methods.sft import render_sample
 from finetune_trainer.startup_log import describe_data
 from testing.fakes.downloads import NO_DOWNLOADS
 
@@ -34,7 +33,7 @@ def load(
     config = TokenizationConfig(
         tokenizer=tokenizer,
         model_name="tiny",
-        row_renderer=RowRenderer("sft", partial(render_sample, loss_on="assistant")),
+        row_renderer=build_sft_renderer("assistant"),
         rules=rules or RowRules(),
         seed=1,
         cache=folder / "cache",

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from finetune_trainer.data.chat_template import Sample
-from finetune_trainer.data.row_filter import RenderedRow, RowRules
+from finetune_trainer.data.row_filter import RowRules
+from finetune_trainer.data.row_rendering import RenderedRow
 from finetune_trainer.data.token_cache import cache_key, load_or_tokenize
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, TokenDataset
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from finetune_trainer.data_sources.conversations import Conversation, PromptCompletion, Role, Turn, parse_example
+from finetune_trainer.data_sources.conversations import Conversation, PromptCompletion, parse_example
+from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.data_sources.readers import Row
 from finetune_trainer.errors import DatasetError
 
@@ -39,20 +40,6 @@ def test_all_column_formats_give_the_same_conversation(columns: dict[str, Any]) 
     assert parse(columns) == Conversation(ORIGIN, USER_AND_ASSISTANT_TURN)
 
 
-def test_the_input_of_alpaca_rows_follows_the_instruction() -> None:
-    example = parse({"instruction": "translate", "input": "Haus", "output": "house"})
-
-    assert isinstance(example, Conversation)
-    assert example.turns[0] == Turn(Role.USER, "translate\nHaus")
-
-
-def test_system_prompt_and_history_come_before_the_query() -> None:
-    example = parse({"system": "s", "history": [["q0", "a0"]], "query": "q", "response": "a"})
-
-    assert isinstance(example, Conversation)
-    assert [turn.content for turn in example.turns] == ["s", "q0", "a0", "q", "a"]
-
-
 def test_prompt_and_completion_remain_plain_text() -> None:
     assert parse({"prompt": "1 + 1 =", "completion": " 2"}) == PromptCompletion(ORIGIN, "1 + 1 =", " 2")
 
@@ -62,31 +49,9 @@ def test_prompt_and_completion_remain_plain_text() -> None:
     [
         ({"text": "x"}, "expected columns messages; conversations; instruction + output"),
         ({"text": "x"}, "found text"),
-        ({"messages": []}, "column messages: expected a list of turns, found a list ([])"),
-        ({"messages": "no list"}, "column messages: expected a list of turns, found text that is not JSON"),
-        ({"messages": [7]}, "column messages[0]: expected an object, found a number (7)"),
-        (
-            {"messages": [{"role": "bot", "content": "x"}]},
-            'messages[0].role: expected system, user or assistant, found text ("bot")',
-        ),
-        (
-            {"messages": [MESSAGES[0], {"role": "assistant", "content": None}]},
-            "messages[1].content: expected text, found nothing",
-        ),
         ({"messages": [MESSAGES[0]]}, "expected at least one assistant turn"),
         ({"messages": [MESSAGES[0], {"role": "assistant", "content": " "}]}, "turn 1 (assistant) is empty"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "content[0]: expected the image here (image, path or image_url) or in a column images",
-        ),
-        (
-            {"messages": [MESSAGES[0], {**MESSAGES[1], "weight": 2}]},
-            "messages[1].weight: expected a number from 0 to 1, found a number (2)",
-        ),
-        ({"conversations": [{"from": "alien", "value": "x"}]}, "conversations[0].from: expected human, gpt or system"),
-        ({"instruction": 3, "output": "a"}, "column instruction: expected text, found a number (3)"),
         ({"prompt": "p", "completion": ""}, "column completion: expected text to learn, found none"),
-        ({"history": [["q"]], "query": "q", "response": "a"}, "history[0]: expected a list of query and response"),
     ],
 )
 def test_the_error_for_a_malformed_row_has_origin_column_and_value(columns: dict[str, Any], message: str) -> None:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from finetune_trainer.data_sources.conversations import Conversation, PromptCompletion, Role, Turn
+from finetune_trainer.data_sources.conversations import Conversation, PromptCompletion
+from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.data_sources.preferences import Preference, parse_preference
 from finetune_trainer.data_sources.readers import Row
 from finetune_trainer.errors import DatasetError

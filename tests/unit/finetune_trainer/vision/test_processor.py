@@ -5,7 +5,6 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, LlavaProcessor
 
 from finetune_api.v1alpha1.lora import Lora
-from finetune_trainer.data.load import RowRenderer
 from finetune_trainer.data.row_filter import RowRules
+from finetune_trainer.data.row_rendering import build_sft_renderer
 from finetune_trainer.data.token_dataset import IGNORE_INDEX
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.errors import DatasetError, InvalidSpec
-from finetune_trainer.methods.sft import render_sample
 from finetune_trainer.model.lora import add_adapters
 from finetune_trainer.training.token_losses import compute_logits
 from finetune_trainer.vision.families import FAMILIES, VisionFamily
@@ -77,10 +75,7 @@ def test_image_tokens_and_user_turns_are_no_targets(loaded: LoadedVisionModel, t
 
 def test_with_loss_on_all_image_tokens_are_still_no_targets(loaded: LoadedVisionModel, tmp_path: Path) -> None:
     name = tiny_vision.write_image(tmp_path, "a.png", (56, 84), seed=1)
-    render_all = partial(render_sample, loss_on="all")
-    (row,) = loaded.data(
-        write_rows(tmp_path, build_row("<image>?", name)), method=RowRenderer("all", render_all)
-    ).samples[0]
+    (row,) = loaded.data(write_rows(tmp_path, build_row("<image>?", name)), method=build_sft_renderer("all")).samples[0]
 
     is_target = row["labels"][1:] != IGNORE_INDEX
     assert not is_target[row["input_ids"][1:] == loaded.model.config.image_token_id].any()

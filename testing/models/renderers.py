@@ -1,0 +1,38 @@
+"""Helpers for tests of rendered rows: a renderer with another chat template, and the text of target tokens."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers import PreTrainedTokenizerFast
+
+from finetune_trainer.data.chat_template import ExampleRenderer, Sample
+
+WITH_GENERATION_TAGS = (
+    "{%- for message in messages -%}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{%- if message['role'] == 'assistant' -%}{% generation %}{{ message['content'] + '<|im_end|>' }}"
+    "{% endgeneration %}{%- else -%}{{ message['content'] + '<|im_end|>' }}{%- endif -%}{{ '\\n' }}{%- endfor -%}"
+)
+
+
+@contextmanager
+def use_template(tokenizer: PreTrainedTokenizerFast, template: str | None) -> Iterator[ExampleRenderer]:
+    """Yield a renderer whose tokenizer has this chat template."""
+    previous = tokenizer.chat_template
+    tokenizer.chat_template = template
+    try:
+        yield ExampleRenderer(tokenizer, model_name="tiny")
+    finally:
+        tokenizer.chat_template = previous
+
+
+def decode_targets(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> list[str]:
+    """Return the text of every run of target tokens."""
+    runs: list[list[int]] = []
+    previous_weight = 0.0
+    for token, weight in zip(sample.input_ids, sample.weights, strict=True):
+        if weight and not previous_weight:
+            runs.append([])
+        if weight:
+            runs[-1].append(token)
+        previous_weight = weight
+    return [tokenizer.decode(run) for run in runs]

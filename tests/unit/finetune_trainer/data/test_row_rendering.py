@@ -1,0 +1,94 @@
+"""Tests which tokens of a row are targets for each method, and the names of the renderers."""
+
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_trainer.data.row_rendering import render_dpo_row, render_sft_row, select_row_renderer
+from finetune_trainer.data_sources.readers import Row
+from testing.builders.jobs import spec as build_spec
+from testing.models import tiny_text
+from testing.models.renderers import WITH_GENERATION_TAGS, decode_targets, use_template
+
+ORIGIN = "/data/train.jsonl line 1"
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is a list?"},
+    {"role": "assistant", "content": "A mutable sequence."},
+    {"role": "user", "content": "And a tuple?"},
+    {"role": "assistant", "content": "An immutable one."},
+]
+
+
+@pytest.mark.parametrize(
+    ("loss_on", "targets"),
+    [
+        pytest.param("assistant", ["A mutable sequence.<|im_end|>", "An immutable one.<|im_end|>"], id="assistant"),
+        pytest.param("lastTurn", ["An immutable one.<|im_end|>"], id="last turn"),
+    ],
+)
+@pytest.mark.parametrize(
+    "template", [tiny_text.CHAT_TEMPLATE, WITH_GENERATION_TAGS], ids=["ChatML", "with generation tags"]
+)
+def test_loss_on_selects_the_assistant_turns_that_are_targets(
+    tokenizer: PreTrainedTokenizerFast, template: str, loss_on: str, targets: list[str]
+) -> None:
+    with use_template(tokenizer, template) as renderer:
+        (sample,) = render_sft_row(renderer, Row(ORIGIN, {"messages": MESSAGES}), loss_on=loss_on)
+
+    assert decode_targets(tokenizer, sample) == targets
+
+
+def test_loss_on_all_makes_every_token_but_the_first_a_target(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    with use_template(tokenizer, tiny_text.CHAT_TEMPLATE) as renderer:
+        (sample,) = render_sft_row(renderer, Row(ORIGIN, {"messages": MESSAGES}), loss_on="all")
+
+    assert list(sample.weights) == [0.0] + [1.0] * (len(sample.input_ids) - 1)
+
+
+@pytest.mark.parametrize(
+    "template", [tiny_text.CHAT_TEMPLATE, WITH_GENERATION_TAGS], ids=["ChatML", "with generation tags"]
+)
+def test_every_token_of_an_assistant_turn_has_the_weight_of_its_message(
+    tokenizer: PreTrainedTokenizerFast, template: str
+) -> None:
+    weights = {2: 0.25, 4: 0.5}
+    row = Row(ORIGIN, {"messages": [{**each, "weight": weights.get(n)} for n, each in enumerate(MESSAGES)]})
+    with use_template(tokenizer, template) as renderer:
+        (sample,) = render_sft_row(renderer, row, loss_on="assistant")
+
+    text_by_weight = {
+        weight: tokenizer.decode(
+            [token for token, each in zip(sample.input_ids, sample.weights, strict=True) if each == weight]
+        )
+        for weight in (0.25, 0.5)
+    }
+    assert text_by_weight == {0.25: "A mutable sequence.<|im_end|>", 0.5: "An immutable one.<|im_end|>"}
+    assert set(sample.weights) == {0.0, 0.25, 0.5}
+
+
+def test_only_the_completions_of_a_pair_are_targets(tokenizer: PreTrainedTokenizerFast) -> None:
+    row = Row(ORIGIN, {"messages": MESSAGES, "rejected_response": "A list."})
+
+    with use_template(tokenizer, tiny_text.CHAT_TEMPLATE) as renderer:
+        chosen, rejected = render_dpo_row(renderer, row)
+
+    assert decode_targets(tokenizer, chosen) == ["An immutable one.<|im_end|>"]
+    assert decode_targets(tokenizer, rejected) == ["A list.<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        pytest.param({"sft": {}}, "sft assistant", id="sft"),
+        pytest.param({"sft": {"lossOn": "lastTurn"}}, "sft lastTurn", id="sft on the last turn"),
+        pytest.param({"sft": None, "dpo": {}}, "dpo", id="dpo"),
+    ],
+)
+def test_the_name_of_the_renderer_identifies_method_and_target_tokens(method: dict[str, Any], name: str) -> None:
+    """It is part of the cache key."""
+    assert select_row_renderer(TrainerSpec.model_validate(build_spec(**method))).name == name

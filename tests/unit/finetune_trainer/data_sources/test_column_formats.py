@@ -1,0 +1,82 @@
+"""Tests which column format a row has, what its readers return, and their errors."""
+
+from typing import Any
+
+import pytest
+
+from finetune_trainer.data_sources.column_formats import (
+    DPO_FORMATS,
+    SFT_FORMATS,
+    ColumnFormat,
+    RowText,
+    RowTurns,
+    find_format,
+)
+from finetune_trainer.data_sources.messages import Role, Turn
+from finetune_trainer.data_sources.readers import Row
+from finetune_trainer.errors import DatasetError
+
+ORIGIN = "/data/train.jsonl line 7"
+
+
+def read(columns: dict[str, Any]) -> RowTurns | RowText:
+    row = Row(ORIGIN, columns)
+    column_format = find_format(row, SFT_FORMATS)
+    assert column_format is not None
+    return column_format.read(row)
+
+
+@pytest.mark.parametrize(
+    ("formats", "each"),
+    [
+        pytest.param(formats, each, id=f"{method}: {' + '.join(each.columns)}{' of lists' if each.has_lists else ''}")
+        for method, formats in (("sft", SFT_FORMATS), ("dpo", DPO_FORMATS))
+        for each in formats
+    ],
+)
+def test_a_row_with_the_columns_of_a_format_has_this_format(
+    formats: tuple[ColumnFormat, ...], each: ColumnFormat
+) -> None:
+    columns: dict[str, object] = dict.fromkeys(each.columns, [] if each.has_lists else "")
+
+    assert find_format(Row(ORIGIN, columns), formats) is each
+
+
+def test_sft_formats_have_one_completion_and_dpo_formats_two() -> None:
+    assert {len(each.completions) for each in SFT_FORMATS} == {1}
+    assert {len(each.completions) for each in DPO_FORMATS} == {2}
+
+
+def test_a_row_with_columns_of_several_formats_has_the_first_of_them() -> None:
+    row = Row(ORIGIN, {"query": "q", "response": "a", "messages": []})
+
+    assert find_format(row, SFT_FORMATS) is SFT_FORMATS[0]
+
+
+def test_the_input_of_alpaca_rows_follows_the_instruction() -> None:
+    content = read({"instruction": "translate", "input": "Haus", "output": "house"})
+
+    assert content == RowTurns([Turn(Role.USER, "translate\nHaus")], ([Turn(Role.ASSISTANT, "house")],))
+
+
+def test_system_prompt_and_history_come_before_the_query() -> None:
+    content = read({"system": "s", "history": [["q0", "a0"]], "query": "q", "response": "a"})
+
+    assert isinstance(content, RowTurns)
+    (turns,) = content.conversations
+    assert [turn.content for turn in turns] == ["s", "q0", "a0", "q", "a"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"instruction": 3, "output": "a"}, "column instruction: expected text, found a number (3)"),
+        ({"history": [["q"]], "query": "q", "response": "a"}, "history[0]: expected a list of query and response"),
+    ],
+)
+def test_the_error_for_a_malformed_prompt_has_origin_column_and_value(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(DatasetError) as raised:
+        read(columns)
+
+    assert str(raised.value).startswith(ORIGIN)
+    assert message in str(raised.value)

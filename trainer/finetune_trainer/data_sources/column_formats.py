@@ -1,0 +1,170 @@
+"""The column formats: which columns of a row contain its prompt and completions, and how to read them.
+
+SFT reads a prompt with one completion, DPO a prompt with two; a format has the same reader for both.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from finetune_trainer.data_sources.column_values import check_text, get_list, get_text
+from finetune_trainer.data_sources.messages import (
+    Role,
+    Turn,
+    parse_messages,
+    parse_sharegpt_message,
+    parse_sharegpt_messages,
+)
+from finetune_trainer.data_sources.readers import Row, describe_value
+from finetune_trainer.errors import DatasetError
+
+Columns = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RowTurns:
+    """A row read as turns: a prompt, which may be empty, and its completions."""
+
+    prompt: list[Turn]
+    completions: tuple[list[Turn], ...]
+
+    @property
+    def conversations(self) -> tuple[list[Turn], ...]:
+        """The prompt with each of the completions."""
+        return tuple([*self.prompt, *completion] for completion in self.completions)
+
+
+@dataclass(frozen=True)
+class RowText:
+    """A row read as plain text for which no chat template is used: a prompt and its completions."""
+
+    prompt: str
+    completions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ColumnFormat:
+    """The columns that a row in this format has, and the reader of their values.
+
+    completions: one column for SFT; the columns of the chosen and the rejected completion for DPO.
+    """
+
+    prompt: Columns
+    completions: Columns
+    reader: Callable[[Row, Columns], RowTurns | RowText]
+    has_lists: bool = False  # the columns must contain lists; text in columns of these names has another format
+
+    @property
+    def columns(self) -> Columns:
+        """All columns that a row in this format has."""
+        return (*self.prompt, *self.completions)
+
+    def matches(self, row: Row) -> bool:
+        """Return whether the row has the columns of this format."""
+        if not all(name in row.columns for name in self.columns):
+            return False
+        return not self.has_lists or all(isinstance(row.columns[name], list) for name in self.columns)
+
+    def read(self, row: Row) -> RowTurns | RowText:
+        """Read prompt and completions. Raises: DatasetError naming row, column, expected and found value."""
+        return self.reader(row, self.completions)
+
+
+def find_format(row: Row, formats: Sequence[ColumnFormat]) -> ColumnFormat | None:
+    """Return the first of the formats that matches the row."""
+    return next((each for each in formats if each.matches(row)), None)
+
+
+def _read_messages(row: Row, completions: Columns) -> RowTurns:
+    """Read columns of messages, which contain the prompt too."""
+    return RowTurns([], tuple(parse_messages(row, name) for name in completions))
+
+
+def _read_rejected_response(row: Row, completions: Columns) -> RowTurns:
+    """Read a conversation, whose last turn is the chosen completion, and the text of the rejected one."""
+    messages, rejected_response = completions
+    turns = parse_messages(row, messages)
+    if turns[-1].role is not Role.ASSISTANT:
+        raise DatasetError(
+            f"{row.origin}, column {messages}: expected an assistant turn at the end, which {rejected_response}"
+            f" replaces; found a {turns[-1].role} turn"
+        )
+    return RowTurns(turns[:-1], (turns[-1:], _parse_completion(row, rejected_response)))
+
+
+def _read_message_lists(row: Row, completions: Columns) -> RowTurns:
+    """Read columns of messages: whole conversations, or completions of a prompt of messages or text."""
+    turns = tuple(parse_messages(row, name) for name in completions)
+    prompt = row.columns.get("prompt")
+    if isinstance(prompt, list):
+        return RowTurns(parse_messages(row, "prompt"), turns)
+    if isinstance(prompt, str) and turns[0][0].role is Role.ASSISTANT:
+        return RowTurns([Turn(Role.USER, prompt)], turns)
+    return RowTurns([], turns)
+
+
+def _read_sharegpt(row: Row, completions: Columns) -> RowTurns:
+    """Read columns of messages with from and value, and the system prompt of the row."""
+    return RowTurns(_parse_system_prompt(row), tuple(parse_sharegpt_messages(row, name) for name in completions))
+
+
+def _read_sharegpt_completions(row: Row, completions: Columns) -> RowTurns:
+    """Read a prompt of messages with from and value, and columns of one such message each."""
+    prompt = [*_parse_system_prompt(row), *parse_sharegpt_messages(row, "conversations")]
+    return RowTurns(prompt, tuple([parse_sharegpt_message(row, name)] for name in completions))
+
+
+def _read_alpaca(row: Row, completions: Columns) -> RowTurns:
+    """Read a system prompt, an instruction with optional input, and its completions."""
+    instruction = get_text(row, "instruction")
+    extra = get_text(row, "input") if row.columns.get("input") else ""
+    content = f"{instruction}\n{extra}" if extra else instruction
+    prompt = [*_parse_system_prompt(row), Turn(Role.USER, content)]
+    return RowTurns(prompt, tuple(_parse_completion(row, name) for name in completions))
+
+
+def _read_query(row: Row, completions: Columns) -> RowTurns:
+    """Read a system prompt, earlier pairs of query and response, a query, and its completions."""
+    turns = _parse_system_prompt(row)
+    history = get_list(row, "history") if row.columns.get("history") else []
+    for index, pair in enumerate(history):
+        location = f"{row.origin}, column history[{index}]"
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise DatasetError(f"{location}: expected a list of query and response, found {describe_value(pair)}")
+        query, response = (check_text(location, text) for text in pair)
+        turns += [Turn(Role.USER, query), Turn(Role.ASSISTANT, response)]
+    turns.append(Turn(Role.USER, get_text(row, "query")))
+    return RowTurns(turns, tuple(_parse_completion(row, name) for name in completions))
+
+
+def _read_plain_text(row: Row, completions: Columns) -> RowText:
+    return RowText(get_text(row, "prompt"), tuple(get_text(row, name) for name in completions))
+
+
+def _parse_system_prompt(row: Row) -> list[Turn]:
+    """Return the system prompt from the column `system` as a list of one turn; empty without such a column."""
+    return [Turn(Role.SYSTEM, get_text(row, "system"))] if row.columns.get("system") else []
+
+
+def _parse_completion(row: Row, name: str) -> list[Turn]:
+    """Return the text of a column as a list of one assistant turn."""
+    return [Turn(Role.ASSISTANT, get_text(row, name))]
+
+
+# The first format of a table that matches a row is the format of the row.
+SFT_FORMATS = (
+    ColumnFormat((), ("messages",), _read_messages),
+    ColumnFormat((), ("conversations",), _read_sharegpt),
+    ColumnFormat(("instruction",), ("output",), _read_alpaca),
+    ColumnFormat(("prompt",), ("completion",), _read_plain_text),
+    ColumnFormat(("query",), ("response",), _read_query),
+)
+DPO_FORMATS = (
+    ColumnFormat((), ("messages", "rejected_messages"), _read_messages),
+    ColumnFormat((), ("messages", "rejected_response"), _read_rejected_response),
+    ColumnFormat((), ("chosen", "rejected"), _read_message_lists, has_lists=True),
+    ColumnFormat(("conversations",), ("chosen", "rejected"), _read_sharegpt_completions),
+    ColumnFormat(("instruction",), ("chosen", "rejected"), _read_alpaca),
+    ColumnFormat(("query",), ("chosen", "rejected"), _read_query),
+    ColumnFormat(("query",), ("response", "rejected_response"), _read_query),
+    ColumnFormat(("prompt",), ("chosen", "rejected"), _read_plain_text),
+)

@@ -1,0 +1,41 @@
+"""Checks values of a row's columns; errors name the row, the column, the expected and the found value."""
+
+import json
+
+from finetune_trainer.data_sources.readers import Row, describe_value
+from finetune_trainer.errors import DatasetError
+
+
+def get_text(row: Row, name: str) -> str:
+    """Return the text of a column. Raises: DatasetError if it contains something else."""
+    return check_text(f"{row.origin}, column {name}", row.columns[name])
+
+
+def get_list(row: Row, name: str) -> list[object]:
+    """Return the list of a column, which may also be JSON text, as in CSV files. Raises: DatasetError."""
+    value = row.columns[name]
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise DatasetError(
+                f"{row.origin}, column {name}: expected a list of turns, found text that is not JSON"
+                f" (at character {error.pos + 1}: {error.msg})"
+            ) from error
+    if not isinstance(value, list) or not value:
+        raise DatasetError(f"{row.origin}, column {name}: expected a list of turns, found {describe_value(value)}")
+    return value
+
+
+def check_object(location: str, value: object) -> dict[str, object]:
+    """Return the value if it is an object; location is its place in the row. Raises: DatasetError."""
+    if not isinstance(value, dict):
+        raise DatasetError(f"{location}: expected an object, found {describe_value(value)}")
+    return value
+
+
+def check_text(location: str, value: object) -> str:
+    """Return the value if it is text; location is its place in the row. Raises: DatasetError."""
+    if not isinstance(value, str):
+        raise DatasetError(f"{location}: expected text, found {describe_value(value)}")
+    return value
