@@ -8,11 +8,11 @@ import torch
 
 from finetune_api.v1alpha1.dataset import Dataset
 from finetune_api.v1alpha1.model_source import ModelSource
+from finetune_trainer.data.collator import MultimodalCollator
 from finetune_trainer.data.load import TokenizationConfig, TrainingData, load_data
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import RowRenderer, build_sft_renderer
 from finetune_trainer.data.token_dataset import Features
-from finetune_trainer.data.vision_collator import MultimodalCollator
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.model.load import Pretrained, describe_model, pad_token_id
 from finetune_trainer.training.token_losses import compute_logits, compute_target_losses

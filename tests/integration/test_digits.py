@@ -8,11 +8,11 @@ from transformers import AutoModelForImageTextToText
 
 from finetune_api.v1alpha1.dataset import Dataset
 from finetune_api.v1alpha1.model_source import ModelSource
+from finetune_trainer.data.collator import MultimodalCollator
 from finetune_trainer.data.load import TokenizationConfig, load_data
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import build_sft_renderer
 from finetune_trainer.data.token_dataset import IGNORE_INDEX
-from finetune_trainer.data.vision_collator import MultimodalCollator
 from finetune_trainer.model.load import describe_model
 from finetune_trainer.training.token_losses import compute_logits
 from testing.fakes.downloads import NO_DOWNLOADS

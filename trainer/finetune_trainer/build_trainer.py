@@ -11,9 +11,8 @@ from finetune_api.learning_rates import resolve_learning_rates
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.checkpoint.checkpoints import Checkpoints
 from finetune_trainer.checkpoint.output_folder import OutputFolder
-from finetune_trainer.data.collator import Collate, Collator
+from finetune_trainer.data.collator import Collate, Collator, MultimodalCollator
 from finetune_trainer.data.load import TrainingData
-from finetune_trainer.data.vision_collator import MultimodalCollator
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.distributed.collectives import run_on_rank_zero
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from finetune_api.batch import Batch
 from finetune_trainer.data.collator import Collate
-from finetune_trainer.data.epoch import Epoch, Item
-from finetune_trainer.data.epoch_order import Order
+from finetune_trainer.data.epoch_order import Epoch, Item, Order
 from finetune_trainer.data.token_dataset import FILLER, Features
 
 

@@ -1,14 +1,19 @@
-"""Turns samples into the padded tensors of one micro-batch."""
+"""Turns samples into the padded tensors of one micro-batch, with pixel inputs for vision-language models."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
 from finetune_trainer.data.packing import MROPE_POSITION_IDS, POSITION_IDS
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
+from finetune_trainer.data_sources.media import Modality
+from finetune_trainer.vision.processor import VisionProcessor
 
 Collate = Callable[[Sequence[Any]], Features]
+
+_TOKEN_FEATURES = ("input_ids", "labels", "weights", POSITION_IDS, MROPE_POSITION_IDS)  # all others are pixel inputs
+_PIXEL_INPUTS = {Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_videos"}
 
 
 class Collator:
@@ -32,3 +37,42 @@ class Collator:
         }
         ones = [torch.ones_like(sequence["input_ids"]) for sequence in sequences]
         return {**batch, "attention_mask": pad(ones, batch_first=True, padding_value=0)}
+
+
+class MultimodalCollator:
+    """Pads the tokens and concatenates the pixel inputs of all sequences in their order.
+
+    A batch without a modality of `required` gets a dummy image or video after the end of its shortest sequence, where
+    causal attention hides it from all tokens and no label is a target. So every rank runs the vision tower equally
+    often in every step, as the collectives of trained or sharded weights require, and at the same places of the
+    autograd graph as with real media.
+    """
+
+    def __init__(self, pad_id: int, vision: VisionProcessor, *, required: Collection[Modality]) -> None:
+        self._collate = Collator(pad_id)
+        self._vision = vision
+        self._dummies = {_PIXEL_INPUTS[modality]: vision.build_dummy(modality) for modality in sorted(required)}
+
+    def __call__(self, rows: Sequence[tuple[Features, ...]]) -> Features:
+        """Return the padded token features, the pixel inputs and, if the model has them, token type ids."""
+        sequences = [row[index] for index in range(len(rows[0])) for row in rows]
+        for pixels, dummy in self._dummies.items():
+            if not any(pixels in sequence for sequence in sequences):
+                shortest = min(range(len(sequences)), key=lambda index: len(sequences[index]["input_ids"]))
+                sequences[shortest] = _append_dummy(sequences[shortest], dummy, self._vision)
+        batch = self._collate([({name: each[name] for name in _TOKEN_FEATURES if name in each},) for each in sequences])
+        names = dict.fromkeys(name for each in sequences for name in each if name not in _TOKEN_FEATURES)
+        pixel_inputs = {name: torch.cat([each[name] for each in sequences if name in each]) for name in names}
+        return {**batch, **pixel_inputs, **self._vision.token_type_ids(batch["input_ids"])}
+
+
+def _append_dummy(sequence: Features, dummy: Features, vision: VisionProcessor) -> Features:
+    """Append the dummy without target tokens; in a pack it becomes a row of its own (decisions/601)."""
+    tokens = dummy["input_ids"]
+    appended = {"labels": torch.full_like(tokens, IGNORE_INDEX), "weights": torch.zeros(len(tokens)), **dummy}
+    if POSITION_IDS in sequence:
+        appended[POSITION_IDS] = torch.arange(len(tokens))
+    if MROPE_POSITION_IDS in sequence:
+        appended[MROPE_POSITION_IDS] = vision.mrope_position_ids(dummy)
+    joined = {name: torch.cat((sequence[name], appended[name])) for name in _TOKEN_FEATURES if name in sequence}
+    return {**sequence, **joined, **{name: value for name, value in dummy.items() if name not in _TOKEN_FEATURES}}

@@ -3,11 +3,10 @@
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from finetune_trainer.data.epoch import Item
-from finetune_trainer.data.epoch_order import Order
+from finetune_trainer.data.epoch_order import Item, Order
 from finetune_trainer.data.token_dataset import FILLER, TokenDataset
-from finetune_trainer.data_sources.arrays import IntArray
 
 _MAX_BINS = 8
 _BAR_WIDTH = 40  # characters of the longest bar
@@ -33,7 +32,7 @@ def describe_visual_tokens(data: TokenDataset, visual_token_ids: Collection[int]
     yield f"most visual tokens: {', '.join(listed)}"
 
 
-def _describe_distribution(title: str, numbers: IntArray) -> Iterator[str]:
+def _describe_distribution(title: str, numbers: NDArray[np.int64]) -> Iterator[str]:
     """Yield range, median and histogram of token counts."""
     yield f"{title}: {numbers.min()} to {numbers.max()} tokens, median {int(np.median(numbers))}"
     bin_ends = _choose_bin_ends(int(numbers.min()), int(numbers.max()))

@@ -13,15 +13,13 @@ from transformers import PreTrainedTokenizerBase
 from finetune_api.v1alpha1.dataset import Dataset, DatasetSource
 from finetune_trainer.atomic_files import translate_disk_errors
 from finetune_trainer.data.chat_template import ExampleRenderer
-from finetune_trainer.data.epoch import Item
-from finetune_trainer.data.epoch_order import Order, RowOrder
+from finetune_trainer.data.epoch_order import Item, Order, RowOrder
 from finetune_trainer.data.packing import PackedDataset, PackOrder
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import RenderedRow, RowRenderer
 from finetune_trainer.data.token_cache import cache_key, load_or_tokenize
-from finetune_trainer.data.token_dataset import Features, TokenDataset
+from finetune_trainer.data.token_dataset import Features, MultimodalDataset, TokenDataset
 from finetune_trainer.data.train_test_split import hold_out
-from finetune_trainer.data.vision_collator import MultimodalDataset
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.data_sources.readers import Row
 from finetune_trainer.data_sources.source_files import EVAL_FIELD, TRAIN_FIELD, DownloadSettings

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from finetune_trainer.data.epoch import Epoch, Item, shuffle_indices
+from finetune_trainer.data.epoch_order import Epoch, Item, shuffle_indices
 from finetune_trainer.data.token_dataset import Features
-from finetune_trainer.data_sources.arrays import IntArray
 
 POSITION_IDS = "position_ids"
 MROPE_POSITION_IDS = "mrope_position_ids"  # (seq, 3): time, height and width, for models with M-RoPE
@@ -44,7 +44,7 @@ class PackOrder:
     equal length swap places (decisions/504).
     """
 
-    def __init__(self, lengths: IntArray, *, max_length: int, seed: int) -> None:
+    def __init__(self, lengths: NDArray[np.int64], *, max_length: int, seed: int) -> None:
         self._lengths = lengths
         self._max_length = max_length
         self._seed = seed
@@ -66,7 +66,7 @@ class PackOrder:
         """The share of the packs' capacity, from 0 to 1, that rows fill."""
         return float(self._lengths.sum()) / (self._pack_count * self._max_length)
 
-    def _pack(self, order: IntArray) -> list[tuple[int, ...]]:
+    def _pack(self, order: NDArray[np.int64]) -> list[tuple[int, ...]]:
         rows = order.tolist()
         packs = pack_best_fit(self._lengths[order].tolist(), self._max_length)
         return [tuple(rows[position] for position in sorted(pack)) for pack in packs]

@@ -13,9 +13,9 @@ import numpy as np
 
 from finetune_trainer.data.media_store import MediaStoreWriter
 from finetune_trainer.data.row_filter import RowFilter, RowRules
-from finetune_trainer.data.row_origins import RowOriginWriter
 from finetune_trainer.data.row_rendering import RenderedRow
 from finetune_trainer.data.token_dataset import TokenDataset
+from finetune_trainer.data_sources.row_origins import RowOriginWriter
 from finetune_trainer.errors import TrainerError
 
 _FORMAT = 5

@@ -1,4 +1,4 @@
-"""The dataset of tokenized rows, memory-mapped from the token cache."""
+"""The dataset of tokenized rows, memory-mapped from the token cache, and the same with pixel inputs."""
 
 import copy
 import json
@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from finetune_trainer.data.media_store import MediaStore
 from finetune_trainer.data.row_filter import RowStats
-from finetune_trainer.data.row_origins import RowOrigins
-from finetune_trainer.data_sources.arrays import IntArray
 from finetune_trainer.data_sources.media import MediaItem
+from finetune_trainer.data_sources.row_origins import RowOrigins
+from finetune_trainer.vision.processor import VisionProcessor
 
 IGNORE_INDEX = -100  # the label of a token that is not a target
 FILLER = -1  # the index of a filler: a sample of one token without targets, which completes a round of micro-batches
@@ -35,18 +36,18 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
         self._tokens = _map_file(folder / "tokens.bin", np.int32)
         self._weights = _map_file(folder / "weights.bin", np.float32)
         self.media_store = MediaStore(folder)
-        self._rows: IntArray = np.arange(len(self._ends) // self._sequences_per_row)
+        self._rows: NDArray[np.int64] = np.arange(len(self._ends) // self._sequences_per_row)
 
-    def select(self, rows: IntArray) -> "TokenDataset":
+    def select(self, rows: NDArray[np.int64]) -> "TokenDataset":
         """Return a dataset of the rows with these indices."""
         selection = copy.copy(self)
         selection._rows = self._rows[rows]
         return selection
 
     @property
-    def lengths(self) -> IntArray:
+    def lengths(self) -> NDArray[np.int64]:
         """The number of tokens of each row's longest sequence, (rows,)."""
-        longest: IntArray = self._sequence_lengths().max(axis=1)
+        longest: NDArray[np.int64] = self._sequence_lengths().max(axis=1)
         return longest
 
     @property
@@ -54,15 +55,15 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
         """The number of tokens of all sequences."""
         return int(self._sequence_lengths().sum())
 
-    def max_count_of(self, token_ids: Collection[int]) -> IntArray:
+    def max_count_of(self, token_ids: Collection[int]) -> NDArray[np.int64]:
         """Return how many of these tokens each row has in the sequence with the most of them, (rows,)."""
         starts = np.concatenate(([0], self._ends[:-1]))
         counts = np.add.reduceat(np.isin(self._tokens, list(token_ids)), starts, dtype=np.int64)
-        largest: IntArray = counts.reshape(-1, self._sequences_per_row)[self._rows].max(axis=1)
+        largest: NDArray[np.int64] = counts.reshape(-1, self._sequences_per_row)[self._rows].max(axis=1)
         return largest
 
     @property
-    def origin_ids(self) -> IntArray:
+    def origin_ids(self) -> NDArray[np.int64]:
         """A number per row, (rows,), that is equal for copies of the same source row."""
         return self._origins.numbers[self._rows]
 
@@ -96,10 +97,25 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
         features = {"input_ids": tokens, "labels": tokens.masked_fill(weights == 0, IGNORE_INDEX)}
         return {**features, "weights": weights} if self._weighted else features
 
-    def _sequence_lengths(self) -> IntArray:
+    def _sequence_lengths(self) -> NDArray[np.int64]:
         """Return the number of tokens of each sequence, (rows, sequences per row)."""
-        lengths: IntArray = np.diff(self._ends, prepend=0).reshape(-1, self._sequences_per_row)[self._rows]
+        lengths: NDArray[np.int64] = np.diff(self._ends, prepend=0).reshape(-1, self._sequences_per_row)[self._rows]
         return lengths
+
+
+class MultimodalDataset(Dataset[tuple[Features, ...]]):
+    """Adds the pixel inputs of images and videos to the rows; files are decoded here, in the loader process."""
+
+    def __init__(self, rows: TokenDataset, vision: VisionProcessor) -> None:
+        self._rows = rows
+        self._vision = vision
+
+    def __getitem__(self, index: int) -> tuple[Features, ...]:
+        origin = "filler" if index == FILLER else self._rows.origin(index)
+        return tuple(
+            {**tokens, **(self._vision.load_pixels(origin, media) if media else {})}
+            for tokens, media in zip(self._rows[index], self._rows.media(index), strict=True)
+        )
 
 
 def _map_file(path: Path, dtype: type[np.generic]) -> "np.ndarray[Any, Any]":

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from finetune_api.v1alpha1.dataset import DatasetSource
-from finetune_trainer.data_sources.arrays import IntArray
 from finetune_trainer.data_sources.readers import Row, count_rows, read_rows
 from finetune_trainer.data_sources.source_files import DownloadSettings, find_files
 from finetune_trainer.errors import DatasetError
@@ -46,7 +46,7 @@ def read_sources(sources: Sequence[RowSource], *, seed: int) -> Iterator[tuple[R
         yield from ((row, int(count)) for row, count in zip(rows, counts, strict=True) if count)
 
 
-def draw_row_counts(size: int, draws: int, *, seed: tuple[int, ...]) -> IntArray:
+def draw_row_counts(size: int, draws: int, *, seed: tuple[int, ...]) -> NDArray[np.int64]:
     """Return how often each of `size` rows is drawn, (size,); the counts differ by at most 1."""
     if size == 0:
         return np.zeros(0, dtype=np.int64)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from finetune_trainer.data_sources.arrays import IntArray
 from finetune_trainer.metrics.cross_rank import CrossRankSummary
 from finetune_trainer.metrics.svg_charts import Line, draw_bars, draw_lines
 from finetune_trainer.units import GIB
@@ -48,7 +48,7 @@ class ReportData:
     title: str
     job: Mapping[str, Any]  # spec fields and values derived from them
     log_history: Sequence[Mapping[str, Any]]  # TrainerState.log_history: one entry per log line
-    lengths: IntArray  # of the training samples, in tokens
+    lengths: NDArray[np.int64]  # of the training samples, in tokens
     summary: CrossRankSummary | None  # None: this attempt made no step, it only published
     own_step_seconds: Sequence[float]  # by rank, see MeasuredInterval.own_step_seconds
     forecast_bytes: int | None  # per rank
@@ -87,7 +87,7 @@ def _charts(data: ReportData) -> Iterator[str]:
     yield draw_bars("Lengths of samples", _histogram(data.lengths), unit="samples, by minimum length in tokens")
 
 
-def _histogram(lengths: IntArray) -> list[tuple[str, float]]:
+def _histogram(lengths: NDArray[np.int64]) -> list[tuple[str, float]]:
     """Return the lower bound and the count of each bin; a bin is at least one token wide."""
     low, high = int(lengths.min()), int(lengths.max())
     width = max(1, -(-(high - low + 1) // _MAX_BARS))

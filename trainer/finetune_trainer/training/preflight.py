@@ -8,7 +8,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from finetune_trainer.data.epoch import Item
+from finetune_trainer.data.epoch_order import Item
 from finetune_trainer.data.length_stats import format_rows, select_costliest_items
 from finetune_trainer.data.packing import PackOrder
 from finetune_trainer.distributed.heartbeat_writer import peak_memory_bytes

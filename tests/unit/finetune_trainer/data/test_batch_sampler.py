@@ -5,20 +5,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from finetune_api.batch import Batch
 from finetune_trainer.data.batch_sampler import BatchSampler, compute_padding_share
 from finetune_trainer.data.collator import Collator
-from finetune_trainer.data.epoch import Item
-from finetune_trainer.data.epoch_order import Order, RowOrder
+from finetune_trainer.data.epoch_order import Item, Order, RowOrder
 from finetune_trainer.data.packing import PackOrder
 from finetune_trainer.data.token_dataset import FILLER, IGNORE_INDEX, Features
-from finetune_trainer.data_sources.arrays import IntArray
 
 LAYOUTS = [Batch(8, 1, 2), Batch(4, 2, 2), Batch(1, 16, 1), Batch(16, 1, 1), Batch(1, 4, 4)]
 
 
-def random_lengths(size: int, *, seed: int = 0) -> IntArray:
+def random_lengths(size: int, *, seed: int = 0) -> NDArray[np.int64]:
     return np.random.default_rng(seed).integers(2, 500, size)
 
 

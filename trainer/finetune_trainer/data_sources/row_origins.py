@@ -2,9 +2,9 @@
 
 from array import array
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 _NUMBER_BITS = 40  # low bits: line or row number; high bits: index into `sources`
 
@@ -14,7 +14,7 @@ class RowOrigins:
     """The origin of each row by its index; the text before the number is stored once per file."""
 
     sources: tuple[str, ...]  # such as `/data/train.jsonl line`
-    numbers: "np.ndarray[Any, np.dtype[np.int64]]"
+    numbers: NDArray[np.int64]
 
     def __getitem__(self, row: int) -> str:
         source, number = divmod(int(self.numbers[row]), 1 << _NUMBER_BITS)
