@@ -22,6 +22,7 @@ from finetune_trainer.metrics.flops import estimate_flops
 from finetune_trainer.model.load import describe_model
 from finetune_trainer.model.lora import add_adapters
 from finetune_trainer.train import build_tokenization_config
+from finetune_trainer.training_plan import plan_training
 from testing.models import tiny_text, tiny_vision
 
 _MARGIN = 64  # tokens of the question and of the template
@@ -119,7 +120,8 @@ def measure_content(task: Task, folder: Path, *, forecasts_memory: bool) -> Epoc
     flops_model = estimate_flops(adapted, has_reference=task.method == "dpo")
     attention_pairs = sum(length * (length + 1) // 2 for length in lengths)
     flops = flops_model.total(tokens=sum(lengths), attention_pairs=attention_pairs)
-    forecast = forecast_rank_memory(spec, pretrained, data, on_gpu=task.on_gpu) if forecasts_memory else None
+    plan = plan_training(spec, world_size=spec.world_size)
+    forecast = forecast_rank_memory(plan, pretrained, data, on_gpu=task.on_gpu) if forecasts_memory else None
     forecast_bytes = forecast.total if isinstance(forecast, MemoryBreakdown) else None
     return EpochContent(len(data.train), sum(lengths), flops, forecast_bytes)
 

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.memory.forecast import Forecast, forecast, read_model
+from finetune_trainer.training_plan import plan_training
 from testing.models import tiny_text
 from testing.processes.torchrun import Results, run_cells
 
@@ -84,7 +85,8 @@ def forecasts(files: tiny_text.TinyFiles) -> dict[str, Forecast]:
     specs = {cell: TrainerSpec.model_validate(spec(files, cell)) for cell in CELLS}
     tokenizer = AutoTokenizer.from_pretrained(files.model)
     length = len(tokenizer.apply_chat_template(first_row(files)["messages"], return_dict=True)["input_ids"])
-    return {cell: forecast(each, read_model(each), on_gpu=False, longest=length) for cell, each in specs.items()}
+    plans = {cell: plan_training(each, world_size=each.world_size) for cell, each in specs.items()}
+    return {cell: forecast(plan, read_model(plan.spec), on_gpu=False, longest=length) for cell, plan in plans.items()}
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -7,7 +7,6 @@ from functools import partial
 import torch
 
 from finetune_api.batch import Batch
-from finetune_api.learning_rates import resolve_learning_rates
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.checkpoint.checkpoints import Checkpoints
 from finetune_trainer.checkpoint.output_folder import OutputFolder
@@ -41,15 +40,8 @@ from finetune_trainer.training.callbacks import (
     StopRequestCallback,
 )
 from finetune_trainer.training.preflight import PreflightCallback
-from finetune_trainer.training_arguments import (
-    DeviceConfig,
-    build_training_arguments,
-    choose_loader_workers,
-    plan_batch,
-    plan_eval_batch,
-    plan_schedule,
-    with_batch,
-)
+from finetune_trainer.training_arguments import DeviceConfig, build_training_arguments, choose_loader_workers
+from finetune_trainer.training_plan import TrainingPlan
 from finetune_trainer.vision.freeze import trains_vision
 
 BUILDERS: dict[str, Callable[[TrainerInputs], GlobalMeanTrainer]] = {
@@ -60,7 +52,7 @@ BUILDERS: dict[str, Callable[[TrainerInputs], GlobalMeanTrainer]] = {
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What a trainer is built from besides the spec; none of it depends on the micro-batch size."""
+    """What a trainer is built from besides the plan; none of it depends on the micro-batch size."""
 
     context: RankContext
     heartbeat: HeartbeatWriter
@@ -78,74 +70,70 @@ class ModelPair:
     reference: torch.nn.Module | None
 
 
-def resolve_auto_batch_size(spec: TrainerSpec, setup: TrainingSetup) -> tuple[TrainerSpec, ModelPair | None]:
-    """Return the spec with the batch sizes that `auto` stands for, and the models if a trial has loaded them."""
+def resolve_auto_batch_size(plan: TrainingPlan, setup: TrainingSetup) -> tuple[TrainingPlan, ModelPair | None]:
+    """Return the plan with the micro-batch that `auto` stands for, and the models if a trial has loaded them."""
+    spec, smallest = plan.spec, plan.batch
     if not spec.training.has_auto_batch:
-        return spec, None
-    ranks, device, models = setup.context.ranks, setup.device_config.device, None
+        return plan, None
+    device, models = setup.device_config.device, None
     # Report the smallest size first, for the case that the trial itself runs out of memory.
-    smallest = plan_batch(spec, world_size=ranks.world_size)
     setup.heartbeat.record_batch_size(smallest.per_device)
     # Reuse the choice of an earlier attempt.
-    saved = SavedBatchSize(setup.output, build_cache_key(spec, device, world_size=ranks.world_size))
+    saved = SavedBatchSize(setup.output, build_cache_key(spec, device, world_size=smallest.world_size))
     choice = run_on_rank_zero(lambda: saved.load(smallest))
     # Otherwise try sizes on the GPU, or compare their forecasts with the available memory.
     if choice is None and can_measure_memory(spec, device):
-        trial = assemble_trainer(with_batch(spec, smallest), setup)
+        trial = assemble_trainer(plan, setup)
         choice = choose_by_trial(trial)
         models = ModelPair(trial.model, trial.inputs.reference_model)
     elif choice is None:
-        forecast, available = partial(forecast_batch_memory, spec, setup), rank_memory_bytes(device)
+        forecast, available = partial(forecast_batch_memory, plan, setup), rank_memory_bytes(device)
         choice = run_on_rank_zero(lambda: choose_by_forecast(smallest, forecast, available=available))
     # Save and report the choice.
     chosen = choice
     run_on_rank_zero(lambda: saved.save(chosen))
     setup.heartbeat.record_batch_size(chosen.batch.per_device)
     print_on_rank_zero(setup.context, [f"perDeviceTrainBatchSize auto: {chosen.batch.per_device}, {chosen.reason}"])
-    return with_batch(spec, chosen.batch), models
+    return plan.with_micro_batch(chosen.batch), models
 
 
-def forecast_batch_memory(spec: TrainerSpec, setup: TrainingSetup, batch: Batch) -> MemoryBreakdown | TrainerError:
+def forecast_batch_memory(plan: TrainingPlan, setup: TrainingSetup, batch: Batch) -> MemoryBreakdown | TrainerError:
     """Forecast the memory of a rank with this batch; an error if the forecast is not possible."""
     on_gpu = setup.device_config.device.type == "cuda"
-    return forecast_rank_memory(with_batch(spec, batch), setup.pretrained, setup.data, on_gpu=on_gpu)
+    return forecast_rank_memory(plan.with_micro_batch(batch), setup.pretrained, setup.data, on_gpu=on_gpu)
 
 
 def assemble_trainer(
-    spec: TrainerSpec,
+    plan: TrainingPlan,
     setup: TrainingSetup,
     models: ModelPair | None = None,
     *,
     forecast: MemoryBreakdown | TrainerError | None = None,
 ) -> GlobalMeanTrainer:
     """Build the trainer of the job; loads the models unless they are given. Raises TrainerError."""
-    context, pretrained, data, output = setup.context, setup.pretrained, setup.data, setup.output
-    batch = plan_batch(spec, world_size=context.ranks.world_size)
-    schedule = plan_schedule(spec, batch, samples=len(data.order))
-    workers = choose_loader_workers(spec, context.ranks)
+    spec, context, pretrained, data = plan.spec, setup.context, setup.pretrained, setup.data
     args = build_training_arguments(
-        spec, batch, schedule, setup.device_config, folder=output.checkpoints, workers=workers
+        plan,
+        setup.device_config,
+        folder=setup.output.checkpoints,
+        workers=choose_loader_workers(spec, context.ranks),
     )
     # After the arguments: building them enables ZeRO-3, which shards weights while they are loaded.
     models = models or load_models(spec, pretrained)
-    family, rates = pretrained.vision.family if pretrained.vision else None, resolve_learning_rates(spec, batch)
-    check_learning_rates(models.trained, family, rates)
+    family = pretrained.vision.family if pretrained.vision else None
+    check_learning_rates(models.trained, family, plan.rates)
     return build_trainer(
-        spec,
         TrainerInputs(
-            spec=spec,
+            plan=plan,
             model=models.trained,
             reference_model=models.reference,
             tokenizer=pretrained.tokenizer,
             data=data,
             collate=build_collator(data, pretrained, models.trained),
             family=family,
-            rates=rates,
-            batch=batch,
-            eval_batch=plan_eval_batch(spec, batch),
             args=args,
             ranks=context.ranks,
-            checkpoints=Checkpoints(output, keep_last=spec.training.save_total_limit),
+            checkpoints=Checkpoints(setup.output, keep_last=spec.training.save_total_limit),
             heartbeat=setup.heartbeat,
             stop_requested=context.run.stop_request.exists,
             forecast_bytes=forecast.total if isinstance(forecast, MemoryBreakdown) else None,
@@ -159,9 +147,9 @@ def load_models(spec: TrainerSpec, pretrained: Pretrained) -> ModelPair:
     return ModelPair(trained, load_reference_model(pretrained) if spec.dpo and not spec.lora else None)
 
 
-def build_trainer(spec: TrainerSpec, inputs: TrainerInputs) -> GlobalMeanTrainer:
+def build_trainer(inputs: TrainerInputs) -> GlobalMeanTrainer:
     """Build the trainer of the spec's method and add the callbacks."""
-    method = next(name for name in BUILDERS if getattr(spec, name) is not None)  # the spec has exactly one
+    method = next(name for name in BUILDERS if getattr(inputs.plan.spec, name) is not None)  # the spec has exactly one
     trainer = BUILDERS[method](inputs)
     trainer.add_callback(PreflightCallback(trainer))
     trainer.add_callback(NonFiniteLossCallback(trainer))

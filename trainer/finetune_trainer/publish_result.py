@@ -21,7 +21,7 @@ _REPORTED_FIELDS = {"model", "dataset", "sft", "dpo", "lora", "training", "num_n
 def publish_result(trainer: GlobalMeanTrainer, output: OutputFolder, pretrained: Pretrained, *, title: str) -> None:
     """Publish the adapter or the full model to the output, and to the Hub if requested; every rank calls it."""
     trainer.inputs.heartbeat.enter_phase(contract.PUBLISH)
-    weights, lora = trainer.gather_full_weights(), trainer.inputs.spec.lora
+    weights, lora = trainer.gather_full_weights(), trainer.inputs.plan.spec.lora
     outcome = run_on_rank_zero(lambda: report_outcome(trainer))
     if outcome:
         trainer.inputs.heartbeat.record_outcome(outcome.message, stopped_early=outcome.stopped_early)
@@ -42,7 +42,7 @@ def publish_result(trainer: GlobalMeanTrainer, output: OutputFolder, pretrained:
     def publish() -> None:
         best_step = checkpoint_step(outcome.checkpoint) if outcome and outcome.checkpoint else None
         trainer.inputs.checkpoints.publish(output.result, write, retained_step=best_step)
-        if push := trainer.inputs.spec.output.push_to_hub:
+        if push := trainer.inputs.plan.spec.output.push_to_hub:
             print(f"pushed: {upload(push, output.result, title=title)}", flush=True)
         output.mark_success()
         print(f"result: {output.result}", flush=True)
@@ -66,11 +66,15 @@ def report_outcome(trainer: GlobalMeanTrainer) -> TrainingOutcome | None:
 def build_report_data(trainer: GlobalMeanTrainer, *, title: str, outcome: TrainingOutcome | None) -> ReportData:
     """Collect the content of report.html from the trainer."""
     inputs, monitor = trainer.inputs, trainer.monitor
-    spec = inputs.spec.model_dump(mode="json", by_alias=True, exclude_none=True, include=_REPORTED_FIELDS)
-    derived = {"effective batch": inputs.batch, "steps": trainer.state.global_step, "samples": len(inputs.data.train)}
+    spec = inputs.plan.spec.model_dump(mode="json", by_alias=True, exclude_none=True, include=_REPORTED_FIELDS)
+    derived = {
+        "effective batch": inputs.plan.batch,
+        "steps": trainer.state.global_step,
+        "samples": len(inputs.data.train),
+    }
     derived |= {"end": outcome.message} if outcome else {}
     return ReportData(
-        title=f"{title}: {inputs.spec.model.name}",
+        title=f"{title}: {inputs.plan.spec.model.name}",
         job={**derived, **spec},
         log_history=trainer.state.log_history,
         lengths=inputs.data.train.lengths,

@@ -6,8 +6,6 @@ import torch
 import torch.distributed as dist
 
 from finetune_api.batch import Batch
-from finetune_api.learning_rates import resolve_learning_rates
-from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.data.batch_sampler import compute_padding_share
 from finetune_trainer.data.length_stats import describe_lengths, describe_visual_tokens
 from finetune_trainer.data.load import TrainingData
@@ -17,7 +15,8 @@ from finetune_trainer.distributed.collectives import device_name
 from finetune_trainer.distributed.rank_context import RankContext
 from finetune_trainer.model.param_groups import ParameterCount, count_parameters
 from finetune_trainer.parallel.presets import describe_parallelism
-from finetune_trainer.training_arguments import DeviceConfig, Schedule
+from finetune_trainer.training_arguments import DeviceConfig
+from finetune_trainer.training_plan import TrainingPlan
 from finetune_trainer.vision.families import VisionFamily
 
 
@@ -28,16 +27,15 @@ def print_on_rank_zero(context: RankContext, lines: Iterable[str]) -> None:
             print(line, flush=True)
 
 
-def describe_run(
-    spec: TrainerSpec, context: RankContext, batch: Batch, schedule: Schedule, device_config: DeviceConfig
-) -> Iterator[str]:
+def describe_run(plan: TrainingPlan, context: RankContext, device_config: DeviceConfig) -> Iterator[str]:
     """Describe job, batch, steps, parallelism, devices and learning rate, one line each."""
+    spec, schedule = plan.spec, plan.schedule
     tuning = f"lora r={spec.lora.r} alpha={spec.lora.lora_alpha}" if spec.lora else "full"
     method = "sft" if spec.sft else "dpo"
     yield f"job {context.namespace}/{context.job}, attempt {context.attempt}: {method} ({tuning}) of {spec.model.name}"
     unit = "packs" if spec.dataset.packing else "samples"
     packs = " packs" if spec.dataset.packing else ""
-    yield f"effective batch: {batch}{packs} (per device x accumulation x ranks)"
+    yield f"effective batch: {plan.batch}{packs} (per device x accumulation x ranks)"
     yield (
         f"steps: {schedule.total_steps} ({schedule.steps_per_epoch} per epoch of {schedule.samples} {unit},"
         f" {schedule.epochs:g} epochs)"
@@ -49,7 +47,7 @@ def describe_run(
     )
     training = spec.training
     yield (
-        f"learning rate: {resolve_learning_rates(spec, batch)}; {training.lr_scheduler_type},"
+        f"learning rate: {plan.rates}; {training.lr_scheduler_type},"
         f" {training.warmup_steps} warm-up steps, seed {training.seed}"
     )
 

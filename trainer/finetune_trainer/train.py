@@ -38,6 +38,7 @@ from finetune_trainer.metrics.trackers import build_trackers, select_trackers
 from finetune_trainer.model.attention_backend import AttentionChoice, build_attention_trial, select_attention
 from finetune_trainer.model.load import Pretrained, describe_model
 from finetune_trainer.publish_result import publish_result
+from finetune_trainer.read_spec import read_spec
 from finetune_trainer.startup_log import (
     describe_data,
     describe_order,
@@ -46,7 +47,8 @@ from finetune_trainer.startup_log import (
     print_on_rank_zero,
 )
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
-from finetune_trainer.training_arguments import DeviceConfig, compute_fingerprint, plan_batch, plan_schedule, read_spec
+from finetune_trainer.training_arguments import DeviceConfig
+from finetune_trainer.training_plan import plan_training
 
 
 @record
@@ -68,10 +70,9 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     """Train, or resume training, and publish the result. Return the final phase: done or stopped."""
     # Check what was started and whether anything is left to do.
     check_world_size(context.ranks, planned=context.planned_world_size)
-    batch = plan_batch(spec, world_size=context.ranks.world_size)
-    fingerprint = compute_fingerprint(spec, batch)
+    plan = plan_training(spec, world_size=context.ranks.world_size)
     output = OutputFolder(
-        context.output, Identity(context.uid, context.namespace, context.job, context.attempt, fingerprint)
+        context.output, Identity(context.uid, context.namespace, context.job, context.attempt, plan.fingerprint)
     )
     if output.is_finished():
         print_on_rank_zero(context, [f"{output.result} is complete; nothing is left to do"])
@@ -84,6 +85,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     device = choose_device(context.ranks)
     pretrained = describe_model(spec.model, device)
     data = load_data(spec.dataset, build_tokenization_config(spec, pretrained, context, heartbeat))
+    plan = plan.with_samples(len(data.order))
     print_on_rank_zero(context, describe_data(data))
 
     # Join the process group, and check that all ranks have the same data and hardware.
@@ -106,10 +108,10 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     print_on_rank_zero(context, [f"attention: {attention.name} ({attention.reason})"])
     pretrained = replace(pretrained, attention=attention.name)
     setup = TrainingSetup(context, heartbeat, DeviceConfig(device, pretrained.dtype), pretrained, data, output)
-    spec, models = resolve_auto_batch_size(spec, setup)
+    plan, models = resolve_auto_batch_size(plan, setup)
     on_gpu, is_first = device.type == "cuda", context.ranks.is_first
-    forecast = forecast_rank_memory(spec, pretrained, data, on_gpu=on_gpu) if is_first else None
-    trainer = assemble_trainer(spec, setup, models, forecast=forecast)
+    forecast = forecast_rank_memory(plan, pretrained, data, on_gpu=on_gpu) if is_first else None
+    trainer = assemble_trainer(plan, setup, models, forecast=forecast)
     print_on_rank_zero(context, describe_trainer(trainer, setup))
     print_on_rank_zero(context, [format_rank_forecast(forecast)] if forecast else [])
 
@@ -139,9 +141,8 @@ def choose_attention(
 def describe_trainer(trainer: GlobalMeanTrainer, setup: TrainingSetup) -> Iterator[str]:
     """Yield the lines that rank 0 logs about the trainer before the first step."""
     inputs = trainer.inputs
-    schedule = plan_schedule(inputs.spec, inputs.batch, samples=len(inputs.data.order))
-    yield from describe_run(inputs.spec, setup.context, inputs.batch, schedule, setup.device_config)
-    yield from describe_order(inputs.data, inputs.batch)
+    yield from describe_run(inputs.plan, setup.context, setup.device_config)
+    yield from describe_order(inputs.data, inputs.plan.batch)
     yield from describe_weights(inputs.model, inputs.family)
 
 

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from finetune_trainer.lazy_imports import hide_unused_libraries
 from finetune_trainer.memory.gpus import USABLE_BYTES, fitting_gpus
 
 if TYPE_CHECKING:
+    from finetune_api.v1alpha1.job import TrainerSpec
     from finetune_trainer.memory.breakdown import MemoryBreakdown
     from finetune_trainer.memory.forecast import Forecast
 
@@ -40,10 +40,15 @@ def describe(path: Path, gpu: str | None) -> dict[str, Any]:
     hide_unused_libraries(path)
     from finetune_trainer.memory.forecast import forecast, read_model, requests_gpus
     from finetune_trainer.memory.suggestions import choose_batch_size, suggest_changes
-    from finetune_trainer.training_arguments import read_spec
+    from finetune_trainer.read_spec import read_spec
+    from finetune_trainer.training_plan import plan_training
 
     spec = read_spec(path)
-    forecaster = partial(forecast, model=read_model(spec), on_gpu=gpu is not None or requests_gpus(spec))
+    model, on_gpu = read_model(spec), gpu is not None or requests_gpus(spec)
+
+    def forecaster(variant: "TrainerSpec") -> "Forecast":
+        return forecast(plan_training(variant, world_size=variant.world_size), model, on_gpu=on_gpu)
+
     auto = spec.training.has_auto_batch
     if auto:
         spec = choose_batch_size(spec, forecaster, usable_bytes=USABLE_BYTES[gpu] if gpu else 0)

@@ -20,7 +20,8 @@ from finetune_trainer.memory.sharded import build_sharding_strategy
 from finetune_trainer.memory.vision_sample import VisionSample, build_blank_sample
 from finetune_trainer.model.load import choose_dtype, describe_model, max_length, read_config, training_dtype
 from finetune_trainer.model.lora import resolve_adapter_shape
-from finetune_trainer.training_arguments import MAX_LOADER_WORKERS, plan_batch, plan_eval_batch
+from finetune_trainer.training_arguments import MAX_LOADER_WORKERS
+from finetune_trainer.training_plan import TrainingPlan
 from finetune_trainer.vision.families import FAMILIES
 from finetune_trainer.vision.freeze import resolve_frozen_groups
 from finetune_trainer.vision.processor import VisionProcessor
@@ -62,15 +63,20 @@ def read_model(spec: TrainerSpec) -> ForecastModel:
 
 
 def forecast(
-    spec: TrainerSpec, model: ForecastModel, *, on_gpu: bool, longest: int | None = None, sample: Features | None = None
+    plan: TrainingPlan,
+    model: ForecastModel,
+    *,
+    on_gpu: bool,
+    longest: int | None = None,
+    sample: Features | None = None,
 ) -> Forecast:
     """Forecast the job's peak memory. Raises TrainerError.
 
     longest: tokens of the longest sample; None: the spec's maximum.
     sample: the costliest sample of a vision-language model; None: one image, as large as length and processor allow.
     """
-    # Resolve batch, sharding and dtypes as the trainer does.
-    batch = plan_batch(spec, world_size=spec.world_size)
+    # Resolve sharding and dtypes as the trainer does.
+    spec = plan.spec
     length = longest or _max_sample_length(spec, model.config)
     lora = resolve_adapter_shape(spec.lora) if spec.lora else None
     sharding = build_sharding_strategy(spec, model.dtype, hidden_size=model.config.get_text_config().hidden_size)
@@ -87,7 +93,7 @@ def forecast(
         None if sharding or model.dtype is torch.float32 else model.dtype
     )  # None: weights have that dtype already
     peak = max(
-        (measure_step_peak(architecture, step) for step in _build_steps(spec, batch, length, autocast)),
+        (measure_step_peak(architecture, step) for step in _build_steps(plan, length, autocast)),
         key=lambda peak: peak.total,
     )
     # Add both up for one rank and for all ranks of a node.
@@ -95,7 +101,7 @@ def forecast(
     layout = RankLayout(spec.world_size, spec.ranks_per_node, loader_workers, on_gpu, sharding)
     rank = break_down_rank_memory(shape, peak, layout)
     node = break_down_node_memory(shape, rank, layout)
-    return Forecast(shape, batch, length, rank, node, on_gpu, is_multimodal=vision_sample is not None)
+    return Forecast(shape, plan.batch, length, rank, node, on_gpu, is_multimodal=vision_sample is not None)
 
 
 def requests_gpus(spec: TrainerSpec) -> bool:
@@ -103,8 +109,9 @@ def requests_gpus(spec: TrainerSpec) -> bool:
     return any(name.endswith("/gpu") for name in spec.resources.limits)
 
 
-def _build_steps(spec: TrainerSpec, batch: Batch, length: int, autocast: torch.dtype | None) -> list[SimulatedStep]:
+def _build_steps(plan: TrainingPlan, length: int, autocast: torch.dtype | None) -> list[SimulatedStep]:
     """Return a training step and, if the evaluation batch is larger, an evaluation step."""
+    spec, batch = plan.spec, plan.batch
     sequences = 1 if spec.dpo is None else 2  # per row; the reference model's forward pass needs less than the policy
     train = SimulatedStep(
         batch=sequences * batch.per_device,
@@ -114,7 +121,7 @@ def _build_steps(spec: TrainerSpec, batch: Batch, length: int, autocast: torch.d
         loss=unmasked_token_loss,
         packed=spec.dataset.packing,
     )
-    eval_per_device = plan_eval_batch(spec, batch).per_device
+    eval_per_device = plan.eval_batch.per_device
     if not spec.dataset.has_evaluation or eval_per_device <= batch.per_device:
         return [train]
     return [train, replace(train, batch=sequences * eval_per_device, checkpointing=False, is_training=False)]

@@ -2,7 +2,6 @@
 
 import torch
 
-from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.data.load import TrainingData
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.errors import TrainerError
@@ -10,21 +9,23 @@ from finetune_trainer.memory.breakdown import MemoryBreakdown, MemoryPart
 from finetune_trainer.memory.forecast import ForecastModel, forecast
 from finetune_trainer.memory.vision_sample import text_token_id
 from finetune_trainer.model.load import Pretrained
+from finetune_trainer.training_plan import TrainingPlan
 from finetune_trainer.units import GIB
 from finetune_trainer.vision.processor import VISION_INPUTS, VisionProcessor
 from finetune_trainer.vision.video_processor import Features
 
 
 def forecast_rank_memory(
-    spec: TrainerSpec, pretrained: Pretrained, data: TrainingData, *, on_gpu: bool
+    plan: TrainingPlan, pretrained: Pretrained, data: TrainingData, *, on_gpu: bool
 ) -> MemoryBreakdown | TrainerError:
     """Return the memory of one rank, or the error that prevents a forecast, because a run must not fail for it."""
+    spec = plan.spec
     pack_length = spec.dataset.max_length if spec.dataset.packing else None
     longest = pack_length or int(data.train.lengths.max())
     model = ForecastModel(pretrained.config, pretrained.dtype, pretrained.vision)
     try:
         sample = build_costliest_sample(data, pretrained.vision, longest) if pretrained.vision else None
-        result = forecast(spec, model, on_gpu=on_gpu, longest=longest, sample=sample)
+        result = forecast(plan, model, on_gpu=on_gpu, longest=longest, sample=sample)
     except TrainerError as error:
         return error
     if on_gpu:

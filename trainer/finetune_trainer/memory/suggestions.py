@@ -11,7 +11,7 @@ from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.lora import Lora
 from finetune_api.v1alpha1.parallelism import Deepspeed
 from finetune_trainer.memory.forecast import Forecast
-from finetune_trainer.training_arguments import plan_batch, with_batch
+from finetune_trainer.training_plan import plan_training
 
 _MIN_LENGTH = 256  # tokens
 _LENGTH_STEP = 256  # tokens
@@ -73,13 +73,13 @@ class SpecVariant:
 
 def choose_batch_size(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes: int) -> TrainerSpec:
     """Replace perDeviceTrainBatchSize auto by the largest micro-batch that is forecast to fit, or by one sample."""
+    plan = plan_training(spec, world_size=spec.world_size)
 
     def fits(batch: Batch) -> bool:
-        return forecaster(with_batch(spec, batch)).rank.total <= usable_bytes
+        return forecaster(plan.with_micro_batch(batch).spec).rank.total <= usable_bytes
 
-    smallest = plan_batch(spec, world_size=spec.world_size)
-    largest = find_largest_fitting(list_splits(smallest), fits) if usable_bytes else None
-    return with_batch(spec, largest or smallest)
+    largest = find_largest_fitting(list_splits(plan.batch), fits) if usable_bytes else None
+    return plan.with_micro_batch(largest or plan.batch).spec
 
 
 def suggest_changes(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes: int) -> Suggestion | None:

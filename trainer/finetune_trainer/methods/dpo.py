@@ -89,8 +89,8 @@ class DpoTrainer(GlobalMeanTrainer):
     """
 
     def __init__(self, inputs: TrainerInputs) -> None:
-        assert inputs.spec.dpo is not None
-        self._dpo = inputs.spec.dpo
+        assert inputs.plan.spec.dpo is not None
+        self._dpo = inputs.plan.spec.dpo
         super().__init__(inputs)
         reference = inputs.reference_model
         self._reference = None if reference is None else prepare_reference_model(reference, self.accelerator)

@@ -127,7 +127,7 @@ def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
     CudaOutOfMemory if not even one sample fits.
     """
     inputs, device = trainer.inputs, trainer.args.device
-    *larger, smallest = list_splits(inputs.batch)
+    *larger, smallest = list_splits(inputs.plan.batch)
     with trainer.undoing_side_effects(), _prepared_for_training(trainer) as model:
 
         def run_trial(batch: Batch) -> None:

@@ -14,9 +14,6 @@ from accelerate.utils import DistributedType
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from finetune_api.batch import Batch
-from finetune_api.learning_rates import LearningRates
-from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_supervisor import contract
 from finetune_trainer.checkpoint.checkpoints import (
     Checkpoints,
@@ -51,6 +48,7 @@ from finetune_trainer.parallel.full_state import (
     write_state,
 )
 from finetune_trainer.training.early_stopping import EvaluationPolicy
+from finetune_trainer.training_plan import TrainingPlan
 from finetune_trainer.vision.families import VisionFamily
 
 _STATE_FILE = "trainer_state.json"
@@ -61,16 +59,13 @@ _UNITS = "units"
 class TrainerInputs:
     """Everything that a trainer is built from."""
 
-    spec: TrainerSpec
+    plan: TrainingPlan
     model: torch.nn.Module
     reference_model: torch.nn.Module | None  # only for DPO without LoRA
     tokenizer: PreTrainedTokenizerBase
     data: TrainingData
     collate: Collate
     family: VisionFamily | None  # None: not a vision-language model
-    rates: LearningRates
-    batch: Batch
-    eval_batch: Batch
     args: TrainingArguments
     ranks: Ranks
     checkpoints: Checkpoints
@@ -95,7 +90,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
 
     def __init__(self, inputs: TrainerInputs) -> None:
         self.inputs = inputs
-        self.evaluation_policy = EvaluationPolicy.from_training(inputs.spec.training)
+        self.evaluation_policy = EvaluationPolicy.from_training(inputs.plan.spec.training)
         self.stop_agreed = False  # a rank received a stop request, and all ranks know of it
         self._metric_sums: dict[str, torch.Tensor] = {}
         enable_fsdp_on_cpu(inputs.args)
@@ -113,7 +108,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
 
     def _build_monitor(self) -> Monitor:
         """Build the monitor; called before the model is wrapped or sharded, which hides the sizes of parameters."""
-        is_dpo, device = self.inputs.spec.dpo is not None, self.args.device
+        is_dpo, device = self.inputs.plan.spec.dpo is not None, self.args.device
         on_gpu = device.type == "cuda"
         dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else torch.float32
         flops = estimate_flops(self.inputs.model, has_reference=is_dpo)
@@ -124,12 +119,12 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer of transformers, with parameter groups if parts have learning rates of their own."""
         inputs = self.inputs
-        if inputs.family is not None and inputs.rates.by_part and self.optimizer is None:
+        if inputs.family is not None and inputs.plan.rates.by_part and self.optimizer is None:
             model = model or self.model
             groups = build_parameter_groups(
                 model,
                 inputs.family,
-                inputs.rates,
+                inputs.plan.rates,
                 decayed=self.get_decay_parameter_names(model),
                 weight_decay=self.args.weight_decay,
             )
@@ -154,7 +149,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
     def get_train_dataloader(self) -> RankDataLoader:
         """Return this rank's loader; accelerate's sharding is not used, as its sample order depends on the layout."""
         inputs, workers = self.inputs, self.args.dataloader_num_workers
-        sampler = BatchSampler(inputs.data.order, inputs.batch, rank=inputs.ranks.rank)
+        sampler = BatchSampler(inputs.data.order, inputs.plan.batch, rank=inputs.ranks.rank)
         return build_dataloader(inputs.data.samples, sampler, inputs.collate, workers=workers)
 
     def get_batch_samples(
@@ -235,7 +230,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         inputs, device = self.inputs, self.args.device
         assert inputs.data.eval is not None  # transformers evaluates only if there is an evaluation dataset
         order = RowOrder(inputs.data.eval.lengths, seed=None)
-        sampler = BatchSampler(order, inputs.eval_batch, rank=inputs.ranks.rank)
+        sampler = BatchSampler(order, inputs.plan.eval_batch, rank=inputs.ranks.rank)
         micro_batches = build_dataloader(inputs.data.with_pixels(inputs.data.eval), sampler, inputs.collate, workers=0)
         self.model.eval()
         local_sums = []  # (2, terms) per micro-batch: summed losses and units

@@ -26,10 +26,10 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_: Any
     ) -> None:
-        trainer, spec = self._trainer, self._trainer.inputs.spec
+        trainer, spec = self._trainer, self._trainer.inputs.plan.spec
         with trainer.undoing_side_effects():
             if isinstance(trainer.inputs.data.order, PackOrder):
-                pack_count = min(trainer.inputs.batch.per_device, 2)
+                pack_count = min(trainer.inputs.plan.batch.per_device, 2)
                 vision = trainer.inputs.data.vision
                 axes = vision is not None and vision.family.uses_mrope
                 packs = build_probe_packs(pack_count, trainer.args.device, axes=axes)
@@ -48,7 +48,7 @@ def run_forward_and_backward(trainer: GlobalMeanTrainer, model: torch.nn.Module,
 def probe_memory(trainer: GlobalMeanTrainer) -> None:
     """Run the costliest possible micro-batch, so that too little memory fails now and not after hours."""
     inputs = trainer.inputs
-    items = select_costliest_items(inputs.data.order, inputs.batch.per_device)
+    items = select_costliest_items(inputs.data.order, inputs.plan.batch.per_device)
     if inputs.ranks.is_first:  # printed first, so that the log names the rows even if the pass runs out of memory
         print(f"probe: the costliest micro-batch: {', '.join(format_rows(inputs.data.train, items))}", flush=True)
     model = trainer.model_wrapped.train()

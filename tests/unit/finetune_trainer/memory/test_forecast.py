@@ -14,7 +14,7 @@ from finetune_trainer.memory.forecast import Forecast, ForecastModel, forecast
 from finetune_trainer.memory.gpus import USABLE_BYTES, fitting_gpus
 from finetune_trainer.memory.model_shape import ModelShape
 from finetune_trainer.memory.suggestions import choose_batch_size, suggest_changes
-from finetune_trainer.training_arguments import plan_batch
+from finetune_trainer.training_plan import TrainingPlan, plan_training
 from finetune_trainer.units import GIB
 from testing.builders import jobs
 
@@ -37,8 +37,12 @@ def spec(*, length: int | None = 64, **fields: Any) -> TrainerSpec:
     return TrainerSpec.model_validate({**jobs.spec(lora=None, dataset=dataset), **fields})
 
 
+def plan_of(spec: TrainerSpec) -> TrainingPlan:
+    return plan_training(spec, world_size=spec.world_size)
+
+
 def parts(spec: TrainerSpec, *, node: bool = False) -> dict[str, int]:
-    result = forecast(spec, TINY, on_gpu=True)
+    result = forecast(plan_of(spec), TINY, on_gpu=True)
     return {part.name: part.size for part in (result.node if node else result.rank).parts}
 
 
@@ -63,20 +67,20 @@ def test_every_rank_of_a_node_loads_policy_and_reference_model() -> None:
 
 
 def test_the_sample_length_is_max_length_or_the_maximum_of_the_model() -> None:
-    assert forecast(spec(length=None), TINY, on_gpu=True).length == 256
-    assert forecast(spec(length=64), TINY, on_gpu=True).length == 64
+    assert forecast(plan_of(spec(length=None)), TINY, on_gpu=True).length == 256
+    assert forecast(plan_of(spec(length=64)), TINY, on_gpu=True).length == 64
 
 
 def test_a_model_without_a_maximum_length_needs_max_length() -> None:
     with pytest.raises(InvalidSpec, match=r"spec.dataset.maxLength: .* set maxLength, or memory cannot be forecast"):
-        forecast(spec(length=None), ForecastModel(BloomConfig(), torch.bfloat16), on_gpu=True)
+        forecast(plan_of(spec(length=None)), ForecastModel(BloomConfig(), torch.bfloat16), on_gpu=True)
 
 
 def test_a_larger_evaluation_batch_raises_the_forecast() -> None:
     dataset = {"train": [{"name": "/data/a.jsonl"}], "eval": [{"name": "/data/b.jsonl"}], "maxLength": 64}
     small, large = (
         forecast(
-            spec(dataset=dataset, training={"perDeviceTrainBatchSize": 1, "perDeviceEvalBatchSize": size}),
+            plan_of(spec(dataset=dataset, training={"perDeviceTrainBatchSize": 1, "perDeviceEvalBatchSize": size})),
             TINY,
             on_gpu=True,
         ).rank.total
@@ -91,7 +95,7 @@ def fake_forecast(spec: TrainerSpec) -> Forecast:
 
     zero2 halves the model states, zero3 leaves an eighth of them.
     """
-    batch, length = plan_batch(spec, world_size=spec.world_size), spec.dataset.max_length or 2048
+    batch, length = plan_of(spec).batch, spec.dataset.max_length or 2048
     per_sample = 4 * GIB * length // 1024 // (4 if spec.training.gradient_checkpointing else 1)
     states = (20 if spec.lora is None else 1 if spec.lora.quantization else 4) * GIB
     if spec.deepspeed and spec.deepspeed.preset != "zero1":

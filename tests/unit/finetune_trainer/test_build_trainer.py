@@ -1,0 +1,8 @@
+"""The trainers of the training methods."""
+
+from finetune_api.v1alpha1.job import METHODS
+from finetune_trainer.build_trainer import BUILDERS
+
+
+def test_every_training_method_of_the_api_has_a_builder() -> None:
+    assert set(BUILDERS) == set(METHODS)

@@ -1,0 +1,39 @@
+"""Errors in the spec that the operator wrote, and settings without effect."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finetune_trainer.errors import InvalidSpec
+from finetune_trainer.read_spec import read_spec
+
+
+def spec_body(**fields: Any) -> dict[str, Any]:
+    return {
+        "model": {"name": "/models/tiny"},
+        "dataset": {"train": [{"name": "/data/train.jsonl"}]},
+        "sft": {},
+        "output": {"persistentVolumeClaim": {"claimName": "models"}},
+        **fields,
+    }
+
+
+def test_the_error_about_an_invalid_spec_names_every_invalid_field(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(spec_body(training={"seed": "x", "maxSteps": 0})))
+
+    with pytest.raises(InvalidSpec) as raised:
+        read_spec(path)
+
+    assert "spec.training.seed:" in str(raised.value)
+    assert "spec.training.maxSteps:" in str(raised.value)
+
+
+def test_warmup_steps_with_a_constant_schedule_are_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(spec_body(training={"lrSchedulerType": "constant", "warmupSteps": 5})))
+
+    with pytest.raises(InvalidSpec, match="use constant_with_warmup"):
+        read_spec(path)

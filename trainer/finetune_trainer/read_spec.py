@@ -1,0 +1,22 @@
+"""Reads the spec of the job that the operator passes to the trainer."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from finetune_api.schema.validation_errors import explain_validation_error
+from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_trainer.errors import InvalidSpec
+
+
+def read_spec(path: Path) -> TrainerSpec:
+    """Read the spec that the operator wrote. Raises InvalidSpec."""
+    try:
+        spec = TrainerSpec.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise InvalidSpec(explain_validation_error(error, within="spec")) from error
+    if spec.training.lr_scheduler_type == "constant" and spec.training.warmup_steps:
+        raise InvalidSpec(
+            "spec.training.warmupSteps has no effect with lrSchedulerType constant; use constant_with_warmup"
+        )
+    return spec

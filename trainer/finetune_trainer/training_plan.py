@@ -1,0 +1,109 @@
+"""The training plan: batch, evaluation batch, schedule, learning rates and fingerprint, derived from the spec."""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, replace
+
+from finetune_api.batch import Batch, BatchError, resolve_batch
+from finetune_api.learning_rates import LearningRates, resolve_learning_rates
+from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_trainer.errors import InvalidSpec
+
+_EPOCHS = 3.0
+# Fields that may change between attempts without changing the training; of the batch sizes only the product counts.
+_NOT_IN_FINGERPRINT = frozenset(
+    {
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "global_batch_size",
+        "per_device_eval_batch_size",
+        "gradient_checkpointing",
+        "logging_steps",
+        "report_to",
+        "save_steps",
+        "save_total_limit",
+        "eval_steps",
+        "ddp_timeout",
+        "allow_mixed_hardware",
+        "probe",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The number of samples per epoch, and of optimizer steps per epoch and in total."""
+
+    samples: int
+    steps_per_epoch: int
+    total_steps: int
+
+    @property
+    def epochs(self) -> float:
+        """The number of epochs, with a fraction if training ends within one."""
+        return self.total_steps / self.steps_per_epoch
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What a spec leads to on a number of ranks; `plan_training` computes it once per run.
+
+    Afterwards only the micro-batch may change (`with_micro_batch`). Schedule, learning rates and fingerprint depend on
+    the effective batch, which never changes.
+    """
+
+    spec: TrainerSpec
+    batch: Batch
+    rates: LearningRates
+    fingerprint: str  # hash of what determines the result; checkpoints with another fingerprint are not resumed
+    samples: int | None = None  # per epoch, rows or packs; None until the data is loaded
+
+    @property
+    def eval_batch(self) -> Batch:
+        """The evaluation batch, by default with the micro-batch size of training."""
+        return Batch(self.spec.training.per_device_eval_batch_size or self.batch.per_device, 1, self.batch.world_size)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule; the last step of an epoch may have fewer samples, so each is used once per epoch."""
+        assert self.samples is not None, "the schedule depends on the data"
+        training = self.spec.training
+        steps_per_epoch = math.ceil(self.samples / self.batch.effective)
+        epochs = training.num_train_epochs or _EPOCHS
+        return Schedule(self.samples, steps_per_epoch, training.max_steps or math.ceil(epochs * steps_per_epoch))
+
+    def with_samples(self, samples: int) -> "TrainingPlan":
+        """Return the plan for data with this number of samples per epoch."""
+        return replace(self, samples=samples)
+
+    def with_micro_batch(self, batch: Batch) -> "TrainingPlan":
+        """Return the plan, and its spec, with another split of the same effective batch."""
+        assert batch.effective == self.batch.effective, f"{batch} is not a split of {self.batch}"
+        sizes = {"per_device_train_batch_size": batch.per_device, "gradient_accumulation_steps": batch.accumulation}
+        training = self.spec.training.model_copy(update=sizes)
+        return replace(self, spec=self.spec.model_copy(update={"training": training}), batch=batch)
+
+
+def plan_training(spec: TrainerSpec, *, world_size: int) -> TrainingPlan:
+    """Derive the plan from the spec; the micro-batch `auto` counts as one sample per device. Raises InvalidSpec."""
+    training = spec.training
+    try:
+        batch = resolve_batch(
+            per_device=training.per_device_train_batch_size,
+            accumulation=training.gradient_accumulation_steps,
+            effective=training.global_batch_size,
+            world_size=world_size,
+        )
+    except BatchError as error:
+        raise InvalidSpec(f"spec.training: {error}") from error
+    return TrainingPlan(spec, batch, resolve_learning_rates(spec, batch), _compute_fingerprint(spec, batch))
+
+
+def _compute_fingerprint(spec: TrainerSpec, batch: Batch) -> str:
+    """Return a hash of model, dataset, method and all settings of training that determine the result."""
+    fields = spec.model_dump(mode="json", include={"model", "dataset", "sft", "dpo", "lora", "training"})
+    fields["dataset"].pop("num_workers")
+    fields["training"] = {k: v for k, v in fields["training"].items() if k not in _NOT_IN_FINGERPRINT}
+    canonical = json.dumps({**fields, "effectiveBatch": batch.effective}, sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
