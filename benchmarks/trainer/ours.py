@@ -9,9 +9,8 @@ from benchmarks.trainer.task import EPOCHS, Task
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_supervisor.contract import RunFolder
 from finetune_trainer import train as trainer
-from finetune_trainer.distributed.collectives import Ranks
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
-from finetune_trainer.distributed.rank_context import RankContext
+from finetune_trainer.distributed.rank_context import RankContext, Ranks
 from testing.processes.supervisors import free_port
 from testing.processes.torchrun_cells import reset_global_state
 

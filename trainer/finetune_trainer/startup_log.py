@@ -11,7 +11,7 @@ from finetune_trainer.data.length_stats import describe_lengths, describe_visual
 from finetune_trainer.data.load import TrainingData
 from finetune_trainer.data.packing import PackOrder
 from finetune_trainer.data.row_filter import RowRules, RowStats
-from finetune_trainer.distributed.collectives import device_name
+from finetune_trainer.distributed.devices import device_name
 from finetune_trainer.distributed.rank_context import RankContext
 from finetune_trainer.model.param_groups import ParameterCount, count_parameters
 from finetune_trainer.parallel.presets import describe_parallelism

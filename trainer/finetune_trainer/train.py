@@ -21,17 +21,12 @@ from finetune_trainer.data.load import TokenizationConfig, TrainingData, check_s
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import select_row_renderer
 from finetune_trainer.data_sources.source_files import DownloadSettings
-from finetune_trainer.distributed.collectives import (
-    all_gather_objects,
-    check_world_size,
-    choose_device,
-    destroy_process_group,
-    init_process_group,
-    run_on_rank_zero,
-)
+from finetune_trainer.distributed.collectives import all_gather_objects, run_on_rank_zero
+from finetune_trainer.distributed.devices import choose_device
 from finetune_trainer.distributed.hardware_check import check_same_hardware, describe_rank_hardware
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
-from finetune_trainer.distributed.rank_context import RankContext
+from finetune_trainer.distributed.process_group import destroy_process_group, init_process_group
+from finetune_trainer.distributed.rank_context import RankContext, check_world_size
 from finetune_trainer.hubs import create_repository
 from finetune_trainer.memory.run_forecast import forecast_rank_memory, format_rank_forecast
 from finetune_trainer.metrics.trackers import build_trackers, select_trackers

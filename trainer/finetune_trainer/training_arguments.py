@@ -8,7 +8,7 @@ import torch
 from transformers import TrainingArguments
 
 from finetune_api.v1alpha1.job import TrainerSpec
-from finetune_trainer.distributed.collectives import Ranks
+from finetune_trainer.distributed.rank_context import Ranks
 from finetune_trainer.parallel.presets import deepspeed_config, fsdp_config
 from finetune_trainer.training_plan import TrainingPlan
 

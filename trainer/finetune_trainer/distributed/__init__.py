@@ -1,1 +1,1 @@
-"""What concerns ranks: their context, collectives, the hardware check and heartbeats."""
+"""What concerns ranks: their context and devices, the process group, collectives, the hardware check, heartbeats."""

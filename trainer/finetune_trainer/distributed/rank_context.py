@@ -1,4 +1,4 @@
-"""The context of one rank: torchrun's variables and those of the operator, read from the environment once."""
+"""Rank numbers and the context of one rank, read once from the variables of torchrun and of the operator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,46 @@ from pathlib import Path
 
 from finetune_supervisor import contract
 from finetune_supervisor.contract import RunFolder, read_int, read_text
-from finetune_trainer.distributed.collectives import Ranks
+from finetune_trainer.errors import WorldSizeMismatch
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Rank, local rank and world sizes of this process, as torch.distributed defines them."""
+
+    rank: int
+    local_rank: int
+    local_world_size: int
+    world_size: int
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str]) -> "Ranks":
+        """Read the variables that torchrun sets."""
+        return cls(
+            rank=int(env["RANK"]),
+            local_rank=int(env["LOCAL_RANK"]),
+            local_world_size=int(env["LOCAL_WORLD_SIZE"]),
+            world_size=int(env["WORLD_SIZE"]),
+        )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0 of the job."""
+        return self.rank == 0
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes of the job."""
+        return self.world_size // self.local_world_size
+
+
+def check_world_size(ranks: Ranks, *, planned: int) -> None:
+    """Raise WorldSizeMismatch unless as many ranks run as planned: other counts change the effective batch."""
+    if ranks.world_size != planned:
+        raise WorldSizeMismatch(
+            f"{ranks.world_size} ranks were started, but the job plans {planned}"
+            " (numNodes x nprocPerNode); do not set torchrun's variables in the image or in spec.env"
+        )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.atomic_files import write_json
-from finetune_trainer.distributed.collectives import device_name
+from finetune_trainer.distributed.devices import device_name
 from finetune_trainer.errors import InvalidSpec, first_line
 from finetune_trainer.model.truncated_config import truncate_layers
 

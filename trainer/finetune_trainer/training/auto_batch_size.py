@@ -14,7 +14,8 @@ from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.atomic_files import translate_disk_errors, write_json
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.data.length_stats import select_costliest_items
-from finetune_trainer.distributed.collectives import all_gather_numbers, device_name
+from finetune_trainer.distributed.collectives import all_gather_numbers
+from finetune_trainer.distributed.devices import device_name
 from finetune_trainer.errors import CudaOutOfMemory, TrainerError, first_line
 from finetune_trainer.memory.breakdown import ADAMW_STATES, FRAGMENTATION, MemoryBreakdown
 from finetune_trainer.parallel.presets import describe_parallelism

@@ -27,8 +27,9 @@ from finetune_trainer.data.collator import Collate
 from finetune_trainer.data.epoch_order import RowOrder
 from finetune_trainer.data.load import TrainingData
 from finetune_trainer.data.token_dataset import Features
-from finetune_trainer.distributed.collectives import Ranks, gather_on_rank_zero, run_on_rank_zero, sum_over_ranks
+from finetune_trainer.distributed.collectives import gather_on_rank_zero, run_on_rank_zero, sum_over_ranks
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
+from finetune_trainer.distributed.rank_context import Ranks
 from finetune_trainer.errors import CheckpointCorrupt
 from finetune_trainer.memory.oom_message import build_out_of_memory_error
 from finetune_trainer.metrics.flops import estimate_flops, peak_flops
