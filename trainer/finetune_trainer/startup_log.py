@@ -14,7 +14,7 @@ from finetune_trainer.data.row_filter import RowRules, RowStats
 from finetune_trainer.distributed.devices import device_name
 from finetune_trainer.distributed.rank_context import RankContext
 from finetune_trainer.model.param_groups import ParameterCount, count_parameters
-from finetune_trainer.parallel.presets import describe_parallelism
+from finetune_trainer.parallel.parallelism import describe_parallelism
 from finetune_trainer.training_arguments import DeviceConfig
 from finetune_trainer.training_plan import TrainingPlan
 from finetune_trainer.vision.families import VisionFamily

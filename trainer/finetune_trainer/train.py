@@ -89,7 +89,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     if not spec.training.allow_mixed_hardware:
         check_same_hardware(all_gather_objects(describe_rank_hardware(device)), per_node=context.ranks.local_world_size)
     if spec.deepspeed:
-        from finetune_trainer.parallel.deepspeed_zero import init_deepspeed  # takes seconds to import
+        from finetune_trainer.parallel.deepspeed_engine import init_deepspeed  # takes seconds to import
 
         init_deepspeed()
 

@@ -9,7 +9,8 @@ from transformers import TrainingArguments
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.distributed.rank_context import Ranks
-from finetune_trainer.parallel.presets import deepspeed_config, fsdp_config
+from finetune_trainer.parallel.deepspeed_config import deepspeed_config
+from finetune_trainer.parallel.fsdp import fsdp_config
 from finetune_trainer.training_plan import TrainingPlan
 
 MAX_LOADER_WORKERS = 8  # processes per rank, unless spec.dataset.numWorkers is set

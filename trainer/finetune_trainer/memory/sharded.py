@@ -12,7 +12,7 @@ import torch
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.memory.breakdown import ADAMW_STATES, MemoryPart, ModelStateFootprint, ShardingStrategy
 from finetune_trainer.memory.model_shape import ModelShape
-from finetune_trainer.parallel.presets import deepspeed_config
+from finetune_trainer.parallel.deepspeed_config import deepspeed_config
 
 _FLOAT32_BYTES = 4
 # Defaults of DeepSpeed's runtime/zero/config.py, in elements.

@@ -1,4 +1,6 @@
-"""Workarounds for FSDP2 in accelerate: enable it on CPU, and reshard after a forward pass without backward."""
+"""FSDP2: its config, and workarounds to use it on CPU and to reshard after a forward pass without backward."""
+
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -6,6 +8,21 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, TorchDynamoPlugin
 from torch.distributed.fsdp import FSDPModule
 from transformers import TrainingArguments
+
+from finetune_api.v1alpha1.job import TrainerSpec
+
+
+def fsdp_config(spec: TrainerSpec) -> dict[str, Any] | None:
+    """Return the FSDP2 config for transformers.TrainingArguments, with one FSDP unit per transformer layer."""
+    if spec.fsdp is None:
+        return None
+    return {
+        "version": 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "reshard_after_forward": spec.fsdp.reshard_after_forward,
+        "cpu_offload": spec.fsdp.cpu_offload,
+        "state_dict_type": "FULL_STATE_DICT",
+    }
 
 
 def enable_fsdp_on_cpu(args: TrainingArguments) -> None:

@@ -18,7 +18,7 @@ from finetune_trainer.distributed.collectives import all_gather_numbers
 from finetune_trainer.distributed.devices import device_name
 from finetune_trainer.errors import CudaOutOfMemory, TrainerError, first_line
 from finetune_trainer.memory.breakdown import ADAMW_STATES, FRAGMENTATION, MemoryBreakdown
-from finetune_trainer.parallel.presets import describe_parallelism
+from finetune_trainer.parallel.parallelism import describe_parallelism
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.preflight import run_forward_and_backward
 from finetune_trainer.units import GIB

@@ -37,17 +37,16 @@ from finetune_trainer.metrics.monitor import Monitor
 from finetune_trainer.metrics.throughput import ThroughputMeter
 from finetune_trainer.model.lora import TRAINED_ADAPTER
 from finetune_trainer.model.param_groups import build_parameter_groups
-from finetune_trainer.parallel.fsdp import enable_fsdp_on_cpu, reshard
+from finetune_trainer.parallel.fsdp import enable_fsdp_on_cpu
 from finetune_trainer.parallel.full_state import (
     READ_ERRORS,
-    FullStateAccess,
-    TensorStateAccess,
     extract_weights,
     gather_state,
     restore_state,
     trained_parameters,
     write_state,
 )
+from finetune_trainer.parallel.state_access import build_state_access
 from finetune_trainer.training.early_stopping import EvaluationPolicy
 from finetune_trainer.training_plan import TrainingPlan
 from finetune_trainer.vision.families import VisionFamily
@@ -262,7 +261,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         self.inputs.heartbeat.enter_phase(contract.SAVE)
         self.store_flos()
         random_states = gather_on_rank_zero(random_state())
-        full_state = gather_state(self.model, self._state_access(), keep=self.inputs.ranks.is_first)
+        full_state = gather_state(self.model, build_state_access(self), keep=self.inputs.ranks.is_first)
         step, world_size = self.state.global_step, self.inputs.ranks.world_size
         policy = self.evaluation_policy
         best_step = policy.find_best_step(self.state.log_history) if policy else None
@@ -281,18 +280,9 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         self.inputs.heartbeat.record_checkpoint(name)
         self.inputs.heartbeat.enter_phase(contract.TRAIN)
 
-    def _state_access(self) -> FullStateAccess:
-        """Return the access to full weights and moments that fits the sharding of this run."""
-        if self.is_deepspeed_enabled:
-            from finetune_trainer.parallel.deepspeed_zero import ZeroStateAccess  # takes seconds to import
-
-            return ZeroStateAccess(self.model_wrapped)
-        reshard(self.model)
-        return TensorStateAccess(self.optimizer)
-
     def gather_full_weights(self) -> dict[str, torch.Tensor]:
         """Return the full weights of the result by name on rank 0, an empty dict elsewhere; a collective."""
-        access = self._state_access()
+        access = build_state_access(self)
         is_peft = hasattr(self.model, "peft_config")
         parameters = trained_parameters(self.model) if is_peft else self.model.named_parameters()
         full_weights = ((name, access.weight(parameter)) for name, parameter in parameters)
@@ -311,7 +301,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
 
     def _restore(self, checkpoint: Path) -> None:
         try:
-            restore_state(self.model, self._state_access(), checkpoint, step=checkpoint_step(checkpoint))
+            restore_state(self.model, build_state_access(self), checkpoint, step=checkpoint_step(checkpoint))
             scheduler = torch.load(checkpoint / "scheduler.pt", weights_only=True)
             self.lr_scheduler.load_state_dict(scheduler)
             for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):

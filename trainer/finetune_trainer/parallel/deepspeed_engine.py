@@ -1,4 +1,7 @@
-"""Read and write full tensors of a DeepSpeed ZeRO engine, which keeps float32 master weights of 16-bit parameters."""
+"""Initialize DeepSpeed, and read and write full tensors of its ZeRO engine.
+
+The engine keeps float32 master weights of 16-bit parameters.
+"""
 
 from collections.abc import Mapping
 from typing import Any

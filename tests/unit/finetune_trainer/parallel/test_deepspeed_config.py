@@ -1,20 +1,14 @@
-"""Test the configs for DeepSpeed and FSDP, and the validation of raw DeepSpeed configs."""
+"""The DeepSpeed presets, and the validation of raw DeepSpeed configs."""
 
 from typing import Any
 
 import pytest
 
-from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.parallelism import Deepspeed
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.parallel.presets import deepspeed_config, describe_parallelism, fsdp_config, zero_stage
-from testing.builders.jobs import spec as build_spec
+from finetune_trainer.parallel.deepspeed_config import deepspeed_config, zero_stage
 
 PRESETS = ("zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
-
-
-def spec(**fields: Any) -> TrainerSpec:
-    return TrainerSpec.model_validate(build_spec(**fields))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -70,17 +64,3 @@ def test_the_error_for_a_conflicting_option_names_the_field_of_the_spec(
 def test_a_config_without_a_sharding_stage_is_rejected(config: dict[str, Any]) -> None:
     with pytest.raises(InvalidSpec, match=r"zero_optimization\.stage: expected 1, 2 or 3"):
         deepspeed_config(Deepspeed(config=config))
-
-
-def test_the_log_names_the_backend_and_the_preset() -> None:
-    assert describe_parallelism(spec()) == "ddp"
-    assert describe_parallelism(spec(fsdp={})) == "fsdp2"
-    assert describe_parallelism(spec(deepspeed={"preset": "zero3"})) == "deepspeed zero3"
-
-
-def test_the_fsdp_config_selects_version_2() -> None:
-    config = fsdp_config(spec(fsdp={"reshardAfterForward": False}))
-
-    assert config is not None
-    assert (config["version"], config["reshard_after_forward"], config["cpu_offload"]) == (2, False, False)
-    assert fsdp_config(spec()) is None

@@ -1,8 +1,7 @@
-"""Configs for DeepSpeed and FSDP: DeepSpeed's presets, and validation of its raw configs."""
+"""The DeepSpeed config of a job: the presets, and validation of raw configs."""
 
 from typing import Any
 
-from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.parallelism import Deepspeed
 from finetune_trainer.errors import InvalidSpec
 
@@ -82,26 +81,6 @@ def zero_stage(config: Config) -> object:
     """Return the ZeRO stage of a DeepSpeed config, or None if it has none; the value is not validated."""
     section = config.get("zero_optimization")
     return section.get("stage") if isinstance(section, dict) else None
-
-
-def fsdp_config(spec: TrainerSpec) -> Config | None:
-    """Return the FSDP2 config for transformers.TrainingArguments, with one FSDP unit per transformer layer."""
-    if spec.fsdp is None:
-        return None
-    return {
-        "version": 2,
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "reshard_after_forward": spec.fsdp.reshard_after_forward,
-        "cpu_offload": spec.fsdp.cpu_offload,
-        "state_dict_type": "FULL_STATE_DICT",
-    }
-
-
-def describe_parallelism(spec: TrainerSpec) -> str:
-    """Return ddp, fsdp2 or deepspeed with its preset, for the log."""
-    if spec.deepspeed is not None:
-        return f"deepspeed {spec.deepspeed.preset or 'with a custom config'}"
-    return "fsdp2" if spec.fsdp is not None else "ddp"
 
 
 def _is_auto(value: object) -> bool:

@@ -1,0 +1,19 @@
+"""The FSDP config of a spec."""
+
+from typing import Any
+
+from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_trainer.parallel.fsdp import fsdp_config
+from testing.builders.jobs import spec as build_spec
+
+
+def spec(**fields: Any) -> TrainerSpec:
+    return TrainerSpec.model_validate(build_spec(**fields))
+
+
+def test_the_fsdp_config_selects_version_2() -> None:
+    config = fsdp_config(spec(fsdp={"reshardAfterForward": False}))
+
+    assert config is not None
+    assert (config["version"], config["reshard_after_forward"], config["cpu_offload"]) == (2, False, False)
+    assert fsdp_config(spec()) is None

@@ -1,0 +1,17 @@
+"""The name of the parallelism of a spec."""
+
+from typing import Any
+
+from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_trainer.parallel.parallelism import describe_parallelism
+from testing.builders.jobs import spec as build_spec
+
+
+def spec(**fields: Any) -> TrainerSpec:
+    return TrainerSpec.model_validate(build_spec(**fields))
+
+
+def test_the_log_names_the_backend_and_the_preset() -> None:
+    assert describe_parallelism(spec()) == "ddp"
+    assert describe_parallelism(spec(fsdp={})) == "fsdp2"
+    assert describe_parallelism(spec(deepspeed={"preset": "zero3"})) == "deepspeed zero3"
