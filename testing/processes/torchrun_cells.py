@@ -44,7 +44,7 @@ from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
 from finetune_trainer.distributed.rank_context import RankContext
 from finetune_trainer.errors import MixedHardware, NonFiniteLoss
 from finetune_trainer.methods.sft import SftTrainer
-from finetune_trainer.metrics.cross_rank import LOGGED_METRICS
+from finetune_trainer.metrics.throughput import LOGGED_METRICS
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from testing.models.allocation_tracker import AllocationCallback, AllocationTracker
 

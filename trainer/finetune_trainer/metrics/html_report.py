@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from finetune_trainer.metrics.cross_rank import CrossRankSummary
 from finetune_trainer.metrics.svg_charts import Line, draw_bars, draw_lines
+from finetune_trainer.metrics.throughput import CrossRankSummary
 from finetune_trainer.units import GIB
 
 FILE_NAME = "report.html"

@@ -6,8 +6,9 @@ from statistics import fmean
 import torch
 
 from finetune_trainer.distributed.collectives import all_gather_numbers
-from finetune_trainer.metrics.cross_rank import CrossRankSummary, SlowRank, find_slow_rank, summarise_ranks
-from finetune_trainer.metrics.throughput import MeasuredInterval, ThroughputMeter
+from finetune_trainer.metrics.slow_rank import SlowRank, find_slow_rank
+from finetune_trainer.metrics.step_meter import MeasuredInterval, StepMeter
+from finetune_trainer.metrics.throughput import CrossRankSummary, summarise_ranks
 
 _SLOW_RANK_WINDOW = 20  # log lines to average over, so that one long sample does not make a rank slow
 
@@ -15,7 +16,7 @@ _SLOW_RANK_WINDOW = 20  # log lines to average over, so that one long sample doe
 class Monitor:
     """Gathers the measurements of all ranks, in one collective per log line and none in between."""
 
-    def __init__(self, meter: ThroughputMeter, *, device: torch.device, peak_flops: float | None) -> None:
+    def __init__(self, meter: StepMeter, *, device: torch.device, peak_flops: float | None) -> None:
         """peak_flops: of one GPU, per second; None if unknown."""
         self.meter = meter
         self.latest: CrossRankSummary | None = None

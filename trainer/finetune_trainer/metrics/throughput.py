@@ -1,142 +1,77 @@
-"""Measurements of one rank between two log lines: time, samples, tokens, FLOPs and peak memory."""
+"""Throughput of all ranks: seconds per step, tokens and samples per second, MFU and the share of data wait."""
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
-import torch
+from finetune_trainer.metrics.memory_peaks import MemoryPeaks, find_memory_peaks
+from finetune_trainer.metrics.step_meter import MeasuredInterval
+from finetune_trainer.units import GIB
 
-from finetune_trainer.distributed.heartbeat_writer import peak_memory_bytes
-from finetune_trainer.metrics.flops import FlopsEstimate, MicroBatchCounts
-
-
-class MeasuredInterval(NamedTuple):
-    """The measurements of one rank; only floats, so that one small tensor carries them to the other ranks."""
-
-    steps: float = 0
-    seconds: float = 0
-    data_wait_seconds: float = 0  # waiting for the next batch
-    loss_seconds: float = 0  # in forward passes, which contain no collective unless the model is sharded
-    samples: float = 0
-    tokens: float = 0
-    flops: float = 0
-    peak_bytes: float = 0  # since the process started
-    reserved_bytes: float = 0  # most that torch's allocator has reserved since the process started; 0 on CPU
-    peak_step: float = 0  # step in which the peak was reached
-    peak_longest_sequence: float = 0  # in that step, in tokens
-
-    @property
-    def own_step_seconds(self) -> float:
-        """Seconds per step in which this rank does not wait for others: data wait and forward passes."""
-        return (self.data_wait_seconds + self.loss_seconds) / max(self.steps, 1)
+DATA_BOUND_SHARE = 0.20  # a run is data-bound if it spends more than this share of a step waiting for data
 
 
 @dataclass(frozen=True)
-class _Peak:
-    size_bytes: int = 0
-    step: int = 0
-    longest_sequence: int = 0
+class CrossRankSummary:
+    """One interval of all ranks. The first fields have the names that the log and status.progress use."""
+
+    step_seconds: float
+    tokens_per_second: float
+    samples_per_second: float
+    mfu: float | None
+    data_wait_share: float  # of the rank that waited most, as a step takes as long as on its slowest rank
+    own_step_seconds: tuple[float, ...]  # by rank, see MeasuredInterval.own_step_seconds
+    peak_bytes: tuple[int, ...]  # by rank
+    memory: MemoryPeaks
+
+    def as_log(self) -> dict[str, float]:
+        """Return the values for trainer_state.json and the trackers, by name."""
+        values = {
+            "step_seconds": self.step_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "samples_per_second": self.samples_per_second,
+            "mfu": self.mfu,
+            "data_wait_share": self.data_wait_share,
+            "peak_memory_gib": self.memory.highest_bytes / GIB,
+        }
+        return {name: _round(value) for name, value in values.items() if value is not None}
 
 
-class ThroughputMeter:
-    """Measures each step from its first batch to its end; evaluation and checkpoints are not measured."""
-
-    def __init__(self, flops: FlopsEstimate, *, sequences: int, on_gpu: bool) -> None:
-        """sequences: per sample, 2 for preferences."""
-        self._flops = flops
-        self._sequences = sequences
-        self._loss_stopwatch = _GpuStopwatch() if on_gpu else _Stopwatch()
-        self._on_gpu = on_gpu
-        self._step_started_at = 0.0
-        self._interval = MeasuredInterval()
-        self._longest_sequence = 0
-        self._peak = _Peak()
-
-    @contextmanager
-    def waiting_for_data(self) -> Iterator[None]:
-        """Measure the block as waiting for data; it starts a step."""
-        self._step_started_at = time.perf_counter()
-        yield
-        waited = time.perf_counter() - self._step_started_at
-        self._interval = self._interval._replace(data_wait_seconds=self._interval.data_wait_seconds + waited)
-
-    @contextmanager
-    def computing_loss(self) -> Iterator[None]:
-        """Measure the block as computation of the loss."""
-        self._loss_stopwatch.start()
-        yield
-        self._loss_stopwatch.stop()
-
-    def add_micro_batches(self, batches: Sequence[dict[str, torch.Tensor]]) -> None:
-        """Count the samples, tokens and FLOPs of the micro-batches of a step."""
-        counts = [MicroBatchCounts.from_batch(batch, sequences=self._sequences) for batch in batches]
-        interval, tokens = self._interval, sum(count.tokens for count in counts)
-        attention_pairs = sum(count.attention_pairs for count in counts)
-        self._interval = interval._replace(
-            samples=interval.samples + sum(count.samples for count in counts),
-            tokens=interval.tokens + tokens,
-            flops=interval.flops + self._flops.total(tokens=tokens, attention_pairs=attention_pairs),
-        )
-        self._longest_sequence = max(count.longest_sequence for count in counts)
-
-    def end_step(self, step: int) -> None:
-        """Add the time of the step, and remember the step if it raised the memory peak."""
-        interval, peak_bytes = self._interval, peak_memory_bytes()
-        seconds = interval.seconds + time.perf_counter() - self._step_started_at
-        self._interval = interval._replace(steps=interval.steps + 1, seconds=seconds)
-        if peak_bytes > self._peak.size_bytes:
-            self._peak = _Peak(peak_bytes, step, self._longest_sequence)
-
-    def collect(self) -> MeasuredInterval:
-        """Return the measurements since the last call and start a new interval; memory peaks are never reset."""
-        interval = self._interval._replace(
-            loss_seconds=self._loss_stopwatch.collect(),
-            peak_bytes=self._peak.size_bytes,
-            reserved_bytes=torch.cuda.max_memory_reserved() if self._on_gpu else 0,
-            peak_step=self._peak.step,
-            peak_longest_sequence=self._peak.longest_sequence,
-        )
-        self._interval = MeasuredInterval()
-        return interval
+LOGGED_METRICS = (
+    "step_seconds",
+    "tokens_per_second",
+    "samples_per_second",
+    "mfu",
+    "data_wait_share",
+    "peak_memory_gib",
+)
 
 
-class _Stopwatch:
-    def __init__(self) -> None:
-        self._started_at = 0.0
-        self._seconds = 0.0
+def summarise_ranks(intervals: Sequence[MeasuredInterval], *, peak_flops: float | None) -> CrossRankSummary:
+    """Combine the intervals of all ranks, in rank order and of the same steps.
 
-    def start(self) -> None:
-        self._started_at = time.perf_counter()
+    peak_flops: of one GPU, per second; None leaves MFU out.
+    """
+    seconds = max(max(interval.seconds for interval in intervals), 1e-9)
+    flops = sum(interval.flops for interval in intervals)
+    return CrossRankSummary(
+        step_seconds=seconds / max(intervals[0].steps, 1),
+        tokens_per_second=sum(interval.tokens for interval in intervals) / seconds,
+        samples_per_second=sum(interval.samples for interval in intervals) / seconds,
+        mfu=flops / (seconds * peak_flops * len(intervals)) if peak_flops else None,
+        data_wait_share=max(interval.data_wait_seconds / max(interval.seconds, 1e-9) for interval in intervals),
+        own_step_seconds=tuple(interval.own_step_seconds for interval in intervals),
+        peak_bytes=tuple(int(interval.peak_bytes) for interval in intervals),
+        memory=find_memory_peaks(intervals),
+    )
 
-    def stop(self) -> None:
-        self._seconds += time.perf_counter() - self._started_at
 
-    def collect(self) -> float:
-        """Return the measured seconds and start again from zero."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
+def describe_speed(summary: CrossRankSummary) -> dict[str, Any]:
+    """Return the speed of all ranks as fields of TrainingProgress; None where unknown."""
+    names = ("tokens_per_second", "samples_per_second", "step_seconds", "mfu", "data_wait_share")
+    return {name: summary.as_log().get(name) for name in names}
 
 
-class _GpuStopwatch(_Stopwatch):
-    """Measures GPU time with CUDA events; synchronizes with the GPU only in `collect`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-
-    def start(self) -> None:
-        pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
-        pair[0].record()
-        self._events.append(pair)
-
-    def stop(self) -> None:
-        self._events[-1][1].record()
-
-    def collect(self) -> float:
-        if self._events:
-            self._events[-1][1].synchronize()
-        milliseconds: float = sum(start.elapsed_time(end) for start, end in self._events)
-        self._events.clear()
-        return milliseconds / 1000
+def _round(value: float) -> float:
+    """Round to six significant digits, more than the measurements are accurate to."""
+    return float(f"{value:.6g}")

@@ -34,7 +34,7 @@ from finetune_trainer.errors import CheckpointCorrupt
 from finetune_trainer.memory.oom_message import build_out_of_memory_error
 from finetune_trainer.metrics.flops import estimate_flops, peak_flops
 from finetune_trainer.metrics.monitor import Monitor
-from finetune_trainer.metrics.throughput import ThroughputMeter
+from finetune_trainer.metrics.step_meter import StepMeter
 from finetune_trainer.model.lora import TRAINED_ADAPTER
 from finetune_trainer.model.param_groups import build_parameter_groups
 from finetune_trainer.parallel.fsdp import enable_fsdp_on_cpu
@@ -112,7 +112,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         on_gpu = device.type == "cuda"
         dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else torch.float32
         flops = estimate_flops(self.inputs.model, has_reference=is_dpo)
-        meter = ThroughputMeter(flops, sequences=2 if is_dpo else 1, on_gpu=on_gpu)
+        meter = StepMeter(flops, sequences=2 if is_dpo else 1, on_gpu=on_gpu)
         peak = peak_flops(torch.cuda.get_device_name(device), dtype) if on_gpu else None
         return Monitor(meter, device=device, peak_flops=peak)
 

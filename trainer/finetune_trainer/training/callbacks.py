@@ -7,12 +7,12 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from finetune_supervisor import contract
-from finetune_supervisor.messages import PeakMemory, TrainingProgress
 from finetune_trainer.errors import NonFiniteLoss
-from finetune_trainer.metrics.cross_rank import DATA_BOUND_SHARE, CrossRankSummary, MemoryPeaks
+from finetune_trainer.metrics.log_line import format_log_line
+from finetune_trainer.metrics.memory_peaks import describe_memory
+from finetune_trainer.metrics.throughput import DATA_BOUND_SHARE, CrossRankSummary, describe_speed
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.early_stopping import EvaluationPolicy, EvaluationStatus
-from finetune_trainer.units import GIB
 
 _STEPS_BEFORE_WARNING = 3
 
@@ -173,48 +173,3 @@ def format_evaluation_line(state: TrainerState, status: EvaluationStatus, policy
         f"{status.without_improvement} of {limit} evaluations without improvement" if limit else "",
     ]
     return "  ".join(part for part in parts if part)
-
-
-def describe_speed(summary: CrossRankSummary) -> dict[str, Any]:
-    """Return the speed of all ranks as fields of TrainingProgress."""
-    names = ("tokens_per_second", "samples_per_second", "step_seconds", "mfu", "data_wait_share")
-    return {name: summary.as_log().get(name) for name in names}
-
-
-def describe_memory(peaks: MemoryPeaks, *, forecast_bytes: int | None) -> PeakMemory:
-    """Return the memory peaks of all ranks beside the forecast."""
-    return PeakMemory(
-        forecast=forecast_bytes,
-        peak_highest=peaks.highest_bytes,
-        peak_highest_rank=peaks.highest_rank,
-        peak_lowest=peaks.lowest_bytes,
-        peak_lowest_rank=peaks.lowest_rank,
-        reserved=peaks.reserved_bytes or None,
-        cause=f"step {peaks.step}, longest sequence {peaks.longest_sequence} tokens",
-    )
-
-
-def format_log_line(progress: TrainingProgress, logs: dict[str, float]) -> str:
-    """Format one line of the log: loss and gradient, then speed and memory, then the metrics of the method."""
-    parts = [
-        f"step {progress.step}/{progress.total_steps}",
-        f"loss {logs['loss']:.4f}",
-        f"grad_norm {logs.get('grad_norm', 0.0):.4f}",
-        f"lr {logs.get('learning_rate', 0.0):.3e}",
-        f"{progress.step_seconds or 0:.3g} s/step",
-        f"tokens/s {progress.tokens_per_second or 0:.0f}",
-        f"samples/s {progress.samples_per_second or 0:.3g}",
-        f"mfu {progress.mfu:.1%}" if progress.mfu is not None else "",
-        f"data {progress.data_wait_share or 0:.0%}",
-        f"memory {progress.memory.peak_highest / GIB:.2f} GiB" if progress.memory else "",
-        f"slowest {progress.slow_rank}" if progress.slow_rank else "",
-        f"eta {_format_duration(progress.eta_seconds or 0)}",
-        *(f"{name} {value:.4f}" for name, value in logs.items() if "/" in name),
-    ]
-    return "  ".join(part for part in parts if part)
-
-
-def _format_duration(seconds: int) -> str:
-    minutes, seconds = divmod(seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes:02d}:{seconds:02d}"

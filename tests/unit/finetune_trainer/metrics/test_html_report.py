@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from finetune_trainer.metrics.cross_rank import summarise_ranks
 from finetune_trainer.metrics.html_report import ReportData, render_report, write_report
+from finetune_trainer.metrics.step_meter import MeasuredInterval
 from finetune_trainer.metrics.svg_charts import Line, draw_bars, draw_lines
-from finetune_trainer.metrics.throughput import MeasuredInterval
+from finetune_trainer.metrics.throughput import summarise_ranks
 
 GIB = 2**30
 STEPS = 30

@@ -1,0 +1,33 @@
+"""Which rank is reported as slow."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finetune_trainer.metrics.slow_rank import find_slow_rank
+
+
+@pytest.mark.parametrize(
+    ("own_step_seconds", "slow"),
+    [
+        pytest.param((1.0, 1.05, 1.0, 1.0), None, id="within 10 percent"),
+        pytest.param((1.0, 1.0, 1.3, 1.1), (2, 0.3), id="one of four slow"),
+        pytest.param((1.0, 1.2), (1, 0.2), id="one of two slow"),
+        pytest.param((1.0,), None, id="one rank"),
+        pytest.param((0.0, 0.0), None, id="no time measured"),
+    ],
+)
+def test_a_rank_is_slow_if_it_exceeds_the_median_by_a_tenth(
+    own_step_seconds: tuple[float, ...], slow: tuple[int, float] | None
+) -> None:
+    slow_rank = find_slow_rank(own_step_seconds)
+
+    assert (slow_rank and (slow_rank.rank, round(slow_rank.excess, 6))) == slow
+
+
+@given(st.lists(st.floats(min_value=1e-4, max_value=1e4), min_size=1, max_size=64))
+def test_a_slow_rank_is_slower_than_half_of_the_ranks(own_step_seconds: list[float]) -> None:
+    slow = find_slow_rank(own_step_seconds)
+
+    half = len(own_step_seconds) / 2
+    assert slow is None or sum(own_step_seconds[slow.rank] > 1.1 * each for each in own_step_seconds) >= half

@@ -1,0 +1,34 @@
+"""Measurements of one rank between two log lines."""
+
+import time
+
+import pytest
+import torch
+
+from finetune_trainer.data.token_dataset import IGNORE_INDEX
+from finetune_trainer.metrics.flops import FlopsEstimate
+from finetune_trainer.metrics.step_meter import StepMeter
+
+
+def test_a_meter_measures_the_steps_since_the_last_collect() -> None:
+    meter = StepMeter(FlopsEstimate(per_token=10, per_attention_pair=1), sequences=1, on_gpu=False)
+    batch = {"attention_mask": torch.tensor([[1, 1, 0]]), "labels": torch.tensor([[1, 1, IGNORE_INDEX]])}
+
+    for step in (1, 2):
+        with meter.waiting_for_data():
+            time.sleep(0.02)
+        meter.add_micro_batches([batch, batch])
+        with meter.computing_loss():
+            time.sleep(0.01)
+        meter.end_step(step)
+    measured = meter.collect()
+
+    assert (measured.steps, measured.samples, measured.tokens) == (2, 4, 8)
+    assert measured.flops == 8 * 10 + 4 * 3
+    assert 0.04 <= measured.data_wait_seconds < measured.seconds
+    assert measured.loss_seconds >= 0.02
+    assert measured.own_step_seconds == pytest.approx((measured.data_wait_seconds + measured.loss_seconds) / 2)
+    assert measured.peak_bytes > 1_000_000
+    assert measured.peak_longest_sequence == 2
+    assert meter.collect().steps == 0
+    assert meter.collect().peak_bytes == measured.peak_bytes  # peaks are not reset

@@ -1,0 +1,35 @@
+"""From the measurements of single ranks to the throughput of all ranks."""
+
+import pytest
+
+from finetune_trainer.metrics.step_meter import MeasuredInterval
+from finetune_trainer.metrics.throughput import LOGGED_METRICS, summarise_ranks
+
+GIB = 2**30
+
+
+def interval(**fields: float) -> MeasuredInterval:
+    default = MeasuredInterval(
+        steps=4, seconds=8, data_wait_seconds=0.4, loss_seconds=2, samples=32, tokens=4000, flops=8e12, peak_bytes=GIB
+    )
+    return default._replace(**fields)
+
+
+def test_throughput_is_the_sum_over_all_ranks() -> None:
+    summary = summarise_ranks([interval(), interval(tokens=2000, samples=16)], peak_flops=1e12)
+
+    assert summary.step_seconds == 2
+    assert (summary.tokens_per_second, summary.samples_per_second) == (750, 6)
+    assert summary.mfu == pytest.approx(16e12 / (8 * 1e12 * 2))
+
+
+def test_the_data_wait_share_is_that_of_the_rank_that_waits_most() -> None:
+    summary = summarise_ranks([interval(), interval(data_wait_seconds=3)], peak_flops=None)
+
+    assert summary.data_wait_share == pytest.approx(3 / 8)
+
+
+def test_mfu_is_not_logged_if_the_peak_flops_are_unknown() -> None:
+    logged = summarise_ranks([interval()], peak_flops=None).as_log()
+
+    assert sorted(logged) == sorted(set(LOGGED_METRICS) - {"mfu"})

@@ -1,0 +1,142 @@
+"""Measurements of one rank between two log lines: time, samples, tokens, FLOPs and peak memory."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from finetune_trainer.distributed.heartbeat_writer import peak_memory_bytes
+from finetune_trainer.metrics.flops import FlopsEstimate, MicroBatchCounts
+
+
+class MeasuredInterval(NamedTuple):
+    """The measurements of one rank; only floats, so that one small tensor carries them to the other ranks."""
+
+    steps: float = 0
+    seconds: float = 0
+    data_wait_seconds: float = 0  # waiting for the next batch
+    loss_seconds: float = 0  # in forward passes, which contain no collective unless the model is sharded
+    samples: float = 0
+    tokens: float = 0
+    flops: float = 0
+    peak_bytes: float = 0  # since the process started
+    reserved_bytes: float = 0  # most that torch's allocator has reserved since the process started; 0 on CPU
+    peak_step: float = 0  # step in which the peak was reached
+    peak_longest_sequence: float = 0  # in that step, in tokens
+
+    @property
+    def own_step_seconds(self) -> float:
+        """Seconds per step in which this rank does not wait for others: data wait and forward passes."""
+        return (self.data_wait_seconds + self.loss_seconds) / max(self.steps, 1)
+
+
+@dataclass(frozen=True)
+class _Peak:
+    size_bytes: int = 0
+    step: int = 0
+    longest_sequence: int = 0
+
+
+class StepMeter:
+    """Measures each step from its first batch to its end; evaluation and checkpoints are not measured."""
+
+    def __init__(self, flops: FlopsEstimate, *, sequences: int, on_gpu: bool) -> None:
+        """sequences: per sample, 2 for preferences."""
+        self._flops = flops
+        self._sequences = sequences
+        self._loss_stopwatch = _GpuStopwatch() if on_gpu else _Stopwatch()
+        self._on_gpu = on_gpu
+        self._step_started_at = 0.0
+        self._interval = MeasuredInterval()
+        self._longest_sequence = 0
+        self._peak = _Peak()
+
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        """Measure the block as waiting for data; it starts a step."""
+        self._step_started_at = time.perf_counter()
+        yield
+        waited = time.perf_counter() - self._step_started_at
+        self._interval = self._interval._replace(data_wait_seconds=self._interval.data_wait_seconds + waited)
+
+    @contextmanager
+    def computing_loss(self) -> Iterator[None]:
+        """Measure the block as computation of the loss."""
+        self._loss_stopwatch.start()
+        yield
+        self._loss_stopwatch.stop()
+
+    def add_micro_batches(self, batches: Sequence[dict[str, torch.Tensor]]) -> None:
+        """Count the samples, tokens and FLOPs of the micro-batches of a step."""
+        counts = [MicroBatchCounts.from_batch(batch, sequences=self._sequences) for batch in batches]
+        interval, tokens = self._interval, sum(count.tokens for count in counts)
+        attention_pairs = sum(count.attention_pairs for count in counts)
+        self._interval = interval._replace(
+            samples=interval.samples + sum(count.samples for count in counts),
+            tokens=interval.tokens + tokens,
+            flops=interval.flops + self._flops.total(tokens=tokens, attention_pairs=attention_pairs),
+        )
+        self._longest_sequence = max(count.longest_sequence for count in counts)
+
+    def end_step(self, step: int) -> None:
+        """Add the time of the step, and remember the step if it raised the memory peak."""
+        interval, peak_bytes = self._interval, peak_memory_bytes()
+        seconds = interval.seconds + time.perf_counter() - self._step_started_at
+        self._interval = interval._replace(steps=interval.steps + 1, seconds=seconds)
+        if peak_bytes > self._peak.size_bytes:
+            self._peak = _Peak(peak_bytes, step, self._longest_sequence)
+
+    def collect(self) -> MeasuredInterval:
+        """Return the measurements since the last call and start a new interval; memory peaks are never reset."""
+        interval = self._interval._replace(
+            loss_seconds=self._loss_stopwatch.collect(),
+            peak_bytes=self._peak.size_bytes,
+            reserved_bytes=torch.cuda.max_memory_reserved() if self._on_gpu else 0,
+            peak_step=self._peak.step,
+            peak_longest_sequence=self._peak.longest_sequence,
+        )
+        self._interval = MeasuredInterval()
+        return interval
+
+
+class _Stopwatch:
+    def __init__(self) -> None:
+        self._started_at = 0.0
+        self._seconds = 0.0
+
+    def start(self) -> None:
+        self._started_at = time.perf_counter()
+
+    def stop(self) -> None:
+        self._seconds += time.perf_counter() - self._started_at
+
+    def collect(self) -> float:
+        """Return the measured seconds and start again from zero."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
+class _GpuStopwatch(_Stopwatch):
+    """Measures GPU time with CUDA events; synchronizes with the GPU only in `collect`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def start(self) -> None:
+        pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        pair[0].record()
+        self._events.append(pair)
+
+    def stop(self) -> None:
+        self._events[-1][1].record()
+
+    def collect(self) -> float:
+        if self._events:
+            self._events[-1][1].synchronize()
+        milliseconds: float = sum(start.elapsed_time(end) for start, end in self._events)
+        self._events.clear()
+        return milliseconds / 1000
