@@ -32,14 +32,12 @@ from finetune_trainer.training.auto_batch_size import (
     choose_by_forecast,
     choose_by_trial,
 )
-from finetune_trainer.training.base_trainer import GlobalMeanTrainer, TrainerInputs
-from finetune_trainer.training.callbacks import (
-    BestEvaluationCallback,
-    NonFiniteLossCallback,
-    ProgressCallback,
-    StopRequestCallback,
-)
+from finetune_trainer.training.base_trainer import GlobalMeanTrainer
+from finetune_trainer.training.early_stopping import BestEvaluationCallback
 from finetune_trainer.training.preflight import PreflightCallback
+from finetune_trainer.training.progress_callback import ProgressCallback
+from finetune_trainer.training.stop_callbacks import NonFiniteLossCallback, StopRequestCallback
+from finetune_trainer.training.trainer_inputs import TrainerInputs
 from finetune_trainer.training_arguments import DeviceConfig, build_training_arguments, choose_loader_workers
 from finetune_trainer.training_plan import TrainingPlan
 from finetune_trainer.vision.freeze import trains_vision
@@ -155,8 +153,8 @@ def build_trainer(inputs: TrainerInputs) -> GlobalMeanTrainer:
     trainer.add_callback(NonFiniteLossCallback(trainer))
     trainer.add_callback(StopRequestCallback(trainer))
     trainer.add_callback(ProgressCallback(trainer, prints=inputs.ranks.is_first))
-    if trainer.evaluation_policy:
-        trainer.add_callback(BestEvaluationCallback(trainer, trainer.evaluation_policy))
+    if policy := trainer.evaluation_policy:
+        trainer.add_callback(BestEvaluationCallback(policy, inputs.heartbeat, prints=inputs.ranks.is_first))
     return trainer
 
 

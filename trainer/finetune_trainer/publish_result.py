@@ -10,7 +10,9 @@ from finetune_trainer.hubs import upload
 from finetune_trainer.metrics.html_report import ReportData, write_report
 from finetune_trainer.model.load import Pretrained
 from finetune_trainer.model.merge import write_merged
-from finetune_trainer.parallel.full_state import read_weights
+from finetune_trainer.model.save import save_weights
+from finetune_trainer.parallel.full_state import gather_weights, read_weights
+from finetune_trainer.parallel.state_access import build_state_access
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.early_stopping import TrainingOutcome, determine_outcome
 from finetune_trainer.vision.save_processor import save_processor
@@ -21,7 +23,8 @@ _REPORTED_FIELDS = {"model", "dataset", "sft", "dpo", "lora", "training", "num_n
 def publish_result(trainer: GlobalMeanTrainer, output: OutputFolder, pretrained: Pretrained, *, title: str) -> None:
     """Publish the adapter or the full model to the output, and to the Hub if requested; every rank calls it."""
     trainer.inputs.heartbeat.enter_phase(contract.PUBLISH)
-    weights, lora = trainer.gather_full_weights(), trainer.inputs.plan.spec.lora
+    weights = gather_weights(trainer.model, build_state_access(trainer), keep=trainer.inputs.ranks.is_first)
+    lora = trainer.inputs.plan.spec.lora
     outcome = run_on_rank_zero(lambda: report_outcome(trainer))
     if outcome:
         trainer.inputs.heartbeat.record_outcome(outcome.message, stopped_early=outcome.stopped_early)
@@ -30,7 +33,8 @@ def publish_result(trainer: GlobalMeanTrainer, output: OutputFolder, pretrained:
         if outcome and outcome.checkpoint:
             weights.update(read_weights(outcome.checkpoint))
         # Full fine-tuning trains float32 weights; publish them in the dtype of the base model.
-        trainer.save_result(weights if lora else {n: w.to(pretrained.dtype) for n, w in weights.items()}, folder)
+        published = weights if lora else {name: weight.to(pretrained.dtype) for name, weight in weights.items()}
+        save_weights(trainer.model, published, folder)
         pretrained.tokenizer.save_pretrained(folder)
         if pretrained.vision:
             save_processor(pretrained.vision, pretrained.name, folder)

@@ -1,1 +1,1 @@
-"""Write, prune and read checkpoints, and manage the ownership of the output folder."""
+"""Write, prune and read checkpoints, save random states, and manage the ownership of the output folder."""

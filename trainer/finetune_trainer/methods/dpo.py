@@ -11,8 +11,9 @@ from finetune_api.v1alpha1.methods import Dpo
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
 from finetune_trainer.model.lora import REFERENCE_ADAPTER, TRAINED_ADAPTER
 from finetune_trainer.parallel.reference_model import prepare_reference_model
-from finetune_trainer.training.base_trainer import GlobalMeanTrainer, TrainerInputs
+from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.token_losses import compute_logits, compute_target_losses
+from finetune_trainer.training.trainer_inputs import TrainerInputs
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ from collections import deque
 from statistics import fmean
 
 import torch
+from transformers import TrainingArguments
 
 from finetune_trainer.distributed.collectives import all_gather_numbers
+from finetune_trainer.metrics.flops import estimate_flops, peak_flops
 from finetune_trainer.metrics.slow_rank import SlowRank, find_slow_rank
 from finetune_trainer.metrics.step_meter import MeasuredInterval, StepMeter
 from finetune_trainer.metrics.throughput import CrossRankSummary, summarise_ranks
@@ -41,3 +43,12 @@ class Monitor:
     def slow_rank(self) -> SlowRank | None:
         """The slow rank over the last log lines, if there is one."""
         return find_slow_rank(self.own_step_seconds) if self._own_step_seconds else None
+
+
+def build_monitor(model: torch.nn.Module, args: TrainingArguments, *, is_dpo: bool) -> Monitor:
+    """Build the monitor of a run; before the model is wrapped or sharded, which hides the sizes of parameters."""
+    device, on_gpu = args.device, args.device.type == "cuda"
+    dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
+    meter = StepMeter(estimate_flops(model, has_reference=is_dpo), sequences=2 if is_dpo else 1, on_gpu=on_gpu)
+    peak = peak_flops(torch.cuda.get_device_name(device), dtype) if on_gpu else None
+    return Monitor(meter, device=device, peak_flops=peak)

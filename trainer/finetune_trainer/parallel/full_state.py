@@ -78,6 +78,16 @@ def gather_state(model: torch.nn.Module, access: FullStateAccess, *, keep: bool)
     return gathered
 
 
+def gather_weights(model: torch.nn.Module, access: FullStateAccess, *, keep: bool) -> Tensors:
+    """Gather the weights of the result: those of the trained adapter, or all of a model without adapters.
+
+    Ranks without `keep` take part but return nothing.
+    """
+    parameters = trained_parameters(model) if hasattr(model, "peft_config") else model.named_parameters()
+    full_weights = ((name, access.weight(parameter)) for name, parameter in parameters)
+    return {name: weight for name, weight in full_weights if keep}
+
+
 def extract_weights(state: Tensors) -> Tensors:
     """Return the weights by parameter name, without the moments."""
     return {key.removeprefix(f"{_WEIGHT}."): tensor for key, tensor in state.items() if key.startswith(f"{_WEIGHT}.")}

@@ -1,1 +1,1 @@
-"""The training loop that all methods share: base trainer, callbacks, preflight, early stopping, auto batch size."""
+"""The training loop that all methods share: losses, evaluation, checkpoints, callbacks, auto batch size."""

@@ -6,12 +6,15 @@ continues to count evaluations without improvement.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
 from finetune_api.v1alpha1.training import EVAL_LOSS, Training
 from finetune_trainer.checkpoint.checkpoints import Checkpoints
+from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
 
 LogHistory = Sequence[Mapping[str, Any]]  # TrainerState.log_history of transformers
 
@@ -91,6 +94,37 @@ class EvaluationPolicy:
         return [Evaluation(entry["step"], entry[self.metric]) for entry in log if self.metric in entry]
 
 
+class BestEvaluationCallback(TrainerCallback):  # type: ignore[misc]
+    """Saves the best model so far and stops early, like EarlyStoppingCallback of transformers.
+
+    Early stopping saves a checkpoint, so that a restarted attempt does not train further.
+    """
+
+    def __init__(self, policy: EvaluationPolicy, heartbeat: HeartbeatWriter, *, prints: bool) -> None:
+        self._policy = policy
+        self._heartbeat = heartbeat
+        self._prints = prints
+
+    def on_train_begin(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
+        self._report_best(self._policy.compute_status(state.log_history))
+
+    def on_evaluate(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        status = self._policy.compute_status(state.log_history)
+        self._report_best(status)
+        if best := status.best:
+            state.best_global_step, state.best_metric = best.step, best.value  # for readers of trainer_state.json
+            control.should_save |= self._policy.publishes_best and best.step == state.global_step
+        if self._policy.stops_early(state.log_history):
+            control.should_save = control.should_training_stop = True
+        if self._prints:
+            print(format_evaluation_line(state, status, self._policy), flush=True)
+
+    def _report_best(self, status: EvaluationStatus) -> None:
+        if best := status.best:
+            progress = replace(self._heartbeat.progress, best_step=best.step, best_metric=best.value)
+            self._heartbeat.update_progress(progress)
+
+
 @dataclass(frozen=True)
 class TrainingOutcome:
     """How training ended, and which weights are published."""
@@ -138,3 +172,14 @@ def describe_stop_criterion(policy: EvaluationPolicy) -> str:
 def format_evaluation_count(count: int) -> str:
     """Return the count with the noun in singular or plural."""
     return f"{count} evaluation{'s' if count != 1 else ''}"
+
+
+def format_evaluation_line(state: TrainerState, status: EvaluationStatus, policy: EvaluationPolicy) -> str:
+    """Format the log line of one evaluation: step, best value, evaluations without improvement."""
+    best, limit = status.best, policy.early_stopping_patience
+    parts = [
+        f"step {state.global_step}/{state.max_steps}",
+        f"best {policy.metric} {best.value:.4f} at step {best.step}" if best else f"no {policy.metric} yet",
+        f"{status.without_improvement} of {limit} evaluations without improvement" if limit else "",
+    ]
+    return "  ".join(part for part in parts if part)

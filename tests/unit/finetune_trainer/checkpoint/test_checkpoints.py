@@ -1,15 +1,12 @@
-"""Test saving, pruning and choosing checkpoints, and restoring random states."""
+"""Test saving, pruning and choosing checkpoints."""
 
 import errno
 import os
-import random
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
-from finetune_trainer.checkpoint.checkpoints import Checkpoints, checkpoint_step, random_state, restore_random_state
+from finetune_trainer.checkpoint.checkpoints import Checkpoints, checkpoint_step
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.errors import CheckpointCorrupt, DiskFull
 from testing.builders.identity import identity
@@ -180,12 +177,3 @@ def test_a_damaged_checkpoint_is_replaced_by_the_next_save_of_its_step(output: O
     assert resume_point.path is not None
     assert checkpoint_step(resume_point.path) == 2
     assert names(output) == ["step-00000001", "step-00000002"]
-
-
-def test_random_generators_continue_from_a_restored_state(tmp_path: Path) -> None:
-    torch.save(random_state(), tmp_path / "state.pt")
-    expected = random.random(), np.random.rand(), torch.rand(1).item()
-
-    restore_random_state(torch.load(tmp_path / "state.pt", weights_only=True))
-
-    assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected

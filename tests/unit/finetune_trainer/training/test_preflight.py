@@ -6,12 +6,14 @@ import numpy as np
 import torch
 
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
+from finetune_trainer.training.loss_averaging import MetricSums
 
 
 def trainer_without_init() -> GlobalMeanTrainer:
     trainer = GlobalMeanTrainer.__new__(GlobalMeanTrainer)
     trainer.model = torch.nn.Linear(2, 1)
-    trainer._metric_sums = {"units": torch.tensor(3.0)}
+    trainer.metric_sums = MetricSums()
+    trainer.accumulate_metrics(torch.tensor(3.0), {})
     return trainer
 
 
@@ -28,5 +30,5 @@ def test_gradients_metrics_and_random_states_are_restored() -> None:
         assert trainer.model.weight.grad is not None
 
     assert draw_random_numbers() == expected
-    assert trainer._metric_sums == {"units": torch.tensor(3.0)}
+    assert trainer.metric_sums._sums == {"units": torch.tensor(3.0)}
     assert all(parameter.grad is None for parameter in trainer.model.parameters())

@@ -1,4 +1,4 @@
-"""Callbacks between steps: report progress, stop on request, stop early and reject a loss that is not finite."""
+"""Reports the progress of training: to the heartbeat after every step, and to the log."""
 
 import time
 from dataclasses import replace
@@ -7,74 +7,12 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from finetune_supervisor import contract
-from finetune_trainer.errors import NonFiniteLoss
 from finetune_trainer.metrics.log_line import format_log_line
 from finetune_trainer.metrics.memory_peaks import describe_memory
 from finetune_trainer.metrics.throughput import DATA_BOUND_SHARE, CrossRankSummary, describe_speed
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
-from finetune_trainer.training.early_stopping import EvaluationPolicy, EvaluationStatus
 
 _STEPS_BEFORE_WARNING = 3
-
-
-class NonFiniteLossCallback(TrainerCallback):  # type: ignore[misc]
-    """Raises NonFiniteLoss before such a step is logged or saved.
-
-    Only the rank with the loss raises: it ends the job, while the others wait in a collective.
-    """
-
-    def __init__(self, trainer: GlobalMeanTrainer) -> None:
-        self._trainer = trainer
-
-    def on_step_end(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
-        if not self._trainer.is_loss_finite():
-            raise NonFiniteLoss(
-                f"the loss is not finite at step {state.global_step}; lower training.learningRate, add"
-                " training.warmupSteps, or look for broken rows"
-            )
-
-
-class StopRequestCallback(TrainerCallback):  # type: ignore[misc]
-    """Saves a checkpoint and stops after the step in which all ranks learned of a stop request."""
-
-    def __init__(self, trainer: GlobalMeanTrainer) -> None:
-        self._trainer = trainer
-
-    def on_step_end(self, _args: TrainingArguments, _state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self._trainer.stop_agreed:
-            control.should_save = True
-            control.should_training_stop = True
-
-
-class BestEvaluationCallback(TrainerCallback):  # type: ignore[misc]
-    """Saves the best model so far and stops early, like EarlyStoppingCallback of transformers.
-
-    Early stopping saves a checkpoint, so that a restarted attempt does not train further.
-    """
-
-    def __init__(self, trainer: GlobalMeanTrainer, policy: EvaluationPolicy) -> None:
-        self._heartbeat = trainer.inputs.heartbeat
-        self._prints = trainer.inputs.ranks.is_first
-        self._policy = policy
-
-    def on_train_begin(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
-        self._report_best(self._policy.compute_status(state.log_history))
-
-    def on_evaluate(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        status = self._policy.compute_status(state.log_history)
-        self._report_best(status)
-        if best := status.best:
-            state.best_global_step, state.best_metric = best.step, best.value  # for readers of trainer_state.json
-            control.should_save |= self._policy.publishes_best and best.step == state.global_step
-        if self._policy.stops_early(state.log_history):
-            control.should_save = control.should_training_stop = True
-        if self._prints:
-            print(format_evaluation_line(state, status, self._policy), flush=True)
-
-    def _report_best(self, status: EvaluationStatus) -> None:
-        if best := status.best:
-            progress = replace(self._heartbeat.progress, best_step=best.step, best_metric=best.value)
-            self._heartbeat.update_progress(progress)
 
 
 class ProgressCallback(TrainerCallback):  # type: ignore[misc]
@@ -162,14 +100,3 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         self._heartbeat.update_progress(replace(self._heartbeat.progress, eval_loss=metrics["eval_loss"]))
         if self._prints:
             print(f"step {state.global_step}/{state.max_steps}  eval_loss {metrics['eval_loss']:.4f}", flush=True)
-
-
-def format_evaluation_line(state: TrainerState, status: EvaluationStatus, policy: EvaluationPolicy) -> str:
-    """Format the log line of one evaluation: step, best value, evaluations without improvement."""
-    best, limit = status.best, policy.early_stopping_patience
-    parts = [
-        f"step {state.global_step}/{state.max_steps}",
-        f"best {policy.metric} {best.value:.4f} at step {best.step}" if best else f"no {policy.metric} yet",
-        f"{status.without_improvement} of {limit} evaluations without improvement" if limit else "",
-    ]
-    return "  ".join(part for part in parts if part)

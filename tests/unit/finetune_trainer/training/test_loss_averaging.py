@@ -1,0 +1,42 @@
+"""Divisors of the loss terms and mean metrics, on one rank."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from finetune_trainer.training.loss_averaging import MetricSums, compute_divisors
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("stop_requested", [False, True])
+def test_a_divisor_is_the_number_of_units_of_a_step_and_never_zero(*, stop_requested: bool) -> None:
+    micro_batches = [(2.0, 0.0), (3.0, 0.0)]
+
+    divisors, stop_agreed = compute_divisors(
+        micro_batches, across_ranks=True, stop_requested=stop_requested, device=CPU
+    )
+
+    assert divisors.tolist() == [5.0, 1.0]
+    assert stop_agreed is stop_requested
+
+
+def test_metrics_are_means_per_unit_since_the_last_call() -> None:
+    metrics = MetricSums()
+    metrics.add(torch.tensor(2), {"rewards/margins": torch.tensor(3.0)})
+    with metrics.set_aside():
+        metrics.add(torch.tensor(1), {"rewards/margins": torch.tensor(100.0)})
+    metrics.add(torch.tensor(2), {"rewards/margins": torch.tensor(5.0)})
+
+    assert metrics.reduce_means() == {"rewards/margins": 2.0}
+    assert metrics.reduce_means() == {}

@@ -1,0 +1,18 @@
+"""Save full weights or adapters in the format of transformers or peft."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from finetune_trainer.model.lora import TRAINED_ADAPTER
+
+
+def save_weights(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    """Save full weights as transformers does, or those of the trained adapter as peft does."""
+    if not hasattr(model, "peft_config"):
+        model.to(next(iter(weights.values())).dtype).save_pretrained(folder, state_dict=weights)
+        return
+    # Without save_embedding_layers=False, peft asks the Hub whether the vocabulary was resized.
+    options = {"save_embedding_layers": False, "selected_adapters": [TRAINED_ADAPTER]}
+    model.save_pretrained(folder, state_dict=weights, **options)

@@ -1,0 +1,74 @@
+"""What a checkpoint contains: weights, optimizer, scheduler, scaler, trainer state and the random states of all ranks.
+
+There is one format for all kinds of sharding, where transformers has one for each.
+"""
+
+from pathlib import Path
+
+import torch
+from transformers import Trainer, TrainerState
+
+from finetune_trainer.checkpoint.checkpoints import checkpoint_step
+from finetune_trainer.checkpoint.random_state import random_state, random_state_file, restore_random_state
+from finetune_trainer.distributed.collectives import gather_on_rank_zero, run_on_rank_zero
+from finetune_trainer.errors import CheckpointCorrupt
+from finetune_trainer.model.save import save_weights
+from finetune_trainer.parallel.full_state import READ_ERRORS, extract_weights, gather_state, restore_state, write_state
+from finetune_trainer.parallel.state_access import build_state_access
+from finetune_trainer.training.trainer_inputs import TrainerInputs
+
+_STATE_FILE = "trainer_state.json"
+_SCHEDULER_FILE = "scheduler.pt"
+
+
+def save_checkpoint(trainer: Trainer, inputs: TrainerInputs, *, retained_step: int | None) -> str:
+    """Save a checkpoint and return its name; a collective.
+
+    Rank 0 writes all files, also those of other ranks, so that one rename publishes the checkpoint.
+    retained_step: a step whose checkpoint is never pruned.
+    """
+    random_states = gather_on_rank_zero(random_state())
+    full_state = gather_state(trainer.model, build_state_access(trainer), keep=inputs.ranks.is_first)
+    step, world_size = trainer.state.global_step, inputs.ranks.world_size
+
+    def write(folder: Path) -> None:
+        write_state(full_state, folder)
+        if hasattr(trainer.model, "peft_config"):  # the checkpoint can then be loaded by peft
+            save_weights(trainer.model, extract_weights(full_state), folder)
+        torch.save(trainer.lr_scheduler.state_dict(), folder / _SCHEDULER_FILE)
+        trainer._save_scaler(str(folder))
+        trainer.state.save_to_json(str(folder / _STATE_FILE))
+        for rank, state in enumerate(random_states):
+            torch.save(state, random_state_file(folder, rank))
+
+    return run_on_rank_zero(lambda: inputs.checkpoints.save(step, world_size, write, retained_step=retained_step))
+
+
+def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
+    """Restore weights, optimizer, scheduler and scaler of a trainer that is prepared for training; a collective.
+
+    Raises CheckpointCorrupt if files are damaged or do not match the model.
+    """
+    try:
+        restore_state(trainer.model, build_state_access(trainer), checkpoint, step=checkpoint_step(checkpoint))
+        scheduler = torch.load(checkpoint / _SCHEDULER_FILE, weights_only=True)
+        trainer.lr_scheduler.load_state_dict(scheduler)
+        for group, rate in zip(trainer.optimizer.param_groups, trainer.lr_scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate  # the scheduler itself would set it only after its next step
+    except READ_ERRORS as error:
+        raise CheckpointCorrupt(
+            f"{checkpoint} cannot be loaded ({error}); delete it to resume from the one before"
+        ) from error
+    trainer._load_scaler(str(checkpoint))
+
+
+def restore_rank_random_state(checkpoint: Path, *, rank: int) -> None:
+    """Restore the random generators of a rank. One without a saved state only draws other dropout masks."""
+    path = random_state_file(checkpoint, rank)
+    if path.is_file():
+        restore_random_state(torch.load(path, weights_only=True))
+
+
+def load_trainer_state(checkpoint: Path) -> TrainerState:
+    """Return the trainer state of a checkpoint: its step and log history."""
+    return TrainerState.load_from_json(str(checkpoint / _STATE_FILE))

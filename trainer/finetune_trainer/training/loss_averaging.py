@@ -1,0 +1,55 @@
+"""Losses and metrics as means over all loss units of the effective batch, on any number of ranks."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from finetune_trainer.distributed.collectives import sum_over_ranks
+
+_UNITS = "units"
+
+
+def compute_divisors(
+    unit_counts: Iterable[tuple[float, ...]], *, across_ranks: bool, stop_requested: bool, device: torch.device
+) -> tuple[torch.Tensor, bool]:
+    """Return the divisor of each loss term, shape (terms,), and whether any rank has a stop request; a collective.
+
+    unit_counts: of each micro-batch of this rank, one value per loss term. across_ranks: count the units of all ranks.
+    The stop requests are summed in the same collective as the units, so that all ranks end after the same step.
+    """
+    local_units = tuple(sum(term) for term in zip(*unit_counts, strict=True))
+    *global_units, stop_requests = sum_over_ranks((*local_units, stop_requested), device)
+    units = torch.tensor(global_units if across_ranks else local_units, device=device)
+    return torch.where(units > 0, units, 1.0), stop_requests > 0  # a rank may have only fillers, which have no units
+
+
+class MetricSums:
+    """Sums of the metrics of a method over loss units, since the last log line."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+
+    def add(self, units: torch.Tensor, sums: dict[str, torch.Tensor]) -> None:
+        """Add sums over `units` units."""
+        for name, value in {**sums, _UNITS: units}.items():
+            self._sums[name] = self._sums.get(name, 0) + value.detach().double()
+
+    def reduce_means(self) -> dict[str, float]:
+        """Return the means over all ranks since the last call; a collective. Every rank must have the same names."""
+        if not self._sums:
+            return {}
+        names = sorted(self._sums)
+        sums = torch.stack([self._sums[name] for name in names])
+        self._sums = {}
+        torch.distributed.all_reduce(sums)
+        global_sums = dict(zip(names, sums.tolist(), strict=True))
+        global_units = max(global_sums.pop(_UNITS), 1.0)
+        return {name: value / global_units for name, value in global_sums.items()}
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Start the block without sums, and restore the present sums after it."""
+        sums, self._sums = self._sums, {}
+        yield
+        self._sums = sums

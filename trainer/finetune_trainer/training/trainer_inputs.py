@@ -1,0 +1,34 @@
+"""Everything that the trainer of a method is built from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerBase, TrainingArguments
+
+from finetune_trainer.checkpoint.checkpoints import Checkpoints
+from finetune_trainer.data.collator import Collate
+from finetune_trainer.data.load import TrainingData
+from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
+from finetune_trainer.distributed.rank_context import Ranks
+from finetune_trainer.training_plan import TrainingPlan
+from finetune_trainer.vision.families import VisionFamily
+
+
+@dataclass(frozen=True)
+class TrainerInputs:
+    """The plan, the model, the data and the collaborators of one trainer."""
+
+    plan: TrainingPlan
+    model: torch.nn.Module
+    reference_model: torch.nn.Module | None  # only for DPO without LoRA
+    tokenizer: PreTrainedTokenizerBase
+    data: TrainingData
+    collate: Collate
+    family: VisionFamily | None  # None: not a vision-language model
+    args: TrainingArguments
+    ranks: Ranks
+    checkpoints: Checkpoints
+    heartbeat: HeartbeatWriter
+    stop_requested: Callable[[], bool]
+    forecast_bytes: int | None  # forecast peak memory per rank; set on rank 0 only
