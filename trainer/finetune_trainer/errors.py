@@ -1,4 +1,7 @@
-"""Errors of the trainer. The operator reads the class name as the reason; the text is for the person who can act."""
+"""Errors of the trainer: user errors, such as ModelNotFound, and errors after which a retry may succeed.
+
+The operator reads the class name as the reason; the text is for the person who can act.
+"""
 
 from collections.abc import Iterator
 
@@ -8,7 +11,7 @@ class TrainerError(Exception):
 
 
 class UserError(TrainerError):
-    """Only a change of the job, its data or its storage helps; never retried."""
+    """Base of the user errors: only a change of the job, its data or its storage helps, so they are never retried."""
 
 
 class InvalidSpec(UserError):
