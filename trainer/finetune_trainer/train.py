@@ -26,7 +26,7 @@ from finetune_trainer.distributed.devices import choose_device
 from finetune_trainer.distributed.hardware_check import check_same_hardware, describe_rank_hardware
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
 from finetune_trainer.distributed.process_group import destroy_process_group, init_process_group
-from finetune_trainer.distributed.rank_context import RankContext, check_world_size
+from finetune_trainer.distributed.rank_context import RankContext, Ranks, check_world_size
 from finetune_trainer.hubs import create_repository
 from finetune_trainer.memory.run_forecast import forecast_rank_memory, format_rank_forecast
 from finetune_trainer.metrics.trackers import build_trackers, select_trackers
@@ -84,14 +84,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     print_on_rank_zero(context, describe_data(data))
 
     # Join the process group, and check that all ranks have the same data and hardware.
-    init_process_group(device, timeout_seconds=spec.training.ddp_timeout)
-    check_same_rows(all_gather_objects(data.digest), per_node=context.ranks.local_world_size)
-    if not spec.training.allow_mixed_hardware:
-        check_same_hardware(all_gather_objects(describe_rank_hardware(device)), per_node=context.ranks.local_world_size)
-    if spec.deepspeed:
-        from finetune_trainer.parallel.deepspeed_engine import init_deepspeed  # takes seconds to import
-
-        init_deepspeed()
+    connect_ranks(spec, context.ranks, device, data)
 
     # Claim the output, and find out early whether the result can be pushed.
     output.check_shared(run_on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))
@@ -112,13 +105,28 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
 
     # Train from the newest checkpoint, and publish.
     resume_point = run_on_rank_zero(trainer.inputs.checkpoints.newest_complete)
-    if context.ranks.is_first:
+    if is_first:
         for tracker in build_trackers(trackers, logs=output.logs, first_step=resume_point.step):
             trainer.add_callback(tracker)
     if not train(trainer, resume_point, total_steps=trainer.args.max_steps):
         return contract.STOPPED
     publish_result(trainer, output, pretrained, title=f"{context.namespace}/{context.job}")
     return contract.DONE
+
+
+def connect_ranks(spec: TrainerSpec, ranks: Ranks, device: torch.device, data: TrainingData) -> None:
+    """Join the process group, and check that all ranks have the same data and hardware.
+
+    Raises: DatasetError or MixedHardware, on every rank.
+    """
+    init_process_group(device, timeout_seconds=spec.training.ddp_timeout)
+    check_same_rows(all_gather_objects(data.digest), per_node=ranks.local_world_size)
+    if not spec.training.allow_mixed_hardware:
+        check_same_hardware(all_gather_objects(describe_rank_hardware(device)), per_node=ranks.local_world_size)
+    if spec.deepspeed:
+        from finetune_trainer.parallel.deepspeed_engine import init_deepspeed  # takes seconds to import
+
+        init_deepspeed()
 
 
 def choose_attention(

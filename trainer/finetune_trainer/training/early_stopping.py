@@ -1,4 +1,4 @@
-"""Early stopping and the choice of the best evaluation, both computed from the log history alone.
+"""Early stopping and the choice of the best evaluation, computed from the log history alone, and their callback.
 
 The log history is the same on every rank and part of every checkpoint, so all ranks decide alike, and a resumed run
 continues to count evaluations without improvement.
