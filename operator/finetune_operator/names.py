@@ -53,9 +53,13 @@ def service_name(job_name: str) -> str:
     return job_name
 
 
-def config_map_name(job_name: str, attempt: int) -> str:
-    """Return the name of the immutable ConfigMap of one attempt."""
-    return f"{job_name}-{attempt}"
+def config_map_name(job_name: str, job_uid: str, attempt: int) -> str:
+    """Return the name of the immutable ConfigMap of one attempt.
+
+    It contains a part of the uid: a kubelet caches an immutable ConfigMap by name for as long as a pod mounts it, and
+    would give new pods that of a deleted job of the same name (decisions/118).
+    """
+    return f"{job_name}-{attempt}-{job_uid[:8]}"
 
 
 def pod_name(job_name: str, attempt: int, node_rank: int) -> str:

@@ -16,7 +16,7 @@ EMPTY_CACHE = CachedState()
 LATER = NOW + timedelta(minutes=1)
 LIST = f"list pods of default/{UID}"
 CLAIMS = ["get PersistentVolumeClaim default/models", "get PersistentVolumeClaim default/datasets"]
-CREATES = ["create Service bert", "create ConfigMap bert-0", "create Pod bert-0-0", "create Pod bert-0-1"]
+CREATES = ["create Service bert", "create ConfigMap bert-0-11111111", "create Pod bert-0-0", "create Pod bert-0-1"]
 
 
 def body(status: JobStatus | None = None, **fields: Any) -> RawBody:

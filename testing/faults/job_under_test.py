@@ -53,6 +53,10 @@ class JobUnderTest:
         """Return the pod name of the node in the first attempt, into which all faults are injected."""
         return f"{self.name}-0-{node_rank}"
 
+    def config_map(self, *, attempt: int) -> str:
+        """Return the name of the ConfigMap of an attempt, which may not exist yet."""
+        return names.config_map_name(self.name, self.stack.job(self.name)["metadata"]["uid"], attempt)
+
     def k8s_node(self, node_rank: int) -> str:
         """Return the Kubernetes node on which the pod runs."""
         pod = self.chaos.pod(self.stack.namespace, self.pod(node_rank))

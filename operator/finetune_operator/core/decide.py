@@ -176,7 +176,8 @@ def _create_missing_children(context: JobContext) -> Decision | None:
         actions = (*actions, *ensure_service_and_config_map(context))
     # and delete what is left of the previous attempt
     if record.attempt > 0:
-        previous = names.config_map_name(context.job.metadata.name, record.attempt - 1)
+        metadata = context.job.metadata
+        previous = names.config_map_name(metadata.name, metadata.uid, record.attempt - 1)
         actions = (*actions, DeleteConfigMap(previous), *context.deletions(older, ABORT_GRACE_SECONDS))
     # the cache may lack a pod of an older attempt, or one that the last pass created (decisions/101)
     decision = build_decision(context, context.status, actions=actions, requeue_after=_create_retry_after(context))

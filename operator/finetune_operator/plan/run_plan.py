@@ -52,7 +52,7 @@ class RunPlan:
     @property
     def config_map_name(self) -> str:
         """Name of the ConfigMap of this attempt."""
-        return names.config_map_name(self.job_name, self.attempt)
+        return names.config_map_name(self.job_name, self.job_uid, self.attempt)
 
     @property
     def master_addr(self) -> str:

@@ -102,7 +102,7 @@ def edit_image(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def take_next_config_map_name(job: JobUnderTest) -> Iterator[None]:
-    name = names.config_map_name(job.name, 1)
+    name = job.config_map(attempt=1)
     job.stack.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"theirs": "1"}})
     job.kill_container(1)
     try:

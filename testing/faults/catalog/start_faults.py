@@ -75,7 +75,7 @@ def remove_config_map(job: JobUnderTest) -> Iterator[None]:
     """Delete the job's ConfigMap while its pods are unschedulable."""
     with remove_room(job):
         yield
-        job.stack.kubectl("delete", "configmap", names.config_map_name(job.name, 0))
+        job.stack.kubectl("delete", "configmap", job.config_map(attempt=0))
 
 
 @contextmanager

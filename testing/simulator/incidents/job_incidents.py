@@ -163,7 +163,7 @@ def pod_name_taken(world: World) -> None:
 
 def config_map_replaced_by_stranger(world: World) -> None:
     """A ConfigMap of the job is deleted, and a stranger creates one with its name."""
-    key = Key("ConfigMap", JOB.namespace, names.config_map_name(JOB.name, world.status.get("attempt") or 0))
+    key = world.config_map_key()
     if world.server.get(key) is not None:
         world.delete(key, {})
         metadata = {"name": key.name, "namespace": key.namespace}

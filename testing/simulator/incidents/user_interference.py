@@ -49,7 +49,7 @@ def service_edited(world: World) -> None:
 
 def config_map_deleted(world: World) -> None:
     """kubectl delete configmap, for the current attempt."""
-    world.delete(Key("ConfigMap", JOB.namespace, names.config_map_name(JOB.name, world.status.get("attempt") or 0)), {})
+    world.delete(world.config_map_key(), {})
 
 
 def labels_edited(world: World) -> None:

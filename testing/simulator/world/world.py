@@ -74,6 +74,11 @@ class World:
         """The uid of the current job, or of the last one if it was deleted."""
         return self.job_uids[-1]
 
+    def config_map_key(self) -> Key:
+        """Return the key of the ConfigMap of the current attempt."""
+        name = names.config_map_name(JOB.name, self.job_uid, self.status.get("attempt") or 0)
+        return Key("ConfigMap", JOB.namespace, name)
+
     @property
     def job(self) -> RawBody | None:
         """The job object in the API server, or None."""

@@ -51,7 +51,7 @@ def test_the_summary_contains_processes_batch_image_and_output(tmp_path: Path) -
         "rate     0.0001 cosine",
         "image    custom:v2",
         "output   models:team/bert/result",
-        "objects  Service bert; ConfigMap bert-0; Pods bert-0-0, bert-0-1",
+        "objects  Service bert; ConfigMap bert-0-00000000; Pods bert-0-0, bert-0-1",
     ]
 
 

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from finetune_api.v1alpha1.status import AttemptState
+from finetune_operator import names
 from finetune_operator.kube.cluster import ClusterError, CreateRejected, NameTaken
 from finetune_operator.observation.pods import RejectedCreate
 from testing.builders.jobs import (
@@ -78,4 +79,4 @@ async def test_a_new_attempt_deletes_the_config_map_of_the_previous_one() -> Non
     cluster = RecordingCluster()
     await run_pass(cluster, body(status), cached_state())
 
-    assert "delete ConfigMap bert-0" in cluster.requests
+    assert f"delete ConfigMap {names.config_map_name('bert', UID, 0)}" in cluster.requests

@@ -41,13 +41,13 @@ def test_children_are_created_only_after_a_fresh_list() -> None:
     assert unconfirmed.needs_confirmation
     _, confirmed = decide_once(ftjob, NOTHING)
     created = [action.name for action in confirmed.actions if isinstance(action, Create)]
-    assert created == ["Service bert", "ConfigMap bert-0", "Pod bert-0-0", "Pod bert-0-1"]
+    assert created == ["Service bert", "ConfigMap bert-0-11111111", "Pod bert-0-0", "Pod bert-0-1"]
 
 
 def test_existing_children_are_not_created_again() -> None:
     ftjob = started_job()
     _, decision = decide_once(ftjob, observation_of(ftjob, pod(ftjob, 0)))
-    assert [a.name for a in decision.actions if isinstance(a, Create)] == ["ConfigMap bert-0", "Pod bert-0-1"]
+    assert [a.name for a in decision.actions if isinstance(a, Create)] == ["ConfigMap bert-0-11111111", "Pod bert-0-1"]
 
 
 def test_a_job_is_running_when_all_its_nodes_run() -> None:

@@ -82,7 +82,7 @@ def test_the_config_map_is_created_again_for_a_pod_that_waits_for_volumes() -> N
     assert (created_kinds(late.actions), late.requeue_after) == (["ConfigMap"], MINUTE)
     assert [action.reason for action in late.actions if isinstance(action, Emit)] == ["ContainerCreating"]
     created = next(action for action in late.actions if isinstance(action, Create))
-    assert created.name == "ConfigMap bert-0"
+    assert created.name == "ConfigMap bert-0-11111111"
 
 
 @pytest.mark.parametrize(

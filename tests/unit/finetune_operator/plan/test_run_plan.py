@@ -1,5 +1,6 @@
 """Run plans: names, addresses, ranks and batch of one attempt."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,6 +45,12 @@ def test_attempts_share_only_the_service_name() -> None:
     assert set(pod_names(first)).isdisjoint(pod_names(second))
     assert first.config_map_name != second.config_map_name
     assert first.service_name == second.service_name
+
+
+def test_jobs_of_one_name_share_no_config_map() -> None:
+    first = run_of()
+    second = replace(first, job_uid="f67e6b24-28e4-4058-a8ce-7b40039a7daa")
+    assert (first.config_map_name, second.config_map_name) == ("bert-0-11111111", "bert-0-f67e6b24")
 
 
 def test_the_longest_pod_names_are_valid_dns_labels() -> None:
