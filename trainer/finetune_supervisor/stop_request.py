@@ -55,7 +55,7 @@ class StopRequest:
                 actions.append(StopAction.SAVE)
         # Second signal, or grace period over: end without saving.
         if not stop.reason:
-            stop = replace(stop, reason=stop._reason_to_hurry(signals=signals, now=now))
+            stop = replace(stop, reason=stop._forced_stop_reason(signals=signals, now=now))
         # SIGTERM, then SIGKILL until the program has ended.
         if stop.reason and stop.terminated_at is None:
             stop = replace(stop, terminated_at=now)
@@ -64,7 +64,7 @@ class StopRequest:
             actions.append(StopAction.KILL)
         return stop, tuple(actions)
 
-    def _reason_to_hurry(self, *, signals: int, now: float) -> str:
+    def _forced_stop_reason(self, *, signals: int, now: float) -> str:
         if signals > 1:
             return "stopped by a second signal; no checkpoint was saved"
         limit_seconds = self.grace_seconds - min(5.0, self.grace_seconds / 2)
