@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from finetune_api.v1alpha1.job import METHODS
+from finetune_api.v1alpha1.methods import METHODS
 from finetune_cli.errors import EXIT_BAD_INPUT, BadInput
 from finetune_cli.job_file import FileArgument, JobFile, NamespaceOption, read_job_file
 from finetune_cli.run import VolumeOption, check_packages

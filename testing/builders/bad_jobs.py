@@ -7,10 +7,13 @@ from testing.builders.jobs import RawBody, command
 
 @dataclass(frozen=True)
 class BadJob:
-    """Changes to a valid spec (None removes a field), and a part of each of the two error messages."""
+    """Changes to a valid spec (None removes a field), and a part of each of the two error messages.
+
+    `api_server_error` is None if the API server accepts the job, because CEL cannot check the rule.
+    """
 
     fields: RawBody
-    api_server_error: str
+    api_server_error: str | None
     model_error: str
 
 
@@ -24,7 +27,7 @@ BAD_JOBS: dict[str, BadJob] = {
     "unknown nested field": BadJob({"lora": {"rank": 8}}, "rank", "spec.lora.rank: unknown field"),
     "wrong type": BadJob({"numNodes": "two"}, "numNodes", 'must be an integer, found "two"'),
     "zero nodes": BadJob({"numNodes": 0}, "greater than or equal to 1", "greater than or equal to 1, found 0"),
-    "no model": BadJob({"model": None}, "model", "model"),
+    "no model": BadJob({"model": None}, "model is required", "model is required"),
     "no method": BadJob({"sft": None}, "exactly one training method", "exactly one training method"),
     "two methods": BadJob({"dpo": {}}, "exactly one training method", "exactly one training method"),
     "unknown dpo loss": BadJob(
@@ -71,6 +74,14 @@ BAD_JOBS: dict[str, BadJob] = {
     "command with lora": BadJob(
         command({"script": "train.py"}, lora={}), "lora applies to the operator's trainer", "lora applies to the"
     ),
+    **{
+        f"command with {backend}": BadJob(
+            command({"script": "train.py"}, **{backend: fields}),
+            f"{backend} applies to the operator's trainer",
+            f"{backend} applies to the",
+        )
+        for backend, fields in (("deepspeed", {"preset": "zero2"}), ("fsdp", {}))
+    },
     "command with output.overwrite": BadJob(
         command({"script": "train.py"}, output={"persistentVolumeClaim": {"claimName": "models"}, "overwrite": True}),
         "output.overwrite applies to the operator's trainer",
@@ -104,6 +115,16 @@ BAD_JOBS: dict[str, BadJob] = {
         {"lora": {"quantization": "nf4"}, "fsdp": {}},
         "4-bit weights cannot be sharded",
         "4-bit weights cannot be sharded",
+    ),
+    "4-bit weights with stage 3 in deepspeed.config": BadJob(
+        {"lora": {"quantization": "nf4"}, "deepspeed": {"config": {"zero_optimization": {"stage": 3}}}},
+        None,
+        "4-bit weights cannot be sharded",
+    ),
+    "maxMemory below the memory limit": BadJob(
+        {"restartPolicy": {"maxMemory": "8Gi"}, "resources": {"limits": {"memory": "16Gi"}}},
+        None,
+        "maxMemory (8Gi) is less than resources.limits.memory (16Gi)",
     ),
     "maxMemory without a memory limit": BadJob(
         {"restartPolicy": {"maxMemory": "64Gi"}, "resources": {"limits": {"cpu": 1}}},
@@ -200,6 +221,11 @@ BAD_JOBS: dict[str, BadJob] = {
         "is 1 x 1 x 6",
         "ranks = 6",
     ),
+    "globalBatchSize not divisible by the GPUs of another vendor": BadJob(
+        {"nprocPerNode": None, "resources": {"limits": {"amd.com/gpu": 3}}, "training": {"globalBatchSize": 8}},
+        None,
+        "ranks = 6",
+    ),
     "numTrainEpochs and maxSteps": BadJob(
         {"training": {"numTrainEpochs": 1, "maxSteps": 10}}, "exclude each other", "exclude each other"
     ),
@@ -281,10 +307,13 @@ BAD_JOBS: dict[str, BadJob] = {
         {"volumes": [volume("a", "/a"), volume("a", "/b")]}, "uplicate", "name a is used twice"
     ),
     "reserved volume name": BadJob(
-        {"volumes": [volume("output")]}, "reserved for the operator", "reserved for the operator"
+        {"volumes": [volume("output")]}, "volumes: the names output, config", "name output is reserved"
     ),
     "reserved mountPath": BadJob(
-        {"volumes": [volume(mount_path="/dev/shm/")]}, "reserved for the operator", "reserved for the operator"
+        {"volumes": [volume(mount_path="/dev/shm/")]}, "volumes: the mount paths /,", "mountPath /dev/shm is reserved"
+    ),
+    "two volumes whose mountPaths differ by a slash": BadJob(
+        {"volumes": [volume("a", "/a"), volume("b", "/a/")]}, None, "mountPath /a is used twice"
     ),
     "volume without source": BadJob(
         {"volumes": [{"name": "a", "mountPath": "/a"}]}, "exactly one volume source", "exactly one source"
@@ -300,6 +329,16 @@ BAD_JOBS: dict[str, BadJob] = {
         "must not contain '..'",
     ),
     "reserved label": BadJob(
-        {"podTemplate": {"labels": {"finetune.dev/job-name": "other"}}}, "reserved for the operator", "is reserved"
+        {"podTemplate": {"labels": {"finetune.dev/job-name": "other"}}},
+        "podTemplate.labels: the prefix finetune.dev/ is reserved",
+        "podTemplate.labels: finetune.dev/job-name is reserved",
+    ),
+    "reserved annotation": BadJob(
+        {"podTemplate": {"annotations": {"finetune.dev/spec": "other"}}},
+        "podTemplate.annotations: the prefix finetune.dev/ is reserved",
+        "podTemplate.annotations: finetune.dev/spec is reserved",
+    ),
+    "label with a prefix that ends with the reserved one": BadJob(
+        {"podTemplate": {"labels": {"my.finetune.dev/team": "a"}}}, None, "my.finetune.dev/team is reserved"
     ),
 }

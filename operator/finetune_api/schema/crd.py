@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from finetune_api.schema.cel_rules import Rule, name_rules, spec_rules
+from finetune_api.schema.cel_rules import name_rules, spec_rules, transition_rules
 from finetune_api.schema.json_schema import Schema, build_editor_schema, build_structural_schema
+from finetune_api.v1alpha1.base import validations
 from finetune_api.v1alpha1.job import GROUP, KIND, MAX_JOB_NAME, PLURAL, VERSION, FineTuneJob, FineTuneJobSpec
 from finetune_api.v1alpha1.status import JobStatus
 
@@ -88,19 +89,18 @@ def _object_schema() -> Schema:
         "type": "object",
         "description": FineTuneJob.__doc__,
         "required": ["spec"],
-        "x-kubernetes-validations": _as_schemas(name_rules()),
+        **validations(name_rules()),
         "properties": {
             "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}."},
             "kind": {"type": "string", "description": f"{KIND}."},
             "metadata": {"type": "object"},
-            "spec": {
-                **build_structural_schema(FineTuneJobSpec, describe_defaults=True),
-                "x-kubernetes-validations": _as_schemas(spec_rules()),
-            },
+            "spec": _spec_schema(),
             "status": build_structural_schema(JobStatus, describe_defaults=False),
         },
     }
 
 
-def _as_schemas(rules: tuple[Rule, ...]) -> list[dict[str, Any]]:
-    return [rule.as_schema() for rule in rules]
+def _spec_schema() -> Schema:
+    schema = build_structural_schema(FineTuneJobSpec, describe_defaults=True)
+    del schema["x-kubernetes-validations"]  # they follow the fields, with the transition rules
+    return {**schema, **validations((*spec_rules(), *transition_rules()))}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from finetune_api.schema.cel_rules import MUTABLE, MUTABLE_WHILE_SUSPENDED, Rule, name_rules, spec_rules
+from finetune_api.schema.cel_rules import MUTABLE, MUTABLE_WHILE_SUSPENDED, name_rules, spec_rules
 from finetune_api.schema.json_schema import Schema, format_default, inline_schema, iterate_fields
 from finetune_api.v1alpha1.job import GROUP, KIND, VERSION, FineTuneJobSpec
 from finetune_api.v1alpha1.reasons import Reason
@@ -18,7 +18,6 @@ CONDITIONS = {
     "Stalled": "True with `Failed`, as kstatus expects.",
 }
 SCHEMA_URL = "https://github.com/finetune-operator/finetune-operator/blob/main/manifests/finetunejob.schema.json"
-IMMUTABLE_PHRASES = ("is immutable", "can be changed only")
 
 
 def render_reference() -> str:
@@ -41,7 +40,7 @@ def render_reference() -> str:
             "",
             "### Rules between fields",
             "",
-            *_rule_list((*name_rules(), *spec_rules())),
+            *(f"- {rule.message}." for rule in (*name_rules(), *spec_rules())),
             "",
             "## Status",
             "",
@@ -105,12 +104,6 @@ def _bounds(field: Schema) -> str:
     )
     bounds = ", ".join(bound for bound in (lower, upper) if bound)
     return f" {bounds}" if bounds else ""
-
-
-def _rule_list(rules: Iterable[Rule]) -> Iterator[str]:
-    for rule in rules:
-        if not any(phrase in rule.message for phrase in IMMUTABLE_PHRASES):
-            yield f"- {rule.message}."
 
 
 def _row(cells: Iterable[str]) -> str:

@@ -1,43 +1,15 @@
-"""spec.command: a user's program in a user's image, and the spec fields that it excludes or requires."""
+"""spec.command: a user's program in a user's image."""
 
-from collections.abc import Collection
-from typing import Annotated, Self
+from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
-from finetune_api.v1alpha1.base import Model, validations
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, RuledModel
 
 CommandArgument = Annotated[str, StringConstraints(max_length=8192)]
 
-ONE_PROGRAM = "exactly one of script, exec must be set"
-ARGS_OF_SCRIPT = "args belong to script; append the arguments of exec to its program"
 
-REQUIRED_WITHOUT_COMMAND = ("model", "dataset", "output")
-EXCLUDED_BY_COMMAND = ("model", "dataset", "training", "lora", "deepspeed", "fsdp")
-OUTPUT_EXCLUDED_BY_COMMAND = ("output.overwrite", "output.pushToHub")
-IMAGE_REQUIRED = "image is required with command: an image with your code and its Python packages"
-
-
-def required_message(field: str) -> str:
-    """Return the message for a missing field of the operator's trainer."""
-    return f"{field} is required unless command is set"
-
-
-def no_effect_message(field: str) -> str:
-    """Return the message for a field of the operator's trainer that is set next to command."""
-    return f"{field} applies to the operator's trainer and has no effect with command; configure your program instead"
-
-
-def find_misfits(given: Collection[str]) -> tuple[str, ...]:
-    """Return messages for fields that the chosen method lacks or excludes; `given` are the fields that are set."""
-    if "command" not in given:
-        return tuple(required_message(field) for field in REQUIRED_WITHOUT_COMMAND if field not in given)
-    trainer_fields = (*EXCLUDED_BY_COMMAND, *OUTPUT_EXCLUDED_BY_COMMAND)
-    problems = tuple(no_effect_message(field) for field in trainer_fields if field in given)
-    return problems if "image" in given else (*problems, IMAGE_REQUIRED)
-
-
-class Command(Model):
+class Command(RuledModel):
     """Your own program instead of the operator's trainer, unmodified, with the same supervision and restarts."""
 
     script: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = Field(
@@ -57,20 +29,24 @@ class Command(Model):
         default=None, description="Working directory (default: that of the image)."
     )
 
-    model_config = ConfigDict(
-        json_schema_extra=validations(
-            ("has(self.script) != (has(self.exec) && self.exec.size() > 0)", ONE_PROGRAM),
-            ("!has(self.args) || self.args.size() == 0 || has(self.script)", ARGS_OF_SCRIPT),
-        )
+    rules: ClassVar[tuple[CrossFieldRule["Command"], ...]] = (
+        CrossFieldRule.with_message(
+            "one program",
+            lambda command: (command.script is not None) == bool(command.exec),
+            CelRule(
+                "has(self.script) != (has(self.exec) && self.exec.size() > 0)",
+                "exactly one of script, exec must be set",
+            ),
+        ),
+        CrossFieldRule.with_message(
+            "args belong to script",
+            lambda command: bool(command.args) and command.script is None,
+            CelRule(
+                "!has(self.args) || self.args.size() == 0 || has(self.script)",
+                "args belong to script; append the arguments of exec to its program",
+            ),
+        ),
     )
-
-    @model_validator(mode="after")
-    def _exactly_one_program(self) -> Self:
-        if (self.script is not None) == bool(self.exec):
-            raise ValueError(ONE_PROGRAM)
-        if self.args and self.script is None:
-            raise ValueError(ARGS_OF_SCRIPT)
-        return self
 
     def __str__(self) -> str:
         return " ".join((*(("torchrun", self.script) if self.script else self.exec), *self.args))

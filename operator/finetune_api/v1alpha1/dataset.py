@@ -1,22 +1,16 @@
 """spec.dataset: the rows to train and evaluate on, and the treatment of unusable ones."""
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
-from finetune_api.v1alpha1.base import Model, NonEmpty, validations
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, NonEmpty, RuledModel
 
 _SAMPLED = "^[^#]+(#[1-9][0-9]{0,8})?$"
-_SAMPLED_MESSAGE = "# must be followed by a number of rows, such as /data/train.jsonl#1000; a path must not contain #"
-PACKING_REQUIRES_SFT = (
-    "dataset.packing works only with sft: dpo compares the two sequences of one row, and a pack contains many rows;"
-    " remove packing"
-)
-_PACKING_NEEDS_LENGTH = "packing needs maxLength, the length of a pack in tokens; set it to what fits into memory"
 
 
-class DatasetSource(Model):
+class DatasetSource(RuledModel):
     """One source of rows: files or a Hub dataset."""
 
     name: NonEmpty = Field(
@@ -36,8 +30,16 @@ class DatasetSource(Model):
         default=None, description="Branch, tag or commit of a Hub dataset (default: main)."
     )
 
-    model_config = ConfigDict(
-        json_schema_extra=validations((f"self.name.matches('{_SAMPLED}')", f"name: {_SAMPLED_MESSAGE}"))
+    rules: ClassVar[tuple[CrossFieldRule["DatasetSource"], ...]] = (
+        CrossFieldRule.with_message(
+            "sample size is a number",
+            lambda source: re.fullmatch(_SAMPLED, source.name) is None,
+            CelRule(
+                f"self.name.matches('{_SAMPLED}')",
+                "name: # must be followed by a number of rows, such as /data/train.jsonl#1000; a path must not contain"
+                " #",
+            ),
+        ),
     )
 
     @property
@@ -51,14 +53,8 @@ class DatasetSource(Model):
         number = self.name.partition("#")[2]
         return int(number) if number else None
 
-    @model_validator(mode="after")
-    def _sample_size_is_a_number(self) -> Self:
-        if not re.fullmatch(_SAMPLED, self.name):
-            raise ValueError(f"name: {_SAMPLED_MESSAGE}")
-        return self
 
-
-class Dataset(Model):
+class Dataset(RuledModel):
     """The rows to train on: chat messages, or columns that are converted to them."""
 
     train: tuple[DatasetSource, ...] = Field(
@@ -97,29 +93,26 @@ class Dataset(Model):
         description="Data loader processes per rank (default: CPU cores / ranks - 1, from 1 to 8).",
     )
 
-    model_config = ConfigDict(
-        json_schema_extra=validations(
-            (
+    rules: ClassVar[tuple[CrossFieldRule["Dataset"], ...]] = (
+        CrossFieldRule.with_message(
+            "one evaluation",
+            lambda dataset: bool(dataset.eval) and dataset.split_dataset_ratio is not None,
+            CelRule(
                 "!(has(self.splitDatasetRatio) && has(self.eval) && self.eval.size() > 0)",
                 "eval and splitDatasetRatio exclude each other; set one of them",
             ),
-            ("!(has(self.packing) && self.packing) || has(self.maxLength)", _PACKING_NEEDS_LENGTH),
-        )
+        ),
+        CrossFieldRule.with_message(
+            "packing has a length",
+            lambda dataset: dataset.packing and dataset.max_length is None,
+            CelRule(
+                "!(has(self.packing) && self.packing) || has(self.maxLength)",
+                "packing needs maxLength, the length of a pack in tokens; set it to what fits into memory",
+            ),
+        ),
     )
 
     @property
     def has_evaluation(self) -> bool:
         """Whether there are rows to evaluate on."""
         return bool(self.eval) or self.split_dataset_ratio is not None
-
-    @model_validator(mode="after")
-    def _one_evaluation(self) -> Self:
-        if self.eval and self.split_dataset_ratio is not None:
-            raise ValueError("eval and splitDatasetRatio exclude each other; set one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _packing_has_a_length(self) -> Self:
-        if self.packing and self.max_length is None:
-            raise ValueError(_PACKING_NEEDS_LENGTH)
-        return self

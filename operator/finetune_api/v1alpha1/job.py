@@ -1,18 +1,17 @@
 """FineTuneJob v1alpha1, the definition from which CRD, reference and JSON schema are generated."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AwareDatetime, Field, StringConstraints, model_validator
+from pydantic import AwareDatetime, Field, StringConstraints
 
-from finetune_api.batch import BatchError, resolve_batch
-from finetune_api.v1alpha1.base import Model, NonEmpty, StatusModel, list_map
-from finetune_api.v1alpha1.command import Command, find_misfits
-from finetune_api.v1alpha1.dataset import PACKING_REQUIRES_SFT, Dataset
+from finetune_api.v1alpha1.base import CrossFieldRule, Model, NonEmpty, RuledModel, StatusModel, list_map
+from finetune_api.v1alpha1.command import Command
+from finetune_api.v1alpha1.dataset import Dataset
 from finetune_api.v1alpha1.lora import Lora
 from finetune_api.v1alpha1.methods import Dpo, Sft
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_api.v1alpha1.output import Output
-from finetune_api.v1alpha1.parallelism import PROBE_EXCLUDES_DEEPSPEED, QUANTIZED_CANNOT_SHARD, Deepspeed, Fsdp
+from finetune_api.v1alpha1.parallelism import Deepspeed, Fsdp
 from finetune_api.v1alpha1.pod_types import (
     EnvVar,
     LocalObjectReference,
@@ -22,9 +21,9 @@ from finetune_api.v1alpha1.pod_types import (
     Volume,
 )
 from finetune_api.v1alpha1.quantity import parse_quantity
+from finetune_api.v1alpha1.spec_rules import SPEC_RULES
 from finetune_api.v1alpha1.status import JobStatus
-from finetune_api.v1alpha1.training import REWARD_METRICS, REWARDS_NEED_DPO, Training, frozen_rate_message
-from finetune_supervisor.contract import to_camel
+from finetune_api.v1alpha1.training import Training
 
 GROUP = "finetune.dev"
 VERSION = "v1alpha1"
@@ -32,20 +31,6 @@ KIND = "FineTuneJob"
 PLURAL = "finetunejobs"
 MAX_JOB_NAME = 52  # <job>-<attempt, 5 digits>-<node rank, 3 digits> fits the 63 characters of a DNS label
 MAX_NODES = 1000
-METHODS = ("sft", "dpo")
-RESERVED_ENV = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "NNODES",
-    "NODE_RANK",
-    "NPROC_PER_NODE",
-)
-RESERVED_ENV_PREFIXES = ("PET_", "TORCHELASTIC_", "FINETUNE_")
-RESERVED_VOLUMES = ("output", "config", "shm", "run", "tmp")
-RESERVED_PATHS = ("/", "/output", "/dev", "/dev/shm", "/tmp", "/etc/finetune", "/run/finetune")  # noqa: S108
 
 
 class Nccl(Model):
@@ -77,9 +62,6 @@ class Network(Model):
 
 HANG_SECONDS = 300  # limit for one step; a sixth of the default timeout of collectives
 DEFAULT_SHM_BYTES = 2 * 1024**3
-MAX_MEMORY_NEEDS_LIMIT = (
-    "restartPolicy.maxMemory raises resources.limits.memory, which is not set; set resources.limits.memory"
-)
 
 
 class RestartPolicy(Model):
@@ -123,7 +105,7 @@ class RestartPolicy(Model):
     )
 
 
-class FineTuneJobSpec(Model):
+class FineTuneJobSpec(RuledModel):
     """Desired state: what to fine-tune, on how many nodes, and where to write the result."""
 
     model: ModelSource | None = Field(default=None, description="The model to fine-tune.")
@@ -201,6 +183,8 @@ class FineTuneJobSpec(Model):
         default=PodTemplate(), description="Settings for the pods that the operator creates."
     )
 
+    rules: ClassVar[tuple[CrossFieldRule[Any], ...]] = SPEC_RULES
+
     @property
     def shards_weights(self) -> bool:
         """Whether weights are sharded over the ranks, so that no rank has all of them."""
@@ -232,113 +216,6 @@ class FineTuneJobSpec(Model):
     def world_size(self) -> int:
         """Number of ranks of the job."""
         return self.num_nodes * self.ranks_per_node
-
-    @model_validator(mode="after")
-    def _one_method(self) -> Self:
-        chosen = [method for method in (*METHODS, "command") if getattr(self, method) is not None]
-        if len(chosen) != 1:
-            raise ValueError(f"exactly one training method must be set, such as sft: {{}}; found {len(chosen)}")
-        return self
-
-    @model_validator(mode="after")
-    def _fields_fit_the_method(self) -> Self:
-        given = {field for field in self.model_fields_set if getattr(self, field) is not None}
-        given |= {f"output.{to_camel(field)}" for field in (self.output.model_fields_set if self.output else ())}
-        if problems := find_misfits(given):
-            raise ValueError("; ".join(problems))
-        return self
-
-    @model_validator(mode="after")
-    def _one_sharding_backend(self) -> Self:
-        if self.deepspeed is not None and self.fsdp is not None:
-            raise ValueError("deepspeed and fsdp exclude each other; set one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _quantized_is_not_sharded(self) -> Self:
-        if self.shards_weights and self.lora is not None and self.lora.quantization is not None:
-            raise ValueError(QUANTIZED_CANNOT_SHARD)
-        return self
-
-    @model_validator(mode="after")
-    def _probe_excludes_deepspeed(self) -> Self:
-        if self.deepspeed is not None and self.training.probe:
-            raise ValueError(PROBE_EXCLUDES_DEEPSPEED)
-        return self
-
-    @model_validator(mode="after")
-    def _batch_is_consistent(self) -> Self:
-        try:
-            resolve_batch(
-                per_device=self.training.per_device_train_batch_size,
-                accumulation=self.training.gradient_accumulation_steps,
-                effective=self.training.global_batch_size,
-                world_size=self.world_size,
-            )
-        except BatchError as error:
-            raise ValueError(f"training: {error}") from error
-        return self
-
-    @model_validator(mode="after")
-    def _max_memory_exceeds_limit(self) -> Self:
-        limit, max_memory = self.resources.limits.get("memory"), self.restart_policy.max_memory
-        if max_memory is not None and limit is None:
-            raise ValueError(MAX_MEMORY_NEEDS_LIMIT)
-        if max_memory is not None and limit is not None and parse_quantity(max_memory) < parse_quantity(limit):
-            raise ValueError(
-                f"restartPolicy.maxMemory ({max_memory}) is less than resources.limits.memory ({limit}); raise it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _volumes_are_distinct(self) -> Self:
-        names = [volume.name for volume in self.volumes]
-        paths = [volume.mount_path.rstrip("/") or "/" for volume in self.volumes]
-        for kind, values, reserved in (("name", names, RESERVED_VOLUMES), ("mountPath", paths, RESERVED_PATHS)):
-            for value in values:
-                if values.count(value) > 1:
-                    raise ValueError(f"volumes: {kind} {value} is used twice; give each volume its own")
-                if value in reserved:
-                    raise ValueError(f"volumes: {kind} {value} is reserved for the operator; choose another")
-        return self
-
-    @model_validator(mode="after")
-    def _env_is_not_reserved(self) -> Self:
-        names = [variable.name for variable in self.env]
-        for name in names:
-            if name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES):
-                raise ValueError(f"env: {name} is set by the operator and must not be given")
-            if names.count(name) > 1:
-                raise ValueError(f"env: {name} is given twice; remove one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _evaluation_has_rows(self) -> Self:
-        if self.training.eval_steps is not None and self.dataset is not None and not self.dataset.has_evaluation:
-            raise ValueError(
-                "training.evalSteps is set but dataset.eval is empty; add rows to evaluate on, or set"
-                " dataset.splitDatasetRatio"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _reward_metrics_need_dpo(self) -> Self:
-        if (self.training.metric_for_best_model or "").startswith(REWARD_METRICS) and self.dpo is None:
-            raise ValueError(REWARDS_NEED_DPO)
-        return self
-
-    @model_validator(mode="after")
-    def _parts_with_rate_are_trained(self) -> Self:
-        for part, rate in self.training.learning_rates_by_part.items():
-            if rate is not None and self.model is not None and (self.model.freeze is None or part in self.model.freeze):
-                raise ValueError(frozen_rate_message(part))
-        return self
-
-    @model_validator(mode="after")
-    def _packing_needs_sft(self) -> Self:
-        if self.dpo is not None and self.dataset is not None and self.dataset.packing:
-            raise ValueError(PACKING_REQUIRES_SFT)
-        return self
 
 
 class TrainerSpec(FineTuneJobSpec):

@@ -1,16 +1,23 @@
 """spec.lora: low-rank adapters; the field names are those of peft."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field
 
-from finetune_api.v1alpha1.base import Model, NonEmpty, validations
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, NonEmpty, RuledModel
 from finetune_supervisor.contract import to_camel
 
 _SHAPE_FIELDS = ("r", "lora_alpha", "target_modules", "use_rslora", "use_dora")
 
 
-class Lora(Model):
+def _find_shape_beside_adapter(lora: "Lora") -> str | None:
+    given = [to_camel(name) for name in _SHAPE_FIELDS if name in lora.model_fields_set]
+    if lora.adapter is None or not given:
+        return None
+    return f"adapter brings its own rank and modules; remove {', '.join(given)}"
+
+
+class Lora(RuledModel):
     """Low-rank adapters (arXiv 2106.09685) instead of training every weight."""
 
     r: int = Field(default=8, ge=1, le=4096, description="Rank of the adapter matrices.")
@@ -41,18 +48,15 @@ class Lora(Model):
     )
     merge: bool = Field(default=False, description="Also write the model with merged adapter weights to result/merged.")
 
-    model_config = ConfigDict(
-        json_schema_extra=validations(
+    rules: ClassVar[tuple[CrossFieldRule["Lora"], ...]] = (
+        CrossFieldRule(
+            "adapter defines its shape",
+            _find_shape_beside_adapter,
             (
-                f"!has(self.adapter) || !({' || '.join(f'has(self.{to_camel(name)})' for name in _SHAPE_FIELDS)})",
-                f"adapter brings its own rank and modules; remove {', '.join(map(to_camel, _SHAPE_FIELDS))}",
-            )
-        )
+                CelRule(
+                    f"!has(self.adapter) || !({' || '.join(f'has(self.{to_camel(name)})' for name in _SHAPE_FIELDS)})",
+                    f"adapter brings its own rank and modules; remove {', '.join(map(to_camel, _SHAPE_FIELDS))}",
+                ),
+            ),
+        ),
     )
-
-    @model_validator(mode="after")
-    def _adapter_defines_its_shape(self) -> Self:
-        given = [to_camel(name) for name in _SHAPE_FIELDS if name in self.model_fields_set]
-        if self.adapter is not None and given:
-            raise ValueError(f"adapter brings its own rank and modules; remove {', '.join(given)}")
-        return self

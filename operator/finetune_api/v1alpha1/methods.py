@@ -1,10 +1,12 @@
 """spec.sft and spec.dpo: the training methods."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field
 
-from finetune_api.v1alpha1.base import Model, validations
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, RuledModel
+
+METHODS = ("sft", "dpo")
 
 
 class Sft(Model):
@@ -16,7 +18,7 @@ class Sft(Model):
     )
 
 
-class Dpo(Model):
+class Dpo(RuledModel):
     """Direct preference optimization (arXiv 2305.18290): rows with a chosen and a rejected completion."""
 
     beta: float = Field(
@@ -36,17 +38,13 @@ class Dpo(Model):
         default=None, gt=0, le=100, description="Weight of an SFT loss on the chosen completions (RPO); absent: none."
     )
 
-    model_config = ConfigDict(
-        json_schema_extra=validations(
-            (
+    rules: ClassVar[tuple[CrossFieldRule["Dpo"], ...]] = (
+        CrossFieldRule.with_message(
+            "labelSmoothing with robust loss",
+            lambda dpo: (dpo.label_smoothing is not None) != (dpo.loss_type == "robust"),
+            CelRule(
                 "has(self.labelSmoothing) == (has(self.lossType) && self.lossType == 'robust')",
                 "labelSmoothing requires lossType robust and vice versa; set both or neither",
-            )
-        )
+            ),
+        ),
     )
-
-    @model_validator(mode="after")
-    def _label_smoothing_is_robust(self) -> Self:
-        if (self.label_smoothing is not None) != (self.loss_type == "robust"):
-            raise ValueError("labelSmoothing requires lossType robust and vice versa; set both or neither")
-        return self

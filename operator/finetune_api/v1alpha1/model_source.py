@@ -1,16 +1,13 @@
 """spec.model: the model to train, and the processing of its images and videos."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field
 
-from finetune_api.v1alpha1.base import Model, NonEmpty, validations
-
-_PIXELS_RULE = "!(has(self.minPixels) && has(self.maxPixels)) || self.minPixels <= self.maxPixels"
-_PIXELS_MESSAGE = "minPixels is more than maxPixels; lower minPixels or raise maxPixels"
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, NonEmpty, RuledModel
 
 
-class ModelSource(Model):
+class ModelSource(RuledModel):
     """The model to fine-tune, and the processing of its images and videos."""
 
     name: NonEmpty = Field(description="A Hub id such as Qwen/Qwen2.5-7B-Instruct, or a path on a mounted volume.")
@@ -60,10 +57,15 @@ class ModelSource(Model):
         description="Frozen parts of a vision-language model (default: vision and aligner).",
     )
 
-    model_config = ConfigDict(json_schema_extra=validations((_PIXELS_RULE, _PIXELS_MESSAGE)))
-
-    @model_validator(mode="after")
-    def _pixels_are_a_range(self) -> Self:
-        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
-            raise ValueError(_PIXELS_MESSAGE)
-        return self
+    rules: ClassVar[tuple[CrossFieldRule["ModelSource"], ...]] = (
+        CrossFieldRule.with_message(
+            "pixels are a range",
+            lambda model: (
+                model.min_pixels is not None and model.max_pixels is not None and model.min_pixels > model.max_pixels
+            ),
+            CelRule(
+                "!(has(self.minPixels) && has(self.maxPixels)) || self.minPixels <= self.maxPixels",
+                "minPixels is more than maxPixels; lower minPixels or raise maxPixels",
+            ),
+        ),
+    )

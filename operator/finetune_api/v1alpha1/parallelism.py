@@ -1,22 +1,14 @@
 """spec.deepspeed and spec.fsdp: how weights, gradients and optimizer states are sharded over the ranks."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field
 
-from finetune_api.v1alpha1.base import Model, validations
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, RuledModel
 from finetune_api.v1alpha1.pod_types import RawObject
 
-QUANTIZED_CANNOT_SHARD = (
-    "lora.quantization: 4-bit weights cannot be sharded over ranks; remove fsdp, or use a deepspeed preset up to"
-    " zero2_offload, which shards only gradients and optimizer states"
-)
-PROBE_EXCLUDES_DEEPSPEED = (
-    "training.probe: gradients inside DeepSpeed cannot be reset after a probe; remove probe or deepspeed"
-)
 
-
-class Deepspeed(Model):
+class Deepspeed(RuledModel):
     """ZeRO (arXiv 1910.02054): DeepSpeed shards optimizer states, gradients and weights over the ranks."""
 
     preset: Literal["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"] | None = Field(
@@ -29,10 +21,12 @@ class Deepspeed(Model):
         description="A DeepSpeed config instead of a preset; batch, optimizer and precision are those of the job.",
     )
 
-    model_config = ConfigDict(
-        json_schema_extra=validations(
-            ("has(self.preset) != has(self.config)", "set either preset or config"),
-        )
+    rules: ClassVar[tuple[CrossFieldRule["Deepspeed"], ...]] = (
+        CrossFieldRule.with_message(
+            "preset or config",
+            lambda deepspeed: (deepspeed.preset is None) == (deepspeed.config is None),
+            CelRule("has(self.preset) != has(self.config)", "set either preset or config"),
+        ),
     )
 
     @property
@@ -42,12 +36,6 @@ class Deepspeed(Model):
             return self.preset.startswith("zero3")
         section = (self.config or {}).get("zero_optimization")
         return isinstance(section, dict) and section.get("stage") == 3
-
-    @model_validator(mode="after")
-    def _preset_or_config(self) -> Self:
-        if (self.preset is None) == (self.config is None):
-            raise ValueError("set either preset or config")
-        return self
 
 
 class Fsdp(Model):

@@ -1,14 +1,28 @@
 """The parts of the Kubernetes pod API that a job may use: exactly those that the operator copies to its pods."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints
 
-from finetune_api.v1alpha1.base import Model, validations
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, RuledModel, validations
 from finetune_supervisor.contract import to_camel
 
 RESERVED_PREFIX = "finetune.dev"
+RESERVED_ENV = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NNODES",
+    "NODE_RANK",
+    "NPROC_PER_NODE",
+)
+RESERVED_ENV_PREFIXES = ("PET_", "TORCHELASTIC_", "FINETUNE_")
+RESERVED_VOLUMES = ("output", "config", "shm", "run", "tmp")
+RESERVED_PATHS = ("/", "/output", "/dev", "/dev/shm", "/tmp", "/etc/finetune", "/run/finetune")  # noqa: S108
+VOLUME_SOURCES = ("persistent_volume_claim", "config_map", "secret", "empty_dir", "nfs", "host_path")
 
 
 def _reject_dot_dot(path: str) -> str:
@@ -31,7 +45,7 @@ RelativePath = Annotated[
     str,
     StringConstraints(pattern=r"^[^/]+(/[^/]+)*$", max_length=512),
     AfterValidator(_reject_dot_dot),
-    Field(json_schema_extra=validations(("!self.split('/').exists(p, p == '..')", "must not contain '..'"))),
+    Field(json_schema_extra=validations([CelRule("!self.split('/').exists(p, p == '..')", "must not contain '..'")])),
 ]
 Quantity = Annotated[
     str | int,
@@ -40,10 +54,12 @@ Quantity = Annotated[
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             **validations(
-                (
-                    "type(self) == int ? self >= 0 : isQuantity(self) && !self.startsWith('-')",
-                    "must be a quantity such as 4, 500m or 64Gi",
-                )
+                [
+                    CelRule(
+                        "type(self) == int ? self >= 0 : isQuantity(self) && !self.startsWith('-')",
+                        "must be a quantity such as 4, 500m or 64Gi",
+                    )
+                ]
             ),
         }
     ),
@@ -91,7 +107,14 @@ class PersistentVolumeClaimSource(Model):
     claim_name: ObjectName = Field(description="Name of the PersistentVolumeClaim.")
 
 
-class Volume(Model):
+def _find_wrong_number_of_sources(volume: "Volume") -> str | None:
+    sources = [to_camel(name) for name in VOLUME_SOURCES if getattr(volume, name) is not None]
+    if len(sources) == 1:
+        return None
+    return f"volume {volume.name}: exactly one source must be set; found {', '.join(sources) or 'none'}"
+
+
+class Volume(RuledModel):
     """A volume with exactly one source, and its mount path."""
 
     name: DnsLabel = Field(description="Name of the volume, unique within the job.")
@@ -111,27 +134,18 @@ class Volume(Model):
         default=None, description="A hostPath source, as in a pod; the restricted pod security level rejects it."
     )
 
-    model_config = ConfigDict(
-        json_schema_extra=validations(
+    rules: ClassVar[tuple[CrossFieldRule["Volume"], ...]] = (
+        CrossFieldRule(
+            "one source",
+            _find_wrong_number_of_sources,
             (
-                "[has(self.persistentVolumeClaim), has(self.configMap), has(self.secret), has(self.emptyDir), "
-                "has(self.nfs), has(self.hostPath)].exists_one(x, x)",
-                "exactly one volume source must be set: "
-                "persistentVolumeClaim, configMap, secret, emptyDir, nfs, hostPath",
-            )
-        )
+                CelRule(
+                    f"[{', '.join(f'has(self.{to_camel(name)})' for name in VOLUME_SOURCES)}].exists_one(x, x)",
+                    f"exactly one volume source must be set: {', '.join(map(to_camel, VOLUME_SOURCES))}",
+                ),
+            ),
+        ),
     )
-
-    @model_validator(mode="after")
-    def _one_source(self) -> "Volume":
-        sources = [to_camel(name) for name in VOLUME_SOURCES if getattr(self, name) is not None]
-        if len(sources) != 1:
-            found = ", ".join(sources) or "none"
-            raise ValueError(f"volume {self.name}: exactly one source must be set; found {found}")
-        return self
-
-
-VOLUME_SOURCES = ("persistent_volume_claim", "config_map", "secret", "empty_dir", "nfs", "host_path")
 
 
 class Toleration(Model):
@@ -150,7 +164,15 @@ class Toleration(Model):
     )
 
 
-class PodTemplate(Model):
+def _find_reserved_key(template: "PodTemplate") -> str | None:
+    for field, keys in (("labels", template.labels), ("annotations", template.annotations)):
+        for key in keys:
+            if key.split("/")[0].endswith(RESERVED_PREFIX):
+                return f"podTemplate.{field}: {key} is reserved for the operator; choose another prefix"
+    return None
+
+
+class PodTemplate(RuledModel):
     """Settings for the pods that the operator creates: placement, identity, labels and security."""
 
     labels: Labels = Field(default={}, description="Extra labels; finetune.dev/ is reserved.")
@@ -172,10 +194,10 @@ class PodTemplate(Model):
         description="Replaces the container's securityContext (default: no capabilities), e.g. for IPC_LOCK.",
     )
 
-    @model_validator(mode="after")
-    def _reserved_prefix(self) -> "PodTemplate":
-        for field, keys in (("labels", self.labels), ("annotations", self.annotations)):
-            for key in keys:
-                if key.split("/")[0].endswith(RESERVED_PREFIX):
-                    raise ValueError(f"podTemplate.{field}: {key} is reserved for the operator; choose another prefix")
-        return self
+    rules: ClassVar[tuple[CrossFieldRule["PodTemplate"], ...]] = (
+        CrossFieldRule(
+            "labels and annotations are not reserved",
+            _find_reserved_key,
+            not_in_cel="all, because SPEC_RULES has the CEL rules, which contain the field in their message",
+        ),
+    )

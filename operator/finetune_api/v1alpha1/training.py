@@ -1,36 +1,16 @@
 """spec.training: batch, optimizer, schedule, evaluation, checkpoints and reporting."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field
 
 from finetune_api.batch import AUTO
-from finetune_api.v1alpha1.base import Model, validations
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, RuledModel, validations
 
 REPORTERS = ("tensorboard", "wandb", "mlflow", "swanlab")  # each needs the package with this name
 EVAL_LOSS = "eval_loss"
-REWARD_METRICS = "eval_rewards/"  # prefix of the metrics that only dpo reports
-REWARDS_NEED_DPO = (
-    f"training.metricForBestModel: metrics that begin with {REWARD_METRICS} exist only with dpo; use {EVAL_LOSS}"
-)
 _COMPARES_EVALUATIONS = "has(self.earlyStoppingPatience) || (has(self.loadBestModelAtEnd) && self.loadBestModelAtEnd)"
-_COMPARISON_NEEDS_EVAL_STEPS = (
-    "loadBestModelAtEnd and earlyStoppingPatience compare evaluations, but without evalSteps there is only one, at the"
-    " end; set evalSteps"
-)
-_METRIC_NEEDS_COMPARISON = (
-    "metricForBestModel is used only by loadBestModelAtEnd and earlyStoppingPatience; set one of them, or remove it"
-)
-_THRESHOLD_NEEDS_EARLY_STOPPING = "earlyStoppingThreshold requires earlyStoppingPatience; set both"
-_SCALING_NEEDS_RATE = "lrScaling scales learningRate, which must be the rate for baseBatchSize; set learningRate"
-
-
-def frozen_rate_message(part: str) -> str:
-    """Return the message for a learning rate of a frozen part of a vision-language model."""
-    return (
-        f"training.{part}LearningRate: {part} is frozen (model.freeze, default: vision and aligner); set model.freeze"
-        f" without {part}, or remove the rate"
-    )
+_IS_AUTO = "has(self.perDeviceTrainBatchSize) && type(self.perDeviceTrainBatchSize) == string"
 
 
 class LrScaling(Model):
@@ -44,30 +24,21 @@ class LrScaling(Model):
     )
 
 
-AUTO_NEEDS_GLOBAL_BATCH = (
-    "perDeviceTrainBatchSize: auto needs globalBatchSize, so that the result does not depend on GPU memory; set it"
-)
-AUTO_SETS_ACCUMULATION = (
-    "perDeviceTrainBatchSize: auto also chooses gradientAccumulationSteps; remove that, or set a number instead of auto"
-)
-
-
-_AUTO = "has(self.perDeviceTrainBatchSize) && type(self.perDeviceTrainBatchSize) == string"
-
-
 MicroBatch = Annotated[
     Annotated[int, Field(ge=1, le=65536)] | Literal["auto"],
     Field(
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             "pattern": f"^{AUTO}$",
-            **validations(("type(self) != int || (self >= 1 && self <= 65536)", "must be auto, or 1 to 65536")),
+            **validations(
+                [CelRule("type(self) != int || (self >= 1 && self <= 65536)", "must be auto, or 1 to 65536")]
+            ),
         }
     ),
 ]
 
 
-class Training(Model):
+class Training(RuledModel):
     """Batch, optimizer, schedule and checkpoints. Names are those of transformers.TrainingArguments."""
 
     per_device_train_batch_size: MicroBatch | None = Field(
@@ -175,23 +146,75 @@ class Training(Model):
     )
     ddp_timeout: int = Field(default=1800, ge=10, le=604_800, description="Timeout of collectives in seconds.")
 
-    model_config = ConfigDict(
-        json_schema_extra=validations(
-            (
+    rules: ClassVar[tuple[CrossFieldRule["Training"], ...]] = (
+        CrossFieldRule.with_message(
+            "one length",
+            lambda training: training.num_train_epochs is not None and training.max_steps is not None,
+            CelRule(
                 "!(has(self.numTrainEpochs) && has(self.maxSteps))",
                 "numTrainEpochs and maxSteps exclude each other; set one of them",
             ),
-            (
+        ),
+        CrossFieldRule.with_message(
+            "none is exclusive",
+            lambda training: "none" in (training.report_to or ()) and len(training.report_to or ()) > 1,
+            CelRule(
                 "!has(self.reportTo) || self.reportTo.size() == 1 || !self.reportTo.exists(name, name == 'none')",
                 "reportTo: none excludes all others; remove none, or the others",
             ),
-            (f"!({_COMPARES_EVALUATIONS}) || has(self.evalSteps)", _COMPARISON_NEEDS_EVAL_STEPS),
-            (f"!has(self.metricForBestModel) || {_COMPARES_EVALUATIONS}", _METRIC_NEEDS_COMPARISON),
-            ("!has(self.earlyStoppingThreshold) || has(self.earlyStoppingPatience)", _THRESHOLD_NEEDS_EARLY_STOPPING),
-            ("!has(self.lrScaling) || has(self.learningRate)", _SCALING_NEEDS_RATE),
-            (f"!({_AUTO}) || has(self.globalBatchSize)", AUTO_NEEDS_GLOBAL_BATCH),
-            (f"!({_AUTO}) || !has(self.gradientAccumulationSteps)", AUTO_SETS_ACCUMULATION),
-        )
+        ),
+        CrossFieldRule.with_message(
+            "comparison needs evaluations",
+            lambda training: training.compares_evaluations and training.eval_steps is None,
+            CelRule(
+                f"!({_COMPARES_EVALUATIONS}) || has(self.evalSteps)",
+                "loadBestModelAtEnd and earlyStoppingPatience compare evaluations, but without evalSteps there is only"
+                " one, at the end; set evalSteps",
+            ),
+        ),
+        CrossFieldRule.with_message(
+            "metric needs comparison",
+            lambda training: training.metric_for_best_model is not None and not training.compares_evaluations,
+            CelRule(
+                f"!has(self.metricForBestModel) || {_COMPARES_EVALUATIONS}",
+                "metricForBestModel is used only by loadBestModelAtEnd and earlyStoppingPatience; set one of them, or"
+                " remove it",
+            ),
+        ),
+        CrossFieldRule.with_message(
+            "threshold needs early stopping",
+            lambda training: training.early_stopping_threshold is not None and training.early_stopping_patience is None,
+            CelRule(
+                "!has(self.earlyStoppingThreshold) || has(self.earlyStoppingPatience)",
+                "earlyStoppingThreshold requires earlyStoppingPatience; set both",
+            ),
+        ),
+        CrossFieldRule.with_message(
+            "scaling needs a rate",
+            lambda training: training.lr_scaling is not None and training.learning_rate is None,
+            CelRule(
+                "!has(self.lrScaling) || has(self.learningRate)",
+                "lrScaling scales learningRate, which must be the rate for baseBatchSize; set learningRate",
+            ),
+        ),
+        CrossFieldRule.with_message(
+            "auto needs globalBatchSize",
+            lambda training: training.has_auto_batch and training.global_batch_size is None,
+            CelRule(
+                f"!({_IS_AUTO}) || has(self.globalBatchSize)",
+                "perDeviceTrainBatchSize: auto needs globalBatchSize, so that the result does not depend on GPU"
+                " memory; set it",
+            ),
+        ),
+        CrossFieldRule.with_message(
+            "auto sets gradientAccumulationSteps",
+            lambda training: training.has_auto_batch and training.gradient_accumulation_steps is not None,
+            CelRule(
+                f"!({_IS_AUTO}) || !has(self.gradientAccumulationSteps)",
+                "perDeviceTrainBatchSize: auto also chooses gradientAccumulationSteps; remove that, or set a number"
+                " instead of auto",
+            ),
+        ),
     )
 
     @property
@@ -208,39 +231,3 @@ class Training(Model):
     def has_auto_batch(self) -> bool:
         """Whether the trainer chooses the micro-batch size."""
         return self.per_device_train_batch_size == AUTO
-
-    @model_validator(mode="after")
-    def _auto_batch_needs_global_batch(self) -> Self:
-        if self.has_auto_batch and self.global_batch_size is None:
-            raise ValueError(AUTO_NEEDS_GLOBAL_BATCH)
-        if self.has_auto_batch and self.gradient_accumulation_steps is not None:
-            raise ValueError(AUTO_SETS_ACCUMULATION)
-        return self
-
-    @model_validator(mode="after")
-    def _none_is_exclusive(self) -> Self:
-        if self.report_to and "none" in self.report_to and len(self.report_to) > 1:
-            raise ValueError("reportTo: none excludes all others; remove none, or the others")
-        return self
-
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
-        if self.num_train_epochs is not None and self.max_steps is not None:
-            raise ValueError("numTrainEpochs and maxSteps exclude each other; set one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _comparison_has_evaluations(self) -> Self:
-        if self.compares_evaluations and self.eval_steps is None:
-            raise ValueError(_COMPARISON_NEEDS_EVAL_STEPS)
-        if self.metric_for_best_model is not None and not self.compares_evaluations:
-            raise ValueError(_METRIC_NEEDS_COMPARISON)
-        if self.early_stopping_threshold is not None and self.early_stopping_patience is None:
-            raise ValueError(_THRESHOLD_NEEDS_EARLY_STOPPING)
-        return self
-
-    @model_validator(mode="after")
-    def _scaling_has_a_rate(self) -> Self:
-        if self.lr_scaling is not None and self.learning_rate is None:
-            raise ValueError(_SCALING_NEEDS_RATE)
-        return self

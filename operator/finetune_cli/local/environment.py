@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from finetune_api.v1alpha1.job import RESERVED_ENV, RESERVED_ENV_PREFIXES, FineTuneJobSpec
+from finetune_api.v1alpha1.job import FineTuneJobSpec
+from finetune_api.v1alpha1.pod_types import RESERVED_ENV, RESERVED_ENV_PREFIXES
 from finetune_cli.errors import BadInput
 from finetune_cli.local.gpus import CUDA_VISIBLE_DEVICES
 from finetune_cli.local.volume_mapping import LocalMount, map_to_local_path

@@ -1,6 +1,6 @@
 """The trainers of the training methods."""
 
-from finetune_api.v1alpha1.job import METHODS
+from finetune_api.v1alpha1.methods import METHODS
 from finetune_trainer.build_trainer import BUILDERS
 
 

@@ -1,0 +1,350 @@
+"""The rules between fields of the spec, each with its check in Python next to the same check in CEL.
+
+CEL has limits: the API server estimates the cost of a rule from the maximum sizes of the fields before it accepts the
+CRD, and cannot look into objects without a schema (decisions/402).
+"""
+
+from typing import TYPE_CHECKING
+
+from finetune_api.batch import BatchError, resolve_batch
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule
+from finetune_api.v1alpha1.methods import METHODS
+from finetune_api.v1alpha1.pod_types import (
+    RESERVED_ENV,
+    RESERVED_ENV_PREFIXES,
+    RESERVED_PATHS,
+    RESERVED_PREFIX,
+    RESERVED_VOLUMES,
+)
+from finetune_api.v1alpha1.quantity import parse_quantity
+from finetune_api.v1alpha1.training import EVAL_LOSS
+from finetune_supervisor.contract import to_camel
+
+if TYPE_CHECKING:
+    from finetune_api.v1alpha1.job import FineTuneJobSpec
+
+REWARD_METRICS = "eval_rewards/"  # prefix of the metrics that only dpo reports
+
+
+# one method
+
+
+def _find_wrong_number_of_methods(spec: "FineTuneJobSpec") -> str | None:
+    chosen = [method for method in (*METHODS, "command") if getattr(spec, method) is not None]
+    if len(chosen) == 1:
+        return None
+    return f"exactly one training method must be set, such as sft: {{}}; found {len(chosen)}"
+
+
+def _one_method_in_cel() -> CelRule:
+    chosen = ", ".join(f"has(self.{method})" for method in (*METHODS, "command"))
+    example = " or ".join((*(f"{method}: {{}}" for method in METHODS), "command: {script: train.py}"))
+    return CelRule(f"[{chosen}].exists_one(x, x)", f"exactly one training method must be set, such as {example}")
+
+
+# fields fit the method
+
+REQUIRED_WITHOUT_COMMAND = ("model", "dataset", "output")
+EXCLUDED_BY_COMMAND = ("model", "dataset", "training", "lora", "deepspeed", "fsdp")
+OUTPUT_EXCLUDED_BY_COMMAND = ("output.overwrite", "output.pushToHub")
+IMAGE_REQUIRED = "image is required with command: an image with your code and its Python packages"
+
+
+def _required(field: str) -> str:
+    return f"{field} is required unless command is set"
+
+
+def _has_no_effect(field: str) -> str:
+    return f"{field} applies to the operator's trainer and has no effect with command; configure your program instead"
+
+
+def _find_misfits(spec: "FineTuneJobSpec") -> str | None:
+    """Return a message for every field that the chosen method lacks or excludes."""
+    given = {field for field in spec.model_fields_set if getattr(spec, field) is not None}
+    given |= {f"output.{to_camel(field)}" for field in (spec.output.model_fields_set if spec.output else ())}
+    if "command" not in given:
+        problems = [_required(field) for field in REQUIRED_WITHOUT_COMMAND if field not in given]
+    else:
+        trainer_fields = (*EXCLUDED_BY_COMMAND, *OUTPUT_EXCLUDED_BY_COMMAND)
+        problems = [_has_no_effect(field) for field in trainer_fields if field in given]
+        problems += [] if "image" in given else [IMAGE_REQUIRED]
+    return "; ".join(problems) or None
+
+
+def _misfits_in_cel() -> tuple[CelRule, ...]:
+    return (
+        *(CelRule(f"has(self.command) || has(self.{field})", _required(field)) for field in REQUIRED_WITHOUT_COMMAND),
+        *(
+            CelRule(f"!has(self.command) || !has(self.{field})", _has_no_effect(field), field_path=f".{field}")
+            for field in EXCLUDED_BY_COMMAND
+        ),
+        *(
+            CelRule(
+                f"!has(self.command) || !has(self.output) || !has(self.{field})",
+                _has_no_effect(field),
+                field_path=".output",
+            )
+            for field in OUTPUT_EXCLUDED_BY_COMMAND
+        ),
+        CelRule("!has(self.command) || has(self.image)", IMAGE_REQUIRED),
+    )
+
+
+# quantized weights are not sharded
+
+
+def _shards_quantized_weights(spec: "FineTuneJobSpec") -> bool:
+    return spec.shards_weights and spec.lora is not None and spec.lora.quantization is not None
+
+
+_SHARDS_WEIGHTS = "has(self.fsdp) || (has(self.deepspeed) && self.deepspeed.?preset.orValue('').startsWith('zero3'))"
+
+
+# the batch is consistent
+
+
+def _find_inconsistent_batch(spec: "FineTuneJobSpec") -> str | None:
+    try:
+        resolve_batch(
+            per_device=spec.training.per_device_train_batch_size,
+            accumulation=spec.training.gradient_accumulation_steps,
+            effective=spec.training.global_batch_size,
+            world_size=spec.world_size,
+        )
+    except BatchError as error:
+        return f"training: {error}"
+    return None
+
+
+_MICRO_BATCH = "self.training.perDeviceTrainBatchSize"
+# auto counts as 1: it is valid for the same numbers of ranks
+_PER_DEVICE = f"(has({_MICRO_BATCH}) && type({_MICRO_BATCH}) == int ? {_MICRO_BATCH} : 1)"
+_ACCUMULATION = "self.training.?gradientAccumulationSteps.orValue(1)"
+_GPUS = "self.?resources.?limits[?'nvidia.com/gpu'].orValue(0)"
+_RANKS = f"self.?numNodes.orValue(1) * self.?nprocPerNode.orValue({_GPUS} > 0 ? {_GPUS} : 1)"
+_BOTH_GIVEN = "has(self.training.perDeviceTrainBatchSize) && has(self.training.gradientAccumulationSteps)"
+
+
+def _batch_in_cel() -> CelRule:
+    effective = "self.training.globalBatchSize"
+    has_global_batch = f"has(self.training) && has({effective})"
+    countable = (
+        "(has(self.nprocPerNode) || !has(self.resources) || !has(self.resources.limits)"
+        " || self.resources.limits.all(k, !k.endsWith('/gpu')"
+        " || (k == 'nvidia.com/gpu' && type(self.resources.limits[k]) == int)))"
+    )
+    return CelRule(
+        f"!({has_global_batch} && {countable}) || [{_PER_DEVICE} * {_ACCUMULATION} * {_RANKS}]"
+        f".all(unit, {_BOTH_GIVEN} ? {effective} == unit : {effective} % unit == 0)",
+        "globalBatchSize must be perDeviceTrainBatchSize x gradientAccumulationSteps x ranks, or a multiple of those"
+        " factors that are set",
+        "'globalBatchSize is %d, but perDeviceTrainBatchSize x gradientAccumulationSteps x ranks is %d x %d x %d;"
+        " make it their product, or remove one of the first two and make it a multiple'"
+        f".format([{effective}, {_PER_DEVICE}, {_ACCUMULATION}, {_RANKS}])",
+        field_path=".training",
+    )
+
+
+# maxMemory exceeds the limit
+
+
+def _find_low_max_memory(spec: "FineTuneJobSpec") -> str | None:
+    limit, max_memory = spec.resources.limits.get("memory"), spec.restart_policy.max_memory
+    if limit is None or max_memory is None or parse_quantity(max_memory) >= parse_quantity(limit):
+        return None
+    return f"restartPolicy.maxMemory ({max_memory}) is less than resources.limits.memory ({limit}); raise it"
+
+
+# names of variables and volumes
+
+
+def _find_bad_variable(spec: "FineTuneJobSpec") -> str | None:
+    names = [variable.name for variable in spec.env]
+    for name in names:
+        if name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES):
+            return f"env: {name} is set by the operator and must not be given"
+        if names.count(name) > 1:
+            return f"env: {name} is given twice; remove one of them"
+    return None
+
+
+def _variables_in_cel() -> CelRule:
+    has_reserved_prefix = " || ".join(f"e.name.startsWith('{prefix}')" for prefix in RESERVED_ENV_PREFIXES)
+    is_reserved = f"e.name in {list(RESERVED_ENV)} || {has_reserved_prefix}"
+    return CelRule(
+        f"!has(self.env) || !self.env.exists(e, {is_reserved})",
+        "env: the variables of the rendezvous are set by the operator and must not be given",
+        f"'env: %s is set by the operator and must not be given'.format([self.env.filter(e, {is_reserved})[0].name])",
+        field_path=".env",
+    )
+
+
+def _find_bad_volume(spec: "FineTuneJobSpec") -> str | None:
+    names = [volume.name for volume in spec.volumes]
+    paths = [volume.mount_path.rstrip("/") or "/" for volume in spec.volumes]
+    for kind, values, reserved in (("name", names, RESERVED_VOLUMES), ("mountPath", paths, RESERVED_PATHS)):
+        for value in values:
+            if values.count(value) > 1:
+                return f"volumes: {kind} {value} is used twice; give each volume its own"
+            if value in reserved:
+                return f"volumes: {kind} {value} is reserved for the operator; choose another"
+    return None
+
+
+def _volumes_in_cel() -> tuple[CelRule, ...]:
+    paths = [*RESERVED_PATHS, *(path + "/" for path in RESERVED_PATHS if path != "/")]
+    return (
+        CelRule(
+            f"!has(self.volumes) || !self.volumes.exists(v, v.name in {list(RESERVED_VOLUMES)})",
+            f"volumes: the names {', '.join(RESERVED_VOLUMES)} are reserved for the operator; choose another",
+            field_path=".volumes",
+        ),
+        CelRule(
+            f"!has(self.volumes) || !self.volumes.exists(v, v.mountPath in {paths})",
+            f"volumes: the mount paths {', '.join(RESERVED_PATHS)} are reserved for the operator; choose another",
+            field_path=".volumes",
+        ),
+        CelRule(
+            "!has(self.volumes) || self.volumes.all(v, self.volumes.exists_one(w, w.mountPath == v.mountPath))",
+            "volumes: a mountPath is used twice; give each volume its own",
+            field_path=".volumes",
+        ),
+    )
+
+
+def _reserved_keys_in_cel(field: str) -> CelRule:
+    return CelRule(
+        f"!has(self.podTemplate) || !has(self.podTemplate.{field})"
+        f" || !self.podTemplate.{field}.exists(k, k.startsWith('{RESERVED_PREFIX}/'))",
+        f"podTemplate.{field}: the prefix {RESERVED_PREFIX}/ is reserved for the operator; choose another",
+        field_path=".podTemplate",
+    )
+
+
+# parts of a vision-language model with their own learning rate are trained
+
+
+def _trained_part_rule(part: str) -> "CrossFieldRule[FineTuneJobSpec]":
+    def is_frozen_with_rate(spec: "FineTuneJobSpec") -> bool:
+        has_rate = spec.training.learning_rates_by_part[part] is not None
+        return has_rate and spec.model is not None and (spec.model.freeze is None or part in spec.model.freeze)
+
+    return CrossFieldRule.with_message(
+        f"{part} with a learning rate is trained",
+        is_frozen_with_rate,
+        CelRule(
+            f"!has(self.training) || !has(self.training.{part}LearningRate) || !has(self.model)"
+            f" || (has(self.model.freeze) && !('{part}' in self.model.freeze))",
+            f"training.{part}LearningRate: {part} is frozen (model.freeze, default: vision and aligner); set"
+            f" model.freeze without {part}, or remove the rate",
+            field_path=".training",
+        ),
+    )
+
+
+# The order is that of the CRD; the model reports the first problem, the API server all of them.
+SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
+    CrossFieldRule("one method", _find_wrong_number_of_methods, (_one_method_in_cel(),)),
+    CrossFieldRule("fields fit the method", _find_misfits, _misfits_in_cel()),
+    CrossFieldRule.with_message(
+        "one sharding backend",
+        lambda spec: spec.deepspeed is not None and spec.fsdp is not None,
+        CelRule("!(has(self.deepspeed) && has(self.fsdp))", "deepspeed and fsdp exclude each other; set one of them"),
+    ),
+    CrossFieldRule.with_message(
+        "maxMemory needs a memory limit",
+        lambda spec: spec.restart_policy.max_memory is not None and "memory" not in spec.resources.limits,
+        CelRule(
+            "!has(self.restartPolicy) || !has(self.restartPolicy.maxMemory)"
+            " || (has(self.resources) && has(self.resources.limits) && 'memory' in self.resources.limits)",
+            "restartPolicy.maxMemory raises resources.limits.memory, which is not set; set resources.limits.memory",
+            field_path=".restartPolicy",
+        ),
+    ),
+    CrossFieldRule.with_message(
+        "quantized weights are not sharded",
+        _shards_quantized_weights,
+        CelRule(
+            f"!(has(self.lora) && has(self.lora.quantization) && ({_SHARDS_WEIGHTS}))",
+            "lora.quantization: 4-bit weights cannot be sharded over ranks; remove fsdp, or use a deepspeed preset up"
+            " to zero2_offload, which shards only gradients and optimizer states",
+        ),
+        not_in_cel="a stage in deepspeed.config, an object without a schema",
+    ),
+    CrossFieldRule.with_message(
+        "probe excludes deepspeed",
+        lambda spec: spec.deepspeed is not None and spec.training.probe,
+        CelRule(
+            "!(has(self.deepspeed) && has(self.training) && has(self.training.probe) && self.training.probe)",
+            "training.probe: gradients inside DeepSpeed cannot be reset after a probe; remove probe or deepspeed",
+            field_path=".training",
+        ),
+    ),
+    CrossFieldRule(
+        "batch is consistent",
+        _find_inconsistent_batch,
+        (_batch_in_cel(),),
+        not_in_cel="jobs with GPUs of other vendors, or with a GPU count that is a string: counting their ranks"
+        " exceeds the cost limit of a CEL rule",
+    ),
+    CrossFieldRule(
+        "maxMemory is at least the memory limit",
+        _find_low_max_memory,
+        not_in_cel="all: comparing two quantities exceeds the cost limit of a CEL rule",
+    ),
+    CrossFieldRule(
+        "variables are distinct and not reserved",
+        _find_bad_variable,
+        (_variables_in_cel(),),
+        not_in_cel="a name that is given twice, because it is the key of the list, which the API server compares",
+    ),
+    CrossFieldRule(
+        "volumes are distinct and not reserved",
+        _find_bad_volume,
+        _volumes_in_cel(),
+        not_in_cel="a name that is used twice, because it is the key of the list, which the API server compares; mount"
+        " paths that differ only by slashes at the end, which CEL compares as they are",
+    ),
+    CrossFieldRule(
+        "labels and annotations are not reserved",
+        None,  # PodTemplate has the check, so that the path of the error is spec.podTemplate
+        (_reserved_keys_in_cel("labels"), _reserved_keys_in_cel("annotations")),
+        not_in_cel="prefixes that only end with the reserved one, which no key of the operator has",
+    ),
+    CrossFieldRule.with_message(
+        "evaluation has rows",
+        lambda spec: (
+            spec.training.eval_steps is not None and spec.dataset is not None and not spec.dataset.has_evaluation
+        ),
+        CelRule(
+            "!has(self.training) || !has(self.training.evalSteps) || !has(self.dataset) || "
+            "has(self.dataset.splitDatasetRatio) || (has(self.dataset.eval) && self.dataset.eval.size() > 0)",
+            "training.evalSteps is set but dataset.eval is empty; add rows to evaluate on, or set"
+            " dataset.splitDatasetRatio",
+            field_path=".training",
+        ),
+    ),
+    CrossFieldRule.with_message(
+        "reward metrics need dpo",
+        lambda spec: spec.dpo is None and (spec.training.metric_for_best_model or "").startswith(REWARD_METRICS),
+        CelRule(
+            "has(self.dpo) || !has(self.training) || !has(self.training.metricForBestModel)"
+            f" || !self.training.metricForBestModel.startsWith('{REWARD_METRICS}')",
+            f"training.metricForBestModel: metrics that begin with {REWARD_METRICS} exist only with dpo; use"
+            f" {EVAL_LOSS}",
+            field_path=".training",
+        ),
+    ),
+    _trained_part_rule("vision"),
+    _trained_part_rule("aligner"),
+    CrossFieldRule.with_message(
+        "packing needs sft",
+        lambda spec: spec.dpo is not None and spec.dataset is not None and spec.dataset.packing,
+        CelRule(
+            "!has(self.dpo) || !has(self.dataset) || !has(self.dataset.packing) || !self.dataset.packing",
+            "dataset.packing works only with sft: dpo compares the two sequences of one row, and a pack contains many"
+            " rows; remove packing",
+            field_path=".dataset",
+        ),
+    ),
+)

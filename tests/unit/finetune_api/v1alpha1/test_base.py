@@ -1,0 +1,54 @@
+"""Every rule between fields is checked on both sides, and has an invalid job as its case."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from finetune_api.v1alpha1.base import CrossFieldRule, RuledModel
+from finetune_api.v1alpha1.job import FineTuneJobSpec
+from testing.builders.bad_jobs import BAD_JOBS
+from testing.builders.jobs import spec
+
+RuleOf = tuple[type[RuledModel], CrossFieldRule[Any]]
+RULES: dict[str, RuleOf] = {
+    f"{model.__name__}: {rule.name}": (model, rule) for model in RuledModel.__subclasses__() for rule in model.rules
+}
+
+
+def is_valid(fields: dict[str, Any]) -> bool:
+    """Return whether the models accept the spec with these fields; None removes a field."""
+    try:
+        FineTuneJobSpec.model_validate({name: value for name, value in spec(**fields).items() if value is not None})
+    except ValidationError:
+        return False
+    return True
+
+
+def test_rules_are_found_and_named_uniquely() -> None:
+    assert {"FineTuneJobSpec: one method", "Dataset: one evaluation"} <= set(RULES)
+    assert len(RULES) == sum(len(model.rules) for model in RuledModel.__subclasses__())
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_is_in_cel_or_has_a_reason_why_not(name: str) -> None:
+    _, rule = RULES[name]
+
+    assert rule.cel or rule.not_in_cel
+
+
+@pytest.mark.parametrize("name", [name for name, (_, rule) in RULES.items() if rule.check is not None])
+def test_without_the_rule_one_of_its_cases_is_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rule = RULES[name]
+    monkeypatch.setattr(model, "rules", tuple(other for other in model.rules if other is not rule))
+
+    assert any(is_valid(case.fields) for case in BAD_JOBS.values()), "add a case to testing/builders/bad_jobs.py"
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_cel_message_is_expected_by_a_case(name: str) -> None:
+    errors = [case.api_server_error for case in BAD_JOBS.values() if case.api_server_error is not None]
+    # a message with the values found exists only in the API server
+    messages = [cel.message for cel in RULES[name][1].cel if cel.detail is None]
+
+    assert [message for message in messages if not any(error in message for error in errors)] == []
