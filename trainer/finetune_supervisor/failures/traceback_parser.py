@@ -140,8 +140,23 @@ def parse_failure_report(text: str, *, code: int, time: float) -> RankFailure:
     root_causes = _ROOT_CAUSE.findall(text)
     if root_causes:
         rank, local_rank, exit_code = (int(number) for number in root_causes[-1])
-        return explain_failure(failure_from_exit_code(local_rank, exit_code, time), text, rank=rank)
+        failure = explain_failure(failure_from_exit_code(local_rank, exit_code, time), text, rank=rank)
+        return _find_cause(failure, text, first_rank=rank - local_rank)
     return explain_failure(failure_from_exit_code(None, code, time), text, rank=None)
+
+
+def _find_cause(failure: RankFailure, text: str, *, first_rank: int) -> RankFailure:
+    """Return the failure of the rank that printed the original exception, if torchrun's root cause is a victim of it.
+
+    torchrun may notice an aborting victim first and terminate the rank with the exception before it has exited.
+    first_rank: of this node.
+    """
+    if not failure.victim and failure.signal != signal.SIGABRT:
+        return failure
+    cause = find_root_exception(text, rank=None)
+    if cause is None or cause.rank is None or is_victim(cause.error_type, cause.message):
+        return failure
+    return _with_exception(failure_from_exit_code(cause.rank - first_rank, 1, failure.time), cause)
 
 
 def find_last_line(text: str, *, rank: int | None) -> str:

@@ -136,6 +136,22 @@ def test_output_without_an_exception_yields_none(text: str) -> None:
     assert find_root_exception(text, rank=None) is None
 
 
+@pytest.mark.parametrize("code", [1, -6], ids=["exit code 1", "SIGABRT"])
+def test_the_exception_of_a_terminated_rank_is_the_cause_if_torchrun_noticed_its_victim_first(code: int) -> None:
+    output = MIXED.replace("[rank1]", "[rank4]").replace("[rank0]", "[rank5]")
+
+    failure = parse_failure_report(output + REPORT.format(code=code) + LAUNCHER, code=1, time=5.0)
+
+    assert (failure.local_rank, failure.error_type, failure.exit_code) == (0, "ValueError", 1)
+    assert (failure.victim, failure.signal) == (False, None)
+
+
+def test_an_abort_without_the_exception_of_another_rank_is_the_cause() -> None:
+    failure = parse_failure_report(REPORT.format(code=-6) + LAUNCHER, code=1, time=5.0)
+
+    assert (failure.local_rank, failure.signal, failure.victim) == (1, 6, False)
+
+
 def test_an_exception_that_was_logged_earlier_is_not_the_cause() -> None:
     text = OWN.replace("ValueError", "TimeoutError").replace("row 7 has no label", "try again") + OWN
 
