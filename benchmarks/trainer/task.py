@@ -16,7 +16,7 @@ class Task:
     columns: str  # path; the same rows with TRL's columns
     output: str  # a folder that does not exist yet
     method: str  # sft or dpo
-    family: str  # of a vision-language model; empty for a text model
+    family: str  # family of the vision-language model; empty for a text model
     packing: bool
     lora: bool
     gradient_checkpointing: bool

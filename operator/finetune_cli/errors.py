@@ -1,6 +1,6 @@
 """The error for input that the user has to correct."""
 
-EXIT_BAD_INPUT = 2  # exit code, as for a wrong flag
+EXIT_BAD_INPUT = 2  # the exit code of typer for an invalid flag
 
 
 class BadInput(Exception):

@@ -69,7 +69,7 @@ class ThrowawayCluster:
         return Kubectl(program=program, kubeconfig=self.kubeconfig)
 
     def up(self, *, node_count: int = 2, versions: Versions = PINNED, dns_cache: bool = False) -> None:
-        """Start all programs that are not running; after a reboot of the host the cluster is created again."""
+        """Start the cluster if it is not running; after a reboot of the host, create it again."""
         if not 1 <= node_count <= MAX_NODES:
             raise HarnessError(f"{node_count} nodes: expected 1 to {MAX_NODES}")
         require_supported_host(self.cache, self.root)

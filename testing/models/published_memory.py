@@ -147,7 +147,7 @@ def forecast_row(row: PublishedRow) -> int:
     """Return the forecast in bytes of the memory that the row's source measured."""
     source, bf16 = row.source, torch.bfloat16
     config = AutoConfig.for_model(**MODELS[row.model])
-    # ms-swift keeps the weights in 16 bits in full tuning too.
+    # ms-swift keeps the weights in 16 bits in full fine-tuning, too.
     uniform_dtype = source.in_16_bits or row.lora is None or row.zero is not None
     architecture = Architecture(config, bf16, row.lora, uniform_dtype=uniform_dtype)
     autocast = None if uniform_dtype else bf16

@@ -13,7 +13,7 @@ PEER_LOSS_TYPES = frozenset(
     {"DistBackendError", "DistNetworkError", "DistStoreError", "SignalException", "TimeoutError", "ConnectionError"}
     | {error.__name__ for error in ConnectionError.__subclasses__()}
 )
-# Regular expressions without regard to case. Each must be unambiguous by itself, because the supervisor applies no
+# Case-insensitive regular expressions. Each must be unambiguous by itself, because the supervisor applies no
 # other patterns first, and have bounded repetitions, because texts are long.
 PEER_LOSS_TEXTS = (
     r"connection (closed|reset) by (remote )?peer",

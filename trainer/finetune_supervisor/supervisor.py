@@ -104,7 +104,7 @@ class Supervisor:
         detector = HangDetector(limit=self._node.hang_seconds, now=time.monotonic(), is_stopped=is_stopped_or_dead)
         while (code := child.reap()) is None or (self._stop.is_requested and child.has_survivors()):
             now = time.monotonic()
-            # Refresh the termination message, for the case that the supervisor is killed.
+            # Refresh the termination message, in case the supervisor is killed.
             if now - written_at >= _MESSAGE_INTERVAL_SECONDS:
                 written_at = now
                 self._reporter.write_running()

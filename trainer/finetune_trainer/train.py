@@ -63,7 +63,7 @@ def main() -> None:
 
 def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> str:
     """Train, or resume training, and publish the result. Return the final phase: done or stopped."""
-    # Check what was started and whether anything is left to do.
+    # Check the world size and the owner of the output; end if the result is already complete.
     check_world_size(context.ranks, planned=context.planned_world_size)
     plan = plan_training(spec, world_size=context.ranks.world_size)
     output = OutputFolder(

@@ -1,4 +1,4 @@
-"""spec.output: the volume or repository that receives checkpoints and the result."""
+"""spec.output: the volume or repository that receives checkpoints and the result. pod_types has the claim's fields."""
 
 from typing import Annotated, Literal
 

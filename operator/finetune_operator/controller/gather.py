@@ -23,7 +23,7 @@ class CachedState:
     deleted_pods: tuple[RawBody, ...] = ()
     services: tuple[RawBody, ...] = ()
     progress: Progress | None = None
-    unreachable_endpoint: str = ""  # host:port that has not answered progress polls for long
+    unreachable_endpoint: str = ""  # host:port that no longer answers progress polls
     rejected_creates: tuple[RejectedCreate, ...] = ()  # of the last pass
     since_status_write: timedelta | None = None  # None if this process has not written the status yet
 

@@ -1,4 +1,4 @@
-"""Conditions and phase of a job, computed anew in each pass, never accumulated."""
+"""Conditions and phase (Queued, Starting, Running ...) of a job, computed anew in each pass, never accumulated."""
 
 from collections.abc import Iterable
 from datetime import datetime

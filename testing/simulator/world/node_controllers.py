@@ -1,4 +1,4 @@
-"""Controllers of Kubernetes: node lifecycle, taint eviction, pod garbage collection and garbage collection by owner."""
+"""Simulated Kubernetes controllers: node lifecycle, taint eviction, pod and owner-reference garbage collection."""
 
 import asyncio
 from collections.abc import Callable

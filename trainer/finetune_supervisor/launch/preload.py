@@ -70,7 +70,7 @@ def _roots(statement: ast.Import | ast.ImportFrom) -> Iterator[str]:
 
 
 def _standard_library() -> frozenset[str]:
-    """Return the names of the standard library; on Python 3.9, which has no list of them, the common ones."""
+    """Return the names of standard-library modules; only common ones on Python 3.9, which has no list of them."""
     common = (
         "__future__",
         "argparse",

@@ -1,4 +1,4 @@
-"""Choose the access to full weights and optimizer states that fits the sharding of a run."""
+"""Selects the implementation of FullStateAccess (ZeRO, or FSDP2 and DDP) that fits the sharding of a run."""
 
 from transformers import Trainer
 

@@ -34,7 +34,7 @@ async def test_the_status_is_written_before_any_action() -> None:
 
     assert cluster.requests == ["write status", "event Running"]
     assert written_status(result).attempts[-1].state is AttemptState.RUNNING
-    assert result.requeue_after == timedelta()  # the next step waits for no event
+    assert result.requeue_after == timedelta()  # requeued at once: no event would cause the next pass
 
 
 async def test_a_conflict_ends_the_pass_before_any_action() -> None:
