@@ -14,7 +14,7 @@ from finetune_operator.controller import controller, gather
 from finetune_operator.controller.execute_actions import execute_actions
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.reconcile import PassDependencies, PassResult, render_status
-from finetune_operator.core import attempt_record, decide, ensure_children, stop_attempt
+from finetune_operator.core import attempt_record, deadlines, decide, ensure_children, stop_attempt
 from finetune_operator.core.decision import Decision, require_confirmation
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.pending import PendingReason
@@ -221,7 +221,7 @@ def never_restart_released_nodes(patch: pytest.MonkeyPatch) -> None:
 
 def never_release_running_nodes(patch: pytest.MonkeyPatch) -> None:
     """Running nodes wait for others until their rendezvous times out, which counts as a failure."""
-    patch.setattr(JobContext, "release_time", property(lambda context: None))
+    patch.setattr(deadlines, "release_time", lambda context: None)
     patch.setattr(decide, "_check_incomplete_gang", lambda context: None)
 
 

@@ -10,19 +10,20 @@ from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState
 from finetune_operator import names
+from finetune_operator.core import deadlines
 from finetune_operator.core.actions import Action, Create, DeleteConfigMap, DeleteJob, Emit
-from finetune_operator.core.attempt_record import next_attempt, record_start, with_next_attempt, with_record
+from finetune_operator.core.attempt_record import record_start, with_next_attempt, with_record
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.ensure_children import ensure_service_and_config_map, next_config_map_check
-from finetune_operator.core.job_context import JobContext
+from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
 from finetune_operator.core.stop_attempt import (
-    ABORT_GRACE_SECONDS,
     StopReason,
     begin_stopping,
     complete_job,
     continue_stopping,
     end_attempt,
 )
+from finetune_operator.core.suspend import resume, stay_suspended, suspend_before_start
 from finetune_operator.failures.create_rejections import find_permanent_rejection
 from finetune_operator.failures.rules import judge_node
 from finetune_operator.observation.pods import NodeObservation, Observation, PodPhase
@@ -48,7 +49,7 @@ def decide(job: FineTuneJob, observation: Observation, now: datetime, settings: 
         return _clean_up_finished(context)
     # a new job: begin attempt 0, unless it is created suspended
     if not job.status.attempts:
-        return _suspend_before_start(context) if job.spec.suspend else _begin_first_attempt(context)
+        return suspend_before_start(context) if job.spec.suspend else _begin_first_attempt(context)
     # otherwise continue with the current attempt
     match context.record.state:
         case AttemptState.STARTING | AttemptState.RUNNING:
@@ -56,7 +57,7 @@ def decide(job: FineTuneJob, observation: Observation, now: datetime, settings: 
         case AttemptState.STOPPING:
             return continue_stopping(context)
         case AttemptState.STOPPED:
-            return _stay_suspended(context) if job.spec.suspend else _resume(context)
+            return stay_suspended(context) if job.spec.suspend else resume(context)
         case AttemptState.SUCCEEDED | AttemptState.FAILED:
             raise AssertionError("the write that ends an attempt also begins the next one or finishes the job")
 
@@ -65,11 +66,6 @@ def _begin_first_attempt(context: JobContext) -> Decision:
     record = AttemptRecord(attempt=0, state=AttemptState.STARTING, start_time=context.now, pending_since=context.now)
     status = context.status.model_copy(update={"start_time": context.now, "suspend_time": None})
     return build_decision(context, with_next_attempt(status, record, context.now))
-
-
-def _suspend_before_start(context: JobContext) -> Decision:
-    suspend_time = context.status.suspend_time or context.now
-    return build_decision(context, context.status.model_copy(update={"suspend_time": suspend_time}))
 
 
 def _continue_attempt(context: JobContext) -> Decision:
@@ -103,7 +99,8 @@ def _check_stop_request(context: JobContext) -> Decision | None:
     """Stop the attempt if spec.suspend is set or activeDeadlineSeconds is over."""
     if context.job.spec.suspend:
         return begin_stopping(context, StopReason.SUSPENDED)
-    if context.active_deadline is not None and context.now >= context.active_deadline:
+    active_deadline = deadlines.active_deadline(context)
+    if active_deadline is not None and context.now >= active_deadline:
         return begin_stopping(context, StopReason.DEADLINE)
     return None
 
@@ -202,7 +199,7 @@ def _create_retry_after(context: JobContext) -> timedelta | None:
 def _check_pending_timeout(context: JobContext) -> Decision | None:
     """End the attempt if its image could not be pulled, or its container not created, within the timeout."""
     reported = context.status.waiting
-    timeout_at = context.pending_timeout_at(reported)
+    timeout_at = deadlines.pending_timeout_at(context, reported)
     if reported is None or timeout_at is None or context.now < timeout_at:
         return None
     if (pending_reason := context.pending_reason) and pending_reason.verdict is not None:
@@ -213,12 +210,13 @@ def _check_pending_timeout(context: JobContext) -> Decision | None:
 def _check_start_deadlines(context: JobContext) -> Decision | None:
     """Fail a job whose nodes do not all start in time, or release the nodes that wait for the others."""
     reported = context.status.waiting
-    if context.pending_deadline is not None and context.now >= context.pending_deadline:
+    pending_deadline = deadlines.pending_deadline(context)
+    if pending_deadline is not None and context.now >= pending_deadline:
         cause = f": {reported.message}" if reported else ""
         limit = context.job.spec.pending_deadline_seconds
         message = f"not all nodes ran within pendingDeadlineSeconds ({limit} s){cause}"
         return begin_stopping(context, StopReason.PENDING, message=message)
-    release_time = context.release_time
+    release_time = deadlines.release_time(context)
     if release_time is None or context.now < release_time or reported is None:
         return None
     limit = context.job.spec.startup_deadline_seconds
@@ -255,25 +253,6 @@ def _start_events(context: JobContext, record: AttemptRecord) -> tuple[Action, .
 
 def _pods_of_older_attempts(context: JobContext) -> list[NodeObservation]:
     return [node for node in context.observation.live_nodes() if node.attempt != context.record.attempt]
-
-
-def _stay_suspended(context: JobContext) -> Decision:
-    """Delete pods of a suspended job that appear late or that a sidecar keeps running."""
-    kept_by_sidecars, requeue_after = context.pods_kept_by_sidecars()
-    actions = context.deletions([*context.running_pods(), *kept_by_sidecars], ABORT_GRACE_SECONDS)
-    return build_decision(context, context.status, actions=actions, requeue_after=requeue_after)
-
-
-def _resume(context: JobContext) -> Decision:
-    """Begin the next attempt and add the pause to suspendedSeconds."""
-    record = next_attempt(context, context.status)
-    suspend_time = context.status.suspend_time
-    paused = max(0, (context.now - suspend_time).total_seconds()) if suspend_time else 0
-    status = with_next_attempt(context.status, record, context.now).model_copy(
-        update={"suspended_seconds": context.status.suspended_seconds + round(paused), "suspend_time": None}
-    )
-    event = Emit("Normal", Reason.RESUMED, f"attempt {record.attempt} starts", f"resumed-{record.attempt}")
-    return build_decision(context, status, actions=(event,))
 
 
 def _clean_up_finished(context: JobContext) -> Decision:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from finetune_api.v1alpha1.status import JobStatus
+from finetune_operator.core import deadlines
 from finetune_operator.core.actions import Action
 from finetune_operator.core.derive_status import StatusContext, derive_status
 from finetune_operator.core.job_context import JobContext
@@ -43,12 +44,13 @@ def require_confirmation(context: JobContext, decision: Decision) -> Decision:
 def _earliest_requeue(context: JobContext, status: JobStatus, requeue_after: timedelta | None) -> timedelta | None:
     """Return the time until the first future moment at which the passage of time alone changes the decision."""
     delays = [requeue_after] if requeue_after is not None else []
-    if context.active_deadline is not None and status.completion_time is None and not context.job.spec.suspend:
-        delays.append(context.active_deadline - context.now)
+    active_deadline = deadlines.active_deadline(context)
+    if active_deadline is not None and status.completion_time is None and not context.job.spec.suspend:
+        delays.append(active_deadline - context.now)
     if status.completion_time is None and context.status.attempts:
-        deadlines = (context.pending_deadline, context.release_time)
-        delays += [deadline - context.now for deadline in deadlines if deadline is not None]
-    if (timeout_at := context.pending_timeout_at(status.waiting)) is not None:
+        start_deadlines = (deadlines.pending_deadline(context), deadlines.release_time(context))
+        delays += [deadline - context.now for deadline in start_deadlines if deadline is not None]
+    if (timeout_at := deadlines.pending_timeout_at(context, status.waiting)) is not None:
         delays.append(timeout_at - context.now)
     if status.completion_time is not None and context.job.spec.ttl_seconds_after_finished is not None:
         delays.append(timedelta(seconds=context.job.spec.ttl_seconds_after_finished))

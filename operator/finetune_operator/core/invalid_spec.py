@@ -10,7 +10,7 @@ from finetune_api.v1alpha1.status import AttemptState, Condition, JobStatus, Pha
 from finetune_operator.core.actions import DeletePod, Emit
 from finetune_operator.core.conditions import keep_transition_times
 from finetune_operator.core.decision import Decision
-from finetune_operator.core.stop_attempt import ABORT_GRACE_SECONDS
+from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
 from finetune_operator.observation.pods import Observation
 
 CONDITIONS = (("Running", "False"), ("Failed", "True"), ("Finished", "True"), ("Stalled", "True"))

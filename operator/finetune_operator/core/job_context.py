@@ -1,16 +1,17 @@
-"""JobContext: the facts that a decision rests on, and the deadlines that follow from them."""
+"""JobContext: the facts that a decision rests on; core.deadlines derives deadlines from them."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from finetune_api.v1alpha1.job import FineTuneJob
-from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, WaitStatus
+from finetune_api.v1alpha1.status import AttemptRecord, JobStatus
 from finetune_operator.core.actions import Action, DeletePod
 from finetune_operator.core.pending import PendingReason, find_pending_reason
-from finetune_operator.observation.pods import NodeObservation, Observation, PodPhase
+from finetune_operator.observation.pods import NodeObservation, Observation
 from finetune_operator.settings import Settings
 
 SIDECAR_TIMEOUT = timedelta(seconds=30)
+ABORT_GRACE_SECONDS = 10  # for the peers of a failed node: their ranks are blocked and have nothing to save
 
 
 @dataclass(frozen=True)
@@ -41,50 +42,6 @@ class JobContext:
     def pending_reason(self) -> PendingReason | None:
         """Why pods of the current attempt do not start; None if all do, or before the first attempt."""
         return find_pending_reason(self.job, self.observation, self.nodes, self.now) if self.status.attempts else None
-
-    @property
-    def active_deadline(self) -> datetime | None:
-        """When activeDeadlineSeconds ends; time spent suspended does not count."""
-        limit, started = self.job.spec.active_deadline_seconds, self.status.start_time
-        if limit is None or started is None:
-            return None
-        return started + timedelta(seconds=limit + self.status.suspended_seconds)
-
-    @property
-    def pending_deadline(self) -> datetime | None:
-        """When pendingDeadlineSeconds ends: by then every node of a starting attempt must run."""
-        limit, since = self.job.spec.pending_deadline_seconds, self.record.pending_since
-        starting = self.record.state is AttemptState.STARTING
-        return since + timedelta(seconds=limit) if starting and limit is not None and since is not None else None
-
-    @property
-    def release_time(self) -> datetime | None:
-        """When startupDeadlineSeconds ends: then running nodes are released, because others cannot start."""
-        limit, pending_reason = self.job.spec.startup_deadline_seconds, self.pending_reason
-        reported = self.status.waiting
-        started = [node.started_at for node in self.nodes if node.phase is PodPhase.RUNNING and node.started_at]
-        if not limit or not started or pending_reason is None or reported is None or not pending_reason.has_no_timeout:
-            return None
-        since = reported.since if reported.reason == pending_reason.reason else self.now
-        return self._correct_slow_clock(since, started) + timedelta(seconds=limit)
-
-    def pending_timeout_at(self, reported: WaitStatus | None) -> datetime | None:
-        """Return when the reported pending reason times out; None if it has no timeout or no longer applies."""
-        pending_reason = self.pending_reason
-        if pending_reason is None or pending_reason.timeout is None:
-            return None
-        if reported is None or reported.reason != pending_reason.reason:
-            return None
-        pending = (node for node in self.nodes if node.phase is PodPhase.PENDING)
-        creating = [node.container_creating_since for node in pending if node.container_creating_since]
-        return self._correct_slow_clock(reported.since, creating) + pending_reason.timeout
-
-    def _correct_slow_clock(self, since: datetime, pod_times: list[datetime]) -> datetime:
-        """Return `since`, but no earlier than the first of the pods' times: the clock that wrote it may have been slow.
-
-        Times in the future come from a clock ahead of this one and are ignored.
-        """
-        return max(since, min((time for time in pod_times if time <= self.now), default=since))
 
     def running_pods(self) -> list[NodeObservation]:
         """Return the pods of any attempt in which a process may still run."""

@@ -11,15 +11,15 @@ from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus,
 from finetune_operator.core.actions import Emit
 from finetune_operator.core.attempt_record import next_attempt, step_range, with_next_attempt, with_record, with_verdict
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
-from finetune_operator.core.job_context import JobContext
+from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
 from finetune_operator.core.progress import newest_progress, resolve_current_batch
+from finetune_operator.core.suspend import record_suspension
 from finetune_operator.failures.merge_evidence import collect_initial_evidence, merge_evidence
 from finetune_operator.failures.restart_budget import plan_restart
 from finetune_operator.failures.rules import NODE_LOST_DISRUPTIONS, judge
 from finetune_operator.failures.verdict import Verdict
 from finetune_operator.plan.run_plan import GRACE_SECONDS, RunPlan, plan_run
 
-ABORT_GRACE_SECONDS = 10  # for the peers of a failed node: their ranks are blocked and have nothing to save
 REQUEUE_INTERVAL = timedelta(seconds=5)
 ROOT_CAUSE_GRACE = timedelta(seconds=3)  # for the root cause to end by itself after a victim has failed
 
@@ -92,7 +92,7 @@ def _judge(context: JobContext, record: AttemptRecord) -> Decision:
         return complete_job(context, record)  # the success of all nodes overrides the stop reason
     match StopReason(record.reason):
         case StopReason.SUSPENDED:
-            return _suspend(context, record)
+            return record_suspension(context, record)
         case StopReason.DEADLINE:
             limit = context.job.spec.active_deadline_seconds
             return fail_job(
@@ -187,11 +187,3 @@ def fail_job(context: JobContext, status: JobStatus, record: AttemptRecord, mess
     record = record.model_copy(update=update)
     status = with_record(status, record).model_copy(update={"completion_time": context.now})
     return build_decision(context, status, actions=(Emit("Warning", record.reason, message, "end"),))
-
-
-def _suspend(context: JobContext, record: AttemptRecord) -> Decision:
-    """Record that every pod of a suspended job has been deleted."""
-    record = record.model_copy(update={"state": AttemptState.STOPPED, "end_time": context.now, "action": "Suspend"})
-    status = with_record(context.status, record).model_copy(update={"suspend_time": context.now})
-    event = Emit("Normal", Reason.SUSPENDED, "every pod is released", f"suspended-{record.attempt}")
-    return build_decision(context, status, actions=(event,))

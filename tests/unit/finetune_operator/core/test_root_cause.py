@@ -10,7 +10,8 @@ from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState, Fault
 from finetune_operator import names
 from finetune_operator.core.actions import DeletePod
-from finetune_operator.core.stop_attempt import ABORT_GRACE_SECONDS, ROOT_CAUSE_GRACE
+from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
+from finetune_operator.core.stop_attempt import ROOT_CAUSE_GRACE
 from testing.builders.jobs import (
     NOW,
     RawBody,

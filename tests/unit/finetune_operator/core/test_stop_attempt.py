@@ -8,7 +8,7 @@ import pytest
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.status import AttemptState, JobStatus, Phase
 from finetune_operator.core.actions import DeletePod
-from finetune_operator.core.stop_attempt import ABORT_GRACE_SECONDS
+from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
 from finetune_operator.plan.run_plan import GRACE_SECONDS
 from testing.builders.jobs import (
     NOW,
