@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote
+
+from testing.fakes.http_server import serve_in_background
 
 SHA = "5eed" * 10
 TOKEN = "hf_may_write"  # noqa: S105 (a fake token)
@@ -116,11 +117,5 @@ def serve_hub() -> Iterator[FakeHub]:
         def log_message(self, *_: object) -> None:
             """Log nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with serve_in_background(HubHandler) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -5,9 +5,10 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from testing.fakes.http_server import serve_in_background
 
 TOKEN = "ms-may-write"  # noqa: S105 (a fake token)
 _MODEL_EXISTS = 10010101001
@@ -79,11 +80,5 @@ def serve_modelscope() -> Iterator[FakeModelScope]:
         def log_message(self, *_: object) -> None:
             """Log nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), ModelScopeHandler)
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with serve_in_background(ModelScopeHandler) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
