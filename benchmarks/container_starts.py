@@ -4,7 +4,7 @@ from collections import Counter
 
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import Evidence
-from finetune_operator.core.pending import find_pending_reason
+from finetune_operator.core.pending_reasons import find_pending_reason
 from finetune_operator.failures.rules import judge_node
 from testing.builders.jobs import NOW, job, observation_of, pod
 from testing.corpus.error_corpus import LabelledStartFailure

@@ -5,7 +5,7 @@ from typing import Any
 
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Progress
 from finetune_operator.core.derive_status import StatusContext, derive_status
-from finetune_operator.core.pending import PendingReason
+from finetune_operator.core.pending_reasons import PendingReason
 from testing.builders.jobs import NOW, RawBody, job, observation_of
 
 LATER = NOW + timedelta(minutes=5)

@@ -17,7 +17,7 @@ from finetune_operator.controller.reconcile import PassDependencies, PassResult,
 from finetune_operator.core import attempt_record, deadlines, decide, ensure_children, stop_attempt
 from finetune_operator.core.decision import Decision, require_confirmation
 from finetune_operator.core.job_context import JobContext
-from finetune_operator.core.pending import PendingReason
+from finetune_operator.core.pending_reasons import PendingReason
 from finetune_operator.failures import merge_evidence, node_avoidance, restart_budget, rules
 from finetune_operator.failures.verdict import Verdict
 from finetune_operator.kube import cluster

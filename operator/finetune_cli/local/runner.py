@@ -20,7 +20,7 @@ from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.progress_poller import fetch_status
 from finetune_operator.controller.reconcile import PassDependencies, reconcile
 from finetune_operator.controller.workqueue import WorkQueue
-from finetune_operator.core.conditions import is_finished, is_suspended
+from finetune_operator.core.phase import is_finished, is_suspended
 from finetune_operator.kube.cluster import ClusterError
 from finetune_operator.observation.ownership import RawBody
 from finetune_operator.observation.pods import RejectedCreate

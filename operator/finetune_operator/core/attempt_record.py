@@ -1,6 +1,7 @@
-"""The records in status.attempts: the start, steps, verdict and downtime of an attempt, and the record of the next.
+"""The records in status.attempts: start, verdict and downtime of an attempt, and the record of the next one.
 
-core.stop_attempt decides how an attempt ends; failures.merge_evidence fills its evidence.
+core.progress reads the first and the last step, core.stop_attempt decides how an attempt ends, failures.merge_evidence
+fills its evidence.
 """
 
 from datetime import datetime
@@ -8,6 +9,7 @@ from datetime import datetime
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus
 from finetune_operator.core.job_context import JobContext
+from finetune_operator.core.progress import step_range
 from finetune_operator.failures.node_avoidance import nodes_to_avoid, prune_attempts
 from finetune_operator.failures.rules import most_relevant
 from finetune_operator.failures.verdict import Verdict
@@ -77,26 +79,6 @@ def with_next_attempt(status: JobStatus, record: AttemptRecord, now: datetime) -
     """Return the status with the record of a new attempt appended."""
     attempts = prune_attempts((*status.attempts, record), now)
     return status.model_copy(update={"attempt": record.attempt, "attempts": attempts})
-
-
-def step_range(context: JobContext) -> dict[str, object]:
-    """Return the update of a record with its first and last step and the time of the first, as far as reported."""
-    record = context.record
-    terminations = [node.termination for node in context.nodes if node.termination]
-    progress = (*(termination.progress for termination in terminations), context.observation.progress)
-    reports = [report for report in progress if report is not None]
-    first_steps = [termination.first_step for termination in terminations] + [report.first_step for report in reports]
-    first_step_times = [report.first_step_time for report in reports]
-    last_steps = [record.last_step, *(report.step for report in reports)]
-    first_step = record.first_step
-    if first_step is None:
-        first_step = min((step for step in first_steps if step is not None), default=None)
-    earliest_time = min((time for time in first_step_times if time is not None), default=None)
-    return {
-        "first_step": first_step,
-        "first_step_time": record.first_step_time or earliest_time,
-        "last_step": max((step for step in last_steps if step is not None), default=None),
-    }
 
 
 def record_downtime(ended: tuple[AttemptRecord, ...], record: AttemptRecord) -> tuple[AttemptRecord, ...]:

@@ -1,49 +1,13 @@
-"""Conditions and phase (Queued, Starting, Running ...) of a job, computed anew in each pass, never accumulated."""
+"""Conditions of a job and their messages, computed anew in each pass, never accumulated."""
 
 from collections.abc import Iterable
 from datetime import datetime
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.reasons import Reason
-from finetune_api.v1alpha1.status import (
-    AttemptState,
-    Condition,
-    JobStatus,
-    Phase,
-)
-from finetune_operator.observation.pods import NodeObservation, Observation
-
-
-def is_finished(status: JobStatus) -> bool:
-    """Return whether the job is Complete or Failed, which it stays."""
-    return status.completion_time is not None
-
-
-def is_suspended(job: FineTuneJob, status: JobStatus) -> bool:
-    """Return whether spec.suspend is set and every pod has been deleted."""
-    return (
-        job.spec.suspend
-        and not is_finished(status)
-        and (not status.attempts or status.attempts[-1].state is AttemptState.STOPPED)
-    )
-
-
-def derive_phase(job: FineTuneJob, status: JobStatus, nodes: tuple[NodeObservation, ...]) -> Phase:
-    """Return the phase, a summary of the job in one word."""
-    if is_finished(status):
-        return Phase.COMPLETE if _is_complete(status) else Phase.FAILED
-    if is_suspended(job, status):
-        return Phase.SUSPENDED
-    if not status.attempts:
-        return Phase.QUEUED
-    record = status.attempts[-1]
-    if record.state is AttemptState.RUNNING:
-        return Phase.RUNNING
-    if record.state is AttemptState.STOPPING:
-        return Phase.SUSPENDED if job.spec.suspend else Phase.RESTARTING
-    if status.restarts and len(status.attempts) > 1 and status.attempts[-2].state is AttemptState.FAILED:
-        return Phase.RESTARTING
-    return Phase.STARTING if any(node.scheduled for node in nodes) else Phase.QUEUED
+from finetune_api.v1alpha1.status import AttemptState, Condition, JobStatus
+from finetune_operator.core.phase import is_complete, is_finished, is_suspended
+from finetune_operator.observation.pods import Observation
 
 
 def build_conditions(job: FineTuneJob, status: JobStatus, observation: Observation, now: datetime) -> list[Condition]:
@@ -75,17 +39,13 @@ def build_conditions(job: FineTuneJob, status: JobStatus, observation: Observati
         ),
     ]
     if is_finished(status):
-        end = "Complete" if _is_complete(status) else "Failed"
+        end = "Complete" if is_complete(status) else "Failed"
         conditions += [condition(end, True, reason, message), condition("Finished", True, reason, message)]
         if end == "Failed":
             conditions.append(condition("Stalled", True, reason, message))
     elif not running and not suspended:
         conditions.append(condition("Reconciling", True, reason, message))
     return conditions
-
-
-def _is_complete(status: JobStatus) -> bool:
-    return bool(status.attempts) and status.attempts[-1].state is AttemptState.SUCCEEDED
 
 
 def _describe_state(job: FineTuneJob, status: JobStatus, observation: Observation) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from finetune_operator.core.stop_attempt import (
     continue_stopping,
     end_attempt,
 )
-from finetune_operator.core.suspend import resume, stay_suspended, suspend_before_start
+from finetune_operator.core.suspend_and_resume import resume, stay_suspended, suspend_before_start
 from finetune_operator.failures.create_rejections import find_permanent_rejection
 from finetune_operator.failures.rules import judge_node
 from finetune_operator.observation.pods import NodeObservation, Observation, PodPhase

@@ -1,6 +1,6 @@
 """Derivation of the status fields that readers use: waiting, progress, batch, output, nodes, columns.
 
-core.conditions derives the conditions and the phase. Nothing is accumulated: each pass computes all of them anew.
+core.phase and core.conditions derive those two. Nothing is accumulated: each pass computes all of them anew.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,9 @@ from finetune_api.v1alpha1.status import (
     NodeStatus,
     WaitStatus,
 )
-from finetune_operator.core.conditions import build_conditions, derive_phase, keep_transition_times
-from finetune_operator.core.pending import REJECTED_REASONS, PendingReason
+from finetune_operator.core.conditions import build_conditions, keep_transition_times
+from finetune_operator.core.pending_reasons import REJECTED_REASONS, PendingReason
+from finetune_operator.core.phase import derive_phase
 from finetune_operator.core.printer_columns import build_columns
 from finetune_operator.core.progress import newest_progress, resolve_current_batch
 from finetune_operator.observation.pods import NodeObservation, Observation, PodPhase

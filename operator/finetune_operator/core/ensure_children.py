@@ -5,7 +5,7 @@ from datetime import timedelta
 from finetune_operator import names
 from finetune_operator.core.actions import Action, Create, DeleteService
 from finetune_operator.core.job_context import JobContext
-from finetune_operator.core.pending import CONTAINER_CREATING_TIMEOUT
+from finetune_operator.core.pending_reasons import CONTAINER_CREATING_TIMEOUT
 from finetune_operator.observation.pods import NodeObservation
 from finetune_operator.plan.manifests import build_config_map, build_service
 from finetune_operator.plan.run_plan import plan_run

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptRecord, JobStatus
 from finetune_operator.core.actions import Action, DeletePod
-from finetune_operator.core.pending import PendingReason, find_pending_reason
+from finetune_operator.core.pending_reasons import PendingReason, find_pending_reason
 from finetune_operator.observation.pods import NodeObservation, Observation
 from finetune_operator.settings import Settings
 

@@ -1,6 +1,7 @@
-"""Progress and batch of the current attempt, merged from what was polled and what nodes reported when they ended.
+"""Progress, steps and batch of the current attempt, from polled reports and the termination messages of its nodes.
 
-`updateTime` is the time of the heartbeat of rank 0, or of the poll (controller.progress_poller) if a report has none.
+`updateTime` is the time of the heartbeat of rank 0 (finetune_supervisor.liveness.heartbeat), or of the poll
+(controller.progress_poller) if a report has none.
 """
 
 from dataclasses import replace
@@ -9,6 +10,7 @@ from finetune_api.batch import Batch
 from finetune_api.oom_repair import apply_repair
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import JobStatus, Progress
+from finetune_operator.core.job_context import JobContext
 from finetune_operator.observation.pods import NodeObservation, Observation
 from finetune_operator.plan.run_plan import resolve_chosen_batch, resolve_planned_batch
 
@@ -26,6 +28,26 @@ def newest_progress(status: JobStatus, nodes: tuple[NodeObservation, ...], polle
     if newest.last_checkpoint is None and before is not None:
         newest = replace(newest, last_checkpoint=before.last_checkpoint)
     return newest
+
+
+def step_range(context: JobContext) -> dict[str, object]:
+    """Return the update of a record with its first and last step and the time of the first, as far as reported."""
+    record = context.record
+    terminations = [node.termination for node in context.nodes if node.termination]
+    progress = (*(termination.progress for termination in terminations), context.observation.progress)
+    reports = [report for report in progress if report is not None]
+    first_steps = [termination.first_step for termination in terminations] + [report.first_step for report in reports]
+    first_step_times = [report.first_step_time for report in reports]
+    last_steps = [record.last_step, *(report.step for report in reports)]
+    first_step = record.first_step
+    if first_step is None:
+        first_step = min((step for step in first_steps if step is not None), default=None)
+    earliest_time = min((time for time in first_step_times if time is not None), default=None)
+    return {
+        "first_step": first_step,
+        "first_step_time": record.first_step_time or earliest_time,
+        "last_step": max((step for step in last_steps if step is not None), default=None),
+    }
 
 
 def resolve_current_batch(job: FineTuneJob, observation: Observation) -> Batch | None:

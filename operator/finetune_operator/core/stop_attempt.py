@@ -9,11 +9,11 @@ from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Progress, Repair
 from finetune_operator.core.actions import Emit
-from finetune_operator.core.attempt_record import next_attempt, step_range, with_next_attempt, with_record, with_verdict
+from finetune_operator.core.attempt_record import next_attempt, with_next_attempt, with_record, with_verdict
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
-from finetune_operator.core.progress import newest_progress, resolve_current_batch
-from finetune_operator.core.suspend import record_suspension
+from finetune_operator.core.progress import newest_progress, resolve_current_batch, step_range
+from finetune_operator.core.suspend_and_resume import record_suspension
 from finetune_operator.failures.merge_evidence import collect_initial_evidence, merge_evidence
 from finetune_operator.failures.restart_budget import plan_restart
 from finetune_operator.failures.rules import NODE_LOST_DISRUPTIONS, judge

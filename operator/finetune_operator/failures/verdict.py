@@ -1,6 +1,6 @@
 """The verdict on a failed node or attempt: reason, action and message.
 
-failures.rules and failures.container_start_rules return verdicts; core.attempt_record writes them to the status.
+failures.rules and failures.pod_start_rules return verdicts; core.attempt_record writes them to the status.
 """
 
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ from datetime import timedelta
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState
 from finetune_operator.core.actions import Create
 from finetune_operator.core.attempt_record import record_downtime
-from finetune_operator.core.pending import IMAGE_PULL_TIMEOUT
+from finetune_operator.core.pending_reasons import IMAGE_PULL_TIMEOUT
 from finetune_operator.observation.pods import Observation, RejectedCreate
 from testing.builders.jobs import NOW, decide_once, ended_pod, job, observation_of, pod, running_pod
 

@@ -12,7 +12,7 @@ from finetune_api.v1alpha1.status import (
     Phase,
     Progress,
 )
-from finetune_operator.core.conditions import is_suspended, keep_transition_times
+from finetune_operator.core.conditions import keep_transition_times
 from finetune_operator.core.derive_status import StatusContext, derive_status
 from testing.builders.jobs import NOW, command, job, observation_of, pod, running_pod
 from testing.builders.statuses import LATER, PULL, UNSCHEDULABLE, finished, status_of, status_with_attempts
@@ -192,14 +192,6 @@ def test_a_condition_keeps_its_transition_time_until_its_status_changes() -> Non
     assert (same.last_transition_time, same.reason) == (NOW, "Starting")
     [changed] = keep_transition_times([running_is("True", minute=5, reason="Running")], before)
     assert changed.last_transition_time == LATER
-
-
-def test_a_job_is_suspended_only_if_the_spec_sets_it_and_no_pod_is_left() -> None:
-    suspended_job, active_job = job(suspend=True), job()
-    assert is_suspended(suspended_job, status_with_attempts(AttemptState.STOPPED))
-    assert not is_suspended(suspended_job, status_with_attempts(AttemptState.STOPPING))
-    assert not is_suspended(active_job, status_with_attempts(AttemptState.STOPPED))
-    assert not is_suspended(suspended_job, finished(AttemptState.SUCCEEDED))
 
 
 def test_a_suspended_command_has_no_known_checkpoint() -> None:

@@ -9,7 +9,7 @@ import pytest
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState, JobStatus
 from finetune_operator.core.actions import Create, DeleteJob, DeletePod, Emit
-from finetune_operator.core.pending import CREATE_CONTAINER_TIMEOUT, IMAGE_PULL_TIMEOUT
+from finetune_operator.core.pending_reasons import CREATE_CONTAINER_TIMEOUT, IMAGE_PULL_TIMEOUT
 from finetune_operator.observation.pods import Claim, Observation, RejectedCreate
 from testing.builders.jobs import NOW, decide_once, ended_pod, job, observation_of, pod, running_pod, terminating_pod
 from testing.builders.stopping import running_job

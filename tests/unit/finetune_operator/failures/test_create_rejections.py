@@ -4,7 +4,7 @@ import pytest
 
 from finetune_api.v1alpha1.reasons import FailureAction
 from finetune_api.v1alpha1.status import AttemptRecord, Fault, JobStatus
-from finetune_operator.core.pending import PendingReason, find_pending_reason
+from finetune_operator.core.pending_reasons import PendingReason, find_pending_reason
 from finetune_operator.failures.create_rejections import claim_names, find_permanent_rejection
 from finetune_operator.observation.pods import Claim, Observation, RejectedCreate
 from testing.builders.jobs import NOW, command, job, observation_of

@@ -1,6 +1,7 @@
 """Rules for containers that never ran: rejected by the kubelet, or not created or started by the runtime.
 
-core.pending reports a container whose start the kubelet still retries, such as one with the reason ConfigMissing.
+core.pending_reasons reports a container whose start the kubelet still retries, with the reason ConfigMissing for
+example.
 """
 
 import re

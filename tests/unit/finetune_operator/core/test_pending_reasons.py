@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from finetune_api.v1alpha1.status import JobStatus, WaitStatus
-from finetune_operator.core.pending import CREATE_CONTAINER_TIMEOUT, PendingReason, find_pending_reason
+from finetune_operator.core.pending_reasons import CREATE_CONTAINER_TIMEOUT, PendingReason, find_pending_reason
 from finetune_operator.failures.create_rejections import find_permanent_rejection
 from finetune_operator.observation.pods import Observation, RejectedCreate
 from testing.builders.jobs import NOW, RawBody, job, observation_of, pod, running_pod
