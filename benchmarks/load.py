@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -69,9 +70,12 @@ class BaselineLoad:
 
     async def _start(self, job: str, *, attempt: int, nodes: int) -> float:
         started_at = time.monotonic()
-        parsed = FineTuneJob.parse({**job_body(job, nodes), "metadata": {"name": job, "namespace": NAMESPACE}})
-        children = build_children(plan_run(parsed, attempt=attempt, settings=Settings(trainer_image="localhost/none")))
-        await asyncio.gather(*(self._create(child) for child in children if child["kind"] != "Service" or not attempt))
+        children = [
+            child
+            for child in baseline_children(job, attempt=attempt, nodes=nodes)
+            if child["kind"] != "Service" or not attempt
+        ]
+        await asyncio.gather(*(self._create(child) for child in children))
         pods = pod_names([job], attempt=attempt, nodes=nodes)
         await wait_until(
             self.pod_times, lambda: all(pod in self.pod_times.running for pod in pods), f"pods of {job} running"
@@ -79,13 +83,22 @@ class BaselineLoad:
         return max(self.pod_times.running[pod] for pod in pods) - started_at
 
     async def _create(self, manifest: RawBody) -> None:
-        """Create an object without owner and job label, so that the operator ignores it."""
-        metadata = {**manifest["metadata"], "ownerReferences": []}
-        labels = {key: value for key, value in metadata["labels"].items() if key != names.JOB_UID}
-        metadata["labels"] = {**labels, names.MANAGED_BY: "baseline"}
-        await self.rig.api.call(
-            "POST", collection_path(manifest["kind"], NAMESPACE), body={**manifest, "metadata": metadata}
-        )
+        await self.rig.api.call("POST", collection_path(manifest["kind"], NAMESPACE), body=manifest)
+
+
+def baseline_children(job: str, *, attempt: int, nodes: int) -> list[RawBody]:
+    """Return the objects of one attempt without owner and job label, so that the operator ignores them."""
+    metadata = {"name": job, "namespace": NAMESPACE, "uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, job))}
+    parsed = FineTuneJob.parse({**job_body(job, nodes), "metadata": metadata})
+    children = build_children(plan_run(parsed, attempt=attempt, settings=Settings(trainer_image="localhost/none")))
+    return [_without_owner(child) for child in children]
+
+
+def _without_owner(manifest: RawBody) -> RawBody:
+    metadata = {**manifest["metadata"], "ownerReferences": []}
+    labels = {key: value for key, value in metadata["labels"].items() if key != names.JOB_UID}
+    metadata["labels"] = {**labels, names.MANAGED_BY: "baseline"}
+    return {**manifest, "metadata": metadata}
 
 
 class OperatorLoad:
