@@ -92,7 +92,7 @@ class InvariantMonitor:
         return any(abs(operator.clock_offset.total_seconds()) < OPERATOR_REACTION_SECONDS for operator in operators)
 
     def check_output(self) -> None:
-        """Check that no attempt publishes after a newer one took the lock, and that there is only one result."""
+        """Check that no zombie publishes, that there is one result, and that each process runs the spec of its job."""
         for folder in self._world.trainer.folders.values():
             groups = [(publication.attempt, publication.group) for publication in folder.publications]
             if groups != sorted(groups):
@@ -102,6 +102,9 @@ class InvariantMonitor:
         for attempts in self._world.trainer.attempts_per_rendezvous():
             if len(attempts) > 1:
                 self.report(f"processes of attempts {sorted(attempts)} joined one rendezvous")
+        for process in self._world.trainer.processes:
+            if process.spec_job_uids - {process.job_uid}:
+                self.report(f"a process of job {process.job_uid} runs the spec of {sorted(process.spec_job_uids)}")
 
     def _on_commit(self, change: Change) -> None:
         by_operator = change.actor.startswith("operator")

@@ -10,6 +10,7 @@ from finetune_api import oom_repair
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, Evidence
+from finetune_operator import names
 from finetune_operator.controller import controller, gather
 from finetune_operator.controller.execute_actions import execute_actions
 from finetune_operator.controller.gather import CachedState
@@ -262,6 +263,11 @@ def never_recreate_the_config_map(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ensure_children, "build_config_map", manifests.build_service)
 
 
+def share_the_config_map_name_between_jobs(patch: pytest.MonkeyPatch) -> None:
+    """The name of a ConfigMap does not contain the uid of the job."""
+    patch.setattr(names, "config_map_name", lambda job_name, job_uid, attempt: f"{job_name}-{attempt}")
+
+
 def never_check_the_config_map(patch: pytest.MonkeyPatch) -> None:
     """A pod that waits for its ConfigMap does not requeue the job."""
     patch.setattr(decide, "next_config_map_check", lambda context: None)
@@ -312,6 +318,7 @@ PLANTED_FOR_INTERFERENCE: tuple[tuple[PlantBug, tuple[Incident, ...]], ...] = (
     (treat_objects_of_a_predecessor_as_foreign, (job_recreated,)),
     (hold_nodes_during_quota_errors, (quota_exhausted,)),
     (never_recreate_the_config_map, (config_map_deleted, quota_exhausted)),
+    (share_the_config_map_name_between_jobs, (job_recreated,)),
     (never_check_the_config_map, (config_map_deleted, quota_exhausted)),
     (ignore_edited_services, (service_edited, k8s_nodes_occupied)),
     (ignore_unlisted_pods, (labels_edited, suspended_temporarily)),

@@ -1,7 +1,7 @@
 """Scheduler and kubelets: assign pods to Kubernetes nodes, run their containers and report their state."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,8 +10,10 @@ from pydantic import TypeAdapter
 
 from finetune_api.termination import Termination
 from finetune_operator import names
+from finetune_operator.observation.ownership import controller_uid
 from testing.simulator.world.apiserver import TERMINAL, Change, Key, RawBody, SimulatedApiServer, format_time
 from testing.simulator.world.choices import Choices
+from testing.simulator.world.config_map_cache import ConfigMapCache
 from testing.simulator.world.trainer import EPOCH, ContainerExit, Process, Trainer
 
 POLL_SECONDS = 5.0
@@ -51,6 +53,7 @@ class KubernetesNodes:
         self._server = server
         self._trainer = trainer
         self._choices = choices
+        self._config_map_cache = ConfigMapCache(server)
         self._tasks: set[asyncio.Task[None]] = set()
         for k8s_node in self.nodes:
             k8s_node.connected.set()
@@ -161,7 +164,7 @@ class KubernetesNodes:
         if k8s_node.rejects_pods and k8s_node.connected.is_set():
             self.set_status(key, phase="Failed", reason="OutOfcpu", message="Pod was rejected: not enough cpu")
             return
-        process = self._trainer.start(read_process(pod))
+        process = self._trainer.start(read_process(pod, self._mount_config_maps(pod, k8s_node)))
         self.processes[uid] = process, k8s_node
         if k8s_node.gpu_broken:
             self.spawn(self._fail_after_delay(process))
@@ -183,9 +186,12 @@ class KubernetesNodes:
 
     def _volumes_available(self, pod: RawBody) -> bool:
         """Whether the pod's ConfigMaps exist; a missing one is reported by events only."""
-        config_maps = (volume.get("configMap", {}).get("name") for volume in pod["spec"].get("volumes", ()))
-        keys = (Key("ConfigMap", pod["metadata"]["namespace"], name) for name in config_maps if name)
-        return all(self._server.get(key) for key in keys)
+        return all(self._server.get(key) for key in _config_map_keys(pod))
+
+    def _mount_config_maps(self, pod: RawBody, k8s_node: KubernetesNode) -> list[RawBody]:
+        uid = pod["metadata"]["uid"]
+        mounted = (self._config_map_cache.mount(k8s_node.name, key, uid) for key in _config_map_keys(pod))
+        return [body for body in mounted if body is not None]
 
     async def _report_exit(self, key: Key, uid: str, process: Process, k8s_node: KubernetesNode) -> None:
         exit_result = await process.exit_future
@@ -241,8 +247,8 @@ class KubernetesNodes:
             self._server.remove(key, actor="kubelet")
 
 
-def read_process(pod: RawBody) -> Process:
-    """Return the trainer process that the pod's container runs, from its environment variables."""
+def read_process(pod: RawBody, config_maps: Iterable[RawBody]) -> Process:
+    """Return the trainer process that the pod's container runs, from its environment and mounted ConfigMaps."""
     labels = pod["metadata"].get("labels", {})
     containers = pod["spec"].get("containers") or [{}]
     environment = {variable["name"]: variable.get("value") for variable in containers[0].get("env", ())}
@@ -254,7 +260,13 @@ def read_process(pod: RawBody) -> Process:
         num_nodes=int(environment.get("NNODES") or 2),
         rendezvous=f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}/{job_uid}",
         pod_uid=pod["metadata"]["uid"],
+        spec_job_uids=frozenset(uid for body in config_maps if (uid := controller_uid(body))),
     )
+
+
+def _config_map_keys(pod: RawBody) -> list[Key]:
+    config_maps = (volume.get("configMap", {}).get("name") for volume in pod["spec"].get("volumes", ()))
+    return [Key("ConfigMap", pod["metadata"]["namespace"], name) for name in config_maps if name]
 
 
 def _key_of(body: RawBody) -> Key:

@@ -43,7 +43,15 @@ class Process:
     """The trainer process of one node."""
 
     def __init__(
-        self, *, job_uid: str, attempt: int, node_rank: int, num_nodes: int, rendezvous: str, pod_uid: str
+        self,
+        *,
+        job_uid: str,
+        attempt: int,
+        node_rank: int,
+        num_nodes: int,
+        rendezvous: str,
+        pod_uid: str,
+        spec_job_uids: frozenset[str] = frozenset(),
     ) -> None:
         self.job_uid = job_uid
         self.attempt = attempt
@@ -51,6 +59,7 @@ class Process:
         self.node_rank = node_rank
         self.rendezvous = rendezvous
         self.pod_uid = pod_uid
+        self.spec_job_uids = spec_job_uids  # owners of the mounted ConfigMaps
         self.stop_requests = 0
         self.exit_future: asyncio.Future[ContainerExit] = asyncio.get_running_loop().create_future()
         self.end_time = 0.0
