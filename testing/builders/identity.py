@@ -3,5 +3,5 @@
 from finetune_trainer.checkpoint.output_folder import Identity
 
 
-def identity(*, uid: str = "ours", attempt: int = 0, fingerprint: str = "f1") -> Identity:
-    return Identity(uid=uid, namespace="default", name=f"job-{uid}", attempt=attempt, fingerprint=fingerprint)
+def identity(*, uid: str = "ours", name: str = "", attempt: int = 0, fingerprint: str = "f1") -> Identity:
+    return Identity(uid=uid, namespace="default", name=name or f"job-{uid}", attempt=attempt, fingerprint=fingerprint)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from finetune_trainer.atomic_files import remove_path, write_json
-from finetune_trainer.checkpoint.output_folder import OutputFolder
+from finetune_trainer.checkpoint.output_folder import CHECKPOINT_PREFIX, OutputFolder
 from finetune_trainer.errors import CheckpointCorrupt, DiskFull
 
 _MANIFEST = "manifest.json"
-_PREFIX = "step-"
 
 
 @dataclass(frozen=True)
@@ -93,14 +92,14 @@ class Checkpoints:
         return ResumePoint(None)
 
     def _folder(self, step: int) -> Path:
-        return self.output.checkpoints / f"{_PREFIX}{step:08d}"
+        return self.output.checkpoints / f"{CHECKPOINT_PREFIX}{step:08d}"
 
     def _identity(self) -> dict[str, object]:
         identity = self.output.identity
         return {"uid": identity.uid, "fingerprint": identity.fingerprint, "attempt": identity.attempt}
 
     def _newest_first(self) -> Iterator[Path]:
-        yield from sorted(self.output.checkpoints.glob(f"{_PREFIX}*"), reverse=True)
+        yield from sorted(self.output.checkpoints.glob(f"{CHECKPOINT_PREFIX}*"), reverse=True)
 
     def _find_problem(self, folder: Path) -> str | None:
         """Return why training cannot resume from the checkpoint, or None if it is complete."""
@@ -125,7 +124,7 @@ class Checkpoints:
 
 def checkpoint_step(checkpoint: Path) -> int:
     """Return the completed optimizer steps of a checkpoint folder, from its name."""
-    return int(checkpoint.name.removeprefix(_PREFIX))
+    return int(checkpoint.name.removeprefix(CHECKPOINT_PREFIX))
 
 
 def _prune(checkpoints: Iterable[Path], retained_step: int | None) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from finetune_supervisor.success_marker import is_result_published, success_mark
 from finetune_trainer.atomic_files import fsync_tree, remove_path, translate_disk_errors, write_json
 from finetune_trainer.errors import OutputError
 
+CHECKPOINT_PREFIX = "step-"  # a published checkpoint is checkpoints/step-00000100
 _SHARED_STORAGE_TIMEOUT_SECONDS = 30.0  # network file systems may show a new file late on another node
 
 
@@ -84,7 +85,7 @@ class OutputFolder:
                 " give the changed job another output.subPath, or set output.overwrite to start over"
             )
         occupied = any(folder.is_dir() and any(folder.iterdir()) for folder in (self.checkpoints, self.result))
-        if (occupied or holder is not None) and not overwrite:
+        if (occupied or holder is not None) and not (overwrite or self._is_left_by_failed_predecessor(holder)):
             raise OutputError(
                 f"{self.root} holds the output of {_describe_owner(holder)}; choose another output.subPath,"
                 " or set output.overwrite to replace it"
@@ -156,6 +157,15 @@ class OutputFolder:
         with translate_disk_errors(self.root):
             self.check_holder()
             write_json(self.success_file, marker, staging_file=self.checkpoints / f"{self.staging_prefix}SUCCESS")
+
+    def _is_left_by_failed_predecessor(self, holder: dict[str, object] | None) -> bool:
+        """Return whether a deleted job of the same name owns the folder and published neither checkpoint nor result."""
+        if holder is None or (holder.get("namespace"), holder.get("name")) != (
+            self.identity.namespace,
+            self.identity.name,
+        ):
+            return False
+        return not self.result.exists() and not any(self.checkpoints.glob(f"{CHECKPOINT_PREFIX}*"))
 
     def _continues(self, holder: dict[str, object]) -> bool:
         return holder.get("uid") == self.identity.uid and holder.get("fingerprint") == self.identity.fingerprint

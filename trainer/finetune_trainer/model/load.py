@@ -1,5 +1,6 @@
 """Load tokenizer and model from a path or the Hub, in the dtype that its training method needs."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,7 +152,20 @@ def _fetch(name: str, load: Callable[[], T]) -> T:
             ) from error
         if isinstance(error, OSError) and not _is_path(name):
             raise HubUnavailable(f'"{name}" could not be read from the Hub: {first_line(error)}') from error
-        raise ModelError(f'model "{name}" cannot be loaded for text generation: {first_line(error)}') from error
+        cause = _describe_unreadable_file(Path(name)) or first_line(error)
+        raise ModelError(f'model "{name}" cannot be loaded for text generation: {cause}') from error
+
+
+def _describe_unreadable_file(folder: Path) -> str | None:
+    """Return which file of a local model this process may not read, or None if it may read all of them.
+
+    safetensors saves weights with mode 0600, and reports a file that it may not open as missing.
+    """
+    for path in sorted(folder.glob("*")):
+        if path.is_file() and not os.access(path, os.R_OK):
+            mode = f"{path.stat().st_mode & 0o777:04o}"
+            return f"user id {os.getuid()} may not read {path.name} (mode {mode}); run chmod -R a+rX on the folder"
+    return None
 
 
 def choose_dtype(source: ModelSource, config: PretrainedConfig, device: torch.device) -> torch.dtype:

@@ -58,6 +58,30 @@ def test_the_error_for_the_output_of_another_job_names_the_job_and_the_remedies(
     assert "output.overwrite" in str(raised.value)
 
 
+def test_a_recreated_job_claims_the_folder_if_its_predecessor_published_nothing(output: OutputFolder) -> None:
+    recreated = OutputFolder(output.root, identity(uid="new", name="job-ours"))
+
+    recreated.claim(overwrite=False)
+
+    with pytest.raises(OutputError, match="taken over"):
+        output.check_holder()
+
+
+@pytest.mark.parametrize("published", ["result", "checkpoints/step-00000001"])
+def test_a_recreated_job_keeps_what_its_predecessor_published(output: OutputFolder, published: str) -> None:
+    output.publish(output.root / published, write_weights)
+
+    with pytest.raises(OutputError, match=r"default/job-ours \(uid ours\)"):
+        OutputFolder(output.root, identity(uid="new", name="job-ours")).claim(overwrite=False)
+
+    assert (output.root / published / "weights").exists()
+
+
+def test_a_folder_without_checkpoints_of_a_job_with_another_name_is_rejected(output: OutputFolder) -> None:
+    with pytest.raises(OutputError, match=r"default/job-ours \(uid ours\)"):
+        OutputFolder(output.root, identity(uid="theirs")).check_owner(overwrite=False)
+
+
 def test_existing_files_without_an_owner_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "result").mkdir()
     (tmp_path / "result" / "precious").touch()

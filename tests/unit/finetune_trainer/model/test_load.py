@@ -1,5 +1,6 @@
 """Test loading a model and its tokenizer, and adding, continuing and merging adapters."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,21 @@ def test_an_unknown_architecture_is_an_error_of_the_model(tmp_path: Path) -> Non
 
     with pytest.raises(ModelError, match="martian"):
         describe_model(ModelSource(name=str(tmp_path)), CPU)
+
+
+def test_an_unreadable_file_of_the_model_is_named_with_its_mode(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests may run as root, who may read every file; so os.access is replaced."""
+    weights = model_folder / "model.safetensors"
+    weights.chmod(0o600)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != weights)
+
+    def open_weights() -> None:
+        raise FileNotFoundError(f"No such file or directory: {weights}")
+
+    with pytest.raises(ModelError, match=r"may not read model.safetensors \(mode 0600\); run chmod -R a\+rX"):
+        load._fetch(str(model_folder), open_weights)
 
 
 RESPONSE = Response(404, request=Request("GET", "https://hub.example/acme"))
