@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -45,13 +45,20 @@ def preferences_path(rows: Path) -> Path:
     return rows.with_suffix(".pairs.jsonl")
 
 
+def save_model(model: PreTrainedModel, folder: Path) -> None:
+    """Save the model so that pods of another user can read it; safetensors creates files with mode 0600."""
+    model.save_pretrained(folder)
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o644)
+
+
 def build(folder: Path, *, rows: int = 400, eval_rows: int = 40, seed: int = 0) -> TinyFiles:
     """Create model, tokenizer and rows below `folder`, reproducibly."""
     files = TinyFiles(folder / "model", folder / "train.jsonl", folder / "eval.jsonl")
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(files.model)
-    build_model(len(tokenizer), seed=seed).save_pretrained(files.model)
+    save_model(build_model(len(tokenizer), seed=seed), files.model)
     all_rows = list(chat_rows())
     if rows + eval_rows > len(all_rows):
         raise ValueError(f"{rows} + {eval_rows} rows requested; the help topics contain {len(all_rows)}")

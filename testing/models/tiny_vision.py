@@ -215,7 +215,7 @@ def build(folder: Path, model_type: str = "qwen2_vl", *, seed: int = 0) -> Path:
     for parameter in model.parameters():
         if parameter.dim() == 2 and not parameter.any():  # Gemma 3 initializes its aligner with zeros
             torch.nn.init.normal_(parameter, std=0.1)
-    model.save_pretrained(folder)
+    tiny_text.save_model(model, folder)
     RECIPES[model_type].processor().save_pretrained(folder)
     if pixels := RECIPES[model_type].pixels:
         size = dict(zip(("shortest_edge", "longest_edge"), pixels, strict=True))
