@@ -1,1 +1,1 @@
-"""The API shared by users, operator and trainer; it depends only on pydantic, so that every image can contain it."""
+"""API that users, operator and trainer share; it depends only on pydantic, so that every image can contain it."""

@@ -1,4 +1,4 @@
-"""Arithmetic of the effective batch: samples per device x accumulation x world size."""
+"""Computes the effective batch: samples per device x gradient accumulation x world size."""
 
 import math
 from bisect import bisect_left
@@ -11,12 +11,12 @@ PerDevice = int | Literal["auto"]
 
 
 class BatchError(ValueError):
-    """Batch sizes contradict each other or do not divide; the message contains the nearest valid values."""
+    """Error for inconsistent or indivisible batch sizes; the message contains the nearest valid values."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples per device and micro-batch, gradient accumulation and world size of one optimizer step."""
+    """Batch of one optimizer step: samples per micro-batch, gradient accumulation and world size."""
 
     per_device: int
     accumulation: int
@@ -34,7 +34,9 @@ class Batch:
 def resolve_batch(
     *, per_device: PerDevice | None, accumulation: int | None, effective: int | None, world_size: int
 ) -> Batch:
-    """Return the batch with the given sizes; missing ones are derived or 1, `auto` counts as 1 until one is chosen.
+    """Return the batch with the given sizes; missing sizes are derived or 1.
+
+    `auto` counts as 1 until the trainer has chosen a size.
 
     Raises: BatchError if `effective` is given and cannot be reached exactly.
     """
@@ -57,34 +59,31 @@ def resolve_batch(
     return Batch(per_device, _divide(effective, per_device * world_size, "perDeviceTrainBatchSize"), world_size)
 
 
-def list_splits(smallest: Batch) -> tuple[Batch, ...]:
-    """Return all batches with the effective size of `smallest`, from the largest micro-batch to one of one sample."""
-    samples, ranks = smallest.per_device * smallest.accumulation, smallest.world_size
+def list_splits(smallest_batch: Batch) -> tuple[Batch, ...]:
+    """Return all batches with the same effective size, from the largest micro-batch to one sample."""
+    samples, ranks = smallest_batch.per_device * smallest_batch.accumulation, smallest_batch.world_size
     divisors = [size for size in range(1, math.isqrt(samples) + 1) if samples % size == 0]
     sizes = sorted({*divisors, *(samples // size for size in divisors)}, reverse=True)
     return tuple(Batch(size, samples // size, ranks) for size in sizes)
 
 
-def find_split(smallest: Batch, per_device: int | None) -> Batch | None:
-    """Return the batch of the same effective size with this micro-batch size; None if it does not divide."""
-    return next((batch for batch in list_splits(smallest) if batch.per_device == per_device), None)
+def find_split(smallest_batch: Batch, per_device: int | None) -> Batch | None:
+    """Return the batch with the same effective size and this micro-batch size; None if it does not divide."""
+    return next((batch for batch in list_splits(smallest_batch) if batch.per_device == per_device), None)
 
 
-def find_largest_fitting(batches: Sequence[Batch], fits: Callable[[Batch], bool]) -> Batch | None:
-    """Return the first batch that fits, by binary search: `batches` must be ordered by decreasing memory.
-
-    Returns None if not even the last one fits.
-    """
-    index = bisect_left(range(len(batches)), x=True, key=lambda position: fits(batches[position]))
+def find_largest_fitting(batches: Sequence[Batch], fits_in_memory: Callable[[Batch], bool]) -> Batch | None:
+    """Return the first batch that fits, or None. Binary search: `batches` must be sorted by decreasing memory."""
+    index = bisect_left(range(len(batches)), x=True, key=lambda position: fits_in_memory(batches[position]))
     return batches[index] if index < len(batches) else None
 
 
-def _divide(effective: int, unit: int, given_field: str) -> int:
-    if effective % unit == 0:
-        return effective // unit
-    below, above = effective // unit * unit, (effective // unit + 1) * unit
+def _divide(effective: int, divisor: int, divisor_name: str) -> int:
+    if effective % divisor == 0:
+        return effective // divisor
+    below, above = effective // divisor * divisor, (effective // divisor + 1) * divisor
     nearest = f"{below} or {above}" if below else f"{above}"
     raise BatchError(
-        f"globalBatchSize {effective} is not a multiple of {given_field} x ranks = {unit};"
+        f"globalBatchSize {effective} is not a multiple of {divisor_name} x ranks = {divisor};"
         f" the nearest multiples: {nearest}"
     )

@@ -1,4 +1,4 @@
-"""The peak learning rates of a job: those of its spec or defaults, scaled to the effective batch."""
+"""Resolves the peak learning rates of a job: values of the spec or defaults, scaled to the effective batch."""
 
 import math
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ _LORA_DEFAULT, _FULL_DEFAULT = 1e-4, 1e-5
 
 @dataclass(frozen=True)
 class LearningRates:
-    """The default learning rate, and those of parts of a vision-language model with a separate one."""
+    """Peak learning rates: a default, and separate rates for parts of a vision-language model."""
 
     default: float
     by_part: Mapping[str, float]
-    scaling: str = ""  # description of the factor; empty: not scaled
+    scaling: str = ""  # description of the scaling factor; empty: not scaled
 
     def for_part(self, part: str) -> float:
-        """Return the learning rate of a part, named as in model.freeze."""
+        """Return the learning rate of a model part, named as in model.freeze."""
         return self.by_part.get(part, self.default)
 
     def __str__(self) -> str:
@@ -28,7 +28,7 @@ class LearningRates:
 
 
 def resolve_learning_rates(spec: FineTuneJobSpec, batch: Batch) -> LearningRates:
-    """Return the learning rates of a job that the operator's trainer runs."""
+    """Return the scaled learning rates of a job for the operator's trainer."""
     training, factor, scaling = spec.training, 1.0, ""
     default = training.learning_rate or (_LORA_DEFAULT if spec.lora else _FULL_DEFAULT) / (10 if spec.dpo else 1)
     if rule := training.lr_scaling:

@@ -1,4 +1,4 @@
-"""Repairs of the spec after an out-of-memory failure that keep the training result the same."""
+"""Repairs the spec after an out-of-memory failure without changing the training result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,29 +12,30 @@ from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Repair
 
 ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
-_OLD_ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"  # the older name, which torch still reads
-_EXPANDABLE = "expandable_segments:True"
-_LORA_PRESETS = ("zero3", "zero3_offload")  # only stage 3 shards the frozen model, which uses most of the memory
-_PRESETS = ("zero1", "zero2", "zero3", "zero3_offload")
+_DEPRECATED_ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"  # deprecated name that torch still reads
+_EXPANDABLE_SEGMENTS = "expandable_segments:True"
+# with LoRA, only stage 3 shards the frozen model, which uses most of the memory
+_LORA_SHARDING_PRESETS = ("zero3", "zero3_offload")
+_SHARDING_PRESETS = ("zero1", "zero2", "zero3", "zero3_offload")
 
 
 @dataclass(frozen=True)
 class MemoryShortage:
-    """An out-of-memory failure of an attempt, with everything that the choice of a repair depends on."""
+    """Out-of-memory failure of an attempt, with the information for choosing a repair."""
 
     reason: Reason  # CudaOutOfMemory, HostOutOfMemory or SharedMemoryExhausted
-    spec: FineTuneJobSpec  # as written by the user
-    repair: Repair | None  # changes with which the attempt ran
-    batch: Batch | None  # of that attempt; None for a command, whose batch is unknown
-    in_container: bool = True  # with resource limits that can be raised
+    spec: FineTuneJobSpec  # spec of the user, without the repair
+    repair: Repair | None  # repair that the attempt ran with
+    batch: Batch | None  # batch of the attempt; None for a command, whose batch is unknown
+    in_container: bool = True  # containers have resource limits that can be raised
 
     @property
     def effective_spec(self) -> FineTuneJobSpec:
-        """The spec of the attempt, with its repair."""
+        """Spec that the attempt ran with, including its repair."""
         return apply_repair(self.spec, self.repair)
 
-    def add_repair(self, **fields: object) -> Repair:
-        """Return the repair of the attempt with these fields changed."""
+    def extend_repair(self, **fields: object) -> Repair:
+        """Return a copy of the attempt's repair with these fields changed."""
         return (self.repair or Repair()).model_copy(update=fields)
 
 
@@ -50,7 +51,7 @@ def apply_repair(spec: FineTuneJobSpec, repair: Repair | None) -> FineTuneJobSpe
     if training := {name: value for name in names if (value := getattr(repair, name)) is not None}:
         update["training"] = spec.training.model_copy(update=training)
     if repair.expandable_segments:
-        update["env"] = (*spec.env, EnvVar(name=ALLOCATOR_VARIABLE, value=_EXPANDABLE))
+        update["env"] = (*spec.env, EnvVar(name=ALLOCATOR_VARIABLE, value=_EXPANDABLE_SEGMENTS))
     if repair.deepspeed is not None:
         update["deepspeed"] = Deepspeed.model_validate({"preset": repair.deepspeed})
     if repair.memory is not None:
@@ -63,20 +64,21 @@ def apply_repair(spec: FineTuneJobSpec, repair: Repair | None) -> FineTuneJobSpe
 
 
 def find_next_repair(shortage: MemoryShortage) -> tuple[Repair, str] | None:
-    """Return the cheapest remaining repair, including earlier ones, and a description of the new change.
+    """Return the cheapest remaining repair, which includes earlier ones, and a description of the new change.
 
-    Returns None if nothing is left to change. One change per attempt: decisions/208.
+    Returns None if no change is left. Each attempt makes one change: decisions/208.
     """
     repairs = (step(shortage) for step in _LADDERS[shortage.reason])
     return next((repair for repair in repairs if repair is not None), None)
 
 
 def build_advice(shortage: MemoryShortage) -> str:
-    """Return what the user can do if no repair is left."""
+    """Return advice for the user if no repair is left."""
     spec, is_command = shortage.effective_spec, shortage.spec.command is not None
     fewer_loaders = "start fewer loader processes" + ("" if is_command else " (dataset.numWorkers)")
     if shortage.reason is Reason.CUDA_OUT_OF_MEMORY:
-        can_be_smaller = is_command or not shortage.spec.restart_policy.max_restarts  # otherwise repairs were tried
+        # with restarts, repairs have already reduced the batch
+        can_be_smaller = is_command or not shortage.spec.restart_policy.max_restarts
         return "use smaller batches, or larger or more GPUs" if can_be_smaller else shortage.reason.advice
     if not shortage.in_container:
         return f"{fewer_loaders}, or use a host with more memory"
@@ -102,11 +104,11 @@ def _double_memory_limit(shortage: MemoryShortage) -> tuple[Repair, str] | None:
     if larger_bytes <= current_bytes:
         return None
     memory = format_bytes(int(larger_bytes))
-    return shortage.add_repair(memory=memory), f"resources.limits.memory {limit} -> {memory}"
+    return shortage.extend_repair(memory=memory), f"resources.limits.memory {limit} -> {memory}"
 
 
 def _double_shm_size(shortage: MemoryShortage) -> tuple[Repair, str] | None:
-    """Double /dev/shm once; not more, since its contents count against the container's memory limit."""
+    """Double /dev/shm once only, because its contents count against the container's memory limit."""
     spec = shortage.effective_spec
     limit, current_bytes = spec.resources.limits.get("memory"), spec.shm_bytes
     larger_bytes = 2 * current_bytes if limit is None else min(2 * current_bytes, int(parse_quantity(limit)))
@@ -114,21 +116,21 @@ def _double_shm_size(shortage: MemoryShortage) -> tuple[Repair, str] | None:
     if was_doubled or larger_bytes <= current_bytes or not shortage.in_container:
         return None
     size = format_bytes(larger_bytes)
-    return shortage.add_repair(shm_size=size), f"shmSize {format_bytes(current_bytes)} -> {size}"
+    return shortage.extend_repair(shm_size=size), f"shmSize {format_bytes(current_bytes)} -> {size}"
 
 
 def _reduce_loaders(shortage: MemoryShortage) -> tuple[Repair, str] | None:
-    """Reduce loader processes per rank to one, then to none; rows and their order stay the same."""
+    """Reduce the loader processes per rank to one, then to none; rows and their order are unchanged."""
     dataset = shortage.effective_spec.dataset
     if dataset is None or dataset.num_workers == 0:
         return None
     workers = 0 if dataset.num_workers == 1 else 1
     before = "default" if dataset.num_workers is None else dataset.num_workers
-    return shortage.add_repair(num_workers=workers), f"dataset.numWorkers {before} -> {workers}"
+    return shortage.extend_repair(num_workers=workers), f"dataset.numWorkers {before} -> {workers}"
 
 
 def _reduce_micro_batch(shortage: MemoryShortage) -> tuple[Repair, str] | None:
-    """Reduce the micro-batch to half, or to the next smaller divisor, and raise gradient accumulation accordingly."""
+    """Halve the micro-batch, or use the next smaller divisor, and raise gradient accumulation accordingly."""
     batch = shortage.batch
     if batch is None:
         return None
@@ -140,51 +142,57 @@ def _reduce_micro_batch(shortage: MemoryShortage) -> tuple[Repair, str] | None:
         f"perDeviceTrainBatchSize {batch.per_device} -> {smaller}, gradientAccumulationSteps {batch.accumulation} ->"
         f" {accumulation} (effective batch stays {batch.effective})"
     )
-    return shortage.add_repair(per_device_train_batch_size=smaller, gradient_accumulation_steps=accumulation), change
+    return shortage.extend_repair(per_device_train_batch_size=smaller, gradient_accumulation_steps=accumulation), change
 
 
 def _enable_checkpointing(shortage: MemoryShortage) -> tuple[Repair, str] | None:
     if shortage.batch is None or shortage.effective_spec.training.gradient_checkpointing:
         return None
-    return shortage.add_repair(gradient_checkpointing=True), "gradientCheckpointing: true"
+    return shortage.extend_repair(gradient_checkpointing=True), "gradientCheckpointing: true"
 
 
 def _enable_expandable_segments(shortage: MemoryShortage) -> tuple[Repair, str] | None:
     is_set = any(
-        variable.name in (ALLOCATOR_VARIABLE, _OLD_ALLOCATOR_VARIABLE) for variable in shortage.effective_spec.env
+        variable.name in (ALLOCATOR_VARIABLE, _DEPRECATED_ALLOCATOR_VARIABLE)
+        for variable in shortage.effective_spec.env
     )
     if shortage.batch is None or is_set:
         return None
-    return shortage.add_repair(expandable_segments=True), f"{ALLOCATOR_VARIABLE}={_EXPANDABLE}"
+    return shortage.extend_repair(expandable_segments=True), f"{ALLOCATOR_VARIABLE}={_EXPANDABLE_SEGMENTS}"
 
 
-def _shard_more(shortage: MemoryShortage) -> tuple[Repair, str] | None:
+def _raise_sharding_level(shortage: MemoryShortage) -> tuple[Repair, str] | None:
     spec, batch = shortage.effective_spec, shortage.batch
     presets = stronger_sharding_presets(spec, world_size=batch.world_size) if batch else ()
     if not presets:
         return None
     current = spec.deepspeed.preset if spec.deepspeed else "none"
-    return shortage.add_repair(deepspeed=presets[0]), f"deepspeed preset {current} -> {presets[0]}"
+    return shortage.extend_repair(deepspeed=presets[0]), f"deepspeed preset {current} -> {presets[0]}"
 
 
 def stronger_sharding_presets(spec: FineTuneJobSpec, *, world_size: int) -> tuple[str, ...]:
-    """Return the DeepSpeed presets that shard more than the spec does.
+    """Return the DeepSpeed presets that shard more than the spec.
 
-    There are none if the user chose FSDP or a DeepSpeed config, if weights are quantized (they cannot be sharded), or
-    with a probe (gradients inside DeepSpeed cannot be reset).
+    Returns none if the spec has fsdp or a DeepSpeed config, if weights are quantized (they cannot be sharded), or if a
+    probe is set (gradients inside DeepSpeed cannot be reset).
     """
     current = spec.deepspeed.preset if spec.deepspeed else None
     is_quantized = spec.lora is not None and spec.lora.quantization is not None
     has_other_sharding = spec.fsdp is not None or (spec.deepspeed is not None and current is None)
     if world_size == 1 or has_other_sharding or is_quantized or spec.training.probe:
         return ()
-    presets = _LORA_PRESETS if spec.lora else _PRESETS
-    level = _PRESETS.index(current.replace("zero2_offload", "zero2")) if current else -1
-    return tuple(preset for preset in presets if _PRESETS.index(preset) > level)
+    presets = _LORA_SHARDING_PRESETS if spec.lora else _SHARDING_PRESETS
+    level = _SHARDING_PRESETS.index(current.replace("zero2_offload", "zero2")) if current else -1
+    return tuple(preset for preset in presets if _SHARDING_PRESETS.index(preset) > level)
 
 
 _LADDERS: dict[Reason, tuple[RepairStep, ...]] = {
-    Reason.CUDA_OUT_OF_MEMORY: (_reduce_micro_batch, _enable_checkpointing, _enable_expandable_segments, _shard_more),
+    Reason.CUDA_OUT_OF_MEMORY: (
+        _reduce_micro_batch,
+        _enable_checkpointing,
+        _enable_expandable_segments,
+        _raise_sharding_level,
+    ),
     Reason.HOST_OUT_OF_MEMORY: (_double_memory_limit, _reduce_loaders),
     Reason.SHARED_MEMORY_EXHAUSTED: (_double_shm_size, _reduce_loaders),
 }

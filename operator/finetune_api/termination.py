@@ -1,4 +1,4 @@
-"""The termination message of a node: JSON that the supervisor writes and the operator reads from the pod status."""
+"""Parses the termination message of a node: JSON that the supervisor writes to the pod status."""
 
 from enum import StrEnum
 
@@ -16,7 +16,7 @@ USER_ERRORS = frozenset(Reason(name) for name in contract.USER_ERRORS)
 
 
 class Outcome(StrEnum):
-    """How a node ended; the first two are final only if the supervisor itself was killed."""
+    """Outcome of a node; STARTING and RUNNING are final only if the supervisor was killed."""
 
     STARTING = contract.STARTING
     RUNNING = contract.RUNNING
@@ -27,7 +27,7 @@ class Outcome(StrEnum):
 
 @dataclass(config=MESSAGE_CONFIG, frozen=True)
 class Termination(TerminationMessage):
-    """The parsed termination message of one node."""
+    """Parsed termination message of one node."""
 
     outcome: Outcome = Outcome.STARTING
     progress: Progress | None = None
@@ -37,7 +37,7 @@ _PARSER = TypeAdapter(Termination)
 
 
 def parse_termination(text: str | None) -> Termination | None:
-    """Parse a termination message; return None if the text is not one, such as a log tail or empty."""
+    """Parse a termination message; return None for any other text, such as a log tail."""
     if not text or not text.lstrip().startswith("{"):
         return None
     try:

@@ -1,1 +1,1 @@
-"""Generated from the models: CRD, CEL rules, JSON schema, field reference and validation messages."""
+"""Derives the CRD, CEL rules, JSON schema, field reference and validation messages from the models."""

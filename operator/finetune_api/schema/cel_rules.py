@@ -1,4 +1,4 @@
-"""The CEL rules of the CRD on a whole object: on its name, between fields of the spec, and on changes of the spec."""
+"""CEL rules of the CRD for the job name, between fields of the spec, and for updates of the spec."""
 
 from finetune_api.v1alpha1.base import CelRule
 from finetune_api.v1alpha1.job import MAX_JOB_NAME, FineTuneJobSpec
@@ -23,8 +23,8 @@ MUTABLE_WHILE_SUSPENDED = (
 )
 
 
-def name_rules() -> tuple[CelRule, ...]:
-    """Return the rules on the whole object: Service and pod names are derived from the job's name."""
+def list_name_rules() -> tuple[CelRule, ...]:
+    """Return the rules for metadata.name, from which Service and pod names are derived."""
     return (
         CelRule(
             f"self.metadata.name.size() <= {MAX_JOB_NAME}",
@@ -40,21 +40,21 @@ def name_rules() -> tuple[CelRule, ...]:
     )
 
 
-def spec_rules() -> tuple[CelRule, ...]:
+def list_spec_rules() -> tuple[CelRule, ...]:
     """Return the rules between fields of the spec."""
     return tuple(cel for rule in SPEC_RULES for cel in rule.cel)
 
 
-def transition_rules() -> tuple[CelRule, ...]:
-    """Return the rules on changes of the spec: which fields are immutable, always or while the job runs."""
-    return (*_immutable(), *_immutable_while_running())
+def list_transition_rules() -> tuple[CelRule, ...]:
+    """Return the rules that make fields immutable, always or while the job runs."""
+    return (*_list_immutability_rules(), *_list_suspension_rules())
 
 
-def _immutable() -> tuple[CelRule, ...]:
+def _list_immutability_rules() -> tuple[CelRule, ...]:
     fields = (field.alias or name for name, field in FineTuneJobSpec.model_fields.items())
     return tuple(
         CelRule(
-            _unchanged(field),
+            _build_unchanged_expression(field),
             f"spec.{field} is immutable; delete and recreate the job, or create another one",
             field_path=f".{field}",
         )
@@ -63,10 +63,10 @@ def _immutable() -> tuple[CelRule, ...]:
     )
 
 
-def _immutable_while_running() -> tuple[CelRule, ...]:
+def _list_suspension_rules() -> tuple[CelRule, ...]:
     return tuple(
         CelRule(
-            f"(has(oldSelf.suspend) && oldSelf.suspend) || ({_unchanged(field)})",
+            f"(has(oldSelf.suspend) && oldSelf.suspend) || ({_build_unchanged_expression(field)})",
             f"spec.{field} can be changed only while the job is suspended; set spec.suspend to true first",
             field_path=f".{field}",
         )
@@ -74,7 +74,9 @@ def _immutable_while_running() -> tuple[CelRule, ...]:
     )
 
 
-def _unchanged(field: str) -> str:
-    """Return a CEL expression for an unchanged field. The API server estimates the cost of the equivalent
-    `self.?x == oldSelf.?x` as unbounded."""
+def _build_unchanged_expression(field: str) -> str:
+    """Return a CEL expression that is true if the field is unchanged.
+
+    The API server estimates the cost of the equivalent `self.?x == oldSelf.?x` as unbounded.
+    """
     return f"has(self.{field}) ? has(oldSelf.{field}) && self.{field} == oldSelf.{field} : !has(oldSelf.{field})"

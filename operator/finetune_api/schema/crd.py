@@ -1,14 +1,14 @@
-"""Builds the CustomResourceDefinition and the JSON schema for editors from the models, without I/O."""
+"""Builds the CustomResourceDefinition and the JSON schema for editors from the models."""
 
 from typing import Any
 
-from finetune_api.schema.cel_rules import name_rules, spec_rules, transition_rules
+from finetune_api.schema.cel_rules import list_name_rules, list_spec_rules, list_transition_rules
 from finetune_api.schema.json_schema import Schema, build_editor_schema, build_structural_schema
-from finetune_api.v1alpha1.base import validations
+from finetune_api.v1alpha1.base import build_validations
 from finetune_api.v1alpha1.job import GROUP, KIND, MAX_JOB_NAME, PLURAL, VERSION, FineTuneJob, FineTuneJobSpec
 from finetune_api.v1alpha1.status import JobStatus
 
-COLUMNS = (  # of `kubectl get ftj`
+COLUMNS = (  # printer columns of `kubectl get ftj`
     ("Phase", "string", ".status.phase"),
     ("Nodes", "string", ".status.display.nodes"),
     ("Progress", "string", ".status.display.progress"),
@@ -18,8 +18,10 @@ COLUMNS = (  # of `kubectl get ftj`
     ("Restarts", "integer", ".status.restarts"),
     ("Age", "date", ".metadata.creationTimestamp"),
 )
-RUNNING_CONDITION = '.status.conditions[?(@.type=="Running")]'  # always present; explains why a job does not run
-WIDE_COLUMNS = (  # additional ones of `-o wide`
+RUNNING_CONDITION = (
+    '.status.conditions[?(@.type=="Running")]'  # always present; its message explains why a job does not run
+)
+WIDE_COLUMNS = (  # additional printer columns of `-o wide`
     ("Reason", "string", f"{RUNNING_CONDITION}.reason"),
     ("Message", "string", f"{RUNNING_CONDITION}.message"),
 )
@@ -47,7 +49,7 @@ def build_crd() -> dict[str, Any]:
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "schema": {"openAPIV3Schema": _object_schema()},
+                    "schema": {"openAPIV3Schema": _build_object_schema()},
                     "subresources": {"status": {}},
                     "additionalPrinterColumns": [
                         *({"name": name, "type": kind, "jsonPath": path} for name, kind, path in COLUMNS),
@@ -63,7 +65,7 @@ def build_crd() -> dict[str, Any]:
 
 
 def build_json_schema() -> Schema:
-    """Return the JSON schema of a job file for editors; rules between fields are checked only by the API server."""
+    """Return the JSON schema of a job file for editors, without the rules between fields."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": KIND,
@@ -84,23 +86,23 @@ def build_json_schema() -> Schema:
     }
 
 
-def _object_schema() -> Schema:
+def _build_object_schema() -> Schema:
     return {
         "type": "object",
         "description": FineTuneJob.__doc__,
         "required": ["spec"],
-        **validations(name_rules()),
+        **build_validations(list_name_rules()),
         "properties": {
             "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}."},
             "kind": {"type": "string", "description": f"{KIND}."},
             "metadata": {"type": "object"},
-            "spec": _spec_schema(),
+            "spec": _build_spec_schema(),
             "status": build_structural_schema(JobStatus, describe_defaults=False),
         },
     }
 
 
-def _spec_schema() -> Schema:
+def _build_spec_schema() -> Schema:
     schema = build_structural_schema(FineTuneJobSpec, describe_defaults=True)
-    del schema["x-kubernetes-validations"]  # they follow the fields, with the transition rules
-    return {**schema, **validations((*spec_rules(), *transition_rules()))}
+    del schema["x-kubernetes-validations"]  # added below, together with the transition rules
+    return {**schema, **build_validations((*list_spec_rules(), *list_transition_rules()))}

@@ -9,9 +9,9 @@ Schema = dict[str, Any]
 
 
 def inline_schema(model: type[BaseModel]) -> Schema:
-    """Return the model's schema as one tree, without references, unions with null, and titles."""
+    """Return the model's JSON schema as one tree, without references, unions with null and titles."""
     schema = model.model_json_schema(by_alias=True)
-    return _inline(schema, schema.get("$defs", {}))
+    return _inline_references(schema, schema.get("$defs", {}))
 
 
 def build_structural_schema(model: type[BaseModel], *, describe_defaults: bool) -> Schema:
@@ -20,16 +20,16 @@ def build_structural_schema(model: type[BaseModel], *, describe_defaults: bool) 
     The API server must not write defaults into objects: they would look as if a user had set them, have no field owner
     in server-side apply, and keep old values when a later release changes a default.
     """
-    return _structural(inline_schema(model), describe_defaults)
+    return _convert_to_structural(inline_schema(model), describe_defaults)
 
 
 def build_editor_schema(model: type[BaseModel]) -> Schema:
     """Return a plain JSON schema (2020-12) in which unknown fields are errors, as in kubectl's strict mode."""
-    return _plain(inline_schema(model))
+    return _remove_kubernetes_keywords(inline_schema(model))
 
 
 def iterate_fields(schema: Schema, prefix: str = "") -> Iterator[tuple[str, Schema, bool]]:
-    """Yield path, schema and whether it is required, for every field, depth first; items of lists are `path[]`."""
+    """Yield (path, schema, is_required) of every field, depth first; `path[]` is the item of a list."""
     for name, field in schema.get("properties", {}).items():
         path = prefix + name
         yield path, field, name in schema.get("required", ())
@@ -38,7 +38,7 @@ def iterate_fields(schema: Schema, prefix: str = "") -> Iterator[tuple[str, Sche
 
 
 def format_default(schema: Schema) -> str:
-    """Return the default as written in YAML, or an empty text."""
+    """Return the default value in YAML notation, or an empty string."""
     default = schema.get("default")
     if isinstance(default, bool):
         return str(default).lower()
@@ -47,7 +47,7 @@ def format_default(schema: Schema) -> str:
     return "" if default is None else str(default)
 
 
-def _inline(schema: Schema, definitions: dict[str, Schema]) -> Schema:
+def _inline_references(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     own = {key: value for key, value in schema.items() if key not in ("$ref", "$defs", "title")}
     if own.get("default") in (None, [], {}, "") or isinstance(own.get("default"), dict):
         own.pop("default", None)
@@ -59,13 +59,13 @@ def _inline(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     if reference := inner.get("$ref") or schema.get("$ref"):
         inner = definitions[reference.rsplit("/", 1)[-1]]
     if inner:
-        return {**_inline(inner, definitions), **own, "description": _join(own, inner)}
-    return _with_children(own, own, lambda child: _inline(child, definitions))
+        return {**_inline_references(inner, definitions), **own, "description": _join_descriptions(own, inner)}
+    return _convert_children(own, own, lambda child: _inline_references(child, definitions))
 
 
-def _join(field: Schema, of_type: Schema) -> str:
-    """Return the description of a field followed by that of its type, without repeating a common beginning."""
-    description, type_description = field.get("description", ""), of_type.get("description", "")
+def _join_descriptions(field: Schema, type_schema: Schema) -> str:
+    """Join the descriptions of a field and its type, without repeating a common prefix."""
+    description, type_description = field.get("description", ""), type_schema.get("description", "")
     return (
         type_description
         if type_description.startswith(description.rstrip("."))
@@ -73,8 +73,8 @@ def _join(field: Schema, of_type: Schema) -> str:
     )
 
 
-def _structural(schema: Schema, describe_defaults: bool) -> Schema:
-    """Convert to a structural schema: exclusive bounds are flags, properties exclude additionalProperties."""
+def _convert_to_structural(schema: Schema, describe_defaults: bool) -> Schema:
+    """Convert to a structural schema: exclusive bounds become flags, additionalProperties is removed."""
     structural = {key: value for key, value in schema.items() if key not in ("default", "additionalProperties")}
     if describe_defaults and (default := format_default(schema)):
         structural["description"] = f"{schema['description']} Default: {default}."
@@ -85,24 +85,24 @@ def _structural(schema: Schema, describe_defaults: bool) -> Schema:
             structural[exclusive] = True
     if "x-kubernetes-int-or-string" in structural:
         del structural["type"]
-    return _with_children(schema, structural, lambda child: _structural(child, describe_defaults))
+    return _convert_children(schema, structural, lambda child: _convert_to_structural(child, describe_defaults))
 
 
-def _plain(schema: Schema) -> Schema:
+def _remove_kubernetes_keywords(schema: Schema) -> Schema:
     plain = {key: value for key, value in schema.items() if not key.startswith("x-kubernetes-")}
-    return _with_children(schema, plain, _plain)
+    return _convert_children(schema, plain, _remove_kubernetes_keywords)
 
 
-def _with_children(schema: Schema, converted: Schema, convert: Callable[[Schema], Schema]) -> Schema:
-    """Return `converted` with the converted children of `schema`, and keys in reading order."""
+def _convert_children(schema: Schema, converted: Schema, convert: Callable[[Schema], Schema]) -> Schema:
+    """Return `converted` with the converted children of `schema`, and with sorted keys."""
     if "properties" in schema:
         converted["properties"] = {name: convert(child) for name, child in schema["properties"].items()}
     for key in ("items", "additionalProperties"):
         if isinstance(schema.get(key), dict):
             converted[key] = convert(schema[key])
-    return dict(sorted(converted.items(), key=_reading_order))
+    return dict(sorted(converted.items(), key=_get_key_position))
 
 
-def _reading_order(item: tuple[str, object]) -> int:
+def _get_key_position(item: tuple[str, object]) -> int:
     order = ("description", "type", "other", "required", "properties", "items")
     return order.index(item[0] if item[0] in order else "other")

@@ -1,1 +1,1 @@
-"""The FineTuneJob resource, version v1alpha1: spec, status and reasons as pydantic models."""
+"""Defines version v1alpha1 of the FineTuneJob resource: spec, status and reasons as pydantic models."""

@@ -1,4 +1,4 @@
-"""spec.command: a user's program in a user's image."""
+"""Defines spec.command, which runs the user's own program in an image of the user."""
 
 from typing import Annotated, ClassVar
 
@@ -30,7 +30,7 @@ class Command(RuledModel):
     )
 
     rules: ClassVar[tuple[CrossFieldRule["Command"], ...]] = (
-        CrossFieldRule.with_message(
+        CrossFieldRule.from_cel_rule(
             "one program",
             lambda command: (command.script is not None) == bool(command.exec),
             CelRule(
@@ -38,7 +38,7 @@ class Command(RuledModel):
                 "exactly one of script, exec must be set",
             ),
         ),
-        CrossFieldRule.with_message(
+        CrossFieldRule.from_cel_rule(
             "args belong to script",
             lambda command: bool(command.args) and command.script is None,
             CelRule(

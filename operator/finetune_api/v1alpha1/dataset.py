@@ -1,4 +1,4 @@
-"""spec.dataset: the rows to train and evaluate on, and the treatment of unusable ones."""
+"""Defines spec.dataset: training rows, evaluation rows and the handling of invalid rows."""
 
 import re
 from typing import Annotated, ClassVar, Literal
@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints
 
 from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, NonEmpty, RuledModel
 
-_SAMPLED = "^[^#]+(#[1-9][0-9]{0,8})?$"
+_SAMPLED_NAME_PATTERN = "^[^#]+(#[1-9][0-9]{0,8})?$"
 
 
 class DatasetSource(RuledModel):
@@ -19,23 +19,23 @@ class DatasetSource(RuledModel):
     )
     split: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]+$", max_length=64)] | None = Field(
         default=None,
-        description="Use only files whose path contains this word, such as train, of a folder or Hub dataset (default:"
+        description="For a folder or Hub dataset: use only files whose path contains this word, such as train (default:"
         " all files of a folder; in a Hub dataset, train for training and validation or test for evaluation, if paths"
         " contain these words).",
     )
     subset: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)] | None = Field(
-        default=None, description="Use only files in a folder of this name, of a folder or Hub dataset."
+        default=None, description="For a folder or Hub dataset: use only files in a subfolder with this name."
     )
     revision: NonEmpty | None = Field(
         default=None, description="Branch, tag or commit of a Hub dataset (default: main)."
     )
 
     rules: ClassVar[tuple[CrossFieldRule["DatasetSource"], ...]] = (
-        CrossFieldRule.with_message(
+        CrossFieldRule.from_cel_rule(
             "sample size is a number",
-            lambda source: re.fullmatch(_SAMPLED, source.name) is None,
+            lambda source: re.fullmatch(_SAMPLED_NAME_PATTERN, source.name) is None,
             CelRule(
-                f"self.name.matches('{_SAMPLED}')",
+                f"self.name.matches('{_SAMPLED_NAME_PATTERN}')",
                 "name: # must be followed by a number of rows, such as /data/train.jsonl#1000; a path must not contain"
                 " #",
             ),
@@ -44,12 +44,12 @@ class DatasetSource(RuledModel):
 
     @property
     def path(self) -> str:
-        """The name without the number of rows."""
+        """Path or Hub id: the name without the number of rows."""
         return self.name.partition("#")[0]
 
     @property
     def rows(self) -> int | None:
-        """Number of rows to draw, which may exceed the available ones; None uses each row once."""
+        """Number of rows to draw, possibly more than there are; None: each row once."""
         number = self.name.partition("#")[2]
         return int(number) if number else None
 
@@ -94,7 +94,7 @@ class Dataset(RuledModel):
     )
 
     rules: ClassVar[tuple[CrossFieldRule["Dataset"], ...]] = (
-        CrossFieldRule.with_message(
+        CrossFieldRule.from_cel_rule(
             "one evaluation",
             lambda dataset: bool(dataset.eval) and dataset.split_dataset_ratio is not None,
             CelRule(
@@ -102,7 +102,7 @@ class Dataset(RuledModel):
                 "eval and splitDatasetRatio exclude each other; set one of them",
             ),
         ),
-        CrossFieldRule.with_message(
+        CrossFieldRule.from_cel_rule(
             "packing has a length",
             lambda dataset: dataset.packing and dataset.max_length is None,
             CelRule(
@@ -114,5 +114,5 @@ class Dataset(RuledModel):
 
     @property
     def has_evaluation(self) -> bool:
-        """Whether there are rows to evaluate on."""
+        """Whether the dataset has evaluation rows."""
         return bool(self.eval) or self.split_dataset_ratio is not None

@@ -1,10 +1,10 @@
-"""FineTuneJob v1alpha1, the definition from which CRD, reference and JSON schema are generated."""
+"""Defines the FineTuneJob resource, from which CRD, reference and JSON schema are generated."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AwareDatetime, Field, StringConstraints
 
-from finetune_api.v1alpha1.base import CrossFieldRule, Model, NonEmpty, RuledModel, StatusModel, list_map
+from finetune_api.v1alpha1.base import CrossFieldRule, Model, NonEmpty, RuledModel, StatusModel, build_list_map
 from finetune_api.v1alpha1.command import Command
 from finetune_api.v1alpha1.dataset import Dataset
 from finetune_api.v1alpha1.lora import Lora
@@ -60,7 +60,7 @@ class Network(Model):
     nccl: Nccl = Field(default=Nccl(), description="NCCL settings.")
 
 
-HANG_SECONDS = 300  # limit for one step; a sixth of the default timeout of collectives
+HANG_SECONDS = 300  # default limit for one step: a sixth of the default timeout of collectives
 DEFAULT_SHM_BYTES = 2 * 1024**3
 
 
@@ -94,9 +94,9 @@ class RestartPolicy(Model):
         default=None,
         ge=0,
         le=86_400,
-        description="Seconds without a training step after which the ranks count as hanging and are restarted; other"
-        " phases have a multiple of it; 0: never. Default 300; for a command, never by default, and if set, from its"
-        " first progress report on.",
+        description="Seconds without a training step after which the ranks count as hanging and are restarted; 0"
+        " disables hang detection. Other phases have a multiple of this limit. Default: 300, or 0 for a command. For a"
+        " command, the limit applies only after its first progress report.",
     )
     max_memory: Quantity | None = Field(
         default=None,
@@ -138,19 +138,22 @@ class FineTuneJobSpec(RuledModel):
         default=None, description="Image pull policy."
     )
     image_pull_secrets: tuple[LocalObjectReference, ...] = Field(
-        default=(), max_length=16, description="Secrets for pulling the image.", json_schema_extra=list_map("name")
+        default=(),
+        max_length=16,
+        description="Secrets for pulling the image.",
+        json_schema_extra=build_list_map("name"),
     )
     env: tuple[EnvVar, ...] = Field(
         default=(),
         max_length=128,
         description="Additional environment variables of every rank.",
-        json_schema_extra=list_map("name"),
+        json_schema_extra=build_list_map("name"),
     )
     volumes: tuple[Volume, ...] = Field(
         default=(),
         max_length=32,
         description="Additional volumes, such as those with models and datasets.",
-        json_schema_extra=list_map("name"),
+        json_schema_extra=build_list_map("name"),
     )
     output: Output | None = Field(default=None, description="Where checkpoints and the result are written.")
     network: Network = Field(default=Network(), description="Rendezvous port, network interface and NCCL settings.")
@@ -187,12 +190,12 @@ class FineTuneJobSpec(RuledModel):
 
     @property
     def shards_weights(self) -> bool:
-        """Whether weights are sharded over the ranks, so that no rank has all of them."""
+        """Whether weights are sharded over the ranks, so that no rank has all weights."""
         return self.fsdp is not None or (self.deepspeed is not None and self.deepspeed.shards_weights)
 
     @property
     def ranks_per_node(self) -> int:
-        """Number of ranks per node: `nprocPerNode`, else one per GPU in the limits, else 1."""
+        """Ranks per node: `nprocPerNode`, otherwise one per GPU in the limits, otherwise 1."""
         if self.nproc_per_node is not None:
             return self.nproc_per_node
         gpus = [int(n) for name, n in self.resources.limits.items() if name.endswith("/gpu") and str(n).isdigit()]
@@ -219,7 +222,7 @@ class FineTuneJobSpec(RuledModel):
 
 
 class TrainerSpec(FineTuneJobSpec):
-    """The spec of a job that the operator's trainer runs, with the fields that only command may omit."""
+    """Spec for the operator's trainer, which requires the fields that only command may omit."""
 
     model: ModelSource
     dataset: Dataset
@@ -227,7 +230,7 @@ class TrainerSpec(FineTuneJobSpec):
 
 
 class ObjectMeta(StatusModel):
-    """The fields of a job's metadata that the operator reads."""
+    """Metadata fields of a job that the operator reads."""
 
     name: str
     namespace: str = "default"
@@ -249,5 +252,5 @@ class FineTuneJob(StatusModel):
 
     @classmethod
     def parse(cls, body: dict[str, Any]) -> Self:
-        """Parse an API object or a YAML document. Raises pydantic.ValidationError."""
+        """Parse a job from an API object or a YAML document. Raises pydantic.ValidationError."""
         return cls.model_validate(body)

@@ -1,4 +1,4 @@
-"""spec.lora: low-rank adapters; the field names are those of peft."""
+"""Defines spec.lora: low-rank adapters, with the field names of peft."""
 
 from typing import ClassVar, Literal
 
@@ -10,11 +10,11 @@ from finetune_supervisor.contract import to_camel
 _SHAPE_FIELDS = ("r", "lora_alpha", "target_modules", "use_rslora", "use_dora")
 
 
-def _find_shape_beside_adapter(lora: "Lora") -> str | None:
-    given = [to_camel(name) for name in _SHAPE_FIELDS if name in lora.model_fields_set]
-    if lora.adapter is None or not given:
+def _find_fields_excluded_by_adapter(lora: "Lora") -> str | None:
+    shape_fields = [to_camel(name) for name in _SHAPE_FIELDS if name in lora.model_fields_set]
+    if lora.adapter is None or not shape_fields:
         return None
-    return f"adapter brings its own rank and modules; remove {', '.join(given)}"
+    return f"adapter brings its own rank and modules; remove {', '.join(shape_fields)}"
 
 
 class Lora(RuledModel):
@@ -51,7 +51,7 @@ class Lora(RuledModel):
     rules: ClassVar[tuple[CrossFieldRule["Lora"], ...]] = (
         CrossFieldRule(
             "adapter defines its shape",
-            _find_shape_beside_adapter,
+            _find_fields_excluded_by_adapter,
             (
                 CelRule(
                     f"!has(self.adapter) || !({' || '.join(f'has(self.{to_camel(name)})' for name in _SHAPE_FIELDS)})",

@@ -1,4 +1,4 @@
-"""spec.sft and spec.dpo: the training methods."""
+"""Defines the training methods spec.sft and spec.dpo."""
 
 from typing import ClassVar, Literal
 
@@ -39,7 +39,7 @@ class Dpo(RuledModel):
     )
 
     rules: ClassVar[tuple[CrossFieldRule["Dpo"], ...]] = (
-        CrossFieldRule.with_message(
+        CrossFieldRule.from_cel_rule(
             "labelSmoothing with robust loss",
             lambda dpo: (dpo.label_smoothing is not None) != (dpo.loss_type == "robust"),
             CelRule(

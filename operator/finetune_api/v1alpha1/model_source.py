@@ -1,4 +1,4 @@
-"""spec.model: the model to train, and the processing of its images and videos."""
+"""Defines spec.model: the model to train, and the processing of its images and videos."""
 
 from typing import ClassVar, Literal
 
@@ -58,7 +58,7 @@ class ModelSource(RuledModel):
     )
 
     rules: ClassVar[tuple[CrossFieldRule["ModelSource"], ...]] = (
-        CrossFieldRule.with_message(
+        CrossFieldRule.from_cel_rule(
             "pixels are a range",
             lambda model: (
                 model.min_pixels is not None and model.max_pixels is not None and model.min_pixels > model.max_pixels

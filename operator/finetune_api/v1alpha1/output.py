@@ -1,4 +1,4 @@
-"""spec.output: the volume or repository that receives checkpoints and the result. pod_types has the claim's fields."""
+"""Defines spec.output: the volume for checkpoints and results, and a Hub repository for uploads."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""spec.deepspeed and spec.fsdp: how weights, gradients and optimizer states are sharded over the ranks."""
+"""Defines spec.deepspeed and spec.fsdp, which shard weights, gradients and optimizer states over the ranks."""
 
 from typing import ClassVar, Literal
 
@@ -22,7 +22,7 @@ class Deepspeed(RuledModel):
     )
 
     rules: ClassVar[tuple[CrossFieldRule["Deepspeed"], ...]] = (
-        CrossFieldRule.with_message(
+        CrossFieldRule.from_cel_rule(
             "preset or config",
             lambda deepspeed: (deepspeed.preset is None) == (deepspeed.config is None),
             CelRule("has(self.preset) != has(self.config)", "set either preset or config"),
@@ -31,7 +31,7 @@ class Deepspeed(RuledModel):
 
     @property
     def shards_weights(self) -> bool:
-        """Whether weights are sharded (ZeRO-3), by preset or by config."""
+        """Whether the preset or config shards weights (ZeRO-3)."""
         if self.preset is not None:
             return self.preset.startswith("zero3")
         section = (self.config or {}).get("zero_optimization")

@@ -1,11 +1,11 @@
-"""The parts of the Kubernetes pod API that a job may use: exactly those that the operator copies to its pods."""
+"""Defines the subset of the Kubernetes pod API that the operator copies from a job to its pods."""
 
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, RuledModel, validations
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, RuledModel, build_validations
 from finetune_supervisor.contract import to_camel
 
 RESERVED_PREFIX = "finetune.dev"
@@ -45,7 +45,9 @@ RelativePath = Annotated[
     str,
     StringConstraints(pattern=r"^[^/]+(/[^/]+)*$", max_length=512),
     AfterValidator(_reject_dot_dot),
-    Field(json_schema_extra=validations([CelRule("!self.split('/').exists(p, p == '..')", "must not contain '..'")])),
+    Field(
+        json_schema_extra=build_validations([CelRule("!self.split('/').exists(p, p == '..')", "must not contain '..'")])
+    ),
 ]
 Quantity = Annotated[
     str | int,
@@ -53,7 +55,7 @@ Quantity = Annotated[
     Field(
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
-            **validations(
+            **build_validations(
                 [
                     CelRule(
                         "type(self) == int ? self >= 0 : isQuantity(self) && !self.startsWith('-')",
@@ -79,7 +81,7 @@ class ResourceRequirements(Model):
     )
 
     def with_memory(self, limit: str) -> Self:
-        """Return a copy with this memory limit; a memory request equal to the old limit is changed with it."""
+        """Return a copy with this memory limit, and with the same request if it equalled the old limit."""
         is_equal = "memory" in self.requests and self.requests["memory"] == self.limits.get("memory")
         requests = {**self.requests, "memory": limit} if is_equal else self.requests
         return self.model_copy(update={"limits": {**self.limits, "memory": limit}, "requests": requests})
@@ -198,6 +200,6 @@ class PodTemplate(RuledModel):
         CrossFieldRule(
             "labels and annotations are not reserved",
             _find_reserved_key,
-            not_in_cel="all, because SPEC_RULES has the CEL rules, which contain the field in their message",
+            cel_limitations="all, because SPEC_RULES has the CEL rules, which contain the field in their message",
         ),
     )

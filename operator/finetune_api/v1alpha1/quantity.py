@@ -1,4 +1,4 @@
-"""Conversion between Kubernetes resource quantities and numbers."""
+"""Converts between Kubernetes resource quantities and numbers."""
 
 import math
 
@@ -16,19 +16,19 @@ def parse_quantity(quantity: str | int | float) -> float:
     text = str(quantity).strip()
     for suffix in sorted(_FACTORS, key=len, reverse=True):
         if text.endswith(suffix):
-            return _number(text.removesuffix(suffix), quantity) * _FACTORS[suffix]
-    return _number(text, quantity)
+            return _parse_number(text.removesuffix(suffix), quantity) * _FACTORS[suffix]
+    return _parse_number(text, quantity)
 
 
-def format_bytes(count: int) -> str:
-    """Return the shortest exact quantity of a number of bytes: 2147483648 is `2Gi`, 1000000000 is `1G`."""
+def format_bytes(byte_count: int) -> str:
+    """Format a number of bytes as the shortest exact quantity: 2147483648 is `2Gi`, 1000000000 is `1G`."""
     for suffix in ("Ti", "Gi", "Mi", "Ki", "G", "M"):
-        if count and count % int(_FACTORS[suffix]) == 0:
-            return f"{count // int(_FACTORS[suffix])}{suffix}"
-    return str(count)
+        if byte_count and byte_count % int(_FACTORS[suffix]) == 0:
+            return f"{byte_count // int(_FACTORS[suffix])}{suffix}"
+    return str(byte_count)
 
 
-def _number(text: str, quantity: str | int | float) -> float:
+def _parse_number(text: str, quantity: str | int | float) -> float:
     try:
         number = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The reasons of conditions, attempts and events; those of failures have a fault, a meaning and advice."""
+"""Reasons of conditions, attempts and events; failure reasons also have a fault and advice."""
 
 from enum import StrEnum
 from typing import Self
@@ -7,19 +7,19 @@ from finetune_api.v1alpha1.status import Fault
 
 
 class FailureAction(StrEnum):
-    """What the operator does after a failure, within the restart budget."""
+    """Action of the operator after a failure, within the restart budget."""
 
     RESTART = "Restart"
-    REPAIR = "Repair"  # and restart
+    REPAIR = "Repair"  # changes the spec, then restarts
     FAIL = "Fail"
 
 
 class Reason(StrEnum):
-    """A stable CamelCase word. Reasons of failures have a fault, which selects the restart budget, and advice."""
+    """Stable CamelCase reason; failure reasons have a fault, which selects the restart budget, and advice."""
 
     fault: Fault | None
     meaning: str
-    advice: str  # what the user can do; appended to messages
+    advice: str  # remedy for the user, appended to messages
 
     def __new__(cls, word: str, fault: Fault | None = None, meaning: str = "", advice: str = "") -> Self:
         member = str.__new__(cls, word)
@@ -31,7 +31,7 @@ class Reason(StrEnum):
 
     @property
     def action(self) -> FailureAction:
-        """What the operator does after a failure with this reason."""
+        """Action of the operator after a failure with this reason."""
         if self in (Reason.CUDA_OUT_OF_MEMORY, Reason.HOST_OUT_OF_MEMORY, Reason.SHARED_MEMORY_EXHAUSTED):
             return FailureAction.REPAIR
         return FailureAction.FAIL if self.fault in (Fault.USER, Fault.RESOURCE) else FailureAction.RESTART

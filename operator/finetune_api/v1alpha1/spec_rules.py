@@ -1,7 +1,7 @@
-"""The rules between fields of the spec, each with its check in Python next to the same check in CEL.
+"""Rules between fields of the spec, each checked in Python and in CEL.
 
-CEL has limits: the API server estimates the cost of a rule from the maximum sizes of the fields before it accepts the
-CRD, and cannot look into objects without a schema (decisions/402).
+CEL has limits: before the API server accepts the CRD, it estimates the cost of each rule from the maximum sizes of the
+fields, and a rule cannot read objects without a schema (decisions/402).
 """
 
 from typing import TYPE_CHECKING
@@ -23,10 +23,10 @@ from finetune_supervisor.contract import to_camel
 if TYPE_CHECKING:
     from finetune_api.v1alpha1.job import FineTuneJobSpec
 
-REWARD_METRICS = "eval_rewards/"  # prefix of the metrics that only dpo reports
+REWARD_METRICS = "eval_rewards/"  # prefix of metrics that only dpo reports
 
 
-# one method
+# Rule: the spec has exactly one training method or a command.
 
 
 def _find_wrong_number_of_methods(spec: "FineTuneJobSpec") -> str | None:
@@ -36,13 +36,13 @@ def _find_wrong_number_of_methods(spec: "FineTuneJobSpec") -> str | None:
     return f"exactly one training method must be set, such as sft: {{}}; found {len(chosen)}"
 
 
-def _one_method_in_cel() -> CelRule:
+def _build_method_rule() -> CelRule:
     chosen = ", ".join(f"has(self.{method})" for method in (*METHODS, "command"))
     example = " or ".join((*(f"{method}: {{}}" for method in METHODS), "command: {script: train.py}"))
     return CelRule(f"[{chosen}].exists_one(x, x)", f"exactly one training method must be set, such as {example}")
 
 
-# fields fit the method
+# Rule: the spec has the fields that its method requires, and no others.
 
 REQUIRED_WITHOUT_COMMAND = ("model", "dataset", "output")
 EXCLUDED_BY_COMMAND = ("model", "dataset", "training", "lora", "deepspeed", "fsdp")
@@ -50,38 +50,41 @@ OUTPUT_EXCLUDED_BY_COMMAND = ("output.overwrite", "output.pushToHub")
 IMAGE_REQUIRED = "image is required with command: an image with your code and its Python packages"
 
 
-def _required(field: str) -> str:
+def _format_required(field: str) -> str:
     return f"{field} is required unless command is set"
 
 
-def _has_no_effect(field: str) -> str:
+def _format_no_effect(field: str) -> str:
     return f"{field} applies to the operator's trainer and has no effect with command; configure your program instead"
 
 
-def _find_misfits(spec: "FineTuneJobSpec") -> str | None:
-    """Return a message for every field that the chosen method lacks or excludes."""
-    given = {field for field in spec.model_fields_set if getattr(spec, field) is not None}
-    given |= {f"output.{to_camel(field)}" for field in (spec.output.model_fields_set if spec.output else ())}
-    if "command" not in given:
-        problems = [_required(field) for field in REQUIRED_WITHOUT_COMMAND if field not in given]
+def _find_fields_unfit_for_method(spec: "FineTuneJobSpec") -> str | None:
+    """Return messages for required fields that are missing and for fields without effect."""
+    set_fields = {field for field in spec.model_fields_set if getattr(spec, field) is not None}
+    set_fields |= {f"output.{to_camel(field)}" for field in (spec.output.model_fields_set if spec.output else ())}
+    if "command" not in set_fields:
+        problems = [_format_required(field) for field in REQUIRED_WITHOUT_COMMAND if field not in set_fields]
     else:
         trainer_fields = (*EXCLUDED_BY_COMMAND, *OUTPUT_EXCLUDED_BY_COMMAND)
-        problems = [_has_no_effect(field) for field in trainer_fields if field in given]
-        problems += [] if "image" in given else [IMAGE_REQUIRED]
+        problems = [_format_no_effect(field) for field in trainer_fields if field in set_fields]
+        problems += [] if "image" in set_fields else [IMAGE_REQUIRED]
     return "; ".join(problems) or None
 
 
-def _misfits_in_cel() -> tuple[CelRule, ...]:
+def _build_method_field_rules() -> tuple[CelRule, ...]:
     return (
-        *(CelRule(f"has(self.command) || has(self.{field})", _required(field)) for field in REQUIRED_WITHOUT_COMMAND),
         *(
-            CelRule(f"!has(self.command) || !has(self.{field})", _has_no_effect(field), field_path=f".{field}")
+            CelRule(f"has(self.command) || has(self.{field})", _format_required(field))
+            for field in REQUIRED_WITHOUT_COMMAND
+        ),
+        *(
+            CelRule(f"!has(self.command) || !has(self.{field})", _format_no_effect(field), field_path=f".{field}")
             for field in EXCLUDED_BY_COMMAND
         ),
         *(
             CelRule(
                 f"!has(self.command) || !has(self.output) || !has(self.{field})",
-                _has_no_effect(field),
+                _format_no_effect(field),
                 field_path=".output",
             )
             for field in OUTPUT_EXCLUDED_BY_COMMAND
@@ -90,7 +93,7 @@ def _misfits_in_cel() -> tuple[CelRule, ...]:
     )
 
 
-# quantized weights are not sharded
+# Rule: quantized weights are not sharded.
 
 
 def _shards_quantized_weights(spec: "FineTuneJobSpec") -> bool:
@@ -100,7 +103,7 @@ def _shards_quantized_weights(spec: "FineTuneJobSpec") -> bool:
 _SHARDS_WEIGHTS = "has(self.fsdp) || (has(self.deepspeed) && self.deepspeed.?preset.orValue('').startsWith('zero3'))"
 
 
-# the batch is consistent
+# Rule: the batch sizes are consistent.
 
 
 def _find_inconsistent_batch(spec: "FineTuneJobSpec") -> str | None:
@@ -117,7 +120,7 @@ def _find_inconsistent_batch(spec: "FineTuneJobSpec") -> str | None:
 
 
 _MICRO_BATCH = "self.training.perDeviceTrainBatchSize"
-# auto counts as 1: it is valid for the same numbers of ranks
+# auto counts as 1, which is valid for the same numbers of ranks
 _PER_DEVICE = f"(has({_MICRO_BATCH}) && type({_MICRO_BATCH}) == int ? {_MICRO_BATCH} : 1)"
 _ACCUMULATION = "self.training.?gradientAccumulationSteps.orValue(1)"
 _GPUS = "self.?resources.?limits[?'nvidia.com/gpu'].orValue(0)"
@@ -125,7 +128,7 @@ _RANKS = f"self.?numNodes.orValue(1) * self.?nprocPerNode.orValue({_GPUS} > 0 ? 
 _BOTH_GIVEN = "has(self.training.perDeviceTrainBatchSize) && has(self.training.gradientAccumulationSteps)"
 
 
-def _batch_in_cel() -> CelRule:
+def _build_batch_rule() -> CelRule:
     effective = "self.training.globalBatchSize"
     has_global_batch = f"has(self.training) && has({effective})"
     countable = (
@@ -145,20 +148,20 @@ def _batch_in_cel() -> CelRule:
     )
 
 
-# maxMemory exceeds the limit
+# Rule: maxMemory is at least the memory limit.
 
 
-def _find_low_max_memory(spec: "FineTuneJobSpec") -> str | None:
+def _find_max_memory_below_limit(spec: "FineTuneJobSpec") -> str | None:
     limit, max_memory = spec.resources.limits.get("memory"), spec.restart_policy.max_memory
     if limit is None or max_memory is None or parse_quantity(max_memory) >= parse_quantity(limit):
         return None
     return f"restartPolicy.maxMemory ({max_memory}) is less than resources.limits.memory ({limit}); raise it"
 
 
-# names of variables and volumes
+# Rules: names of variables, volumes, labels and annotations are unique and not reserved.
 
 
-def _find_bad_variable(spec: "FineTuneJobSpec") -> str | None:
+def _find_invalid_variable(spec: "FineTuneJobSpec") -> str | None:
     names = [variable.name for variable in spec.env]
     for name in names:
         if name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES):
@@ -168,7 +171,7 @@ def _find_bad_variable(spec: "FineTuneJobSpec") -> str | None:
     return None
 
 
-def _variables_in_cel() -> CelRule:
+def _build_variable_rule() -> CelRule:
     has_reserved_prefix = " || ".join(f"e.name.startsWith('{prefix}')" for prefix in RESERVED_ENV_PREFIXES)
     is_reserved = f"e.name in {list(RESERVED_ENV)} || {has_reserved_prefix}"
     return CelRule(
@@ -179,7 +182,7 @@ def _variables_in_cel() -> CelRule:
     )
 
 
-def _find_bad_volume(spec: "FineTuneJobSpec") -> str | None:
+def _find_invalid_volume(spec: "FineTuneJobSpec") -> str | None:
     names = [volume.name for volume in spec.volumes]
     paths = [volume.mount_path.rstrip("/") or "/" for volume in spec.volumes]
     for kind, values, reserved in (("name", names, RESERVED_VOLUMES), ("mountPath", paths, RESERVED_PATHS)):
@@ -191,7 +194,7 @@ def _find_bad_volume(spec: "FineTuneJobSpec") -> str | None:
     return None
 
 
-def _volumes_in_cel() -> tuple[CelRule, ...]:
+def _build_volume_rules() -> tuple[CelRule, ...]:
     paths = [*RESERVED_PATHS, *(path + "/" for path in RESERVED_PATHS if path != "/")]
     return (
         CelRule(
@@ -212,7 +215,7 @@ def _volumes_in_cel() -> tuple[CelRule, ...]:
     )
 
 
-def _reserved_keys_in_cel(field: str) -> CelRule:
+def _build_reserved_key_rule(field: str) -> CelRule:
     return CelRule(
         f"!has(self.podTemplate) || !has(self.podTemplate.{field})"
         f" || !self.podTemplate.{field}.exists(k, k.startsWith('{RESERVED_PREFIX}/'))",
@@ -221,15 +224,15 @@ def _reserved_keys_in_cel(field: str) -> CelRule:
     )
 
 
-# parts of a vision-language model with their own learning rate are trained
+# Rule: a part of a vision-language model with a separate learning rate is not frozen.
 
 
-def _trained_part_rule(part: str) -> "CrossFieldRule[FineTuneJobSpec]":
+def _build_trained_part_rule(part: str) -> "CrossFieldRule[FineTuneJobSpec]":
     def is_frozen_with_rate(spec: "FineTuneJobSpec") -> bool:
         has_rate = spec.training.learning_rates_by_part[part] is not None
         return has_rate and spec.model is not None and (spec.model.freeze is None or part in spec.model.freeze)
 
-    return CrossFieldRule.with_message(
+    return CrossFieldRule.from_cel_rule(
         f"{part} with a learning rate is trained",
         is_frozen_with_rate,
         CelRule(
@@ -242,16 +245,16 @@ def _trained_part_rule(part: str) -> "CrossFieldRule[FineTuneJobSpec]":
     )
 
 
-# The order is that of the CRD; the model reports the first problem, the API server all of them.
+# The CRD has the same order. The model reports the first violated rule, the API server all of them.
 SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
-    CrossFieldRule("one method", _find_wrong_number_of_methods, (_one_method_in_cel(),)),
-    CrossFieldRule("fields fit the method", _find_misfits, _misfits_in_cel()),
-    CrossFieldRule.with_message(
+    CrossFieldRule("one method", _find_wrong_number_of_methods, (_build_method_rule(),)),
+    CrossFieldRule("fields fit the method", _find_fields_unfit_for_method, _build_method_field_rules()),
+    CrossFieldRule.from_cel_rule(
         "one sharding backend",
         lambda spec: spec.deepspeed is not None and spec.fsdp is not None,
         CelRule("!(has(self.deepspeed) && has(self.fsdp))", "deepspeed and fsdp exclude each other; set one of them"),
     ),
-    CrossFieldRule.with_message(
+    CrossFieldRule.from_cel_rule(
         "maxMemory needs a memory limit",
         lambda spec: spec.restart_policy.max_memory is not None and "memory" not in spec.resources.limits,
         CelRule(
@@ -261,7 +264,7 @@ SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
             field_path=".restartPolicy",
         ),
     ),
-    CrossFieldRule.with_message(
+    CrossFieldRule.from_cel_rule(
         "quantized weights are not sharded",
         _shards_quantized_weights,
         CelRule(
@@ -269,9 +272,9 @@ SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
             "lora.quantization: 4-bit weights cannot be sharded over ranks; remove fsdp, or use a deepspeed preset up"
             " to zero2_offload, which shards only gradients and optimizer states",
         ),
-        not_in_cel="a stage in deepspeed.config, an object without a schema",
+        cel_limitations="a stage in deepspeed.config, an object without a schema",
     ),
-    CrossFieldRule.with_message(
+    CrossFieldRule.from_cel_rule(
         "probe excludes deepspeed",
         lambda spec: spec.deepspeed is not None and spec.training.probe,
         CelRule(
@@ -283,35 +286,35 @@ SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
     CrossFieldRule(
         "batch is consistent",
         _find_inconsistent_batch,
-        (_batch_in_cel(),),
-        not_in_cel="jobs with GPUs of other vendors, or with a GPU count that is a string: counting their ranks"
+        (_build_batch_rule(),),
+        cel_limitations="jobs with GPUs of other vendors, or with a GPU count that is a string: counting their ranks"
         " exceeds the cost limit of a CEL rule",
     ),
     CrossFieldRule(
         "maxMemory is at least the memory limit",
-        _find_low_max_memory,
-        not_in_cel="all: comparing two quantities exceeds the cost limit of a CEL rule",
+        _find_max_memory_below_limit,
+        cel_limitations="all: comparing two quantities exceeds the cost limit of a CEL rule",
     ),
     CrossFieldRule(
         "variables are distinct and not reserved",
-        _find_bad_variable,
-        (_variables_in_cel(),),
-        not_in_cel="a name that is given twice, because it is the key of the list, which the API server compares",
+        _find_invalid_variable,
+        (_build_variable_rule(),),
+        cel_limitations="a name that is given twice, because it is the key of the list, which the API server compares",
     ),
     CrossFieldRule(
         "volumes are distinct and not reserved",
-        _find_bad_volume,
-        _volumes_in_cel(),
-        not_in_cel="a name that is used twice, because it is the key of the list, which the API server compares; mount"
-        " paths that differ only by slashes at the end, which CEL compares as they are",
+        _find_invalid_volume,
+        _build_volume_rules(),
+        cel_limitations="a name that is used twice, because it is the key of the list, which the API server compares;"
+        " mount paths that differ only by trailing slashes, which CEL compares unchanged",
     ),
     CrossFieldRule(
         "labels and annotations are not reserved",
         None,  # PodTemplate has the check, so that the path of the error is spec.podTemplate
-        (_reserved_keys_in_cel("labels"), _reserved_keys_in_cel("annotations")),
-        not_in_cel="prefixes that only end with the reserved one, which no key of the operator has",
+        (_build_reserved_key_rule("labels"), _build_reserved_key_rule("annotations")),
+        cel_limitations="prefixes that only end with the reserved one, which no key of the operator has",
     ),
-    CrossFieldRule.with_message(
+    CrossFieldRule.from_cel_rule(
         "evaluation has rows",
         lambda spec: (
             spec.training.eval_steps is not None and spec.dataset is not None and not spec.dataset.has_evaluation
@@ -324,7 +327,7 @@ SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
             field_path=".training",
         ),
     ),
-    CrossFieldRule.with_message(
+    CrossFieldRule.from_cel_rule(
         "reward metrics need dpo",
         lambda spec: spec.dpo is None and (spec.training.metric_for_best_model or "").startswith(REWARD_METRICS),
         CelRule(
@@ -335,9 +338,9 @@ SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
             field_path=".training",
         ),
     ),
-    _trained_part_rule("vision"),
-    _trained_part_rule("aligner"),
-    CrossFieldRule.with_message(
+    _build_trained_part_rule("vision"),
+    _build_trained_part_rule("aligner"),
+    CrossFieldRule.from_cel_rule(
         "packing needs sft",
         lambda spec: spec.dpo is not None and spec.dataset is not None and spec.dataset.packing,
         CelRule(

@@ -1,4 +1,4 @@
-"""status: the observed state of a job. Programs read conditions and attempts; `phase` and `display` are for people."""
+"""Defines status, the observed state of a job; `phase` and `display` are for people, not for programs."""
 
 import math
 from datetime import datetime
@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import AwareDatetime, Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from finetune_api.v1alpha1.base import MESSAGE_CONFIG, StatusModel, list_map
+from finetune_api.v1alpha1.base import MESSAGE_CONFIG, StatusModel, build_list_map
 from finetune_supervisor.messages import TrainingProgress
 
 
@@ -25,7 +25,7 @@ class Phase(StrEnum):
 
 
 class Fault(StrEnum):
-    """Who or what has to change after a failure; each fault has its own restart budget."""
+    """Category of a failure, by who or what has to change; each fault has its own restart budget."""
 
     USER = "user"
     RESOURCE = "resource"
@@ -58,7 +58,7 @@ class Condition(StatusModel):
 
 
 class Evidence(StatusModel):
-    """What is known about the end of one node, kept after its pod is gone."""
+    """Evidence from the end of one node, kept after its pod is gone."""
 
     node_rank: int = Field(description="Node rank.")
     pod_name: str = Field(default="", description="Name of its pod.")
@@ -88,7 +88,7 @@ class AttemptRecord(StatusModel):
     attempt: int = Field(description="Number of the attempt, from 0; part of its pod names.")
     state: AttemptState = Field(description="The state of one attempt.")
     created: bool = Field(
-        default=False, description="Whether all its objects were created; a missing pod is lost from then on."
+        default=False, description="Whether all its objects were created; a pod that is missing later counts as lost."
     )
     not_before: AwareDatetime | None = Field(default=None, description="Earliest time at which its pods are created.")
     avoids: tuple[str, ...] = Field(
@@ -96,7 +96,7 @@ class AttemptRecord(StatusModel):
     )
     start_time: AwareDatetime | None = Field(default=None, description="When it was started.")
     pending_since: AwareDatetime | None = Field(
-        default=None, description="Since when not all nodes run although they should, across attempts."
+        default=None, description="Time since which not all nodes run although they should, across attempts."
     )
     running_time: AwareDatetime | None = Field(default=None, description="When all its nodes were running.")
     end_time: AwareDatetime | None = Field(default=None, description="When the operator ended it.")
@@ -111,7 +111,7 @@ class AttemptRecord(StatusModel):
     reason: str = Field(default="", description="Reason of its end.")
     fault: Fault | None = Field(
         default=None,
-        description="Who or what has to change after a failure.",
+        description="Category of a failure, by who or what has to change.",
     )
     action: str = Field(default="", description="Action of the operator: Restart, Repair, Fail, Suspend or Complete.")
     node_rank: int | None = Field(default=None, description="Rank of the node that caused its end.")
@@ -119,7 +119,7 @@ class AttemptRecord(StatusModel):
     k8s_node: str = Field(default="", description="Kubernetes node of the node that caused its end.")
     message: str = Field(default="", description="Cause of its end in one line.")
     evidence: tuple[Evidence, ...] = Field(
-        default=(), description="Evidence of its nodes; after the end, of the eight most relevant ones."
+        default=(), description="Evidence of its nodes; after its end, only of the eight most relevant nodes."
     )
 
 
@@ -150,7 +150,7 @@ class Progress(TrainingProgress):
 
 
 class BatchStatus(StatusModel):
-    """The batch that is trained; with perDeviceTrainBatchSize auto, known once the trainer has chosen it."""
+    """Batch sizes of the attempt; with perDeviceTrainBatchSize auto, known once the trainer has chosen them."""
 
     per_device_train_batch_size: int = Field(description="Samples per rank and forward pass.")
     gradient_accumulation_steps: int = Field(description="Micro-batches per optimizer step and rank.")
@@ -185,11 +185,11 @@ class NodeStatus(StatusModel):
 
 
 class WaitStatus(StatusModel):
-    """Why the pods of the attempt do not run yet."""
+    """Reason why the pods of the attempt do not run yet."""
 
     reason: str = Field(description="A stable CamelCase word.")
     message: str = Field(default="", description="Explanation in one line.")
-    since: AwareDatetime = Field(description="Since when this has been the reason.")
+    since: AwareDatetime = Field(description="Time since which this has been the reason.")
 
 
 class Display(StatusModel):
@@ -210,12 +210,12 @@ class JobStatus(StatusModel):
     conditions: tuple[Condition, ...] = Field(
         default=(),
         description="Conditions: Running, Suspended, Complete, Failed, Finished, Reconciling, Stalled.",
-        json_schema_extra=list_map("type"),
+        json_schema_extra=build_list_map("type"),
     )
     attempt: int | None = Field(default=None, description="Number of the current attempt.")
     attempts: tuple[AttemptRecord, ...] = Field(
         default=(),
-        description="The last 20 attempts, oldest first; those that made a Kubernetes node avoided are kept longer.",
+        description="The last 20 attempts, oldest first; attempts that caused a node to be avoided are kept longer.",
     )
     restarts: int = Field(default=0, description="Number of restarts after failures.")
     without_progress: RestartCounts = Field(
@@ -224,10 +224,10 @@ class JobStatus(StatusModel):
     start_time: AwareDatetime | None = Field(default=None, description="When the first attempt was started.")
     completion_time: AwareDatetime | None = Field(default=None, description="When the job became Complete or Failed.")
     suspended_seconds: int = Field(default=0, description="Seconds spent suspended; deadlines exclude them.")
-    suspend_time: AwareDatetime | None = Field(default=None, description="Since when the job has been suspended.")
-    waiting: WaitStatus | None = Field(default=None, description="Why the pods of the attempt do not run yet.")
+    suspend_time: AwareDatetime | None = Field(default=None, description="Time since which the job has been suspended.")
+    waiting: WaitStatus | None = Field(default=None, description="Reason why the pods of the attempt do not run yet.")
     progress: Progress | None = Field(default=None, description="Progress of training.")
-    batch: BatchStatus | None = Field(default=None, description="The batch that is trained.")
+    batch: BatchStatus | None = Field(default=None, description="Batch sizes of the attempt.")
     repair: Repair | None = Field(default=None, description="Changes made after memory ran out.")
     nodes: tuple[NodeStatus, ...] = Field(default=(), description="Nodes of the current attempt.")
     output: str | None = Field(default=None, description="Claim and folder of the output.")

@@ -1,16 +1,18 @@
-"""spec.training: batch, optimizer, schedule, evaluation, checkpoints and reporting."""
+"""Defines spec.training: batch, optimizer, schedule, evaluation, checkpoints and reporting."""
 
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from finetune_api.batch import AUTO
-from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, RuledModel, validations
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, RuledModel, build_validations
 
-REPORTERS = ("tensorboard", "wandb", "mlflow", "swanlab")  # each needs the package with this name
+REPORTERS = ("tensorboard", "wandb", "mlflow", "swanlab")  # each requires the package with the same name
 EVAL_LOSS = "eval_loss"
-_COMPARES_EVALUATIONS = "has(self.earlyStoppingPatience) || (has(self.loadBestModelAtEnd) && self.loadBestModelAtEnd)"
-_IS_AUTO = "has(self.perDeviceTrainBatchSize) && type(self.perDeviceTrainBatchSize) == string"
+_COMPARES_EVALUATIONS_CEL = (
+    "has(self.earlyStoppingPatience) || (has(self.loadBestModelAtEnd) && self.loadBestModelAtEnd)"
+)
+_IS_AUTO_CEL = "has(self.perDeviceTrainBatchSize) && type(self.perDeviceTrainBatchSize) == string"
 
 
 class LrScaling(Model):
@@ -30,7 +32,7 @@ MicroBatch = Annotated[
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             "pattern": f"^{AUTO}$",
-            **validations(
+            **build_validations(
                 [CelRule("type(self) != int || (self >= 1 && self <= 65536)", "must be auto, or 1 to 65536")]
             ),
         }
@@ -54,7 +56,7 @@ class Training(RuledModel):
         ge=1,
         le=16_777_216,
         description="Effective batch: perDeviceTrainBatchSize x gradientAccumulationSteps x ranks. "
-        "If set, it must match exactly; an absent one of the other two is derived.",
+        "If set, the product must be equal to it; a factor that is not set is derived.",
     )
     per_device_eval_batch_size: int | None = Field(
         default=None, ge=1, le=65536, description="Samples per rank in evaluation (default: as in training)."
@@ -147,7 +149,7 @@ class Training(RuledModel):
     ddp_timeout: int = Field(default=1800, ge=10, le=604_800, description="Timeout of collectives in seconds.")
 
     rules: ClassVar[tuple[CrossFieldRule["Training"], ...]] = (
-        CrossFieldRule.with_message(
+        CrossFieldRule.from_cel_rule(
             "one length",
             lambda training: training.num_train_epochs is not None and training.max_steps is not None,
             CelRule(
@@ -155,7 +157,7 @@ class Training(RuledModel):
                 "numTrainEpochs and maxSteps exclude each other; set one of them",
             ),
         ),
-        CrossFieldRule.with_message(
+        CrossFieldRule.from_cel_rule(
             "none is exclusive",
             lambda training: "none" in (training.report_to or ()) and len(training.report_to or ()) > 1,
             CelRule(
@@ -163,25 +165,25 @@ class Training(RuledModel):
                 "reportTo: none excludes all others; remove none, or the others",
             ),
         ),
-        CrossFieldRule.with_message(
+        CrossFieldRule.from_cel_rule(
             "comparison needs evaluations",
             lambda training: training.compares_evaluations and training.eval_steps is None,
             CelRule(
-                f"!({_COMPARES_EVALUATIONS}) || has(self.evalSteps)",
+                f"!({_COMPARES_EVALUATIONS_CEL}) || has(self.evalSteps)",
                 "loadBestModelAtEnd and earlyStoppingPatience compare evaluations, but without evalSteps there is only"
                 " one, at the end; set evalSteps",
             ),
         ),
-        CrossFieldRule.with_message(
+        CrossFieldRule.from_cel_rule(
             "metric needs comparison",
             lambda training: training.metric_for_best_model is not None and not training.compares_evaluations,
             CelRule(
-                f"!has(self.metricForBestModel) || {_COMPARES_EVALUATIONS}",
+                f"!has(self.metricForBestModel) || {_COMPARES_EVALUATIONS_CEL}",
                 "metricForBestModel is used only by loadBestModelAtEnd and earlyStoppingPatience; set one of them, or"
                 " remove it",
             ),
         ),
-        CrossFieldRule.with_message(
+        CrossFieldRule.from_cel_rule(
             "threshold needs early stopping",
             lambda training: training.early_stopping_threshold is not None and training.early_stopping_patience is None,
             CelRule(
@@ -189,7 +191,7 @@ class Training(RuledModel):
                 "earlyStoppingThreshold requires earlyStoppingPatience; set both",
             ),
         ),
-        CrossFieldRule.with_message(
+        CrossFieldRule.from_cel_rule(
             "scaling needs a rate",
             lambda training: training.lr_scaling is not None and training.learning_rate is None,
             CelRule(
@@ -197,20 +199,20 @@ class Training(RuledModel):
                 "lrScaling scales learningRate, which must be the rate for baseBatchSize; set learningRate",
             ),
         ),
-        CrossFieldRule.with_message(
+        CrossFieldRule.from_cel_rule(
             "auto needs globalBatchSize",
             lambda training: training.has_auto_batch and training.global_batch_size is None,
             CelRule(
-                f"!({_IS_AUTO}) || has(self.globalBatchSize)",
+                f"!({_IS_AUTO_CEL}) || has(self.globalBatchSize)",
                 "perDeviceTrainBatchSize: auto needs globalBatchSize, so that the result does not depend on GPU"
                 " memory; set it",
             ),
         ),
-        CrossFieldRule.with_message(
+        CrossFieldRule.from_cel_rule(
             "auto sets gradientAccumulationSteps",
             lambda training: training.has_auto_batch and training.gradient_accumulation_steps is not None,
             CelRule(
-                f"!({_IS_AUTO}) || !has(self.gradientAccumulationSteps)",
+                f"!({_IS_AUTO_CEL}) || !has(self.gradientAccumulationSteps)",
                 "perDeviceTrainBatchSize: auto also chooses gradientAccumulationSteps; remove that, or set a number"
                 " instead of auto",
             ),
@@ -219,12 +221,12 @@ class Training(RuledModel):
 
     @property
     def learning_rates_by_part(self) -> dict[str, float | None]:
-        """Learning rates by part of a vision-language model, named as in model.freeze."""
+        """Learning rate of each part of a vision-language model, named as in model.freeze."""
         return {"vision": self.vision_learning_rate, "aligner": self.aligner_learning_rate}
 
     @property
     def compares_evaluations(self) -> bool:
-        """Whether a best evaluation is determined during training."""
+        """Whether training keeps track of the best evaluation."""
         return self.load_best_model_at_end or self.early_stopping_patience is not None
 
     @property

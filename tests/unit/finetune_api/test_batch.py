@@ -1,4 +1,4 @@
-"""Arithmetic of the effective batch: exact, or an error that contains valid values."""
+"""Tests of the effective batch, which is exact or an error with valid values."""
 
 import re
 
@@ -10,11 +10,11 @@ from finetune_api.batch import AUTO, Batch, BatchError, find_largest_fitting, li
 
 SIZES = st.integers(min_value=1, max_value=4096)
 RANKS = st.integers(min_value=1, max_value=512)
-GIVEN = st.none() | SIZES
+OPTIONAL_SIZES = st.none() | SIZES
 
 
-@given(per_device=GIVEN, accumulation=GIVEN, effective=GIVEN, world_size=RANKS)
-def test_given_sizes_are_kept_and_the_effective_batch_is_exact(
+@given(per_device=OPTIONAL_SIZES, accumulation=OPTIONAL_SIZES, effective=OPTIONAL_SIZES, world_size=RANKS)
+def test_given_sizes_are_kept_and_effective_batch_is_exact(
     per_device: int | None, accumulation: int | None, effective: int | None, world_size: int
 ) -> None:
     try:
@@ -32,7 +32,7 @@ def test_given_sizes_are_kept_and_the_effective_batch_is_exact(
 
 
 @given(per_device=SIZES, accumulation=SIZES, world_size=RANKS)
-def test_two_of_the_sizes_determine_the_third(per_device: int, accumulation: int, world_size: int) -> None:
+def test_third_size_is_derived_from_the_other_two(per_device: int, accumulation: int, world_size: int) -> None:
     effective = per_device * accumulation * world_size
 
     from_factors = resolve_batch(
@@ -48,8 +48,8 @@ def test_two_of_the_sizes_determine_the_third(per_device: int, accumulation: int
     assert from_factors == from_micro_batch == from_accumulation
 
 
-@given(per_device=GIVEN, effective=SIZES, world_size=RANKS)
-def test_an_error_contains_valid_values(per_device: int | None, effective: int, world_size: int) -> None:
+@given(per_device=OPTIONAL_SIZES, effective=SIZES, world_size=RANKS)
+def test_error_contains_valid_values(per_device: int | None, effective: int, world_size: int) -> None:
     try:
         resolve_batch(per_device=per_device, accumulation=None, effective=effective, world_size=world_size)
     except BatchError as error:
@@ -64,7 +64,7 @@ def test_an_error_contains_valid_values(per_device: int | None, effective: int, 
         assert effective % ((per_device or 1) * world_size) == 0
 
 
-def test_contradicting_sizes_are_reported_with_their_product() -> None:
+def test_inconsistent_sizes_are_reported_with_their_product() -> None:
     with pytest.raises(BatchError, match=r"globalBatchSize is 64, but .* = 2 x 4 x 4 = 32; remove one of them"):
         resolve_batch(per_device=2, accumulation=4, effective=64, world_size=4)
 
@@ -73,36 +73,36 @@ def test_contradicting_sizes_are_reported_with_their_product() -> None:
     ("nodes", "processes", "accumulation"),
     [pytest.param(2, 1, 8, id="2x1x8"), pytest.param(2, 4, 2, id="2x4x2"), pytest.param(1, 16, 1, id="1x16x1")],
 )
-def test_the_effective_batch_is_the_same_for_other_layouts(nodes: int, processes: int, accumulation: int) -> None:
+def test_effective_batch_is_independent_of_nodes_and_processes(nodes: int, processes: int, accumulation: int) -> None:
     batch = resolve_batch(per_device=None, accumulation=None, effective=16, world_size=nodes * processes)
 
     assert (batch.per_device, batch.accumulation, batch.effective) == (1, accumulation, 16)
 
 
 @given(effective=st.integers(1, 100_000), world_size=RANKS)
-def test_splits_are_complete_and_in_decreasing_order(effective: int, world_size: int) -> None:
-    smallest = Batch(1, effective, world_size)
+def test_splits_are_complete_and_sorted_by_decreasing_micro_batch(effective: int, world_size: int) -> None:
+    smallest_batch = Batch(1, effective, world_size)
 
-    splits = list_splits(smallest)
+    splits = list_splits(smallest_batch)
 
-    assert {batch.effective for batch in splits} == {smallest.effective}
+    assert {batch.effective for batch in splits} == {smallest_batch.effective}
     assert {batch.world_size for batch in splits} == {world_size}
     assert [batch.per_device for batch in splits] == [n for n in range(effective, 0, -1) if effective % n == 0]
 
 
 @given(samples=st.integers(1, 100_000), limit=st.integers(0, 100_000))
-def test_the_largest_fitting_split_is_found_with_few_trials(samples: int, limit: int) -> None:
-    tried = []
+def test_largest_fitting_split_is_found_with_few_trials(samples: int, limit: int) -> None:
+    tried_batches = []
 
-    def fits(batch: Batch) -> bool:
-        tried.append(batch)
+    def fits_in_memory(batch: Batch) -> bool:
+        tried_batches.append(batch)
         return batch.per_device <= limit
 
-    largest = find_largest_fitting(list_splits(Batch(1, samples, 4)), fits)
+    largest = find_largest_fitting(list_splits(Batch(1, samples, 4)), fits_in_memory)
 
     fitting = [size for size in range(1, min(samples, limit) + 1) if samples % size == 0]
     assert (largest.per_device if largest else None) == max(fitting, default=None)
-    assert len(tried) <= 8  # a number below 100000 has at most 128 divisors
+    assert len(tried_batches) <= 8  # 128 divisors is the maximum below 100000, and log2(128) = 7
 
 
 @given(effective=st.integers(1, 4096), world_size=RANKS)

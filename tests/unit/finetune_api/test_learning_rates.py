@@ -1,4 +1,4 @@
-"""Default learning rates, rates by part, and scaling to the effective batch."""
+"""Tests of learning rates: defaults, separate rates, and scaling to the effective batch."""
 
 from typing import Any
 
@@ -8,24 +8,24 @@ from finetune_api.batch import Batch
 from finetune_api.learning_rates import LearningRates, resolve_learning_rates
 from testing.builders.jobs import job
 
-BATCH = Batch(2, 8, 4)  # 64
-GIVEN = {"learningRate": 0.001, "visionLearningRate": 0.0002, "alignerLearningRate": 0.01}
+BATCH = Batch(2, 8, 4)  # effective batch: 64
+SEPARATE_RATES = {"learningRate": 0.001, "visionLearningRate": 0.0002, "alignerLearningRate": 0.01}
 UNFROZEN_MODEL = {"name": "m", "freeze": []}
 
 
-def rates(**fields: Any) -> LearningRates:
+def resolve_rates(**fields: Any) -> LearningRates:
     return resolve_learning_rates(job(**fields).spec, BATCH)
 
 
-def test_the_default_rate_depends_on_method_and_lora() -> None:
-    assert rates(lora=None).default == 1e-5
-    assert rates().default == 1e-4
-    assert rates(sft=None, dpo={}).default == pytest.approx(1e-5)
-    assert rates(training={"learningRate": 0.5}).default == 0.5
+def test_default_rate_depends_on_method_and_lora() -> None:
+    assert resolve_rates(lora=None).default == 1e-5
+    assert resolve_rates().default == 1e-4
+    assert resolve_rates(sft=None, dpo={}).default == pytest.approx(1e-5)
+    assert resolve_rates(training={"learningRate": 0.5}).default == 0.5
 
 
 def test_parts_without_a_separate_rate_use_the_default() -> None:
-    resolved = rates(model=UNFROZEN_MODEL, training={"learningRate": 0.001, "visionLearningRate": 0.0002})
+    resolved = resolve_rates(model=UNFROZEN_MODEL, training={"learningRate": 0.001, "visionLearningRate": 0.0002})
 
     assert [resolved.for_part(part) for part in ("language", "vision", "aligner")] == [0.001, 0.0002, 0.001]
     assert str(resolved) == "0.001, vision 0.0002"
@@ -35,13 +35,13 @@ def test_parts_without_a_separate_rate_use_the_default() -> None:
 def test_all_rates_are_scaled_to_the_effective_batch(rule: str, factor: float) -> None:
     scaling = {"rule": rule, "baseBatchSize": 16}
 
-    resolved = rates(model=UNFROZEN_MODEL, training={**GIVEN, "lrScaling": scaling})
+    resolved = resolve_rates(model=UNFROZEN_MODEL, training={**SEPARATE_RATES, "lrScaling": scaling})
 
     expected = [0.001 * factor, 0.0002 * factor, 0.01 * factor]
     assert [resolved.for_part(part) for part in ("language", "vision", "aligner")] == pytest.approx(expected)
 
 
-def test_a_scaled_rate_is_printed_with_its_factor() -> None:
-    resolved = rates(training={"learningRate": 0.001, "lrScaling": {"rule": "sqrt", "baseBatchSize": 16}})
+def test_scaled_rate_is_printed_with_its_factor() -> None:
+    resolved = resolve_rates(training={"learningRate": 0.001, "lrScaling": {"rule": "sqrt", "baseBatchSize": 16}})
 
     assert str(resolved) == "0.002 (2 = sqrt(64 / 16) times the rates of the spec)"

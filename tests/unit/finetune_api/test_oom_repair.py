@@ -1,4 +1,4 @@
-"""Repairs after an out-of-memory failure, from the cheapest to the most expensive."""
+"""Tests of repairs after an out-of-memory failure, from the cheapest to the most expensive."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ from testing.builders.jobs import command, job
 from testing.builders.jobs import spec as build_spec
 
 
-def spec(**fields: Any) -> FineTuneJobSpec:
-    """Build a spec with one rank per node."""
+def build_single_rank_spec(**fields: Any) -> FineTuneJobSpec:
+    """Return a spec with one rank per node."""
     return FineTuneJobSpec.model_validate(build_spec(**{"nprocPerNode": 1, **fields}))
 
 
-def batch_of(job_spec: FineTuneJobSpec) -> Batch:
+def resolve_spec_batch(job_spec: FineTuneJobSpec) -> Batch:
     training = job_spec.training
     return resolve_batch(
         per_device=training.per_device_train_batch_size,
@@ -31,31 +31,33 @@ def batch_of(job_spec: FineTuneJobSpec) -> Batch:
     )
 
 
-def shortage(
+def build_shortage(
     job_spec: FineTuneJobSpec,
     repair: Repair | None = None,
     *,
     reason: Reason = Reason.CUDA_OUT_OF_MEMORY,
     **fields: Any,
 ) -> MemoryShortage:
-    batch = fields.pop("batch") if "batch" in fields else batch_of(apply_repair(job_spec, repair))
+    batch = fields.pop("batch") if "batch" in fields else resolve_spec_batch(apply_repair(job_spec, repair))
     return MemoryShortage(reason, job_spec, repair, batch, **fields)
 
 
-def ladder(job_spec: FineTuneJobSpec, **fields: Any) -> list[str]:
-    """Return the descriptions of all repairs in order."""
+def list_repairs(job_spec: FineTuneJobSpec, **fields: Any) -> list[str]:
+    """Return the descriptions of all repairs in the order of their use."""
     repair: Repair | None = None
     changes = []
-    while step := find_next_repair(shortage(job_spec, repair, **fields)):
+    while step := find_next_repair(build_shortage(job_spec, repair, **fields)):
         repair, change = step
         changes.append(change)
     return changes
 
 
 def test_repairs_of_full_fine_tuning_are_ordered_by_cost() -> None:
-    job_spec = spec(lora=None, numNodes=2, training={"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 3})
+    job_spec = build_single_rank_spec(
+        lora=None, numNodes=2, training={"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 3}
+    )
 
-    assert ladder(job_spec) == [
+    assert list_repairs(job_spec) == [
         "perDeviceTrainBatchSize 4 -> 2, gradientAccumulationSteps 3 -> 6 (effective batch stays 24)",
         "perDeviceTrainBatchSize 2 -> 1, gradientAccumulationSteps 6 -> 12 (effective batch stays 24)",
         "gradientCheckpointing: true",
@@ -83,25 +85,25 @@ def test_repairs_of_full_fine_tuning_are_ordered_by_cost() -> None:
         pytest.param(
             {"lora": None, "numNodes": 2, "deepspeed": {"preset": "zero2_offload"}},
             ["zero2_offload -> zero3", "zero3 -> zero3_offload"],
-            id="continues from the preset of the spec",
+            id="spec with a preset",
         ),
     ],
 )
-def test_sharding_presets_continue_as_far_as_the_spec_allows(fields: dict[str, Any], presets: list[str]) -> None:
+def test_repairs_use_all_sharding_presets_that_the_spec_allows(fields: dict[str, Any], presets: list[str]) -> None:
     training = {"gradientCheckpointing": True, **fields.get("training", {})}
     env = [{"name": "PYTORCH_CUDA_ALLOC_CONF", "value": "max_split_size_mb:128"}]
 
-    changes = ladder(spec(**{**fields, "training": training, "env": env}))
+    changes = list_repairs(build_single_rank_spec(**{**fields, "training": training, "env": env}))
 
     assert changes == [f"deepspeed preset {step}" for step in presets]
 
 
-def test_the_gpu_memory_of_a_command_cannot_be_repaired() -> None:
-    assert ladder(job(**command({"script": "a.py"})).spec, batch=None) == []
+def test_gpu_memory_of_a_command_has_no_repair() -> None:
+    assert list_repairs(job(**command({"script": "a.py"})).spec, batch=None) == []
 
 
-def test_without_a_repair_the_spec_is_unchanged() -> None:
-    job_spec = spec()
+def test_spec_without_a_repair_is_unchanged() -> None:
+    job_spec = build_single_rank_spec()
 
     assert apply_repair(job_spec, None) is job_spec
 
@@ -110,49 +112,49 @@ def test_without_a_repair_the_spec_is_unchanged() -> None:
     per_device=st.integers(1, 200),
     accumulation=st.none() | st.integers(1, 50),
     nodes=st.integers(1, 8),
-    with_global=st.booleans(),
+    has_global_batch=st.booleans(),
     lora=st.booleans(),
 )
 def test_repairs_keep_the_effective_batch_and_terminate(
-    per_device: int, accumulation: int | None, nodes: int, with_global: bool, lora: bool
+    per_device: int, accumulation: int | None, nodes: int, has_global_batch: bool, lora: bool
 ) -> None:
     training: dict[str, Any] = {"perDeviceTrainBatchSize": per_device}
     if accumulation is not None:
         training["gradientAccumulationSteps"] = accumulation
-    if with_global:
+    if has_global_batch:
         training["globalBatchSize"] = per_device * (accumulation or 1) * nodes
-    job_spec = spec(numNodes=nodes, lora={} if lora else None, training=training)
-    effective = batch_of(job_spec).effective
+    job_spec = build_single_rank_spec(numNodes=nodes, lora={} if lora else None, training=training)
+    effective = resolve_spec_batch(job_spec).effective
     repair: Repair | None = None
 
     for _ in range(20):
-        step = find_next_repair(shortage(job_spec, repair))
+        step = find_next_repair(build_shortage(job_spec, repair))
         if step is None:
             break
         assert step[0] != repair
         repair = step[0]
         repaired = apply_repair(job_spec, repair)
-        assert batch_of(repaired).effective == effective
+        assert resolve_spec_batch(repaired).effective == effective
         FineTuneJobSpec.model_validate_json(repaired.model_dump_json(by_alias=True, exclude_unset=True))
     else:
         pytest.fail("more than twenty repairs")
-    assert batch_of(apply_repair(job_spec, repair)).per_device == 1
+    assert resolve_spec_batch(apply_repair(job_spec, repair)).per_device == 1
 
 
-def test_a_micro_batch_chosen_by_auto_is_replaced_by_a_number() -> None:
-    job_spec = spec(numNodes=2, training={"globalBatchSize": 24, "perDeviceTrainBatchSize": "auto"})
+def test_repair_replaces_auto_by_a_smaller_micro_batch() -> None:
+    job_spec = build_single_rank_spec(numNodes=2, training={"globalBatchSize": 24, "perDeviceTrainBatchSize": "auto"})
 
-    repair, change = find_next_repair(shortage(job_spec, batch=Batch(6, 2, 2))) or (None, "")
+    repair, change = find_next_repair(build_shortage(job_spec, batch=Batch(6, 2, 2))) or (None, "")
 
     assert change == "perDeviceTrainBatchSize 6 -> 3, gradientAccumulationSteps 2 -> 4 (effective batch stays 24)"
-    assert batch_of(apply_repair(job_spec, repair)) == Batch(3, 4, 2)
+    assert resolve_spec_batch(apply_repair(job_spec, repair)) == Batch(3, 4, 2)
     assert not apply_repair(job_spec, repair).training.has_auto_batch
 
 
-def test_a_micro_batch_of_one_is_kept_and_auto_chooses_again() -> None:
-    job_spec = spec(numNodes=2, training={"globalBatchSize": 24, "perDeviceTrainBatchSize": "auto"})
+def test_repair_keeps_auto_if_the_micro_batch_is_one() -> None:
+    job_spec = build_single_rank_spec(numNodes=2, training={"globalBatchSize": 24, "perDeviceTrainBatchSize": "auto"})
 
-    repair, change = find_next_repair(shortage(job_spec, batch=Batch(1, 12, 2))) or (None, "")
+    repair, change = find_next_repair(build_shortage(job_spec, batch=Batch(1, 12, 2))) or (None, "")
 
     assert change == "gradientCheckpointing: true"
     assert apply_repair(job_spec, repair).training.has_auto_batch
@@ -162,14 +164,14 @@ HOST = Reason.HOST_OUT_OF_MEMORY
 SHM = Reason.SHARED_MEMORY_EXHAUSTED
 
 
-def limited(memory: str = "16Gi", **fields: Any) -> FineTuneJobSpec:
-    return spec(**{"resources": {"limits": {"memory": memory}}, **fields})
+def build_spec_with_limit(memory: str = "16Gi", **fields: Any) -> FineTuneJobSpec:
+    return build_single_rank_spec(**{"resources": {"limits": {"memory": memory}}, **fields})
 
 
-def test_the_memory_limit_is_doubled_up_to_max_memory_before_loaders_are_reduced() -> None:
-    job_spec = limited(restartPolicy={"maxMemory": "50Gi"})
+def test_memory_limit_is_doubled_before_loaders_are_reduced() -> None:
+    job_spec = build_spec_with_limit(restartPolicy={"maxMemory": "50Gi"})
 
-    assert ladder(job_spec, reason=HOST) == [
+    assert list_repairs(job_spec, reason=HOST) == [
         "resources.limits.memory 16Gi -> 32Gi",
         "resources.limits.memory 32Gi -> 50Gi",
         "dataset.numWorkers default -> 1",
@@ -180,50 +182,56 @@ def test_the_memory_limit_is_doubled_up_to_max_memory_before_loaders_are_reduced
 @pytest.mark.parametrize(
     ("job_spec", "fields"),
     [
-        pytest.param(limited(), {}, id="no maxMemory"),
-        pytest.param(limited(restartPolicy={"maxMemory": "16Gi"}), {}, id="maxMemory reached"),
-        pytest.param(limited(restartPolicy={"maxMemory": "32Gi"}), {"in_container": False}, id="no container"),
-        pytest.param(spec(), {}, id="no limit"),
+        pytest.param(build_spec_with_limit(), {}, id="no maxMemory"),
+        pytest.param(build_spec_with_limit(restartPolicy={"maxMemory": "16Gi"}), {}, id="maxMemory reached"),
+        pytest.param(
+            build_spec_with_limit(restartPolicy={"maxMemory": "32Gi"}), {"in_container": False}, id="no container"
+        ),
+        pytest.param(build_single_rank_spec(), {}, id="no limit"),
     ],
 )
 def test_loaders_are_reduced_if_the_limit_cannot_be_raised(job_spec: FineTuneJobSpec, fields: dict[str, Any]) -> None:
-    assert ladder(job_spec, reason=HOST, **fields)[0] == "dataset.numWorkers default -> 1"
+    assert list_repairs(job_spec, reason=HOST, **fields)[0] == "dataset.numWorkers default -> 1"
 
 
-def test_a_request_equal_to_the_limit_is_raised_with_it() -> None:
+def test_memory_request_equal_to_the_limit_is_raised_with_it() -> None:
     equal, lower = ({"limits": {"memory": "2Gi"}, "requests": {"memory": request}} for request in ("2Gi", "1Gi"))
     repair = Repair(memory="4Gi")
 
     for resources, request in ((equal, "4Gi"), (lower, "1Gi")):
-        repaired = apply_repair(spec(resources=resources), repair).resources
+        repaired = apply_repair(build_single_rank_spec(resources=resources), repair).resources
         assert (repaired.limits["memory"], repaired.requests["memory"]) == ("4Gi", request)
 
 
 @pytest.mark.parametrize(
-    ("job_spec", "first"),
+    ("job_spec", "first_repair"),
     [
-        pytest.param(spec(), "shmSize 2Gi -> 4Gi", id="default without a limit"),
-        pytest.param(limited("3Gi"), "shmSize 1536Mi -> 3Gi", id="half of the limit by default"),
-        pytest.param(limited(shmSize="12Gi"), "shmSize 12Gi -> 16Gi", id="bounded by the limit"),
+        pytest.param(build_single_rank_spec(), "shmSize 2Gi -> 4Gi", id="default without a limit"),
+        pytest.param(build_spec_with_limit("3Gi"), "shmSize 1536Mi -> 3Gi", id="half of the limit by default"),
+        pytest.param(build_spec_with_limit(shmSize="12Gi"), "shmSize 12Gi -> 16Gi", id="bounded by the limit"),
     ],
 )
-def test_shared_memory_is_doubled_once_before_loaders_are_reduced(job_spec: FineTuneJobSpec, first: str) -> None:
-    assert ladder(job_spec, reason=SHM) == [first, "dataset.numWorkers default -> 1", "dataset.numWorkers 1 -> 0"]
+def test_shared_memory_is_doubled_once_before_loaders_are_reduced(job_spec: FineTuneJobSpec, first_repair: str) -> None:
+    assert list_repairs(job_spec, reason=SHM) == [
+        first_repair,
+        "dataset.numWorkers default -> 1",
+        "dataset.numWorkers 1 -> 0",
+    ]
 
 
 def test_container_limits_of_a_command_can_be_raised() -> None:
     limits = {"limits": {"memory": "1Gi"}}
     job_spec = job(**command({"script": "a.py"}), resources=limits, restartPolicy={"maxMemory": "2Gi"}).spec
 
-    assert ladder(job_spec, reason=HOST, batch=None) == ["resources.limits.memory 1Gi -> 2Gi"]
-    assert ladder(job_spec, reason=SHM, batch=None) == ["shmSize 512Mi -> 1Gi"]
+    assert list_repairs(job_spec, reason=HOST, batch=None) == ["resources.limits.memory 1Gi -> 2Gi"]
+    assert list_repairs(job_spec, reason=SHM, batch=None) == ["shmSize 512Mi -> 1Gi"]
 
 
 @pytest.mark.parametrize(
     ("job_spec", "reason", "fields", "advice"),
     [
         pytest.param(
-            limited(),
+            build_spec_with_limit(),
             HOST,
             {},
             "the limit was 16Gi: raise resources.limits.memory (restartPolicy.maxMemory lets the operator do so), or"
@@ -231,14 +239,14 @@ def test_container_limits_of_a_command_can_be_raised() -> None:
             id="limit without maxMemory",
         ),
         pytest.param(
-            limited(restartPolicy={"maxMemory": "64Gi"}),
+            build_spec_with_limit(restartPolicy={"maxMemory": "64Gi"}),
             HOST,
             {"repair": Repair(memory="64Gi")},
             "the limit was 64Gi: raise resources.limits.memory, or start fewer loader processes (dataset.numWorkers)",
             id="limit raised before",
         ),
         pytest.param(
-            spec(),
+            build_single_rank_spec(),
             HOST,
             {},
             "no limit was set and the Kubernetes node had no more: set resources.requests.memory, or start fewer loader"
@@ -253,7 +261,7 @@ def test_container_limits_of_a_command_can_be_raised() -> None:
             id="command",
         ),
         pytest.param(
-            limited(),
+            build_spec_with_limit(),
             SHM,
             {"in_container": False},
             "start fewer loader processes (dataset.numWorkers), or use a host with more memory",
@@ -264,11 +272,11 @@ def test_container_limits_of_a_command_can_be_raised() -> None:
 def test_advice_contains_the_current_limit(
     job_spec: FineTuneJobSpec, reason: Reason, fields: dict[str, Any], advice: str
 ) -> None:
-    assert build_advice(shortage(job_spec, reason=reason, **fields)) == advice
+    assert build_advice(build_shortage(job_spec, reason=reason, **fields)) == advice
 
 
 def test_max_memory_requires_a_lower_memory_limit() -> None:
     with pytest.raises(ValidationError, match=r"maxMemory raises resources.limits.memory, which is not set"):
-        spec(restartPolicy={"maxMemory": "64Gi"})
+        build_single_rank_spec(restartPolicy={"maxMemory": "64Gi"})
     with pytest.raises(ValidationError, match=r"maxMemory \(8Gi\) is less than resources.limits.memory \(16Gi\)"):
-        limited(restartPolicy={"maxMemory": "8Gi"})
+        build_spec_with_limit(restartPolicy={"maxMemory": "8Gi"})

@@ -1,4 +1,4 @@
-"""Parsing of termination messages, which may be of another version or no message at all."""
+"""Tests of parsing termination messages, including messages of newer supervisors and other text."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from finetune_api.termination import Outcome, Termination, parse_termination
 from finetune_api.v1alpha1.status import Progress
 
 
-def test_unknown_fields_of_a_newer_supervisor_are_ignored_at_every_level() -> None:
+def test_unknown_fields_of_a_newer_supervisor_are_ignored_in_nested_objects() -> None:
     text = (
         '{"outcome": "failed", "nodeRank": 2, "new": 1,'
         ' "progress": {"step": 3, "new": 1, "memory": {"peakHighest": 5, "new": 1}}}'
@@ -22,9 +22,9 @@ def test_unknown_fields_of_a_newer_supervisor_are_ignored_at_every_level() -> No
 
 
 @pytest.mark.parametrize("text", [None, "", "step 3/4  loss 1.5", '{"outcome": "vanished"}', '{"rank": "x"}', "{"])
-def test_other_texts_are_no_termination_message(text: str | None) -> None:
+def test_other_text_is_not_a_termination_message(text: str | None) -> None:
     assert parse_termination(text) is None
 
 
-def test_fields_have_defaults() -> None:
+def test_missing_fields_have_defaults() -> None:
     assert parse_termination("{}") == Termination()

@@ -1,4 +1,4 @@
-"""The CRD has the fields, texts and rules of the models, in the form that the API server accepts."""
+"""Tests that the CRD contains the fields, descriptions and rules of the models."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from finetune_api.schema.cel_rules import MUTABLE, MUTABLE_WHILE_SUSPENDED, spec_rules, transition_rules
+from finetune_api.schema.cel_rules import MUTABLE, MUTABLE_WHILE_SUSPENDED, list_spec_rules, list_transition_rules
 from finetune_api.schema.crd import build_crd, build_json_schema
 from finetune_api.schema.reference import CONDITIONS, render_reference
 from finetune_api.v1alpha1.job import FineTuneJobSpec
@@ -14,103 +14,103 @@ from finetune_api.v1alpha1.methods import METHODS
 from finetune_api.v1alpha1.reasons import Reason
 
 Schema = dict[str, Any]
-VERSION: Schema = build_crd()["spec"]["versions"][0]
-OBJECT: Schema = VERSION["schema"]["openAPIV3Schema"]
-SPEC: Schema = OBJECT["properties"]["spec"]
-FIELDS = {field.alias for field in FineTuneJobSpec.model_fields.values()}
+CRD_VERSION: Schema = build_crd()["spec"]["versions"][0]
+OBJECT_SCHEMA: Schema = CRD_VERSION["schema"]["openAPIV3Schema"]
+SPEC_SCHEMA: Schema = OBJECT_SCHEMA["properties"]["spec"]
+SPEC_FIELDS = {field.alias for field in FineTuneJobSpec.model_fields.values()}
 
 
-def nodes(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """Yield every schema of the tree with its path."""
+def iterate_schemas(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    """Yield the path and schema of every node of the tree."""
     yield path, schema
     for name, child in schema.get("properties", {}).items():
-        yield from nodes(child, f"{path}.{name}")
+        yield from iterate_schemas(child, f"{path}.{name}")
     for key in ("items", "additionalProperties"):
         if isinstance(schema.get(key), dict):
-            yield from nodes(schema[key], f"{path}[]")
+            yield from iterate_schemas(schema[key], f"{path}[]")
 
 
-ALL = dict(nodes(OBJECT))
+SCHEMAS_BY_PATH = dict(iterate_schemas(OBJECT_SCHEMA))
 
 
-def spec_field(path: str) -> Schema:
-    """Return the schema of a field of the spec."""
-    return ALL[f".spec.{path}"]
+def find_spec_schema(path: str) -> Schema:
+    """Return the schema of a field in the spec."""
+    return SCHEMAS_BY_PATH[f".spec.{path}"]
 
 
-def test_the_crd_contains_every_field_of_the_models() -> None:
-    assert set(SPEC["properties"]) == FIELDS
-    assert len(ALL) > 150
+def test_crd_contains_every_model_field() -> None:
+    assert set(SPEC_SCHEMA["properties"]) == SPEC_FIELDS
+    assert len(SCHEMAS_BY_PATH) > 150
 
 
 @pytest.mark.parametrize("keyword", ["anyOf", "$ref", "$defs", "default", "title", "const", "nullable"])
-def test_no_keyword_remains_that_structural_schemas_forbid(keyword: str) -> None:
-    assert [path for path, schema in ALL.items() if keyword in schema] == []
+def test_crd_contains_no_keyword_that_structural_schemas_forbid(keyword: str) -> None:
+    assert [path for path, schema in SCHEMAS_BY_PATH.items() if keyword in schema] == []
 
 
 def test_every_field_has_a_type_and_a_description() -> None:
-    untyped = [path for path, s in ALL.items() if "type" not in s and "x-kubernetes-int-or-string" not in s]
-    fields = {path: s for path, s in ALL.items() if not path.endswith("[]") and path not in (".metadata",)}
+    untyped = [path for path, s in SCHEMAS_BY_PATH.items() if "type" not in s and "x-kubernetes-int-or-string" not in s]
+    fields = {path: s for path, s in SCHEMAS_BY_PATH.items() if not path.endswith("[]") and path not in (".metadata",)}
 
     assert untyped == []
     assert [path for path, schema in fields.items() if not schema.get("description")] == []
 
 
-def test_exclusive_bounds_are_flags() -> None:
-    assert spec_field("training.learningRate")["minimum"] == 0
-    assert spec_field("training.learningRate")["exclusiveMinimum"] is True
-    assert spec_field("lora.loraDropout")["exclusiveMaximum"] is True
+def test_exclusive_bounds_are_boolean_flags() -> None:
+    assert find_spec_schema("training.learningRate")["minimum"] == 0
+    assert find_spec_schema("training.learningRate")["exclusiveMinimum"] is True
+    assert find_spec_schema("lora.loraDropout")["exclusiveMaximum"] is True
 
 
-def test_a_default_appears_only_in_the_description() -> None:
-    assert spec_field("lora.r")["description"] == "Rank of the adapter matrices. Default: 8."
+def test_default_is_only_in_the_description() -> None:
+    assert find_spec_schema("lora.r")["description"] == "Rank of the adapter matrices. Default: 8."
 
 
 def test_raw_objects_preserve_unknown_fields() -> None:
-    assert spec_field("podTemplate.affinity")["x-kubernetes-preserve-unknown-fields"] is True
+    assert find_spec_schema("podTemplate.affinity")["x-kubernetes-preserve-unknown-fields"] is True
 
 
 @pytest.mark.parametrize("name", ["env", "volumes", "imagePullSecrets"])
-def test_server_side_apply_merges_named_lists(name: str) -> None:
-    assert SPEC["properties"][name]["x-kubernetes-list-type"] == "map"
-    assert SPEC["properties"][name]["x-kubernetes-list-map-keys"] == ["name"]
+def test_server_side_apply_merges_lists_by_name(name: str) -> None:
+    assert SPEC_SCHEMA["properties"][name]["x-kubernetes-list-type"] == "map"
+    assert SPEC_SCHEMA["properties"][name]["x-kubernetes-list-map-keys"] == ["name"]
 
 
-def test_the_printer_columns_refer_to_status_fields() -> None:
-    columns = VERSION["additionalPrinterColumns"]
+def test_printer_columns_refer_to_status_fields() -> None:
+    columns = CRD_VERSION["additionalPrinterColumns"]
     default_columns = [column["name"].upper() for column in columns if "priority" not in column]
     paths = [column["jsonPath"].replace('[?(@.type=="Running")]', "[]") for column in columns]
 
     assert default_columns == ["PHASE", "NODES", "PROGRESS", "LOSS", "TOKENS/S", "ETA", "RESTARTS", "AGE"]
     assert [column["name"].upper() for column in columns if column.get("priority")] == ["REASON", "MESSAGE"]
-    assert [path for path in paths if path.startswith(".status") and path not in ALL] == []
+    assert [path for path in paths if path.startswith(".status") and path not in SCHEMAS_BY_PATH] == []
 
 
-def test_only_the_status_is_a_subresource() -> None:
-    assert VERSION["subresources"] == {"status": {}}
+def test_status_is_the_only_subresource() -> None:
+    assert CRD_VERSION["subresources"] == {"status": {}}
 
 
 def test_every_field_is_mutable_or_has_an_immutability_rule() -> None:
-    with_rule = {rule.field_path for rule in transition_rules()}
+    immutable_fields = {rule.field_path for rule in list_transition_rules()}
 
-    assert {f".{field}" for field in FIELDS - set(MUTABLE)} == with_rule
-    assert set(MUTABLE) | set(MUTABLE_WHILE_SUSPENDED) <= FIELDS
+    assert {f".{field}" for field in SPEC_FIELDS - set(MUTABLE)} == immutable_fields
+    assert set(MUTABLE) | set(MUTABLE_WHILE_SUSPENDED) <= SPEC_FIELDS
 
 
-def test_the_rule_for_one_method_contains_every_method() -> None:
-    (rule,) = (rule for rule in spec_rules() if "training method" in rule.message)
+def test_training_method_rule_contains_every_method() -> None:
+    (rule,) = (rule for rule in list_spec_rules() if "training method" in rule.message)
 
     assert [method for method in METHODS if f"has(self.{method})" not in rule.rule] == []
 
 
-def test_field_paths_of_rules_exist() -> None:
-    paths = [rule.field_path for rule in (*spec_rules(), *transition_rules()) if rule.field_path]
+def test_every_field_path_of_a_rule_exists() -> None:
+    paths = [rule.field_path for rule in (*list_spec_rules(), *list_transition_rules()) if rule.field_path]
 
     assert len(paths) > 20
-    assert [path for path in paths if f".spec{path}" not in ALL] == []
+    assert [path for path in paths if f".spec{path}" not in SCHEMAS_BY_PATH] == []
 
 
-def test_the_editor_schema_forbids_unknown_fields_and_contains_defaults() -> None:
+def test_editor_schema_forbids_unknown_fields_and_contains_defaults() -> None:
     spec = build_json_schema()["properties"]["spec"]
 
     assert spec["additionalProperties"] is False
@@ -118,23 +118,25 @@ def test_the_editor_schema_forbids_unknown_fields_and_contains_defaults() -> Non
     assert "x-kubernetes-" not in str(spec)
 
 
-def test_the_reference_lists_every_field_and_condition() -> None:
+def test_reference_lists_every_field_and_condition() -> None:
     page = render_reference()
-    paths = [path.removeprefix(".spec.") for path in ALL if path.startswith(".spec.") and not path.endswith("[]")]
+    paths = [
+        path.removeprefix(".spec.") for path in SCHEMAS_BY_PATH if path.startswith(".spec.") and not path.endswith("[]")
+    ]
 
     assert len(paths) > 80
     assert [path for path in paths if f"| `{path}` |" not in page] == []
     assert [name for name in CONDITIONS if f"- `{name}`" not in page] == []
 
 
-def test_the_reference_lists_every_reason_with_fault_and_meaning() -> None:
+def test_reference_lists_every_reason_with_fault_and_meaning() -> None:
     rows = [line for line in render_reference().splitlines() if line.startswith("| `")]
     for reason in Reason:
         (row,) = (row for row in rows if row.startswith(f"| `{reason}` |"))
         assert row == f"| `{reason}` | {reason.fault or ''} | {reason.meaning} |"
 
 
-def test_the_operator_folder_is_not_a_package() -> None:
+def test_operator_folder_is_not_a_package() -> None:
     operator = Path(__file__).parents[4] / "operator"
 
     assert (operator / "finetune_api" / "__init__.py").exists()

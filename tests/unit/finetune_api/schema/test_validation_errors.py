@@ -1,4 +1,4 @@
-"""Messages for users about invalid jobs, derived from pydantic's errors."""
+"""Tests of the messages for users about invalid jobs."""
 
 from typing import Any
 
@@ -12,19 +12,19 @@ from finetune_api.schema.validation_errors import explain_each_field, explain_un
 from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec, TrainerSpec
 from testing.builders.jobs import spec
 
-FIELDS = [path for path, _, _ in iterate_fields(inline_schema(FineTuneJobSpec))]
+FIELD_PATHS = [path for path, _, _ in iterate_fields(inline_schema(FineTuneJobSpec))]
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=50)
-ANYTHING = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=9), inner))
+JSON_VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=9), inner))
 
 
-def reject(**fields: Any) -> ValidationError:
+def parse_invalid_job(**fields: Any) -> ValidationError:
     with pytest.raises(ValidationError) as raised:
         FineTuneJob.parse({"metadata": {"name": "bert"}, "spec": spec(**fields)})
     return raised.value
 
 
-def test_errors_name_the_path_and_the_value_found() -> None:
-    error = reject(numNodes=0, trainign={}, dataset={"train": [{"name": "a"}, {}]})
+def test_errors_contain_the_field_path_and_the_value_found() -> None:
+    error = parse_invalid_job(numNodes=0, trainign={}, dataset={"train": [{"name": "a"}, {}]})
 
     assert set(explain_each_field(error)) == {
         "spec.dataset.train[1].name: is required",
@@ -66,12 +66,15 @@ def test_errors_name_the_path_and_the_value_found() -> None:
         ),
     ],
 )
-def test_an_error_contains_expected_and_found_value(fields: dict[str, Any], expected: str) -> None:
-    assert explain_validation_error(reject(**fields)) == f"spec.{expected}"
+def test_error_contains_the_expected_and_the_found_value(fields: dict[str, Any], expected: str) -> None:
+    assert explain_validation_error(parse_invalid_job(**fields)) == f"spec.{expected}"
 
 
-def test_a_list_with_an_invalid_item_is_not_reported_as_too_short() -> None:
-    assert explain_validation_error(reject(dataset={"train": [{}]})) == "spec.dataset.train[0].name: is required"
+def test_list_with_an_invalid_item_is_not_reported_as_too_short() -> None:
+    assert (
+        explain_validation_error(parse_invalid_job(dataset={"train": [{}]}))
+        == "spec.dataset.train[0].name: is required"
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,12 +88,12 @@ def test_a_list_with_an_invalid_item_is_not_reported_as_too_short() -> None:
         pytest.param({"suspend": "31337" * 9}, id="long string"),
     ],
 )
-def test_a_value_that_may_be_a_secret_is_not_quoted(fields: dict[str, Any]) -> None:
-    assert "31337" not in explain_validation_error(reject(**fields))
+def test_possible_secret_is_not_quoted(fields: dict[str, Any]) -> None:
+    assert "31337" not in explain_validation_error(parse_invalid_job(**fields))
 
 
-def test_a_number_for_a_string_gets_the_hint_to_quote_it() -> None:
-    message = explain_validation_error(reject(env=[{"name": "A", "value": 1}, {"name": "B", "value": True}]))
+def test_number_in_place_of_a_string_suggests_quotes() -> None:
+    message = explain_validation_error(parse_invalid_job(env=[{"name": "A", "value": 1}, {"name": "B", "value": True}]))
 
     assert message == (
         "spec.env[0].value: must be a string, found a number: put it in quotes; "
@@ -102,11 +105,11 @@ def test_a_number_for_a_string_gets_the_hint_to_quote_it() -> None:
     ("field", "suggestion"),
     [
         pytest.param(("spec", "loraa"), "spec.lora", id="typo"),
-        pytest.param(("spec", "nodes"), "spec.numNodes", id="part of the name"),
+        pytest.param(("spec", "nodes"), "spec.numNodes", id="incomplete name"),
         pytest.param(("spec", "training", "learning_rate"), "spec.training.learningRate", id="snake case"),
-        pytest.param(("spec", "learningRate"), "spec.training.learningRate", id="level too high"),
-        pytest.param(("spec", "lora", "numNodes"), "spec.numNodes", id="level too low"),
-        pytest.param(("sft",), "spec.sft", id="outside of spec"),
+        pytest.param(("spec", "learningRate"), "spec.training.learningRate", id="field of a nested object"),
+        pytest.param(("spec", "lora", "numNodes"), "spec.numNodes", id="field of the parent object"),
+        pytest.param(("sft",), "spec.sft", id="field of the spec at top level"),
         pytest.param(("specc",), "spec", id="typo of spec"),
         pytest.param(("spec", "dataset", "train", 1, "splt"), "spec.dataset.train[1].split", id="item of a list"),
         pytest.param(
@@ -116,16 +119,16 @@ def test_a_number_for_a_string_gets_the_hint_to_quote_it() -> None:
         ),
     ],
 )
-def test_a_similar_field_is_suggested_for_an_unknown_one(field: tuple[int | str, ...], suggestion: str) -> None:
+def test_unknown_field_suggests_a_similar_field(field: tuple[int | str, ...], suggestion: str) -> None:
     assert explain_unknown_field(field) == f"unknown field; did you mean {suggestion}?"
 
 
 @pytest.mark.parametrize("field", [("spec", "method"), ("spec", "name"), ("spec", "nothingLikeIt"), (1,)], ids=str)
-def test_without_a_similar_field_there_is_no_suggestion(field: tuple[int | str, ...]) -> None:
+def test_unknown_field_without_a_similar_field_has_no_suggestion(field: tuple[int | str, ...]) -> None:
     assert explain_unknown_field(field) == "unknown field"
 
 
-def test_a_validated_spec_is_reported_with_its_path_in_the_job() -> None:
+def test_error_of_a_validated_spec_contains_the_path_in_the_job() -> None:
     with pytest.raises(ValidationError) as raised:
         TrainerSpec.model_validate(spec(numNodes=0))
     assert (
@@ -141,10 +144,10 @@ def test_a_validated_spec_is_reported_with_its_path_in_the_job() -> None:
 PYTHON_TERMS = ("Input", "Tuple", "tuple", "dict", "constrained", "literal[")
 
 
-@given(ANYTHING)
+@given(JSON_VALUES)
 @example({"dict": None})
-def test_any_value_is_reported_under_its_field_without_python_terms(value: object) -> None:
-    for path in FIELDS:
+def test_error_for_any_value_contains_its_field_and_no_python_terms(value: object) -> None:
+    for path in FIELD_PATHS:
         for line in explain_value(path, value):
             assert line.startswith("spec")
             found = [term for term in PYTHON_TERMS if term in line and term not in repr(value)]
@@ -152,9 +155,9 @@ def test_any_value_is_reported_under_its_field_without_python_terms(value: objec
 
 
 def explain_value(path: str, value: object) -> tuple[str, ...]:
-    """Return the messages for a job with `value` at `spec.<path>`."""
-    *parents, last = path.split(".")
-    fields: dict[str, Any] = {last: value}
+    """Return the messages for a job with this value at `spec.<path>`."""
+    *parents, field = path.split(".")
+    fields: dict[str, Any] = {field: value}
     for part in reversed(parents):
         fields = {part.removesuffix("[]"): [fields] if part.endswith("[]") else fields}
     try:

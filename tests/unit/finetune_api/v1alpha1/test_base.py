@@ -1,4 +1,4 @@
-"""Every rule between fields is checked on both sides, and has an invalid job as its case."""
+"""Tests that every rule between fields has a CEL rule and an invalid example job."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from finetune_api.v1alpha1.job import FineTuneJobSpec
 from testing.builders.bad_jobs import BAD_JOBS
 from testing.builders.jobs import spec
 
-RuleOf = tuple[type[RuledModel], CrossFieldRule[Any]]
-RULES: dict[str, RuleOf] = {
+ModelRule = tuple[type[RuledModel], CrossFieldRule[Any]]
+RULES: dict[str, ModelRule] = {
     f"{model.__name__}: {rule.name}": (model, rule) for model in RuledModel.__subclasses__() for rule in model.rules
 }
 
@@ -25,20 +25,20 @@ def is_valid(fields: dict[str, Any]) -> bool:
     return True
 
 
-def test_rules_are_found_and_named_uniquely() -> None:
+def test_rules_have_unique_names() -> None:
     assert {"FineTuneJobSpec: one method", "Dataset: one evaluation"} <= set(RULES)
     assert len(RULES) == sum(len(model.rules) for model in RuledModel.__subclasses__())
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_every_rule_is_in_cel_or_has_a_reason_why_not(name: str) -> None:
+def test_every_rule_has_cel_rules_or_an_explanation(name: str) -> None:
     _, rule = RULES[name]
 
-    assert rule.cel or rule.not_in_cel
+    assert rule.cel or rule.cel_limitations
 
 
 @pytest.mark.parametrize("name", [name for name, (_, rule) in RULES.items() if rule.check is not None])
-def test_without_the_rule_one_of_its_cases_is_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removing_a_rule_makes_a_bad_job_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, rule = RULES[name]
     monkeypatch.setattr(model, "rules", tuple(other for other in model.rules if other is not rule))
 
@@ -46,9 +46,9 @@ def test_without_the_rule_one_of_its_cases_is_valid(name: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_every_cel_message_is_expected_by_a_case(name: str) -> None:
+def test_every_cel_message_is_expected_by_a_bad_job(name: str) -> None:
     errors = [case.api_server_error for case in BAD_JOBS.values() if case.api_server_error is not None]
-    # a message with the values found exists only in the API server
-    messages = [cel.message for cel in RULES[name][1].cel if cel.detail is None]
+    # only the API server evaluates messages with the values found
+    messages = [cel.message for cel in RULES[name][1].cel if cel.message_expression is None]
 
     assert [message for message in messages if not any(error in message for error in errors)] == []

@@ -1,23 +1,23 @@
-"""Reasons: the fault determines the action, and every failure has advice."""
+"""Tests of reasons: the fault determines the action, and every failure has advice."""
 
 import pytest
 
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import Fault
 
-FAILURES = [reason for reason in Reason if reason.fault is not None]
+FAILURE_REASONS = [reason for reason in Reason if reason.fault is not None]
 
 
-@pytest.mark.parametrize("reason", FAILURES)
-def test_the_fault_determines_the_action(reason: Reason) -> None:
-    """Failures that the user must fix are never restarted unchanged; all others always are."""
+@pytest.mark.parametrize("reason", FAILURE_REASONS)
+def test_fault_determines_the_action(reason: Reason) -> None:
+    """A failure that the user must fix is never restarted unchanged; all other failures are restarted."""
     may_retry = reason.fault not in (Fault.USER, Fault.RESOURCE)
     assert (reason.action is FailureAction.RESTART) is may_retry
     assert reason.action is not FailureAction.REPAIR or reason.fault is Fault.RESOURCE
 
 
-@pytest.mark.parametrize("reason", FAILURES)
-def test_every_failure_has_advice_without_capital_letter_and_period(reason: Reason) -> None:
+@pytest.mark.parametrize("reason", FAILURE_REASONS)
+def test_every_failure_has_advice_in_lower_case_without_a_period(reason: Reason) -> None:
     assert reason.advice
     assert reason.advice[0] == reason.advice[0].lower() or reason.advice.startswith("CUDA")
     assert not reason.advice.endswith(".")

@@ -1,4 +1,4 @@
-"""Validation that status.progress adds to what a supervisor reports."""
+"""Tests of the validation of status.progress."""
 
 from dataclasses import FrozenInstanceError
 from datetime import UTC, datetime
@@ -10,32 +10,32 @@ from pydantic import ValidationError
 from finetune_api.v1alpha1.status import JobStatus, Progress
 
 
-def parse(**fields: Any) -> Progress:
+def parse_progress(**fields: Any) -> Progress:
     progress = JobStatus.model_validate({"progress": fields}).progress
     assert progress is not None
     return progress
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-def test_numbers_that_json_lacks_are_absent(number: float) -> None:
-    assert parse(step=1, loss=number, epoch=1.5) == Progress(step=1, epoch=1.5)
+def test_non_finite_numbers_are_dropped(number: float) -> None:
+    assert parse_progress(step=1, loss=number, epoch=1.5) == Progress(step=1, epoch=1.5)
 
 
-def test_a_json_number_beyond_the_range_of_a_float_is_absent() -> None:
+def test_json_number_beyond_the_float_range_is_dropped() -> None:
     status = JobStatus.model_validate_json('{"progress": {"step": 1, "gradNorm": 1e999}}')
 
     assert status.progress == Progress(step=1)
 
 
-def test_times_need_a_timezone() -> None:
-    assert parse(updateTime="2026-01-01T00:00:00.500Z").update_time == datetime(
+def test_times_without_timezone_are_rejected() -> None:
+    assert parse_progress(updateTime="2026-01-01T00:00:00.500Z").update_time == datetime(
         2026, 1, 1, 0, 0, 0, 500_000, tzinfo=UTC
     )
     with pytest.raises(ValidationError, match="a time without timezone"):
-        parse(firstStepTime="2026-01-01T00:00:00")
+        parse_progress(firstStepTime="2026-01-01T00:00:00")
 
 
-def test_the_progress_is_written_in_camel_case_without_absent_values() -> None:
+def test_progress_is_serialized_in_camel_case_without_absent_values() -> None:
     reported = {"step": 3, "totalSteps": 9, "memory": {"forecast": 9, "peakLowestRank": 1}}
 
     status = JobStatus.model_validate({"progress": {**reported, "unknown": 1}})
@@ -44,6 +44,6 @@ def test_the_progress_is_written_in_camel_case_without_absent_values() -> None:
     assert body == {"progress": reported}
 
 
-def test_a_progress_cannot_be_changed() -> None:
+def test_progress_is_immutable() -> None:
     with pytest.raises(FrozenInstanceError):
-        parse(step=1).step = 2  # type: ignore[misc]
+        parse_progress(step=1).step = 2  # type: ignore[misc]
