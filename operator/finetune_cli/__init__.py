@@ -1,1 +1,1 @@
-"""`finetune` and `kubectl finetune`: runs jobs on the local host, and shows jobs of a cluster."""
+"""Command line `finetune` or `kubectl finetune`: runs jobs on the local host and describes jobs of a cluster."""

@@ -1,4 +1,4 @@
-"""Entry point `python -m finetune_cli`, for environments in which the `finetune` command is not installed."""
+"""Entry point of `python -m finetune_cli`, for environments without the `finetune` command."""
 
 from finetune_cli.app import main
 

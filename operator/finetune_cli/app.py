@@ -1,4 +1,4 @@
-"""The commands of `finetune`; kubectl runs the same program as `kubectl finetune`."""
+"""Entry point of `finetune`; kubectl runs the same program as the plugin `kubectl finetune`."""
 
 import sys
 

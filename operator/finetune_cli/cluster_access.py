@@ -1,4 +1,7 @@
-"""Access to a cluster with the user's kubeconfig. The official client is imported lazily: its import takes a second."""
+"""Reads jobs and pod logs from a cluster with the user's kubeconfig.
+
+The official client is imported lazily, because its import takes a second.
+"""
 
 import json
 from collections.abc import Iterator
@@ -41,7 +44,7 @@ class ClusterAccess:
         self._core: CoreV1Api = client.CoreV1Api(api)
 
     def get_job(self, name: str) -> RawBody:
-        """Return the job of that name. Raises BadInput if there is none."""
+        """Return the job with this name. Raises BadInput if it does not exist."""
         with _translate_errors(f"{PLURAL}.{GROUP} {self.namespace}/{name}"):
             return cast(RawBody, self._jobs.get_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, name))
 
@@ -52,7 +55,7 @@ class ClusterAccess:
                 list[RawBody], self._jobs.list_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL)["items"]
             )
 
-    def log_lines(self, pod: str, *, follow: bool) -> Iterator[bytes]:
+    def stream_log(self, pod: str, *, follow: bool) -> Iterator[bytes]:
         """Yield chunks of a pod's log as they arrive."""
         with _translate_errors(f"pod {self.namespace}/{pod}"):
             response = self._core.read_namespaced_pod_log(pod, self.namespace, follow=follow, _preload_content=False)
@@ -61,19 +64,19 @@ class ClusterAccess:
 
 @contextmanager
 def _translate_errors(subject: str) -> Iterator[None]:
-    """Convert errors of the client to BadInput with the message of the API server."""
+    """Convert client errors to BadInput with the message of the API server."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
     try:
         yield
     except ApiException as error:
-        raise BadInput(f"{subject}: {_error_message(error)}") from error
+        raise BadInput(f"{subject}: {_get_error_message(error)}") from error
     except HTTPError as error:
         raise BadInput(f"{subject}: the API server does not answer: {error}") from error
 
 
-def _error_message(error: Any) -> str:
+def _get_error_message(error: Any) -> str:
     try:
         return str(json.loads(error.body)["message"])
     except (ValueError, KeyError, TypeError):

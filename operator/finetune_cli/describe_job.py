@@ -1,4 +1,4 @@
-"""Text descriptions of jobs: phase, progress, attempts, nodes and conditions."""
+"""Formats jobs as text: phase, progress, attempts, nodes and conditions."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -11,13 +11,13 @@ COLUMNS = ("NAME", "PHASE", "NODES", "PROGRESS", "LOSS", "TOKENS/S", "ETA", "RES
 
 
 def format_job(job: FineTuneJob, *, now: datetime) -> str:
-    """Return a description of the job over several lines, most important facts first."""
+    """Return a multi-line description of the job, with the most important facts first."""
     status = job.status
-    facts = {name: text for name, text in _facts(job, now) if text}
+    facts = {name: text for name, text in _list_facts(job, now) if text}
     width = max(len(name) for name in facts)
     lines = [f"{name:<{width}}  {text}" for name, text in facts.items()]
     if status.attempts:
-        lines += ["", "Attempts", *(f"  {line}" for record in status.attempts for line in _attempt(record, now))]
+        lines += ["", "Attempts", *(f"  {line}" for record in status.attempts for line in _format_attempt(record, now))]
     if status.nodes:
         lines += ["", "Nodes"]
         lines += [
@@ -26,7 +26,7 @@ def format_job(job: FineTuneJob, *, now: datetime) -> str:
     if status.conditions:
         lines += ["", "Conditions"]
         lines += [
-            f"  {c.type:<12} {c.status:<6} {_ago(c.last_transition_time, now):>5}  {c.reason}"
+            f"  {c.type:<12} {c.status:<6} {_format_age(c.last_transition_time, now):>5}  {c.reason}"
             for c in status.conditions
         ]
     return "\n".join(lines)
@@ -34,14 +34,14 @@ def format_job(job: FineTuneJob, *, now: datetime) -> str:
 
 def format_job_table(jobs: list[FineTuneJob], *, now: datetime) -> str:
     """Return a table of jobs with the columns of `kubectl get ftj`."""
-    rows = [COLUMNS, *(_row(job, now) for job in jobs)]
+    rows = [COLUMNS, *(_build_row(job, now) for job in jobs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     return "\n".join(
         "   ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
 
 
-def _row(job: FineTuneJob, now: datetime) -> tuple[str, ...]:
+def _build_row(job: FineTuneJob, now: datetime) -> tuple[str, ...]:
     status, display = job.status, job.status.display
     cells = ("",) * 5
     if display:
@@ -51,17 +51,23 @@ def _row(job: FineTuneJob, now: datetime) -> tuple[str, ...]:
         status.phase or "",
         *cells,
         str(status.restarts),
-        _ago(job.metadata.creation_timestamp, now),
+        _format_age(job.metadata.creation_timestamp, now),
     )
 
 
-def _facts(job: FineTuneJob, now: datetime) -> Iterator[tuple[str, str]]:
+def _list_facts(job: FineTuneJob, now: datetime) -> Iterator[tuple[str, str]]:
     status = job.status
-    yield "Job", f"{job.metadata.namespace}/{job.metadata.name}, {_ago(job.metadata.creation_timestamp, now)} old"
-    yield "Phase", _phase(status)
-    yield "Progress", _progress(status)
+    yield (
+        "Job",
+        f"{job.metadata.namespace}/{job.metadata.name}, {_format_age(job.metadata.creation_timestamp, now)} old",
+    )
+    yield "Phase", _format_phase(status)
+    yield "Progress", _format_progress(status)
     if status.waiting:
-        yield "Waiting", f"{_ago(status.waiting.since, now)} for {status.waiting.reason}: {status.waiting.message}"
+        yield (
+            "Waiting",
+            f"{_format_age(status.waiting.since, now)} for {status.waiting.reason}: {status.waiting.message}",
+        )
     if batch := status.batch:
         factors = (batch.per_device_train_batch_size, batch.gradient_accumulation_steps, batch.world_size)
         yield "Batch", f"{' x '.join(map(str, factors))} = {batch.effective} (per device x accumulation x ranks)"
@@ -69,18 +75,20 @@ def _facts(job: FineTuneJob, now: datetime) -> Iterator[tuple[str, str]]:
     yield "Output", status.output or ""
 
 
-def _phase(status: JobStatus) -> str:
-    """Return the phase with the message of the condition that explains it."""
-    condition = next((c for kind in ("Complete", "Failed") for c in status.conditions if c.type == kind), None)
+def _format_phase(status: JobStatus) -> str:
+    """Return the phase, with the message of the condition that explains it."""
+    condition = next(
+        (c for type_name in ("Complete", "Failed") for c in status.conditions if c.type == type_name), None
+    )
     if condition is None:
         condition = next(
             (c for c in status.conditions if c.type in ("Suspended", "Reconciling") and c.status == "True"), None
         )
-    phase = str(status.phase or "not seen by the operator yet")
+    phase = str(status.phase or "not processed by the operator yet")
     return f"{phase}: {condition.message}" if condition and condition.message else phase
 
 
-def _progress(status: JobStatus) -> str:
+def _format_progress(status: JobStatus) -> str:
     progress, display = status.progress, status.display
     if progress is None:
         return ""
@@ -101,7 +109,7 @@ def _progress(status: JobStatus) -> str:
     return ", ".join(parts)
 
 
-def _attempt(record: AttemptRecord, now: datetime) -> Iterator[str]:
+def _format_attempt(record: AttemptRecord, now: datetime) -> Iterator[str]:
     duration = ""
     if record.start_time:
         duration = format_duration(int(((record.end_time or now) - record.start_time).total_seconds()))
@@ -117,5 +125,5 @@ def _attempt(record: AttemptRecord, now: datetime) -> Iterator[str]:
         yield f"   trained again after {format_duration(record.downtime_seconds)}{repeated}"
 
 
-def _ago(time: datetime | None, now: datetime) -> str:
+def _format_age(time: datetime | None, now: datetime) -> str:
     return format_duration(max(0, int((now - time).total_seconds()))) if time else "?"

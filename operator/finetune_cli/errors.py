@@ -1,10 +1,10 @@
-"""The error for input that the user has to correct."""
+"""Defines the error for input that the user has to correct."""
 
-EXIT_BAD_INPUT = 2  # the exit code of typer for an invalid flag
+EXIT_BAD_INPUT = 2  # same as the exit code of typer for an invalid flag
 
 
 class BadInput(Exception):
-    """Problems found before anything was started; each is a line with file or flag, field and remedy."""
+    """Error for invalid input; each problem is one line with file or flag, field and remedy."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))

@@ -1,4 +1,4 @@
-"""The command `finetune estimate`: forecasts the GPU and host memory that a job needs."""
+"""Command `finetune estimate`, which forecasts the GPU and host memory that a job needs."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from finetune_cli.job_file import FileArgument, JobFile, NamespaceOption, read_j
 from finetune_cli.run import VolumeOption, check_packages
 from finetune_operator.observation.ownership import RawBody
 
-ForecastJson = dict[str, Any]  # as `python -m finetune_trainer.memory` prints it
+ForecastJson = dict[str, Any]  # output of `python -m finetune_trainer.memory`
 
 EXIT_FITS, EXIT_FAILED = 0, 1
 GIB = 2**30
@@ -44,7 +44,7 @@ def estimate(
     mounts = parse_volumes(volume or [], job_file.job.spec)
     forecast = _run_forecast(map_model_path(job_file, mounts), gpu)
     _print_forecast(job_file, forecast)
-    lines = format_verdict(forecast, host_limit_bytes=_host_limit_bytes(job_file))
+    lines = format_verdict(forecast, host_limit_bytes=_get_host_limit_bytes(job_file))
     print("\n".join(line for line, _ in lines))
     sys.exit(EXIT_FITS if all(fits for _, fits in lines) else EXIT_FAILED)
 
@@ -76,9 +76,9 @@ def _print_forecast(file: JobFile, forecast: ForecastJson) -> None:
     from rich.table import Table
 
     spec = file.job.spec
-    method = next(name for name in METHODS if getattr(spec, name) is not None)  # the spec has exactly one
+    method = next(name for name in METHODS if getattr(spec, name) is not None)  # the spec has exactly one method
     tuning = f"lora r={spec.lora.r}" if spec.lora else "full"
-    assert spec.model is not None  # only spec.command allows no model
+    assert spec.model is not None  # model is optional only with spec.command
     print(f"{file.job.metadata.name}: {method} ({tuning}) of {spec.model.name}")
     print(f"parameters {forecast['parameters']:,}, of which {forecast['trainedParameters']:,} are trained")
     print(
@@ -106,8 +106,8 @@ def _format_auto(forecast: ForecastJson) -> str:
 
 
 def format_verdict(forecast: ForecastJson, *, host_limit_bytes: int | None) -> list[tuple[str, bool]]:
-    """Return the lines of the verdict, each with whether the job fits."""
-    lines = [_gpu_verdict(forecast)] if forecast["onGpu"] else []
+    """Return one line for each memory limit, with a flag that is true if the job fits."""
+    lines = [_format_gpu_verdict(forecast)] if forecast["onGpu"] else []
     needed_bytes = forecast["node"]["total"]
     if host_limit_bytes is not None:
         fits = needed_bytes <= host_limit_bytes
@@ -117,7 +117,7 @@ def format_verdict(forecast: ForecastJson, *, host_limit_bytes: int | None) -> l
     return lines
 
 
-def _gpu_verdict(forecast: ForecastJson) -> tuple[str, bool]:
+def _format_gpu_verdict(forecast: ForecastJson) -> tuple[str, bool]:
     total = forecast["rank"]["total"]
     gpu, suggestion = forecast.get("gpu"), forecast.get("suggestion")
     if gpu is None:
@@ -135,7 +135,7 @@ def _format_gib(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.1f} GiB"
 
 
-def _host_limit_bytes(file: JobFile) -> int | None:
+def _get_host_limit_bytes(file: JobFile) -> int | None:
     from finetune_api.v1alpha1.quantity import parse_quantity
 
     limit = file.job.spec.resources.limits.get("memory")

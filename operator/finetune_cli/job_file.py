@@ -27,7 +27,7 @@ NamespaceOption = Annotated[
 
 @dataclass(frozen=True)
 class JobFile:
-    """A valid job and its file. `body` is the parsed YAML, with the namespace filled in."""
+    """Valid job and its file; `body` is the parsed YAML, with the namespace filled in."""
 
     path: Path
     body: RawBody
@@ -38,12 +38,12 @@ class JobFileLoader(yaml.SafeLoader):
     """Loads YAML as kubectl does: 1e-4 is a number, and a duplicate key is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
+        known_keys: set[Hashable] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if key in seen:
+            if key in known_keys:
                 raise yaml.constructor.ConstructorError(None, None, f"{key} is given twice", key_node.start_mark)
-            seen.add(key)
+            known_keys.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -54,13 +54,13 @@ JobFileLoader.add_implicit_resolver(
 
 def read_job_file(path: Path, *, namespace: str | None = None) -> JobFile:
     """Read the only FineTuneJob of a file and ignore other objects. Raises BadInput with all problems."""
-    body = _with_namespace(path, _find_job(path, _load(path)), namespace)
-    problems = _name_problems(body) + tuple(
+    body = _add_namespace(path, _find_job(path, _load_documents(path)), namespace)
+    problems = _find_name_problems(body) + tuple(
         f"{key}: {explain_unknown_field((key,))}" for key in body if key not in JOB_FIELDS
     )
     job = None
     try:
-        # through JSON: pydantic's strict mode for Python objects would reject the lists that stand for tuples
+        # validate JSON: for Python objects, pydantic's strict mode rejects lists in place of tuples
         text = json.dumps(body, default=str)
         job = FineTuneJob.model_validate_json(text, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -70,7 +70,7 @@ def read_job_file(path: Path, *, namespace: str | None = None) -> JobFile:
     return JobFile(path, body, job)
 
 
-def _load(path: Path) -> list[Any]:
+def _load_documents(path: Path) -> list[Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -101,7 +101,7 @@ def _find_job(path: Path, documents: list[Any]) -> RawBody:
     return job
 
 
-def _with_namespace(path: Path, body: RawBody, namespace: str | None) -> RawBody:
+def _add_namespace(path: Path, body: RawBody, namespace: str | None) -> RawBody:
     metadata = body.get("metadata")
     if not isinstance(metadata, dict):
         raise BadInput(f"{path}: metadata.name: is required")
@@ -111,11 +111,11 @@ def _with_namespace(path: Path, body: RawBody, namespace: str | None) -> RawBody
     return {**body, "metadata": {**metadata, "namespace": namespace or file_namespace or DEFAULT_NAMESPACE}}
 
 
-def _name_problems(body: RawBody) -> tuple[str, ...]:
-    """Return violations of the CRD's rules on metadata.name, which the pydantic models do not contain."""
+def _find_name_problems(body: RawBody) -> tuple[str, ...]:
+    """Return violations of the CRD's rules for metadata.name, which the pydantic models do not check."""
     name = body["metadata"].get("name")
     if not isinstance(name, str):
-        return ()  # the model reports that it is required
+        return ()  # the model reports the missing name
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
         return (f"metadata.name: {name}: must start with a-z, contain only a-z, 0-9 and '-', and not end with '-'",)
     if len(name) > MAX_JOB_NAME:

@@ -1,4 +1,4 @@
-"""The command `finetune logs`: the log of one node of the current attempt."""
+"""Command `finetune logs`, which prints the log of one node of the current attempt."""
 
 import sys
 from typing import Annotated
@@ -26,7 +26,7 @@ def logs(
     access = ClusterAccess(namespace, context=context, kubeconfig=kubeconfig)
     pod = find_pod(FineTuneJob.parse(access.get_job(name)), node)
     try:
-        for chunk in access.log_lines(pod, follow=follow):
+        for chunk in access.stream_log(pod, follow=follow):
             sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
     except KeyboardInterrupt:
@@ -34,10 +34,10 @@ def logs(
 
 
 def find_pod(job: FineTuneJob, node_rank: int) -> str:
-    """Return the name of a node's pod of the current attempt. Raises BadInput if there is none."""
+    """Return the pod name of a node in the current attempt. Raises BadInput if there is no such node."""
     if job.status.attempt is None:
         raise BadInput(
-            f"{job.metadata.name}: no attempt has started ({job.status.phase or 'not seen by the operator yet'})"
+            f"{job.metadata.name}: no attempt has started ({job.status.phase or 'not processed by the operator yet'})"
         )
     if node_rank >= job.spec.num_nodes:
         raise BadInput(f"--node {node_rank}: {job.metadata.name} has nodes 0 to {job.spec.num_nodes - 1}")

@@ -1,4 +1,4 @@
-"""The command `finetune plan`: prints the objects that the operator would create for the first attempt."""
+"""Command `finetune plan`, which prints the objects that the operator would create for the first attempt."""
 
 import sys
 from enum import StrEnum
@@ -18,13 +18,13 @@ from finetune_operator.settings import Settings
 if TYPE_CHECKING:
     from finetune_api.v1alpha1.job import FineTuneJob
 
-PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"  # the API server assigns the real one
+PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"  # replaces the uid that the API server assigns
 BATCH_FACTORS = "per device x accumulation x ranks"
 TRAINER_REPOSITORY = "ghcr.io/finetune-operator/trainer"
 
 
 class PlanFormat(StrEnum):
-    """The output formats of `finetune plan`."""
+    """Output formats of the command `finetune plan`."""
 
     YAML = "yaml"
     SUMMARY = "summary"
@@ -50,21 +50,21 @@ def plan(
 
     metadata.uid, which the API server assigns, is all zeros unless the file contains one.
     """
-    settings = Settings(trainer_image=trainer_image or release_image(), cluster_domain=cluster_domain)
+    settings = Settings(trainer_image=trainer_image or get_release_image(), cluster_domain=cluster_domain)
     run = plan_first_attempt(read_job_file(file, namespace=namespace), settings)
     if output is PlanFormat.YAML:
         print(yaml.safe_dump_all(build_children(run), sort_keys=False), end="")
-        print(summarise(run), file=sys.stderr)
+        print(summarise_plan(run), file=sys.stderr)
     else:
-        print(summarise(run))
+        print(summarise_plan(run))
 
 
 def plan_first_attempt(file: JobFile, settings: Settings) -> RunPlan:
-    """Plan attempt 0 of a job that does not exist in any cluster yet."""
-    return plan_run(_with_uid(file.job), attempt=0, settings=settings)
+    """Plan attempt 0 of a job that does not exist in a cluster."""
+    return plan_run(_add_placeholder_uid(file.job), attempt=0, settings=settings)
 
 
-def summarise(run: RunPlan) -> str:
+def summarise_plan(run: RunPlan) -> str:
     """Return a readable summary of the plan: processes, batch, image, output and objects."""
     pods = ", ".join(node.pod_name for node in run.nodes[:4]) + (", ..." if len(run.nodes) > 4 else "")
     program: tuple[tuple[str, str], ...] = (("command", str(run.spec.command)),)
@@ -83,14 +83,14 @@ def summarise(run: RunPlan) -> str:
     return "\n".join(f"{name:<8} {text}" for name, text in lines)
 
 
-def release_image() -> str:
-    """Return the trainer image of this release."""
+def get_release_image() -> str:
+    """Return the name of the trainer image of this release."""
     try:
         return f"{TRAINER_REPOSITORY}:v{metadata.version(names.MANAGER)}"
-    except metadata.PackageNotFoundError:  # run from a source tree
+    except metadata.PackageNotFoundError:  # finetune runs from a source tree
         return f"{TRAINER_REPOSITORY}:dev"
 
 
-def _with_uid(job: "FineTuneJob") -> "FineTuneJob":
+def _add_placeholder_uid(job: "FineTuneJob") -> "FineTuneJob":
     uid = job.metadata.uid or PLACEHOLDER_UID
     return job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": uid})})

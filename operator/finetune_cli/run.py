@@ -1,4 +1,4 @@
-"""The command `finetune run`: runs a job on the local host, with processes instead of pods."""
+"""Command `finetune run`, which runs a job on the local host with processes instead of pods."""
 
 import asyncio
 import importlib.util
@@ -34,11 +34,11 @@ VolumeOption = Annotated[
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of the command line."""
+    """Command line options of `finetune run`."""
 
     output: Path
-    logs: bool
-    fresh: bool
+    show_logs: bool
+    start_over: bool
 
 
 def run(
@@ -61,9 +61,9 @@ def run(
 
 
 def check_packages(spec: "FineTuneJobSpec") -> None:
-    """Raise BadInput if a required package is missing, without importing it: importing torch takes seconds.
+    """Raise BadInput if a required package is missing. Packages of a custom command are not checked.
 
-    The packages that a custom command needs are not checked.
+    Packages are not imported, because importing torch takes seconds.
     """
     required = ("finetune_trainer",) if spec.command else ("finetune_trainer", "torch", "transformers")
     missing = [package for package in required if not importlib.util.find_spec(package)]
@@ -92,22 +92,24 @@ def _run(file: JobFile, volumes: list[str], options: RunOptions) -> int:
     gpus = divide_gpus(find_gpus(os.environ), spec)
     resources = LocalResources(options.output, mounts, gpus)
     with (
-        closing(StateStore(_state_folder(job_output(file, options.output)))) as store,
+        closing(StateStore(_get_state_folder(get_job_output(file, options.output)))) as store,
         ProgressDisplay(Console(highlight=False)) as display,
     ):
-        # Resume the state of an earlier run of the same job, or start a new one.
-        changed = () if options.fresh else store.changed_fields(file)
-        body = store.open_job(file, fresh=options.fresh)
+        # Resume the state of an earlier run of the same job, or start a new job.
+        changed = () if options.start_over else store.find_changed_fields(file)
+        body = store.open_job(file, start_over=options.start_over)
         if changed:
             display.print_line(f"this is not the job of the last run: {', '.join(changed)} changed; starting over")
         if body["status"].get("completionTime"):
-            display.print_line(f"Complete already; {_result_location(file, options)} (--fresh starts over)")
+            display.print_line(f"Complete already; {_describe_result_location(file, options)} (--fresh starts over)")
             return EXIT_COMPLETE
         _print_introduction(display, file, gpus)
-        if options.fresh and spec.output and not spec.command:
+        if options.start_over and spec.output and not spec.command:
             local_spec = {**local_spec, "output": {**local_spec["output"], "overwrite": True}}
-        # Run the job to its end or its suspension, and report the outcome.
-        job = asyncio.run(_run_job({**body, "spec": local_spec}, resources, store, display, logs=options.logs))
+        # Run the job until it ends or is suspended, and report the outcome.
+        job = asyncio.run(
+            _run_job({**body, "spec": local_spec}, resources, store, display, show_logs=options.show_logs)
+        )
         return _report_end(display, job, file, options)
 
 
@@ -117,7 +119,7 @@ async def _run_job(
     store: "StateStore",
     display: "ProgressDisplay",
     *,
-    logs: bool,
+    show_logs: bool,
 ) -> "FineTuneJob":
     from finetune_cli.local.cluster import LocalCluster
     from finetune_cli.local.console_logs import ConsoleLogs
@@ -126,7 +128,7 @@ async def _run_job(
     runner = LocalRunner(body, display)
     cluster = LocalCluster(resources, store, runner.children, on_event=display.print_event)
     _stop_on_signals(runner, cluster)
-    if not logs:
+    if not show_logs:
         return await runner.run(cluster)
     console_logs = ConsoleLogs(store.folder, print_line=display.print_line)
     follow_task = asyncio.create_task(console_logs.follow())
@@ -134,36 +136,36 @@ async def _run_job(
         return await runner.run(cluster)
     finally:
         follow_task.cancel()
-        console_logs.print_new()
+        console_logs.print_new_lines()
 
 
 def _stop_on_signals(runner: "LocalRunner", cluster: "LocalCluster") -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, runner.stop, cluster)
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(signal_number, runner.stop, cluster)
 
 
-def job_output(file: JobFile, output: Path) -> Path:
-    """Return the folder of the job's checkpoints, result and logs."""
+def get_job_output(file: JobFile, output: Path) -> Path:
+    """Return the folder for checkpoints, result and logs of the job."""
     metadata, output_spec = file.job.metadata, file.job.spec.output
     return output / ((output_spec and output_spec.sub_path) or f"{metadata.namespace}/{metadata.name}")
 
 
-def _state_folder(output: Path) -> Path:
+def _get_state_folder(output: Path) -> Path:
     return output.with_name(f"{output.name}.local")
 
 
-def _result_location(file: JobFile, options: RunOptions) -> str:
-    output = job_output(file, options.output)
+def _describe_result_location(file: JobFile, options: RunOptions) -> str:
+    output = get_job_output(file, options.output)
     if file.job.spec.command is None:
-        return f"the result is in {_relative(output / 'result')}"
+        return f"the result is in {_format_path(output / 'result')}"
     if file.job.spec.output is None:
-        return f"the logs are in {_relative(_state_folder(output))}"
-    return f"what the command wrote to FINETUNE_OUTPUT is in {_relative(output)}"
+        return f"the logs are in {_format_path(_get_state_folder(output))}"
+    return f"what the command wrote to FINETUNE_OUTPUT is in {_format_path(output)}"
 
 
-def _relative(path: Path) -> str:
-    """Return the path relative to the working directory, if it is below it."""
+def _format_path(path: Path) -> str:
+    """Return the path, relative to the working directory if it is inside it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
@@ -200,12 +202,12 @@ def _report_end(display: "ProgressDisplay", job: "FineTuneJob", file: JobFile, o
     if any(condition.type == "Complete" and condition.status == "True" for condition in status.conditions):
         steps = f"{progress.step} steps, loss {progress.loss:.4g}" if progress and progress.loss is not None else "done"
         early_end = f"; {progress.ended}" if progress and progress.ended else ""
-        display.print_line(f"Complete: {steps}{restarts}{early_end}; {_result_location(file, options)}")
+        display.print_line(f"Complete: {steps}{restarts}{early_end}; {_describe_result_location(file, options)}")
         return EXIT_COMPLETE
     assert record is not None, "a failed job has a failed attempt"
-    output = job_output(file, options.output)
-    logs = (output / "logs" if file.job.spec.output else _state_folder(output)) / f"attempt-{record.attempt}"
+    output = get_job_output(file, options.output)
+    logs = (output / "logs" if file.job.spec.output else _get_state_folder(output)) / f"attempt-{record.attempt}"
     display.print_line(f"Failed: {record.reason}: {record.message}{restarts}")
     if logs.is_dir():
-        display.print_line(f"the logs are in {_relative(logs)}")
+        display.print_line(f"the logs are in {_format_path(logs)}")
     return EXIT_FAILED

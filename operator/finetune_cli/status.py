@@ -1,4 +1,4 @@
-"""The command `finetune status`: describes jobs of a cluster."""
+"""Command `finetune status`, which describes jobs of a cluster."""
 
 import time
 from datetime import UTC, datetime
@@ -29,25 +29,25 @@ def status(
     """Describe a job of the cluster: phase, progress, attempts and their reasons, nodes, output."""
     access = ClusterAccess(namespace, context=context, kubeconfig=kubeconfig)
     if not watch:
-        print(_format(_read(access, name), name))
+        print(_format_jobs(_read_jobs(access, name), name))
         return
     try:
-        _watch(access, name)
+        _watch_jobs(access, name)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
 
 
-def _read(access: ClusterAccess, name: str | None) -> list[FineTuneJob]:
+def _read_jobs(access: ClusterAccess, name: str | None) -> list[FineTuneJob]:
     return [FineTuneJob.parse(body) for body in ([access.get_job(name)] if name else access.list_jobs())]
 
 
-def _format(jobs: list[FineTuneJob], name: str | None) -> str:
+def _format_jobs(jobs: list[FineTuneJob], name: str | None) -> str:
     now = datetime.now(UTC)
     return format_job(jobs[0], now=now) if name else format_job_table(jobs, now=now)
 
 
-def _watch(access: ClusterAccess, name: str | None) -> None:
-    """Print the jobs until they end, polling every two seconds: the operator polls progress every ten seconds."""
+def _watch_jobs(access: ClusterAccess, name: str | None) -> None:
+    """Print the jobs at every change until they end; polls more often than the operator updates progress."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -56,11 +56,11 @@ def _watch(access: ClusterAccess, name: str | None) -> None:
     printed: list[FineTuneJob] = []
     with Live(Text(""), console=console, auto_refresh=False) as live:
         while True:
-            jobs = _read(access, name)
+            jobs = _read_jobs(access, name)
             if console.is_terminal:
-                live.update(Text(_format(jobs, name)), refresh=True)
+                live.update(Text(_format_jobs(jobs, name)), refresh=True)
             elif [job.status for job in jobs] != [job.status for job in printed]:
-                console.print(_format(jobs, name), markup=False, soft_wrap=True)
+                console.print(_format_jobs(jobs, name), markup=False, soft_wrap=True)
             printed = jobs
             if jobs and all(job.status.completion_time for job in jobs):
                 return

@@ -1,7 +1,7 @@
-"""The command `finetune validate`: checks a job file without a cluster."""
+"""Command `finetune validate`, which checks a job file without a cluster."""
 
 from finetune_cli.job_file import FileArgument, NamespaceOption, read_job_file
-from finetune_cli.plan import plan_first_attempt, release_image, summarise
+from finetune_cli.plan import get_release_image, plan_first_attempt, summarise_plan
 from finetune_operator.settings import Settings
 
 
@@ -9,4 +9,4 @@ def validate(file: FileArgument, namespace: NamespaceOption = None) -> None:
     """Check a job file: fields, types, and numbers that must agree. Exit code 2 if it is not valid."""
     job_file = read_job_file(file, namespace=namespace)
     print(f"{file}: valid")
-    print(summarise(plan_first_attempt(job_file, Settings(trainer_image=release_image()))))
+    print(summarise_plan(plan_first_attempt(job_file, Settings(trainer_image=get_release_image()))))

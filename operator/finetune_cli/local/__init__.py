@@ -1,1 +1,1 @@
-"""Local mode: the operator's own reconcile loop, with processes of the local host instead of pods."""
+"""Local mode: runs the operator's reconcile passes with local processes instead of pods."""

@@ -1,4 +1,4 @@
-"""A Cluster on the local host: pods are processes, a ConfigMap is a file, and a Service exists only in the cache."""
+"""Implements Cluster on the local host: a pod is a process, a ConfigMap a file, and a Service a cache entry."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from finetune_cli.local.environment import LOOPBACK, NodePlacement, build_environment, find_ports
+from finetune_cli.local.environment import LOOPBACK, NodePlacement, build_environment, find_free_ports
 from finetune_cli.local.parent_watchdog import ParentWatchdog
 from finetune_cli.local.pod import LocalPod, NodeProcessSpec
 from finetune_cli.local.state_store import StateStore
@@ -23,16 +23,16 @@ SUPERVISOR_COMMAND = (sys.executable, "-m", "finetune_supervisor")
 
 @dataclass(frozen=True)
 class LocalResources:
-    """Folders, GPUs and the command that the nodes of a job use."""
+    """Folders, GPUs and command for the nodes of a job."""
 
     output: Path
     volumes: tuple[LocalMount, ...]
-    gpus: tuple[tuple[str, ...], ...]  # by node rank
+    gpus: tuple[tuple[str, ...], ...]  # GPUs of each node, by node rank
     command: tuple[str, ...] = SUPERVISOR_COMMAND
 
 
 class LocalCluster:
-    """Executes the actions of a reconcile pass with processes and files."""
+    """Executes the actions of a reconcile pass with local processes and files."""
 
     def __init__(
         self, resources: LocalResources, store: StateStore, children: ChildCache, *, on_event: Callable[[RawBody], None]
@@ -53,7 +53,7 @@ class LocalCluster:
         return {**job, "status": status}
 
     async def list_pods(self, namespace: str, job_uid: str) -> tuple[RawBody, ...]:
-        """Return the pods of the job; never stale, because nobody else creates pods here."""
+        """Return the pods of the job; the list is never stale, because only this class creates pods."""
         bodies = (pod.body for pod in self._pods.values())
         return tuple(
             body
@@ -62,9 +62,9 @@ class LocalCluster:
         )
 
     async def get(self, kind: str, namespace: str, name: str) -> RawBody | None:
-        """Return a ReadWriteMany claim for every name, because all nodes share the local folders; None for pods."""
+        """Return a ReadWriteMany claim for any name, because all nodes share the local folders; None for pods."""
         if kind == "Pod":
-            return None  # list_pods is always complete
+            return None  # list_pods always returns all pods
         return {"metadata": {"name": name, "namespace": namespace}, "spec": {"accessModes": ["ReadWriteMany"]}}
 
     async def create(self, manifest: RawBody) -> None:
@@ -81,7 +81,7 @@ class LocalCluster:
                 raise AssertionError(f"local mode does not support {kind}")
 
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
-        """Stop the process of a pod. The files of a ConfigMap remain, for inspection."""
+        """Stop the process of a pod. The file of a ConfigMap is kept for inspection."""
         pod = self._pods.get(target.name) if target.kind == "Pod" else None
         if pod is not None and pod.uid == target.uid:
             pod.stop(
@@ -91,35 +91,35 @@ class LocalCluster:
             )
 
     async def emit_event(self, event: RawBody) -> None:
-        """Print the event, except after the job ended: the command reports the end with the local paths."""
+        """Print the event unless the job has ended: the command reports the end with local paths."""
         if not self._finished:
             self._on_event(event)
 
-    def status_url(self, attempt: int | None) -> str | None:
-        """Return the status URL of node rank 0 of an attempt, or None if it does not run."""
+    def find_status_url(self, attempt: int | None) -> str | None:
+        """Return the status URL of node rank 0, or None if it does not run."""
         for pod in self._pods.values():
             labels = pod.body["metadata"]["labels"]
-            if labels[names.ATTEMPT] == str(attempt) and labels[names.NODE_RANK] == "0" and not pod.ended:
+            if labels[names.ATTEMPT] == str(attempt) and labels[names.NODE_RANK] == "0" and not pod.has_ended:
                 return f"http://{LOOPBACK}:{self._ports[labels[names.ATTEMPT]][1]}/status"
         return None
 
     def force_stop(self, *, grace_seconds: int) -> None:
-        """Stop all running pods within a shorter grace period."""
+        """Stop all running pods with a shorter grace period."""
         for pod in list(self._pods.values()):
-            if not pod.ended:
+            if not pod.has_ended:
                 pod.stop(grace_seconds=grace_seconds)
 
     async def close(self) -> None:
         """Kill all remaining processes and wait until they have ended."""
         pods = list(self._pods.values())
         for pod in pods:
-            if not pod.ended:
+            if not pod.has_ended:
                 pod.kill()
         await asyncio.gather(*(pod.wait() for pod in pods))
         self._watchdog.close()
 
-    def attempt_folder(self, attempt: str) -> Path:
-        """Return the folder of an attempt, with the spec for the trainer and a folder for each node."""
+    def get_attempt_folder(self, attempt: str) -> Path:
+        """Return the folder of an attempt, which contains the spec for the trainer and a folder per node."""
         return self._store.folder / f"attempt-{attempt}"
 
     async def _create_pod(self, manifest: RawBody) -> None:
@@ -136,11 +136,11 @@ class LocalCluster:
     def _build_process_spec(self, manifest: RawBody) -> NodeProcessSpec:
         labels = manifest["metadata"]["labels"]
         attempt, node_rank = labels[names.ATTEMPT], int(labels[names.NODE_RANK])
-        folder = self.attempt_folder(attempt) / f"node-{node_rank}"
+        folder = self.get_attempt_folder(attempt) / f"node-{node_rank}"
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "run").mkdir(parents=True)
         if attempt not in self._ports:
-            self._ports[attempt] = find_ports(1 + len(self._resources.gpus))
+            self._ports[attempt] = find_free_ports(1 + len(self._resources.gpus))
         master_port, *status_ports = self._ports[attempt]
         node_mounts = (
             LocalMount(names.OUTPUT_DIR, self._resources.output),
@@ -163,11 +163,11 @@ class LocalCluster:
         )
 
     def _write_config(self, manifest: RawBody) -> None:
-        folder = self.attempt_folder(manifest["metadata"]["labels"][names.ATTEMPT])
+        folder = self.get_attempt_folder(manifest["metadata"]["labels"][names.ATTEMPT])
         folder.mkdir(parents=True, exist_ok=True)
         (folder / names.CONFIG_KEY).write_text(manifest["data"][names.CONFIG_KEY], encoding="utf-8")
 
-    def _on_pod_event(self, before: RawBody | None, after: RawBody | None) -> None:
-        if before is not None and after is None:
-            self._pods.pop(before["metadata"]["name"], None)
-        self._children.on_pod_event(before, after)
+    def _on_pod_event(self, old_body: RawBody | None, new_body: RawBody | None) -> None:
+        if old_body is not None and new_body is None:
+            self._pods.pop(old_body["metadata"]["name"], None)
+        self._children.on_pod_event(old_body, new_body)

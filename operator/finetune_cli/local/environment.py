@@ -1,4 +1,4 @@
-"""Environment variables of a local node, derived from those of its pod."""
+"""Builds the environment variables of a local node from those of its pod."""
 
 import socket
 import sys
@@ -16,7 +16,7 @@ from finetune_operator.observation.ownership import RawBody
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-# Values of the pod that are dropped here: the real home folders contain access tokens and downloaded models.
+# Pod values that local mode drops: the user's own home folders contain access tokens and downloaded models.
 POD_ONLY_VALUES = {
     ("HOME", names.TMP_DIR),
     ("USER", names.USER),
@@ -34,19 +34,19 @@ class NodePlacement:
     gpus: tuple[str, ...]
 
 
-def check_environment(spec: FineTuneJobSpec, inherited: Mapping[str, str]) -> None:
+def check_environment(spec: FineTuneJobSpec, inherited_env: Mapping[str, str]) -> None:
     """Raise BadInput if the user's environment lacks a variable with valueFrom, which only a cluster can resolve."""
-    missing = [variable.name for variable in spec.env if variable.value_from and variable.name not in inherited]
+    missing = [variable.name for variable in spec.env if variable.value_from and variable.name not in inherited_env]
     if missing:
         raise BadInput(
             *(f"spec.env: {name}: valueFrom needs a cluster; set {name} in your environment" for name in missing)
         )
 
 
-def build_environment(container: RawBody, placement: NodePlacement, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the inherited environment, overridden by that of the container with local paths and addresses."""
-    base = {name: value for name, value in inherited.items() if not _is_reserved(name)}
-    values = {variable["name"]: _value(variable, placement, inherited) for variable in container["env"]}
+def build_environment(container: RawBody, placement: NodePlacement, inherited_env: Mapping[str, str]) -> dict[str, str]:
+    """Return the inherited environment, overridden by the container's variables with local paths and addresses."""
+    base = {name: value for name, value in inherited_env.items() if not _is_reserved(name)}
+    values = {variable["name"]: _resolve_value(variable, placement, inherited_env) for variable in container["env"]}
     container_env = {name: value for name, value in values.items() if value is not None}
     rendezvous = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(placement.master_port)}
     loopback = {f"{library}_SOCKET_IFNAME": LOOPBACK_INTERFACE for library in ("GLOO", "NCCL")}
@@ -62,24 +62,24 @@ def build_environment(container: RawBody, placement: NodePlacement, inherited: M
     }
 
 
-def find_ports(count: int) -> list[int]:
-    """Return distinct free ports. They are not reserved: another process can bind one before the node does."""
+def find_free_ports(count: int) -> list[int]:
+    """Return distinct free ports. They are not reserved: another process can bind a port before the node does."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for bound in sockets:
-            bound.bind((LOOPBACK, 0))
-        return [bound.getsockname()[1] for bound in sockets]
+        for port_socket in sockets:
+            port_socket.bind((LOOPBACK, 0))
+        return [port_socket.getsockname()[1] for port_socket in sockets]
 
 
 def _is_reserved(name: str) -> bool:
-    """Whether the variable belongs to torchrun or the operator, in case this process runs inside one of their jobs."""
+    """Return whether torchrun or the operator sets the variable, for a process that runs inside another job."""
     return name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES)
 
 
-def _value(variable: RawBody, placement: NodePlacement, inherited: Mapping[str, str]) -> str | None:
+def _resolve_value(variable: RawBody, placement: NodePlacement, inherited_env: Mapping[str, str]) -> str | None:
     name = variable["name"]
     if "valueFrom" in variable:
-        return inherited.get(name)
+        return inherited_env.get(name)
     value = variable.get("value", "")
     if (name, value) in POD_ONLY_VALUES:
         return None

@@ -1,4 +1,4 @@
-"""Assigns the GPUs of the local host to the nodes, as the device plugin does in a cluster."""
+"""Assigns the GPUs of the local host to nodes, as the device plugin does in a cluster."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def find_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES, or else all that nvidia-smi lists."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, or if it is not set, all GPUs that nvidia-smi lists."""
     if (visible := environment.get(CUDA_VISIBLE_DEVICES)) is not None:
         return tuple(device.strip() for device in visible.split(",") if device.strip() not in ("", "-1"))
     nvidia_smi = shutil.which("nvidia-smi")
@@ -26,7 +26,7 @@ def find_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def divide_gpus(gpus: tuple[str, ...], spec: FineTuneJobSpec) -> tuple[tuple[str, ...], ...]:
-    """Assign one GPU per rank, consecutive ones to a node; none on a host without GPUs. Raises BadInput if too few."""
+    """Assign one GPU per rank, or none on a host without GPUs. Raises BadInput if there are too few GPUs."""
     ranks = spec.ranks_per_node
     if not gpus:
         return ((),) * spec.num_nodes

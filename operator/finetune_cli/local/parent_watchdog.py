@@ -1,4 +1,4 @@
-"""A watchdog process that sends one SIGTERM to the nodes if the command is killed, so that they save and stop.
+"""Watchdog process that sends SIGTERM to the nodes if the command is killed, so that they save and stop.
 
 PR_SET_PDEATHSIG does not work here: the kernel sends the signal again for every thread of the parent that exits, and a
 second SIGTERM means "stop without saving".
@@ -12,23 +12,26 @@ import sys
 
 
 class ParentWatchdog:
-    """Starts the watchdog and sends it the nodes over a pipe; the end of the pipe means that the command was killed."""
+    """Starts the watchdog process and sends it the pids of the nodes through a pipe.
+
+    The kernel closes the pipe if the command is killed.
+    """
 
     def __init__(self) -> None:
-        # in its own session, so that neither Ctrl-C nor a closed terminal reaches it
+        # a new session, so that neither Ctrl-C nor a closed terminal ends the watchdog
         command = [sys.executable, "-I", "-S", __file__]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def watch(self, pid: int) -> None:
-        """Register the process of a node, to be stopped if the command is killed."""
+        """Register the process of a node, which is stopped if the command is killed."""
         self._send(f"+{pid}\n")
 
-    def forget(self, pid: int) -> None:
+    def unwatch(self, pid: int) -> None:
         """Unregister a process that has ended, because its pid may be reused."""
         self._send(f"-{pid}\n")
 
     def close(self) -> None:
-        """End the watchdog, which stops the processes that are still registered."""
+        """End the watchdog, which stops all processes that are still registered."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -42,7 +45,7 @@ class ParentWatchdog:
 
 
 def main() -> None:
-    """Run the watchdog process: read pids from stdin, and stop them at its end."""
+    """Run the watchdog: read pids from stdin, and send them SIGTERM at end of file."""
     pids: set[int] = set()
     for line in sys.stdin:
         update = pids.add if line.startswith("+") else pids.discard

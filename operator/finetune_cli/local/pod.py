@@ -1,4 +1,4 @@
-"""A pod that is a local process, with a body like the API server's."""
+"""Runs a pod as a local process, with a body like that of the API server."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from finetune_operator.observation.ownership import RawBody
 from finetune_supervisor.contract import MAX_TERMINATION_BYTES
 
 K8S_NODE = "localhost"
-LOG_TAIL_BYTES = 2048  # as the kubelet does with terminationMessagePolicy FallbackToLogsOnError
+LOG_TAIL_BYTES = 2048  # limit of the kubelet for terminationMessagePolicy FallbackToLogsOnError
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class NodeProcessSpec:
 
 
 class LocalPod:
-    """The pod of one node. Calls `on_change(before, after)` as an Informer does; after None means deleted."""
+    """Pod of one node. Calls `on_change(old_body, new_body)` like an Informer; new_body is None after a deletion."""
 
     def __init__(self, manifest: RawBody, watchdog: ParentWatchdog, *, on_change: ChangeHandler) -> None:
         self._watchdog = watchdog
@@ -48,16 +48,16 @@ class LocalPod:
 
     @property
     def uid(self) -> str:
-        """The uid that was generated for the pod."""
+        """Generated uid, which the API server would assign."""
         return str(self.body["metadata"]["uid"])
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the process of the pod has ended."""
         return self.body["status"]["phase"] in ("Succeeded", "Failed")
 
     async def start(self, process_spec: NodeProcessSpec) -> None:
-        """Start the process in its own session, so that Ctrl-C in the terminal reaches only this command."""
+        """Start the process in a new session, so that Ctrl-C in the terminal reaches only this command."""
         process_spec.termination_log.unlink(missing_ok=True)
         with process_spec.console_log.open("wb") as console:
             self._process = await asyncio.create_subprocess_exec(
@@ -75,7 +75,7 @@ class LocalPod:
 
     def stop(self, *, grace_seconds: int) -> None:
         """Send SIGTERM now and SIGKILL after the grace period. A second call can only shorten the grace period."""
-        if self.ended or self._process is None:
+        if self.has_ended or self._process is None:
             self._report_deletion()
             return
         deadline = datetime.now(UTC) + timedelta(seconds=grace_seconds)
@@ -85,14 +85,14 @@ class LocalPod:
         self._replace_body(
             {**self.body, "metadata": {**self.body["metadata"], "deletionTimestamp": _format_time(deadline)}}
         )
-        self._signal(signal.SIGTERM)
+        self._send_signal(signal.SIGTERM)
         if self._stop_timer is not None:
             self._stop_timer.cancel()
         self._stop_timer = asyncio.get_running_loop().call_later(grace_seconds, self.kill)
 
     def kill(self) -> None:
         """Send SIGKILL to the process group."""
-        self._signal(signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
 
     async def wait(self) -> None:
         """Wait until the process has ended."""
@@ -102,8 +102,8 @@ class LocalPod:
     async def _report_end(self, process_spec: NodeProcessSpec) -> None:
         assert self._process is not None
         code = await self._process.wait()
-        self._watchdog.forget(self._process.pid)
-        self._signal(signal.SIGKILL)  # remaining processes of its group
+        self._watchdog.unwatch(self._process.pid)
+        self._send_signal(signal.SIGKILL)  # end the remaining processes of the group
         if self._stop_timer is not None:
             self._stop_timer.cancel()
         exit_code = code if code >= 0 else 128 - code
@@ -112,7 +112,7 @@ class LocalPod:
             "reason": "Error" if exit_code else "Completed",
             "startedAt": self._started_at,
             "finishedAt": _format_time(datetime.now(UTC)),
-            "message": _termination_message(process_spec, failed=exit_code != 0),
+            "message": _read_termination_message(process_spec, has_failed=exit_code != 0),
         }
         self._set_status(
             {"phase": "Failed" if exit_code else "Succeeded", "podIP": LOOPBACK}, {"terminated": terminated}
@@ -120,38 +120,43 @@ class LocalPod:
         if self.body["metadata"].get("deletionTimestamp"):
             self._report_deletion()
 
-    def _signal(self, number: signal.Signals) -> None:
-        """Send a signal to the supervisor alone, as the kubelet does, but SIGKILL to its whole process group."""
+    def _send_signal(self, signal_number: signal.Signals) -> None:
+        """Send a signal to the supervisor, as the kubelet does, but SIGKILL to its whole process group."""
         assert self._process is not None
         try:
-            if number is signal.SIGKILL:
-                os.killpg(self._process.pid, number)
+            if signal_number is signal.SIGKILL:
+                os.killpg(self._process.pid, signal_number)
             elif self._process.returncode is None:
-                self._process.send_signal(number)
+                self._process.send_signal(signal_number)
         except (ProcessLookupError, PermissionError):  # macOS returns EPERM for a group of zombies
             return
 
-    def _set_status(self, status: RawBody, state: RawBody) -> None:
-        container = {"name": names.CONTAINER, "ready": "running" in state, "restartCount": 0, "state": state}
+    def _set_status(self, status: RawBody, container_state: RawBody) -> None:
+        container = {
+            "name": names.CONTAINER,
+            "ready": "running" in container_state,
+            "restartCount": 0,
+            "state": container_state,
+        }
         self._replace_body({**self.body, "status": {**status, "containerStatuses": [container]}})
 
-    def _replace_body(self, after: RawBody) -> None:
-        before, self.body = self.body, after
-        self._on_change(before, after)
+    def _replace_body(self, new_body: RawBody) -> None:
+        old_body, self.body = self.body, new_body
+        self._on_change(old_body, new_body)
 
     def _report_deletion(self) -> None:
         self._on_change(self.body, None)
 
 
-def _termination_message(process_spec: NodeProcessSpec, *, failed: bool) -> str:
-    """Return the termination message, or the end of the log if the process failed without one."""
-    message = _tail(process_spec.termination_log, MAX_TERMINATION_BYTES)
-    return message or (_tail(process_spec.console_log, LOG_TAIL_BYTES) if failed else "")
+def _read_termination_message(process_spec: NodeProcessSpec, *, has_failed: bool) -> str:
+    """Return the termination message, or the end of the log if the process failed without a message."""
+    message = _read_tail(process_spec.termination_log, MAX_TERMINATION_BYTES)
+    return message or (_read_tail(process_spec.console_log, LOG_TAIL_BYTES) if has_failed else "")
 
 
-def _tail(path: Path, limit: int) -> str:
+def _read_tail(path: Path, max_bytes: int) -> str:
     try:
-        return path.read_bytes()[-limit:].decode("utf-8", "replace")
+        return path.read_bytes()[-max_bytes:].decode("utf-8", "replace")
     except OSError:
         return ""
 

@@ -1,4 +1,4 @@
-"""Displays the progress of a local run: one live line on a terminal, plain lines elsewhere, and events."""
+"""Displays events and progress of a local run: a live line on a terminal, otherwise plain lines."""
 
 import time
 from types import TracebackType
@@ -15,7 +15,7 @@ PLAIN_INTERVAL_SECONDS = 10.0
 
 
 class ProgressDisplay:
-    """Prints events and progress of a run to the console."""
+    """Prints events and progress of a local run to the console."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -35,7 +35,7 @@ class ProgressDisplay:
 
     def print_line(self, line: str) -> None:
         """Print a permanent line, above the live line if there is one."""
-        # soft_wrap: a path that is broken over two lines cannot be copied
+        # soft_wrap, because a path that is broken over two lines cannot be copied
         self._console.print(Text(line), soft_wrap=True)
 
     def print_event(self, event: RawBody) -> None:

@@ -1,4 +1,4 @@
-"""Continuing a local run: which changes to the job file allow it, and from which status it resumes."""
+"""Resumes a local run: finds changes to the job file that prevent it, and prepares the status."""
 
 from datetime import datetime
 
@@ -11,9 +11,9 @@ from finetune_operator.observation.ownership import RawBody
 MUTABLE_BETWEEN_RUNS = frozenset((*MUTABLE, *MUTABLE_WHILE_SUSPENDED))  # between runs a job counts as suspended
 
 
-def changed_fields(stored: RawBody, file: JobFile) -> tuple[str, ...]:
-    """Return the fields that make the job of the file a different one, which cannot continue the stored one."""
-    old, new = FineTuneJob.parse(stored), file.job
+def find_changed_fields(stored_body: RawBody, file: JobFile) -> tuple[str, ...]:
+    """Return the changed fields with which the job of the file cannot resume the stored job."""
+    old, new = FineTuneJob.parse(stored_body), file.job
     identity_fields = ("name", "namespace")
     identity = [
         f"metadata.{name}" for name in identity_fields if getattr(old.metadata, name) != getattr(new.metadata, name)
@@ -28,7 +28,7 @@ def changed_fields(stored: RawBody, file: JobFile) -> tuple[str, ...]:
 
 
 def prepare_resume(status: JobStatus, *, now: datetime) -> JobStatus:
-    """Return the status to resume from: an attempt that did not succeed counts as suspended; Complete is unchanged."""
+    """Return the status to resume from: an unsuccessful attempt is stopped; a complete job is unchanged."""
     if not status.attempts or status.attempts[-1].state is AttemptState.SUCCEEDED:
         return status
     failed = status.completion_time is not None

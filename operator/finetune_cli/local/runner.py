@@ -1,7 +1,7 @@
-"""Runs one job on the local host: reconcile passes from the operator's own work queue until the job ends.
+"""Runs one job on the local host, with the work queue and the reconcile passes of the operator.
 
-local.resume prepares the status with which a second run of the same job continues. decisions/117: why this loop is not
-the controller.
+local.resume prepares the status for a second run of the same job. decisions/117 explains why this loop is not the
+controller.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from finetune_operator.observation.pods import RejectedCreate
 from finetune_operator.settings import Settings
 
 POLL_INTERVAL_SECONDS = 1.0
-LOCAL_IMAGE = "this-python"  # a placeholder that the plan requires; nothing is pulled
-FORCED_GRACE_SECONDS = (5, 0)  # after the second and after the third Ctrl-C
+LOCAL_IMAGE = "this-python"  # placeholder that the plan requires; no image is pulled
+FORCED_GRACE_SECONDS = (5, 0)  # grace periods after the second and the third Ctrl-C
 
 
 class LocalRunner:
-    """Runs one job from its stored status to its end or its suspension."""
+    """Runs one job from its stored status until it ends or is suspended."""
 
     def __init__(self, body: RawBody, display: ProgressDisplay) -> None:
         metadata = body["metadata"]
@@ -47,7 +47,7 @@ class LocalRunner:
 
     @property
     def job(self) -> RawBody:
-        """The job as reconcile receives it; suspended after a Ctrl-C."""
+        """Job body for the next reconcile pass; suspended after Ctrl-C."""
         return {**self._body, "spec": {**self._body["spec"], "suspend": True}} if self._stop_requests else self._body
 
     @property
@@ -56,13 +56,13 @@ class LocalRunner:
         return attempt
 
     async def run(self, cluster: LocalCluster) -> FineTuneJob:
-        """Run the job and return it once it has ended or is suspended, and all its processes have ended."""
+        """Run the job until it has ended or is suspended and all its processes have ended, and return it."""
         self._queue.add(self._key)
         settings = Settings(trainer_image=LOCAL_IMAGE, on_cluster=False)
         dependencies = PassDependencies(cluster, settings, lambda: datetime.now(UTC))
         async with self._polling_progress(cluster):
             try:
-                while not self._is_over():
+                while not self._has_ended():
                     async with self._queue.next():
                         await self._run_pass(dependencies)
             finally:
@@ -70,7 +70,7 @@ class LocalRunner:
         return FineTuneJob.parse(self.job)
 
     def stop(self, cluster: LocalCluster) -> None:
-        """Stop after saving a checkpoint at the first call, without saving at the second."""
+        """Stop the job: the first call saves a checkpoint, further calls stop without saving."""
         self._stop_requests += 1
         if self._stop_requests == 1:
             self._display.print_line("stopping: the nodes save a checkpoint (Ctrl-C again: stop without saving)")
@@ -78,7 +78,7 @@ class LocalRunner:
             return
         cluster.force_stop(grace_seconds=FORCED_GRACE_SECONDS[min(self._stop_requests, 3) - 2])
 
-    def _is_over(self) -> bool:
+    def _has_ended(self) -> bool:
         job = FineTuneJob.parse(self.job)
         return is_finished(job.status) or (is_suspended(job, job.status) and job.status.suspend_time is not None)
 
@@ -118,7 +118,7 @@ class LocalRunner:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
             while True:
                 await asyncio.sleep(POLL_INTERVAL_SECONDS)
-                url = cluster.status_url(self._attempt)
+                url = cluster.find_status_url(self._attempt)
                 response = await fetch_status(session, url) if url else None
                 if response is not None and response.progress not in (None, self._progress):
                     self._progress = response.progress

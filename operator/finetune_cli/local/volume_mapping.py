@@ -1,4 +1,4 @@
-"""Maps paths of a job to the local host: the user names a local folder for each volume."""
+"""Maps paths of a job to local paths; the user provides a local folder for each volume."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from finetune_operator.observation.ownership import RawBody
 
 @dataclass(frozen=True)
 class LocalMount:
-    """A path in the pod and the local path that replaces it."""
+    """Mount path in the pod and the local path that replaces it."""
 
     mount_path: str
     local_path: Path
 
 
 def map_to_local_path(path: str, mounts: Iterable[LocalMount]) -> str | None:
-    """Return the local path, by the deepest mount that contains the path; None if no mount contains it."""
+    """Map a path with the deepest mount that contains it; return None if no mount contains it."""
     pod_path = PurePosixPath(path)
     candidates = [mount for mount in mounts if pod_path.is_relative_to(mount.mount_path)]
     if not candidates:
@@ -49,7 +49,7 @@ def parse_volumes(options: Sequence[str], spec: FineTuneJobSpec) -> tuple[LocalM
 
 
 def map_job_paths(file: JobFile, mounts: Sequence[LocalMount]) -> RawBody:
-    """Return the job's body with local paths of model and datasets, or of its command. Raises BadInput."""
+    """Return the job body with local paths for model and datasets, or for its command. Raises BadInput."""
     resolver = _PathResolver(file, mounts)
     spec = file.body["spec"]
     if file.job.spec.command is not None:
@@ -60,11 +60,11 @@ def map_job_paths(file: JobFile, mounts: Sequence[LocalMount]) -> RawBody:
     model = {**spec["model"], "name": resolver.resolve_model("spec.model.name", spec["model"]["name"])}
     lora = _map_lora(spec, resolver)
     dataset = {**spec["dataset"]}
-    for part in ("train", "eval"):
-        if part in dataset:
-            dataset[part] = [
-                {**row, "name": resolver.resolve_dataset(f"spec.dataset.{part}[{n}].name", row["name"])}
-                for n, row in enumerate(dataset[part])
+    for key in ("train", "eval"):
+        if key in dataset:
+            dataset[key] = [
+                {**source, "name": resolver.resolve_dataset(f"spec.dataset.{key}[{n}].name", source["name"])}
+                for n, source in enumerate(dataset[key])
             ]
     if resolver.problems:
         raise BadInput(*(f"{file.path}: {problem}" for problem in resolver.problems))
@@ -72,7 +72,7 @@ def map_job_paths(file: JobFile, mounts: Sequence[LocalMount]) -> RawBody:
 
 
 def _map_lora(spec: RawBody, resolver: "_PathResolver") -> RawBody:
-    """Return the lora section with a local adapter path, or nothing without an adapter."""
+    """Return the lora section with a local adapter path, or {} without an adapter."""
     adapter = (spec.get("lora") or {}).get("adapter")
     return (
         {"lora": {**spec["lora"], "adapter": resolver.resolve_model("spec.lora.adapter", adapter)}} if adapter else {}
@@ -80,7 +80,7 @@ def _map_lora(spec: RawBody, resolver: "_PathResolver") -> RawBody:
 
 
 def _map_command(command: RawBody, resolver: "_PathResolver") -> RawBody:
-    """Map arguments that are paths on a volume; map the working directory, which defaults to the job file's folder."""
+    """Map path arguments and the working directory, which defaults to the folder of the job file."""
     arguments: RawBody = {
         key: [resolver.map_argument(argument) for argument in command[key]]
         for key in ("args", "exec")
@@ -92,7 +92,7 @@ def _map_command(command: RawBody, resolver: "_PathResolver") -> RawBody:
 
 
 def map_model_path(file: JobFile, mounts: Sequence[LocalMount]) -> RawBody:
-    """Return the job's spec with local paths of model and adapter. Raises BadInput."""
+    """Return the spec with local paths for model and adapter. Raises BadInput."""
     resolver = _PathResolver(file, mounts)
     spec = file.body["spec"]
     model = {**spec["model"], "name": resolver.resolve_model("spec.model.name", spec["model"]["name"])}
@@ -103,7 +103,7 @@ def map_model_path(file: JobFile, mounts: Sequence[LocalMount]) -> RawBody:
 
 
 class _PathResolver:
-    """Resolves paths to the local host and collects the problems."""
+    """Resolves paths of a job to local paths, and collects problems."""
 
     def __init__(self, file: JobFile, mounts: Sequence[LocalMount]) -> None:
         self._base = file.path.resolve().parent
@@ -112,24 +112,24 @@ class _PathResolver:
         self.problems: list[str] = []
 
     def resolve_model(self, field: str, name: str) -> str:
-        """Resolve a model or adapter. A name that is not a local path is a Hub id, which stays as it is."""
+        """Resolve the path of a model or adapter; a Hub id is returned unchanged."""
         if name.startswith(("/", "./", "../")) or (self._base / name).exists():
             return self.resolve(field, name)
         return name
 
     def map_argument(self, argument: str) -> str:
-        """Return the local path if the argument is a path on a volume, and otherwise the argument."""
+        """Return the local path if the argument is a path on a volume, otherwise the argument."""
         return map_to_local_path(argument, self._mounts) or argument
 
     def resolve_dataset(self, field: str, name: str) -> str:
-        """Resolve a dataset; `path#1000` means 1000 rows of the path."""
+        """Resolve the path of a dataset, and keep its number of rows, as in `path#1000`."""
         path, sign, number = name.partition("#")
         return f"{self.resolve(field, path)}{sign}{number}"
 
     def resolve(self, field: str, path: str) -> str:
-        """Return the local path; if it does not exist, record a problem with the name of the field."""
+        """Return the local path; if it does not exist, record a problem with the field name."""
         local_path = map_to_local_path(path, self._mounts) or str(self._base / path)
-        volume = self._volume_of(path)
+        volume = self._find_volume(path)
         if volume is not None and volume.mount_path not in {mount.mount_path for mount in self._mounts}:
             self.problems.append(f"{field}: {path} is on volume {volume.name}; add --volume {volume.name}=DIR")
         elif not Path(local_path).exists():
@@ -137,6 +137,6 @@ class _PathResolver:
             self.problems.append(f"{field}: {path}: no such file or folder{suffix}")
         return local_path
 
-    def _volume_of(self, path: str) -> Volume | None:
+    def _find_volume(self, path: str) -> Volume | None:
         candidates = [volume for volume in self._volumes if PurePosixPath(path).is_relative_to(volume.mount_path)]
         return max(candidates, key=lambda volume: len(PurePosixPath(volume.mount_path).parts), default=None)

@@ -22,7 +22,7 @@ from finetune_cli.local.progress_display import format_progress_line
 from testing.builders.jobs import NOW, job
 
 LATER = NOW + timedelta(minutes=31)
-RUNNING = JobStatus(
+RUNNING_STATUS = JobStatus(
     phase=Phase.RUNNING,
     attempt=1,
     restarts=1,
@@ -51,23 +51,25 @@ RUNNING = JobStatus(
 )
 
 
-def with_status(status: JobStatus) -> FineTuneJob:
+def build_job_with_status(status: JobStatus) -> FineTuneJob:
     parsed = job(status=status)
     return parsed.model_copy(update={"metadata": parsed.metadata.model_copy(update={"creation_timestamp": NOW})})
 
 
-def describe(**fields: Any) -> str:
-    return format_job(with_status(RUNNING.model_copy(update=fields)), now=LATER)
+def describe_running_job(**fields: Any) -> str:
+    return format_job(build_job_with_status(RUNNING_STATUS.model_copy(update=fields)), now=LATER)
 
 
-def test_the_description_contains_the_best_evaluation() -> None:
-    description = describe(progress=Progress(step=120, total_steps=300, eval_loss=1.5, best_step=100, best_metric=1.25))
+def test_description_contains_the_best_evaluation() -> None:
+    description = describe_running_job(
+        progress=Progress(step=120, total_steps=300, eval_loss=1.5, best_step=100, best_metric=1.25)
+    )
 
     assert "eval loss 1.5, best 1.25 at step 100" in description
 
 
-def test_the_description_of_a_running_job() -> None:
-    assert describe().splitlines() == [
+def test_description_of_a_running_job_contains_all_sections() -> None:
+    assert describe_running_job().splitlines() == [
         "Job       default/bert, 31m old",
         "Phase     Running",
         "Progress  40% 120/300, loss 1.312, learning rate 0.0001, 18.4k tokens/s, ETA 22m, "
@@ -90,34 +92,36 @@ def test_the_description_of_a_running_job() -> None:
     ]
 
 
-def test_the_phase_includes_the_message_of_its_condition() -> None:
+def test_phase_includes_the_message_of_its_condition() -> None:
     failed = Condition(
         type="Failed", status="True", last_transition_time=NOW, reason="DatasetError", message="line 3: no messages"
     )
 
-    assert "Phase     Failed: line 3: no messages" in describe(phase=Phase.FAILED, conditions=(failed,))
+    assert "Phase     Failed: line 3: no messages" in describe_running_job(phase=Phase.FAILED, conditions=(failed,))
 
 
-def test_the_pending_reason_is_shown_with_its_duration() -> None:
+def test_pending_reason_is_shown_with_its_duration() -> None:
     waiting = WaitStatus(reason="Unschedulable", message="2 of 2 pods cannot be placed: no GPU", since=NOW)
 
-    assert "Waiting   31m for Unschedulable: 2 of 2 pods cannot be placed: no GPU" in describe(waiting=waiting)
+    assert "Waiting   31m for Unschedulable: 2 of 2 pods cannot be placed: no GPU" in describe_running_job(
+        waiting=waiting
+    )
 
 
-def test_a_job_without_status_has_not_been_seen_by_the_operator() -> None:
-    assert "not seen by the operator yet" in format_job(with_status(JobStatus()), now=LATER)
+def test_job_without_status_is_described_as_not_processed() -> None:
+    assert "not processed by the operator yet" in format_job(build_job_with_status(JobStatus()), now=LATER)
 
 
-def test_the_table_has_the_columns_of_kubectl_get() -> None:
-    assert format_job_table([with_status(RUNNING)], now=LATER).splitlines() == [
+def test_table_has_the_columns_of_kubectl_get() -> None:
+    assert format_job_table([build_job_with_status(RUNNING_STATUS)], now=LATER).splitlines() == [
         "NAME   PHASE     NODES   PROGRESS      LOSS    TOKENS/S   ETA   RESTARTS   AGE",
         "bert   Running   2/2     40% 120/300   1.312   18.4k      22m   1          31m",
     ]
 
 
-def test_the_progress_line_omits_unknown_values() -> None:
+def test_progress_line_omits_unknown_values() -> None:
     assert (
-        format_progress_line(RUNNING)
+        format_progress_line(RUNNING_STATUS)
         == "Running  nodes 2/2  40% 120/300  loss 1.312  18.4k tokens/s  ETA 22m  1 restart"
     )
     assert format_progress_line(JobStatus()) == "Queued"

@@ -1,4 +1,4 @@
-"""Tests of the verdict of `finetune estimate`, and of the paths that it maps."""
+"""Tests of the verdict and the path mapping of `finetune estimate`."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ CLAIM = {"claimName": "models"}
 VOLUMES = [{"name": "models", "mountPath": "/models", "persistentVolumeClaim": CLAIM}]
 
 
-def forecast(**fields: Any) -> dict[str, Any]:
+def build_forecast(**fields: Any) -> dict[str, Any]:
     sizes = {"rank": {"total": 60 * GIB}, "node": {"total": 20 * GIB}}
     return {"onGpu": True, **sizes, "fitsOn": ["a100-80g", "h200-141g"], **fields}
 
 
-def gpu(*, fits: bool) -> dict[str, Any]:
+def build_gpu(*, fits: bool) -> dict[str, Any]:
     return {"name": "h100-80g", "usable": 80 * GIB if fits else 40 * GIB, "fits": fits}
 
 
@@ -32,36 +32,36 @@ SUGGESTION = {"changes": ["lora: {}", "training.gradientCheckpointing: true"], "
         pytest.param(
             {"fitsOn": []}, "fits on: no GPU known; --gpu NAME suggests what to change", True, id="fits on no known GPU"
         ),
-        pytest.param({"gpu": gpu(fits=True)}, "h100-80g: fits, 60.0 GiB of 80.0 GiB (75%)", True, id="fits"),
+        pytest.param({"gpu": build_gpu(fits=True)}, "h100-80g: fits, 60.0 GiB of 80.0 GiB (75%)", True, id="fits"),
         pytest.param(
-            {"gpu": gpu(fits=False), "suggestion": SUGGESTION},
+            {"gpu": build_gpu(fits=False), "suggestion": SUGGESTION},
             "h100-80g: does not fit, 60.0 GiB of 40.0 GiB;"
             " 30.0 GiB with lora: {}, training.gradientCheckpointing: true",
             False,
             id="fits with changes",
         ),
         pytest.param(
-            {"gpu": gpu(fits=False), "suggestion": None},
+            {"gpu": build_gpu(fits=False), "suggestion": None},
             "h100-80g: does not fit, 60.0 GiB of 40.0 GiB; no change of batch, length or method makes it fit",
             False,
             id="never fits",
         ),
     ],
 )
-def test_the_verdict_on_a_gpu_is_one_line(fields: dict[str, Any], line: str, fits: bool) -> None:
-    assert format_verdict(forecast(**fields), host_limit_bytes=None) == [(line, fits)]
+def test_gpu_verdict_is_one_line(fields: dict[str, Any], line: str, fits: bool) -> None:
+    assert format_verdict(build_forecast(**fields), host_limit_bytes=None) == [(line, fits)]
 
 
-def test_host_memory_is_compared_with_the_limit() -> None:
+def test_host_memory_is_compared_with_the_memory_limit() -> None:
     sufficient, insufficient = (
-        format_verdict(forecast(onGpu=False), host_limit_bytes=limit * GIB) for limit in (32, 16)
+        format_verdict(build_forecast(onGpu=False), host_limit_bytes=limit * GIB) for limit in (32, 16)
     )
 
     assert sufficient == [("host memory: 20.0 GiB fits resources.limits.memory of 32.0 GiB", True)]
     assert insufficient == [("host memory: 20.0 GiB does not fit; raise resources.limits.memory of 16.0 GiB", False)]
 
 
-def test_the_model_path_is_mapped_and_dataset_paths_are_not(tmp_path: Any) -> None:
+def test_model_path_is_mapped_but_dataset_paths_are_not(tmp_path: Any) -> None:
     file = job_file(tmp_path, model={"name": "/models/base"}, volumes=VOLUMES)
     (tmp_path / "base").mkdir()
 
@@ -71,12 +71,12 @@ def test_the_model_path_is_mapped_and_dataset_paths_are_not(tmp_path: Any) -> No
     assert spec["dataset"] == file.body["spec"]["dataset"]
 
 
-def test_a_model_on_a_volume_requires_the_volume_option(tmp_path: Any) -> None:
+def test_model_on_a_volume_requires_the_volume_option(tmp_path: Any) -> None:
     with pytest.raises(BadInput, match="/models/base is on volume models; add --volume models=DIR"):
         map_model_path(job_file(tmp_path, model={"name": "/models/base"}, volumes=VOLUMES), ())
 
 
-def test_the_memory_of_a_command_is_not_forecast(tmp_path: Any) -> None:
+def test_estimate_of_a_command_is_rejected(tmp_path: Any) -> None:
     fields: dict[str, Any] = {"command": {"script": "train.py"}, "image": "registry.example/own:v1"}
     body = job_body(**fields, model=None, dataset=None, sft=None, lora=None)
 

@@ -1,4 +1,4 @@
-"""Tests of reading job files, and of the messages about invalid ones."""
+"""Tests of reading job files and of the messages about invalid files."""
 
 from pathlib import Path
 
@@ -10,16 +10,16 @@ from testing.builders.bad_jobs import BAD_JOBS
 from testing.builders.job_files import job_body, write_yaml
 
 
-def problems(path: Path, *, namespace: str | None = None) -> tuple[str, ...]:
+def list_problems(path: Path, *, namespace: str | None = None) -> tuple[str, ...]:
     with pytest.raises(BadInput) as raised:
         read_job_file(path, namespace=namespace)
     return tuple(problem.removeprefix(f"{path}: ") for problem in raised.value.problems)
 
 
-def test_every_problem_is_one_line_with_its_field(tmp_path: Path) -> None:
+def test_each_problem_is_one_line_with_its_field(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, job_body(numNodes=0, training={"learningRate": "fast"}, dataset={"train": [{}]}, lr=1))
 
-    assert sorted(problems(path)) == [
+    assert sorted(list_problems(path)) == [
         "spec.dataset.train[0].name: is required",
         "spec.lr: unknown field",
         "spec.numNodes: must be greater than or equal to 1, found 0",
@@ -28,8 +28,8 @@ def test_every_problem_is_one_line_with_its_field(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", BAD_JOBS)
-def test_a_job_that_the_api_server_rejects_is_rejected(case: str, tmp_path: Path) -> None:
-    messages = problems(write_yaml(tmp_path, job_body(**BAD_JOBS[case].fields)))
+def test_every_bad_job_is_rejected(case: str, tmp_path: Path) -> None:
+    messages = list_problems(write_yaml(tmp_path, job_body(**BAD_JOBS[case].fields)))
 
     assert any(BAD_JOBS[case].model_error in line for line in messages), messages
 
@@ -40,7 +40,7 @@ def test_a_job_that_the_api_server_rejects_is_rejected(case: str, tmp_path: Path
         pytest.param("a: [1", "line 1, column 6: expected ',' or ']', but got '<stream end>'", id="broken YAML"),
         pytest.param("a: 1\nb: {c: 1, c: 2}", "line 2, column 11: c is given twice", id="duplicate key"),
         pytest.param("just words", "expected a FineTuneJob, found str", id="not an object"),
-        pytest.param("", "kind: expected one FineTuneJob, found nothing", id="an empty file"),
+        pytest.param("", "kind: expected one FineTuneJob, found nothing", id="empty file"),
         pytest.param("kind: Job", "kind: expected one FineTuneJob, found Job", id="another kind"),
         pytest.param(
             "kind: FineTuneJob\napiVersion: v1",
@@ -54,11 +54,11 @@ def test_a_job_that_the_api_server_rejects_is_rejected(case: str, tmp_path: Path
         ),
     ],
 )
-def test_a_file_without_exactly_one_job_is_rejected(text: str, expected: str, tmp_path: Path) -> None:
+def test_file_without_exactly_one_valid_job_is_rejected(text: str, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(text)
 
-    assert problems(path) == (expected,)
+    assert list_problems(path) == (expected,)
 
 
 @pytest.mark.parametrize(
@@ -72,22 +72,22 @@ def test_a_file_without_exactly_one_job_is_rejected(text: str, expected: str, tm
         ),
     ],
 )
-def test_a_name_that_is_invalid_for_pods_and_services_is_rejected(name: str, expected: str, tmp_path: Path) -> None:
-    assert problems(write_yaml(tmp_path, job_body(name=name))) == (expected,)
+def test_name_that_is_invalid_for_pods_and_services_is_rejected(name: str, expected: str, tmp_path: Path) -> None:
+    assert list_problems(write_yaml(tmp_path, job_body(name=name))) == (expected,)
 
 
-def test_an_unknown_top_level_field_is_rejected_with_a_suggestion(tmp_path: Path) -> None:
+def test_unknown_top_level_field_is_rejected_with_a_suggestion(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, {**job_body(), "numNodes": 2, "notes": "text"})
 
-    assert set(problems(path)) == {"numNodes: unknown field; did you mean spec.numNodes?", "notes: unknown field"}
+    assert set(list_problems(path)) == {"numNodes: unknown field; did you mean spec.numNodes?", "notes: unknown field"}
 
 
-def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    assert problems(tmp_path / "absent.yaml") == ("No such file or directory",)
+def test_missing_file_is_reported(tmp_path: Path) -> None:
+    assert list_problems(tmp_path / "absent.yaml") == ("No such file or directory",)
 
 
-def test_types_are_checked_as_strictly_as_by_the_api_server(tmp_path: Path) -> None:
-    messages = problems(write_yaml(tmp_path, job_body(numNodes="2")))
+def test_string_in_place_of_a_number_is_rejected(tmp_path: Path) -> None:
+    messages = list_problems(write_yaml(tmp_path, job_body(numNodes="2")))
 
     assert messages == ('spec.numNodes: must be an integer, found "2"',)
 
@@ -108,10 +108,10 @@ def test_other_objects_in_the_file_are_ignored(tmp_path: Path) -> None:
 def test_two_jobs_in_one_file_are_rejected(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, job_body(), job_body(name="other"))
 
-    assert problems(path) == ("kind: expected one FineTuneJob, found FineTuneJob, FineTuneJob",)
+    assert list_problems(path) == ("kind: expected one FineTuneJob, found FineTuneJob, FineTuneJob",)
 
 
-def test_the_namespace_comes_from_the_option_the_file_or_is_default(tmp_path: Path) -> None:
+def test_namespace_is_taken_from_the_option_or_the_file_or_is_default(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, job_body())
     assert read_job_file(path).job.metadata.namespace == "default"
     assert read_job_file(path, namespace="team").job.metadata.namespace == "team"
@@ -120,4 +120,4 @@ def test_the_namespace_comes_from_the_option_the_file_or_is_default(tmp_path: Pa
     body["metadata"]["namespace"] = "team"
     path = write_yaml(tmp_path, body)
     assert read_job_file(path).job.metadata.namespace == "team"
-    assert problems(path, namespace="other") == ("metadata.namespace: is team, but --namespace is other",)
+    assert list_problems(path, namespace="other") == ("metadata.namespace: is team, but --namespace is other",)

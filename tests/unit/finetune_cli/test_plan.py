@@ -20,7 +20,7 @@ SETTINGS = Settings(trainer_image="registry.example/trainer:v1")
 BATCH = {"perDeviceTrainBatchSize": 1, "gradientAccumulationSteps": 16}
 
 
-def test_the_plan_contains_the_objects_that_the_operator_creates(tmp_path: Path) -> None:
+def test_plan_contains_the_objects_that_the_operator_creates(tmp_path: Path) -> None:
     file = job_file(tmp_path)
     job = file.job.model_copy(update={"metadata": file.job.metadata.model_copy(update={"uid": PLACEHOLDER_UID})})
 
@@ -30,7 +30,7 @@ def test_the_plan_contains_the_objects_that_the_operator_creates(tmp_path: Path)
     assert tuple(yaml.safe_load_all(result.stdout)) == build_children(plan_run(job, attempt=0, settings=SETTINGS))
 
 
-def test_a_uid_in_the_file_is_used(tmp_path: Path) -> None:
+def test_uid_in_the_job_file_is_used(tmp_path: Path) -> None:
     body = job_body()
     body["metadata"]["uid"] = "1234"
 
@@ -39,7 +39,7 @@ def test_a_uid_in_the_file_is_used(tmp_path: Path) -> None:
     assert all(child["metadata"]["ownerReferences"][0]["uid"] == "1234" for child in yaml.safe_load_all(result.stdout))
 
 
-def test_the_summary_contains_processes_batch_image_and_output(tmp_path: Path) -> None:
+def test_summary_contains_processes_batch_image_and_output(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, job_body(training=BATCH, image="custom:v2"))
 
     result = CliRunner().invoke(app, ["plan", str(path), "-o", "summary", "-n", "team"])
@@ -55,7 +55,7 @@ def test_the_summary_contains_processes_batch_image_and_output(tmp_path: Path) -
     ]
 
 
-def test_the_planned_rates_equal_those_in_the_documentation(tmp_path: Path) -> None:
+def test_planned_learning_rates_match_the_documentation(tmp_path: Path) -> None:
     page = Path("docs/user-guide/training.md").read_text()
     (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     path = write_yaml(tmp_path, yaml.safe_load(example))
@@ -66,7 +66,7 @@ def test_the_planned_rates_equal_those_in_the_documentation(tmp_path: Path) -> N
     assert line in page.splitlines()
 
 
-def test_the_summary_shows_values_that_the_trainer_chooses_as_auto(tmp_path: Path) -> None:
+def test_summary_shows_auto_for_values_that_the_trainer_chooses(tmp_path: Path) -> None:
     auto = {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 64}
 
     result = CliRunner().invoke(app, ["plan", str(write_yaml(tmp_path, job_body(training=auto))), "-o", "summary"])
@@ -74,7 +74,7 @@ def test_the_summary_shows_values_that_the_trainer_chooses_as_auto(tmp_path: Pat
     assert result.stdout.splitlines()[2] == "batch    auto x auto x 4 = 64 (per device x accumulation x ranks)"
 
 
-def test_the_summary_of_a_custom_command(tmp_path: Path) -> None:
+def test_summary_of_a_custom_command_contains_the_command(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, job_body(**command({"script": "train.py", "args": ["--lr", "1"]}, output=None)))
 
     result = CliRunner().invoke(app, ["plan", str(path), "-o", "summary"])
@@ -99,7 +99,7 @@ def test_every_example_is_valid(path: Path) -> None:
     assert result.stdout.startswith(f"{path}: valid\n")
 
 
-def test_bad_input_prints_one_line_per_problem_and_exits_with_code_2(
+def test_invalid_job_file_prints_one_line_per_problem_and_exits_with_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_yaml(tmp_path, job_body(numNodes=0, lr=1))

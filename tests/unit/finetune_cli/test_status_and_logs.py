@@ -1,4 +1,4 @@
-"""Tests of the commands `finetune status` and `finetune logs` against an API server in memory."""
+"""Tests of the commands `finetune status` and `finetune logs` with an in-memory API server."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from testing.builders.job_files import job_body
 from testing.builders.jobs import NOW
 from testing.fakes.http_api import HttpApi, serve_api
 
-RUNNING = JobStatus(
+RUNNING_STATUS = JobStatus(
     phase=Phase.RUNNING,
     attempt=2,
     attempts=(AttemptRecord(attempt=2, state=AttemptState.RUNNING, start_time=NOW),),
@@ -27,7 +27,7 @@ RUNNING = JobStatus(
 
 
 class HttpApiWithLogs(HttpApi):
-    """An API server that also serves logs of pods."""
+    """In-memory API server that also serves pod logs."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if request.path.endswith("/log"):
@@ -38,10 +38,10 @@ class HttpApiWithLogs(HttpApi):
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[HttpApiWithLogs]:
-    """Serve the job team/bert; the context of the kubeconfig has the namespace team."""
+    """Serve the job team/bert, with a kubeconfig whose context has the namespace team."""
     api = HttpApiWithLogs()
     metadata = {"name": "bert", "creationTimestamp": NOW.isoformat()}
-    body = {**job_body(), "metadata": metadata, "status": render_status(RUNNING)}
+    body = {**job_body(), "metadata": metadata, "status": render_status(RUNNING_STATUS)}
     api.put("finetunejobs", body, namespace="team")
     async with serve_api(api) as url:
         config = {
@@ -55,7 +55,7 @@ async def api(tmp_path: Path) -> AsyncIterator[HttpApiWithLogs]:
 
 
 async def run_finetune(folder: Path, *arguments: str) -> Result:
-    """Run the command in a thread, because the API server runs in the event loop of this one."""
+    """Run the command in a thread, because the API server uses the event loop of this thread."""
     config = ("--kubeconfig", str(folder / "kubeconfig"))
     return await asyncio.to_thread(CliRunner().invoke, app, [*arguments, *config])
 
@@ -81,10 +81,10 @@ async def test_watch_prints_every_change_until_the_job_ends(
     monkeypatch.setattr("finetune_cli.status.WATCH_SECONDS", 0.05)
     watching = asyncio.create_task(run_finetune(tmp_path, "status", "bert", "--watch"))
     async with asyncio.timeout(30):
-        while len(api.requests_of("GET", "finetunejobs")) < 3:  # noqa: ASYNC110  the requests come from another thread
+        while len(api.requests_of("GET", "finetunejobs")) < 3:  # noqa: ASYNC110  another thread sends the requests
             await asyncio.sleep(0.05)
     body = api.objects["finetunejobs", "team", "bert"]
-    done = RUNNING.model_copy(update={"phase": Phase.COMPLETE, "completion_time": NOW})
+    done = RUNNING_STATUS.model_copy(update={"phase": Phase.COMPLETE, "completion_time": NOW})
     api.put("finetunejobs", {**body, "status": render_status(done)}, namespace="team")
 
     result = await watching
@@ -118,7 +118,7 @@ async def test_logs_are_read_from_the_pod_of_the_current_attempt(api: HttpApiWit
         ),
     ],
 )
-async def test_a_missing_job_node_or_context_is_named(
+async def test_missing_job_node_or_context_is_reported_by_name(
     arguments: tuple[str, ...], expected: str, api: HttpApiWithLogs, tmp_path: Path
 ) -> None:
     result = await run_finetune(tmp_path, *arguments)
@@ -127,7 +127,7 @@ async def test_a_missing_job_node_or_context_is_named(
     assert result.exception.problems == (expected.format(kubeconfig=tmp_path / "kubeconfig"),)
 
 
-async def test_an_unreachable_api_server_is_reported_in_one_line(api: HttpApiWithLogs, tmp_path: Path) -> None:
+async def test_unreachable_api_server_is_reported_in_one_line(api: HttpApiWithLogs, tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     config = yaml.safe_load(path.read_text())
     config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:1"

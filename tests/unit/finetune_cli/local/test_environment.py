@@ -7,7 +7,7 @@ import pytest
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_cli.errors import BadInput
-from finetune_cli.local.environment import NodePlacement, build_environment, check_environment, find_ports
+from finetune_cli.local.environment import NodePlacement, build_environment, check_environment, find_free_ports
 from finetune_cli.local.gpus import divide_gpus, find_gpus
 from finetune_cli.local.volume_mapping import LocalMount
 from finetune_operator.plan.pod_manifest import build_pod
@@ -28,12 +28,12 @@ PLACEMENT = NodePlacement(
 )
 
 
-def environment(
-    finetune_job: FineTuneJob, inherited: dict[str, str] | None = None, placement: NodePlacement = PLACEMENT
+def build_node_environment(
+    finetune_job: FineTuneJob, inherited_env: dict[str, str] | None = None, placement: NodePlacement = PLACEMENT
 ) -> dict[str, str]:
     run = plan_run(finetune_job, attempt=0, settings=SETTINGS)
     container = build_pod(run, run.nodes[1])["spec"]["containers"][0]
-    return build_environment(container, placement, inherited or {})
+    return build_environment(container, placement, inherited_env or {})
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def environment(
     ],
 )
 def test_gpus_are_divided_among_the_nodes(gpus: str, nodes: int, ranks: int, expected: tuple[str, ...]) -> None:
-    divided = divide_gpus(tuple(gpus), job(numNodes=nodes, nprocPerNode=ranks).spec)
+    gpus_by_node = divide_gpus(tuple(gpus), job(numNodes=nodes, nprocPerNode=ranks).spec)
 
-    assert divided == tuple(tuple(node_gpus) for node_gpus in expected)
+    assert gpus_by_node == tuple(tuple(node_gpus) for node_gpus in expected)
 
 
-def test_too_few_gpus_are_rejected_with_both_numbers() -> None:
+def test_error_for_too_few_gpus_contains_both_numbers() -> None:
     with pytest.raises(BadInput, match="2 nodes x 4 processes need 8 GPUs, this machine has 1; lower spec"):
         divide_gpus(("0",), job(numNodes=2, nprocPerNode=4).spec)
 
@@ -59,7 +59,7 @@ def test_too_few_gpus_are_rejected_with_both_numbers() -> None:
     ("visible", "expected"),
     [("0,2", ("0", "2")), ("GPU-5a, GPU-6b", ("GPU-5a", "GPU-6b")), ("", ()), ("-1", ())],
 )
-def test_only_visible_gpus_are_used(visible: str, expected: tuple[str, ...]) -> None:
+def test_gpus_are_limited_by_cuda_visible_devices(visible: str, expected: tuple[str, ...]) -> None:
     assert find_gpus({"CUDA_VISIBLE_DEVICES": visible}) == expected
 
 
@@ -75,7 +75,7 @@ def test_gpus_are_listed_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_addresses_and_paths_are_local() -> None:
-    variables = environment(job(network={"interface": "eth0"}))
+    variables = build_node_environment(job(network={"interface": "eth0"}))
 
     assert (variables["MASTER_ADDR"], variables["PET_MASTER_ADDR"]) == ("127.0.0.1", "127.0.0.1")
     assert (variables["MASTER_PORT"], variables["PET_MASTER_PORT"]) == ("41000", "41000")
@@ -90,26 +90,28 @@ def test_addresses_and_paths_are_local() -> None:
     assert (variables["NODE_RANK"], variables["NNODES"], variables["NPROC_PER_NODE"]) == ("1", "2", "2")
 
 
-def test_no_path_of_the_container_remains() -> None:
+def test_environment_contains_no_container_paths() -> None:
     for finetune_job in (job(), job(**command({"script": "train.py"}, output=None))):
-        paths = {name: value for name, value in environment(finetune_job).items() if value.startswith("/")}
+        paths = {name: value for name, value in build_node_environment(finetune_job).items() if value.startswith("/")}
 
         assert paths
         assert all(value.startswith("/home/me/") for value in paths.values()), paths
 
 
-def test_the_users_home_and_model_cache_are_used_unless_the_job_sets_them() -> None:
+def test_home_and_model_cache_of_the_user_are_used_unless_the_job_sets_them() -> None:
     home = {"HOME": "/home/me", "HF_HOME": "/home/me/hf", "USER": "me"}
-    assert environment(job(), home).items() >= home.items()
+    assert build_node_environment(job(), home).items() >= home.items()
     without_output = job(**command({"script": "train.py"}, output=None))
-    assert environment(without_output, home).items() >= home.items()
+    assert build_node_environment(without_output, home).items() >= home.items()
 
     explicit = job(env=[{"name": "HF_HOME", "value": "/data/hf"}])
-    assert environment(explicit, home)["HF_HOME"] == "/home/me/data/hf", "a path on a volume is mapped"
+    assert build_node_environment(explicit, home)["HF_HOME"] == "/home/me/data/hf", "a path on a volume is mapped"
 
 
 def test_variables_of_an_outer_torchrun_are_not_inherited() -> None:
-    variables = environment(job(), {"RANK": "3", "PET_NNODES": "9", "TORCHELASTIC_RUN_ID": "x", "PATH": "/bin"})
+    variables = build_node_environment(
+        job(), {"RANK": "3", "PET_NNODES": "9", "TORCHELASTIC_RUN_ID": "x", "PATH": "/bin"}
+    )
 
     assert variables["PATH"] == "/bin"
     assert variables["PET_NNODES"] == "2"
@@ -118,21 +120,21 @@ def test_variables_of_an_outer_torchrun_are_not_inherited() -> None:
 
 def test_cuda_visible_devices_is_not_set_without_gpus() -> None:
     placement = NodePlacement(PLACEMENT.mounts, 1, 2, gpus=())
-    assert "CUDA_VISIBLE_DEVICES" not in environment(job(), placement=placement)
+    assert "CUDA_VISIBLE_DEVICES" not in build_node_environment(job(), placement=placement)
 
 
-def test_secrets_are_read_from_the_users_environment_or_are_an_error() -> None:
+def test_secrets_are_read_from_the_environment_of_the_user() -> None:
     secret: dict[str, Any] = {"secretKeyRef": {"name": "hub", "key": "token"}}
     finetune_job = job(env=[{"name": "HF_TOKEN", "valueFrom": secret}])
 
     with pytest.raises(BadInput, match=r"spec.env: HF_TOKEN: valueFrom needs a cluster; set HF_TOKEN"):
         check_environment(finetune_job.spec, {})
     check_environment(finetune_job.spec, {"HF_TOKEN": "t"})
-    assert environment(finetune_job, {"HF_TOKEN": "t"}).items() >= {"HF_TOKEN": "t"}.items()
+    assert build_node_environment(finetune_job, {"HF_TOKEN": "t"}).items() >= {"HF_TOKEN": "t"}.items()
 
 
 def test_ports_are_distinct_and_unprivileged() -> None:
-    ports = find_ports(20)
+    ports = find_free_ports(20)
 
     assert len(set(ports)) == 20
     assert all(1024 <= port < 65536 for port in ports)

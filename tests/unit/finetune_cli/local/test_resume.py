@@ -1,4 +1,4 @@
-"""Tests of continuing a local run."""
+"""Tests of resuming a local run."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -13,28 +13,28 @@ from testing.builders.jobs import NOW
 LATER = NOW + timedelta(hours=1)
 
 
-def status(state: AttemptState, **fields: Any) -> JobStatus:
+def build_status(state: AttemptState, **fields: Any) -> JobStatus:
     record = AttemptRecord(attempt=1, state=state, start_time=NOW)
     return JobStatus(attempt=1, attempts=(record,), start_time=NOW, **fields)
 
 
-def test_a_complete_job_stays_complete(tmp_path: Path) -> None:
-    complete = status(AttemptState.SUCCEEDED, completion_time=NOW)
+def test_complete_job_stays_complete(tmp_path: Path) -> None:
+    complete = build_status(AttemptState.SUCCEEDED, completion_time=NOW)
 
     assert prepare_resume(complete, now=LATER) == complete
 
 
 @pytest.mark.parametrize("state", [AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING])
-def test_an_unfinished_attempt_counts_as_suspended(state: AttemptState) -> None:
-    resumed = prepare_resume(status(state), now=LATER)
+def test_unfinished_attempt_counts_as_suspended(state: AttemptState) -> None:
+    resumed = prepare_resume(build_status(state), now=LATER)
 
     assert resumed.attempts[-1].state is AttemptState.STOPPED
     assert resumed.start_time == NOW
 
 
-def test_a_failed_job_gets_another_attempt_and_a_new_restart_budget() -> None:
+def test_failed_job_resumes_with_a_new_attempt_and_a_new_restart_budget() -> None:
     counts = RestartCounts(counted=3)
-    resumed = prepare_resume(status(AttemptState.FAILED, completion_time=NOW, without_progress=counts), now=LATER)
+    resumed = prepare_resume(build_status(AttemptState.FAILED, completion_time=NOW, without_progress=counts), now=LATER)
 
     assert resumed.attempts[-1].state is AttemptState.STOPPED
     assert (resumed.completion_time, resumed.start_time) == (None, LATER)

@@ -26,14 +26,14 @@ FAKE_SUPERVISOR = (sys.executable, "-S", str(Path(supervisor.__file__)))
 
 
 class LocalRun:
-    """One local run of a job, and its output."""
+    """Local run of a job with a fake supervisor, and its console output."""
 
     def __init__(self, folder: Path, **fields: Any) -> None:
         self.store = StateStore(folder / "bert.local")
-        self.printed = io.StringIO()
+        self.console_output = io.StringIO()
         file = job_file(folder, **fields)
-        display = ProgressDisplay(Console(file=self.printed, highlight=False))
-        self.runner = LocalRunner(self.store.open_job(file, fresh=False), display)
+        display = ProgressDisplay(Console(file=self.console_output, highlight=False))
+        self.runner = LocalRunner(self.store.open_job(file, start_over=False), display)
         gpus = ((),) * file.job.spec.num_nodes
         resources = LocalResources(folder / "output", (), gpus, command=FAKE_SUPERVISOR)
         self.cluster = LocalCluster(resources, self.store, self.runner.children, on_event=display.print_event)
@@ -45,22 +45,22 @@ class LocalRun:
             finally:
                 self.store.close()
 
-    async def pods(self) -> tuple[dict[str, Any], ...]:
+    async def list_pods(self) -> tuple[dict[str, Any], ...]:
         return await self.cluster.list_pods("default", self.runner.job["metadata"]["uid"])
 
     async def wait_for_message(self, text: str) -> None:
         """Wait until the termination message of every node contains the text."""
-        logs = [self.cluster.attempt_folder("0") / f"node-{rank}/termination.json" for rank in (0, 1)]
-        await until(lambda: all(log.exists() and text in log.read_text() for log in logs))
+        logs = [self.cluster.get_attempt_folder("0") / f"node-{rank}/termination.json" for rank in (0, 1)]
+        await wait_until(lambda: all(log.exists() and text in log.read_text() for log in logs))
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  other processes set no event
+        while not condition():  # noqa: ASYNC110  the condition depends on other processes
             await asyncio.sleep(0.01)
 
 
-async def test_a_job_is_complete_when_all_nodes_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_job_is_complete_when_all_nodes_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAY", "")
 
     job = await LocalRun(tmp_path).run()
@@ -69,23 +69,25 @@ async def test_a_job_is_complete_when_all_nodes_succeed(tmp_path: Path, monkeypa
     assert job.status.attempts[0].state is AttemptState.SUCCEEDED
 
 
-async def test_a_crashed_node_causes_one_restart_of_all_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_crashed_node_causes_one_restart_of_all_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAY", "0.1:crash,0.0:wait,*:succeed")
     local_run = LocalRun(tmp_path)
 
     job = await local_run.run()
 
-    crashed, last = job.status.attempts
-    assert (crashed.reason, crashed.fault, crashed.node_rank) == ("Unexplained", Fault.UNKNOWN, 1)
-    assert crashed.message == "node 1 (localhost) failed with exit 7: out of luck", "the message is the end of the log"
+    failed_attempt, last = job.status.attempts
+    assert (failed_attempt.reason, failed_attempt.fault, failed_attempt.node_rank) == ("Unexplained", Fault.UNKNOWN, 1)
+    assert failed_attempt.message == "node 1 (localhost) failed with exit 7: out of luck", (
+        "the message is the end of the log"
+    )
     assert last.state is AttemptState.SUCCEEDED
     assert (
         "Unexplained: node 1 (localhost) failed with exit 7: out of luck; attempt 1 starts"
-        in local_run.printed.getvalue()
+        in local_run.console_output.getvalue()
     )
 
 
-async def test_a_user_error_is_not_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_user_error_is_not_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAY", "0:rows,1:wait")
 
     job = await LocalRun(tmp_path).run()
@@ -95,7 +97,7 @@ async def test_a_user_error_is_not_retried(tmp_path: Path, monkeypatch: pytest.M
     assert "train.jsonl: line 3: no messages" in job.status.attempts[0].message
 
 
-async def test_a_repeated_crash_fails_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeated_crash_fails_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAY", "*:crash")
 
     job = await LocalRun(tmp_path, restartPolicy={"maxRestarts": 5, "backoffSeconds": 0}).run()
@@ -104,7 +106,7 @@ async def test_a_repeated_crash_fails_the_job(tmp_path: Path, monkeypatch: pytes
     assert "the same happened before" in job.status.attempts[-1].message
 
 
-async def test_ctrl_c_suspends_the_job_and_the_next_run_is_the_next_attempt(
+async def test_ctrl_c_suspends_the_job_and_the_next_run_starts_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAY", "*:wait")
@@ -124,7 +126,7 @@ async def test_ctrl_c_suspends_the_job_and_the_next_run_is_the_next_attempt(
     assert [record.attempt for record in job.status.attempts] == [0, 1]
 
 
-async def test_a_second_ctrl_c_does_not_wait_for_a_node_that_ignores_sigterm(
+async def test_repeated_ctrl_c_kills_a_node_that_ignores_sigterm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAY", "0:deaf,1:wait")
@@ -140,7 +142,9 @@ async def test_a_second_ctrl_c_does_not_wait_for_a_node_that_ignores_sigterm(
     assert job.status.attempts[0].evidence[0].exit_code == 137
 
 
-async def test_ctrl_c_before_the_start_ends_the_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ctrl_c_before_the_start_ends_the_run_immediately(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PLAY", "*:wait")
     local_run = LocalRun(tmp_path)
     local_run.runner.stop(local_run.cluster)
@@ -151,8 +155,8 @@ async def test_ctrl_c_before_the_start_ends_the_run_at_once(tmp_path: Path, monk
     assert job.status.attempts == ()
 
 
-async def test_a_deleted_pod_is_killed_after_its_grace_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that ignores SIGTERM gets the ten seconds of an abort; the test shortens them to one."""
+async def test_deleted_pod_is_killed_after_its_grace_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shortens the grace period of an abort from ten seconds to one."""
     monkeypatch.setattr("finetune_operator.core.stop_attempt.ABORT_GRACE_SECONDS", 1)
     monkeypatch.setenv("PLAY", "0:deaf,1:rows")
 
@@ -162,14 +166,14 @@ async def test_a_deleted_pod_is_killed_after_its_grace_period(tmp_path: Path, mo
     assert job.status.attempts[0].reason == "DatasetError"
 
 
-async def test_local_pods_are_observed_like_those_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_observe_pod_accepts_local_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAY", "*:wait")
     local_run = LocalRun(tmp_path)
     task = asyncio.create_task(local_run.run())
     await local_run.wait_for_message("running")
-    nodes_before = [observe_pod(pod, gone=False) for pod in await local_run.pods()]
+    nodes_before = [observe_pod(pod, gone=False) for pod in await local_run.list_pods()]
     local_run.cluster.force_stop(grace_seconds=30)
-    nodes_while_stopping = [observe_pod(pod, gone=False) for pod in await local_run.pods()]
+    nodes_while_stopping = [observe_pod(pod, gone=False) for pod in await local_run.list_pods()]
     local_run.runner.stop(local_run.cluster)
     await task
 
@@ -180,7 +184,7 @@ async def test_local_pods_are_observed_like_those_of_a_cluster(tmp_path: Path, m
     assert [node.deleting for node in nodes_while_stopping if node] == [True, True]
 
 
-async def test_no_process_remains_when_the_run_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_run_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAY", "*:wait")
     local_run = LocalRun(tmp_path)
     task = asyncio.create_task(local_run.run())
@@ -195,11 +199,11 @@ async def test_no_process_remains_when_the_run_is_cancelled(tmp_path: Path, monk
             os.kill(pid, 0)
 
 
-async def test_the_spec_is_written_to_a_file_for_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_spec_is_written_to_a_file_for_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAY", "")
     local_run = LocalRun(tmp_path)
 
     job = await local_run.run()
 
-    written = (local_run.cluster.attempt_folder("0") / names.CONFIG_KEY).read_text()
+    written = (local_run.cluster.get_attempt_folder("0") / names.CONFIG_KEY).read_text()
     assert type(job.spec).model_validate_json(written) == job.spec

@@ -1,4 +1,4 @@
-"""Tests of the state store: when a second run resumes the job, and when it starts a new one."""
+"""Tests of the state store, which resumes a job or starts a new one."""
 
 import errno
 import subprocess
@@ -17,31 +17,31 @@ from testing.builders.job_files import job_file
 from testing.builders.jobs import NOW
 
 
-def status(state: AttemptState, **fields: Any) -> JobStatus:
+def build_status(state: AttemptState, **fields: Any) -> JobStatus:
     record = AttemptRecord(attempt=1, state=state, start_time=NOW)
     return JobStatus(attempt=1, attempts=(record,), start_time=NOW, **fields)
 
 
-def run_once(
-    folder: Path, final_status: JobStatus | None = None, *, fresh: bool = False, **fields: Any
+def open_and_store(
+    folder: Path, final_status: JobStatus | None = None, *, start_over: bool = False, **fields: Any
 ) -> dict[str, Any]:
-    """Open the job once more, store the given status, and return the body."""
+    """Open the job, store the final status, and return the body."""
     with closing(StateStore(folder / "bert.local")) as store:
-        body = store.open_job(job_file(folder, **fields), fresh=fresh)
+        body = store.open_job(job_file(folder, **fields), start_over=start_over)
         if final_status is not None:
             store.write_status(render_status(final_status))
     return body
 
 
-def test_the_same_command_resumes_the_job(tmp_path: Path) -> None:
-    first = run_once(tmp_path, status(AttemptState.STOPPED))
-    second = run_once(tmp_path)
+def test_same_job_file_resumes_the_job(tmp_path: Path) -> None:
+    first_body = open_and_store(tmp_path, build_status(AttemptState.STOPPED))
+    second_body = open_and_store(tmp_path)
 
-    assert second["metadata"] == first["metadata"]
-    assert second["status"]["attempts"][0]["state"] == "Stopped"
+    assert second_body["metadata"] == first_body["metadata"]
+    assert second_body["status"]["attempts"][0]["state"] == "Stopped"
 
 
-def test_a_status_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_writing_the_status_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_with_full_disk(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -51,7 +51,7 @@ def test_a_status_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch
         closing(StateStore(tmp_path / "bert.local")) as store,
         pytest.raises(BadInput, match=r"status\.json: .*No space"),
     ):
-        store.write_status(render_status(status(AttemptState.RUNNING)))
+        store.write_status(render_status(build_status(AttemptState.RUNNING)))
 
 
 @pytest.mark.parametrize(
@@ -59,42 +59,40 @@ def test_a_status_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch
     [{"resources": {"limits": {"cpu": 2}}}, {"restartPolicy": {"maxRestarts": 0}}],
     ids=["resources", "restartPolicy"],
 )
-def test_fields_that_are_mutable_while_suspended_are_mutable_between_runs(
-    fields: dict[str, Any], tmp_path: Path
-) -> None:
-    first = run_once(tmp_path, status(AttemptState.STOPPED))
-    second = run_once(tmp_path, **fields)
+def test_mutable_fields_can_be_changed_between_runs(fields: dict[str, Any], tmp_path: Path) -> None:
+    first_body = open_and_store(tmp_path, build_status(AttemptState.STOPPED))
+    second_body = open_and_store(tmp_path, **fields)
 
-    assert second["metadata"]["uid"] == first["metadata"]["uid"]
-    assert second["spec"] == {**first["spec"], **fields}
+    assert second_body["metadata"]["uid"] == first_body["metadata"]["uid"]
+    assert second_body["spec"] == {**first_body["spec"], **fields}
 
 
-def test_a_changed_spec_starts_a_new_job(tmp_path: Path) -> None:
-    first = run_once(tmp_path, status(AttemptState.STOPPED))
+def test_changed_spec_starts_a_new_job(tmp_path: Path) -> None:
+    first_body = open_and_store(tmp_path, build_status(AttemptState.STOPPED))
     (tmp_path / "bert.local/attempt-0").mkdir()
     with closing(StateStore(tmp_path / "bert.local")) as store:
-        assert store.changed_fields(job_file(tmp_path, lora={"r": 4})) == ("spec.lora",)
+        assert store.find_changed_fields(job_file(tmp_path, lora={"r": 4})) == ("spec.lora",)
 
-    second = run_once(tmp_path, lora={"r": 4})
+    second_body = open_and_store(tmp_path, lora={"r": 4})
 
-    assert second["metadata"]["uid"] != first["metadata"]["uid"]
-    assert second["status"] == {}
+    assert second_body["metadata"]["uid"] != first_body["metadata"]["uid"]
+    assert second_body["status"] == {}
     assert not (tmp_path / "bert.local/attempt-0").exists()
 
 
-def test_fresh_starts_a_new_job(tmp_path: Path) -> None:
-    first = run_once(tmp_path, status(AttemptState.SUCCEEDED, completion_time=NOW))
+def test_start_over_creates_a_new_job(tmp_path: Path) -> None:
+    first_body = open_and_store(tmp_path, build_status(AttemptState.SUCCEEDED, completion_time=NOW))
 
-    assert run_once(tmp_path, fresh=True)["metadata"]["uid"] != first["metadata"]["uid"]
+    assert open_and_store(tmp_path, start_over=True)["metadata"]["uid"] != first_body["metadata"]["uid"]
 
 
-def test_an_unreadable_status_file_is_named(tmp_path: Path) -> None:
-    run_once(tmp_path)
+def test_unreadable_status_file_is_reported_with_its_path(tmp_path: Path) -> None:
+    open_and_store(tmp_path)
     (tmp_path / "bert.local/status.json").write_text("{")
 
     with pytest.raises(BadInput, match=r"status\.json: cannot be read .* start over with --fresh"):
-        run_once(tmp_path)
-    assert run_once(tmp_path, fresh=True)["status"] == {}
+        open_and_store(tmp_path)
+    assert open_and_store(tmp_path, start_over=True)["status"] == {}
 
 
 def test_two_commands_cannot_run_the_same_job(tmp_path: Path) -> None:
@@ -106,7 +104,7 @@ def test_two_commands_cannot_run_the_same_job(tmp_path: Path) -> None:
     StateStore(tmp_path).close()
 
 
-def test_a_running_node_keeps_the_lock(tmp_path: Path) -> None:
+def test_running_node_keeps_the_lock(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
     command = [sys.executable, "-c", "input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(store.lock,)) as node:

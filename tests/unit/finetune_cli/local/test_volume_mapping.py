@@ -1,4 +1,4 @@
-"""Tests of mapping the volumes and paths of a job to the local host."""
+"""Tests of mapping volumes and paths of a job to the local host."""
 
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,13 @@ from finetune_cli.local.volume_mapping import LocalMount, map_job_paths, map_to_
 from testing.builders.job_files import job_file
 from testing.builders.jobs import command
 
-DATA, NESTED = LocalMount("/data", Path("/home/me/data")), LocalMount("/data/nested", Path("/home/me/nested"))
+DATA_MOUNT, NESTED_MOUNT = (
+    LocalMount("/data", Path("/home/me/data")),
+    LocalMount("/data/nested", Path("/home/me/nested")),
+)
 
 
-def volume(name: str, mount_path: str) -> dict[str, Any]:
+def build_volume(name: str, mount_path: str) -> dict[str, Any]:
     return {"name": name, "mountPath": mount_path, "persistentVolumeClaim": {"claimName": name}}
 
 
@@ -21,17 +24,17 @@ def volume(name: str, mount_path: str) -> dict[str, Any]:
     ("path", "expected"),
     [
         pytest.param("/data/train.jsonl", "/home/me/data/train.jsonl", id="under a mount"),
-        pytest.param("/data", "/home/me/data", id="the mount itself"),
-        pytest.param("/data/nested/a", "/home/me/nested/a", id="the deepest mount wins"),
-        pytest.param("/database/a", None, id="common prefix of the name only"),
+        pytest.param("/data", "/home/me/data", id="mount path"),
+        pytest.param("/data/nested/a", "/home/me/nested/a", id="nested mount"),
+        pytest.param("/database/a", None, id="same prefix but another folder"),
         pytest.param("other/a", None, id="a relative path"),
     ],
 )
-def test_a_path_is_mapped_by_its_deepest_mount(path: str, expected: str | None) -> None:
-    assert map_to_local_path(path, (DATA, NESTED)) == expected
+def test_path_is_mapped_by_its_deepest_mount(path: str, expected: str | None) -> None:
+    assert map_to_local_path(path, (DATA_MOUNT, NESTED_MOUNT)) == expected
 
 
-def test_model_and_dataset_paths_are_mapped_to_the_folders_of_their_volumes(tmp_path: Path) -> None:
+def test_model_and_dataset_paths_are_mapped_to_local_folders(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "train.jsonl").touch()
     (tmp_path / "eval.jsonl").touch()
@@ -46,7 +49,7 @@ def test_model_and_dataset_paths_are_mapped_to_the_folders_of_their_volumes(tmp_
     assert {**spec, "model": 0, "dataset": 0} == {**file.body["spec"], "model": 0, "dataset": 0}
 
 
-def test_a_hub_id_is_not_mapped(tmp_path: Path) -> None:
+def test_hub_id_is_not_mapped(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").touch()
     dataset = {"train": [{"name": "train.jsonl"}]}
     file = job_file(tmp_path, model={"name": "Qwen/Qwen2.5-7B-Instruct"}, dataset=dataset)
@@ -54,7 +57,7 @@ def test_a_hub_id_is_not_mapped(tmp_path: Path) -> None:
     assert map_job_paths(file, ())["spec"]["model"]["name"] == "Qwen/Qwen2.5-7B-Instruct"
 
 
-def test_missing_paths_are_reported_with_their_fields(tmp_path: Path) -> None:
+def test_missing_paths_are_reported_with_their_field_names(tmp_path: Path) -> None:
     file = job_file(tmp_path, dataset={"train": [{"name": "/data/a.jsonl"}, {"name": "b.jsonl"}]})
 
     with pytest.raises(BadInput) as raised:
@@ -67,11 +70,11 @@ def test_missing_paths_are_reported_with_their_fields(tmp_path: Path) -> None:
     )
 
 
-def test_a_volume_mounted_inside_another_requires_its_own_folder(tmp_path: Path) -> None:
+def test_nested_volume_requires_a_separate_folder(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     file = job_file(
         tmp_path,
-        volumes=[volume("data", "/data"), volume("rows", "/data/rows")],
+        volumes=[build_volume("data", "/data"), build_volume("rows", "/data/rows")],
         dataset={"train": [{"name": "/data/rows/a.jsonl"}]},
     )
 
@@ -87,14 +90,14 @@ def test_a_volume_mounted_inside_another_requires_its_own_folder(tmp_path: Path)
         pytest.param("data=absent", "--volume data: absent is not a folder", id="missing folder"),
     ],
 )
-def test_an_invalid_volume_option_is_rejected(option: str, expected: str, tmp_path: Path) -> None:
+def test_invalid_volume_option_is_rejected(option: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput) as raised:
         parse_volumes([option], job_file(tmp_path).job.spec)
 
     assert raised.value.problems == (expected,)
 
 
-def test_the_working_directory_and_path_arguments_of_a_command_are_mapped(tmp_path: Path) -> None:
+def test_working_directory_and_path_arguments_of_a_command_are_mapped(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     program = {"script": "/data/train.py", "args": ["--rows", "/data/rows", "--lr=1"], "workingDir": "code"}
     file = job_file(tmp_path, **command(program))
@@ -108,20 +111,20 @@ def test_the_working_directory_and_path_arguments_of_a_command_are_mapped(tmp_pa
     }
 
 
-def test_the_working_directory_defaults_to_the_folder_of_the_job_file(tmp_path: Path) -> None:
+def test_default_working_directory_is_the_folder_of_the_job_file(tmp_path: Path) -> None:
     file = job_file(tmp_path, **command({"exec": ["swift", "sft"]}))
 
     assert map_job_paths(file, ())["spec"]["command"] == {"exec": ["swift", "sft"], "workingDir": str(tmp_path)}
 
 
-def test_a_working_directory_that_exists_only_in_the_image_is_rejected(tmp_path: Path) -> None:
+def test_missing_working_directory_is_rejected(tmp_path: Path) -> None:
     file = job_file(tmp_path, **command({"script": "a.py", "workingDir": "/workspace/none"}))
 
     with pytest.raises(BadInput, match=r"spec\.command\.workingDir: /workspace/none: no such file or folder"):
         map_job_paths(file, ())
 
 
-def test_the_path_of_an_adapter_is_mapped(tmp_path: Path) -> None:
+def test_adapter_path_is_mapped(tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
     (tmp_path / "train.jsonl").touch()
     file = job_file(tmp_path, model={"name": "acme/model"}, lora={"adapter": "/data/adapter"})
