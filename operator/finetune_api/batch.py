@@ -73,7 +73,7 @@ def find_split(smallest_batch: Batch, per_device: int | None) -> Batch | None:
 
 
 def find_largest_fitting(batches: Sequence[Batch], fits_in_memory: Callable[[Batch], bool]) -> Batch | None:
-    """Return the first batch that fits, or None. Binary search: `batches` must be sorted by decreasing memory."""
+    """Return the first batch that fits, or None. Binary search: sort `batches` by decreasing memory."""
     index = bisect_left(range(len(batches)), x=True, key=lambda position: fits_in_memory(batches[position]))
     return batches[index] if index < len(batches) else None
 

@@ -25,13 +25,13 @@ class MemoryShortage:
 
     reason: Reason  # CudaOutOfMemory, HostOutOfMemory or SharedMemoryExhausted
     spec: FineTuneJobSpec  # spec of the user, without the repair
-    repair: Repair | None  # repair that the attempt ran with
+    repair: Repair | None  # repair applied to the attempt
     batch: Batch | None  # batch of the attempt; None for a command, whose batch is unknown
     in_container: bool = True  # containers have resource limits that can be raised
 
     @property
     def effective_spec(self) -> FineTuneJobSpec:
-        """Spec that the attempt ran with, including its repair."""
+        """Spec of the attempt, including its repair."""
         return apply_repair(self.spec, self.repair)
 
     def extend_repair(self, **fields: object) -> Repair:

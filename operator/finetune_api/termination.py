@@ -1,4 +1,4 @@
-"""Parses the termination message of a node: JSON that the supervisor writes to the pod status."""
+"""Parses termination messages: JSON that the supervisor writes and the kubelet copies to the pod status."""
 
 from enum import StrEnum
 

@@ -60,7 +60,7 @@ def read_job_file(path: Path, *, namespace: str | None = None) -> JobFile:
     )
     job = None
     try:
-        # validate JSON: for Python objects, pydantic's strict mode rejects lists in place of tuples
+        # validate as JSON: in Python objects, pydantic's strict mode rejects lists in place of tuples
         text = json.dumps(body, default=str)
         job = FineTuneJob.model_validate_json(text, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:

@@ -47,7 +47,10 @@ def _format_jobs(jobs: list[FineTuneJob], name: str | None) -> str:
 
 
 def _watch_jobs(access: ClusterAccess, name: str | None) -> None:
-    """Print the jobs at every change until they end; polls more often than the operator updates progress."""
+    """Print the jobs at every change until they end.
+
+    Polls every two seconds; the operator updates progress every ten seconds.
+    """
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

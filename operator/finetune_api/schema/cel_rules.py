@@ -42,7 +42,7 @@ def list_name_rules() -> tuple[CelRule, ...]:
 
 def list_spec_rules() -> tuple[CelRule, ...]:
     """Return the rules between fields of the spec."""
-    return tuple(cel for rule in SPEC_RULES for cel in rule.cel)
+    return tuple(cel_rule for rule in SPEC_RULES for cel_rule in rule.cel_rules)
 
 
 def list_transition_rules() -> tuple[CelRule, ...]:

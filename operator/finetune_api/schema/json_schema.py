@@ -93,14 +93,14 @@ def _remove_kubernetes_keywords(schema: Schema) -> Schema:
     return _convert_children(schema, plain, _remove_kubernetes_keywords)
 
 
-def _convert_children(schema: Schema, converted: Schema, convert: Callable[[Schema], Schema]) -> Schema:
-    """Return `converted` with the converted children of `schema`, and with sorted keys."""
+def _convert_children(schema: Schema, converted_schema: Schema, convert: Callable[[Schema], Schema]) -> Schema:
+    """Return `converted_schema` with the converted_schema children of `schema`, and with sorted keys."""
     if "properties" in schema:
-        converted["properties"] = {name: convert(child) for name, child in schema["properties"].items()}
+        converted_schema["properties"] = {name: convert(child) for name, child in schema["properties"].items()}
     for key in ("items", "additionalProperties"):
         if isinstance(schema.get(key), dict):
-            converted[key] = convert(schema[key])
-    return dict(sorted(converted.items(), key=_get_key_position))
+            converted_schema[key] = convert(schema[key])
+    return dict(sorted(converted_schema.items(), key=_get_key_position))
 
 
 def _get_key_position(item: tuple[str, object]) -> int:

@@ -68,19 +68,19 @@ class CrossFieldRule(Generic[M]):
 
     name: str
     check: Callable[[M], str | None] | None
-    cel: tuple[CelRule, ...] = ()
+    cel_rules: tuple[CelRule, ...] = ()
     cel_limitations: str = ""
 
     @classmethod
     def from_cel_rule(
-        cls, name: str, is_violated: Callable[[M], bool], cel: CelRule, cel_limitations: str = ""
+        cls, name: str, is_violated: Callable[[M], bool], cel_rule: CelRule, cel_limitations: str = ""
     ) -> "CrossFieldRule[M]":
         """Return a rule whose check in Python uses the message of the CEL rule."""
-        return cls(name, lambda model: cel.message if is_violated(model) else None, (cel,), cel_limitations)
+        return cls(name, lambda model: cel_rule.message if is_violated(model) else None, (cel_rule,), cel_limitations)
 
 
 def _add_cel_rules(schema: dict[str, Any], model: "type[RuledModel]") -> None:
-    schema.update(build_validations(cel for rule in model.rules for cel in rule.cel))
+    schema.update(build_validations(cel_rule for rule in model.rules for cel_rule in rule.cel_rules))
 
 
 class RuledModel(Model):

@@ -49,7 +49,7 @@ class DatasetSource(RuledModel):
 
     @property
     def rows(self) -> int | None:
-        """Number of rows to draw, possibly more than there are; None: each row once."""
+        """Number of rows to draw, which can exceed the available rows; None uses each row once."""
         number = self.name.partition("#")[2]
         return int(number) if number else None
 

@@ -155,7 +155,7 @@ class FineTuneJobSpec(RuledModel):
         description="Additional volumes, such as those with models and datasets.",
         json_schema_extra=build_list_map("name"),
     )
-    output: Output | None = Field(default=None, description="Where checkpoints and the result are written.")
+    output: Output | None = Field(default=None, description="Location of checkpoints and the result.")
     network: Network = Field(default=Network(), description="Rendezvous port, network interface and NCCL settings.")
     restart_policy: RestartPolicy = Field(
         default=RestartPolicy(), description="Number and delay of restarts after failed attempts."
@@ -222,7 +222,7 @@ class FineTuneJobSpec(RuledModel):
 
 
 class TrainerSpec(FineTuneJobSpec):
-    """Spec for the operator's trainer, which requires the fields that only command may omit."""
+    """Job spec for the operator's trainer: model, dataset and output are required."""
 
     model: ModelSource
     dataset: Dataset

@@ -22,7 +22,7 @@ class PushToHub(Model):
 
 
 class Output(Model):
-    """Where checkpoints and the result are written: <subPath>/{checkpoints,result,logs}."""
+    """Location of checkpoints and the result: <subPath>/{checkpoints,result,logs}."""
 
     persistent_volume_claim: PersistentVolumeClaimSource = Field(
         description="The claim; it must be ReadWriteMany if the job has more than one node."

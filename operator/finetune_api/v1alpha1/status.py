@@ -1,4 +1,4 @@
-"""Defines status, the observed state of a job; `phase` and `display` are for people, not for programs."""
+"""Defines the status of a job; `phase` and `display` are for people, not for programs."""
 
 import math
 from datetime import datetime
@@ -58,7 +58,7 @@ class Condition(StatusModel):
 
 
 class Evidence(StatusModel):
-    """Evidence from the end of one node, kept after its pod is gone."""
+    """Evidence about the end of one node, kept after its pod is gone."""
 
     node_rank: int = Field(description="Node rank.")
     pod_name: str = Field(default="", description="Name of its pod.")

@@ -72,7 +72,7 @@ def find_free_ports(count: int) -> list[int]:
 
 
 def _is_reserved(name: str) -> bool:
-    """Return whether torchrun or the operator sets the variable, for a process that runs inside another job."""
+    """Return whether torchrun or the operator sets the variable: this process may run inside another job."""
     return name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES)
 
 

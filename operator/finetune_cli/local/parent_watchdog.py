@@ -18,7 +18,7 @@ class ParentWatchdog:
     """
 
     def __init__(self) -> None:
-        # a new session, so that neither Ctrl-C nor a closed terminal ends the watchdog
+        # use a new session, so that neither Ctrl-C nor a closed terminal ends the watchdog
         command = [sys.executable, "-I", "-S", __file__]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 

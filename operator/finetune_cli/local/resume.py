@@ -12,7 +12,7 @@ MUTABLE_BETWEEN_RUNS = frozenset((*MUTABLE, *MUTABLE_WHILE_SUSPENDED))  # betwee
 
 
 def find_changed_fields(stored_body: RawBody, file: JobFile) -> tuple[str, ...]:
-    """Return the changed fields with which the job of the file cannot resume the stored job."""
+    """Return the changed fields that prevent the job file from resuming the stored job."""
     old, new = FineTuneJob.parse(stored_body), file.job
     identity_fields = ("name", "namespace")
     identity = [
@@ -28,7 +28,7 @@ def find_changed_fields(stored_body: RawBody, file: JobFile) -> tuple[str, ...]:
 
 
 def prepare_resume(status: JobStatus, *, now: datetime) -> JobStatus:
-    """Return the status to resume from: an unsuccessful attempt is stopped; a complete job is unchanged."""
+    """Return the status to resume from: an unsuccessful attempt becomes Stopped; a complete job is unchanged."""
     if not status.attempts or status.attempts[-1].state is AttemptState.SUCCEEDED:
         return status
     failed = status.completion_time is not None

@@ -53,7 +53,7 @@ class StateStore:
         return self._body
 
     def find_changed_fields(self, file: JobFile) -> tuple[str, ...]:
-        """Return the changed fields with which the job of the file cannot resume the stored job."""
+        """Return the changed fields that prevent the job file from resuming the stored job."""
         stored_body = self._read()
         return find_changed_fields(stored_body, file) if stored_body else ()
 

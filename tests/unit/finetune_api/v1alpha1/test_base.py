@@ -34,7 +34,7 @@ def test_rules_have_unique_names() -> None:
 def test_every_rule_has_cel_rules_or_an_explanation(name: str) -> None:
     _, rule = RULES[name]
 
-    assert rule.cel or rule.cel_limitations
+    assert rule.cel_rules or rule.cel_limitations
 
 
 @pytest.mark.parametrize("name", [name for name, (_, rule) in RULES.items() if rule.check is not None])
@@ -49,6 +49,6 @@ def test_removing_a_rule_makes_a_bad_job_valid(name: str, monkeypatch: pytest.Mo
 def test_every_cel_message_is_expected_by_a_bad_job(name: str) -> None:
     errors = [case.api_server_error for case in BAD_JOBS.values() if case.api_server_error is not None]
     # only the API server evaluates messages with the values found
-    messages = [cel.message for cel in RULES[name][1].cel if cel.message_expression is None]
+    messages = [cel_rule.message for cel_rule in RULES[name][1].cel_rules if cel_rule.message_expression is None]
 
     assert [message for message in messages if not any(error in message for error in errors)] == []

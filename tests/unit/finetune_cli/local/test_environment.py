@@ -56,11 +56,11 @@ def test_error_for_too_few_gpus_contains_both_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "expected"),
+    ("visible_devices", "expected"),
     [("0,2", ("0", "2")), ("GPU-5a, GPU-6b", ("GPU-5a", "GPU-6b")), ("", ()), ("-1", ())],
 )
-def test_gpus_are_limited_by_cuda_visible_devices(visible: str, expected: tuple[str, ...]) -> None:
-    assert find_gpus({"CUDA_VISIBLE_DEVICES": visible}) == expected
+def test_gpus_are_limited_by_cuda_visible_devices(visible_devices: str, expected: tuple[str, ...]) -> None:
+    assert find_gpus({"CUDA_VISIBLE_DEVICES": visible_devices}) == expected
 
 
 def test_gpus_are_listed_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
