@@ -78,12 +78,12 @@ def find_largest_fitting(batches: Sequence[Batch], fits_in_memory: Callable[[Bat
     return batches[index] if index < len(batches) else None
 
 
-def _divide(effective: int, divisor: int, divisor_name: str) -> int:
-    if effective % divisor == 0:
-        return effective // divisor
-    below, above = effective // divisor * divisor, (effective // divisor + 1) * divisor
+def _divide(effective_batch: int, divisor: int, divisor_name: str) -> int:
+    if effective_batch % divisor == 0:
+        return effective_batch // divisor
+    below, above = effective_batch // divisor * divisor, (effective_batch // divisor + 1) * divisor
     nearest = f"{below} or {above}" if below else f"{above}"
     raise BatchError(
-        f"globalBatchSize {effective} is not a multiple of {divisor_name} x ranks = {divisor};"
+        f"globalBatchSize {effective_batch} is not a multiple of {divisor_name} x ranks = {divisor};"
         f" the nearest multiples: {nearest}"
     )
