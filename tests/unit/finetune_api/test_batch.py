@@ -13,45 +13,45 @@ RANKS = st.integers(min_value=1, max_value=512)
 OPTIONAL_SIZES = st.none() | SIZES
 
 
-@given(per_device=OPTIONAL_SIZES, accumulation=OPTIONAL_SIZES, effective=OPTIONAL_SIZES, world_size=RANKS)
+@given(per_device=OPTIONAL_SIZES, accumulation=OPTIONAL_SIZES, effective_batch=OPTIONAL_SIZES, world_size=RANKS)
 def test_given_sizes_are_kept_and_effective_batch_is_exact(
-    per_device: int | None, accumulation: int | None, effective: int | None, world_size: int
+    per_device: int | None, accumulation: int | None, effective_batch: int | None, world_size: int
 ) -> None:
     try:
         batch = resolve_batch(
-            per_device=per_device, accumulation=accumulation, effective=effective, world_size=world_size
+            per_device=per_device, accumulation=accumulation, effective=effective_batch, world_size=world_size
         )
     except BatchError:
-        assert effective is not None
+        assert effective_batch is not None
         return
     assert batch.world_size == world_size
     assert per_device in (None, batch.per_device)
     assert accumulation in (None, batch.accumulation)
-    assert effective in (None, batch.effective)
+    assert effective_batch in (None, batch.effective)
     assert batch.effective == batch.per_device * batch.accumulation * batch.world_size
 
 
 @given(per_device=SIZES, accumulation=SIZES, world_size=RANKS)
 def test_third_size_is_derived_from_the_other_two(per_device: int, accumulation: int, world_size: int) -> None:
-    effective = per_device * accumulation * world_size
+    effective_batch = per_device * accumulation * world_size
 
     from_factors = resolve_batch(
         per_device=per_device, accumulation=accumulation, effective=None, world_size=world_size
     )
     from_micro_batch = resolve_batch(
-        per_device=per_device, accumulation=None, effective=effective, world_size=world_size
+        per_device=per_device, accumulation=None, effective=effective_batch, world_size=world_size
     )
     from_accumulation = resolve_batch(
-        per_device=None, accumulation=accumulation, effective=effective, world_size=world_size
+        per_device=None, accumulation=accumulation, effective=effective_batch, world_size=world_size
     )
 
     assert from_factors == from_micro_batch == from_accumulation
 
 
-@given(per_device=OPTIONAL_SIZES, effective=SIZES, world_size=RANKS)
-def test_error_contains_valid_values(per_device: int | None, effective: int, world_size: int) -> None:
+@given(per_device=OPTIONAL_SIZES, effective_batch=SIZES, world_size=RANKS)
+def test_error_contains_valid_values(per_device: int | None, effective_batch: int, world_size: int) -> None:
     try:
-        resolve_batch(per_device=per_device, accumulation=None, effective=effective, world_size=world_size)
+        resolve_batch(per_device=per_device, accumulation=None, effective=effective_batch, world_size=world_size)
     except BatchError as error:
         proposed = re.findall(r"\d+", str(error).split("the nearest multiples: ")[1])
         assert proposed
@@ -61,7 +61,7 @@ def test_error_contains_valid_values(per_device: int | None, effective: int, wor
             )
             assert accepted.effective == int(number)
     else:
-        assert effective % ((per_device or 1) * world_size) == 0
+        assert effective_batch % ((per_device or 1) * world_size) == 0
 
 
 def test_inconsistent_sizes_are_reported_with_their_product() -> None:
@@ -79,15 +79,17 @@ def test_effective_batch_is_independent_of_nodes_and_processes(nodes: int, proce
     assert (batch.per_device, batch.accumulation, batch.effective) == (1, accumulation, 16)
 
 
-@given(effective=st.integers(1, 100_000), world_size=RANKS)
-def test_splits_are_complete_and_sorted_by_decreasing_micro_batch(effective: int, world_size: int) -> None:
-    smallest_batch = Batch(1, effective, world_size)
+@given(effective_batch=st.integers(1, 100_000), world_size=RANKS)
+def test_splits_are_complete_and_sorted_by_decreasing_micro_batch(effective_batch: int, world_size: int) -> None:
+    smallest_batch = Batch(1, effective_batch, world_size)
 
     splits = list_splits(smallest_batch)
 
     assert {batch.effective for batch in splits} == {smallest_batch.effective}
     assert {batch.world_size for batch in splits} == {world_size}
-    assert [batch.per_device for batch in splits] == [n for n in range(effective, 0, -1) if effective % n == 0]
+    assert [batch.per_device for batch in splits] == [
+        n for n in range(effective_batch, 0, -1) if effective_batch % n == 0
+    ]
 
 
 @given(samples=st.integers(1, 100_000), limit=st.integers(0, 100_000))
@@ -105,11 +107,13 @@ def test_largest_fitting_split_is_found_with_few_trials(samples: int, limit: int
     assert len(tried_batches) <= 8  # 128 divisors is the maximum below 100000, and log2(128) = 7
 
 
-@given(effective=st.integers(1, 4096), world_size=RANKS)
-def test_auto_resolves_to_a_micro_batch_of_one(effective: int, world_size: int) -> None:
-    batch = resolve_batch(per_device=AUTO, accumulation=None, effective=effective * world_size, world_size=world_size)
+@given(effective_batch=st.integers(1, 4096), world_size=RANKS)
+def test_auto_resolves_to_a_micro_batch_of_one(effective_batch: int, world_size: int) -> None:
+    batch = resolve_batch(
+        per_device=AUTO, accumulation=None, effective=effective_batch * world_size, world_size=world_size
+    )
 
-    assert batch == Batch(1, effective, world_size)
+    assert batch == Batch(1, effective_batch, world_size)
 
 
 def test_auto_requires_an_effective_batch_divisible_by_the_ranks() -> None:
