@@ -37,8 +37,8 @@ class Reason(StrEnum):
         return FailureAction.FAIL if self.fault in (Fault.USER, Fault.RESOURCE) else FailureAction.RESTART
 
     QUEUED = "Queued", None, "No attempt has started yet."
-    STARTING = "Starting", None, "The pods of the attempt are being created, or not all of them run yet."
-    RESTARTING = "Restarting", None, "The pods of an attempt are starting after the failure that the message names."
+    STARTING = "Starting", None, "The pods of the attempt are being created, or not all of them are running."
+    RESTARTING = "Restarting", None, "The pods of an attempt are starting after a failure, which the message describes."
     RUNNING = "Running", None, "All nodes of the attempt are running."
     STOPPING = "Stopping", None, "The pods of the attempt are being stopped; the verdict follows once all are gone."
     SUSPENDING = "Suspending", None, "`spec.suspend` is set; checkpoints are being saved and pods deleted."
@@ -94,7 +94,7 @@ class Reason(StrEnum):
     PENDING_DEADLINE_EXCEEDED = (
         "PendingDeadlineExceeded",
         Fault.USER,
-        "Not all nodes ran within `pendingDeadlineSeconds`; the message names what they waited for.",
+        "Not all nodes ran within `pendingDeadlineSeconds`; the message contains the pending reason.",
         "free capacity in the cluster, request less, or raise pendingDeadlineSeconds",
     )
     INVALID_SPEC = (
@@ -106,7 +106,7 @@ class Reason(StrEnum):
     NAME_TAKEN = (
         "NameTaken",
         Fault.USER,
-        "Another owner has a Service, ConfigMap or pod with a name of this job; a job that ran before waits.",
+        "A Service, ConfigMap or pod of another owner has a name that the job needs; a job that ran before waits.",
         "rename the job, or delete the object if it is not needed",
     )
     DATASET_ERROR = (
@@ -124,7 +124,7 @@ class Reason(StrEnum):
     MODEL_NOT_FOUND = (
         "ModelNotFound",
         Fault.USER,
-        "No such path, or no such model on the Hub that this job may read.",
+        "The path does not exist, or the Hub has no such model that the job may read.",
         "correct the model's path or name, or mount the volume that contains it",
     )
     MODEL_ERROR = (
@@ -166,7 +166,7 @@ class Reason(StrEnum):
     USER_CODE_ERROR = (
         "UserCodeError",
         Fault.USER,
-        "A rank raised an exception that a restart would raise again.",
+        "A rank raised an exception that would occur again after a restart.",
         "fix the program or its settings",
     )
     START_ERROR = (
@@ -210,7 +210,7 @@ class Reason(StrEnum):
     CUDA_OUT_OF_MEMORY = (
         "CudaOutOfMemory",
         Fault.RESOURCE,
-        "A GPU ran out of memory, and would again with the same batch.",
+        "A GPU ran out of memory, and would run out again with the same batch.",
         "shorten the rows (dataset.maxLength), or use larger or more GPUs",
     )
     HOST_OUT_OF_MEMORY = (
@@ -290,13 +290,13 @@ class Reason(StrEnum):
     RANK_KILLED = (
         "RankKilled",
         Fault.TRANSIENT,
-        "A rank was ended by a signal that the operator did not send.",
+        "A signal that the operator did not send ended a rank.",
         "find the sender of the signal; the kernel sends it when a host runs out of memory",
     )
     CONTAINER_KILLED = (
         "ContainerKilled",
         Fault.TRANSIENT,
-        "A container was killed from outside.",
+        "A container was killed by a process outside it.",
         "find out what killed it; the kernel does so when a host runs out of memory",
     )
     PEER_LOST = (
