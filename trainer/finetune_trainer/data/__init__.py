@@ -1,1 +1,1 @@
-"""From rows to batches: chat templates, loss masks, token cache, packing, sample order and collators."""
+"""Turns dataset rows into batches: chat templates, loss masks, token cache, packing, sample order and collators."""

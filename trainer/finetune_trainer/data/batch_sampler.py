@@ -1,6 +1,6 @@
-"""Assigns samples to optimizer steps by seed, epoch and effective batch alone, and inside a step to the ranks.
+"""Assigns samples to optimizer steps, and the samples of a step to ranks.
 
-The reasons are in decisions/501.
+The samples of a step depend only on seed, epoch and effective batch (decisions/501).
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ from finetune_trainer.data.token_dataset import FILLER, Features
 class BatchSampler(Sampler[list[Item]]):
     """Yields the micro-batches of one rank.
 
-    A step consumes the next `effective` items of the epoch, whatever the layout of ranks and micro-batches. Within a
-    step, items are sorted by length and distributed in rounds of one micro-batch per rank, so that a micro-batch needs
-    little padding and ranks have similar work. Every other round is distributed in reverse, or one rank would always
-    get the longest items. Fillers complete the last round: they have no target tokens, so no sample counts twice and
-    none is dropped.
+    A step consumes the next `effective` items of the epoch, for any number of ranks and micro-batches. Within a step,
+    items are sorted by length and distributed in rounds of one micro-batch per rank, so that a micro-batch needs
+    little padding and ranks have similar work. Every second round is distributed in reverse order; otherwise one rank
+    would always get the longest items. Fillers without target tokens complete the last round, so that no sample
+    counts twice and none is dropped.
     """
 
     def __init__(self, order: Order, batch: Batch, *, rank: int) -> None:
@@ -42,17 +42,17 @@ class BatchSampler(Sampler[list[Item]]):
     def __iter__(self) -> Iterator[list[Item]]:
         epoch = self._order.epoch(self._epoch)
         for first in range(0, len(self._order), self._batch.effective):
-            yield from self._distribute(epoch, range(first, min(first + self._batch.effective, len(self._order))))
+            yield from self._distribute_step(epoch, range(first, min(first + self._batch.effective, len(self._order))))
 
     @property
     def _items_per_round(self) -> int:
         return self._batch.per_device * self._batch.world_size
 
-    def _distribute(self, epoch: Epoch, step: range) -> Iterator[list[Item]]:
-        """Yield this rank's micro-batches of one step, given by the positions of its items in the epoch."""
-        # decisions/503
-        sorted_by_length = np.argsort(-epoch.lengths[step.start : step.stop], kind="stable")
-        items = [epoch.items[step.start + int(position)] for position in sorted_by_length]
+    def _distribute_step(self, epoch: Epoch, positions: range) -> Iterator[list[Item]]:
+        """Yield this rank's micro-batches of the step whose items are at these positions of the epoch."""
+        # Sort by length only within a step (decisions/503).
+        sorted_by_length = np.argsort(-epoch.lengths[positions.start : positions.stop], kind="stable")
+        items = [epoch.items[positions.start + int(offset)] for offset in sorted_by_length]
         items += [FILLER] * (-len(items) % self._items_per_round)
         for round_number, first in enumerate(range(0, len(items), self._items_per_round)):
             turn = self._rank if round_number % 2 == 0 else self._batch.world_size - 1 - self._rank
@@ -61,7 +61,7 @@ class BatchSampler(Sampler[list[Item]]):
 
 
 class RankDataLoader(DataLoader[tuple[Features, ...]]):
-    """The data loader of one rank, with the `set_epoch` that transformers calls."""
+    """Data loader of one rank; transformers calls its `set_epoch`."""
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the batch sampler."""
@@ -79,12 +79,12 @@ def build_dataloader(
         collate_fn=collate,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # a separate one: the loader must not advance the generator that dropout uses
+        generator=torch.Generator(),  # separate generator: the loader must not advance the one for dropout
     )
 
 
 def compute_padding_share(order: Order, batch: Batch) -> float:
-    """Return the share of padding, from 0 to 1, among all tokens computed in the first epoch."""
+    """Return the fraction of padding, from 0 to 1, among all tokens computed in the first epoch."""
     lengths, computed = order.epoch(0).lengths, 0
     for first in range(0, len(lengths), batch.effective):
         longest_first = np.sort(lengths[first : first + batch.effective])[::-1]

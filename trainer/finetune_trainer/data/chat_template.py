@@ -1,4 +1,4 @@
-"""Turns an example into token ids and loss weights; the loss covers assistant turns and their end-of-turn tokens."""
+"""Tokenizes examples and computes loss weights; assistant turns and their end-of-turn tokens are targets."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ from finetune_trainer.vision.placeholders import collect_media, expand_placehold
 from finetune_trainer.vision.processor import VisionProcessor
 
 _GENERATION_TAG = "{% generation"
-_ANCHOR = "⟦assistant {}⟧"  # replaces the text of an assistant turn while the template's own text is located
+_ANCHOR = "⟦assistant {}⟧"  # temporary content of an assistant turn, to find its position
 
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, KeyError)
 _MOVE_SYSTEM_PROMPT = "move its text to the beginning of the first user turn"
 
-Span = tuple[int, int]  # start and end of a range of characters or tokens; the end is exclusive
+Span = tuple[int, int]  # (start, end) of characters or tokens; the end is exclusive
 
 
 @dataclass(frozen=True)
 class PlaceholderRange:
-    """An image or a video, and the range of its placeholder tokens."""
+    """Token range of the placeholders of an image or video."""
 
     item: MediaItem
     start: int
@@ -36,23 +36,23 @@ class PlaceholderRange:
 
 @dataclass(frozen=True)
 class Sample:
-    """One tokenized sequence; each token has a weight in the loss, 0 for tokens that are not targets."""
+    """Tokenized sequence with a loss weight per token; tokens with weight 0 are not targets."""
 
     origin: str
     input_ids: Sequence[int]
     weights: Sequence[float]
     placeholders: tuple[PlaceholderRange, ...] = ()
 
-    def truncated(self, max_length: int) -> "Sample":
+    def truncate(self, max_length: int) -> "Sample":
         """Return the first `max_length` tokens, or fewer if the cut would split the placeholders of an image."""
-        split_at = (each.start for each in self.placeholders if each.start < max_length < each.end)
+        split_at = (span.start for span in self.placeholders if span.start < max_length < span.end)
         end = min([max_length, *split_at])
-        placeholders = tuple(each for each in self.placeholders if each.end <= end)
+        placeholders = tuple(span for span in self.placeholders if span.end <= end)
         return replace(self, input_ids=self.input_ids[:end], weights=self.weights[:end], placeholders=placeholders)
 
 
 class ExampleRenderer:
-    """Renders examples with the tokenizer of a model, and their media with its vision processor."""
+    """Renders examples with the tokenizer and the vision processor of a model."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, *, model_name: str, vision: VisionProcessor | None = None
@@ -71,10 +71,10 @@ class ExampleRenderer:
     def render(self, example: Example) -> Sample:
         """Tokenize the example and compute its loss weights.
 
-        Raises: ChatTemplateError if the chat template is missing, rejects the conversation or hides where its
-        assistant turns are; DatasetError if the media of the example cannot be used.
+        Raises: ChatTemplateError if the chat template is missing, rejects the conversation or prevents locating its
+        assistant turns; DatasetError if the media of the example cannot be used.
         """
-        # Prompt and completion are plain text, without a template.
+        # Prompt and completion are plain text and need no template.
         if isinstance(example, PromptCompletion):
             return self._render_prompt_completion(example)
         # Check that the model can render the conversation.
@@ -90,27 +90,27 @@ class ExampleRenderer:
                 f'{example.origin} contains images, but model "{self._model_name}" accepts text only; choose a'
                 " vision-language model, or remove the images"
             )
-        # A template that marks the assistant's text is used as marked.
+        # If the template marks the assistant's text, use its mask.
         if self._vision is None and _GENERATION_TAG in str(template).replace("{%-", "{%"):
             return self._render_with_assistant_masks(example)
         # Otherwise locate the assistant turns in the rendered text (decisions/505).
-        text = self._apply(example, example.turns)
+        text = self._render_turns(example, example.turns)
         self._check_system_prompt(example, text)
-        spans = self._anchored_spans(example, text)
+        spans = self._locate_turns_by_anchors(example, text)
         if spans is None:
-            spans = self._prefix_spans(example, text)
+            spans = self._locate_turns_by_prefixes(example, text)
         sample = self._tokenize_conversation(example, text, spans)
-        # Some templates end the last assistant turn without an end token: a model must learn to stop (decisions/505).
+        # Append a missing end token to the last assistant turn: the model must learn to stop (decisions/505).
         if example.turns[-1].role is Role.ASSISTANT and not text.rstrip().endswith(self._end_of_turn_tokens):
-            return self._with_eos(sample, weight=example.turns[-1].weight)
+            return self._append_eos(sample, weight=example.turns[-1].weight)
         return sample
 
     def _tokenize_conversation(self, example: Conversation, text: str, spans: Sequence[Span]) -> Sample:
         if self._vision is None:
-            return self._tokenize(example.origin, text, spans, _assistant_weights(example))
+            return self._tokenize(example.origin, text, spans, _get_assistant_weights(example))
         expanded = expand_placeholders(self._vision, example.origin, text, spans, collect_media(example.turns))
         return self._tokenize(
-            example.origin, expanded.text, expanded.spans, _assistant_weights(example), media=expanded.media
+            example.origin, expanded.text, expanded.spans, _get_assistant_weights(example), media=expanded.media
         )
 
     def _render_prompt_completion(self, example: PromptCompletion) -> Sample:
@@ -121,10 +121,10 @@ class ExampleRenderer:
             (1.0,),
             add_special_tokens=True,
         )
-        return self._with_eos(sample, weight=1.0)
+        return self._append_eos(sample, weight=1.0)
 
-    def _with_eos(self, sample: Sample, *, weight: float) -> Sample:
-        """Append the EOS token with this weight, or set the weight of the EOS token that the tokenizer appended."""
+    def _append_eos(self, sample: Sample, *, weight: float) -> Sample:
+        """Append the EOS token with this weight; if the tokenizer has appended it already, set its weight."""
         eos = self._tokenizer.eos_token_id
         input_ids, weights = list(sample.input_ids), list(sample.weights)
         if eos is None:
@@ -134,9 +134,9 @@ class ExampleRenderer:
         return replace(sample, input_ids=[*input_ids, eos], weights=[*weights, weight])
 
     def _check_system_prompt(self, example: Conversation, text: str) -> None:
-        """Raise ChatTemplateError if the system prompt is missing in the text.
+        """Raise ChatTemplateError if the text does not contain the system prompt.
 
-        Some templates render it only with a generation prompt and would silently train without it.
+        Some templates render it only with a generation prompt; training would silently omit it.
         """
         for turn in example.turns:
             if turn.role is Role.SYSTEM and turn.content.strip() not in text:
@@ -146,12 +146,12 @@ class ExampleRenderer:
                 )
 
     def _render_with_assistant_masks(self, example: Conversation) -> Sample:
-        """Render with a template that marks the assistant's text by the `generation` tag."""
-        rendered = self._apply(
+        """Render with a template that marks the assistant's text with `generation` tags."""
+        rendered = self._render_turns(
             example, example.turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
         mask: list[int] = rendered["assistant_masks"]
-        weights = _assistant_weights(example)
+        weights = _get_assistant_weights(example)
         starts = [index for index, marked in enumerate(mask) if marked and not (index and mask[index - 1])]
         if len(starts) != len(weights):
             if len(set(weights)) > 1:
@@ -165,20 +165,20 @@ class ExampleRenderer:
         token_weights = [
             weights[number - 1] if marked else 0.0 for marked, number in zip(mask, turn_numbers, strict=True)
         ]
-        return Sample(example.origin, rendered["input_ids"], _without_first_target(token_weights))
+        return Sample(example.origin, rendered["input_ids"], _clear_first_weight(token_weights))
 
-    def _anchored_spans(self, example: Conversation, text: str) -> tuple[Span, ...] | None:
-        """Return the spans of the assistant turns, found by rendering anchors in place of their contents.
+    def _locate_turns_by_anchors(self, example: Conversation, text: str) -> tuple[Span, ...] | None:
+        """Locate the assistant turns by rendering anchors in place of their contents.
 
-        The text between the anchors is the template's own. Return None if inserting the contents there does not
-        reproduce `text`, because the template rewrites them.
+        Returns None if replacing the anchors by the contents does not reproduce `text`, because the template rewrites
+        the contents.
         """
         anchors = [
             _ANCHOR.format(index) if turn.role is Role.ASSISTANT else None for index, turn in enumerate(example.turns)
         ]
         pairs = zip(example.turns, anchors, strict=True)
         turns = [replace(turn, content=anchor) if anchor else turn for turn, anchor in pairs]
-        anchored_text = self._apply(example, turns)
+        anchored_text = self._render_turns(example, turns)
         for normalize in (lambda content: content, str.strip):
             rebuilt, spans, remaining = "", [], anchored_text
             for turn, anchor in zip(example.turns, anchors, strict=True):
@@ -189,21 +189,21 @@ class ExampleRenderer:
                     return None
                 start = len(rebuilt) + len(before)
                 rebuilt += before + normalize(turn.content)
-                spans.append((start, len(rebuilt) + self._end_of_turn_length(remaining)))
+                spans.append((start, len(rebuilt) + self._measure_end_of_turn(remaining)))
             if rebuilt + remaining == text:
                 return tuple(spans)
         return None
 
-    def _end_of_turn_length(self, text: str) -> int:
-        """Return the length of the end-of-turn token at the start of `text`, with preceding whitespace; else 0."""
+    def _measure_end_of_turn(self, text: str) -> int:
+        """Return the length of leading whitespace plus end-of-turn token, or 0 if `text` starts without one."""
         whitespace = len(text) - len(text.lstrip())
         for token in self._end_of_turn_tokens:
             if token and text.startswith(token, whitespace):
                 return whitespace + len(token)
         return 0
 
-    def _prefix_spans(self, example: Conversation, text: str) -> tuple[Span, ...]:
-        """Return the spans of the assistant turns, found by rendering the conversation up to each of them.
+    def _locate_turns_by_prefixes(self, example: Conversation, text: str) -> tuple[Span, ...]:
+        """Locate the assistant turns by rendering the conversation up to each of them.
 
         This requires a template whose output for the first turns is a prefix of its output for all turns.
         """
@@ -211,8 +211,8 @@ class ExampleRenderer:
         for index, turn in enumerate(example.turns):
             if turn.role is not Role.ASSISTANT:
                 continue
-            prompt = self._apply(example, example.turns[:index], add_generation_prompt=True)
-            prefix = self._apply(example, example.turns[: index + 1]).rstrip()
+            prompt = self._render_turns(example, example.turns[:index], add_generation_prompt=True)
+            prefix = self._render_turns(example, example.turns[: index + 1]).rstrip()
             if not prefix.startswith(prompt) or not text.startswith(prefix):
                 raise ChatTemplateError(
                     f'{example.origin}: the chat template of model "{self._model_name}" rewrites turn {index}'
@@ -223,8 +223,8 @@ class ExampleRenderer:
             spans.append((len(prompt), len(prefix)))
         return tuple(spans)
 
-    def _apply(self, example: Conversation, turns: Sequence[Turn], **options: Any) -> Any:
-        """Apply the chat template to the turns. Raises: ChatTemplateError naming the row."""
+    def _render_turns(self, example: Conversation, turns: Sequence[Turn], **options: Any) -> Any:
+        """Render the turns with the chat template. Raises: ChatTemplateError with the origin of the row."""
         try:
             return self._apply_template(turns, **options)
         except _TEMPLATE_ERRORS as error:
@@ -261,7 +261,7 @@ class ExampleRenderer:
         add_special_tokens: bool = False,
         media: Sequence[tuple[MediaItem, Span]] = (),
     ) -> Sample:
-        """Tokenize the text; tokens inside of a span get its weight. Spans are ranges of characters."""
+        """Tokenize the text; tokens inside a span get the weight of the span. Spans are in characters."""
         encoded = self._tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
         targets = [
             (span, _extend_over_whitespace(text, span), weight)
@@ -273,33 +273,33 @@ class ExampleRenderer:
             for token in encoded["offset_mapping"]
         ]
         placeholders = tuple(
-            PlaceholderRange(item, *_find_tokens(encoded["offset_mapping"], span)) for item, span in media
+            PlaceholderRange(item, *_find_token_range(encoded["offset_mapping"], span)) for item, span in media
         )
-        return Sample(origin, encoded["input_ids"], _without_first_target(token_weights), placeholders)
+        return Sample(origin, encoded["input_ids"], _clear_first_weight(token_weights), placeholders)
 
 
-def _assistant_weights(example: Conversation) -> tuple[float, ...]:
-    """Return the loss weights of the assistant turns in their order."""
+def _get_assistant_weights(example: Conversation) -> tuple[float, ...]:
+    """Return the loss weights of the assistant turns in order."""
     return tuple(turn.weight for turn in example.turns if turn.role is Role.ASSISTANT)
 
 
-def _without_first_target(weights: list[float]) -> list[float]:
-    """Return the weights with 0 for the first token, which no earlier token can predict."""
+def _clear_first_weight(weights: list[float]) -> list[float]:
+    """Return the weights with 0 for the first token, because no earlier token predicts it."""
     return [0.0, *weights[1:]]
 
 
 def _extend_over_whitespace(text: str, span: Span) -> Span:
-    """Extend the span over adjacent whitespace: a token may contain a word and whitespace of the template."""
+    """Extend the span over adjacent whitespace, because a token may include whitespace of the template."""
     start, end = span
     return len(text[:start].rstrip()), len(text) - len(text[end:].lstrip())
 
 
-def _is_inside(token: Span, span: Span, extended: Span) -> bool:
+def _is_inside(token: Span, span: Span, extended_span: Span) -> bool:
     """Return whether the token overlaps the span and does not exceed the extended span."""
-    return token[1] > span[0] and token[0] < span[1] and token[0] >= extended[0] and token[1] <= extended[1]
+    return token[1] > span[0] and token[0] < span[1] and token[0] >= extended_span[0] and token[1] <= extended_span[1]
 
 
-def _find_tokens(offsets: Sequence[Span], span: Span) -> Span:
-    """Return the range of the tokens that overlap the span of characters."""
+def _find_token_range(offsets: Sequence[Span], span: Span) -> Span:
+    """Return the range of tokens that overlap a span of characters."""
     indices = [index for index, (start, end) in enumerate(offsets) if start < span[1] and end > span[0]]
     return indices[0], indices[-1] + 1

@@ -1,4 +1,4 @@
-"""Turns samples into the padded tensors of one micro-batch, with pixel inputs for vision-language models."""
+"""Collates samples into the padded tensors of one micro-batch, with pixel inputs for vision-language models."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -12,15 +12,15 @@ from finetune_trainer.vision.processor import VisionProcessor
 
 Collate = Callable[[Sequence[Any]], Features]
 
-_TOKEN_FEATURES = ("input_ids", "labels", "weights", POSITION_IDS, MROPE_POSITION_IDS)  # all others are pixel inputs
+_TOKEN_FEATURES = ("input_ids", "labels", "weights", POSITION_IDS, MROPE_POSITION_IDS)  # others are pixel inputs
 _PIXEL_INPUTS = {Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_videos"}
 
 
 class Collator:
     """Pads sequences on the right to the longest one of the micro-batch.
 
-    With preference pairs all chosen sequences come first, then all rejected ones. In a batch of packs every padding
-    token has position id 0, which makes it a row of its own.
+    In a batch of preference pairs, all chosen sequences precede all rejected ones. In a batch of packs, every padding
+    token has position id 0, so that attention treats it as a separate row.
     """
 
     def __init__(self, pad_id: int) -> None:
@@ -28,11 +28,11 @@ class Collator:
         self._padding_values = {"input_ids": float(pad_id), "labels": float(IGNORE_INDEX), **zeros}
 
     def __call__(self, rows: Sequence[tuple[Features, ...]]) -> Features:
-        """Return every feature as (rows x sequences per row, longest sequence, ...), and the attention mask."""
+        """Return the features, (rows x sequences per row, longest sequence, ...), and the attention mask."""
         sequences = [row[index] for index in range(len(rows[0])) for row in rows]
         pad = torch.nn.utils.rnn.pad_sequence
         batch = {
-            name: pad([each[name] for each in sequences], batch_first=True, padding_value=self._padding_values[name])
+            name: pad([row[name] for row in sequences], batch_first=True, padding_value=self._padding_values[name])
             for name in sequences[0]
         }
         ones = [torch.ones_like(sequence["input_ids"]) for sequence in sequences]
@@ -40,12 +40,12 @@ class Collator:
 
 
 class MultimodalCollator:
-    """Pads the tokens and concatenates the pixel inputs of all sequences in their order.
+    """Pads the token features and concatenates the pixel inputs of all sequences in order.
 
-    A batch without a modality of `required` gets a dummy image or video after the end of its shortest sequence, where
-    causal attention hides it from all tokens and no label is a target. So every rank runs the vision tower equally
-    often in every step, as the collectives of trained or sharded weights require, and at the same places of the
-    autograd graph as with real media.
+    If a batch lacks a modality in `required`, a dummy image or video is appended to its shortest sequence. Causal
+    attention hides the dummy from the other tokens, and its labels are ignored. So every rank runs the vision tower
+    equally often in every step, as the collectives for trained or sharded weights require, and at the same positions
+    of the autograd graph as with real media.
     """
 
     def __init__(self, pad_id: int, vision: VisionProcessor, *, required: Collection[Modality]) -> None:
@@ -60,14 +60,14 @@ class MultimodalCollator:
             if not any(pixels in sequence for sequence in sequences):
                 shortest = min(range(len(sequences)), key=lambda index: len(sequences[index]["input_ids"]))
                 sequences[shortest] = _append_dummy(sequences[shortest], dummy, self._vision)
-        batch = self._collate([({name: each[name] for name in _TOKEN_FEATURES if name in each},) for each in sequences])
-        names = dict.fromkeys(name for each in sequences for name in each if name not in _TOKEN_FEATURES)
-        pixel_inputs = {name: torch.cat([each[name] for each in sequences if name in each]) for name in names}
+        batch = self._collate([({name: row[name] for name in _TOKEN_FEATURES if name in row},) for row in sequences])
+        names = dict.fromkeys(name for row in sequences for name in row if name not in _TOKEN_FEATURES)
+        pixel_inputs = {name: torch.cat([row[name] for row in sequences if name in row]) for name in names}
         return {**batch, **pixel_inputs, **self._vision.token_type_ids(batch["input_ids"])}
 
 
 def _append_dummy(sequence: Features, dummy: Features, vision: VisionProcessor) -> Features:
-    """Append the dummy without target tokens; in a pack it becomes a row of its own (decisions/601)."""
+    """Append the dummy without target tokens; in a pack it becomes a separate row (decisions/601)."""
     tokens = dummy["input_ids"]
     appended = {"labels": torch.full_like(tokens, IGNORE_INDEX), "weights": torch.zeros(len(tokens)), **dummy}
     if POSITION_IDS in sequence:

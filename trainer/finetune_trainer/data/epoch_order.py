@@ -1,4 +1,4 @@
-"""The items of each epoch in their order, the same on all ranks; single rows, or the packs of `packing`."""
+"""Order of the items in each epoch, identical on all ranks. Items are single rows, or the packs of `packing`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,28 +7,28 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Item = int | tuple[int, ...]  # the index of a row, or the row indices of a pack
+Item = int | tuple[int, ...]  # a row index, or the row indices of a pack
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """The items of an epoch in order, and the number of tokens of each."""
+    """Ordered items of an epoch, and the number of tokens of each item."""
 
     items: Sequence[Item]
     lengths: NDArray[np.int64]
 
 
 class Order(Protocol):
-    """Orders the same number of items in every epoch."""
+    """Order of items in each epoch; every epoch has the same number of items."""
 
     def __len__(self) -> int: ...
 
     def epoch(self, number: int) -> Epoch:
-        """Return the items of the epoch; the first epoch has number 0."""
+        """Return the items of an epoch; the first epoch is number 0."""
 
 
 class RowOrder:
-    """Orders single rows: reshuffled in each epoch, or longest first without a seed."""
+    """Order of single rows: shuffled again in each epoch, or longest first if `seed` is None."""
 
     def __init__(self, lengths: NDArray[np.int64], *, seed: int | None) -> None:
         self._lengths = lengths
@@ -38,7 +38,7 @@ class RowOrder:
         return len(self._lengths)
 
     def epoch(self, number: int) -> Epoch:
-        """Return the items of the epoch; the first epoch has number 0."""
+        """Return the items of an epoch; the first epoch is number 0."""
         order: NDArray[np.int64] = np.argsort(-self._lengths, kind="stable")
         if self._seed is not None:
             order = shuffle_indices(len(self), self._seed, number)
@@ -46,5 +46,5 @@ class RowOrder:
 
 
 def shuffle_indices(size: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return a permutation of range(size) that depends on seed and epoch alone."""
+    """Return a permutation of range(size) that depends only on seed and epoch."""
     return np.random.default_rng([seed, epoch]).permutation(size)

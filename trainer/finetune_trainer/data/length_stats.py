@@ -1,4 +1,4 @@
-"""Statistics of row lengths for the log: histograms, and the origins of the longest rows."""
+"""Log lines about row lengths: histograms and the longest rows."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -9,7 +9,7 @@ from finetune_trainer.data.epoch_order import Item, Order
 from finetune_trainer.data.token_dataset import FILLER, TokenDataset
 
 _MAX_BINS = 8
-_BAR_WIDTH = 40  # characters of the longest bar
+_BAR_WIDTH = 40  # length of the longest bar in characters
 _MAX_LISTED_ROWS = 10
 
 
@@ -20,23 +20,23 @@ def describe_lengths(data: TokenDataset) -> Iterator[str]:
 
 
 def describe_visual_tokens(data: TokenDataset, visual_token_ids: Collection[int]) -> Iterator[str]:
-    """Yield log lines on the number of visual tokens (of images and videos) in the multimodal rows."""
-    counts = data.max_count_of(visual_token_ids)
+    """Yield log lines with a histogram of visual tokens (of images and videos) per multimodal row."""
+    counts = data.count_token_ids(visual_token_ids)
     multimodal = counts[counts > 0]
     if not len(multimodal):
         return
     yield from _describe_distribution(f"visual tokens of {len(multimodal)} rows", multimodal)
     _, first_copies = np.unique(data.origin_ids, return_index=True)
     most_first = first_copies[np.argsort(-counts[first_copies], kind="stable")[:_MAX_LISTED_ROWS]]
-    listed = [f"{data.origin(int(row))} ({counts[row]})" for row in most_first if counts[row]]
-    yield f"most visual tokens: {', '.join(listed)}"
+    descriptions = [f"{data.origin(int(row))} ({counts[row]})" for row in most_first if counts[row]]
+    yield f"most visual tokens: {', '.join(descriptions)}"
 
 
-def _describe_distribution(title: str, numbers: NDArray[np.int64]) -> Iterator[str]:
-    """Yield range, median and histogram of token counts."""
-    yield f"{title}: {numbers.min()} to {numbers.max()} tokens, median {int(np.median(numbers))}"
-    bin_ends = _choose_bin_ends(int(numbers.min()), int(numbers.max()))
-    counts = np.bincount(np.searchsorted(bin_ends, numbers), minlength=len(bin_ends)).tolist()
+def _describe_distribution(title: str, token_counts: NDArray[np.int64]) -> Iterator[str]:
+    """Yield log lines with range, median and histogram of token counts."""
+    yield f"{title}: {token_counts.min()} to {token_counts.max()} tokens, median {int(np.median(token_counts))}"
+    bin_ends = _choose_bin_ends(int(token_counts.min()), int(token_counts.max()))
+    counts = np.bincount(np.searchsorted(bin_ends, token_counts), minlength=len(bin_ends)).tolist()
     end_width, count_width = len(str(bin_ends[-1])), len(str(max(counts)))
     for end, count in zip(bin_ends, counts, strict=True):
         bar = "#" * -(-count * _BAR_WIDTH // max(counts))
@@ -44,21 +44,21 @@ def _describe_distribution(title: str, numbers: NDArray[np.int64]) -> Iterator[s
 
 
 def find_longest_rows(data: TokenDataset, count: int) -> list[int]:
-    """Return the indices of the `count` longest rows, longest first; of copies of a row only the first."""
+    """Return the indices of the `count` longest rows, longest first, without copies of the same row."""
     _, first_copies = np.unique(data.origin_ids, return_index=True)
     lengths = data.lengths[first_copies]
     return [int(row) for row in first_copies[np.argsort(-lengths, kind="stable")[:count]]]
 
 
 def select_costliest_items(order: Order, count: int) -> list[Item]:
-    """Return the `count` longest items, an upper bound on the cost of any micro-batch; completed with fillers."""
+    """Return the `count` longest items, completed with fillers: no micro-batch costs more."""
     epoch = order.epoch(0)
     items = [epoch.items[index] for index in np.argsort(-epoch.lengths, kind="stable")[:count].tolist()]
     return items + [FILLER] * (count - len(items))
 
 
 def format_rows(data: TokenDataset, items: Sequence[Item]) -> list[str]:
-    """Return each row as origin and length, and each pack as its number of tokens and its longest row."""
+    """Describe each row by its origin and length, and each pack by its token count and longest row."""
     lengths = data.lengths
     formatted = []
     for item in items:
@@ -70,7 +70,7 @@ def format_rows(data: TokenDataset, items: Sequence[Item]) -> list[str]:
     return formatted
 
 
-def _choose_bin_ends(smallest: int, largest: int) -> list[int]:
-    """Return ascending powers of two; the last is at least `largest`, the first covers `smallest` if bins suffice."""
-    first, last = (smallest - 1).bit_length(), (largest - 1).bit_length()
+def _choose_bin_ends(min_count: int, max_count: int) -> list[int]:
+    """Return up to `_MAX_BINS` ascending powers of two: the upper ends of the bins up to `max_count`."""
+    first, last = (min_count - 1).bit_length(), (max_count - 1).bit_length()
     return [1 << power for power in range(max(first, last - _MAX_BINS + 1), last + 1)]

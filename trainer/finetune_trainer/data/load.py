@@ -17,7 +17,7 @@ from finetune_trainer.data.epoch_order import Item, Order, RowOrder
 from finetune_trainer.data.packing import PackedDataset, PackOrder
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import RenderedRow, RowRenderer
-from finetune_trainer.data.token_cache import cache_key, load_or_tokenize
+from finetune_trainer.data.token_cache import compute_cache_key, load_or_tokenize
 from finetune_trainer.data.token_dataset import Features, MultimodalDataset, TokenDataset
 from finetune_trainer.data.train_test_split import hold_out
 from finetune_trainer.data_sources.media import Modality
@@ -32,18 +32,18 @@ SampleDataset = TorchDataset[tuple[Features, ...]]
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The tokenized training rows and their order, and optionally evaluation rows."""
+    """Tokenized training rows, their order, and optional evaluation rows."""
 
     train: TokenDataset
     order: Order
     eval: TokenDataset | None
     rules: RowRules
-    held_out: bool  # the rows of `eval` were split off from spec.dataset.train
+    held_out: bool  # whether `eval` was split off from spec.dataset.train
     vision: VisionProcessor | None = None
 
     @property
     def samples(self) -> SampleDataset:
-        """The dataset that the items of `order` index: rows, or packs of rows."""
+        """Training dataset, indexed by the items of `order`: rows or packs of rows."""
         rows = self.with_pixels(self.train)
         if not isinstance(self.order, PackOrder):
             return rows
@@ -52,40 +52,40 @@ class TrainingData:
 
     @property
     def digest(self) -> str:
-        """A hash of all row lengths, which differs if ranks read different rows."""
+        """Hash of all row lengths, to detect ranks that read different rows."""
         lengths = (dataset.lengths.tobytes() for dataset in (self.train, self.eval) if dataset is not None)
         return sha256(b"|".join(lengths)).hexdigest()[:16]
 
     @property
     def modalities(self) -> frozenset[Modality]:
-        """The modalities besides text that occur in any row."""
+        """All modalities of the rows except text."""
         datasets = (dataset for dataset in (self.train, self.eval) if dataset is not None)
         return frozenset().union(*(dataset.media_store.modalities for dataset in datasets))
 
     @cached_property
     def most_visual_item(self) -> Item | None:
-        """The row, or the pack of the first epoch, with the most visual tokens; None without images and videos."""
+        """Row, or pack of the first epoch, with the most visual tokens; None without images and videos."""
         if self.vision is None or not self.train.media_store.modalities:
             return None
-        counts = self.train.max_count_of(self.vision.visual_token_ids)
+        counts = self.train.count_token_ids(self.vision.visual_token_ids)
         if isinstance(self.order, PackOrder):
             return max(self.order.epoch(0).items, key=lambda pack: int(counts[np.atleast_1d(pack)].sum()))
         return int(np.argmax(counts))
 
     def with_pixels(self, rows: TokenDataset) -> SampleDataset:
-        """Return the rows with pixel inputs for a vision-language model, else the rows themselves."""
+        """Return the rows, with pixel inputs if the model is a vision-language model."""
         return MultimodalDataset(rows, self.vision) if self.vision else rows
 
 
 @dataclass(frozen=True)
 class TokenizationConfig:
-    """How to tokenize the rows, where to cache the result, and whether this process writes the cache."""
+    """Settings for tokenizing and caching the rows; `is_writer` is true for the process that writes the cache."""
 
     tokenizer: PreTrainedTokenizerBase
     model_name: str
     row_renderer: RowRenderer
     rules: RowRules
-    seed: int  # for drawing rows of sources and the held-out rows
+    seed: int  # for drawing rows from sources and holding out rows
     cache: Path
     is_writer: bool
     send_heartbeat: Callable[[], None]
@@ -94,13 +94,13 @@ class TokenizationConfig:
 
 
 def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
-    """Load training and evaluation data, from the cache if the same rows were tokenized before.
+    """Load training and evaluation data, from the cache if the rows have been tokenized before.
 
-    Raises: DatasetError, ChatTemplateError or InvalidSpec if the dataset cannot be used; HubUnavailable; OutputError
-    if the cache cannot be written.
+    Raises: DatasetError, ChatTemplateError or InvalidSpec if the dataset cannot be used; HubUnavailable if a hub does
+    not respond; OutputError if the cache cannot be written.
     """
-    train = _load(dataset.train, config, field=TRAIN_FIELD)
-    evaluation = _load(dataset.eval, config, field=EVAL_FIELD) if dataset.eval else None
+    train = _load_rows(dataset.train, config, field=TRAIN_FIELD)
+    evaluation = _load_rows(dataset.eval, config, field=EVAL_FIELD) if dataset.eval else None
     if dataset.split_dataset_ratio is not None:
         train, evaluation = hold_out(train, dataset.split_dataset_ratio, seed=config.seed)
     return TrainingData(
@@ -114,11 +114,10 @@ def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
 
 
 def check_same_rows(digests: Sequence[str], *, per_node: int) -> None:
-    """Check that all ranks read the same rows, as otherwise their shares of an epoch overlap or leave rows out.
+    """Check that all ranks read the same rows; otherwise rows would be repeated or omitted (decisions/508).
 
     digests: one per rank. per_node: ranks per node. Raises: DatasetError naming the first node that differs.
     """
-    # decisions/508
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise DatasetError(
@@ -135,28 +134,28 @@ def _build_order(dataset: Dataset, train: TokenDataset, config: TokenizationConf
             f'spec.dataset.packing: model "{config.model_name}" attends to image tokens in both directions, even across'
             " the rows of a pack; leave packing out"
         )
-    assert dataset.max_length is not None  # validated by the API: packing needs maxLength
+    assert dataset.max_length is not None  # the API requires maxLength for packing
     return PackOrder(train.lengths, max_length=dataset.max_length, seed=config.seed)
 
 
-def _load(specified: Sequence[DatasetSource], config: TokenizationConfig, *, field: str) -> TokenDataset:
-    sources = find_sources(specified, config.downloads, field=field)
+def _load_rows(dataset_sources: Sequence[DatasetSource], config: TokenizationConfig, *, field: str) -> TokenDataset:
+    sources = find_sources(dataset_sources, config.downloads, field=field)
     with translate_disk_errors(config.cache):
         data = load_or_tokenize(
             config.cache / "tokens" / _build_cache_key(sources, config),
-            lambda: _render_all(sources, config),
+            lambda: _render_rows(sources, config),
             rules=config.rules,
             is_writer=config.is_writer,
             send_heartbeat=config.send_heartbeat,
         )
     if len(data) == 0:
-        raise DatasetError(f"{field}: no sample is left; {_explain_empty(data, config.rules)}")
+        raise DatasetError(f"{field}: no sample is left; {_explain_empty_dataset(data, config.rules)}")
     return data
 
 
 def _build_cache_key(sources: Sequence[RowSource], config: TokenizationConfig) -> str:
     row_counts = [(len(source.files), source.rows) for source in sources]
-    return cache_key(
+    return compute_cache_key(
         [file for source in sources for file in source.files],
         config.tokenizer.backend_tokenizer.to_str() + str(config.tokenizer.chat_template),
         config.row_renderer.name,
@@ -166,23 +165,23 @@ def _build_cache_key(sources: Sequence[RowSource], config: TokenizationConfig) -
     )
 
 
-def _render_all(sources: Sequence[RowSource], config: TokenizationConfig) -> Iterator[RenderedRow | TrainerError]:
-    """Yield each row once per draw, or the error that makes it unusable."""
+def _render_rows(sources: Sequence[RowSource], config: TokenizationConfig) -> Iterator[RenderedRow | TrainerError]:
+    """Yield each rendered row once per draw, or its error."""
     renderer = ExampleRenderer(config.tokenizer, model_name=config.model_name, vision=config.vision)
     for row, repeats in read_sources(sources, seed=config.seed):
-        rendered = row if isinstance(row, DatasetError) else _render(renderer, row, config.row_renderer)
+        rendered = row if isinstance(row, DatasetError) else _render_row(renderer, row, config.row_renderer)
         for _ in range(repeats):
             yield rendered
 
 
-def _render(renderer: ExampleRenderer, row: Row, row_renderer: RowRenderer) -> RenderedRow | TrainerError:
+def _render_row(renderer: ExampleRenderer, row: Row, row_renderer: RowRenderer) -> RenderedRow | TrainerError:
     try:
         return row_renderer.render(renderer, row)
     except (DatasetError, ChatTemplateError) as error:
         return error
 
 
-def _explain_empty(data: TokenDataset, rules: RowRules) -> str:
+def _explain_empty_dataset(data: TokenDataset, rules: RowRules) -> str:
     """Return the reasons why all rows were dropped or skipped."""
     stats = data.stats
     if stats.rows == 0:

@@ -1,4 +1,4 @@
-"""Stores which images and videos a tokenized sequence contains: paths or encoded files, never decoded pixels."""
+"""Stores the images and videos of tokenized sequences as paths or encoded files, never as decoded pixels."""
 
 import json
 from array import array
@@ -15,7 +15,7 @@ _ENDS, _SOURCES, _BYTES = "image-ends.npy", "images.json", "images.bin"
 
 
 class MediaStoreWriter:
-    """Writes the media of the sequences, one sequence after the other."""
+    """Writes the media of one sequence after another."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -26,9 +26,9 @@ class MediaStoreWriter:
         self._bytes = (self._folder / _BYTES).open("wb")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
         self._bytes.close()
-        if kind is None:
+        if error_type is None:
             np.save(self._folder / _ENDS, np.array(self._ends, dtype=np.int64))
             (self._folder / _SOURCES).write_text(json.dumps(self._sources), encoding="utf-8")
 
@@ -46,20 +46,20 @@ class MediaStoreWriter:
 
 
 class MediaStore:
-    """Returns the media of a sequence by its index."""
+    """Stored media, indexed by sequence."""
 
     def __init__(self, folder: Path) -> None:
         self._bytes = folder / _BYTES
         self._ends = np.load(folder / _ENDS)
         self._sources: list[dict[str, Any]] = json.loads((folder / _SOURCES).read_text(encoding="utf-8"))
-        self.modalities = frozenset(_modality(source) for source in self._sources)
+        self.modalities = frozenset(_get_modality(source) for source in self._sources)
 
-    def __getitem__(self, sequence: int) -> tuple[MediaItem, ...]:
-        start = int(self._ends[sequence - 1]) if sequence else 0
-        return tuple(self._load(source) for source in self._sources[start : int(self._ends[sequence])])
+    def __getitem__(self, index: int) -> tuple[MediaItem, ...]:
+        start = int(self._ends[index - 1]) if index else 0
+        return tuple(self._load_item(source) for source in self._sources[start : int(self._ends[index])])
 
-    def _load(self, source: dict[str, Any]) -> MediaItem:
-        modality = _modality(source)
+    def _load_item(self, source: dict[str, Any]) -> MediaItem:
+        modality = _get_modality(source)
         if "at" not in source:
             return MediaItem(source.get("path", ""), modality=modality, frames=tuple(source.get("frames", ())))
         start, size = source["at"]
@@ -68,5 +68,5 @@ class MediaStore:
             return MediaItem(data=file.read(size), modality=modality)
 
 
-def _modality(source: dict[str, Any]) -> Modality:
+def _get_modality(source: dict[str, Any]) -> Modality:
     return Modality(source.get("kind", Modality.IMAGE))

@@ -13,14 +13,14 @@ from finetune_trainer.data.token_dataset import Features
 POSITION_IDS = "position_ids"
 MROPE_POSITION_IDS = "mrope_position_ids"  # (seq, 3): time, height and width, for models with M-RoPE
 
-MropePositions = Callable[[Features], torch.Tensor]  # maps the features of a row to (seq, 3)
+MropePositions = Callable[[Features], torch.Tensor]  # maps the features of a row to position ids, (seq, 3)
 
 
 class PackedDataset(Dataset[tuple[Features, ...]]):
-    """Concatenates the rows of a pack, given by their indices, and adds position ids.
+    """Concatenates the rows of a pack and adds position ids; a pack is a tuple of row indices.
 
-    The first token of a row is never a target, so no row predicts the beginning of the next one. Pixel inputs are in
-    the order of the rows.
+    The first token of a row is never a target, so no row predicts the beginning of the next one. Pixel inputs have the
+    order of the rows.
     """
 
     def __init__(self, rows: Dataset[tuple[Features, ...]], mrope_positions: MropePositions | None = None) -> None:
@@ -38,45 +38,45 @@ class PackedDataset(Dataset[tuple[Features, ...]]):
 
 
 class PackOrder:
-    """Orders every row once, in packs of at most `max_length` tokens, repacked and reshuffled in each epoch.
+    """Order of packs of at most `max_length` tokens; each epoch packs and shuffles all rows again.
 
-    The number of packs and their lengths depend on the row lengths alone and are the same in every epoch: only rows of
-    equal length swap places (decisions/504).
+    The number of packs and their lengths depend only on the row lengths and are the same in every epoch: only rows of
+    equal length are exchanged (decisions/504).
     """
 
     def __init__(self, lengths: NDArray[np.int64], *, max_length: int, seed: int) -> None:
         self._lengths = lengths
         self._max_length = max_length
         self._seed = seed
-        self._pack_count = len(self._pack(np.arange(len(lengths))))
+        self._pack_count = len(self._pack_rows(np.arange(len(lengths))))
 
     def __len__(self) -> int:
         return self._pack_count
 
     def epoch(self, number: int) -> Epoch:
-        """Return the packs of the epoch; the first epoch has number 0."""
+        """Return the packs of an epoch; the first epoch is number 0."""
         order = shuffle_indices(len(self._lengths), self._seed, number)
-        packs = self._pack(order)
+        packs = self._pack_rows(order)
         shuffled = [packs[index] for index in shuffle_indices(len(packs), self._seed, number)]
         lengths = self._lengths.tolist()
         return Epoch(shuffled, np.array([sum(lengths[row] for row in pack) for pack in shuffled], dtype=np.int64))
 
     @property
     def utilization(self) -> float:
-        """The share of the packs' capacity, from 0 to 1, that rows fill."""
+        """Filled fraction of the packs' capacity, from 0 to 1."""
         return float(self._lengths.sum()) / (self._pack_count * self._max_length)
 
-    def _pack(self, order: NDArray[np.int64]) -> list[tuple[int, ...]]:
+    def _pack_rows(self, order: NDArray[np.int64]) -> list[tuple[int, ...]]:
         rows = order.tolist()
         packs = pack_best_fit(self._lengths[order].tolist(), self._max_length)
         return [tuple(rows[position] for position in sorted(pack)) for pack in packs]
 
 
 def pack_best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Pack by best-fit decreasing: longest first, each into the fullest pack it fits into, or into a new one.
+    """Pack by best-fit decreasing: put each row, longest first, into the fullest pack with enough space, or a new one.
 
-    Returns the indices into `lengths` of each pack. Bit n of `free_sizes` is set if some pack has n tokens free, so
-    the smallest sufficient free size is found by bit operations instead of a search.
+    Returns the indices into `lengths` of each pack. Bit n of `free_sizes` is set if some pack has n free tokens, so
+    that bit operations find the smallest sufficient size without a search.
     """
     packs: list[list[int]] = []
     packs_by_free_size: list[list[list[int]]] = [[] for _ in range(capacity + 1)]

@@ -1,4 +1,4 @@
-"""Keeps, truncates, drops or skips each row by the rules of the spec, counts them, and lists the first of each kind."""
+"""Keeps, truncates, drops or skips rows by the rules of the spec, and counts them."""
 
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -11,7 +11,7 @@ _MAX_EXAMPLES = 10
 
 @dataclass(frozen=True)
 class RowRules:
-    """How to handle rows that are too long or cannot be used."""
+    """Rules for rows that are too long or cannot be used."""
 
     max_length: int | None = None  # tokens
     overlong: Literal["drop", "truncate", "error"] = "drop"
@@ -20,7 +20,7 @@ class RowRules:
 
 @dataclass(frozen=True)
 class RowExamples:
-    """A number of rows, and the descriptions of the first few."""
+    """Number of rows with the same result, and descriptions of the first ten."""
 
     count: int = 0
     first: tuple[str, ...] = ()
@@ -40,14 +40,14 @@ class RowExamples:
 
 @dataclass(frozen=True)
 class RowStats:
-    """How many rows were read and what happened to them; the field names are keys of the token cache."""
+    """Numbers of rows read, kept, truncated, dropped and skipped; the field names are keys in the token cache."""
 
     rows: int = 0
     kept: int = 0
-    too_long: RowExamples = field(default=RowExamples())  # dropped; described by origin and length
-    cut: RowExamples = field(default=RowExamples())  # truncated; described by origin and original length
-    nothing_to_learn: RowExamples = field(default=RowExamples())  # dropped: without target tokens
-    bad: RowExamples = field(default=RowExamples())  # skipped; described by their error message
+    too_long: RowExamples = field(default=RowExamples())  # dropped rows, described by origin and length
+    cut: RowExamples = field(default=RowExamples())  # truncated rows, described by origin and original length
+    nothing_to_learn: RowExamples = field(default=RowExamples())  # dropped rows without target tokens
+    bad: RowExamples = field(default=RowExamples())  # skipped rows, described by error message
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> "RowStats":
@@ -65,7 +65,7 @@ class RowStats:
 
 
 class RowFilter:
-    """Applies the rules to one row after the other and counts the results in `stats`."""
+    """Applies the rules to each row and counts the results in `stats`."""
 
     def __init__(self, rules: RowRules) -> None:
         self._rules = rules
@@ -87,19 +87,19 @@ class RowFilter:
             self.stats = replace(stats, nothing_to_learn=stats.nothing_to_learn.with_row(origin))
             return None
         if self._rules.max_length is not None and longest > self._rules.max_length:
-            return self._shorten(row, f"{origin} ({longest})")
+            return self._handle_overlong_row(row, f"{origin} ({longest})")
         self.stats = replace(stats, kept=stats.kept + 1)
         return row
 
-    def _shorten(self, row: RenderedRow, description: str) -> RenderedRow | None:
+    def _handle_overlong_row(self, row: RenderedRow, description: str) -> RenderedRow | None:
         limit, stats = self._rules.max_length, self.stats
         if self._rules.overlong == "error":
             raise DatasetError(
                 f"{row[0].origin}: {max(len(sample.input_ids) for sample in row)} tokens, more than the {limit} of"
                 " spec.dataset.maxLength; raise it, shorten the row, or set overlong to drop or truncate"
             )
-        assert limit is not None  # without a limit no row is too long
-        truncated = tuple(sample.truncated(limit) for sample in row)
+        assert limit is not None  # no row is too long without a limit
+        truncated = tuple(sample.truncate(limit) for sample in row)
         if self._rules.overlong == "drop" or not _has_targets(truncated):
             self.stats = replace(stats, too_long=stats.too_long.with_row(description))
             return None

@@ -1,4 +1,4 @@
-"""Renders a row as the token sequences of a training method: one for SFT, a chosen and a rejected one for DPO."""
+"""Renders rows as token sequences: one sequence for SFT, a chosen and a rejected one for DPO."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from finetune_trainer.data_sources.messages import Role
 from finetune_trainer.data_sources.preferences import parse_preference
 from finetune_trainer.data_sources.readers import Row
 
-RenderedRow = tuple[Sample, ...]  # one sequence, or the chosen and the rejected sequence of a pair
+RenderedRow = tuple[Sample, ...]  # one sequence for SFT; the chosen and the rejected sequence for DPO
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class RowRenderer:
 
 
 def select_row_renderer(spec: TrainerSpec) -> RowRenderer:
-    """Return how the training method of the spec renders rows as sequences."""
+    """Return the row renderer for the training method of the spec."""
     if spec.sft is None:
         return RowRenderer("dpo", render_dpo_row)
     return build_sft_renderer(spec.sft.loss_on)
 
 
 def build_sft_renderer(loss_on: str) -> RowRenderer:
-    """Return the renderer of SFT for a value of spec.sft.lossOn."""
+    """Return the row renderer of SFT for a value of spec.sft.lossOn."""
     return RowRenderer(f"sft {loss_on}", partial(render_sft_row, loss_on=loss_on))
 
 
@@ -47,7 +47,7 @@ def render_sft_row(renderer: ExampleRenderer, row: Row, *, loss_on: str) -> Rend
         example = replace(example, turns=tuple(turns))
     sample = renderer.render(example)
     if loss_on == "all":
-        sample = replace(sample, weights=_weights_of_all_text(sample))
+        sample = replace(sample, weights=_weight_all_text(sample))
     return (sample,)
 
 
@@ -57,8 +57,8 @@ def render_dpo_row(renderer: ExampleRenderer, row: Row) -> RenderedRow:
     return renderer.render(preference.chosen), renderer.render(preference.rejected)
 
 
-def _weights_of_all_text(sample: Sample) -> list[float]:
-    """Return weight 1 for every token but the first, which no token predicts, and the placeholders of images."""
+def _weight_all_text(sample: Sample) -> list[float]:
+    """Return weight 1 for every token except the first one, which no token predicts, and image placeholders."""
     weights = [0.0, *[1.0] * (len(sample.input_ids) - 1)]
     for placeholder in sample.placeholders:
         weights[placeholder.start : placeholder.end] = [0.0] * (placeholder.end - placeholder.start)

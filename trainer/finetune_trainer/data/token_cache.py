@@ -1,4 +1,4 @@
-"""The cache of tokenized rows: one process per node writes it, every rank reads it."""
+"""Cache of tokenized rows: one process per node writes it, every rank reads it."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ _FORMAT = 5
 RenderedRows = Iterable[RenderedRow | TrainerError]
 
 
-def cache_key(files: Sequence[Path], *parameters: object) -> str:
+def compute_cache_key(files: Sequence[Path], *parameters: object) -> str:
     """Return a hash of paths, sizes and modification times of the files and of the tokenization parameters."""
     stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(json.dumps([_FORMAT, stats, parameters]).encode()).hexdigest()[:32]
@@ -31,29 +31,29 @@ def cache_key(files: Sequence[Path], *parameters: object) -> str:
 
 def load_or_tokenize(
     folder: Path,
-    rows: Callable[[], RenderedRows],
+    render_rows: Callable[[], RenderedRows],
     *,
     rules: RowRules,
     is_writer: bool,
     send_heartbeat: Callable[[], None],
 ) -> TokenDataset:
-    """Load the cached rows; if there are none yet, the writer tokenizes them and the other processes wait.
+    """Load the cached rows. If the cache is empty, the writer tokenizes the rows and the other processes wait.
 
     Waiting has no timeout: if the writer fails, the supervisor ends the waiting processes too.
     """
     if is_writer:
         if not folder.exists():
-            _write(folder, rows(), rules=rules, send_heartbeat=send_heartbeat)
+            _write_cache(folder, render_rows(), rules=rules, send_heartbeat=send_heartbeat)
         send_heartbeat()
     while not folder.exists():
         time.sleep(0.1)
     return TokenDataset(folder)
 
 
-def _write(folder: Path, rows: RenderedRows, *, rules: RowRules, send_heartbeat: Callable[[], None]) -> None:
+def _write_cache(folder: Path, rows: RenderedRows, *, rules: RowRules, send_heartbeat: Callable[[], None]) -> None:
     """Write to a temporary folder beside `folder`, then rename it.
 
-    Another node may have renamed the same content first; then this copy is deleted.
+    If another node renamed its copy first, delete this one.
     """
     temporary = folder.with_name(f".{folder.name}-{os.uname().nodename}-{os.getpid()}")
     temporary.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The dataset of tokenized rows, memory-mapped from the token cache, and the same with pixel inputs."""
+"""Datasets of tokenized rows, memory-mapped from the token cache, with or without pixel inputs."""
 
 import copy
 import json
@@ -17,14 +17,14 @@ from finetune_trainer.data_sources.media import MediaItem
 from finetune_trainer.data_sources.row_origins import RowOrigins
 from finetune_trainer.vision.processor import VisionProcessor
 
-IGNORE_INDEX = -100  # the label of a token that is not a target
-FILLER = -1  # the index of a filler: a sample of one token without targets, which completes a round of micro-batches
+IGNORE_INDEX = -100  # label of a token that is not a target
+FILLER = -1  # index of a filler: a one-token sample without targets that completes a round of micro-batches
 
 Features = dict[str, torch.Tensor]
 
 
 class TokenDataset(Dataset[tuple[Features, ...]]):
-    """Returns each row as a tuple of sequences: one for SFT, the chosen and the rejected one for DPO."""
+    """Dataset of rows; a row is a tuple of sequences: one for SFT, the chosen and the rejected one for DPO."""
 
     def __init__(self, folder: Path) -> None:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
@@ -38,25 +38,25 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
         self.media_store = MediaStore(folder)
         self._rows: NDArray[np.int64] = np.arange(len(self._ends) // self._sequences_per_row)
 
-    def select(self, rows: NDArray[np.int64]) -> "TokenDataset":
+    def select(self, indices: NDArray[np.int64]) -> "TokenDataset":
         """Return a dataset of the rows with these indices."""
         selection = copy.copy(self)
-        selection._rows = self._rows[rows]
+        selection._rows = self._rows[indices]
         return selection
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The number of tokens of each row's longest sequence, (rows,)."""
-        longest: NDArray[np.int64] = self._sequence_lengths().max(axis=1)
+        """Token count of the longest sequence of each row, (rows,)."""
+        longest: NDArray[np.int64] = self._compute_sequence_lengths().max(axis=1)
         return longest
 
     @property
     def token_count(self) -> int:
-        """The number of tokens of all sequences."""
-        return int(self._sequence_lengths().sum())
+        """Total token count of all sequences."""
+        return int(self._compute_sequence_lengths().sum())
 
-    def max_count_of(self, token_ids: Collection[int]) -> NDArray[np.int64]:
-        """Return how many of these tokens each row has in the sequence with the most of them, (rows,)."""
+    def count_token_ids(self, token_ids: Collection[int]) -> NDArray[np.int64]:
+        """Count the tokens with these ids in each row, (rows,); for a pair, return the larger of its two counts."""
         starts = np.concatenate(([0], self._ends[:-1]))
         counts = np.add.reduceat(np.isin(self._tokens, list(token_ids)), starts, dtype=np.int64)
         largest: NDArray[np.int64] = counts.reshape(-1, self._sequences_per_row)[self._rows].max(axis=1)
@@ -64,15 +64,15 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
 
     @property
     def origin_ids(self) -> NDArray[np.int64]:
-        """A number per row, (rows,), that is equal for copies of the same source row."""
+        """One id per row, (rows,); copies of a source row have the same id."""
         return self._origins.numbers[self._rows]
 
     def origin(self, index: int) -> str:
-        """Return the file and the line or row number of the row."""
+        """Return the file and the line or row number of a row."""
         return self._origins[int(self._rows[index])]
 
     def media(self, index: int) -> tuple[tuple[MediaItem, ...], ...]:
-        """Return the images and videos of each sequence of the row."""
+        """Return the images and videos of each sequence of a row."""
         if index == FILLER:
             return ((),) * self._sequences_per_row
         first = int(self._rows[index]) * self._sequences_per_row
@@ -83,28 +83,28 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
 
     def __getitem__(self, index: int) -> tuple[Features, ...]:
         if index == FILLER:
-            return (self._features(torch.zeros(1, dtype=torch.int64), torch.zeros(1)),) * self._sequences_per_row
+            return (self._build_features(torch.zeros(1, dtype=torch.int64), torch.zeros(1)),) * self._sequences_per_row
         first = int(self._rows[index]) * self._sequences_per_row
-        return tuple(self._sequence(first + offset) for offset in range(self._sequences_per_row))
+        return tuple(self._load_sequence(first + offset) for offset in range(self._sequences_per_row))
 
-    def _sequence(self, number: int) -> Features:
+    def _load_sequence(self, number: int) -> Features:
         start, end = int(self._ends[number - 1]) if number else 0, int(self._ends[number])
         tokens = torch.from_numpy(self._tokens[start:end].astype(np.int64))
-        return self._features(tokens, torch.from_numpy(self._weights[start:end].copy()))
+        return self._build_features(tokens, torch.from_numpy(self._weights[start:end].copy()))
 
-    def _features(self, tokens: torch.Tensor, weights: torch.Tensor) -> Features:
-        """Return input ids and labels, and the weights only if some weight of the dataset is neither 0 nor 1."""
+    def _build_features(self, tokens: torch.Tensor, weights: torch.Tensor) -> Features:
+        """Return input ids and labels, and weights if any weight in the dataset is neither 0 nor 1."""
         features = {"input_ids": tokens, "labels": tokens.masked_fill(weights == 0, IGNORE_INDEX)}
         return {**features, "weights": weights} if self._weighted else features
 
-    def _sequence_lengths(self) -> NDArray[np.int64]:
+    def _compute_sequence_lengths(self) -> NDArray[np.int64]:
         """Return the number of tokens of each sequence, (rows, sequences per row)."""
         lengths: NDArray[np.int64] = np.diff(self._ends, prepend=0).reshape(-1, self._sequences_per_row)[self._rows]
         return lengths
 
 
 class MultimodalDataset(Dataset[tuple[Features, ...]]):
-    """Adds the pixel inputs of images and videos to the rows; files are decoded here, in the loader process."""
+    """Adds pixel inputs to rows with images and videos; decodes the files in the loader process."""
 
     def __init__(self, rows: TokenDataset, vision: VisionProcessor) -> None:
         self._rows = rows
@@ -119,5 +119,5 @@ class MultimodalDataset(Dataset[tuple[Features, ...]]):
 
 
 def _map_file(path: Path, dtype: type[np.generic]) -> "np.ndarray[Any, Any]":
-    """Memory-map the file, or return an empty array, as mmap rejects empty files."""
+    """Memory-map the file; return an empty array for an empty file, which mmap rejects."""
     return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)

@@ -9,9 +9,9 @@ _SEED_KEY = (0, 2)  # appended to the job's seed, so that the split is independe
 
 
 def hold_out(data: TokenDataset, ratio: float, *, seed: int) -> tuple[TokenDataset, TokenDataset]:
-    """Split into training rows and held-out rows; at least one row is held out.
+    """Split the data into training rows and at least one held-out row.
 
-    All copies of a row are on one side of the split; among the held-out rows each row occurs once.
+    All copies of a row are on the same side of the split; the held-out rows contain each row once.
     """
     origin_ids, first_copy, origin_of_row = np.unique(data.origin_ids, return_index=True, return_inverse=True)
     if len(origin_ids) < 2:

@@ -1,4 +1,4 @@
-"""Tests that optimizer steps contain the same samples in every layout, and how ranks and micro-batches get them."""
+"""Tests the assignment of samples to optimizer steps, ranks and micro-batches."""
 
 import numpy as np
 import pytest
@@ -17,12 +17,12 @@ from finetune_trainer.data.token_dataset import FILLER, IGNORE_INDEX, Features
 LAYOUTS = [Batch(8, 1, 2), Batch(4, 2, 2), Batch(1, 16, 1), Batch(16, 1, 1), Batch(1, 4, 4)]
 
 
-def random_lengths(size: int, *, seed: int = 0) -> NDArray[np.int64]:
+def draw_lengths(size: int, *, seed: int = 0) -> NDArray[np.int64]:
     return np.random.default_rng(seed).integers(2, 500, size)
 
 
-def shuffled_order(size: int, *, seed: int = 1) -> RowOrder:
-    return RowOrder(random_lengths(size), seed=seed)
+def build_shuffled_order(size: int, *, seed: int = 1) -> RowOrder:
+    return RowOrder(draw_lengths(size), seed=seed)
 
 
 def collect_rounds(order: Order, batch: Batch, *, epoch: int = 0) -> list[list[list[Item]]]:
@@ -38,24 +38,24 @@ def collect_rounds(order: Order, batch: Batch, *, epoch: int = 0) -> list[list[l
 
 
 def collect_steps(order: Order, batch: Batch, *, epoch: int = 0) -> list[set[Item]]:
-    """Return the samples of each optimizer step, over all ranks and without fillers."""
-    rounds = [[item for items in each for item in items] for each in collect_rounds(order, batch, epoch=epoch)]
+    """Return the samples of each optimizer step from all ranks, without fillers."""
+    rounds = [[item for items in ranks for item in items] for ranks in collect_rounds(order, batch, epoch=epoch)]
     steps = [rounds[start : start + batch.accumulation] for start in range(0, len(rounds), batch.accumulation)]
     return [{item for items in step for item in items if item != FILLER} for step in steps]
 
 
 @pytest.mark.parametrize("batch", LAYOUTS, ids=str)
 @given(size=st.integers(1, 100), epoch=st.integers(0, 3))
-def test_every_layout_puts_the_same_samples_into_each_step(batch: Batch, size: int, epoch: int) -> None:
-    assert collect_steps(shuffled_order(size), batch, epoch=epoch) == collect_steps(
-        shuffled_order(size), LAYOUTS[2], epoch=epoch
+def test_steps_contain_the_same_samples_in_every_layout(batch: Batch, size: int, epoch: int) -> None:
+    assert collect_steps(build_shuffled_order(size), batch, epoch=epoch) == collect_steps(
+        build_shuffled_order(size), LAYOUTS[2], epoch=epoch
     )
 
 
 @pytest.mark.parametrize("batch", LAYOUTS, ids=str)
 @given(size=st.integers(1, 100), epoch=st.integers(0, 3))
-def test_every_layout_puts_the_same_packs_into_each_step(batch: Batch, size: int, epoch: int) -> None:
-    order = PackOrder(random_lengths(size), max_length=600, seed=1)
+def test_steps_contain_the_same_packs_in_every_layout(batch: Batch, size: int, epoch: int) -> None:
+    order = PackOrder(draw_lengths(size), max_length=600, seed=1)
 
     assert collect_steps(order, batch, epoch=epoch) == collect_steps(order, LAYOUTS[2], epoch=epoch)
 
@@ -63,36 +63,36 @@ def test_every_layout_puts_the_same_packs_into_each_step(batch: Batch, size: int
 @given(size=st.integers(1, 100), per_device=st.integers(1, 5), accumulation=st.integers(1, 5), ranks=st.integers(1, 5))
 def test_an_epoch_contains_every_sample_once(size: int, per_device: int, accumulation: int, ranks: int) -> None:
     items = [
-        item for step in collect_steps(shuffled_order(size), Batch(per_device, accumulation, ranks)) for item in step
+        item
+        for step in collect_steps(build_shuffled_order(size), Batch(per_device, accumulation, ranks))
+        for item in step
     ]
 
     assert sorted(map(int, items)) == list(range(size))  # type: ignore[arg-type]
 
 
 @given(size=st.integers(1, 100), per_device=st.integers(1, 5), accumulation=st.integers(1, 5), ranks=st.integers(1, 5))
-def test_a_step_is_a_slice_of_the_shuffled_rows_regardless_of_their_lengths(
-    size: int, per_device: int, accumulation: int, ranks: int
-) -> None:
-    batch, order = Batch(per_device, accumulation, ranks), shuffled_order(size)
+def test_a_step_is_a_slice_of_the_shuffled_rows(size: int, per_device: int, accumulation: int, ranks: int) -> None:
+    batch, order = Batch(per_device, accumulation, ranks), build_shuffled_order(size)
     items = order.epoch(0).items
 
     assert collect_steps(order, batch) == [set(items[n : n + batch.effective]) for n in range(0, size, batch.effective)]
 
 
-def test_every_epoch_and_every_seed_has_its_own_shuffle() -> None:
+def test_epochs_and_seeds_have_different_shuffles() -> None:
     batch = Batch(4, 1, 1)
 
     orders = [
-        collect_steps(shuffled_order(64), batch),
-        collect_steps(shuffled_order(64), batch, epoch=1),
-        collect_steps(shuffled_order(64, seed=2), batch),
+        collect_steps(build_shuffled_order(64), batch),
+        collect_steps(build_shuffled_order(64), batch, epoch=1),
+        collect_steps(build_shuffled_order(64, seed=2), batch),
     ]
 
     assert orders[0] != orders[1]
     assert orders[0] != orders[2]
 
 
-def test_without_a_seed_the_longest_rows_come_first() -> None:
+def test_rows_without_a_seed_are_sorted_longest_first() -> None:
     order = RowOrder(np.array([5, 9, 7, 9]), seed=None)
 
     assert list(BatchSampler(order, Batch(2, 1, 1), rank=0)) == [[1, 3], [2, 0]]
@@ -101,17 +101,17 @@ def test_without_a_seed_the_longest_rows_come_first() -> None:
 def test_micro_batches_and_rounds_contain_rows_of_similar_length() -> None:
     order, batch = RowOrder(np.array([1, 2, 3, 4, 5, 6, 7, 8]), seed=5), Batch(2, 2, 2)
 
-    row_lengths = [[[int(item) + 1 for item in items] for items in each] for each in collect_rounds(order, batch)]  # type: ignore[arg-type]
+    row_lengths = [[[int(item) + 1 for item in items] for items in ranks] for ranks in collect_rounds(order, batch)]  # type: ignore[arg-type]
 
-    assert row_lengths == [[[8, 7], [6, 5]], [[2, 1], [4, 3]]], "longest first; the second round is in reverse"
+    assert row_lengths == [[[8, 7], [6, 5]], [[2, 1], [4, 3]]], "longest first; the second round is in reverse order"
 
 
 def test_ranks_get_similar_amounts_of_work() -> None:
-    order, batch = shuffled_order(64 * 20), Batch(4, 4, 4)
-    size_of = dict(enumerate(random_lengths(64 * 20).tolist()))
+    order, batch = build_shuffled_order(64 * 20), Batch(4, 4, 4)
+    size_of = dict(enumerate(draw_lengths(64 * 20).tolist()))
 
     work = np.array(
-        [[max(size_of[item] for item in items) for items in each] for each in collect_rounds(order, batch)]  # type: ignore[index]
+        [[max(size_of[item] for item in items) for items in ranks] for ranks in collect_rounds(order, batch)]  # type: ignore[index]
     ).reshape(20, 4, 4)  # (steps, rounds, ranks)
 
     per_rank = work.sum(axis=1)
@@ -120,7 +120,7 @@ def test_ranks_get_similar_amounts_of_work() -> None:
 
 def test_sorting_within_a_step_reduces_padding() -> None:
     """Padding falls from 37 % with unsorted micro-batches of four to 8 %."""
-    order, size = shuffled_order(1600), random_lengths(1600)
+    order, size = build_shuffled_order(1600), draw_lengths(1600)
     items = np.array(order.epoch(0).items)
     unsorted = 1 - size.sum() / (size[items].reshape(-1, 4).max(axis=1).sum() * 4)
 
@@ -131,16 +131,14 @@ def test_sorting_within_a_step_reduces_padding() -> None:
 
 
 @given(size=st.integers(1, 60), per_device=st.integers(1, 4), accumulation=st.integers(1, 3), ranks=st.integers(1, 3))
-def test_the_padding_share_equals_that_of_the_micro_batches(
-    size: int, per_device: int, accumulation: int, ranks: int
-) -> None:
-    order, batch = shuffled_order(size), Batch(per_device, accumulation, ranks)
-    size_of = {FILLER: 0, **dict(enumerate(random_lengths(size).tolist()))}
+def test_the_padding_share_matches_the_micro_batches(size: int, per_device: int, accumulation: int, ranks: int) -> None:
+    order, batch = build_shuffled_order(size), Batch(per_device, accumulation, ranks)
+    size_of = {FILLER: 0, **dict(enumerate(draw_lengths(size).tolist()))}
 
     computed = sum(
         per_device * max(size_of[item] for item in items)  # type: ignore[index]
-        for each in collect_rounds(order, batch)
-        for items in each
+        for rank_items in collect_rounds(order, batch)
+        for items in rank_items
     )
 
     assert compute_padding_share(order, batch) == pytest.approx(1 - sum(size_of.values()) / computed)
@@ -170,7 +168,7 @@ def test_every_padding_token_after_a_pack_has_position_0() -> None:
     assert batch["attention_mask"].sum() == 7
 
 
-def test_the_collator_puts_all_chosen_sequences_before_the_rejected_ones() -> None:
+def test_the_collator_puts_chosen_sequences_before_rejected_ones() -> None:
     def sequence(token: int) -> Features:
         return {"input_ids": torch.tensor([token]), "labels": torch.tensor([token]), "weights": torch.tensor([0.5])}
 

@@ -1,4 +1,4 @@
-"""Tests which tokens of a rendered example are targets, their weights, and the errors of chat templates."""
+"""Tests target tokens and loss weights of rendered examples, and chat template errors."""
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -84,28 +84,28 @@ def test_the_input_ids_are_those_of_the_rendered_conversation(tokenizer: PreTrai
     assert tokenizer.decode(sample.input_ids) == tokenizer.apply_chat_template(messages, tokenize=False)
 
 
-def test_targets_include_a_turn_that_the_template_trims(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_turn_trimmed_by_the_template_is_a_target(tokenizer: PreTrainedTokenizerFast) -> None:
     example = Conversation(ORIGIN, (Turn(Role.USER, "q"), Turn(Role.ASSISTANT, "  answer \n")))
 
     with use_template(tokenizer, LLAMA_3) as renderer:
         assert decode_targets(tokenizer, renderer.render(example)) == ["answer<|im_end|>"]
 
 
-def test_an_assistant_turn_that_repeats_the_user_turn_is_a_target_once(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_user_turn_with_the_text_of_the_assistant_turn_is_no_target(tokenizer: PreTrainedTokenizerFast) -> None:
     example = Conversation(ORIGIN, (Turn(Role.USER, "echo"), Turn(Role.ASSISTANT, "echo")))
 
     with use_template(tokenizer, tiny_text.CHAT_TEMPLATE) as renderer:
         assert decode_targets(tokenizer, renderer.render(example)) == ["echo<|im_end|>"]
 
 
-def test_a_rewritten_last_turn_is_located_by_its_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_rewritten_last_turn_is_located_by_its_prefix(tokenizer: PreTrainedTokenizerFast) -> None:
     example = Conversation(ORIGIN, (Turn(Role.USER, "q"), Turn(Role.ASSISTANT, "<think>hm</think>yes")))
 
     with use_template(tokenizer, REMOVES_EARLIER_THINKING) as renderer:
         assert decode_targets(tokenizer, renderer.render(example)) == ["<think>\nhm</think>yes<|im_end|>"]
 
 
-def test_a_turn_that_the_template_rewrites_when_later_turns_follow_is_rejected(
+def test_a_template_that_rewrites_earlier_turns_is_rejected(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     thinking_turn = Turn(Role.ASSISTANT, "<think>hm</think>yes")
@@ -117,7 +117,7 @@ def test_a_turn_that_the_template_rewrites_when_later_turns_follow_is_rejected(
     assert str(raised.value).startswith(f'{ORIGIN}: the chat template of model "tiny" rewrites turn 1')
 
 
-def test_an_error_of_the_template_includes_row_and_message(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_template_error_includes_row_and_message(tokenizer: PreTrainedTokenizerFast) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
 
     with (
@@ -127,7 +127,7 @@ def test_an_error_of_the_template_includes_row_and_message(tokenizer: PreTrained
         renderer.render(TWO_EXCHANGES)
 
 
-def test_a_conversation_without_a_chat_template_is_rejected_with_the_options(
+def test_the_missing_template_error_suggests_alternatives(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     with use_template(tokenizer, None) as renderer, pytest.raises(ChatTemplateError) as raised:
@@ -137,7 +137,7 @@ def test_a_conversation_without_a_chat_template_is_rejected_with_the_options(
     assert "instruct variant" in str(raised.value)
 
 
-def test_a_prompt_completion_needs_no_template_and_ends_with_the_eos_token(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_prompt_completion_needs_no_template_and_gets_an_eos_token(tokenizer: PreTrainedTokenizerFast) -> None:
     with use_template(tokenizer, None) as renderer:
         sample = renderer.render(PromptCompletion(ORIGIN, "A list is", " a mutable sequence."))
 

@@ -1,4 +1,4 @@
-"""Tests that with the templates of well-known families only assistant turns and their end tokens are targets."""
+"""Tests target tokens with the chat templates of well-known model families."""
 
 import copy
 
@@ -12,11 +12,11 @@ from finetune_trainer.errors import ChatTemplateError
 from testing.models.chat_templates import FAMILIES, TemplateFamily
 
 ORIGIN = "/data/train.jsonl line 1"
-SYSTEM = Turn(Role.SYSTEM, "Be brief.")
-FIRST = (Turn(Role.USER, "What is a list?"), Turn(Role.ASSISTANT, "A mutable sequence."))
-SECOND = (Turn(Role.USER, "And a tuple?"), Turn(Role.ASSISTANT, "An immutable one."))
-CONVERSATIONS = {"one exchange": FIRST, "two exchanges": (*FIRST, *SECOND)}
-SUPPORT_A_SYSTEM_PROMPT = [name for name, family in FAMILIES.items() if family.system]
+SYSTEM_TURN = Turn(Role.SYSTEM, "Be brief.")
+FIRST_EXCHANGE = (Turn(Role.USER, "What is a list?"), Turn(Role.ASSISTANT, "A mutable sequence."))
+SECOND_EXCHANGE = (Turn(Role.USER, "And a tuple?"), Turn(Role.ASSISTANT, "An immutable one."))
+CONVERSATIONS = {"one exchange": FIRST_EXCHANGE, "two exchanges": (*FIRST_EXCHANGE, *SECOND_EXCHANGE)}
+FAMILIES_WITH_SYSTEM_PROMPT = [name for name, family in FAMILIES.items() if family.system]
 
 
 def build_renderer(
@@ -31,7 +31,7 @@ def build_renderer(
 
 
 def decode_targets(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> list[str]:
-    """Return the text of every run of target tokens, without leading and trailing whitespace."""
+    """Return the text of each run of target tokens, without leading and trailing whitespace."""
     mask = "".join("x" if weight else " " for weight in sample.weights)
     texts, start = [], 0
     for run in mask.split():
@@ -43,17 +43,17 @@ def decode_targets(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> list[s
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize(
-    ("name", "system"),
-    [(name, ()) for name in FAMILIES] + [(name, (SYSTEM,)) for name in SUPPORT_A_SYSTEM_PROMPT],
+    ("name", "system_turns"),
+    [(name, ()) for name in FAMILIES] + [(name, (SYSTEM_TURN,)) for name in FAMILIES_WITH_SYSTEM_PROMPT],
     ids=lambda value: value if isinstance(value, str) else ("with system" if value else "without system"),
 )
 def test_only_assistant_turns_and_their_end_tokens_are_targets(
-    tokenizer: PreTrainedTokenizerFast, name: str, system: tuple[Turn, ...], conversation: str
+    tokenizer: PreTrainedTokenizerFast, name: str, system_turns: tuple[Turn, ...], conversation: str
 ) -> None:
     family = FAMILIES[name]
     renderer, own_tokenizer = build_renderer(family, tokenizer)
 
-    sample = renderer.render(Conversation(ORIGIN, (*system, *CONVERSATIONS[conversation])))
+    sample = renderer.render(Conversation(ORIGIN, (*system_turns, *CONVERSATIONS[conversation])))
 
     *earlier, last = [turn.content for turn in CONVERSATIONS[conversation] if turn.role is Role.ASSISTANT]
     assert decode_targets(own_tokenizer, sample) == [
@@ -62,39 +62,37 @@ def test_only_assistant_turns_and_their_end_tokens_are_targets(
     ]
 
 
-@pytest.mark.parametrize("name", SUPPORT_A_SYSTEM_PROMPT)
-def test_the_system_prompt_is_rendered_and_is_no_target(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
+@pytest.mark.parametrize("name", FAMILIES_WITH_SYSTEM_PROMPT)
+def test_the_system_prompt_is_rendered_but_not_a_target(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
     renderer, own_tokenizer = build_renderer(FAMILIES[name], tokenizer)
 
-    sample = renderer.render(Conversation(ORIGIN, (SYSTEM, *FIRST)))
+    sample = renderer.render(Conversation(ORIGIN, (SYSTEM_TURN, *FIRST_EXCHANGE)))
 
-    assert SYSTEM.content in own_tokenizer.decode(sample.input_ids)
-    assert SYSTEM.content not in "".join(decode_targets(own_tokenizer, sample))
+    assert SYSTEM_TURN.content in own_tokenizer.decode(sample.input_ids)
+    assert SYSTEM_TURN.content not in "".join(decode_targets(own_tokenizer, sample))
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.system])
-def test_a_system_prompt_that_the_template_does_not_support_is_an_error_with_a_fix(
-    tokenizer: PreTrainedTokenizerFast, name: str
-) -> None:
+def test_an_unsupported_system_prompt_is_an_error_with_a_fix(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
     renderer, _ = build_renderer(FAMILIES[name], tokenizer)
 
     with pytest.raises(ChatTemplateError) as raised:
-        renderer.render(Conversation(ORIGIN, (SYSTEM, *FIRST)))
+        renderer.render(Conversation(ORIGIN, (SYSTEM_TURN, *FIRST_EXCHANGE)))
 
     assert str(raised.value).startswith(f'{ORIGIN}: the chat template of model "tiny" does not support a system prompt')
     assert "move its text to the beginning of the first user turn" in str(raised.value)
 
 
-def test_a_rejection_for_another_reason_does_not_mention_the_system_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_other_template_errors_do_not_mention_the_system_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
     renderer, _ = build_renderer(FAMILIES["Gemma 3"], tokenizer)
 
     with pytest.raises(ChatTemplateError, match=r"rejects this row: .*roles must alternate"):
-        renderer.render(Conversation(ORIGIN, (SYSTEM, FIRST[0], *FIRST)))
+        renderer.render(Conversation(ORIGIN, (SYSTEM_TURN, FIRST_EXCHANGE[0], *FIRST_EXCHANGE)))
 
 
 def test_an_appended_end_token_has_the_weight_of_its_turn(tokenizer: PreTrainedTokenizerFast) -> None:
     renderer, own_tokenizer = build_renderer(FAMILIES["GLM-4"], tokenizer)
-    user_turn, assistant_turn = FIRST
+    user_turn, assistant_turn = FIRST_EXCHANGE
 
     sample = renderer.render(
         Conversation(ORIGIN, (user_turn, Turn(Role.ASSISTANT, assistant_turn.content, weight=0.5)))
@@ -107,7 +105,7 @@ def test_an_appended_end_token_has_the_weight_of_its_turn(tokenizer: PreTrainedT
 def test_no_end_token_is_appended_after_a_user_turn(tokenizer: PreTrainedTokenizerFast) -> None:
     renderer, own_tokenizer = build_renderer(FAMILIES["GLM-4"], tokenizer)
 
-    sample = renderer.render(Conversation(ORIGIN, (*FIRST, SECOND[0])))
+    sample = renderer.render(Conversation(ORIGIN, (*FIRST_EXCHANGE, SECOND_EXCHANGE[0])))
 
     assert own_tokenizer.decode(sample.input_ids).endswith("And a tuple?")
     assert decode_targets(own_tokenizer, sample) == ["A mutable sequence.<|user|>"]

@@ -1,4 +1,4 @@
-"""Tests that packs contain every row once within their capacity, and that every epoch has as many packs."""
+"""Tests that packs contain every row once and that every epoch has the same number of packs."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ CAPACITY = 64
 LENGTHS = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=80)
 
 
-def packs_of(order: PackOrder, epoch: int) -> list[tuple[int, ...]]:
+def get_packs(order: PackOrder, epoch: int) -> list[tuple[int, ...]]:
     items = order.epoch(epoch).items
     return [item for item in items if isinstance(item, tuple)]
 
@@ -36,9 +36,9 @@ def test_no_two_packs_fit_into_one(lengths: list[int]) -> None:
     ("lengths", "expected"),
     [
         pytest.param([5, 5], [[0, 1]], id="exactly full"),
-        pytest.param([6, 5], [[0], [1]], id="one token too many"),
+        pytest.param([6, 5], [[0], [1]], id="one token over capacity"),
         pytest.param([3, 7, 6, 4], [[1, 0], [2, 3]], id="longest first"),
-        pytest.param([8, 7, 2], [[0, 2], [1]], id="into the fullest pack that has space"),
+        pytest.param([8, 7, 2], [[0, 2], [1]], id="fullest pack with enough space"),
         pytest.param([7, 8, 2, 3], [[1, 2], [0, 3]], id="unsorted rows are packed in decreasing order"),
     ],
 )
@@ -51,31 +51,31 @@ def test_every_epoch_has_the_same_number_of_packs_and_every_row_once(lengths: li
     order = PackOrder(np.array(lengths), max_length=CAPACITY, seed=seed)
 
     for epoch in range(3):
-        packed = packs_of(order, epoch)
+        packed = get_packs(order, epoch)
         assert len(packed) == len(order)
         assert sorted(row for pack in packed for row in pack) == list(range(len(lengths)))
         assert order.epoch(epoch).lengths.tolist() == [sum(lengths[row] for row in pack) for pack in packed]
 
 
-def test_every_epoch_repacks_and_reshuffles() -> None:
+def test_every_epoch_packs_and_shuffles_again() -> None:
     order = PackOrder(np.array([10, 40, 50] * 30), max_length=CAPACITY, seed=1)
 
-    first, second = packs_of(order, 0), packs_of(order, 1)
+    first, second = get_packs(order, 0), get_packs(order, 1)
 
-    assert set(first) != set(second), "rows of equal length swap places"
-    assert first == packs_of(order, 0)
+    assert set(first) != set(second), "rows of equal length are exchanged"
+    assert first == get_packs(order, 0)
     lengths = order.epoch(0).lengths
     assert lengths.tolist() != sorted(lengths.tolist(), reverse=True)
 
 
-def test_utilization_is_the_share_of_the_capacity_that_rows_fill() -> None:
+def test_utilization_is_the_filled_fraction_of_the_capacity() -> None:
     order = PackOrder(np.array([40, 24, 32]), max_length=CAPACITY, seed=1)
 
     assert len(order) == 2
     assert order.utilization == 0.75
 
 
-def test_the_items_of_an_epoch_have_the_lengths_of_their_rows() -> None:
+def test_the_lengths_of_an_epoch_match_its_items() -> None:
     epoch = RowOrder(np.array([10, 11, 12, 13]), seed=1).epoch(0)
 
     assert sorted(map(int, epoch.items)) == [0, 1, 2, 3]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Tests the log lines on row lengths and visual tokens, and the upper bound on the cost of a micro-batch."""
+"""Tests log lines about row lengths and visual tokens, and the upper bound on the cost of a micro-batch."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from finetune_trainer.data.token_cache import load_or_tokenize
 from finetune_trainer.data.token_dataset import FILLER, TokenDataset
 
 
-def dataset(folder: Path, lengths: list[int], *, lines: list[int] | None = None) -> TokenDataset:
+def build_dataset(folder: Path, lengths: list[int], *, lines: list[int] | None = None) -> TokenDataset:
     rows = [
         (Sample(f"rows.jsonl line {line}", [1] * length, [0.0] + [1.0] * (length - 1)),)
         for line, length in zip(lines or range(1, len(lengths) + 1), lengths, strict=True)
@@ -32,8 +32,8 @@ def dataset(folder: Path, lengths: list[int], *, lines: list[int] | None = None)
     return load_or_tokenize(folder / "key", lambda: rows, rules=RowRules(), is_writer=True, send_heartbeat=lambda: None)
 
 
-def test_the_log_has_a_histogram_of_all_rows_and_lists_the_longest(tmp_path: Path) -> None:
-    assert list(describe_lengths(dataset(tmp_path, [5, 8, 9, 70, 6]))) == [
+def test_the_log_contains_a_histogram_and_the_longest_rows(tmp_path: Path) -> None:
+    assert list(describe_lengths(build_dataset(tmp_path, [5, 8, 9, 70, 6]))) == [
         "lengths: 5 to 70 tokens, median 8",
         "  up to   8 tokens  3 rows  ########################################",
         "  up to  16 tokens  1 rows  ##############",
@@ -46,10 +46,10 @@ def test_the_log_has_a_histogram_of_all_rows_and_lists_the_longest(tmp_path: Pat
 
 
 @given(lengths=st.lists(st.integers(2, 5000), min_size=1, max_size=40))
-def test_a_histogram_has_at_most_eight_bins_that_cover_all_rows(
+def test_a_histogram_covers_all_rows_with_at_most_eight_bins(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int]
 ) -> None:
-    _, *bars, _ = describe_lengths(dataset(tmp_path_factory.mktemp("tokens"), lengths))
+    _, *bars, _ = describe_lengths(build_dataset(tmp_path_factory.mktemp("tokens"), lengths))
 
     assert len(bars) <= 8
     assert sum(int(bar.split(" rows")[0].split()[-1]) for bar in bars) == len(lengths)
@@ -77,25 +77,25 @@ def test_visual_tokens_are_counted_for_multimodal_rows_only(tmp_path: Path) -> N
     assert list(describe_visual_tokens(data, (99,))) == []
 
 
-def test_a_pair_counts_the_tokens_of_the_sequence_with_most_of_them(tmp_path: Path) -> None:
+def test_the_token_count_of_a_pair_is_the_larger_of_both_sequences(tmp_path: Path) -> None:
     pair = tuple(Sample("rows.jsonl line 1", [7] * count + [1], [1.0] * (count + 1)) for count in (2, 5))
     data = load_or_tokenize(
         tmp_path / "key", lambda: [pair], rules=RowRules(), is_writer=True, send_heartbeat=lambda: None
     )
 
-    assert data.max_count_of((7,)).tolist() == [5]
+    assert data.count_token_ids((7,)).tolist() == [5]
 
 
 def test_the_ten_longest_rows_are_listed_without_copies(tmp_path: Path) -> None:
-    data = dataset(tmp_path, [*range(10, 30), 29], lines=[*range(10, 30), 29])
+    data = build_dataset(tmp_path, [*range(10, 30), 29], lines=[*range(10, 30), 29])
 
-    listed = format_rows(data, find_longest_rows(data, 10))
+    descriptions = format_rows(data, find_longest_rows(data, 10))
 
-    assert listed == [f"rows.jsonl line {length} ({length})" for length in range(29, 19, -1)]
+    assert descriptions == [f"rows.jsonl line {length} ({length})" for length in range(29, 19, -1)]
 
 
 @given(size=st.integers(1, 60), per_device=st.integers(1, 4), accumulation=st.integers(1, 3), epoch=st.integers(0, 4))
-def test_no_micro_batch_of_any_epoch_is_longer_than_the_costliest_items(
+def test_no_micro_batch_costs_more_than_the_costliest_items(
     size: int, per_device: int, accumulation: int, epoch: int
 ) -> None:
     lengths = np.random.default_rng(size).integers(2, 200, size)
@@ -118,7 +118,7 @@ def test_no_micro_batch_of_any_epoch_is_longer_than_the_costliest_items(
 
 
 def test_a_pack_is_listed_with_its_longest_row(tmp_path: Path) -> None:
-    data = dataset(tmp_path, [5, 8, 9])
+    data = build_dataset(tmp_path, [5, 8, 9])
 
     assert format_rows(data, [(0, 1), (2,), FILLER]) == [
         "a pack of 13 with rows.jsonl line 2 (8)",

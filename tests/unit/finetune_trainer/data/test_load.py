@@ -1,4 +1,4 @@
-"""Tests that a job's datasets are loaded, filtered, described in the log and split, and their error messages."""
+"""Tests loading, filtering, splitting and logging of a job's datasets, and the error messages."""
 
 import copy
 import json
@@ -18,7 +18,7 @@ from finetune_trainer.startup_log import describe_data
 from testing.fakes.downloads import NO_DOWNLOADS
 
 
-def write_row(answer: str) -> str:
+def format_row(answer: str) -> str:
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]
     return json.dumps({"messages": messages}) + "\n"
 
@@ -28,7 +28,7 @@ def load(
     tokenizer: PreTrainedTokenizerFast,
     files: Sequence[Path | str],
     rules: RowRules | None = None,
-    **fields: Any,
+    **dataset_fields: Any,
 ) -> TrainingData:
     config = TokenizationConfig(
         tokenizer=tokenizer,
@@ -41,12 +41,14 @@ def load(
         send_heartbeat=lambda: None,
         downloads=NO_DOWNLOADS,
     )
-    return load_data(Dataset.model_validate({"train": [{"name": str(file)} for file in files], **fields}), config)
+    return load_data(
+        Dataset.model_validate({"train": [{"name": str(file)} for file in files], **dataset_fields}), config
+    )
 
 
 def test_sources_are_read_in_order(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     for name in ("b", "a"):
-        (tmp_path / f"{name}.jsonl").write_text(write_row(f"answer {name}"))
+        (tmp_path / f"{name}.jsonl").write_text(format_row(f"answer {name}"))
 
     data = load(tmp_path, tokenizer, [tmp_path / "b.jsonl", tmp_path / "a.jsonl"])
 
@@ -57,7 +59,7 @@ def test_sources_are_read_in_order(tmp_path: Path, tokenizer: PreTrainedTokenize
 
 def test_the_log_lists_the_origins_of_dropped_rows(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_text(write_row("short") + write_row("long " * 200))
+    file.write_text(format_row("short") + format_row("long " * 200))
 
     data = load(tmp_path, tokenizer, [file], RowRules(max_length=64))
 
@@ -68,7 +70,7 @@ def test_the_log_lists_the_origins_of_dropped_rows(tmp_path: Path, tokenizer: Pr
 
 def test_the_log_counts_skipped_rows_and_lists_their_errors(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_text(write_row("good") + "{\n" + '{"text": "x"}\n' + write_row(""))
+    file.write_text(format_row("good") + "{\n" + '{"text": "x"}\n' + format_row(""))
 
     data = load(tmp_path, tokenizer, [file], RowRules(on_bad_row="skip"))
 
@@ -79,13 +81,13 @@ def test_the_log_counts_skipped_rows_and_lists_their_errors(tmp_path: Path, toke
     assert f"{file} line 4: turn 1 (assistant) is empty" in lines[1]
 
 
-def test_a_row_that_the_chat_template_rejects_is_a_bad_row(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_row_rejected_by_the_chat_template_is_a_bad_row(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     strict_tokenizer = copy.deepcopy(tokenizer)
     strict_tokenizer.chat_template = (
         "{% for m in messages %}{% if m['content'] == 'no' %}{{ raise_exception('never') }}{% endif %}"
         "{{ m['content'] }}<|im_end|>{% endfor %}"
     )
-    (tmp_path / "rows.jsonl").write_text(write_row("yes") + write_row("no"))
+    (tmp_path / "rows.jsonl").write_text(format_row("yes") + format_row("no"))
 
     data = load(tmp_path, strict_tokenizer, [tmp_path / "rows.jsonl"], RowRules(on_bad_row="skip"))
 
@@ -94,11 +96,11 @@ def test_a_row_that_the_chat_template_rejects_is_a_bad_row(tmp_path: Path, token
         load(tmp_path, strict_tokenizer, [tmp_path / "rows.jsonl"])
 
 
-def test_the_cache_distinguishes_a_source_from_a_drawn_part_of_it(
+def test_the_cache_distinguishes_row_counts_of_the_same_source(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_text("".join(write_row(f"answer {number}") for number in range(10)))
+    file.write_text("".join(format_row(f"answer {number}") for number in range(10)))
 
     sizes = [len(load(tmp_path, tokenizer, [f"{file}{number}"]).train) for number in ("", "#3", "#25", "#3")]
 
@@ -107,7 +109,7 @@ def test_the_cache_distinguishes_a_source_from_a_drawn_part_of_it(
 
 def test_a_split_holds_out_rows_for_evaluation(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_text("".join(write_row(f"answer {number}") for number in range(10)))
+    file.write_text("".join(format_row(f"answer {number}") for number in range(10)))
 
     data = load(tmp_path, tokenizer, [file], splitDatasetRatio=0.2)
 
@@ -122,7 +124,7 @@ def test_a_split_holds_out_rows_for_evaluation(tmp_path: Path, tokenizer: PreTra
     ("content", "message"),
     [
         ("", "the files contain no rows"),
-        (write_row("long " * 200), r"of 1 rows 1 are longer than 64 tokens \(spec.dataset.max"),
+        (format_row("long " * 200), r"of 1 rows 1 are longer than 64 tokens \(spec.dataset.max"),
     ],
     ids=["no rows", "all too long"],
 )
@@ -145,7 +147,7 @@ def test_a_dataset_of_bad_rows_is_an_error_with_their_messages(
 
 
 def test_the_error_for_a_missing_file_names_its_field(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    (tmp_path / "rows.jsonl").write_text(write_row("x"))
+    (tmp_path / "rows.jsonl").write_text(format_row("x"))
 
     with pytest.raises(DatasetError, match=r'spec.dataset.train\[1\].name: ".*gone.jsonl" does not exist'):
         load(tmp_path, tokenizer, [tmp_path / "rows.jsonl", tmp_path / "gone.jsonl"])
@@ -154,7 +156,7 @@ def test_the_error_for_a_missing_file_names_its_field(tmp_path: Path, tokenizer:
 def test_an_unwritable_cache_is_an_output_error(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "rows.jsonl").write_text(write_row("x"))
+    (tmp_path / "rows.jsonl").write_text(format_row("x"))
 
     def deny(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -165,9 +167,9 @@ def test_an_unwritable_cache_is_an_output_error(
         load(tmp_path, tokenizer, [tmp_path / "rows.jsonl"])
 
 
-def test_a_node_that_reads_other_rows_is_named(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_error_names_the_node_that_reads_different_rows(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     for count in (2, 3):
-        (tmp_path / f"{count}.jsonl").write_text(write_row("a") * count)
+        (tmp_path / f"{count}.jsonl").write_text(format_row("a") * count)
     two_rows, three_rows = (load(tmp_path, tokenizer, [tmp_path / f"{count}.jsonl"]) for count in (2, 3))
 
     check_same_rows([two_rows.digest] * 4, per_node=2)

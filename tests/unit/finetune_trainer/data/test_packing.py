@@ -1,4 +1,4 @@
-"""Tests that packed rows have the logits and the loss that they have alone."""
+"""Tests that packing does not change logits and losses of rows."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from finetune_trainer.training.token_losses import compute_logits
 from testing.models import tiny_text
 
 VOCABULARY = 64
-SMALL = {
+SMALL_CONFIG = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -39,31 +39,31 @@ SMALL = {
 }
 
 
-def llama() -> PreTrainedModel:
+def build_llama() -> PreTrainedModel:
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    return LlamaForCausalLM(LlamaConfig(**SMALL_CONFIG)).eval()
 
 
-def mistral() -> PreTrainedModel:
+def build_mistral() -> PreTrainedModel:
     """Build a Mistral model whose sliding window is shorter than the rows."""
     torch.manual_seed(0)
-    return MistralForCausalLM(MistralConfig(**SMALL, sliding_window=4)).eval()
+    return MistralForCausalLM(MistralConfig(**SMALL_CONFIG, sliding_window=4)).eval()
 
 
-def qwen() -> PreTrainedModel:
+def build_qwen() -> PreTrainedModel:
     return tiny_text.build_model(VOCABULARY).eval()
 
 
-def recurrent() -> PreTrainedModel:
-    """Build a model with linear attention, whose state is carried over from one row to the next."""
+def build_recurrent_model() -> PreTrainedModel:
+    """Build a model with linear attention, which carries state from one row to the next."""
     torch.manual_seed(0)
     layers = ["linear_attention", "full_attention"]
-    return Qwen3NextForCausalLM(Qwen3NextConfig(**SMALL, head_dim=8, layer_types=layers, num_experts=0)).eval()
+    return Qwen3NextForCausalLM(Qwen3NextConfig(**SMALL_CONFIG, head_dim=8, layer_types=layers, num_experts=0)).eval()
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
-    """Four rows of different lengths, whose second halves are targets, of some rows with weight 0.5."""
+    """Return four rows of different lengths; their second halves are targets, with weight 0.5 or 1."""
     generator = np.random.default_rng(0)
     samples = [
         Sample(
@@ -83,9 +83,9 @@ def collate(*samples: tuple[Features, ...]) -> Features:
     return Collator(pad_id=0)(samples)
 
 
-@pytest.mark.parametrize("build", [qwen, llama, mistral])
+@pytest.mark.parametrize("build", [build_qwen, build_llama, build_mistral])
 @torch.no_grad()
-def test_logits_of_packed_rows_equal_those_of_the_rows_alone(rows: TokenDataset, build: type[PreTrainedModel]) -> None:
+def test_packed_and_separate_rows_have_the_same_logits(rows: TokenDataset, build: type[PreTrainedModel]) -> None:
     model, packs = build(), PackedDataset(rows)
 
     together = compute_logits(model, collate(packs[(0, 1, 3)], packs[(2,)]))
@@ -98,9 +98,9 @@ def test_logits_of_packed_rows_equal_those_of_the_rows_alone(rows: TokenDataset,
 
 
 @torch.no_grad()
-def test_with_an_attention_mask_the_rows_of_a_pack_attend_to_each_other(rows: TokenDataset) -> None:
-    """The reason why `compute_logits` passes position ids without a mask."""
-    model = llama()
+def test_packed_rows_with_an_attention_mask_attend_to_each_other(rows: TokenDataset) -> None:
+    """This is why `compute_logits` passes position ids without a mask."""
+    model = build_llama()
     batch = collate(PackedDataset(rows)[(0, 1)])
 
     together = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits[0]
@@ -108,9 +108,9 @@ def test_with_an_attention_mask_the_rows_of_a_pack_attend_to_each_other(rows: To
     assert (together[9:] - compute_logits(model, collate(rows[1]))[0]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("build", [qwen, llama, mistral])
+@pytest.mark.parametrize("build", [build_qwen, build_llama, build_mistral])
 @torch.no_grad()
-def test_the_loss_of_packs_equals_that_of_their_rows(rows: TokenDataset, build: type[PreTrainedModel]) -> None:
+def test_packed_and_separate_rows_have_the_same_loss(rows: TokenDataset, build: type[PreTrainedModel]) -> None:
     trainer, model, packs = SftTrainer.__new__(SftTrainer), build(), PackedDataset(rows)
     packed, separate = collate(packs[(1, 2)], packs[(0, 3)]), collate(*(rows[index] for index in range(4)))
 
@@ -127,8 +127,8 @@ def test_a_filler_pack_has_no_loss_units(rows: TokenDataset) -> None:
     assert batch["position_ids"].tolist() == [[0]]
 
 
-@pytest.mark.parametrize("build", [qwen, llama, mistral])
-def test_the_isolation_check_accepts_a_model_that_isolates_rows_and_keeps_its_mode(
+@pytest.mark.parametrize("build", [build_qwen, build_llama, build_mistral])
+def test_the_isolation_check_accepts_isolating_models_and_keeps_their_mode(
     build: type[PreTrainedModel],
 ) -> None:
     model = build().train()
@@ -140,7 +140,9 @@ def test_the_isolation_check_accepts_a_model_that_isolates_rows_and_keeps_its_mo
 
 def test_a_model_that_carries_state_across_rows_is_rejected() -> None:
     with pytest.raises(InvalidSpec, match=r'spec\.dataset\.packing: model "tiny" does not isolate the rows'):
-        check_pack_isolation(recurrent(), build_probe_packs(2, torch.device("cpu"), axes=False), name="tiny")
+        check_pack_isolation(
+            build_recurrent_model(), build_probe_packs(2, torch.device("cpu"), axes=False), name="tiny"
+        )
 
 
 def test_a_model_without_position_ids_is_rejected() -> None:

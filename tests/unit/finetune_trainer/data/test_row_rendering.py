@@ -1,4 +1,4 @@
-"""Tests which tokens of a row are targets for each method, and the names of the renderers."""
+"""Tests the target tokens of each training method, and the names of the row renderers."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def test_loss_on_selects_the_assistant_turns_that_are_targets(
     assert decode_targets(tokenizer, sample) == targets
 
 
-def test_loss_on_all_makes_every_token_but_the_first_a_target(
+def test_loss_on_all_makes_all_tokens_except_the_first_targets(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     with use_template(tokenizer, tiny_text.CHAT_TEMPLATE) as renderer:
@@ -57,13 +57,17 @@ def test_every_token_of_an_assistant_turn_has_the_weight_of_its_message(
     tokenizer: PreTrainedTokenizerFast, template: str
 ) -> None:
     weights = {2: 0.25, 4: 0.5}
-    row = Row(ORIGIN, {"messages": [{**each, "weight": weights.get(n)} for n, each in enumerate(MESSAGES)]})
+    row = Row(ORIGIN, {"messages": [{**message, "weight": weights.get(n)} for n, message in enumerate(MESSAGES)]})
     with use_template(tokenizer, template) as renderer:
         (sample,) = render_sft_row(renderer, row, loss_on="assistant")
 
     text_by_weight = {
         weight: tokenizer.decode(
-            [token for token, each in zip(sample.input_ids, sample.weights, strict=True) if each == weight]
+            [
+                token
+                for token, loss_weight in zip(sample.input_ids, sample.weights, strict=True)
+                if loss_weight == weight
+            ]
         )
         for weight in (0.25, 0.5)
     }
@@ -89,6 +93,6 @@ def test_only_the_completions_of_a_pair_are_targets(tokenizer: PreTrainedTokeniz
         pytest.param({"sft": None, "dpo": {}}, "dpo", id="dpo"),
     ],
 )
-def test_the_name_of_the_renderer_identifies_method_and_target_tokens(method: dict[str, Any], name: str) -> None:
-    """It is part of the cache key."""
+def test_the_renderer_name_identifies_method_and_target_tokens(method: dict[str, Any], name: str) -> None:
+    """The name is part of the cache key."""
     assert select_row_renderer(TrainerSpec.model_validate(build_spec(**method))).name == name

@@ -1,4 +1,4 @@
-"""Tests that the token cache returns rows, stats, weights and origins as they were written."""
+"""Tests that the token cache returns rows, stats, weights and origins unchanged."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ import pytest
 from finetune_trainer.data.chat_template import Sample
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import RenderedRow
-from finetune_trainer.data.token_cache import cache_key, load_or_tokenize
+from finetune_trainer.data.token_cache import compute_cache_key, load_or_tokenize
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, TokenDataset
 
 SAMPLES = [
@@ -28,7 +28,7 @@ def load_tokens(
     )
 
 
-def test_tokens_without_weight_have_ignored_labels(tmp_path: Path) -> None:
+def test_tokens_with_weight_zero_have_ignored_labels(tmp_path: Path) -> None:
     data = load_tokens(tmp_path / "key")
 
     assert len(data) == 2
@@ -47,7 +47,7 @@ def test_the_cache_contains_the_row_stats(tmp_path: Path) -> None:
     assert stats.nothing_to_learn.first == ("rows line 3",)
 
 
-def test_a_filler_is_one_token_without_targets(tmp_path: Path) -> None:
+def test_a_filler_has_one_token_and_no_target(tmp_path: Path) -> None:
     (filler,) = load_tokens(tmp_path / "key")[-1]
 
     assert filler["labels"].tolist() == [IGNORE_INDEX]
@@ -99,15 +99,15 @@ def test_a_failed_write_leaves_no_files(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_cache_key_changes_with_the_file_and_with_every_parameter(tmp_path: Path) -> None:
+def test_the_cache_key_depends_on_the_file_and_every_parameter(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("{}")
-    keys = {cache_key([file], *parameters) for parameters in ([], ["a"], ["b"], ["a", 8], ["a", None])}
+    keys = {compute_cache_key([file], *parameters) for parameters in ([], ["a"], ["b"], ["a", 8], ["a", None])}
     os.utime(file, ns=(1, 1))
-    keys.add(cache_key([file]))
+    keys.add(compute_cache_key([file]))
 
     assert len(keys) == 6
-    assert cache_key([file]) == cache_key([file])
+    assert compute_cache_key([file]) == compute_cache_key([file])
 
 
 def test_a_pair_has_two_sequences(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_pair_has_two_sequences(tmp_path: Path) -> None:
     assert (data.lengths.tolist(), data.token_count) == ([3], 5)
 
 
-def test_samples_have_weights_only_if_some_are_neither_0_nor_1(tmp_path: Path) -> None:
+def test_samples_contain_weights_only_if_some_are_neither_0_nor_1(tmp_path: Path) -> None:
     weighted = [(Sample("row 1", [1, 2, 3], [0.0, 0.25, 1.0]),)]
     (features,) = load_tokens(tmp_path / "key", weighted)[0]
 

@@ -12,44 +12,44 @@ from finetune_trainer.data.train_test_split import hold_out
 from finetune_trainer.errors import DatasetError
 
 
-def dataset(folder: Path, lines: list[int]) -> TokenDataset:
+def build_dataset(folder: Path, lines: list[int]) -> TokenDataset:
     rows = [(Sample(f"rows line {line}", [line, line], [0.0, 1.0]),) for line in lines]
     return load_or_tokenize(folder / "key", lambda: rows, rules=RowRules(), is_writer=True, send_heartbeat=lambda: None)
 
 
-def lines(data: TokenDataset) -> list[int]:
+def get_lines(data: TokenDataset) -> list[int]:
     return [int(data.origin(index).rpartition(" ")[2]) for index in range(len(data))]
 
 
 def test_the_ratio_is_held_out_and_no_row_is_lost(tmp_path: Path) -> None:
-    train, evaluation = hold_out(dataset(tmp_path, list(range(100))), 0.1, seed=3)
+    train, evaluation = hold_out(build_dataset(tmp_path, list(range(100))), 0.1, seed=3)
 
     assert (len(train), len(evaluation)) == (90, 10)
-    assert sorted(lines(train) + lines(evaluation)) == list(range(100))
-    assert lines(evaluation) != list(range(10))
+    assert sorted(get_lines(train) + get_lines(evaluation)) == list(range(100))
+    assert get_lines(evaluation) != list(range(10))
 
 
 def test_the_seed_determines_the_held_out_rows(tmp_path: Path) -> None:
-    data = dataset(tmp_path, list(range(100)))
+    data = build_dataset(tmp_path, list(range(100)))
 
-    assert lines(hold_out(data, 0.1, seed=3)[1]) == lines(hold_out(data, 0.1, seed=3)[1])
-    assert lines(hold_out(data, 0.1, seed=3)[1]) != lines(hold_out(data, 0.1, seed=4)[1])
+    assert get_lines(hold_out(data, 0.1, seed=3)[1]) == get_lines(hold_out(data, 0.1, seed=3)[1])
+    assert get_lines(hold_out(data, 0.1, seed=3)[1]) != get_lines(hold_out(data, 0.1, seed=4)[1])
 
 
-def test_copies_of_a_row_are_on_one_side_of_the_split(tmp_path: Path) -> None:
-    train, evaluation = hold_out(dataset(tmp_path, [line for line in range(20) for _ in range(3)]), 0.5, seed=1)
+def test_copies_of_a_row_are_on_the_same_side_of_the_split(tmp_path: Path) -> None:
+    train, evaluation = hold_out(build_dataset(tmp_path, [line for line in range(20) for _ in range(3)]), 0.5, seed=1)
 
-    assert set(lines(train)).isdisjoint(lines(evaluation))
+    assert set(get_lines(train)).isdisjoint(get_lines(evaluation))
     assert (len(train), len(evaluation)) == (30, 10)
 
 
 @pytest.mark.parametrize(("ratio", "held_out"), [(0.01, 1), (0.99, 4)], ids=["small ratio", "large ratio"])
-def test_both_sides_of_the_split_have_a_row(tmp_path: Path, ratio: float, held_out: int) -> None:
-    train, evaluation = hold_out(dataset(tmp_path, list(range(5))), ratio, seed=1)
+def test_both_sides_of_the_split_have_at_least_one_row(tmp_path: Path, ratio: float, held_out: int) -> None:
+    train, evaluation = hold_out(build_dataset(tmp_path, list(range(5))), ratio, seed=1)
 
     assert (len(train), len(evaluation)) == (5 - held_out, held_out)
 
 
 def test_one_row_cannot_be_split(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="splitDatasetRatio: a split needs at least two different rows"):
-        hold_out(dataset(tmp_path, [1, 1, 1]), 0.5, seed=1)
+        hold_out(build_dataset(tmp_path, [1, 1, 1]), 0.5, seed=1)
