@@ -1,1 +1,1 @@
-"""Reads rows from files and from the Hub, and parses their column formats."""
+"""Reads rows from files and the Hub, and parses their column formats."""

@@ -1,6 +1,6 @@
-"""The column formats: which columns of a row contain its prompt and completions, and how to read them.
+"""Defines the column formats: the columns with the prompt and the completions of a row, and their readers.
 
-SFT reads a prompt with one completion, DPO a prompt with two; a format has the same reader for both.
+SFT reads a prompt with one completion, DPO a prompt with two. Both use the same reader for a format.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,20 +22,20 @@ Columns = tuple[str, ...]
 
 @dataclass(frozen=True)
 class RowTurns:
-    """A row read as turns: a prompt, which may be empty, and its completions."""
+    """Turns of a row: a prompt, which may be empty, and its completions."""
 
     prompt: list[Turn]
     completions: tuple[list[Turn], ...]
 
     @property
     def conversations(self) -> tuple[list[Turn], ...]:
-        """The prompt with each of the completions."""
+        """One conversation per completion: the prompt followed by the completion."""
         return tuple([*self.prompt, *completion] for completion in self.completions)
 
 
 @dataclass(frozen=True)
 class RowText:
-    """A row read as plain text for which no chat template is used: a prompt and its completions."""
+    """Plain text of a row without a chat template: a prompt and its completions."""
 
     prompt: str
     completions: tuple[str, ...]
@@ -43,7 +43,7 @@ class RowText:
 
 @dataclass(frozen=True)
 class ColumnFormat:
-    """The columns that a row in this format has, and the reader of their values.
+    """Columns of a row format, and the function that reads them.
 
     completions: one column for SFT; the columns of the chosen and the rejected completion for DPO.
     """
@@ -51,11 +51,11 @@ class ColumnFormat:
     prompt: Columns
     completions: Columns
     reader: Callable[[Row, Columns], RowTurns | RowText]
-    has_lists: bool = False  # the columns must contain lists; text in columns of these names has another format
+    has_lists: bool = False  # match only if all columns contain lists
 
     @property
     def columns(self) -> Columns:
-        """All columns that a row in this format has."""
+        """Names of all columns of the format."""
         return (*self.prompt, *self.completions)
 
     def matches(self, row: Row) -> bool:
@@ -65,22 +65,22 @@ class ColumnFormat:
         return not self.has_lists or all(isinstance(row.columns[name], list) for name in self.columns)
 
     def read(self, row: Row) -> RowTurns | RowText:
-        """Read prompt and completions. Raises: DatasetError naming row, column, expected and found value."""
+        """Read prompt and completions. Raises: DatasetError with row, column, expected and found value."""
         return self.reader(row, self.completions)
 
 
 def find_format(row: Row, formats: Sequence[ColumnFormat]) -> ColumnFormat | None:
-    """Return the first of the formats that matches the row."""
-    return next((each for each in formats if each.matches(row)), None)
+    """Return the first format that matches the row."""
+    return next((column_format for column_format in formats if column_format.matches(row)), None)
 
 
 def _read_messages(row: Row, completions: Columns) -> RowTurns:
-    """Read columns of messages, which contain the prompt too."""
+    """Read columns of messages that include the prompt."""
     return RowTurns([], tuple(parse_messages(row, name) for name in completions))
 
 
 def _read_rejected_response(row: Row, completions: Columns) -> RowTurns:
-    """Read a conversation, whose last turn is the chosen completion, and the text of the rejected one."""
+    """Read a conversation that ends with the chosen completion, and the text of the rejected completion."""
     messages, rejected_response = completions
     turns = parse_messages(row, messages)
     if turns[-1].role is not Role.ASSISTANT:
@@ -92,7 +92,7 @@ def _read_rejected_response(row: Row, completions: Columns) -> RowTurns:
 
 
 def _read_message_lists(row: Row, completions: Columns) -> RowTurns:
-    """Read columns of messages: whole conversations, or completions of a prompt of messages or text."""
+    """Read columns of messages that are whole conversations or completions of the column `prompt`."""
     turns = tuple(parse_messages(row, name) for name in completions)
     prompt = row.columns.get("prompt")
     if isinstance(prompt, list):
@@ -103,18 +103,18 @@ def _read_message_lists(row: Row, completions: Columns) -> RowTurns:
 
 
 def _read_sharegpt(row: Row, completions: Columns) -> RowTurns:
-    """Read columns of messages with from and value, and the system prompt of the row."""
+    """Read the system prompt of the row and columns of ShareGPT messages (with `from` and `value`)."""
     return RowTurns(_parse_system_prompt(row), tuple(parse_sharegpt_messages(row, name) for name in completions))
 
 
 def _read_sharegpt_completions(row: Row, completions: Columns) -> RowTurns:
-    """Read a prompt of messages with from and value, and columns of one such message each."""
+    """Read a prompt of ShareGPT messages, and columns that contain one ShareGPT message each."""
     prompt = [*_parse_system_prompt(row), *parse_sharegpt_messages(row, "conversations")]
     return RowTurns(prompt, tuple([parse_sharegpt_message(row, name)] for name in completions))
 
 
 def _read_alpaca(row: Row, completions: Columns) -> RowTurns:
-    """Read a system prompt, an instruction with optional input, and its completions."""
+    """Read a system prompt, an instruction with optional input, and the completions."""
     instruction = get_text(row, "instruction")
     extra = get_text(row, "input") if row.columns.get("input") else ""
     content = f"{instruction}\n{extra}" if extra else instruction
@@ -123,7 +123,7 @@ def _read_alpaca(row: Row, completions: Columns) -> RowTurns:
 
 
 def _read_query(row: Row, completions: Columns) -> RowTurns:
-    """Read a system prompt, earlier pairs of query and response, a query, and its completions."""
+    """Read a system prompt, a history of queries and responses, a query, and the completions."""
     turns = _parse_system_prompt(row)
     history = get_list(row, "history") if row.columns.get("history") else []
     for index, pair in enumerate(history):
@@ -141,7 +141,7 @@ def _read_plain_text(row: Row, completions: Columns) -> RowText:
 
 
 def _parse_system_prompt(row: Row) -> list[Turn]:
-    """Return the system prompt from the column `system` as a list of one turn; empty without such a column."""
+    """Return the column `system` as a list of one system turn, or an empty list without this column."""
     return [Turn(Role.SYSTEM, get_text(row, "system"))] if row.columns.get("system") else []
 
 
@@ -150,7 +150,7 @@ def _parse_completion(row: Row, name: str) -> list[Turn]:
     return [Turn(Role.ASSISTANT, get_text(row, name))]
 
 
-# The first format of a table that matches a row is the format of the row.
+# The first matching format is used.
 SFT_FORMATS = (
     ColumnFormat((), ("messages",), _read_messages),
     ColumnFormat((), ("conversations",), _read_sharegpt),

@@ -1,4 +1,4 @@
-"""Checks values of a row's columns; errors name the row, the column, the expected and the found value."""
+"""Checks column values of rows; errors contain the row, the column, the expected and the found value."""
 
 import json
 
@@ -7,12 +7,12 @@ from finetune_trainer.errors import DatasetError
 
 
 def get_text(row: Row, name: str) -> str:
-    """Return the text of a column. Raises: DatasetError if it contains something else."""
+    """Return the text of a column. Raises: DatasetError if the value is not text."""
     return check_text(f"{row.origin}, column {name}", row.columns[name])
 
 
 def get_list(row: Row, name: str) -> list[object]:
-    """Return the list of a column, which may also be JSON text, as in CSV files. Raises: DatasetError."""
+    """Return the list in a column; text is parsed as JSON, for CSV files. Raises: DatasetError if it is not a list."""
     value = row.columns[name]
     if isinstance(value, str):
         try:
@@ -28,14 +28,14 @@ def get_list(row: Row, name: str) -> list[object]:
 
 
 def check_object(location: str, value: object) -> dict[str, object]:
-    """Return the value if it is an object; location is its place in the row. Raises: DatasetError."""
+    """Return the value if it is an object. `location` is used in the error. Raises: DatasetError."""
     if not isinstance(value, dict):
         raise DatasetError(f"{location}: expected an object, found {describe_value(value)}")
     return value
 
 
 def check_text(location: str, value: object) -> str:
-    """Return the value if it is text; location is its place in the row. Raises: DatasetError."""
+    """Return the value if it is text. `location` is used in the error. Raises: DatasetError."""
     if not isinstance(value, str):
         raise DatasetError(f"{location}: expected text, found {describe_value(value)}")
     return value

@@ -1,4 +1,4 @@
-"""Parses a row into a conversation, or into plain text of a prompt and its completion."""
+"""Parses rows into conversations, or into plain-text prompts and completions."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from finetune_trainer.errors import DatasetError
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns to render with the chat template; the loss covers the assistant turns."""
+    """Turns to render with the chat template; assistant turns are the targets."""
 
     origin: str
     turns: tuple[Turn, ...]
@@ -19,7 +19,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class PromptCompletion:
-    """Plain text without a chat template; the loss covers the completion."""
+    """Plain text without a chat template; the completion is the target."""
 
     origin: str
     prompt: str
@@ -30,13 +30,13 @@ Example = Conversation | PromptCompletion
 
 
 def parse_example(row: Row) -> Example:
-    """Parse a row in the first column format of SFT whose columns it has.
+    """Parse a row with the first SFT column format that matches it.
 
-    Raises: DatasetError naming the row, the column, the expected and the found value.
+    Raises: DatasetError with row, column, expected and found value.
     """
     column_format = find_format(row, SFT_FORMATS)
     if column_format is None:
-        expected = "; ".join(" + ".join(each.columns) for each in SFT_FORMATS)
+        expected = "; ".join(" + ".join(sft_format.columns) for sft_format in SFT_FORMATS)
         found = ", ".join(map(str, row.columns)) or "none"
         raise DatasetError(f"{row.origin}: expected columns {expected}; found {found}")
     content = column_format.read(row)

@@ -1,6 +1,6 @@
 """Finds the images and videos of a row and their positions in its text.
 
-Two forms are supported: content parts of a message as OpenAI has them, and `<image>` with a column `images`.
+Supports OpenAI content parts, and `<image>` tags with a column `images`.
 """
 
 import base64
@@ -16,33 +16,33 @@ from finetune_trainer.errors import DatasetError
 
 
 class Modality(StrEnum):
-    """What a vision-language model takes besides text."""
+    """Input modality of a vision-language model, besides text."""
 
     IMAGE = "image"
     VIDEO = "video"
 
     @property
     def tag(self) -> str:
-        """The tag in the text of a row that stands for the next entry of its column."""
+        """Tag that represents the next entry of the media column in the text of a row."""
         return f"<{self}>"
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names that a column of this modality may have."""
+        """Supported column names for this modality."""
         return (f"{self}s", str(self))
 
     @property
     def part_keys(self) -> tuple[str, ...]:
-        """The keys of a content part that may contain the image or video."""
+        """Keys of a content part that may contain the image or video."""
         return (str(self), "path", "url", f"{self}_url", "bytes")
 
 
-MEDIA_MARK = "\ufffc\ue0f0"  # marks the next of a turn's media; no real text contains these two characters in sequence
+MEDIA_MARK = "\ufffc\ue0f0"  # position of an image or video in the text of a turn; does not occur in real text
 
 
 @dataclass(frozen=True)
 class MediaItem:
-    """An image or a video: the path of a file, the bytes of a file, or for a video the paths of its frames."""
+    """Image or video: the path or the bytes of a file, or the frame paths of a video."""
 
     path: str = ""
     data: bytes = b""
@@ -50,21 +50,21 @@ class MediaItem:
     frames: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return modality and path, for error messages."""
+        """Return modality and path for error messages."""
         return f"{self.modality} {self.path or (self.frames[0] if self.frames else 'in the row')}"
 
 
 def parse_part_media(row: Row, location: str, part: dict[str, object], modality: Modality) -> MediaItem | None:
-    """Return the image or video of a content part; None if the part stands for the next entry of the column.
+    """Return the image or video of a content part, or None if the part refers to the next entry of the column.
 
-    location: the part's place in the row, for error messages.
+    location: position of the part in the row, for error messages.
     """
     keys = [key for key in modality.part_keys if part.get(key) is not None]
     return _parse_media(row, f"{location}.{keys[0]}", part[keys[0]], modality) if keys else None
 
 
 def parse_media_columns(row: Row, modality: Modality) -> tuple[MediaItem, ...]:
-    """Return the images or videos of the row's column in their order; empty if it has no such column."""
+    """Return the images or videos of the row's media column in order; empty without such a column."""
     for name in modality.columns:
         value = row.columns.get(name)
         if value is not None and value != "":
@@ -79,22 +79,22 @@ def parse_media_columns(row: Row, modality: Modality) -> tuple[MediaItem, ...]:
 def assign_media(
     row: Row, contents: Sequence[str], part_media: Sequence[tuple[MediaItem, ...]]
 ) -> tuple[tuple[str, tuple[MediaItem, ...]], ...]:
-    """Return for each turn its text, with MEDIA_MARK in place of each image or video, and its media.
+    """Return the text and the media of each turn; MEDIA_MARK replaces each image or video in the text.
 
-    part_media: for each turn, the media that its content parts contain. Without a column of the modality, `<image>`
-    and `<video>` are ordinary text. Raises: DatasetError if tags and column entries differ in number.
+    part_media: the media in the content parts of each turn. Without a media column, `<image>` and `<video>` are plain
+    text. Raises: DatasetError if the numbers of tags and column entries differ.
     """
     column_media: dict[str, Iterator[MediaItem]] = {}
     for modality in Modality:
-        listed = parse_media_columns(row, modality)
+        column_items = parse_media_columns(row, modality)
         tags = sum(content.count(modality.tag) for content in contents)
-        if listed and tags != len(listed):
+        if column_items and tags != len(column_items):
             raise DatasetError(
-                f"{row.origin}: {tags} x {modality.tag} in the messages, but {len(listed)} in the column of"
+                f"{row.origin}: {tags} x {modality.tag} in the messages, but {len(column_items)} in the column of"
                 f" {modality}s; write {modality.tag} once for each {modality}, at its position in the text"
             )
-        if listed:
-            column_media[modality.tag] = iter(listed)
+        if column_items:
+            column_media[modality.tag] = iter(column_items)
     return tuple(
         _replace_tags(content, iter(items), column_media) for content, items in zip(contents, part_media, strict=True)
     )
@@ -106,11 +106,11 @@ def _replace_tags(
     marks_and_tags = re.findall("|".join(map(re.escape, (MEDIA_MARK, *column_media))), content)
     for tag in column_media:
         content = content.replace(tag, MEDIA_MARK)
-    return content, tuple(next(part_media if each == MEDIA_MARK else column_media[each]) for each in marks_and_tags)
+    return content, tuple(next(part_media if tag == MEDIA_MARK else column_media[tag]) for tag in marks_and_tags)
 
 
 def _parse_media(row: Row, location: str, value: object, modality: Modality) -> MediaItem:
-    if isinstance(value, dict):  # OpenAI's {"url": ...}, or {"bytes": ..., "path": ...} of the datasets library
+    if isinstance(value, dict):  # {"url": ...} of OpenAI, or {"bytes": ..., "path": ...} of the datasets library
         for key in ("url", "bytes", "path"):
             if value.get(key):
                 return _parse_media(row, f"{location}.{key}", value[key], modality)

@@ -1,4 +1,4 @@
-"""Parses columns of messages, as OpenAI or ShareGPT have them, into the turns of a conversation."""
+"""Parses columns of OpenAI or ShareGPT messages into the turns of a conversation."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -17,7 +17,7 @@ from finetune_trainer.errors import DatasetError
 
 
 class Role(StrEnum):
-    """Who a turn of a conversation is from."""
+    """Role of a turn in a conversation."""
 
     SYSTEM = "system"
     USER = "user"
@@ -39,12 +39,12 @@ class Turn:
 
     role: Role
     content: str
-    weight: float = 1.0  # of its tokens in the loss; used for assistant turns only
-    media: tuple[MediaItem, ...] = ()  # one for each MEDIA_MARK in the content
+    weight: float = 1.0  # loss weight of the tokens; used only for assistant turns
+    media: tuple[MediaItem, ...] = ()  # one item per MEDIA_MARK in the content
 
 
 def parse_messages(row: Row, name: str) -> list[Turn]:
-    """Return the turns of a column of messages with role, content and optionally weight. Raises: DatasetError."""
+    """Parse a column of messages with role, content and optional weight into turns. Raises: DatasetError."""
     turns = []
     for index, value in enumerate(get_list(row, name)):
         location = f"{row.origin}, column {name}[{index}]"
@@ -59,7 +59,7 @@ def parse_messages(row: Row, name: str) -> list[Turn]:
 
 
 def parse_sharegpt_messages(row: Row, name: str) -> list[Turn]:
-    """Return the turns of a column of messages with from and value. Raises: DatasetError."""
+    """Parse a column of ShareGPT messages (with `from` and `value`) into turns. Raises: DatasetError."""
     return [
         _parse_sharegpt_turn(f"{row.origin}, column {name}[{index}]", message)
         for index, message in enumerate(get_list(row, name))
@@ -67,14 +67,14 @@ def parse_sharegpt_messages(row: Row, name: str) -> list[Turn]:
 
 
 def parse_sharegpt_message(row: Row, name: str) -> Turn:
-    """Return the turn of a column that contains one message with from and value. Raises: DatasetError."""
+    """Parse a column that contains one ShareGPT message into a turn. Raises: DatasetError."""
     return _parse_sharegpt_turn(f"{row.origin}, column {name}", row.columns[name])
 
 
 def attach_media(row: Row, turns: list[Turn]) -> list[Turn]:
-    """Return the turns with the images and videos of the row's columns.
+    """Add the images and videos of the row's columns to the turns.
 
-    Raises: DatasetError if a turn other than the user's contains media.
+    Raises: DatasetError if a turn that is not a user turn contains media.
     """
     assigned = assign_media(row, [turn.content for turn in turns], [turn.media for turn in turns])
     with_media = [
@@ -108,7 +108,7 @@ def _parse_weight(location: str, value: object) -> float:
 
 
 def _parse_content(row: Row, location: str, value: object) -> tuple[str, tuple[MediaItem, ...]]:
-    """Return text and media of a message's content, which is text or a list of content parts as OpenAI has them."""
+    """Return text and media of message content, which is text or a list of OpenAI content parts."""
     if not isinstance(value, list):
         return check_text(location, value), ()
     texts: list[str] = []
@@ -133,7 +133,7 @@ def _parse_content(row: Row, location: str, value: object) -> tuple[str, tuple[M
 def _parse_media_part(
     row: Row, location: str, part: dict[str, object], modality: Modality
 ) -> tuple[str, MediaItem | None]:
-    """Return the mark and the item of a media part; or the tag and None if the item is in the row's column."""
+    """Return MEDIA_MARK and the item of a content part, or the tag and None if the item is in a column."""
     item = parse_part_media(row, location, part, modality)
     if item is None and not parse_media_columns(row, modality):
         raise DatasetError(

@@ -1,4 +1,4 @@
-"""Parses a row into a preference: a prompt with a chosen and a rejected completion."""
+"""Parses rows into preferences: prompts with a chosen and a rejected completion."""
 
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ from finetune_trainer.errors import DatasetError
 
 @dataclass(frozen=True)
 class Preference:
-    """A prompt with a chosen and a rejected completion; the loss covers the assistant turns after the prompt."""
+    """Prompt with a chosen and a rejected completion; assistant turns after the prompt are the targets."""
 
     origin: str
     chosen: Example
@@ -19,13 +19,13 @@ class Preference:
 
 
 def parse_preference(row: Row) -> Preference:
-    """Parse a row in the first column format of DPO whose columns it has.
+    """Parse a row with the first DPO column format that matches it.
 
-    Raises: DatasetError naming the row, the expected and the found value.
+    Raises: DatasetError with row, expected and found value.
     """
     column_format = find_format(row, DPO_FORMATS)
     if column_format is None:
-        raise DatasetError(_explain_columns(row))
+        raise DatasetError(_explain_missing_columns(row))
     content = column_format.read(row)
     if isinstance(content, RowText):
         return _build_text_preference(row, content)
@@ -33,8 +33,8 @@ def parse_preference(row: Row) -> Preference:
     return _build_preference(row, chosen, rejected)
 
 
-def _explain_columns(row: Row) -> str:
-    """Return the error for a row that has the columns of no format."""
+def _explain_missing_columns(row: Row) -> str:
+    """Return the error message for a row that matches no column format."""
     if "chosen" in row.columns and "rejected" in row.columns:
         return f"{row.origin}: expected a column prompt beside chosen and rejected; found none"
     found = ", ".join(map(str, row.columns)) or "none"
@@ -54,9 +54,9 @@ def _build_text_preference(row: Row, text: RowText) -> Preference:
 
 
 def _build_preference(row: Row, chosen: list[Turn], rejected: list[Turn]) -> Preference:
-    """Build the preference of two conversations; the turns that both begin with are the prompt.
+    """Build a preference from two conversations; their common first turns are the prompt.
 
-    Identical conversations are all prompt, so the row has no target token and is dropped later.
+    Identical conversations consist of the prompt only, so the row has no target token and is dropped later.
     """
     prompt_turns = 0
     while prompt_turns < min(len(chosen), len(rejected)) and chosen[prompt_turns] == rejected[prompt_turns]:
@@ -74,7 +74,7 @@ def _build_preference(row: Row, chosen: list[Turn], rejected: list[Turn]) -> Pre
 
 
 def _build_completion(row: Row, turns: list[Turn], prompt_turns: int) -> Conversation:
-    """Return the conversation whose loss covers the turns after the prompt only."""
+    """Build a conversation in which only turns after the prompt are targets."""
     turns = attach_media(row, turns)
     prompt = (replace(turn, weight=0.0) for turn in turns[:prompt_turns])
     return Conversation(row.origin, (*prompt, *turns[prompt_turns:]))

@@ -1,4 +1,4 @@
-"""Reads rows, with their origins, from .jsonl, .json, .csv and .parquet files."""
+"""Reads rows and their origins from .jsonl, .json, .csv and .parquet files."""
 
 import csv
 import json
@@ -14,19 +14,19 @@ from finetune_trainer.errors import DatasetError
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a file; `origin` identifies it in messages, such as `/data/train.jsonl line 17`."""
+    """Row of a file; `origin` identifies it in messages, such as `/data/train.jsonl line 17`."""
 
     origin: str
     columns: dict[str, object]
 
     @property
     def folder(self) -> Path:
-        """The folder of the row's file, which relative paths in the row refer to."""
+        """Folder of the row's file; relative paths in the row are resolved against it."""
         return Path(self.origin.rsplit(" ", 2)[0]).parent
 
 
 def read_rows(path: Path) -> Iterator[Row | DatasetError]:
-    """Yield each row of the file, or a DatasetError for a row that cannot be parsed.
+    """Yield the rows of the file; a row that cannot be parsed yields a DatasetError.
 
     Raises: DatasetError if the rest of the file cannot be read.
     """

@@ -1,4 +1,4 @@
-"""The origin of every row, such as `/data/train.jsonl line 17`, in eight bytes per row."""
+"""Stores the origin of every row, such as `/data/train.jsonl line 17`, in eight bytes per row."""
 
 from array import array
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_NUMBER_BITS = 40  # low bits: line or row number; high bits: index into `sources`
+_NUMBER_BITS = 40  # low bits: line or row number; high bits: index in `sources`
 
 
 @dataclass(frozen=True)
 class RowOrigins:
-    """The origin of each row by its index; the text before the number is stored once per file."""
+    """Row origins, indexed by row; the text before the number is stored once per file."""
 
     sources: tuple[str, ...]  # such as `/data/train.jsonl line`
     numbers: NDArray[np.int64]
 
-    def __getitem__(self, row: int) -> str:
-        source, number = divmod(int(self.numbers[row]), 1 << _NUMBER_BITS)
+    def __getitem__(self, index: int) -> str:
+        source, number = divmod(int(self.numbers[index]), 1 << _NUMBER_BITS)
         return f"{self.sources[source]} {number}"
 
 
@@ -29,11 +29,11 @@ class RowOriginWriter:
         self._numbers = array("q")
 
     def add(self, origin: str) -> None:
-        """Append the origin of the next row; it ends with a space and a number."""
+        """Append the origin of the next row, which ends with a space and a number."""
         source, _, number = origin.rpartition(" ")
         source_index = self._sources.setdefault(source, len(self._sources))
         self._numbers.append(source_index << _NUMBER_BITS | int(number))
 
     def finish(self) -> RowOrigins:
-        """Return the recorded origins in their order."""
+        """Return the recorded origins in order."""
         return RowOrigins(tuple(self._sources), np.array(self._numbers, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Finds the files of a source: a single file, the files of a folder, or those of a dataset on the Hub."""
+"""Finds the files of a source, which is a file, a folder or a dataset on the Hub."""
 
 import json
 import re
@@ -19,7 +19,10 @@ from finetune_trainer.errors import DatasetError, HubUnavailable, first_line
 TRAIN_FIELD, EVAL_FIELD = "spec.dataset.train", "spec.dataset.eval"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-_DEFAULT_SPLITS = {TRAIN_FIELD: ("train",), EVAL_FIELD: ("validation", "test")}  # for Hub datasets, by preference
+_DEFAULT_SPLITS = {
+    TRAIN_FIELD: ("train",),
+    EVAL_FIELD: ("validation", "test"),
+}  # for Hub datasets, in order of preference
 _SPLIT_ALIASES = {
     "train": ("training",),
     "validation": ("valid", "val", "dev"),
@@ -29,25 +32,25 @@ _SPLIT_ALIASES = {
 
 @dataclass(frozen=True)
 class DownloadSettings:
-    """How to download datasets to storage that all ranks share; all attempts of a job use the same download."""
+    """Settings for downloading datasets to storage that all ranks and attempts of a job share."""
 
     folder: Path
     job: str  # uid of the job
-    is_writer: bool  # the one process that downloads
+    is_writer: bool  # whether this process downloads
     send_heartbeat: Callable[[], None]
-    timeout_seconds: float  # how long the other processes wait for the download
+    timeout_seconds: float  # for waiting until the writer has downloaded
 
 
 def find_files(source: DatasetSource, downloads: DownloadSettings, *, field: str) -> tuple[Path, ...]:
-    """Return the files of the source in the order of their names.
+    """Return the files of the source, sorted by name.
 
-    field: the source's place in the spec, for error messages. Raises: DatasetError or HubUnavailable.
+    field: the field of the source in the spec, for error messages. Raises: DatasetError or HubUnavailable.
     """
     path = Path(source.path)
     if path.is_file() and path.suffix in READERS:
         return (path,)
     if path.is_dir():
-        names = sorted(each.relative_to(path) for each in path.rglob("*") if each.is_file())
+        names = sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file())
         return tuple(path / name for name in select_files(names, source, field=field))
     if path.exists():
         raise DatasetError(
@@ -64,10 +67,10 @@ def find_files(source: DatasetSource, downloads: DownloadSettings, *, field: str
 def select_files(
     names: Sequence[PurePath], source: DatasetSource, *, field: str, default_splits: Sequence[str] = ()
 ) -> list[PurePath]:
-    """Return the files with rows that belong to the source's subset and split.
+    """Return the data files of the source's subset and split.
 
-    Without a split in the spec, the first of `default_splits` that has files is used, else all files.
-    Raises: DatasetError if no file is left.
+    Without a split in the spec, select the first of `default_splits` that has files, or else all files.
+    Raises: DatasetError if no file matches.
     """
     matches = [name for name in names if name.suffix in READERS]
     if source.subset:
@@ -75,8 +78,8 @@ def select_files(
     if source.split:
         matches = _filter_by_split(matches, source.split)
     else:
-        by_preference = (_filter_by_split(matches, split) for split in default_splits)
-        matches = next((of_split for of_split in by_preference if of_split), matches)
+        files_by_split = (_filter_by_split(matches, split) for split in default_splits)
+        matches = next((files for files in files_by_split if files), matches)
     if not matches:
         restriction = "".join(f" of {key} {value}" for key in ("subset", "split") if (value := getattr(source, key)))
         existing = ", ".join(map(str, names[:10])) or "nothing"
@@ -94,9 +97,9 @@ def _filter_by_split(names: Sequence[PurePath], split: str) -> list[PurePath]:
 
 
 def _find_hub_files(source: DatasetSource, downloads: DownloadSettings, *, field: str) -> tuple[Path, ...]:
-    """Return the downloaded files; the writer downloads unless an earlier attempt did, the other processes wait.
+    """Return the downloaded files. The writer downloads them once per job; the other processes wait.
 
-    A JSON file with the list of files marks a complete download.
+    A JSON file that lists the files marks a complete download.
     """
     key = sha256(f"{downloads.job} {field} {source.model_dump_json()}".encode()).hexdigest()[:16]
     file_list = downloads.folder / f"{key}.json"
@@ -117,11 +120,11 @@ def _download(source: DatasetSource, downloads: DownloadSettings, *, field: str)
     downloads.send_heartbeat()
     try:
         repository = HfApi().dataset_info(source.path, revision=source.revision)
-        names = sorted(PurePosixPath(each.rfilename) for each in repository.siblings or ())
+        names = sorted(PurePosixPath(file.rfilename) for file in repository.siblings or ())
         default_splits = _DEFAULT_SPLITS[field.partition("[")[0]]
         selected = select_files(names, source, field=field, default_splits=default_splits)
         folder = downloads.folder / f"{source.path.replace('/', '--')}@{repository.sha}"
-        with translate_disk_errors(downloads.folder):  # a full disk is not a failure of the Hub
+        with translate_disk_errors(downloads.folder):  # a full disk is not a Hub failure
             snapshot_download(
                 source.path,
                 repo_type="dataset",

@@ -1,4 +1,4 @@
-"""Reads the rows of a dataset's sources: each row once, or 1000 randomly drawn rows for `name#1000`."""
+"""Reads the rows of a dataset's sources: all rows, or 1000 randomly drawn rows for `name#1000`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from finetune_trainer.errors import DatasetError
 
 @dataclass(frozen=True)
 class RowSource:
-    """The files of one source, and how many rows to draw from them; None reads each row once."""
+    """Files of a source, and the number of rows to draw from them; None reads each row once."""
 
     files: tuple[Path, ...]
     rows: int | None
 
 
 def find_sources(sources: Sequence[DatasetSource], downloads: DownloadSettings, *, field: str) -> tuple[RowSource, ...]:
-    """Find or download the files of each source; `field` names the list in the spec, for error messages.
+    """Find or download the files of each source; `field` is the list in the spec, for error messages.
 
     Raises: DatasetError or HubUnavailable.
     """
@@ -33,9 +33,9 @@ def find_sources(sources: Sequence[DatasetSource], downloads: DownloadSettings, 
 
 
 def read_sources(sources: Sequence[RowSource], *, seed: int) -> Iterator[tuple[Row | DatasetError, int]]:
-    """Yield each drawn row, or the error that makes it unusable, and how often it was drawn.
+    """Yield each drawn row, or its error, and the number of times it was drawn.
 
-    Rows are in the order of sources, files and lines.
+    Rows are ordered by source, file and line.
     """
     for index, source in enumerate(sources):
         rows = (row for file in source.files for row in read_rows(file))
@@ -47,10 +47,10 @@ def read_sources(sources: Sequence[RowSource], *, seed: int) -> Iterator[tuple[R
 
 
 def draw_row_counts(size: int, draws: int, *, seed: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return how often each of `size` rows is drawn, (size,); the counts differ by at most 1."""
+    """Return the number of draws of each row, (size,); the counts differ by at most 1."""
     if size == 0:
         return np.zeros(0, dtype=np.int64)
-    base_count, extra = divmod(draws, size)
+    base_count, remainder = divmod(draws, size)
     counts = np.full(size, base_count, dtype=np.int64)
-    counts[np.random.default_rng(seed).permutation(size)[:extra]] += 1
+    counts[np.random.default_rng(seed).permutation(size)[:remainder]] += 1
     return counts

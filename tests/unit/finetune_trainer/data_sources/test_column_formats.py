@@ -1,4 +1,4 @@
-"""Tests which column format a row has, what its readers return, and their errors."""
+"""Tests how column formats are found and read, and their error messages."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from finetune_trainer.errors import DatasetError
 ORIGIN = "/data/train.jsonl line 7"
 
 
-def read(columns: dict[str, Any]) -> RowTurns | RowText:
+def read_columns(columns: dict[str, Any]) -> RowTurns | RowText:
     row = Row(ORIGIN, columns)
     column_format = find_format(row, SFT_FORMATS)
     assert column_format is not None
@@ -27,40 +27,44 @@ def read(columns: dict[str, Any]) -> RowTurns | RowText:
 
 
 @pytest.mark.parametrize(
-    ("formats", "each"),
+    ("formats", "column_format"),
     [
-        pytest.param(formats, each, id=f"{method}: {' + '.join(each.columns)}{' of lists' if each.has_lists else ''}")
+        pytest.param(
+            formats,
+            column_format,
+            id=f"{method}: {' + '.join(column_format.columns)}{' of lists' if column_format.has_lists else ''}",
+        )
         for method, formats in (("sft", SFT_FORMATS), ("dpo", DPO_FORMATS))
-        for each in formats
+        for column_format in formats
     ],
 )
-def test_a_row_with_the_columns_of_a_format_has_this_format(
-    formats: tuple[ColumnFormat, ...], each: ColumnFormat
+def test_each_format_matches_a_row_with_its_columns(
+    formats: tuple[ColumnFormat, ...], column_format: ColumnFormat
 ) -> None:
-    columns: dict[str, object] = dict.fromkeys(each.columns, [] if each.has_lists else "")
+    columns: dict[str, object] = dict.fromkeys(column_format.columns, [] if column_format.has_lists else "")
 
-    assert find_format(Row(ORIGIN, columns), formats) is each
+    assert find_format(Row(ORIGIN, columns), formats) is column_format
 
 
 def test_sft_formats_have_one_completion_and_dpo_formats_two() -> None:
-    assert {len(each.completions) for each in SFT_FORMATS} == {1}
-    assert {len(each.completions) for each in DPO_FORMATS} == {2}
+    assert {len(column_format.completions) for column_format in SFT_FORMATS} == {1}
+    assert {len(column_format.completions) for column_format in DPO_FORMATS} == {2}
 
 
-def test_a_row_with_columns_of_several_formats_has_the_first_of_them() -> None:
+def test_the_first_matching_format_is_found() -> None:
     row = Row(ORIGIN, {"query": "q", "response": "a", "messages": []})
 
     assert find_format(row, SFT_FORMATS) is SFT_FORMATS[0]
 
 
 def test_the_input_of_alpaca_rows_follows_the_instruction() -> None:
-    content = read({"instruction": "translate", "input": "Haus", "output": "house"})
+    content = read_columns({"instruction": "translate", "input": "Haus", "output": "house"})
 
     assert content == RowTurns([Turn(Role.USER, "translate\nHaus")], ([Turn(Role.ASSISTANT, "house")],))
 
 
 def test_system_prompt_and_history_come_before_the_query() -> None:
-    content = read({"system": "s", "history": [["q0", "a0"]], "query": "q", "response": "a"})
+    content = read_columns({"system": "s", "history": [["q0", "a0"]], "query": "q", "response": "a"})
 
     assert isinstance(content, RowTurns)
     (turns,) = content.conversations
@@ -74,9 +78,11 @@ def test_system_prompt_and_history_come_before_the_query() -> None:
         ({"history": [["q"]], "query": "q", "response": "a"}, "history[0]: expected a list of query and response"),
     ],
 )
-def test_the_error_for_a_malformed_prompt_has_origin_column_and_value(columns: dict[str, Any], message: str) -> None:
+def test_the_error_for_a_malformed_prompt_contains_origin_column_and_value(
+    columns: dict[str, Any], message: str
+) -> None:
     with pytest.raises(DatasetError) as raised:
-        read(columns)
+        read_columns(columns)
 
     assert str(raised.value).startswith(ORIGIN)
     assert message in str(raised.value)

@@ -1,4 +1,4 @@
-"""Tests that every column format is parsed into the same conversation, and the errors for malformed rows."""
+"""Tests that all column formats are parsed into the same conversation, and the errors for malformed rows."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from finetune_trainer.data_sources.readers import Row
 from finetune_trainer.errors import DatasetError
 
 ORIGIN = "/data/train.jsonl line 7"
-USER_AND_ASSISTANT_TURN = (Turn(Role.USER, "q"), Turn(Role.ASSISTANT, "a"))
+USER_AND_ASSISTANT_TURNS = (Turn(Role.USER, "q"), Turn(Role.ASSISTANT, "a"))
 MESSAGES = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 
 
@@ -36,11 +36,11 @@ def parse(columns: dict[str, Any]) -> Conversation | PromptCompletion:
         pytest.param({"query": "q", "response": "a"}, id="query and response"),
     ],
 )
-def test_all_column_formats_give_the_same_conversation(columns: dict[str, Any]) -> None:
-    assert parse(columns) == Conversation(ORIGIN, USER_AND_ASSISTANT_TURN)
+def test_all_column_formats_are_parsed_into_the_same_conversation(columns: dict[str, Any]) -> None:
+    assert parse(columns) == Conversation(ORIGIN, USER_AND_ASSISTANT_TURNS)
 
 
-def test_prompt_and_completion_remain_plain_text() -> None:
+def test_prompt_and_completion_are_parsed_as_plain_text() -> None:
     assert parse({"prompt": "1 + 1 =", "completion": " 2"}) == PromptCompletion(ORIGIN, "1 + 1 =", " 2")
 
 
@@ -54,7 +54,7 @@ def test_prompt_and_completion_remain_plain_text() -> None:
         ({"prompt": "p", "completion": ""}, "column completion: expected text to learn, found none"),
     ],
 )
-def test_the_error_for_a_malformed_row_has_origin_column_and_value(columns: dict[str, Any], message: str) -> None:
+def test_the_error_for_a_malformed_row_contains_origin_column_and_value(columns: dict[str, Any], message: str) -> None:
     with pytest.raises(DatasetError) as raised:
         parse(columns)
 

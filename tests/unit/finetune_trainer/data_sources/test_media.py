@@ -1,4 +1,4 @@
-"""Tests how images are found in rows and in their text, and the errors for invalid ones."""
+"""Tests how images of rows and their positions in the text are found, and the errors for invalid images."""
 
 import base64
 from typing import Any
@@ -11,12 +11,12 @@ from finetune_trainer.data_sources.readers import Row
 from finetune_trainer.errors import DatasetError
 
 ORIGIN = "/data/train.jsonl line 7"
-A, B = MediaItem("/data/a.png"), MediaItem("/elsewhere/b.png")
+IMAGE_A, IMAGE_B = MediaItem("/data/a.png"), MediaItem("/elsewhere/b.png")
 ASSISTANT_MESSAGE = {"role": "assistant", "content": "a"}
 
 
 def build_columns(*user_contents: Any, **columns: Any) -> dict[str, Any]:
-    """Return a column of messages, in which each of the user turns is followed by an assistant turn."""
+    """Return a column of messages with an assistant turn after each user turn."""
     messages = [
         message for content in user_contents for message in ({"role": "user", "content": content}, ASSISTANT_MESSAGE)
     ]
@@ -33,31 +33,31 @@ def parse(columns: dict[str, Any]) -> Conversation:
     "columns",
     [
         pytest.param(build_columns("<image>which?", images=["a.png"]), id="ms-swift"),
-        pytest.param(build_columns("<image>which?", image="a.png"), id="a path instead of a list"),
+        pytest.param(build_columns("<image>which?", image="a.png"), id="path instead of list"),
         pytest.param(
             build_columns("<image>which?", images=[{"bytes": None, "path": "a.png"}]),
-            id="image of the datasets library",
+            id="datasets library",
         ),
         pytest.param(
             {
                 "conversations": [{"from": "human", "value": "<image>which?"}, {"from": "gpt", "value": "a"}],
                 "image": "a.png",
             },
-            id="ShareGPT of LLaVA",
+            id="LLaVA ShareGPT",
         ),
         pytest.param(
             build_columns([{"type": "image", "image": "a.png"}, {"type": "text", "text": "which?"}]),
-            id="content parts of Qwen",
+            id="Qwen content parts",
         ),
         pytest.param(
             build_columns([{"type": "image", "path": "a.png"}, {"type": "text", "text": "which?"}]),
-            id="content part with a path",
+            id="content part with path",
         ),
         pytest.param(
             build_columns(
                 [{"type": "image_url", "image_url": {"url": "file://a.png"}}, {"type": "text", "text": "which?"}]
             ),
-            id="content parts of OpenAI",
+            id="OpenAI content parts",
         ),
         pytest.param(
             build_columns([{"type": "image"}, {"type": "text", "text": "which?"}], images=["a.png"]),
@@ -66,18 +66,18 @@ def parse(columns: dict[str, Any]) -> Conversation:
         pytest.param({"query": "<image>which?", "response": "a", "images": ["a.png"]}, id="query and response"),
     ],
 )
-def test_all_ways_to_specify_an_image_give_the_same_turn(columns: dict[str, Any]) -> None:
+def test_all_image_formats_are_parsed_into_the_same_turn(columns: dict[str, Any]) -> None:
     user_turn = parse(columns).turns[0]
 
-    assert (user_turn.content, user_turn.media) == (f"{MEDIA_MARK}which?", (A,))
+    assert (user_turn.content, user_turn.media) == (f"{MEDIA_MARK}which?", (IMAGE_A,))
 
 
-def test_images_of_a_column_are_assigned_in_order_over_all_turns() -> None:
+def test_images_of_a_column_are_assigned_to_the_tags_in_order() -> None:
     turns = parse(
         build_columns("<image> or <image>?", "and <image>", images=["a.png", "/elsewhere/b.png", "a.png"])
     ).turns
 
-    assert [turn.media for turn in turns] == [(A, B), (), (A,), ()]
+    assert [turn.media for turn in turns] == [(IMAGE_A, IMAGE_B), (), (IMAGE_A,), ()]
     assert turns[0].content == f"{MEDIA_MARK} or {MEDIA_MARK}?"
 
 
@@ -87,7 +87,7 @@ def test_a_row_may_contain_the_bytes_of_an_image(url: object) -> None:
 
 
 @pytest.mark.parametrize("columns", [{}, {"images": []}, {"images": None}, {"image": ""}])
-def test_without_images_the_tag_is_ordinary_text(columns: dict[str, Any]) -> None:
+def test_a_tag_without_an_image_column_is_plain_text(columns: dict[str, Any]) -> None:
     user_turn = parse(build_columns("what does <img> or <image> do?", **columns)).turns[0]
 
     assert (user_turn.content, user_turn.media) == ("what does <img> or <image> do?", ())
@@ -109,11 +109,11 @@ def test_without_images_the_tag_is_ordinary_text(columns: dict[str, Any]) -> Non
         pytest.param(
             build_columns("look", images=["a"]), "0 x <image> in the messages, but 1 in the column", id="no tag"
         ),
-        pytest.param(build_columns("<image>", images=["https://host/a.png"]), "is on the network", id="a URL"),
+        pytest.param(build_columns("<image>", images=["https://host/a.png"]), "is on the network", id="URL"),
         pytest.param(
             build_columns("<image>", images=[7]),
             "column images[0]: expected the path or the bytes of an image",
-            id="a number",
+            id="number instead of path",
         ),
         pytest.param(
             build_columns([{"type": "image_url", "image_url": {"url": "data:image/png;base64,%%"}}]),
@@ -150,7 +150,7 @@ def test_without_images_the_tag_is_ordinary_text(columns: dict[str, Any]) -> Non
         ),
     ],
 )
-def test_the_error_for_an_invalid_image_has_the_origin_of_its_row(columns: dict[str, Any], message: str) -> None:
+def test_the_error_for_an_invalid_image_contains_the_row_origin(columns: dict[str, Any], message: str) -> None:
     with pytest.raises(DatasetError) as error:
         parse(columns)
 

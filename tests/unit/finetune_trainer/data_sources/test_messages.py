@@ -34,11 +34,11 @@ MESSAGES = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "
         ),
     ],
 )
-def test_the_error_for_a_malformed_message_has_origin_column_and_value(column: object, message: str) -> None:
+def test_the_error_for_a_malformed_message_contains_origin_column_and_value(column: object, message: str) -> None:
     check_error(parse_messages, "messages", column, message)
 
 
-def test_the_error_for_a_malformed_sharegpt_message_has_origin_column_and_value() -> None:
+def test_the_error_for_a_malformed_sharegpt_message_contains_origin_and_column() -> None:
     column = [{"from": "alien", "value": "x"}]
 
     check_error(

@@ -1,4 +1,4 @@
-"""Tests that every column format is parsed into the same preference, and the errors for malformed pairs."""
+"""Tests that all column formats are parsed into the same preference, and the errors for malformed pairs."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from finetune_trainer.data_sources.readers import Row
 from finetune_trainer.errors import DatasetError
 
 ORIGIN = "/data/pairs.jsonl line 7"
-USER = {"role": "user", "content": "q"}
-CHOSEN, REJECTED = {"role": "assistant", "content": "better"}, {"role": "assistant", "content": "worse"}
+USER_MESSAGE = {"role": "user", "content": "q"}
+CHOSEN_MESSAGE, REJECTED_MESSAGE = {"role": "assistant", "content": "better"}, {"role": "assistant", "content": "worse"}
 
 
 def parse(columns: dict[str, Any]) -> Preference:
@@ -22,17 +22,29 @@ def parse(columns: dict[str, Any]) -> Preference:
 @pytest.mark.parametrize(
     "columns",
     [
-        pytest.param({"chosen": [USER, CHOSEN], "rejected": [USER, REJECTED]}, id="two conversations"),
-        pytest.param({"prompt": [USER], "chosen": [CHOSEN], "rejected": [REJECTED]}, id="prompt of messages"),
         pytest.param(
-            {"prompt": "q", "chosen": [CHOSEN], "rejected": [REJECTED]}, id="prompt of text, completions as messages"
+            {"chosen": [USER_MESSAGE, CHOSEN_MESSAGE], "rejected": [USER_MESSAGE, REJECTED_MESSAGE]},
+            id="two conversations",
         ),
         pytest.param(
-            {"prompt": "q", "chosen": [USER, CHOSEN], "rejected": [USER, REJECTED]},
+            {"prompt": [USER_MESSAGE], "chosen": [CHOSEN_MESSAGE], "rejected": [REJECTED_MESSAGE]},
+            id="prompt as messages",
+        ),
+        pytest.param(
+            {"prompt": "q", "chosen": [CHOSEN_MESSAGE], "rejected": [REJECTED_MESSAGE]},
+            id="prompt as text, completions as messages",
+        ),
+        pytest.param(
+            {"prompt": "q", "chosen": [USER_MESSAGE, CHOSEN_MESSAGE], "rejected": [USER_MESSAGE, REJECTED_MESSAGE]},
             id="prompt repeated in the conversations",
         ),
-        pytest.param({"messages": [USER, CHOSEN], "rejected_response": "worse"}, id="rejected last turn"),
-        pytest.param({"messages": [USER, CHOSEN], "rejected_messages": [USER, REJECTED]}, id="rejected conversation"),
+        pytest.param(
+            {"messages": [USER_MESSAGE, CHOSEN_MESSAGE], "rejected_response": "worse"}, id="rejected last turn"
+        ),
+        pytest.param(
+            {"messages": [USER_MESSAGE, CHOSEN_MESSAGE], "rejected_messages": [USER_MESSAGE, REJECTED_MESSAGE]},
+            id="rejected conversation",
+        ),
         pytest.param(
             {
                 "conversations": [{"from": "human", "value": "q"}],
@@ -46,7 +58,7 @@ def parse(columns: dict[str, Any]) -> Preference:
         pytest.param({"query": "q", "response": "better", "rejected_response": "worse"}, id="query and response"),
     ],
 )
-def test_all_column_formats_give_the_same_preference(columns: dict[str, Any]) -> None:
+def test_all_column_formats_are_parsed_into_the_same_preference(columns: dict[str, Any]) -> None:
     prompt = Turn(Role.USER, "q", weight=0.0)
 
     assert parse(columns) == Preference(
@@ -56,17 +68,17 @@ def test_all_column_formats_give_the_same_preference(columns: dict[str, Any]) ->
     )
 
 
-def test_turns_that_both_conversations_begin_with_belong_to_the_prompt() -> None:
-    common_turns = [USER, {"role": "assistant", "content": "a0"}, {"role": "user", "content": "q1"}]
+def test_common_first_turns_of_both_conversations_are_the_prompt() -> None:
+    common_turns = [USER_MESSAGE, {"role": "assistant", "content": "a0"}, {"role": "user", "content": "q1"}]
 
-    preference = parse({"chosen": [*common_turns, CHOSEN], "rejected": [*common_turns, REJECTED]})
+    preference = parse({"chosen": [*common_turns, CHOSEN_MESSAGE], "rejected": [*common_turns, REJECTED_MESSAGE]})
 
     for example in (preference.chosen, preference.rejected):
         assert isinstance(example, Conversation)
         assert [turn.weight for turn in example.turns] == [0.0, 0.0, 0.0, 1.0]
 
 
-def test_prompt_and_completions_of_text_are_parsed_as_plain_text() -> None:
+def test_text_prompt_and_completions_are_parsed_as_plain_text() -> None:
     preference = parse({"prompt": "1 + 1 =", "chosen": " 2", "rejected": " 3"})
 
     assert preference == Preference(
@@ -80,7 +92,7 @@ def test_prompt_and_completions_of_text_are_parsed_as_plain_text() -> None:
         pytest.param(
             {"prompt": "p", "completion": "c"},
             "dpo needs columns chosen and rejected, or messages and rejected_response; found prompt, completion",
-            id="row for SFT",
+            id="SFT row",
         ),
         pytest.param(
             {"chosen": "a", "rejected": "b"}, "expected a column prompt beside chosen and rejected", id="no prompt"
@@ -91,29 +103,31 @@ def test_prompt_and_completions_of_text_are_parsed_as_plain_text() -> None:
             id="empty completion",
         ),
         pytest.param(
-            {"messages": [USER, CHOSEN], "rejected_response": " "},
+            {"messages": [USER_MESSAGE, CHOSEN_MESSAGE], "rejected_response": " "},
             "rejected: expected a non-empty assistant turn, found none",
             id="empty rejected_response",
         ),
         pytest.param(
-            {"messages": [USER], "rejected_response": "b"},
+            {"messages": [USER_MESSAGE], "rejected_response": "b"},
             "column messages: expected an assistant turn at the end, which rejected_response replaces; found a user"
             " turn",
             id="no assistant turn to replace",
         ),
         pytest.param(
-            {"chosen": [USER], "rejected": [USER, REJECTED]},
+            {"chosen": [USER_MESSAGE], "rejected": [USER_MESSAGE, REJECTED_MESSAGE]},
             "chosen: expected a non-empty assistant turn, found none",
             id="conversation without an assistant turn",
         ),
         pytest.param(
             {"instruction": "q", "chosen": 3, "rejected": "b"},
             "column chosen: expected text, found a number (3)",
-            id="number",
+            id="number instead of text",
         ),
     ],
 )
-def test_the_error_for_a_malformed_pair_has_origin_and_expected_value(columns: dict[str, Any], message: str) -> None:
+def test_the_error_for_a_malformed_pair_contains_origin_and_expected_value(
+    columns: dict[str, Any], message: str
+) -> None:
     with pytest.raises(DatasetError) as raised:
         parse(columns)
 

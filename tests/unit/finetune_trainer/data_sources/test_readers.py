@@ -1,4 +1,4 @@
-"""Tests that every file format gives the same rows with their origins, and the errors for malformed files."""
+"""Tests that all file formats yield the same rows with their origins, and the errors for malformed files."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def write_rows(path: Path, rows: list[dict[str, str]]) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
-def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
+def test_all_file_formats_yield_the_same_rows(tmp_path: Path, suffix: str) -> None:
     path = write_rows(tmp_path / f"rows{suffix}", ROWS)
 
     assert [row.columns for row in read_rows(path) if isinstance(row, Row)] == ROWS
@@ -37,7 +37,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
     ("suffix", "positions"),
     [(".jsonl", ["line 1", "line 3"]), (".json", ["row 1", "row 2"]), (".csv", ["line 2", "line 3"])],
 )
-def test_a_row_has_the_line_or_row_number_in_its_origin(tmp_path: Path, suffix: str, positions: list[str]) -> None:
+def test_the_origin_of_a_row_contains_its_line_or_row_number(tmp_path: Path, suffix: str, positions: list[str]) -> None:
     path = write_rows(tmp_path / f"rows{suffix}", ROWS)
 
     assert [row.origin for row in read_rows(path) if isinstance(row, Row)] == [
@@ -53,7 +53,7 @@ def test_a_row_has_the_line_or_row_number_in_its_origin(tmp_path: Path, suffix: 
         ("r.parquet", "not parquet", "r.parquet: expected a Parquet file"),
     ],
 )
-def test_the_error_for_a_malformed_file_has_line_and_value(
+def test_the_error_for_a_malformed_file_contains_line_and_value(
     tmp_path: Path, name: str, content: str, message: str
 ) -> None:
     path = tmp_path / name
@@ -74,22 +74,22 @@ def test_the_error_for_a_malformed_file_has_line_and_value(
         ("r.csv", "a\n1\n2,2\n3\n", "r.csv line 3: expected 1 cells as in the header, found 2"),
     ],
 )
-def test_a_bad_row_is_yielded_as_an_error_and_later_rows_are_read(
+def test_a_bad_row_yields_an_error_and_later_rows_are_read(
     tmp_path: Path, name: str, content: str, message: str
 ) -> None:
     path = tmp_path / name
     path.write_text(content)
 
-    before, bad, after = read_rows(path)
+    first_row, error, last_row = read_rows(path)
 
-    assert isinstance(before, Row)
-    assert isinstance(bad, DatasetError)
-    assert isinstance(after, Row)
-    assert message in str(bad)
-    assert (before.columns, after.columns) == ({"a": "1"}, {"a": "3"})
+    assert isinstance(first_row, Row)
+    assert isinstance(error, DatasetError)
+    assert isinstance(last_row, Row)
+    assert message in str(error)
+    assert (first_row.columns, last_row.columns) == ({"a": "1"}, {"a": "3"})
 
 
-def test_bytes_that_are_not_utf8_are_an_error(tmp_path: Path) -> None:
+def test_invalid_utf8_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "\xff"}')
 

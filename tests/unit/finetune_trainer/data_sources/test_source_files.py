@@ -1,4 +1,4 @@
-"""Tests which files a source refers to: a file, the files of a folder, or those of a dataset on the Hub."""
+"""Tests how the files of a source are found in folders and on the Hub."""
 
 import errno
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from testing.fakes.hub import SHA, FakeHub, serve_hub
 
 FIELD = f"{TRAIN_FIELD}[0].name"
 ROWS = b'{"prompt": "a", "completion": "b"}\n'
-ACME = {
+HUB_FILES = {
     "README.md": b"# Rows",
     "data/train-00000-of-00002.jsonl": ROWS,
     "data/train-00001-of-00002.jsonl": ROWS,
@@ -28,7 +28,7 @@ ACME = {
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     with serve_hub() as hub:
-        hub.datasets["acme/rows"] = dict(ACME)
+        hub.datasets["acme/rows"] = dict(HUB_FILES)
         monkeypatch.setattr(source_files, "HfApi", lambda: HfApi(endpoint=hub.address))
 
         def download_from_fake_hub(*args: str, **options: object) -> str:
@@ -38,7 +38,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield hub
 
 
-def test_the_files_of_a_folder_are_sorted_and_other_formats_are_ignored(tmp_path: Path) -> None:
+def test_files_of_a_folder_are_sorted_and_other_formats_are_ignored(tmp_path: Path) -> None:
     for name in ("b.jsonl", "a.csv", "README.md"):
         (tmp_path / name).write_text("x")
 
@@ -76,7 +76,7 @@ def test_the_error_for_a_missing_or_unsupported_file_names_its_field(
         ({"subset": "socratic", "split": "train"}, ["socratic/training_0.parquet"]),
     ],
 )
-def test_splits_and_subsets_are_selected_by_paths(restriction: dict[str, str], expected: list[str]) -> None:
+def test_splits_and_subsets_are_selected_by_path(restriction: dict[str, str], expected: list[str]) -> None:
     names = ["main/dev.jsonl", "main/train.jsonl", "socratic/training_0.parquet", "train.csv", "train.md"]
     source = DatasetSource.model_validate({"name": "/data", **restriction})
 
@@ -101,7 +101,7 @@ def test_the_error_for_a_missing_split_lists_the_existing_files() -> None:
         (EVAL_FIELD, ["data/test-00000-of-00001.jsonl"]),
     ],
 )
-def test_only_the_files_of_the_default_split_of_a_hub_dataset_are_downloaded(
+def test_only_the_default_split_of_a_hub_dataset_is_downloaded(
     hub: FakeHub, tmp_path: Path, field: str, names: list[str]
 ) -> None:
     files = find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path), field=f"{field}[0].name")
@@ -129,14 +129,14 @@ def test_waiting_for_the_download_times_out(tmp_path: Path) -> None:
         find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path, writes=False), field=FIELD)
 
 
-def test_a_dataset_that_does_not_exist_is_a_dataset_error(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_missing_hub_dataset_is_a_dataset_error(hub: FakeHub, tmp_path: Path) -> None:
     with pytest.raises(
         DatasetError, match=r'train\[0\]\.name: "acme/none" is neither an existing path nor a dataset on the Hub'
     ):
         find_files(DatasetSource(name="acme/none"), download_settings(tmp_path), field=FIELD)
 
 
-def test_a_full_disk_is_not_reported_as_a_failure_of_the_hub(
+def test_a_full_disk_is_not_reported_as_a_hub_failure(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail_with_full_disk(*_: object, **__: object) -> None:
@@ -149,7 +149,7 @@ def test_a_full_disk_is_not_reported_as_a_failure_of_the_hub(
 
 
 def test_a_failing_hub_is_a_retryable_error(hub: FakeHub, tmp_path: Path) -> None:
-    hub.error_status = 501  # a status code that the client does not retry itself
+    hub.error_status = 501  # a status code that the Hub client does not retry
 
     with pytest.raises(HubUnavailable, match=r'dataset "acme/rows" could not be downloaded from the Hub'):
         find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path), field=FIELD)

@@ -1,4 +1,4 @@
-"""Tests that `name#1000` draws 1000 rows of a source, the same ones for the same seed."""
+"""Tests that `name#1000` draws 1000 rows of a source, determined by the seed."""
 
 import json
 from collections import Counter
@@ -25,7 +25,7 @@ def draw_rows(*names: str, seed: int = 1) -> list[tuple[object, int]]:
     return [(row.columns["n"], count) for row, count in read_sources(sources, seed=seed) if isinstance(row, Row)]
 
 
-def test_a_source_without_a_number_yields_each_row_once_in_order(tmp_path: Path) -> None:
+def test_a_source_without_a_row_count_yields_each_row_once_in_order(tmp_path: Path) -> None:
     assert draw_rows(str(write_rows(tmp_path / "b.jsonl", 2)), str(write_rows(tmp_path / "a.jsonl", 1))) == [
         ("b0", 1),
         ("b1", 1),
@@ -58,7 +58,7 @@ def test_drawing_more_rows_than_exist_repeats_rows(tmp_path: Path) -> None:
     assert Counter(count for _, count in drawn) == {2: 2, 3: 2}
 
 
-def test_bad_rows_can_be_drawn_too(tmp_path: Path) -> None:
+def test_bad_rows_can_be_drawn(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("[]\n")
     sources = find_sources([DatasetSource(name=f"{tmp_path}/rows.jsonl#3")], NO_DOWNLOADS, field="spec.dataset.train")
 
@@ -83,7 +83,7 @@ def test_no_rows_are_drawn_from_an_empty_source() -> None:
 @pytest.mark.parametrize(
     ("name", "path", "rows"), [("/data/a", "/data/a", None), ("/data/a.csv#12", "/data/a.csv", 12)]
 )
-def test_the_number_of_rows_is_split_from_the_path(name: str, path: str, rows: int | None) -> None:
+def test_the_row_count_is_split_from_the_path(name: str, path: str, rows: int | None) -> None:
     source = DatasetSource(name=name)
 
     assert (source.path, source.rows) == (path, rows)
