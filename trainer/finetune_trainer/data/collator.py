@@ -73,6 +73,6 @@ def _append_dummy(sequence: Features, dummy: Features, vision: VisionProcessor) 
     if POSITION_IDS in sequence:
         appended[POSITION_IDS] = torch.arange(len(tokens))
     if MROPE_POSITION_IDS in sequence:
-        appended[MROPE_POSITION_IDS] = vision.mrope_position_ids(dummy)
+        appended[MROPE_POSITION_IDS] = vision.compute_mrope_position_ids(dummy)
     joined = {name: torch.cat((sequence[name], appended[name])) for name in _TOKEN_FEATURES if name in sequence}
     return {**sequence, **joined, **{name: value for name, value in dummy.items() if name not in _TOKEN_FEATURES}}

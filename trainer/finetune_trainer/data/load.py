@@ -48,7 +48,7 @@ class TrainingData:
         if not isinstance(self.order, PackOrder):
             return rows
         vision = self.vision
-        return PackedDataset(rows, vision.mrope_position_ids if vision and vision.family.uses_mrope else None)
+        return PackedDataset(rows, vision.compute_mrope_position_ids if vision and vision.family.uses_mrope else None)
 
     @property
     def digest(self) -> str:

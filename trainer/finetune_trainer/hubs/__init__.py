@@ -1,4 +1,4 @@
-"""Publish results on the Hugging Face Hub or on ModelScope, in addition to the output volume."""
+"""Publishes results on the Hugging Face Hub or ModelScope, in addition to the output volume."""
 
 from importlib import import_module
 from pathlib import Path
@@ -8,22 +8,22 @@ from finetune_api.v1alpha1.output import PushToHub
 
 
 def create_repository(target: PushToHub) -> None:
-    """Create the repository if it does not exist, and check write access, so that errors appear before the first step.
+    """Create the repository if it does not exist, and check write access, so that training does not start in vain.
 
     Raises: InvalidSpec if the hub rejects the request, HubUnavailable if it is down or unreachable.
     """
-    _client(target).create_repository(target)
+    _import_client(target).create_repository(target)
 
 
 def upload(target: PushToHub, folder: Path, *, title: str) -> str:
-    """Upload all files of `folder` that are new or changed, and return the URL of the result.
+    """Upload new and changed files of `folder`, and return the URL of the result.
 
     Raises: InvalidSpec if the hub rejects the request, HubUnavailable if it is down or unreachable.
     """
-    url: str = _client(target).upload(target, folder, title=title)
+    url: str = _import_client(target).upload(target, folder, title=title)
     return url
 
 
-def _client(target: PushToHub) -> ModuleType:
-    """Import only the client of the requested hub, because each needs libraries of its own."""
+def _import_client(target: PushToHub) -> ModuleType:
+    """Import the client of the requested hub only, because the clients need different libraries."""
     return import_module(f"{__name__}.{target.hub}")

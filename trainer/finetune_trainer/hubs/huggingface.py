@@ -1,4 +1,4 @@
-"""Publish a result on the Hugging Face Hub."""
+"""Publishes a result on the Hugging Face Hub."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,24 +30,24 @@ def upload(target: PushToHub, folder: Path, *, title: str) -> str:
 
 @contextmanager
 def _translate_hub_errors(target: PushToHub) -> Iterator[None]:
-    """Raise InvalidSpec for errors that the user must fix, HubUnavailable for those that a retry may fix."""
+    """Raise InvalidSpec for errors that the user must fix, and HubUnavailable for retryable errors."""
     try:
         yield
     except HfHubHTTPError as error:
         if error.response is None or error.response.status_code not in _PERMANENT_STATUSES:
-            raise _unavailable(target, error) from error
-        raise _rejected(target, error) from error
+            raise _build_unavailable_error(target, error) from error
+        raise _build_rejected_error(target, error) from error
     except (LocalTokenNotFoundError, HFValidationError, OfflineModeIsEnabled) as error:
-        raise _rejected(target, error) from error
+        raise _build_rejected_error(target, error) from error
     except (httpx2.HTTPError, OSError) as error:
-        raise _unavailable(target, error) from error
+        raise _build_unavailable_error(target, error) from error
 
 
-def _unavailable(target: PushToHub, error: Exception) -> HubUnavailable:
+def _build_unavailable_error(target: PushToHub, error: Exception) -> HubUnavailable:
     return HubUnavailable(f'publishing "{target.repo}" on the Hub failed: {first_line(error)}')
 
 
-def _rejected(target: PushToHub, error: Exception) -> InvalidSpec:
+def _build_rejected_error(target: PushToHub, error: Exception) -> InvalidSpec:
     return InvalidSpec(
         f'spec.output.pushToHub: the Hub rejected "{target.repo}" ({first_line(error)}); set HF_TOKEN, from a Secret in'
         " spec.env, to a token with write access, or correct repo"

@@ -1,4 +1,4 @@
-"""Publish a result on ModelScope with its client (https://pypi.org/project/modelscope-hub)."""
+"""Publishes a result on ModelScope with its client (https://pypi.org/project/modelscope-hub)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ def create_repository(target: PushToHub) -> None:
     """Create the repository if it does not exist, and check that the token is valid."""
     with _translate_hub_errors(target):
         api = HubApi()
-        api.whoami()  # if the repository exists, no other request before the upload checks the token
+        api.whoami()  # check the token, also if the repository already exists
         try:
             visibility = "private" if target.private else "public"
             # The default license would be Apache 2.0.
@@ -40,14 +40,14 @@ def upload(target: PushToHub, folder: Path, *, title: str) -> str:
     with _translate_hub_errors(target):
         api = HubApi()
         message = f"Result of {title}"
-        # The cache would be written into the uploaded folder.
+        # The client would write its cache into the uploaded folder.
         api.upload_folder(target.repo, "model", folder, commit_message=message, use_cache=False, disable_tqdm=True)
         return f"{api.legacy.endpoint}/models/{target.repo}"
 
 
 @contextmanager
 def _translate_hub_errors(target: PushToHub) -> Iterator[None]:
-    """Raise InvalidSpec for errors that the user must fix, HubUnavailable for those that a retry may fix."""
+    """Raise InvalidSpec for errors that the user must fix, and HubUnavailable for retryable errors."""
     try:
         yield
     except _PERMANENT_ERRORS as error:

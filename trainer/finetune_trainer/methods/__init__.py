@@ -1,1 +1,1 @@
-"""One module per training method, with its loss."""
+"""Training methods and their losses, one module per method."""

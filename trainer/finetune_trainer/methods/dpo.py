@@ -1,4 +1,4 @@
-"""Direct preference optimization (arXiv 2305.18290) and its variants, averaged over the whole effective batch."""
+"""Direct preference optimization (arXiv 2305.18290) and its variants, averaged over the effective batch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,9 +26,9 @@ class SequenceLogps:
 
 @dataclass(frozen=True)
 class PairLogps:
-    """Log-probabilities of policy and reference model, and the target tokens of each completion, (pairs,).
+    """Log-probabilities by policy and reference model, and target token counts, each (pairs,).
 
-    Fillers have no target tokens.
+    The token counts of fillers are 0.
     """
 
     policy: SequenceLogps
@@ -38,12 +38,12 @@ class PairLogps:
 
     @property
     def chosen_logratios(self) -> torch.Tensor:
-        """Policy minus reference of the chosen completions, (pairs,)."""
+        """Policy minus reference log-probabilities of the chosen completions, (pairs,)."""
         return self.policy.chosen - self.reference.chosen
 
     @property
     def rejected_logratios(self) -> torch.Tensor:
-        """Policy minus reference of the rejected completions, (pairs,)."""
+        """Policy minus reference log-probabilities of the rejected completions, (pairs,)."""
         return self.policy.rejected - self.reference.rejected
 
     @property
@@ -52,41 +52,41 @@ class PairLogps:
         return self.chosen_logratios - self.rejected_logratios
 
 
-def _sigmoid_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
+def _compute_sigmoid_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
     return -logsigmoid(dpo.beta * pairs.margins)
 
 
-def _hinge_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
-    """Hinge loss of SLiC (arXiv 2305.10425) on the log-ratios of DPO."""
+def _compute_hinge_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
+    """Compute the hinge loss of SLiC (arXiv 2305.10425) on the log-ratios of DPO."""
     return torch.relu(1 - dpo.beta * pairs.margins)
 
 
-def _ipo_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
-    """IPO (arXiv 2310.12036, equation 17) on means per token, as in the experiments of its authors."""
+def _compute_ipo_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
+    """Compute the IPO loss (arXiv 2310.12036, equation 17) on means per token, as in the authors' experiments."""
     chosen = pairs.chosen_logratios / pairs.chosen_tokens.clamp(min=1)
     rejected = pairs.rejected_logratios / pairs.rejected_tokens.clamp(min=1)
     return (chosen - rejected - 1 / (2 * dpo.beta)) ** 2
 
 
-def _robust_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
-    """Robust DPO (arXiv 2403.00409): unbiased if a share `labelSmoothing` of the preferences is flipped."""
+def _compute_robust_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
+    """Compute robust DPO (arXiv 2403.00409), unbiased if a fraction `labelSmoothing` of the preferences is flipped."""
     flip_rate = dpo.label_smoothing or 0.0
     correct, flipped = logsigmoid(dpo.beta * pairs.margins), logsigmoid(-dpo.beta * pairs.margins)
     return (flip_rate * flipped - (1 - flip_rate) * correct) / (1 - 2 * flip_rate)
 
 
 LOSSES: dict[str, Callable[[PairLogps, Dpo], torch.Tensor]] = {
-    "sigmoid": _sigmoid_loss,
-    "hinge": _hinge_loss,
-    "ipo": _ipo_loss,
-    "robust": _robust_loss,
+    "sigmoid": _compute_sigmoid_loss,
+    "hinge": _compute_hinge_loss,
+    "ipo": _compute_ipo_loss,
+    "robust": _compute_robust_loss,
 }
 
 
 class DpoTrainer(GlobalMeanTrainer):
     """Trainer for DPO; its loss units are pairs.
 
-    With `rpoAlpha` the loss has a second term, SFT on the chosen completions, whose units are their target tokens.
+    With `rpoAlpha`, the loss has a second term: SFT on the chosen completions, with target tokens as loss units.
     """
 
     def __init__(self, inputs: TrainerInputs) -> None:
@@ -104,19 +104,19 @@ class DpoTrainer(GlobalMeanTrainer):
 
     def sum_losses(self, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
         """Return the summed preference loss and, with `rpoAlpha`, the weighted SFT loss of the chosen completions."""
-        with torch.no_grad(), self._reference_model() as reference_model:
+        with torch.no_grad(), self._use_reference_model() as reference_model:
             reference = sequence_logps(reference_model, batch)
         policy = sequence_logps(model, batch)
         chosen_tokens, rejected_tokens = _is_target(batch["labels"]).sum(dim=1).chunk(2)
         pairs = PairLogps(policy, reference, chosen_tokens, rejected_tokens)
-        is_pair = chosen_tokens > 0  # false for fillers
+        is_pair = chosen_tokens > 0  # fillers are no pairs
         self._accumulate_pair_metrics(pairs, is_pair)
         losses = (LOSSES[self._dpo.loss_type](pairs, self._dpo)[is_pair].sum(),)
         return (*losses, -self._dpo.rpo_alpha * policy.chosen.sum()) if self._dpo.rpo_alpha else losses
 
     @contextmanager
-    def _reference_model(self) -> Iterator[torch.nn.Module]:
-        """Yield the frozen copy of the model, or the model with its reference adapter or without adapter.
+    def _use_reference_model(self) -> Iterator[torch.nn.Module]:
+        """Yield the reference model: a frozen copy, or the model with the reference adapter or without adapters.
 
         Dropout is disabled.
         """
@@ -155,7 +155,7 @@ class DpoTrainer(GlobalMeanTrainer):
 
 
 def _restore_requires_grad(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Set requires_grad again, which peft clears when it switches adapters.
+    """Set requires_grad again after peft cleared it while switching adapters.
 
     FSDP2 records in its first forward pass which weights need gradients, and never updates the record.
     """
@@ -166,7 +166,7 @@ def _restore_requires_grad(parameters: Sequence[torch.nn.Parameter]) -> None:
 def sequence_logps(model: torch.nn.Module, batch: Features) -> SequenceLogps:
     """Sum the log-probabilities of the target tokens of each sequence.
 
-    The first half of the batch are the chosen sequences, the second half the rejected ones.
+    The first half of the batch contains the chosen sequences, the second half the rejected ones.
     Source: DPO, arXiv 2305.18290, equation 7.
     """
     logits = compute_logits(model, batch)
@@ -177,5 +177,5 @@ def sequence_logps(model: torch.nn.Module, batch: Features) -> SequenceLogps:
 
 
 def _is_target(labels: torch.Tensor) -> torch.Tensor:
-    """Return the mask of target tokens, (batch, seq - 1): no token predicts the first one."""
+    """Return the mask of target tokens, (batch, seq - 1), without the first token, which no token predicts."""
     return labels[:, 1:] != IGNORE_INDEX

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: cross entropy of the target tokens, averaged over the whole effective batch."""
+"""Supervised fine-tuning: cross entropy of the target tokens, averaged over the effective batch."""
 
 import torch
 
@@ -8,20 +8,20 @@ from finetune_trainer.training.token_losses import compute_logits, compute_targe
 
 
 class SftTrainer(GlobalMeanTrainer):
-    """Trainer for SFT. Its loss units are target tokens, each counted with its weight."""
+    """Trainer for SFT; its loss units are target tokens, counted by their weights."""
 
     def count_loss_units(self, batch: Features) -> tuple[float, ...]:
         """Return the sum of the weights of all target tokens."""
-        return (float(_target_weights(batch).sum()),)
+        return (float(_get_target_weights(batch).sum()),)
 
     def sum_losses(self, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
-        """Return the weighted sum of the cross entropy of all target tokens."""
+        """Return the summed cross entropy of all target tokens, weighted per token."""
         logits = compute_logits(model, batch)
         losses = compute_target_losses(logits, batch["labels"])
-        return ((losses * _target_weights(batch)).sum() if "weights" in batch else losses.sum(),)
+        return ((losses * _get_target_weights(batch)).sum() if "weights" in batch else losses.sum(),)
 
 
-def _target_weights(batch: Features) -> torch.Tensor:
+def _get_target_weights(batch: Features) -> torch.Tensor:
     """Return the weight of every target token, (targets,)."""
     is_target = batch["labels"][:, 1:] != IGNORE_INDEX
     return batch["weights"][:, 1:][is_target] if "weights" in batch else is_target[is_target]

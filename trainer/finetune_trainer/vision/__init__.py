@@ -1,1 +1,1 @@
-"""Vision-language models: module names of each family, image and video processing, placeholders, frozen parts."""
+"""Supports vision-language models: model families, image and video processing, placeholders, freezing."""

@@ -1,4 +1,4 @@
-"""The supported families of vision-language models: module names, placeholder text, image and video sizes."""
+"""Defines the supported families of vision-language models: module names, placeholder text and media sizes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -9,63 +9,63 @@ from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokeniz
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as resize_frame
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resize_video
 
-from finetune_trainer.vision.video_frames import FrameChooser, SampledVideo, Sampling, Size
+from finetune_trainer.vision.video_frames import FrameChooser, SampledVideo, SamplingSettings, Size
 
 
 @dataclass(frozen=True)
 class ModelHandles:
-    """A model's config, image processor and tokenizer, which the functions of its family read."""
+    """Config, image processor and tokenizer of a model, passed to the functions of its family."""
 
     config: PretrainedConfig
     processor: BaseImageProcessor
     tokenizer: PreTrainedTokenizerBase
 
-    def token_text(self, token_id: int) -> str:
+    def get_token_text(self, token_id: int) -> str:
         """Return the text of a token."""
         return str(self.tokenizer.convert_ids_to_tokens(token_id))
 
     @property
     def image_token(self) -> str:
-        """The placeholder token that is replaced by one image embedding."""
-        return self.token_text(self.config.image_token_id)
+        """Placeholder token, which is replaced by one image embedding."""
+        return self.get_token_text(self.config.image_token_id)
 
     @property
     def video_token(self) -> str:
-        """The placeholder token that is replaced by one video embedding."""
-        return self.token_text(self.config.video_token_id)
+        """Placeholder token, which is replaced by one video embedding."""
+        return self.get_token_text(self.config.video_token_id)
 
 
 @dataclass(frozen=True)
 class VideoSupport:
-    """How a family samples, scales and renders videos."""
+    """Defines how a model family samples, scales and renders videos."""
 
-    processor: str  # class in transformers, written to the result's settings
-    default_pixel_limits: tuple[int, int]  # minimum and maximum, unless the model's settings contain them
+    processor: str  # class name in transformers, saved in the settings of the result
+    default_pixel_limits: tuple[int, int]  # (minimum, maximum) if the model's settings contain none
     choose_frames: FrameChooser
-    resize: Callable[[ModelHandles, Sampling, SampledVideo], Size]
-    render: Callable[[ModelHandles, SampledVideo, int], str]  # placeholder text, given the tokens per two frames
-    placeholder: Callable[[ModelHandles], str] = lambda model: model.video_token  # what the chat template renders
-    needs_frame_interval: bool = False  # the model takes second_per_grid_ts: seconds between two pairs of frames
+    resize: Callable[[ModelHandles, SamplingSettings, SampledVideo], Size]
+    render: Callable[[ModelHandles, SampledVideo, int], str]  # placeholder text; the int is the tokens per frame pair
+    placeholder: Callable[[ModelHandles], str] = lambda model: model.video_token  # text in the chat template
+    needs_frame_interval: bool = False  # has the input second_per_grid_ts: seconds between frame pairs
 
 
 @dataclass(frozen=True)
 class VisionFamily:
-    """Names and functions that differ between architectures of vision-language models.
+    """Module names and functions of a vision-language architecture.
 
-    Prefixes are prefixes of module names; modules with neither prefix belong to the language model.
+    Prefixes refer to module names; modules with neither prefix belong to the language model.
     """
 
     vision_prefix: str
-    aligner_prefixes: tuple[str, ...]  # may be inside of vision
+    aligner_prefixes: tuple[str, ...]  # may be inside the vision tower
     render: Callable[[ModelHandles, Size], str]  # placeholder text of an image of this size
-    placeholder: Callable[[ModelHandles], str] = lambda model: model.image_token  # what the chat template renders
+    placeholder: Callable[[ModelHandles], str] = lambda model: model.image_token  # text in the chat template
     type_ids_input: str | None = None  # name of the model input that distinguishes image tokens
     supports_packing: bool = True  # attention isolates the rows of a pack, with or without images
     uses_mrope: bool = False  # image tokens have position ids in time, height and width
     has_dynamic_resolution: bool = False  # the number of tokens of an image grows with its pixels
     videos: VideoSupport | None = None
     processor_options: Mapping[str, Any] | None = None  # arguments of the image processor
-    unused_modules: Callable[[PretrainedConfig], str | None] = lambda _config: None  # regex of those without gradients
+    unused_modules: Callable[[PretrainedConfig], str | None] = lambda _config: None  # modules without gradients
 
 
 def _render_qwen(model: ModelHandles, size: Size) -> str:
@@ -88,7 +88,7 @@ def _render_llava(model: ModelHandles, _size: Size) -> str:
     return model.image_token * int((vision.image_size // vision.patch_size) ** 2 + keeps_class_token)
 
 
-def _llava_unused_modules(config: PretrainedConfig) -> str:
+def _match_unused_llava_modules(config: PretrainedConfig) -> str:
     """Match CLIP's final norm and the layers after `vision_feature_layer`, whose output LLaVA does not use."""
     layer_count, selected = config.vision_config.num_hidden_layers, config.vision_feature_layer
     selected_layers = [selected] if isinstance(selected, int) else selected
@@ -100,11 +100,11 @@ def _llava_unused_modules(config: PretrainedConfig) -> str:
 
 def _render_gemma3(model: ModelHandles, _size: Size) -> str:
     config = model.config
-    start, end = (model.token_text(token_id) for token_id in (config.boi_token_index, config.eoi_token_index))
+    start, end = (model.get_token_text(token_id) for token_id in (config.boi_token_index, config.eoi_token_index))
     return f"\n\n{start}{model.image_token * config.mm_tokens_per_image}{end}\n\n"
 
 
-def _qwen_vl(videos: VideoSupport, *aligner_prefixes: str) -> VisionFamily:
+def _build_qwen_vl_family(videos: VideoSupport, *aligner_prefixes: str) -> VisionFamily:
     return VisionFamily(
         "model.visual",
         aligner_prefixes,
@@ -116,36 +116,36 @@ def _qwen_vl(videos: VideoSupport, *aligner_prefixes: str) -> VisionFamily:
     )
 
 
-def _frame_count(sampling: Sampling, total: int, fps: float) -> float:
-    return min(max(total / fps * sampling.fps, sampling.min_frames), sampling.max_frames, total)
+def _count_frames(sampling: SamplingSettings, total_frames: int, fps: float) -> float:
+    return min(max(total_frames / fps * sampling.fps, sampling.min_frames), sampling.max_frames, total_frames)
 
 
-def _choose_qwen2_frames(sampling: Sampling, total: int, fps: float) -> tuple[int, ...]:
+def _choose_qwen2_frames(sampling: SamplingSettings, total_frames: int, fps: float) -> tuple[int, ...]:
     """Divide the video into an even number of equal intervals and choose the first frame of each."""
-    count = max(int(_frame_count(sampling, total, fps)) // 2 * 2, 1)
-    return tuple(index * total // count for index in range(count))
+    count = max(int(_count_frames(sampling, total_frames, fps)) // 2 * 2, 1)
+    return tuple(index * total_frames // count for index in range(count))
 
 
-def _resize_qwen2_frames(model: ModelHandles, sampling: Sampling, video: SampledVideo) -> Size:
-    """Return height and width within pixel limits that apply to each frame."""
+def _resize_qwen2_frames(model: ModelHandles, sampling: SamplingSettings, video: SampledVideo) -> Size:
+    """Return height and width; the pixel limits apply to each frame."""
     factor = model.processor.patch_size * model.processor.merge_size
     limits = {"min_pixels": sampling.min_pixels, "max_pixels": sampling.max_pixels}
     height, width = resize_frame(*video.size, factor=factor, **limits)
     return int(height), int(width)
 
 
-def _render_qwen2_video(model: ModelHandles, video: SampledVideo, tokens: int) -> str:
-    return model.video_token * (len(video.timestamps) * tokens)
+def _render_qwen2_video(model: ModelHandles, video: SampledVideo, tokens_per_pair: int) -> str:
+    return model.video_token * (len(video.timestamps) * tokens_per_pair)
 
 
-def _choose_qwen3_frames(sampling: Sampling, total: int, fps: float) -> tuple[int, ...]:
+def _choose_qwen3_frames(sampling: SamplingSettings, total_frames: int, fps: float) -> tuple[int, ...]:
     """Choose evenly spaced frames, including the first and the last."""
-    count = max(int(_frame_count(sampling, total, fps)), 1)
-    return tuple(int(index) for index in np.linspace(0, total - 1, count).round())
+    count = max(int(_count_frames(sampling, total_frames, fps)), 1)
+    return tuple(int(index) for index in np.linspace(0, total_frames - 1, count).round())
 
 
-def _resize_qwen3_frames(model: ModelHandles, sampling: Sampling, video: SampledVideo) -> Size:
-    """Return height and width within pixel limits that apply to all frames together."""
+def _resize_qwen3_frames(model: ModelHandles, sampling: SamplingSettings, video: SampledVideo) -> Size:
+    """Return height and width; the pixel limits apply to all frames together."""
     height, width = resize_video(
         max(len(video.frame_indices), model.processor.temporal_patch_size),
         *video.size,
@@ -157,19 +157,19 @@ def _resize_qwen3_frames(model: ModelHandles, sampling: Sampling, video: Sampled
     return int(height), int(width)
 
 
-def _render_qwen3_video(model: ModelHandles, video: SampledVideo, tokens: int) -> str:
-    """Render every two frames as an image of their own after their timestamp."""
-    start, end = (model.token_text(token_id) for token_id in _vision_delimiters(model.config))
-    embeddings = f"{start}{model.video_token * tokens}{end}"
+def _render_qwen3_video(model: ModelHandles, video: SampledVideo, tokens_per_pair: int) -> str:
+    """Render each pair of frames as a separate image, preceded by its timestamp."""
+    start, end = (model.get_token_text(token_id) for token_id in _get_delimiter_ids(model.config))
+    embeddings = f"{start}{model.video_token * tokens_per_pair}{end}"
     return "".join(f"<{timestamp:.1f} seconds>{embeddings}" for timestamp in video.timestamps)
 
 
-def _qwen3_placeholder(model: ModelHandles) -> str:
-    start, end = (model.token_text(token_id) for token_id in _vision_delimiters(model.config))
+def _render_qwen3_placeholder(model: ModelHandles) -> str:
+    start, end = (model.get_token_text(token_id) for token_id in _get_delimiter_ids(model.config))
     return f"{start}{model.video_token}{end}"
 
 
-def _vision_delimiters(config: PretrainedConfig) -> tuple[int, int]:
+def _get_delimiter_ids(config: PretrainedConfig) -> tuple[int, int]:
     """Return the ids of the tokens before and after an image or video."""
     return config.vision_start_token_id, config.vision_end_token_id
 
@@ -187,23 +187,27 @@ _QWEN3_VIDEOS = VideoSupport(
     _choose_qwen3_frames,
     _resize_qwen3_frames,
     _render_qwen3_video,
-    placeholder=_qwen3_placeholder,
+    placeholder=_render_qwen3_placeholder,
 )
 
 
-_TOWER, _PROJECTOR = "model.vision_tower", ("model.multi_modal_projector",)
+_TOWER_PREFIX, _PROJECTOR_PREFIXES = "model.vision_tower", ("model.multi_modal_projector",)
 
-FAMILIES: dict[str, VisionFamily] = {  # by the config's model_type
-    "qwen2_vl": _qwen_vl(_QWEN2_VIDEOS, "model.visual.merger"),
-    "qwen2_5_vl": _qwen_vl(replace(_QWEN2_VIDEOS, needs_frame_interval=True), "model.visual.merger"),
-    "qwen3_vl": _qwen_vl(_QWEN3_VIDEOS, "model.visual.merger", "model.visual.deepstack_merger_list"),
-    "internvl": VisionFamily(_TOWER, _PROJECTOR, _render_internvl, processor_options={"crop_to_patches": True}),
-    "llava": VisionFamily(_TOWER, _PROJECTOR, _render_llava, unused_modules=_llava_unused_modules),
+FAMILIES: dict[str, VisionFamily] = {  # keyed by model_type of the config
+    "qwen2_vl": _build_qwen_vl_family(_QWEN2_VIDEOS, "model.visual.merger"),
+    "qwen2_5_vl": _build_qwen_vl_family(replace(_QWEN2_VIDEOS, needs_frame_interval=True), "model.visual.merger"),
+    "qwen3_vl": _build_qwen_vl_family(_QWEN3_VIDEOS, "model.visual.merger", "model.visual.deepstack_merger_list"),
+    "internvl": VisionFamily(
+        _TOWER_PREFIX, _PROJECTOR_PREFIXES, _render_internvl, processor_options={"crop_to_patches": True}
+    ),
+    "llava": VisionFamily(
+        _TOWER_PREFIX, _PROJECTOR_PREFIXES, _render_llava, unused_modules=_match_unused_llava_modules
+    ),
     "gemma3": VisionFamily(
-        _TOWER,
-        _PROJECTOR,
+        _TOWER_PREFIX,
+        _PROJECTOR_PREFIXES,
         _render_gemma3,
-        placeholder=lambda model: model.token_text(model.config.boi_token_index),
+        placeholder=lambda model: model.get_token_text(model.config.boi_token_index),
         type_ids_input="token_type_ids",
         supports_packing=False,
     ),

@@ -1,4 +1,4 @@
-"""Freezes parts of a vision-language model: vision, aligner and language, each as a whole."""
+"""Freezes the parameter groups of a vision-language model: vision, aligner and language."""
 
 import re
 from collections.abc import Collection
@@ -11,24 +11,26 @@ from finetune_trainer.vision.processor import VisionProcessor
 
 GROUPS = ("vision", "aligner", "language")
 DEFAULT_FROZEN = ("vision", "aligner")
-_PEFT_PREFIX = "base_model.model."  # prefix that peft adds to every name
+_PEFT_PREFIX = "base_model.model."  # peft adds this prefix to all parameter names
 
 
-def resolve_frozen_groups(specified: Collection[str] | None) -> tuple[str, ...]:
-    """Return the groups to freeze: those of spec.model.freeze, or the default without it.
+def resolve_frozen_groups(specified_groups: Collection[str] | None) -> tuple[str, ...]:
+    """Return the groups to freeze: the value of spec.model.freeze, or the default.
 
     Raises: InvalidSpec if all groups are frozen.
     """
-    frozen = tuple(group for group in GROUPS if group in (DEFAULT_FROZEN if specified is None else specified))
-    if len(frozen) == len(GROUPS):
+    frozen_groups = tuple(
+        group for group in GROUPS if group in (DEFAULT_FROZEN if specified_groups is None else specified_groups)
+    )
+    if len(frozen_groups) == len(GROUPS):
         raise InvalidSpec(
             "spec.model.freeze: all of vision, aligner and language are frozen; leave one out to train it"
         )
-    return frozen
+    return frozen_groups
 
 
 def find_group(name: str, family: VisionFamily) -> str:
-    """Return the group of a parameter or module by its name, with or without the prefix of peft."""
+    """Return the group of a parameter or module by its name, which may have the prefix of peft."""
     name = name.removeprefix(_PEFT_PREFIX)
     if any(_has_module_prefix(name, prefix) for prefix in family.aligner_prefixes):
         return "aligner"
@@ -36,31 +38,33 @@ def find_group(name: str, family: VisionFamily) -> str:
 
 
 def freeze_parameters(
-    model: torch.nn.Module, family: VisionFamily, frozen: Collection[str], *, unused: str | None = None
+    model: torch.nn.Module, family: VisionFamily, frozen_groups: Collection[str], *, unused_pattern: str | None = None
 ) -> None:
-    """Freeze the groups, and modules whose name matches `unused`: their missing gradients would block DDP."""
+    """Freeze the groups and the modules that match `unused_pattern`: DDP would wait for their missing gradients."""
     for name, parameter in model.named_parameters():
-        if find_group(name, family) in frozen or (unused and re.match(unused, name)):
+        if find_group(name, family) in frozen_groups or (unused_pattern and re.match(unused_pattern, name)):
             parameter.requires_grad = False
 
 
-def frozen_module_pattern(family: VisionFamily, frozen: Collection[str], *, unused: str | None = None) -> str | None:
-    """Return a regex for the names of all frozen modules, as peft's `exclude_modules`; None if none is frozen."""
+def build_frozen_module_pattern(
+    family: VisionFamily, frozen_groups: Collection[str], *, unused_pattern: str | None = None
+) -> str | None:
+    """Return a regex of all frozen modules for peft's `exclude_modules`, or None if no module is frozen."""
     aligner, vision = family.aligner_prefixes, (family.vision_prefix,)
     group_patterns = {
-        "aligner": _prefix_pattern(aligner),
-        "vision": f"(?!{_prefix_pattern(aligner)}){_prefix_pattern(vision)}",
-        "language": f"(?!{_prefix_pattern((*aligner, *vision))})",
+        "aligner": _build_prefix_pattern(aligner),
+        "vision": f"(?!{_build_prefix_pattern(aligner)}){_build_prefix_pattern(vision)}",
+        "language": f"(?!{_build_prefix_pattern((*aligner, *vision))})",
     }
-    patterns = [*(group_patterns[group] for group in frozen), *([unused] if unused else [])]
+    patterns = [*(group_patterns[group] for group in frozen_groups), *([unused_pattern] if unused_pattern else [])]
     return "|".join(f"{pattern}.*" for pattern in patterns) or None
 
 
-def freeze_groups(model: torch.nn.Module, vision: VisionProcessor, frozen: Collection[str]) -> str | None:
-    """Freeze the groups and return the regex of the modules that get no adapters."""
-    family, unused = vision.family, vision.family.unused_modules(vision.handles.config)
-    freeze_parameters(model, family, frozen, unused=unused)
-    return frozen_module_pattern(family, frozen, unused=unused)
+def freeze_groups(model: torch.nn.Module, vision: VisionProcessor, frozen_groups: Collection[str]) -> str | None:
+    """Freeze the groups and return a regex of the modules that must not have adapters."""
+    family, unused_pattern = vision.family, vision.family.unused_modules(vision.handles.config)
+    freeze_parameters(model, family, frozen_groups, unused_pattern=unused_pattern)
+    return build_frozen_module_pattern(family, frozen_groups, unused_pattern=unused_pattern)
 
 
 def trains_vision(model: torch.nn.Module, family: VisionFamily) -> bool:
@@ -75,5 +79,5 @@ def _has_module_prefix(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(f"{prefix}.")
 
 
-def _prefix_pattern(prefixes: Collection[str]) -> str:
+def _build_prefix_pattern(prefixes: Collection[str]) -> str:
     return f"(?:{'|'.join(map(re.escape, prefixes))})(?=\\.|$)"

@@ -1,4 +1,4 @@
-"""Images and videos in the text of a conversation: content parts for the chat template, placeholders for the model."""
+"""Converts images and videos of a conversation to content parts, and expands their placeholders."""
 
 import re
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.errors import DatasetError
 from finetune_trainer.vision.processor import VisionProcessor
 
-Span = tuple[int, int]  # start and end in characters; the end is exclusive
+Span = tuple[int, int]  # (start, end) in characters; the end is exclusive
 
 
 @dataclass(frozen=True)
 class ExpandedText:
-    """A rendered conversation in which every image and video has as many placeholder tokens as embeddings."""
+    """Rendered conversation with one placeholder token per image or video embedding."""
 
     text: str
-    spans: tuple[Span, ...]  # of the assistant turns
+    spans: tuple[Span, ...]  # spans of the assistant turns
     media: tuple[tuple[MediaItem, Span], ...]
 
 
 def to_content_parts(turn: Turn) -> list[dict[str, str]]:
-    """Return the content parts of a message, text and media in their order, as chat templates accept them."""
+    """Convert a turn to content parts for the chat template, with text and media in order."""
     parts, media = [], iter(turn.media)
     for piece in re.split(f"({re.escape(MEDIA_MARK)})", turn.content):
         if piece == MEDIA_MARK:
@@ -33,45 +33,45 @@ def to_content_parts(turn: Turn) -> list[dict[str, str]]:
 
 
 def collect_media(turns: Sequence[Turn]) -> tuple[MediaItem, ...]:
-    """Return the images and videos of all turns in their order."""
+    """Return the images and videos of all turns in order."""
     return tuple(item for turn in turns for item in turn.media)
 
 
 def expand_placeholders(
     vision: VisionProcessor, origin: str, text: str, spans: Sequence[Span], media: tuple[MediaItem, ...]
 ) -> ExpandedText:
-    """Replace every placeholder of the chat template by the placeholder tokens of its image or video.
+    """Replace each placeholder of the chat template with the placeholder tokens of its image or video.
 
-    text: the conversation as the template rendered it. spans: ranges of `text`, returned as ranges of the result.
+    text: the rendered conversation. spans: ranges in `text`; they are converted to ranges in the expanded text.
     Raises: DatasetError if placeholders and media do not match, or a file cannot be read.
     """
     modalities = {placeholder: modality for modality, placeholder in vision.placeholders.items()}
-    # Odd pieces are placeholders, even pieces the text between them.
+    # Pieces with odd indices are placeholders; the others are the text between them.
     pieces = re.split(f"({'|'.join(map(re.escape, modalities))})", text)
     for modality in Modality:
-        _check_count(vision, origin, text, modality, media)
+        _check_placeholder_count(vision, origin, text, modality, media)
     if [modalities[piece] for piece in pieces[1::2]] != [item.modality for item in media]:
         raise DatasetError(
             f"{origin}: the model's chat template renders images and videos in another order than the row has them"
         )
-    expanded, ranges, shifts = pieces[0], [], [(0, 0)]  # shifts: from this position in `text` on, shift by this much
+    expanded, ranges, shifts = pieces[0], [], [(0, 0)]  # shifts: (start in `text`, offset)
     position = len(expanded)
-    for item, placeholder, after in zip(media, pieces[1::2], pieces[2::2], strict=True):
+    for item, placeholder, next_text in zip(media, pieces[1::2], pieces[2::2], strict=True):
         tokens = vision.render(origin, item)
         ranges.append((item, (len(expanded), len(expanded) + len(tokens))))
-        expanded += tokens + after
+        expanded += tokens + next_text
         position += len(placeholder)
         shifts.append((position, ranges[-1][1][1] - position))
-        position += len(after)
-    shifted = tuple((_shift(start, shifts), _shift(end, shifts)) for start, end in spans)
+        position += len(next_text)
+    shifted = tuple((_shift_position(start, shifts), _shift_position(end, shifts)) for start, end in spans)
     return ExpandedText(expanded, shifted, tuple(ranges))
 
 
-def _shift(position: int, shifts: Sequence[tuple[int, int]]) -> int:
-    return position + next(by for start, by in reversed(shifts) if start <= position)
+def _shift_position(position: int, shifts: Sequence[tuple[int, int]]) -> int:
+    return position + next(offset for start, offset in reversed(shifts) if start <= position)
 
 
-def _check_count(
+def _check_placeholder_count(
     vision: VisionProcessor, origin: str, text: str, modality: Modality, media: tuple[MediaItem, ...]
 ) -> None:
     """Check that the text has one placeholder per item of the modality, and no tag without an item."""
@@ -92,8 +92,8 @@ def _check_count(
             f"{origin}: has {expected} {modality}s, but the model's chat template renders {count} of them; use the"
             " template of the model's instruct variant"
         )
-    superfluous = modality.tag if tags else placeholder
+    surplus_text = modality.tag if tags else placeholder
     raise DatasetError(
-        f"{origin}: the text contains {superfluous} {tags or count - expected} times more than there are {modality}s;"
-        f" list the {modality}s in a column {modality}s, or remove {superfluous} from the text"
+        f"{origin}: the text contains {surplus_text} {tags or count - expected} times more than there are {modality}s;"
+        f" list the {modality}s in a column {modality}s, or remove {surplus_text} from the text"
     )

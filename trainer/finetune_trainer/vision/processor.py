@@ -1,7 +1,4 @@
-"""Renders images and videos as placeholder tokens, and turns their files into pixel inputs of the vision tower.
-
-The reasons are in decisions/602.
-"""
+"""Renders images and videos as placeholder tokens, and loads pixel inputs for the vision tower (decisions/602)."""
 
 import io
 from collections.abc import Iterator
@@ -20,7 +17,7 @@ from finetune_trainer.atomic_files import is_storage_fault
 from finetune_trainer.data_sources.media import MediaItem, Modality
 from finetune_trainer.errors import DatasetError, InvalidSpec
 from finetune_trainer.vision.families import FAMILIES, ModelHandles, VisionFamily
-from finetune_trainer.vision.video_frames import Size, open_upright, upright_size
+from finetune_trainer.vision.video_frames import Size, open_upright, read_upright_size
 from finetune_trainer.vision.video_processor import (
     VIDEO_FIELDS,
     VIDEO_INPUTS,
@@ -29,60 +26,60 @@ from finetune_trainer.vision.video_processor import (
     build_video_processor,
 )
 
-_IMAGE_INPUTS = ("pixel_values", "image_grid_thw")  # outputs of image processors that are inputs of models
+_IMAGE_INPUTS = ("pixel_values", "image_grid_thw")  # image processor outputs that are model inputs
 VISION_INPUTS = (*_IMAGE_INPUTS, *VIDEO_INPUTS, "mm_token_type_ids", "token_type_ids")
-_VISION_FIELDS = ("freeze", "maxPixels", "minPixels", *VIDEO_FIELDS)  # of spec.model; rejected for other models
+_VISION_FIELDS = ("freeze", "maxPixels", "minPixels", *VIDEO_FIELDS)  # of spec.model; rejected for text models
 _DUMMY_EDGE = 56  # pixels
 
 
 @dataclass(frozen=True)
 class VisionProcessor:
-    """Processes images and videos for a model; combines its image processor with the rules of its family."""
+    """Processes images and videos with a model's image processor and the functions of its family."""
 
     family: VisionFamily
     handles: ModelHandles
-    videos: VideoProcessor | None = None  # None: the family does not support videos
+    videos: VideoProcessor | None = None  # None if the family does not support videos
 
     @property
     def placeholders(self) -> dict[Modality, str]:
-        """The text that the chat template renders for an image or a video, for each supported modality."""
+        """Text that the chat template renders for an item of each supported modality."""
         image = {Modality.IMAGE: self.family.placeholder(self.handles)}
         return {**image, Modality.VIDEO: self.videos.placeholder} if self.videos else image
 
     @property
     def visual_token_ids(self) -> tuple[int, ...]:
-        """The ids of the placeholder tokens that image and video embeddings replace."""
+        """Ids of the placeholder tokens, which image and video embeddings replace."""
         videos = (self.handles.config.video_token_id,) if self.videos else ()
         return (self.handles.config.image_token_id, *videos)
 
     @property
     def cache_description(self) -> str:
-        """All settings that determine the number of tokens of images and videos, for the cache key."""
+        """Settings that determine the number of image and video tokens, for the cache key."""
         sampling = self.videos.sampling if self.videos else None
         return f"{self.handles.processor.to_json_string()}{self.handles.config.to_json_string()}{sampling}"
 
     def render(self, origin: str, item: MediaItem) -> str:
-        """Return the placeholder text of an image or video; reads the image header or the first frame only.
+        """Return the placeholder text of an image or video; only the image header or first frame is read.
 
-        origin: the row, for error messages. Raises: DatasetError if the file is missing or invalid.
+        origin: origin of the row, for error messages. Raises: DatasetError if the file is missing or invalid.
         """
         with _translate_media_errors(origin, item):
             if item.modality is Modality.VIDEO:
                 return self._video_processor.render(item)
-            return self.render_image(upright_size(_open_source(item)))
+            return self.render_image(read_upright_size(_open_source(item)))
 
     def render_image(self, size: Size) -> str:
-        """Return the placeholder text of an image of this height and width."""
+        """Return the placeholder text of an image with this height and width."""
         return self.family.render(self.handles, size)
 
     def count_image_tokens(self, size: Size) -> int:
-        """Return the number of tokens of an image of this height and width, including delimiters."""
+        """Return the number of tokens of an image with this height and width, including delimiters."""
         return len(self.handles.tokenizer(self.render_image(size), add_special_tokens=False)["input_ids"])
 
     def load_pixels(self, origin: str, media: tuple[MediaItem, ...]) -> Features:
-        """Return the pixel inputs of the images, concatenated, and of the videos, concatenated.
+        """Return the concatenated pixel inputs of the images and of the videos.
 
-        origin: the row, for error messages. Raises: DatasetError if a file is missing or invalid.
+        origin: origin of the row, for error messages. Raises: DatasetError if a file is missing or invalid.
         """
         images, videos = [], []
         for item in media:
@@ -95,7 +92,7 @@ class VisionProcessor:
         return {**(self.process_images(images) if images else {}), **video_inputs}
 
     def build_dummy(self, modality: Modality) -> Features:
-        """Return input ids and pixel inputs of a gray image or video, for batches without real ones."""
+        """Build input ids and pixel inputs of a gray image or video, for batches without media."""
         if modality is Modality.VIDEO:
             text, pixels = self._video_processor.build_dummy(_DUMMY_EDGE)
         else:
@@ -113,14 +110,14 @@ class VisionProcessor:
             types += 2 * (input_ids == self.handles.config.video_token_id)
         return {self.family.type_ids_input: types}
 
-    def mrope_position_ids(self, row: Features) -> torch.Tensor:
-        """Return the position ids that the model itself would compute for an unpacked row, (seq, 3)."""
+    def compute_mrope_position_ids(self, row: Features) -> torch.Tensor:
+        """Compute the M-RoPE position ids of an unpacked row as the model does, (seq, 3)."""
         ids = row["input_ids"]
         grids = {name: row[name] for name in row if name in VISION_INPUTS and not name.startswith("pixel_values")}
         if not grids:
             return torch.arange(len(ids)).unsqueeze(1).expand(-1, 3)
         model_class = MODEL_MAPPING[type(self.handles.config)]
-        model = model_class.__new__(model_class)  # without weights: get_rope_index reads the config only
+        model = model_class.__new__(model_class)  # without weights, because get_rope_index reads only the config
         torch.nn.Module.__init__(model)
         model.config = self.handles.config
         positions, _ = model.get_rope_index(ids.unsqueeze(0), **{**grids, **self.token_type_ids(ids.unsqueeze(0))})
@@ -141,7 +138,7 @@ class VisionProcessor:
 def build_vision_processor(
     source: ModelSource, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> VisionProcessor | None:
-    """Build the vision processor of a model; None if it is not a vision-language model.
+    """Build the vision processor of a model; return None for a text model.
 
     Raises: InvalidSpec if the spec has fields that the model does not support.
     """
@@ -163,7 +160,7 @@ def build_vision_processor(
 
 @contextmanager
 def _translate_media_errors(origin: str, item: MediaItem) -> Iterator[None]:
-    """Raise errors of the libraries and of the processor as a DatasetError that names row and file."""
+    """Translate library and processor errors into a DatasetError with row and file."""
     subject = f"{origin}: {item}"
     try:
         yield
@@ -176,7 +173,7 @@ def _translate_media_errors(origin: str, item: MediaItem) -> Iterator[None]:
         raise DatasetError(f"{subject} is not a readable image; replace it, or remove the row") from error
     except (DatasetError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         if is_storage_fault(error):
-            raise  # the row itself is not bad, so onBadRow must not skip it
+            raise  # onBadRow must not skip the row, because the row itself is valid
         raise DatasetError(f"{subject} cannot be read ({error}); replace it, or remove the row") from error
 
 

@@ -1,4 +1,4 @@
-"""Samples and decodes the frames of a video: their indices, timestamps and sizes."""
+"""Samples and decodes the frames of videos."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -20,68 +20,72 @@ Size = tuple[int, int]  # height and width in pixels
 
 _EXIF_ORIENTATION = 0x0112
 _QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
-_FRAMES_PER_GROUP = 2  # consecutive frames that become one in time, in all supported families
+_FRAMES_PER_GROUP = 2  # all supported families merge two consecutive frames
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How many frames to sample from a video, and the limits of their size."""
+class SamplingSettings:
+    """Settings for sampling video frames: rate, and limits of frame count and size."""
 
     fps: float  # sampled frames per second
     min_frames: int
     max_frames: int
-    min_pixels: int  # per frame or of all frames together, depending on the family
+    min_pixels: int  # per frame or per video, depending on the family
     max_pixels: int
 
 
 @dataclass(frozen=True)
 class SampledVideo:
-    """The indices of the sampled frames, and the properties of the video."""
+    """Indices of the sampled frames, and properties of the video."""
 
     frame_indices: tuple[int, ...]
-    total: int  # frames in the file
-    fps: float  # of the file
-    size: Size  # of a frame, upright
+    total_frames: int  # in the file
+    fps: float  # frame rate of the file
+    size: Size  # size of an upright frame
 
     @property
     def sampled_fps(self) -> float:
-        """The average number of sampled frames per second."""
-        return len(self.frame_indices) / self.total * self.fps
+        """Average number of sampled frames per second."""
+        return len(self.frame_indices) / self.total_frames * self.fps
 
     @property
     def timestamps(self) -> tuple[float, ...]:
-        """Seconds from the beginning, the mean of every two frames; an odd last frame counts twice."""
+        """Mean time of each pair of frames, in seconds; an odd last frame is paired with itself."""
         padding = self.frame_indices[-1:] * (len(self.frame_indices) % _FRAMES_PER_GROUP)
         seconds = [index / self.fps for index in (*self.frame_indices, *padding)]
         return tuple((first + second) / 2 for first, second in zip(seconds[::2], seconds[1::2], strict=True))
 
 
-FrameChooser = Callable[[Sampling, int, float], tuple[int, ...]]  # (sampling, total frames, fps) -> frame indices
+FrameChooser = Callable[
+    [SamplingSettings, int, float], tuple[int, ...]
+]  # (sampling, total frames, fps) -> frame indices
 
 
-def probe_video(video: MediaItem, sampling: Sampling, choose_frames: FrameChooser) -> SampledVideo:
-    """Choose the frames to sample; reads the first frame only, or all packets if the header has no frame count.
+def probe_video(video: MediaItem, sampling: SamplingSettings, choose_frames: FrameChooser) -> SampledVideo:
+    """Choose the frames to sample; only the first frame is read, or all packets if the header has no frame count.
 
     Raises: DatasetError if the file is not a video.
     """
     if video.frames:
         indices = choose_frames(sampling, len(video.frames), sampling.fps)
-        return SampledVideo(indices, len(video.frames), sampling.fps, upright_size(video.frames[0]))
+        return SampledVideo(indices, len(video.frames), sampling.fps, read_upright_size(video.frames[0]))
     with _open_video(video) as container:
         stream = container.streams.video[0]
         fps = float(stream.average_rate or stream.guessed_rate or Fraction(24))
-        total = stream.frames or sum(packet.size > 0 for packet in container.demux(stream))
+        total_frames = stream.frames or sum(packet.size > 0 for packet in container.demux(stream))
         if not stream.frames:
             container.seek(0)
         first_frame = next(container.decode(stream), None)
-        if first_frame is None or not total:
+        if first_frame is None or not total_frames:
             raise DatasetError("it has no frames")
         upright = _to_upright_image(first_frame)
-        return SampledVideo(choose_frames(sampling, total, fps), total, fps, (upright.height, upright.width))
+        return SampledVideo(
+            choose_frames(sampling, total_frames, fps), total_frames, fps, (upright.height, upright.width)
+        )
 
 
 def decode_frames(video: MediaItem, sampled: SampledVideo) -> list[Image.Image]:
-    """Return the sampled frames as upright RGB images; the last decoded frame replaces those missing at the end.
+    """Decode the sampled frames to upright RGB images; the last decoded frame replaces missing frames at the end.
 
     Raises: DatasetError if no sampled frame can be decoded.
     """
@@ -99,23 +103,23 @@ def decode_frames(video: MediaItem, sampled: SampledVideo) -> list[Image.Image]:
     return [decoded.get(index, last) for index in sampled.frame_indices]
 
 
-def upright_size(source: str | io.BytesIO) -> Size:
-    """Return the size of an image after applying its EXIF orientation; reads the header only."""
+def read_upright_size(source: str | io.BytesIO) -> Size:
+    """Read the size of an image from its header, after applying the EXIF orientation."""
     with Image.open(source) as image:
         width, height = image.size
-        is_turned = image.getexif().get(_EXIF_ORIENTATION) in _QUARTER_TURNS
-        return (width, height) if is_turned else (height, width)
+        is_rotated = image.getexif().get(_EXIF_ORIENTATION) in _QUARTER_TURNS
+        return (width, height) if is_rotated else (height, width)
 
 
 def open_upright(source: str | io.BytesIO) -> Image.Image:
-    """Return the image as RGB after applying its EXIF orientation."""
+    """Open an image as RGB and apply its EXIF orientation."""
     with Image.open(source) as image:
         return ImageOps.exif_transpose(image).convert("RGB")
 
 
 @contextmanager
 def _open_video(video: MediaItem) -> Iterator["InputContainer"]:
-    import av  # here, because the import takes 0.1 s, which jobs without videos do not need
+    import av  # lazy: the import takes 0.1 s, and most jobs have no videos
 
     try:
         with av.open(io.BytesIO(video.data) if video.data else video.path, mode="r") as container:
@@ -130,6 +134,6 @@ def _open_video(video: MediaItem) -> Iterator["InputContainer"]:
 
 
 def _to_upright_image(frame: "VideoFrame") -> Image.Image:
-    """Convert a frame to an image and apply its rotation: phones store upright videos as turned frames."""
+    """Convert a frame to an image and apply its rotation: phones store upright videos as rotated frames."""
     image: Image.Image = frame.to_image()  # type: ignore[no-untyped-call]
     return image.rotate(frame.rotation, expand=True) if frame.rotation else image

@@ -1,4 +1,4 @@
-"""Renders videos as placeholder tokens and turns their frames into patches, using the model's image processor."""
+"""Renders videos as placeholder tokens and converts their frames to patches with the model's image processor."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.data_sources.media import MediaItem
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.vision.families import ModelHandles, VideoSupport, VisionFamily
-from finetune_trainer.vision.video_frames import SampledVideo, Sampling, Size, decode_frames, probe_video
+from finetune_trainer.vision.video_frames import SampledVideo, SamplingSettings, Size, decode_frames, probe_video
 
 Features = dict[str, torch.Tensor]
 
@@ -25,15 +25,15 @@ _FPS, _MIN_FRAMES, _MAX_FRAMES = 2.0, 4, 768  # defaults of qwen-vl-utils and ms
 
 @dataclass(frozen=True)
 class VideoProcessor:
-    """Processes the videos of a model by the rules of its family."""
+    """Processes videos with a model's image processor and the functions of its family."""
 
     support: VideoSupport
     handles: ModelHandles
-    sampling: Sampling
+    sampling: SamplingSettings
 
     @property
     def placeholder(self) -> str:
-        """The text that the chat template renders for a video."""
+        """Text that the chat template renders for a video."""
         return self.support.placeholder(self.handles)
 
     def render(self, video: MediaItem) -> str:
@@ -46,26 +46,26 @@ class VideoProcessor:
         return self._compute_pixels(sampled, decode_frames(video, sampled))
 
     def build_dummy(self, edge: int) -> tuple[str, Features]:
-        """Return placeholder text and pixel inputs of a video of two gray frames; edge is in pixels."""
-        sampled = SampledVideo((0, 1), total=2, fps=self.sampling.fps, size=(edge, edge))
+        """Build placeholder text and pixel inputs of a video with two gray, square frames; `edge` is in pixels."""
+        sampled = SampledVideo((0, 1), total_frames=2, fps=self.sampling.fps, size=(edge, edge))
         frames = [Image.new("RGB", (edge, edge), (128, 128, 128))] * 2
         return self._render(sampled), self._compute_pixels(sampled, frames)
 
-    def _scaled_size(self, video: SampledVideo) -> Size:
+    def _compute_scaled_size(self, video: SampledVideo) -> Size:
         return self.support.resize(self.handles, self.sampling, video)
 
     def _render(self, video: SampledVideo) -> str:
-        height, width = self._scaled_size(video)
+        height, width = self._compute_scaled_size(video)
         edge = self.handles.processor.patch_size * self.handles.processor.merge_size
         return self.support.render(self.handles, video, (height // edge) * (width // edge))
 
     def _compute_pixels(self, video: SampledVideo, frames: list[Image.Image]) -> Features:
         """Return the pixel inputs; pixel_values_videos is (patches, values per patch) (decisions/603).
 
-        The image processor turns one frame into patches of a still video: each patch contains the pixels of the frame
-        once for each of the frames that it joins. The copies are replaced by the pixels of the other frames.
+        The image processor converts each frame to patches of a still video: a patch joins several copies of the same
+        pixels. This method replaces the copies with the pixels of the following frames.
         """
-        height, width = self._scaled_size(video)
+        height, width = self._compute_scaled_size(video)
         processor, joined = self.handles.processor, int(self.handles.processor.temporal_patch_size)
         frames = [*frames, *frames[-1:] * (-len(frames) % joined)]
         scaled = [frame.resize((width, height), Image.Resampling.BICUBIC) for frame in frames]
@@ -81,9 +81,9 @@ class VideoProcessor:
 
 
 def build_video_processor(source: ModelSource, family: VisionFamily, handles: ModelHandles) -> VideoProcessor | None:
-    """Build the video processor of a model; None if its family does not support videos.
+    """Build the video processor of a model; return None if its family does not support videos.
 
-    Settings of the spec take precedence over those of the model, then come defaults.
+    Settings of the spec take precedence over settings of the model, and those over defaults.
     Raises: InvalidSpec if the spec has fields that the model does not support.
     """
     if family.videos is None:
@@ -96,7 +96,7 @@ def build_video_processor(source: ModelSource, family: VisionFamily, handles: Mo
     settings = read_video_settings(source.name)
     size = settings.get("size") or {}
     default_min, default_max = family.videos.default_pixel_limits
-    sampling = Sampling(
+    sampling = SamplingSettings(
         fps=source.video_fps or settings.get("fps") or _FPS,
         min_frames=settings.get("min_frames") or _MIN_FRAMES,
         max_frames=source.video_max_frames or settings.get("max_frames") or _MAX_FRAMES,
@@ -112,9 +112,9 @@ def build_video_processor(source: ModelSource, family: VisionFamily, handles: Mo
 
 
 def read_video_settings(model_name: str) -> dict[str, Any]:
-    """Return the settings of the model's video processor; empty if the model has none."""
-    own_file = _read_json(model_name, VIDEO_SETTINGS_FILE)
-    return own_file or _read_json(model_name, "processor_config.json").get("video_processor") or {}
+    """Return the video settings of a model; empty if the model has none."""
+    settings = _read_json(model_name, VIDEO_SETTINGS_FILE)
+    return settings or _read_json(model_name, "processor_config.json").get("video_processor") or {}
 
 
 def _read_json(model_name: str, name: str) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _read_json(model_name: str, name: str) -> dict[str, Any]:
 
 
 def export_video_settings(processor: VideoProcessor, model_name: str) -> dict[str, object]:
-    """Return the video settings used in training in the format of transformers, for serving."""
+    """Return the video settings used in training, in the format of transformers, for serving."""
     image_processor, sampling = processor.handles.processor, processor.sampling
     names = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std", "rescale_factor")
     return {

@@ -1,4 +1,4 @@
-"""Test publishing a result on the Hugging Face Hub, and the errors if it fails."""
+"""Tests publishing a result on the Hugging Face Hub, and the errors if it fails."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from finetune_trainer.hubs import create_repository, huggingface, upload
 from testing.fakes.hub import TOKEN, FakeHub, serve_hub
 
 READ_ONLY = "hf_may_read"
-ACME = PushToHub(repo="acme/support")
+TARGET = PushToHub(repo="acme/support")
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_a_repository_is_created_once_with_its_visibility(hub: FakeHub, private:
     create_repository(PushToHub(repo="acme/support", private=private))
     hub.repositories["acme/support"]["README.md"] = b"# Existing"
 
-    create_repository(ACME)
+    create_repository(TARGET)
 
     assert hub.repositories == {"acme/support": {"README.md": b"# Existing"}}
     assert hub.visibility == {"acme/support": visibility}
@@ -38,9 +38,9 @@ def test_all_files_of_the_result_are_uploaded(hub: FakeHub, tmp_path: Path) -> N
     (tmp_path / "adapter_model.safetensors").write_bytes(bytes(range(256)))
     (tmp_path / "merged/config.json").write_text("{}")
     (tmp_path / "README.md").write_text("---\nlibrary_name: peft\n---\n# Support\n")
-    create_repository(ACME)
+    create_repository(TARGET)
 
-    url = upload(ACME, tmp_path, title="default/first")
+    url = upload(TARGET, tmp_path, title="default/first")
 
     assert url == f"{hub.address}/acme/support/commit/1"
     assert hub.repositories["acme/support"] == {
@@ -51,31 +51,31 @@ def test_all_files_of_the_result_are_uploaded(hub: FakeHub, tmp_path: Path) -> N
     assert hub.messages == ["Result of default/first"]
 
 
-@pytest.mark.parametrize("exists", [False, True], ids=["new repository", "existing repository"])
-def test_a_token_without_write_access_is_an_error_of_the_spec(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, exists: bool
+@pytest.mark.parametrize("repository_exists", [False, True], ids=["new repository", "existing repository"])
+def test_a_token_without_write_access_is_a_spec_error(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, repository_exists: bool
 ) -> None:
-    if exists:
-        create_repository(ACME)
+    if repository_exists:
+        create_repository(TARGET)
     monkeypatch.setattr(huggingface, "HfApi", lambda: HfApi(endpoint=hub.address, token=READ_ONLY))
 
     with pytest.raises(InvalidSpec, match=r'pushToHub: the Hub rejected "acme/support" .*HF_TOKEN') as raised:
-        create_repository(ACME)
+        create_repository(TARGET)
 
     assert READ_ONLY not in str(raised.value)
 
 
-def test_a_server_error_of_the_hub_may_be_retried(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_hub_server_error_is_retryable(hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    create_repository(ACME)
-    hub.error_status = 501  # a status that the client does not retry by itself
+    create_repository(TARGET)
+    hub.error_status = 501  # a status that the client does not retry
 
     with pytest.raises(HubUnavailable, match=r'publishing "acme/support" on the Hub failed: .*501'):
-        upload(ACME, tmp_path, title="default/first")
+        upload(TARGET, tmp_path, title="default/first")
 
 
-def test_an_unreachable_hub_may_be_retried(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_retryable(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface, "HfApi", lambda: HfApi(endpoint="http://127.0.0.1:9", token=TOKEN))
 
     with pytest.raises(HubUnavailable, match=r"publishing .* failed"):
-        create_repository(ACME)
+        create_repository(TARGET)

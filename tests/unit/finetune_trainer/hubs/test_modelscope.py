@@ -1,4 +1,4 @@
-"""Test publishing a result on ModelScope, and the errors if it fails."""
+"""Tests publishing a result on ModelScope, and the errors if it fails."""
 
 import time
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from finetune_trainer.hubs import create_repository, modelscope, upload
 from testing.fakes.modelscope import TOKEN, FakeModelScope, serve_modelscope
 
 READ_ONLY = "ms-may-read"
-ACME = PushToHub(hub="modelscope", repo="acme/support")
+TARGET = PushToHub(hub="modelscope", repo="acme/support")
 
 
 @pytest.fixture(autouse=True)
 def skip_retry_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client retries for a minute."""
+    """Disable the retry delays of the client, which total a minute."""
     monkeypatch.setattr(time, "sleep", lambda _seconds: None)
 
 
@@ -34,7 +34,7 @@ def test_a_repository_is_created_once_with_its_visibility(hub: FakeModelScope, p
     create_repository(PushToHub(hub="modelscope", repo="acme/support", private=private))
     hub.repositories["acme/support"]["README.md"] = b"# Existing"
 
-    create_repository(ACME)
+    create_repository(TARGET)
 
     assert hub.repositories == {"acme/support": {"README.md": b"# Existing"}}
     assert [(created["Visibility"], created["License"]) for created in hub.created] == [(visibility, "Other")]
@@ -49,41 +49,41 @@ def test_all_files_of_the_result_are_uploaded(hub: FakeModelScope, tmp_path: Pat
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    create_repository(ACME)
+    create_repository(TARGET)
 
-    url = upload(ACME, tmp_path, title="default/first")
+    url = upload(TARGET, tmp_path, title="default/first")
 
     assert url == f"{hub.address}/models/acme/support"
     assert hub.repositories["acme/support"] == files
-    assert hub.messages == ["Result of default/first (batch 1/1)"]  # the client adds the number of batches
+    assert hub.messages == ["Result of default/first (batch 1/1)"]  # the client adds the batch number
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == set(files)
 
 
-@pytest.mark.parametrize("exists", [False, True], ids=["new repository", "existing repository"])
-def test_a_token_without_write_access_is_an_error_of_the_spec(
-    hub: FakeModelScope, monkeypatch: pytest.MonkeyPatch, exists: bool
+@pytest.mark.parametrize("repository_exists", [False, True], ids=["new repository", "existing repository"])
+def test_a_token_without_write_access_is_a_spec_error(
+    hub: FakeModelScope, monkeypatch: pytest.MonkeyPatch, repository_exists: bool
 ) -> None:
-    if exists:
-        create_repository(ACME)
+    if repository_exists:
+        create_repository(TARGET)
     monkeypatch.setattr(modelscope, "HubApi", lambda: HubApi(endpoint=hub.address, token=READ_ONLY))
 
     with pytest.raises(InvalidSpec, match=r'ModelScope rejected "acme/support" .*MODELSCOPE_API_TOKEN') as raised:
-        create_repository(ACME)
+        create_repository(TARGET)
 
     assert READ_ONLY not in str(raised.value)
 
 
-def test_a_server_error_of_the_hub_may_be_retried(hub: FakeModelScope, tmp_path: Path) -> None:
+def test_a_hub_server_error_is_retryable(hub: FakeModelScope, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    create_repository(ACME)
-    hub.error_status = 501  # a status that the client does not retry by itself
+    create_repository(TARGET)
+    hub.error_status = 501  # a status that the client does not retry
 
     with pytest.raises(HubUnavailable, match=r'publishing "acme/support" on ModelScope failed'):
-        upload(ACME, tmp_path, title="default/first")
+        upload(TARGET, tmp_path, title="default/first")
 
 
-def test_an_unreachable_hub_may_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_retryable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modelscope, "HubApi", lambda: HubApi(endpoint="http://127.0.0.1:9", token=TOKEN))
 
     with pytest.raises(HubUnavailable, match=r"publishing .* failed"):
-        create_repository(ACME)
+        create_repository(TARGET)

@@ -1,4 +1,4 @@
-"""Tests that packed rows with images and videos have the logits and gradients that they have alone."""
+"""Tests that packing does not change logits and gradients of rows with images and videos."""
 
 from pathlib import Path
 
@@ -23,42 +23,42 @@ MAX_LENGTH = 400
 @pytest.fixture(
     scope="module", params=[model_type for model_type in tiny_vision.RECIPES if FAMILIES[model_type].supports_packing]
 )
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedVisionModel:
+def loaded_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedVisionModel:
     folder = tiny_vision.build(tmp_path_factory.mktemp(request.param), request.param)
     return LoadedVisionModel(folder, describe_folder(folder), AutoModelForImageTextToText.from_pretrained(folder))
 
 
-def load_rows(loaded: LoadedVisionModel, folder: Path, *, packing: bool) -> TrainingData:
-    """Load rows with none, one and two images, and one with a video if the family supports videos."""
-    has_videos = loaded.pretrained.vision is not None and loaded.pretrained.vision.videos is not None
+def load_rows(loaded_model: LoadedVisionModel, folder: Path, *, packing: bool) -> TrainingData:
+    """Load rows with zero to two images, and a row with a video if the family supports videos."""
+    has_videos = loaded_model.pretrained.vision is not None and loaded_model.pretrained.vision.videos is not None
     rows = tiny_vision.write_rows(
         folder, 4, images=lambda number: number % 3, videos=lambda number: int(has_videos and number == 2)
     )
-    return loaded.data(rows, RowRules(max_length=MAX_LENGTH), packing=packing, maxLength=MAX_LENGTH)
+    return loaded_model.data(rows, RowRules(max_length=MAX_LENGTH), packing=packing, maxLength=MAX_LENGTH)
 
 
 @torch.no_grad()
-def test_logits_of_packed_rows_equal_those_of_the_rows_alone(loaded: LoadedVisionModel, tmp_path: Path) -> None:
-    alone, packed = (load_rows(loaded, tmp_path, packing=packing).samples for packing in (False, True))
-    collate, model = loaded.collate(), loaded.model.eval()
+def test_packed_and_separate_rows_have_the_same_logits(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+    separate, packed = (load_rows(loaded_model, tmp_path, packing=packing).samples for packing in (False, True))
+    collate, model = loaded_model.collate(), loaded_model.model.eval()
 
     batch = collate([packed[(2, 0, 1)], packed[(3,)]])
     first, second = compute_logits(model, batch)
 
     start = 0
     for row in (2, 0, 1):
-        expected = compute_logits(model, collate([alone[row]]))[0]
+        expected = compute_logits(model, collate([separate[row]]))[0]
         torch.testing.assert_close(first[start : start + len(expected)], expected, rtol=1e-4, atol=1e-4)
         start += len(expected)
-    expected = compute_logits(model, collate([alone[3]]))[0]
+    expected = compute_logits(model, collate([separate[3]]))[0]
     torch.testing.assert_close(second[: len(expected)], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_gradients_of_packs_equal_those_of_their_rows(loaded: LoadedVisionModel, tmp_path: Path) -> None:
-    alone, packed = (load_rows(loaded, tmp_path, packing=packing).samples for packing in (False, True))
-    collate, model = loaded.collate(), loaded.model.train()
+def test_packed_and_separate_rows_have_the_same_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+    separate, packed = (load_rows(loaded_model, tmp_path, packing=packing).samples for packing in (False, True))
+    collate, model = loaded_model.collate(), loaded_model.model.train()
 
-    expected = gradients_of(model, collate([alone[row] for row in (1, 2, 3)]))
+    expected = gradients_of(model, collate([separate[row] for row in (1, 2, 3)]))
     actual = gradients_of(model, collate([packed[(1, 2)], packed[(3,)]]))
 
     assert actual.keys() == expected.keys()
@@ -66,37 +66,39 @@ def test_gradients_of_packs_equal_those_of_their_rows(loaded: LoadedVisionModel,
         assert_close_up_to_rounding(actual[name], gradient)
 
 
-def test_a_dummy_image_in_a_pack_is_a_row_of_its_own(loaded: LoadedVisionModel, tmp_path: Path) -> None:
-    packed = load_rows(loaded, tmp_path, packing=True).samples
-    plain, with_dummy = (collate([packed[(0,)]]) for collate in (loaded.collate(), loaded.collate(Modality.IMAGE)))
+def test_a_dummy_image_in_a_pack_is_a_separate_row(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+    packed = load_rows(loaded_model, tmp_path, packing=True).samples
+    plain, with_dummy = (
+        collate([packed[(0,)]]) for collate in (loaded_model.collate(), loaded_model.collate(Modality.IMAGE))
+    )
     length = plain["input_ids"].shape[1]
 
     assert "pixel_values" not in plain
     assert "pixel_values" in with_dummy
     assert with_dummy[POSITION_IDS][0, length:].tolist() == list(range(with_dummy["input_ids"].shape[1] - length))
     with torch.no_grad():
-        expected, actual = (compute_logits(loaded.model.eval(), batch) for batch in (plain, with_dummy))
+        expected, actual = (compute_logits(loaded_model.model.eval(), batch) for batch in (plain, with_dummy))
     torch.testing.assert_close(actual[:, :length], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_isolation_check_accepts_families_that_support_packing(loaded: LoadedVisionModel) -> None:
-    vision = loaded.pretrained.vision
+def test_the_isolation_check_accepts_families_that_support_packing(loaded_model: LoadedVisionModel) -> None:
+    vision = loaded_model.pretrained.vision
     assert vision is not None
 
     check_pack_isolation(
-        loaded.model, build_probe_packs(2, torch.device("cpu"), axes=vision.family.uses_mrope), name="tiny"
+        loaded_model.model, build_probe_packs(2, torch.device("cpu"), axes=vision.family.uses_mrope), name="tiny"
     )
 
 
-def test_mrope_position_ids_equal_those_of_the_model(loaded: LoadedVisionModel, tmp_path: Path) -> None:
-    vision, samples = loaded.pretrained.vision, load_rows(loaded, tmp_path, packing=True).samples
+def test_mrope_position_ids_match_the_model(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+    vision, samples = loaded_model.pretrained.vision, load_rows(loaded_model, tmp_path, packing=True).samples
     assert vision is not None
     if not vision.family.uses_mrope:
         assert MROPE_POSITION_IDS not in samples[(1,)][0]
         return
     (row,) = samples[(2,)]
 
-    positions, _ = loaded.model.model.get_rope_index(
+    positions, _ = loaded_model.model.model.get_rope_index(
         row["input_ids"].unsqueeze(0),
         **{name: row[name] for name in row if name.endswith("grid_thw") or name.startswith("second")},
         **vision.token_type_ids(row["input_ids"].unsqueeze(0)),
@@ -106,7 +108,7 @@ def test_mrope_position_ids_equal_those_of_the_model(loaded: LoadedVisionModel, 
     assert row[MROPE_POSITION_IDS].max() < len(row["input_ids"]), "an image has more tokens than its largest position"
 
 
-def test_a_family_without_row_isolation_is_rejected_for_packing(tmp_path: Path) -> None:
+def test_packing_is_rejected_for_a_family_without_row_isolation(tmp_path: Path) -> None:
     folder = tiny_vision.build(tmp_path / "model", "gemma3")
     gemma = LoadedVisionModel(folder, describe_folder(folder), AutoModelForImageTextToText.from_pretrained(folder))
 

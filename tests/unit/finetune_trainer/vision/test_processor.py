@@ -1,4 +1,4 @@
-"""Tests image tokens, targets, frozen groups, dummy images and errors of vision-language models."""
+"""Tests image tokens, targets, frozen groups, dummy images and errors for vision-language models."""
 
 import base64
 import copy
@@ -23,9 +23,9 @@ from finetune_trainer.model.lora import add_adapters
 from finetune_trainer.training.token_losses import compute_logits
 from finetune_trainer.vision.families import FAMILIES, VisionFamily
 from finetune_trainer.vision.freeze import (
+    build_frozen_module_pattern,
     find_group,
     freeze_parameters,
-    frozen_module_pattern,
     resolve_frozen_groups,
     trains_vision,
 )
@@ -43,13 +43,13 @@ MODEL_TYPES = tuple(tiny_vision.RECIPES)
 
 
 @pytest.fixture(scope="module", params=MODEL_TYPES)
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedVisionModel:
+def loaded_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedVisionModel:
     folder = tiny_vision.build(tmp_path_factory.mktemp(request.param), request.param)
     return LoadedVisionModel(folder, describe_folder(folder), AutoModelForImageTextToText.from_pretrained(folder))
 
 
 @pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> LoadedVisionModel:
+def qwen_model(tmp_path_factory: pytest.TempPathFactory) -> LoadedVisionModel:
     folder = tiny_vision.build(tmp_path_factory.mktemp("qwen"))
     return LoadedVisionModel(folder, describe_folder(folder), AutoModelForImageTextToText.from_pretrained(folder))
 
@@ -59,9 +59,9 @@ def build_row(text: str, *images: str, completion: str = "It is blue.") -> dict[
     return {"messages": messages, "images": list(images)}
 
 
-def test_image_tokens_and_user_turns_are_no_targets(loaded: LoadedVisionModel, tmp_path: Path) -> None:
-    data = loaded.data(tiny_vision.write_rows(tmp_path, 6, images=lambda number: number % 3))
-    image_token = loaded.model.config.image_token_id
+def test_image_tokens_and_user_turns_are_not_targets(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+    data = loaded_model.data(tiny_vision.write_rows(tmp_path, 6, images=lambda number: number % 3))
+    image_token = loaded_model.model.config.image_token_id
     conversations = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
 
     for index, conversation in enumerate(conversations):
@@ -70,60 +70,64 @@ def test_image_tokens_and_user_turns_are_no_targets(loaded: LoadedVisionModel, t
 
         assert image_token not in targets
         assert int((row["input_ids"] == image_token).sum()) > 0 or not conversation.get("images")
-        assert loaded.pretrained.tokenizer.decode(targets) == conversation["messages"][1]["content"] + "<|im_end|>"
+        assert (
+            loaded_model.pretrained.tokenizer.decode(targets) == conversation["messages"][1]["content"] + "<|im_end|>"
+        )
 
 
-def test_with_loss_on_all_image_tokens_are_still_no_targets(loaded: LoadedVisionModel, tmp_path: Path) -> None:
+def test_image_tokens_are_not_targets_with_loss_on_all(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     name = tiny_vision.write_image(tmp_path, "a.png", (56, 84), seed=1)
-    (row,) = loaded.data(write_rows(tmp_path, build_row("<image>?", name)), method=build_sft_renderer("all")).samples[0]
+    (row,) = loaded_model.data(
+        write_rows(tmp_path, build_row("<image>?", name)), method=build_sft_renderer("all")
+    ).samples[0]
 
     is_target = row["labels"][1:] != IGNORE_INDEX
-    assert not is_target[row["input_ids"][1:] == loaded.model.config.image_token_id].any()
+    assert not is_target[row["input_ids"][1:] == loaded_model.model.config.image_token_id].any()
     assert is_target[-10:].all()
 
 
-def test_the_number_of_image_tokens_is_that_of_the_image_embeddings(loaded: LoadedVisionModel, tmp_path: Path) -> None:
+def test_image_tokens_match_the_number_of_image_embeddings(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     """The models raise an error if the numbers differ."""
     names = [
         tiny_vision.write_image(tmp_path, f"{size}.png", size, seed=1) for size in ((28, 28), (200, 60), (90, 300))
     ]
-    data = loaded.data(
+    data = loaded_model.data(
         write_rows(tmp_path, *(build_row("<image>?", name) for name in names), build_row("<image>" * 3, *names))
     )
-    collate = loaded.collate()
+    collate = loaded_model.collate()
 
     for index in range(4):
-        assert compute_logits(loaded.model, collate([data.samples[index]])).isfinite().all()
+        assert compute_logits(loaded_model.model, collate([data.samples[index]])).isfinite().all()
     together = collate([data.samples[index] for index in range(4)])
-    assert compute_logits(loaded.model, together).isfinite().all()
+    assert compute_logits(loaded_model.model, together).isfinite().all()
 
 
-def test_the_logits_depend_on_the_image(loaded: LoadedVisionModel, tmp_path: Path) -> None:
+def test_the_logits_depend_on_the_image(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     names = [tiny_vision.write_image(tmp_path, f"{seed}.png", (56, 56), seed=seed) for seed in range(2)]
-    data = loaded.data(write_rows(tmp_path, *(build_row("<image>?", name) for name in names)))
-    collate = loaded.collate()
+    data = loaded_model.data(write_rows(tmp_path, *(build_row("<image>?", name) for name in names)))
+    collate = loaded_model.collate()
 
-    first, second = (compute_logits(loaded.model, collate([data.samples[index]])) for index in range(2))
+    first, second = (compute_logits(loaded_model.model, collate([data.samples[index]])) for index in range(2))
 
     assert (first - second).abs().max() > 1e-4
 
 
-def test_a_dummy_image_does_not_change_gradients(loaded: LoadedVisionModel, tmp_path: Path) -> None:
-    data = loaded.data(tiny_vision.write_rows(tmp_path, 4, images=lambda number: number // 3))
+def test_a_dummy_image_does_not_change_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+    data = loaded_model.data(tiny_vision.write_rows(tmp_path, 4, images=lambda number: number // 3))
     rows = [data.samples[index] for index in range(3)]
-    real = gradients_of(loaded.model, loaded.collate(Modality.IMAGE)([data.samples[3]]))
-    plain, with_dummy = loaded.collate()(rows), loaded.collate(Modality.IMAGE)(rows)
+    real = gradients_of(loaded_model.model, loaded_model.collate(Modality.IMAGE)([data.samples[3]]))
+    plain, with_dummy = loaded_model.collate()(rows), loaded_model.collate(Modality.IMAGE)(rows)
     assert "pixel_values" in with_dummy
     assert "pixel_values" not in plain
 
-    expected, actual = gradients_of(loaded.model, plain), gradients_of(loaded.model, with_dummy)
+    expected, actual = gradients_of(loaded_model.model, plain), gradients_of(loaded_model.model, with_dummy)
     assert expected.keys() < actual.keys()
-    assert actual.keys() == real.keys(), "a dummy uses the same parameters as a real image"
+    assert actual.keys() == real.keys(), "a dummy and a real image use the same parameters"
     for name, gradient in actual.items():
         if name in expected:
             assert_close_up_to_rounding(gradient, expected[name])
         else:
-            assert find_group(name, FAMILIES[loaded.model.config.model_type]) != "language"
+            assert find_group(name, FAMILIES[loaded_model.model.config.model_type]) != "language"
             assert gradient.abs().max() == 0
 
 
@@ -131,28 +135,28 @@ def test_a_dummy_image_does_not_change_gradients(loaded: LoadedVisionModel, tmp_
     ("frozen", "trained"),
     [
         pytest.param(None, {"language"}, id="default"),
-        pytest.param((), {"vision", "aligner", "language"}, id="nothing frozen"),
+        pytest.param((), {"vision", "aligner", "language"}, id="no group frozen"),
         pytest.param(("vision",), {"aligner", "language"}, id="vision"),
         pytest.param(("language",), {"vision", "aligner"}, id="language"),
-        pytest.param(("vision", "language"), {"aligner"}, id="only the aligner trained"),
-        pytest.param(("aligner", "language"), {"vision"}, id="only vision trained"),
+        pytest.param(("vision", "language"), {"aligner"}, id="vision and language"),
+        pytest.param(("aligner", "language"), {"vision"}, id="aligner and language"),
     ],
 )
-def test_adapters_are_only_in_trained_groups(
-    loaded: LoadedVisionModel, frozen: tuple[str, ...] | None, trained: set[str]
+def test_only_trained_groups_have_adapters(
+    loaded_model: LoadedVisionModel, frozen: tuple[str, ...] | None, trained: set[str]
 ) -> None:
-    family, model = FAMILIES[loaded.model.config.model_type], copy_of(loaded.model)
+    family, model = FAMILIES[loaded_model.model.config.model_type], copy_model(loaded_model.model)
     groups = resolve_frozen_groups(frozen)
     freeze_parameters(model, family, groups)
 
     assert {find_group(name, family) for name, weight in model.named_parameters() if weight.requires_grad} == trained
 
-    trained = trained - groups_without_linear_layers(family, model)
+    trained = trained - find_groups_without_linear_layers(family, model)
     if not trained:
         with pytest.raises(InvalidSpec, match=r"spec\.lora\.targetModules"):
-            add_adapters(model, Lora(), seed=1, exclude_modules=frozen_module_pattern(family, groups))
+            add_adapters(model, Lora(), seed=1, exclude_modules=build_frozen_module_pattern(family, groups))
         return
-    adapted = add_adapters(model, Lora(), seed=1, exclude_modules=frozen_module_pattern(family, groups))
+    adapted = add_adapters(model, Lora(), seed=1, exclude_modules=build_frozen_module_pattern(family, groups))
     names = {
         name.removeprefix("base_model.model.") for name, weight in adapted.named_parameters() if weight.requires_grad
     }
@@ -160,27 +164,27 @@ def test_adapters_are_only_in_trained_groups(
     assert trains_vision(adapted, family) == bool(trained - {"language"})
 
 
-def test_exactly_the_parameters_with_gradients_are_trained(loaded: LoadedVisionModel, tmp_path: Path) -> None:
+def test_trainable_parameters_are_those_with_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     """DDP would wait for missing gradients, such as those of the last CLIP layer and norm in LLaVA."""
-    family = FAMILIES[loaded.model.config.model_type]
-    data = loaded.data(tiny_vision.write_rows(tmp_path, 2, images=lambda number: 1))
-    model = copy_of(loaded.model)
-    freeze_parameters(model, family, (), unused=family.unused_modules(model.config))
+    family = FAMILIES[loaded_model.model.config.model_type]
+    data = loaded_model.data(tiny_vision.write_rows(tmp_path, 2, images=lambda number: 1))
+    model = copy_model(loaded_model.model)
+    freeze_parameters(model, family, (), unused_pattern=family.unused_modules(model.config))
 
     with_gradients = gradients_of(
-        model, loaded.collate(Modality.IMAGE)([data.samples[index] for index in range(2)])
+        model, loaded_model.collate(Modality.IMAGE)([data.samples[index] for index in range(2)])
     ).keys()
 
     assert {name for name, weight in model.named_parameters() if weight.requires_grad} == set(with_gradients)
 
 
-def groups_without_linear_layers(family: VisionFamily, model: torch.nn.Module) -> set[str]:
+def find_groups_without_linear_layers(family: VisionFamily, model: torch.nn.Module) -> set[str]:
     """Return the groups that cannot have adapters, such as the aligner of Gemma 3, which is a bare parameter."""
     linear = {find_group(name, family) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     return {"vision", "aligner", "language"} - linear
 
 
-def copy_of(model: torch.nn.Module) -> torch.nn.Module:
+def copy_model(model: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(model)
 
 
@@ -189,7 +193,7 @@ def test_freezing_all_groups_is_rejected() -> None:
         resolve_frozen_groups(("vision", "aligner", "language"))
 
 
-def test_llava_inputs_equal_those_of_its_processor_in_transformers(tmp_path: Path) -> None:
+def test_llava_inputs_match_the_transformers_processor(tmp_path: Path) -> None:
     """LLaVA's processor works without torchvision, so the inputs can be compared."""
     folder = tiny_vision.build(tmp_path / "model", "llava")
     pretrained = describe_folder(folder)
@@ -218,12 +222,12 @@ def test_llava_inputs_equal_those_of_its_processor_in_transformers(tmp_path: Pat
 @pytest.mark.parametrize(
     ("size", "tokens"),
     [
-        pytest.param((1000, 1000), 9, id="larger"),
-        pytest.param((28, 28), 4, id="smaller"),
-        pytest.param((56, 84), 6, id="between"),
+        pytest.param((1000, 1000), 9, id="above the maximum"),
+        pytest.param((28, 28), 4, id="below the minimum"),
+        pytest.param((56, 84), 6, id="within the limits"),
     ],
 )
-def test_images_are_scaled_to_between_min_and_max_pixels(tmp_path: Path, size: tuple[int, int], tokens: int) -> None:
+def test_images_are_scaled_to_the_pixel_limits(tmp_path: Path, size: tuple[int, int], tokens: int) -> None:
     """Qwen2-VL has one token per 784 pixels."""
     folder = tiny_vision.build(tmp_path / "model")
     vision = describe_folder(folder, maxPixels=9 * 784, minPixels=2 * 784).vision
@@ -232,36 +236,38 @@ def test_images_are_scaled_to_between_min_and_max_pixels(tmp_path: Path, size: t
     assert vision.render_image(size).count("<|image_pad|>") == tokens
 
 
-def test_the_exif_orientation_is_applied_before_tokens_are_counted(qwen: LoadedVisionModel, tmp_path: Path) -> None:
+def test_the_exif_orientation_is_applied_before_tokens_are_counted(
+    qwen_model: LoadedVisionModel, tmp_path: Path
+) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # rotated by 90 degrees
     Image.new("RGB", (28 * 8, 28 * 3)).save(tmp_path / "rotated.jpg", exif=exif)
-    data = qwen.data(write_rows(tmp_path, build_row("<image>?", "rotated.jpg")))
+    data = qwen_model.data(write_rows(tmp_path, build_row("<image>?", "rotated.jpg")))
 
     assert data.samples[0][0]["image_grid_thw"].tolist() == [[1, 16, 6]]
-    assert compute_logits(qwen.model, qwen.collate()([data.samples[0]])).isfinite().all()
+    assert compute_logits(qwen_model.model, qwen_model.collate()([data.samples[0]])).isfinite().all()
 
 
 def test_the_length_includes_image_tokens_and_truncation_does_not_split_images(
-    qwen: LoadedVisionModel, tmp_path: Path
+    qwen_model: LoadedVisionModel, tmp_path: Path
 ) -> None:
     name = tiny_vision.write_image(tmp_path, "a.png", (140, 140), seed=1)  # 25 tokens
     second_user_turn = {"role": "user", "content": "<image>"}
     row = build_row("<image>?", name, name)
     row["messages"] = [*row["messages"], second_user_turn, row["messages"][1]]
-    length = int(qwen.data(write_rows(tmp_path, row)).train.lengths[0])
+    length = int(qwen_model.data(write_rows(tmp_path, row)).train.lengths[0])
     assert length > 2 * 25
 
-    truncated = qwen.data(tmp_path / "rows.jsonl", RowRules(max_length=length - 20, overlong="truncate"))
+    truncated = qwen_model.data(tmp_path / "rows.jsonl", RowRules(max_length=length - 20, overlong="truncate"))
     (sample,) = truncated.samples[0]
-    assert int((sample["input_ids"] == qwen.model.config.image_token_id).sum()) == 25
+    assert int((sample["input_ids"] == qwen_model.model.config.image_token_id).sum()) == 25
     assert len(sample["input_ids"]) < length - 20
     assert sample["image_grid_thw"].tolist() == [[1, 10, 10]]
     with pytest.raises(DatasetError, match=f"longer than {length - 1} tokens"):
-        qwen.data(tmp_path / "rows.jsonl", RowRules(max_length=length - 1))
+        qwen_model.data(tmp_path / "rows.jsonl", RowRules(max_length=length - 1))
 
 
-def test_an_image_in_a_row_gives_the_same_sample_as_a_path(qwen: LoadedVisionModel, tmp_path: Path) -> None:
+def test_an_embedded_image_and_a_path_yield_the_same_sample(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
     name = tiny_vision.write_image(tmp_path, "a.png", (56, 84), seed=1)
     url = "data:image/png;base64," + base64.b64encode((tmp_path / name).read_bytes()).decode()
     embedded = build_row("")
@@ -269,7 +275,7 @@ def test_an_image_in_a_row_gives_the_same_sample_as_a_path(qwen: LoadedVisionMod
         {"type": "image_url", "image_url": {"url": url}},
         {"type": "text", "text": "?"},
     ]
-    data = qwen.data(write_rows(tmp_path, embedded, build_row("<image>?", name)))
+    data = qwen_model.data(write_rows(tmp_path, embedded, build_row("<image>?", name)))
 
     (from_row,), (from_path,) = data.samples[0], data.samples[1]
     assert from_row.keys() == from_path.keys()
@@ -277,77 +283,80 @@ def test_an_image_in_a_row_gives_the_same_sample_as_a_path(qwen: LoadedVisionMod
         assert torch.equal(from_row[name], from_path[name])
 
 
-def row_with_missing_image(folder: Path) -> dict[str, Any]:
+def build_row_with_missing_image(folder: Path) -> dict[str, Any]:
     return build_row("<image>", "missing.png")
 
 
-def row_with_text_file(folder: Path) -> dict[str, Any]:
+def build_row_with_text_file(folder: Path) -> dict[str, Any]:
     (folder / "text.png").write_text("not an image")
     return build_row("<image>", "text.png")
 
 
-def row_with_folder(folder: Path) -> dict[str, Any]:
+def build_row_with_folder(folder: Path) -> dict[str, Any]:
     return build_row("<image>", ".")
 
 
-def row_with_extreme_aspect_ratio(folder: Path) -> dict[str, Any]:
+def build_row_with_extreme_aspect_ratio(folder: Path) -> dict[str, Any]:
     Image.new("L", (1000, 2)).save(folder / "line.png")
     return build_row("<image>", "line.png")
 
 
-def row_with_image_token_in_text(folder: Path) -> dict[str, Any]:
+def build_row_with_image_token_in_text(folder: Path) -> dict[str, Any]:
     return build_row("what is <|image_pad|>?")
 
 
-def row_with_tag_without_image(folder: Path) -> dict[str, Any]:
+def build_row_with_tag_without_image(folder: Path) -> dict[str, Any]:
     return build_row("<image>what is this?")
 
 
 @pytest.mark.parametrize(
     ("build_bad_row", "message"),
     [
-        (row_with_missing_image, r"image .*missing.png does not exist; correct its path"),
-        (row_with_text_file, r"image .*text.png is not a readable image; replace it"),
-        (row_with_folder, r"does not exist; correct its path"),
-        (row_with_extreme_aspect_ratio, r"line.png cannot be read \(absolute aspect ratio"),
-        (row_with_image_token_in_text, r"<\|image_pad\|> 1 times more than there are images"),
-        (row_with_tag_without_image, r"<image> 1 times more than there are images; list the images in a column images"),
+        (build_row_with_missing_image, r"image .*missing.png does not exist; correct its path"),
+        (build_row_with_text_file, r"image .*text.png is not a readable image; replace it"),
+        (build_row_with_folder, r"does not exist; correct its path"),
+        (build_row_with_extreme_aspect_ratio, r"line.png cannot be read \(absolute aspect ratio"),
+        (build_row_with_image_token_in_text, r"<\|image_pad\|> 1 times more than there are images"),
+        (
+            build_row_with_tag_without_image,
+            r"<image> 1 times more than there are images; list the images in a column images",
+        ),
     ],
 )
 def test_a_row_with_an_unusable_image_is_a_bad_row(
-    qwen: LoadedVisionModel, tmp_path: Path, build_bad_row: Callable[[Path], dict[str, Any]], message: str
+    qwen_model: LoadedVisionModel, tmp_path: Path, build_bad_row: Callable[[Path], dict[str, Any]], message: str
 ) -> None:
     good = build_row("no image")
     rows = write_rows(tmp_path, good, build_bad_row(tmp_path))
 
     with pytest.raises(DatasetError, match=rf"rows.jsonl line 2: .*{message}"):
-        qwen.data(rows)
-    assert len(qwen.data(rows, RowRules(on_bad_row="skip")).train) == 1
+        qwen_model.data(rows)
+    assert len(qwen_model.data(rows, RowRules(on_bad_row="skip")).train) == 1
 
 
-def test_a_truncated_file_is_an_error_when_it_is_decoded(qwen: LoadedVisionModel, tmp_path: Path) -> None:
-    """Tokenization only reads the size from the JPEG header."""
+def test_decoding_a_truncated_file_is_an_error(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
+    """Tokenization reads only the size from the JPEG header."""
     file = tmp_path / tiny_vision.write_image(tmp_path, "a.jpg", (280, 280), seed=1)
     file.write_bytes(file.read_bytes()[:2000])
-    data = qwen.data(write_rows(tmp_path, build_row("<image>?", "a.jpg")))
+    data = qwen_model.data(write_rows(tmp_path, build_row("<image>?", "a.jpg")))
 
     with pytest.raises(DatasetError, match=r"rows.jsonl line 1: image .*a.jpg cannot be read"):
         data.samples[0]
 
 
-def test_a_row_is_not_skipped_after_a_storage_fault(qwen: LoadedVisionModel, tmp_path: Path) -> None:
+def test_a_row_is_not_skipped_after_a_storage_fault(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
     (tmp_path / "a.jpg").symlink_to(UNREADABLE)
 
     with pytest.raises(OSError, match="Input/output error"):
-        qwen.data(write_rows(tmp_path, build_row("<image>?", "a.jpg")), RowRules(on_bad_row="skip"))
+        qwen_model.data(write_rows(tmp_path, build_row("<image>?", "a.jpg")), RowRules(on_bad_row="skip"))
 
 
-def test_images_are_rejected_for_a_text_model(qwen: LoadedVisionModel, tmp_path: Path) -> None:
-    text_only = replace(qwen.pretrained, vision=None)
+def test_images_are_rejected_for_a_text_model(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
+    text_only = replace(qwen_model.pretrained, vision=None)
     name = tiny_vision.write_image(tmp_path, "a.png", (56, 56), seed=1)
 
     with pytest.raises(DatasetError, match=r'line 1 contains images, but model "tiny" accepts text only'):
-        LoadedVisionModel(tmp_path, text_only, qwen.model).data(write_rows(tmp_path, build_row("<image>?", name)))
+        LoadedVisionModel(tmp_path, text_only, qwen_model.model).data(write_rows(tmp_path, build_row("<image>?", name)))
 
 
 @pytest.mark.parametrize("field", [{"freeze": ["vision"]}, {"maxPixels": 602112}, {"minPixels": 784}, {"videoFps": 1}])
@@ -367,7 +376,7 @@ def test_pixel_limits_are_rejected_for_a_model_with_fixed_image_size(tmp_path: P
         describe_folder(tmp_path, maxPixels=602112)
 
 
-def test_min_pixels_above_the_models_max_pixels_are_rejected(tmp_path: Path) -> None:
+def test_min_pixels_above_max_pixels_are_rejected(tmp_path: Path) -> None:
     tiny_vision.build(tmp_path)
 
     with pytest.raises(InvalidSpec, match="minPixels 1000000 is more than maxPixels 50176"):

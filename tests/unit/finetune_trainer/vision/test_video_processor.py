@@ -1,4 +1,4 @@
-"""Tests which frames of a video are sampled, its tokens, its pixel inputs, and the errors for invalid videos."""
+"""Tests frame sampling, tokens and pixel inputs of videos, and the errors for invalid videos."""
 
 import base64
 import json
@@ -21,7 +21,7 @@ from finetune_trainer.errors import DatasetError, InvalidSpec
 from finetune_trainer.training.token_losses import compute_logits
 from finetune_trainer.vision.families import FAMILIES
 from finetune_trainer.vision.save_processor import save_processor
-from finetune_trainer.vision.video_frames import Sampling, decode_frames, probe_video
+from finetune_trainer.vision.video_frames import SamplingSettings, decode_frames, probe_video
 from finetune_trainer.vision.video_processor import VideoProcessor, export_video_settings
 from testing.models import tiny_vision
 from testing.models.vision_fixtures import (
@@ -33,21 +33,21 @@ from testing.models.vision_fixtures import (
 )
 
 CLIP = MediaItem("/data/clip.mp4", modality=Modality.VIDEO)
-SAMPLING = Sampling(fps=2.0, min_frames=4, max_frames=768, min_pixels=1, max_pixels=10**9)
+SAMPLING = SamplingSettings(fps=2.0, min_frames=4, max_frames=768, min_pixels=1, max_pixels=10**9)
 STREAM = SimpleNamespace(average_rate=4, frames=1)
 ASSISTANT_MESSAGE = {"role": "assistant", "content": "It is blue."}
 
 
 @pytest.fixture(scope="module", params=tiny_vision.VIDEO_MODEL_TYPES)
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedVisionModel:
+def loaded_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedVisionModel:
     folder = tiny_vision.build(tmp_path_factory.mktemp(request.param), request.param)
     return LoadedVisionModel(folder, describe_folder(folder), AutoModelForImageTextToText.from_pretrained(folder))
 
 
-def video_processor_of(loaded: LoadedVisionModel) -> VideoProcessor:
-    assert loaded.pretrained.vision is not None
-    assert loaded.pretrained.vision.videos is not None
-    return loaded.pretrained.vision.videos
+def get_video_processor(loaded_model: LoadedVisionModel) -> VideoProcessor:
+    assert loaded_model.pretrained.vision is not None
+    assert loaded_model.pretrained.vision.videos is not None
+    return loaded_model.pretrained.vision.videos
 
 
 def write_clip(folder: Path, name: str = "clip.mp4", **fields: Any) -> MediaItem:
@@ -63,18 +63,18 @@ def build_columns(content: Any, **columns: Any) -> dict[str, Any]:
     ("columns", "expected"),
     [
         pytest.param(build_columns("<video>which?", videos=["clip.mp4"]), CLIP, id="ms-swift"),
-        pytest.param(build_columns("<video>which?", video="clip.mp4"), CLIP, id="a path instead of a list"),
+        pytest.param(build_columns("<video>which?", video="clip.mp4"), CLIP, id="path instead of list"),
         pytest.param(
             build_columns([{"type": "video", "video": "clip.mp4"}, {"type": "text", "text": "which?"}]),
             CLIP,
-            id="content parts of Qwen",
+            id="Qwen content parts",
         ),
         pytest.param(
             build_columns(
                 [{"type": "video_url", "video_url": {"url": "clip.mp4"}}, {"type": "text", "text": "which?"}]
             ),
             CLIP,
-            id="content parts of OpenAI",
+            id="OpenAI content parts",
         ),
         pytest.param(
             build_columns([{"type": "video", "video": ["a.png", "b.png"]}, {"type": "text", "text": "which?"}]),
@@ -88,7 +88,7 @@ def build_columns(content: Any, **columns: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_all_ways_to_specify_a_video_are_parsed(columns: dict[str, Any], expected: MediaItem) -> None:
+def test_all_video_formats_are_parsed(columns: dict[str, Any], expected: MediaItem) -> None:
     example = parse_example(Row("/data/train.jsonl line 7", columns))
 
     assert isinstance(example, Conversation)
@@ -103,32 +103,32 @@ def test_images_and_videos_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "total", "fps", "numbers"),
+    ("family", "total_frames", "fps", "frame_indices"),
     [
-        pytest.param("qwen2_vl", 24, 8.0, (0, 4, 8, 12, 16, 20), id="two per second"),
-        pytest.param("qwen2_vl", 31, 10.0, (0, 5, 10, 15, 20, 25), id="an even number"),
-        pytest.param("qwen2_vl", 7, 30.0, (0, 1, 3, 5), id="at least four"),
-        pytest.param("qwen2_vl", 3, 30.0, (0, 1), id="no more than the video has"),
+        pytest.param("qwen2_vl", 24, 8.0, (0, 4, 8, 12, 16, 20), id="two frames per second"),
+        pytest.param("qwen2_vl", 31, 10.0, (0, 5, 10, 15, 20, 25), id="even number of frames"),
+        pytest.param("qwen2_vl", 7, 30.0, (0, 1, 3, 5), id="at least four frames"),
+        pytest.param("qwen2_vl", 3, 30.0, (0, 1), id="at most all frames"),
         pytest.param("qwen2_vl", 1, 30.0, (0,), id="single frame"),
-        pytest.param("qwen3_vl", 24, 8.0, (0, 5, 9, 14, 18, 23), id="from the first to the last"),
+        pytest.param("qwen3_vl", 24, 8.0, (0, 5, 9, 14, 18, 23), id="first to last frame"),
         pytest.param("qwen3_vl", 3, 30.0, (0, 1, 2), id="all frames"),
     ],
 )
-def test_frames_are_sampled_as_by_the_processor_in_transformers(
-    family: str, total: int, fps: float, numbers: tuple[int, ...]
+def test_sampled_frames_match_the_transformers_processor(
+    family: str, total_frames: int, fps: float, frame_indices: tuple[int, ...]
 ) -> None:
     """The expected indices were recorded from the processors of transformers 5.23."""
     videos = FAMILIES[family].videos
 
     assert videos is not None
-    assert videos.choose_frames(SAMPLING, total, fps) == numbers
+    assert videos.choose_frames(SAMPLING, total_frames, fps) == frame_indices
 
 
 def test_the_chosen_frames_are_decoded(tmp_path: Path) -> None:
     video = probe_video(write_clip(tmp_path, frames=8, fps=4), SAMPLING, lambda *_: (0, 3, 7))
     images = decode_frames(write_clip(tmp_path), video)
 
-    assert (video.total, video.fps, video.size) == (8, 4.0, (28, 56))
+    assert (video.total_frames, video.fps, video.size) == (8, 4.0, (28, 56))
     assert video.timestamps == (0.375, 1.75)
     colors = torch.randint(0, 256, (8, 3), generator=torch.Generator().manual_seed(0))
     for number, image in zip((0, 3, 7), images, strict=True):
@@ -139,11 +139,11 @@ def test_the_chosen_frames_are_decoded(tmp_path: Path) -> None:
 def test_frames_are_counted_if_the_header_has_no_frame_count(tmp_path: Path, name: str) -> None:
     video = probe_video(write_clip(tmp_path, name, frames=9), SAMPLING, lambda *_: (0, 8))
 
-    assert video.total == 9
+    assert video.total_frames == 9
     assert len(decode_frames(write_clip(tmp_path, name, frames=9), video)) == 2
 
 
-def test_the_last_frame_replaces_frames_missing_at_the_end(tmp_path: Path) -> None:
+def test_the_last_frame_replaces_missing_frames_at_the_end(tmp_path: Path) -> None:
     video = probe_video(write_clip(tmp_path, frames=8), SAMPLING, lambda *_: (0, 5, 7))
 
     first, second, third = decode_frames(write_clip(tmp_path, "short.mp4", frames=6), video)
@@ -155,9 +155,9 @@ def test_frames_are_rotated_upright(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rotation: int, corner: tuple[int, int]
 ) -> None:
     """The rotation in the file is counterclockwise."""
-    turned_image = Image.new("RGB", (56, 28))
-    turned_image.paste((255, 255, 255), (0, 0, 20, 20))
-    frame = SimpleNamespace(rotation=rotation, to_image=lambda: turned_image)
+    rotated_image = Image.new("RGB", (56, 28))
+    rotated_image.paste((255, 255, 255), (0, 0, 20, 20))
+    frame = SimpleNamespace(rotation=rotation, to_image=lambda: rotated_image)
     container = SimpleNamespace(streams=SimpleNamespace(video=[STREAM]), decode=lambda _stream: iter([frame]))
     monkeypatch.setattr(av, "open", lambda *_, **__: nullcontext(container))
 
@@ -167,17 +167,20 @@ def test_frames_are_rotated_upright(
     assert decode_frames(CLIP, video)[0].getpixel(corner) == (255, 255, 255)
 
 
-def test_all_frames_given_as_files_are_used(loaded: LoadedVisionModel, tmp_path: Path) -> None:
-    paths = [str(tmp_path / tiny_vision.write_image(tmp_path, f"{each}.png", (56, 28), seed=each)) for each in range(4)]
-    pixels = video_processor_of(loaded).load_pixels(MediaItem(modality=Modality.VIDEO, frames=tuple(paths)))
+def test_all_frame_files_are_used(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+    paths = [str(tmp_path / tiny_vision.write_image(tmp_path, f"{seed}.png", (56, 28), seed=seed)) for seed in range(4)]
+    pixels = get_video_processor(loaded_model).load_pixels(MediaItem(modality=Modality.VIDEO, frames=tuple(paths)))
 
     assert pixels["video_grid_thw"][0, 0] == 2
-    if loaded.model.config.model_type == "qwen2_5_vl":
+    if loaded_model.model.config.model_type == "qwen2_5_vl":
         assert pixels["second_per_grid_ts"].tolist() == [1.0]
 
 
-def test_a_still_video_has_the_patches_of_its_image(loaded: LoadedVisionModel, tmp_path: Path) -> None:
-    processor, edge = video_processor_of(loaded), video_processor_of(loaded).handles.processor.patch_size * 2
+def test_a_still_video_has_the_patches_of_its_image(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+    processor, edge = (
+        get_video_processor(loaded_model),
+        get_video_processor(loaded_model).handles.processor.patch_size * 2,
+    )
     path = str(tmp_path / tiny_vision.write_image(tmp_path, "a.png", (edge * 2, edge), seed=1))
     with Image.open(path) as image:
         still = processor.handles.processor(image.convert("RGB"), return_tensors="pt")["pixel_values"]
@@ -188,11 +191,14 @@ def test_a_still_video_has_the_patches_of_its_image(loaded: LoadedVisionModel, t
     torch.testing.assert_close(pixels["pixel_values_videos"], still.repeat(2, 1))
 
 
-def test_each_frame_has_its_own_slice_of_a_patch(loaded: LoadedVisionModel, tmp_path: Path) -> None:
-    """A patch is (colors, frames, pixels): replacing the second frame changes the second slice only."""
-    processor, edge = video_processor_of(loaded), video_processor_of(loaded).handles.processor.patch_size * 2
+def test_each_frame_has_a_separate_slice_of_a_patch(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+    """A patch is (colors, frames, pixels); replacing the second frame changes only the second slice."""
+    processor, edge = (
+        get_video_processor(loaded_model),
+        get_video_processor(loaded_model).handles.processor.patch_size * 2,
+    )
     first, second = (
-        str(tmp_path / tiny_vision.write_image(tmp_path, f"{each}.png", (edge * 2, edge), seed=each)) for each in (1, 2)
+        str(tmp_path / tiny_vision.write_image(tmp_path, f"{seed}.png", (edge * 2, edge), seed=seed)) for seed in (1, 2)
     )
     still = processor.load_pixels(MediaItem(modality=Modality.VIDEO, frames=(first,) * 4))["pixel_values_videos"]
     moving = processor.load_pixels(MediaItem(modality=Modality.VIDEO, frames=(first, second, first, first)))[
@@ -203,13 +209,13 @@ def test_each_frame_has_its_own_slice_of_a_patch(loaded: LoadedVisionModel, tmp_
     assert changed.tolist() == [[False, True], [False, False]]
 
 
-def test_the_number_of_video_tokens_is_that_of_the_video_embeddings(loaded: LoadedVisionModel, tmp_path: Path) -> None:
+def test_video_tokens_match_the_number_of_video_embeddings(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     """The models raise an error if the numbers differ."""
     for number, fields in enumerate(({"frames": 3}, {"frames": 9}, {"frames": 20, "fps": 5})):
         write_clip(tmp_path, f"{number}.mp4", **fields)
     tiny_vision.write_image(tmp_path, "a.png", (56, 28), seed=1)
     names = [f"{number}.mp4" for number in range(3)]
-    data = loaded.data(
+    data = loaded_model.data(
         write_rows(
             tmp_path,
             *(build_columns("<video>?", videos=[name]) for name in names),
@@ -217,46 +223,46 @@ def test_the_number_of_video_tokens_is_that_of_the_video_embeddings(loaded: Load
             build_columns("no video"),
         )
     )
-    collate = loaded.collate()
+    collate = loaded_model.collate()
 
     for index in range(4):
-        assert compute_logits(loaded.model, collate([data.samples[index]])).isfinite().all()
+        assert compute_logits(loaded_model.model, collate([data.samples[index]])).isfinite().all()
     together = collate([data.samples[index] for index in range(5)])
-    assert compute_logits(loaded.model, together).isfinite().all()
+    assert compute_logits(loaded_model.model, together).isfinite().all()
     assert len(together["video_grid_thw"]) == 5
     assert data.modalities == {Modality.IMAGE, Modality.VIDEO}
 
 
-def test_video_tokens_are_no_targets(loaded: LoadedVisionModel, tmp_path: Path) -> None:
+def test_video_tokens_are_not_targets(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     write_clip(tmp_path)
-    (row,) = loaded.data(write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"]))).samples[0]
+    (row,) = loaded_model.data(write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"]))).samples[0]
 
     targets = row["labels"][row["labels"] != IGNORE_INDEX]
-    assert loaded.pretrained.tokenizer.decode(targets) == "It is blue.<|im_end|>"
+    assert loaded_model.pretrained.tokenizer.decode(targets) == "It is blue.<|im_end|>"
 
 
-def test_the_logits_depend_on_the_order_of_frames(loaded: LoadedVisionModel, tmp_path: Path) -> None:
+def test_the_logits_depend_on_the_order_of_frames(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     names = [tiny_vision.write_image(tmp_path, f"{seed}.png", (56, 56), seed=seed) for seed in range(4)]
     row = build_columns([{"type": "video", "video": names}])
-    data = loaded.data(write_rows(tmp_path, row, build_columns([{"type": "video", "video": names[::-1]}])))
-    collate = loaded.collate()
+    data = loaded_model.data(write_rows(tmp_path, row, build_columns([{"type": "video", "video": names[::-1]}])))
+    collate = loaded_model.collate()
 
-    forward, reversed_order = (compute_logits(loaded.model, collate([data.samples[index]])) for index in range(2))
+    forward, reversed_order = (compute_logits(loaded_model.model, collate([data.samples[index]])) for index in range(2))
 
     assert (forward - reversed_order).abs().max() > 1e-4
 
 
-def test_qwen3_text_has_a_timestamp_for_every_two_frames(tmp_path: Path) -> None:
+def test_qwen3_text_has_a_timestamp_for_each_pair_of_frames(tmp_path: Path) -> None:
     folder = tiny_vision.build(tmp_path / "model", "qwen3_vl")
-    loaded = LoadedVisionModel(folder, describe_folder(folder), torch.nn.Identity())
+    loaded_model = LoadedVisionModel(folder, describe_folder(folder), torch.nn.Identity())
     write_clip(tmp_path, frames=8, fps=4)
-    (row,) = loaded.data(write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"]))).samples[0]
+    (row,) = loaded_model.data(write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"]))).samples[0]
 
-    text = str(loaded.pretrained.tokenizer.decode(row["input_ids"])).replace("<|video_pad|>", "")
+    text = str(loaded_model.pretrained.tokenizer.decode(row["input_ids"])).replace("<|video_pad|>", "")
     assert "<0.2 seconds><|vision_start|><|vision_end|><1.5 seconds><|vision_start|><|vision_end|>?" in text
 
 
-def test_dummy_images_and_videos_do_not_change_gradients(loaded: LoadedVisionModel, tmp_path: Path) -> None:
+def test_dummy_images_and_videos_do_not_change_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     write_clip(tmp_path)
     tiny_vision.write_image(tmp_path, "a.png", (56, 28), seed=1)
     rows = (
@@ -264,28 +270,28 @@ def test_dummy_images_and_videos_do_not_change_gradients(loaded: LoadedVisionMod
         build_columns("<image>?", images=["a.png"]),
         build_columns("no media"),
     )
-    data = loaded.data(write_rows(tmp_path, *rows))
+    data = loaded_model.data(write_rows(tmp_path, *rows))
 
     for index, missing in ((0, "pixel_values"), (1, "pixel_values_videos"), (2, "pixel_values")):
         plain, with_dummies = (
-            collate([data.samples[index]]) for collate in (loaded.collate(), loaded.collate(*Modality))
+            collate([data.samples[index]]) for collate in (loaded_model.collate(), loaded_model.collate(*Modality))
         )
         assert missing not in plain
         assert {"pixel_values", "pixel_values_videos"} <= with_dummies.keys()
-        expected, actual = gradients_of(loaded.model, plain), gradients_of(loaded.model, with_dummies)
+        expected, actual = gradients_of(loaded_model.model, plain), gradients_of(loaded_model.model, with_dummies)
         for name, gradient in expected.items():
             assert_close_up_to_rounding(actual[name], gradient)
         for name in actual.keys() - expected.keys():
             assert actual[name].abs().max() == 0
 
 
-def test_the_spec_sets_the_sampling_of_videos(tmp_path: Path) -> None:
+def test_the_spec_sets_the_video_sampling(tmp_path: Path) -> None:
     folder = tiny_vision.build(tmp_path / "model")
     vision = describe_folder(folder, videoFps=1, videoMaxFrames=6, videoMaxPixels=784 * 3).vision
 
     assert vision is not None
     assert vision.videos is not None
-    assert vision.videos.sampling == Sampling(1, 4, 6, 784, 784 * 3)
+    assert vision.videos.sampling == SamplingSettings(1, 4, 6, 784, 784 * 3)
     assert export_video_settings(vision.videos, str(folder))["size"] == {"shortest_edge": 784, "longest_edge": 784 * 3}
     save_processor(vision, str(folder), tmp_path)
     saved = json.loads((tmp_path / "video_preprocessor_config.json").read_text())
@@ -302,7 +308,7 @@ def test_video_settings_are_read_from_and_written_to_the_processor_config(tmp_pa
 
     assert vision is not None
     assert vision.videos is not None
-    assert vision.videos.sampling == Sampling(3, 4, 6, 784, 784 * 8)
+    assert vision.videos.sampling == SamplingSettings(3, 4, 6, 784, 784 * 8)
     save_processor(vision, str(folder), tmp_path)
     saved = json.loads((tmp_path / "processor_config.json").read_text())["video_processor"]
     assert (saved["fps"], saved["max_frames"]) == (3, 6)
@@ -315,7 +321,7 @@ def test_a_model_without_video_settings_has_the_defaults_of_its_family(tmp_path:
 
     assert vision is not None
     assert vision.videos is not None
-    assert vision.videos.sampling == Sampling(2.0, 4, 768, 128 * 784, 768 * 784)
+    assert vision.videos.sampling == SamplingSettings(2.0, 4, 768, 128 * 784, 768 * 784)
 
 
 @pytest.mark.parametrize(
@@ -334,12 +340,12 @@ def test_invalid_video_fields_are_rejected(
         describe_folder(tmp_path, **fields)
 
 
-def row_with_text_file(folder: Path) -> dict[str, Any]:
+def build_row_with_text_file(folder: Path) -> dict[str, Any]:
     (folder / "text.mp4").write_text("not a video")
     return build_columns("<video>?", videos=["text.mp4"])
 
 
-def row_with_audio_only(folder: Path) -> dict[str, Any]:
+def build_row_with_audio_only(folder: Path) -> dict[str, Any]:
     with av.open(str(folder / "sound.wav"), "w") as file:
         stream = file.add_stream("pcm_s16le", rate=8000, layout="mono")
         frame = av.AudioFrame.from_ndarray(torch.zeros(1, 800, dtype=torch.int16).numpy(), layout="mono")
@@ -359,8 +365,8 @@ def row_with_audio_only(folder: Path) -> dict[str, Any]:
             lambda _: build_columns([{"type": "video", "video": ["none.png", "none.png"]}]),
             r"video .*none\.png does not exist; correct its path",
         ),
-        (row_with_text_file, r"video .*text\.mp4 cannot be read \(.*Invalid data"),
-        (row_with_audio_only, r"video .*sound\.wav cannot be read \(it contains no video stream"),
+        (build_row_with_text_file, r"video .*text\.mp4 cannot be read \(.*Invalid data"),
+        (build_row_with_audio_only, r"video .*sound\.wav cannot be read \(it contains no video stream"),
         (
             lambda _: build_columns("<video>?"),
             r"<video> 1 times more than there are videos; list the videos in a column",
@@ -371,13 +377,13 @@ def row_with_audio_only(folder: Path) -> dict[str, Any]:
     ],
 )
 def test_a_row_with_an_unusable_video_is_a_bad_row(
-    loaded: LoadedVisionModel, tmp_path: Path, build_bad_columns: Any, message: str
+    loaded_model: LoadedVisionModel, tmp_path: Path, build_bad_columns: Any, message: str
 ) -> None:
     with pytest.raises(DatasetError, match=rf"rows.jsonl line 1.*{message}"):
-        loaded.data(write_rows(tmp_path, build_bad_columns(tmp_path)))
+        loaded_model.data(write_rows(tmp_path, build_bad_columns(tmp_path)))
 
 
-def test_videos_are_rejected_for_a_family_that_supports_images_only(tmp_path: Path) -> None:
+def test_videos_are_rejected_for_an_image_only_family(tmp_path: Path) -> None:
     folder = tiny_vision.build(tmp_path / "model", "llava")
     write_clip(tmp_path)
 
