@@ -1,1 +1,1 @@
-"""Write, prune and read checkpoints, save random states, and manage the ownership of the output folder."""
+"""Writes, prunes and reads checkpoints, saves random states, and manages ownership of the output folder."""

@@ -1,4 +1,4 @@
-"""Write, validate and prune checkpoints. An incomplete checkpoint is never used to resume training."""
+"""Writes, validates and prunes checkpoints. Training never resumes from an incomplete checkpoint."""
 
 import json
 import time
@@ -15,20 +15,20 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The checkpoint to resume from, and the reasons why others were skipped."""
+    """Checkpoint to resume from, and the reasons for skipping others."""
 
-    path: Path | None  # None: start from the beginning
+    path: Path | None  # None to start from the beginning
     skipped: tuple[str, ...] = ()  # one message per checkpoint
 
     @property
     def step(self) -> int:
-        """Return the completed optimizer steps of the checkpoint, or 0."""
+        """Number of completed optimizer steps of the checkpoint, or 0."""
         return checkpoint_step(self.path) if self.path else 0
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one job, of which the newest `keep_last` are kept."""
+    """Checkpoints of one job; the newest `keep_last` are kept."""
 
     output: OutputFolder
     keep_last: int
@@ -36,33 +36,34 @@ class Checkpoints:
     def save(
         self, step: int, world_size: int, write: Callable[[Path], None], *, retained_step: int | None = None
     ) -> str:
-        """Publish a checkpoint with a manifest, prune the oldest and return its folder name.
+        """Publish a checkpoint with a manifest, prune old checkpoints and return the folder name.
 
-        write: fills an empty folder; it may be called twice.
-        retained_step: a step whose checkpoint is never pruned, such as that of the best evaluation.
+        write: fills an empty folder; may be called twice.
+        retained_step: step whose checkpoint is never pruned, such as the step of the best evaluation.
         Raises: DiskFull or OutputError.
         """
-        folder = self._folder(step)
+        folder = self._get_folder(step)
 
-        def write_with_manifest(staged: Path) -> None:
-            write(staged)
-            _write_manifest(staged, {"step": step, "worldSize": world_size, **self._identity(), "time": time.time()})
+        def write_with_manifest(staged_folder: Path) -> None:
+            write(staged_folder)
+            metadata = {"step": step, "worldSize": world_size, **self._describe_identity(), "time": time.time()}
+            _write_manifest(staged_folder, metadata)
 
         self.publish(folder, write_with_manifest, retained_step=retained_step)
-        _prune(list(self._newest_first())[self.keep_last :], retained_step)
+        _prune(list(self._list_newest_first())[self.keep_last :], retained_step)
         return folder.name
 
     def publish(self, folder: Path, write: Callable[[Path], None], *, retained_step: int | None = None) -> None:
         """Publish a folder. If the volume is full, delete old checkpoints and try once more (decisions/212).
 
-        `write` may be called twice. The newest complete checkpoint and that of `retained_step` are never deleted.
+        `write` may be called twice. Never deletes the newest complete checkpoint or the checkpoint of `retained_step`.
         Raises: DiskFull or OutputError.
         """
         try:
             self.output.publish(folder, write)
         except DiskFull as error:
-            existing = list(self._newest_first())
-            complete = (index for index, each in enumerate(existing) if self._find_problem(each) is None)
+            existing = list(self._list_newest_first())
+            complete = (index for index, path in enumerate(existing) if self._find_problem(path) is None)
             removed = _prune(existing[next(complete, len(existing)) + 1 :], retained_step)
             if not removed:
                 raise
@@ -70,14 +71,14 @@ class Checkpoints:
             self.output.publish(folder, write)
 
     def newest_complete(self) -> ResumePoint:
-        """Return the newest complete checkpoint, if any. Raises CheckpointCorrupt if there are only incomplete ones."""
-        return self._first_complete(self._newest_first())
+        """Return the newest complete checkpoint, if any. Raises: CheckpointCorrupt if all are incomplete."""
+        return self._find_first_complete(self._list_newest_first())
 
     def first_complete(self, steps: Iterable[int]) -> ResumePoint:
-        """Return the first complete checkpoint of the given steps. Raises CheckpointCorrupt if none is complete."""
-        return self._first_complete(self._folder(step) for step in steps)
+        """Return the first complete checkpoint of these steps. Raises: CheckpointCorrupt if none is complete."""
+        return self._find_first_complete(self._get_folder(step) for step in steps)
 
-    def _first_complete(self, folders: Iterable[Path]) -> ResumePoint:
+    def _find_first_complete(self, folders: Iterable[Path]) -> ResumePoint:
         skipped: list[str] = []
         for folder in folders:
             problem = self._find_problem(folder)
@@ -91,18 +92,18 @@ class Checkpoints:
             )
         return ResumePoint(None)
 
-    def _folder(self, step: int) -> Path:
+    def _get_folder(self, step: int) -> Path:
         return self.output.checkpoints / f"{CHECKPOINT_PREFIX}{step:08d}"
 
-    def _identity(self) -> dict[str, object]:
+    def _describe_identity(self) -> dict[str, object]:
         identity = self.output.identity
         return {"uid": identity.uid, "fingerprint": identity.fingerprint, "attempt": identity.attempt}
 
-    def _newest_first(self) -> Iterator[Path]:
+    def _list_newest_first(self) -> Iterator[Path]:
         yield from sorted(self.output.checkpoints.glob(f"{CHECKPOINT_PREFIX}*"), reverse=True)
 
     def _find_problem(self, folder: Path) -> str | None:
-        """Return why training cannot resume from the checkpoint, or None if it is complete."""
+        """Return the reason why training cannot resume from the checkpoint, or None if it is complete."""
         try:
             manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
             files = dict(manifest["files"])
@@ -123,15 +124,15 @@ class Checkpoints:
 
 
 def checkpoint_step(checkpoint: Path) -> int:
-    """Return the completed optimizer steps of a checkpoint folder, from its name."""
+    """Return the number of completed optimizer steps from the name of a checkpoint folder."""
     return int(checkpoint.name.removeprefix(CHECKPOINT_PREFIX))
 
 
 def _prune(checkpoints: Iterable[Path], retained_step: int | None) -> tuple[str, ...]:
-    """Delete checkpoints and return their names."""
+    """Delete the checkpoints except that of `retained_step`, and return the names of the deleted ones."""
     old = [checkpoint for checkpoint in checkpoints if checkpoint_step(checkpoint) != retained_step]
     for checkpoint in old:
-        # First, so that a partly deleted checkpoint is not mistaken for a complete one.
+        # Delete the manifest first, so that a partly deleted checkpoint is incomplete.
         (checkpoint / _MANIFEST).unlink(missing_ok=True)
         remove_path(checkpoint)
     return tuple(checkpoint.name for checkpoint in old)

@@ -1,4 +1,4 @@
-"""The output folder of a job: its owner, the attempt that may publish to it, and the success marker."""
+"""Manages the output folder of a job: ownership, atomic publishing and the success marker."""
 
 import json
 import secrets
@@ -13,12 +13,12 @@ from finetune_trainer.atomic_files import fsync_tree, remove_path, translate_dis
 from finetune_trainer.errors import OutputError
 
 CHECKPOINT_PREFIX = "step-"  # a published checkpoint is checkpoints/step-00000100
-_SHARED_STORAGE_TIMEOUT_SECONDS = 30.0  # network file systems may show a new file late on another node
+_SHARED_STORAGE_TIMEOUT_SECONDS = 30.0  # a new file may appear late on other nodes of a network file system
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Identifies the job, its running attempt and what it trains; written to job.json."""
+    """Identity of a job, its running attempt and its training settings; written to job.json."""
 
     uid: str
     namespace: str
@@ -29,39 +29,39 @@ class Identity:
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """The output folder of one job. Only the holder, the attempt that is named in job.json, may publish to it."""
+    """Output folder of one job. Only the holder, which is the attempt in job.json, may publish to it."""
 
     root: Path
     identity: Identity
 
     @property
     def checkpoints(self) -> Path:
-        """Return the folder of checkpoints and of files that are being staged."""
+        """Folder of checkpoints and staged files."""
         return self.root / "checkpoints"
 
     @property
     def result(self) -> Path:
-        """Return the folder of the published result."""
+        """Folder of the published result."""
         return self.root / "result"
 
     @property
     def logs(self) -> Path:
-        """Return the folder of logs and metrics."""
+        """Folder of logs and metrics."""
         return self.root / "logs"
 
     @property
     def job_file(self) -> Path:
-        """Return the path of job.json, which names the holder."""
+        """Path of job.json, which identifies the holder."""
         return self.root / "job.json"
 
     @property
     def success_file(self) -> Path:
-        """Return the path of the success marker."""
+        """Path of the success marker."""
         return success_marker_path(self.root)
 
     @property
     def staging_prefix(self) -> str:
-        """Return the name prefix of files that are not published yet; a newer attempt deletes them when it claims."""
+        """Name prefix of staged files; a newer attempt deletes them when it claims the folder."""
         return f".tmp-attempt-{self.identity.attempt}-"
 
     def is_finished(self) -> bool:
@@ -71,9 +71,9 @@ class OutputFolder:
     def check_owner(self, *, overwrite: bool) -> None:
         """Raise OutputError if another job, a newer attempt or another configuration owns the folder.
 
-        It only reads, so every rank calls it before the model is loaded.
+        Every rank calls it before loading the model; it writes nothing.
         """
-        holder = _read_object(self.job_file)
+        holder = _read_json_object(self.job_file)
         if holder is not None and holder.get("uid") == self.identity.uid:
             attempt = holder.get("attempt")
             if isinstance(attempt, int) and attempt > self.identity.attempt:
@@ -92,28 +92,28 @@ class OutputFolder:
             )
 
     def claim(self, *, overwrite: bool) -> str:
-        """Become the holder and return a token for check_shared. On rank 0 only.
+        """Make this attempt the holder and return a token for check_shared. Called on rank 0 only.
 
-        Checkpoints and result of another job or configuration are deleted.
+        Deletes checkpoints and result of another job or configuration.
         Raises: OutputError if the folder may not be claimed or written.
         """
         self.check_owner(overwrite=overwrite)
         with translate_disk_errors(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
-            holder = _read_object(self.job_file)
+            holder = _read_json_object(self.job_file)
             token = secrets.token_hex(8)
-            if holder is None or not self._continues(holder):
+            if holder is None or not self._has_same_configuration(holder):
                 remove_path(self.checkpoints)
                 remove_path(self.result)
             write_json(self.job_file, {**asdict(self.identity), "token": token})
             self.checkpoints.mkdir(exist_ok=True)
-            self._remove_staged()  # after the claim, because an older attempt can no longer publish what it stages
+            self._remove_staged_files()  # after the claim, so that older attempts cannot publish these files
         return token
 
     def check_shared(self, token: str) -> None:
-        """Wait until this node can read the token of rank 0. Raises OutputError if the storage is not shared."""
+        """Wait until this node can read the token of rank 0. Raises: OutputError if the storage is not shared."""
         deadline = time.monotonic() + _SHARED_STORAGE_TIMEOUT_SECONDS
-        while (holder := _read_object(self.job_file)) is None or holder.get("token") != token:
+        while (holder := _read_json_object(self.job_file)) is None or holder.get("token") != token:
             if time.monotonic() > deadline:
                 raise OutputError(
                     f"{self.root} on this node is not the folder that rank 0 writes; all nodes need the same storage,"
@@ -122,8 +122,8 @@ class OutputFolder:
             time.sleep(0.2)
 
     def check_holder(self) -> None:
-        """Raise OutputError if a newer attempt or another job has claimed the folder. Call it before publishing."""
-        holder = _read_object(self.job_file)
+        """Raise OutputError if a newer attempt or another job has claimed the folder. Called before publishing."""
+        holder = _read_json_object(self.job_file)
         if holder is None or holder.get("uid") != self.identity.uid:
             raise OutputError(f"{self.root} was taken over by {_describe_owner(holder)}; nothing more is written there")
         if holder.get("attempt") != self.identity.attempt:
@@ -146,13 +146,13 @@ class OutputFolder:
                 folder.rename(replaced)
             try:
                 staged.rename(folder)
-            except FileNotFoundError as error:  # a newer attempt deleted it
+            except FileNotFoundError as error:  # a newer attempt has deleted it
                 self.check_holder()
                 raise OutputError(f"{staged} was deleted before it could be published") from error
             remove_path(replaced)
 
     def mark_success(self) -> None:
-        """Write the success marker, which completes the result. It must be the last file written."""
+        """Write the success marker, the last file of a result."""
         marker = {"uid": self.identity.uid, "fingerprint": self.identity.fingerprint, "attempt": self.identity.attempt}
         with translate_disk_errors(self.root):
             self.check_holder()
@@ -167,11 +167,11 @@ class OutputFolder:
             return False
         return not self.result.exists() and not any(self.checkpoints.glob(f"{CHECKPOINT_PREFIX}*"))
 
-    def _continues(self, holder: dict[str, object]) -> bool:
+    def _has_same_configuration(self, holder: dict[str, object]) -> bool:
         return holder.get("uid") == self.identity.uid and holder.get("fingerprint") == self.identity.fingerprint
 
-    def _remove_staged(self) -> None:
-        """Delete what older attempts staged and did not publish."""
+    def _remove_staged_files(self) -> None:
+        """Delete unpublished files of older attempts."""
         for entry in self.checkpoints.glob(".tmp-*"):
             if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)  # its writer may still be adding files
@@ -179,7 +179,7 @@ class OutputFolder:
                 entry.unlink(missing_ok=True)
 
 
-def _read_object(path: Path) -> dict[str, object] | None:
+def _read_json_object(path: Path) -> dict[str, object] | None:
     """Return the JSON object in a file, or None if the file is missing or damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The states of all random generators of a rank, as saved in a checkpoint."""
+"""Saves and restores the states of all random generators of a rank."""
 
 import random
 from pathlib import Path
@@ -20,7 +20,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Set all random generators to states that random_state returned."""
+    """Restore the states of all random generators."""
     random.setstate(state["python"])
     name, keys, *position = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *position))

@@ -1,1 +1,1 @@
-"""Load the model and its tokenizer, add LoRA adapters and choose the attention implementation."""
+"""Loads the model and its tokenizer, adds LoRA adapters and chooses the attention implementation."""

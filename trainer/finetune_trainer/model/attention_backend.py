@@ -1,4 +1,4 @@
-"""Choose the attention implementation: the fastest installed one whose output equals that of torch's SDPA."""
+"""Chooses the fastest installed attention implementation that computes the same output as torch's SDPA."""
 
 import json
 import statistics
@@ -18,28 +18,28 @@ from finetune_trainer.distributed.devices import device_name
 from finetune_trainer.errors import InvalidSpec, first_line
 from finetune_trainer.model.truncated_config import truncate_layers
 
-SDPA = "sdpa"  # part of torch; it runs on every device
+SDPA = "sdpa"  # included in torch; runs on every device
 _INSTALLED = {
     "flash_attention_2": is_flash_attn_2_available,
     "flash_attention_3": is_flash_attn_3_available,
 }
 _FILE = "attention.json"
 _RELATIVE_TOLERANCE = 0.02  # 16-bit rounding error, relative to the largest output element
-_MAX_RELATIVE_TIME = 0.97  # a candidate must be at least 3 % faster than SDPA, less is noise
+_MAX_RELATIVE_TIME = 0.97  # a candidate must be 3 % faster than SDPA; smaller gains are noise
 _WARMUP_ROUNDS, _ROUNDS = 2, 5
 
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """The chosen implementation and the reason, which is logged."""
+    """Chosen implementation, and the reason to log."""
 
-    name: str  # as transformers' attn_implementation
+    name: str  # value of attn_implementation in transformers
     reason: str
 
 
 @dataclass(frozen=True)
 class AttentionTrial:
-    """The conditions of the benchmark: one layer of the model on a micro-batch of the job's length."""
+    """Conditions of a benchmark, which runs one layer of the model on one micro-batch."""
 
     config: PretrainedConfig
     dtype: torch.dtype
@@ -52,46 +52,47 @@ class AttentionTrial:
 def select_attention(
     spec: TrainerSpec, trial: AttentionTrial, checkpoints: Path, *, is_multimodal: bool
 ) -> AttentionChoice:
-    """Return the implementation of the spec, or benchmark the installed ones. On rank 0 only. Raises InvalidSpec."""
+    """Return the implementation in the spec, or the fastest one. Called on rank 0 only. Raises: InvalidSpec."""
     requested = spec.model.attn_implementation
     if requested != "auto":
         check_installed(requested)
         return AttentionChoice(requested, "set in spec.model.attnImplementation")
     if is_multimodal:
         return AttentionChoice(SDPA, "the default for vision-language models")
-    return choose_fastest(trial, installed_backends(), checkpoints / _FILE)
+    return choose_fastest_backend(trial, find_installed_backends(), checkpoints / _FILE)
 
 
 def build_attention_trial(
-    spec: TrainerSpec, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, longest: int
+    spec: TrainerSpec, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, length: int
 ) -> AttentionTrial:
     """Return the benchmark conditions of a job.
 
-    It uses two rows if a micro-batch has several, because FlashAttention isolates packed rows only in a batch of one.
+    A trial has two rows unless the micro-batch size is 1: FlashAttention isolates packed rows only in a batch of one.
+    length: tokens of the longest row or of a pack.
     """
     rows = 1 if spec.training.per_device_train_batch_size == 1 else 2
-    return AttentionTrial(config, dtype, device, rows, longest, packed=spec.dataset.packing)
+    return AttentionTrial(config, dtype, device, rows, length, packed=spec.dataset.packing)
 
 
-def installed_backends() -> tuple[str, ...]:
+def find_installed_backends() -> tuple[str, ...]:
     """Return the installed implementations besides SDPA; all of them need a GPU."""
     return tuple(name for name, is_installed in _INSTALLED.items() if torch.cuda.is_available() and is_installed())
 
 
 def check_installed(name: str) -> None:
     """Raise InvalidSpec if this image lacks the implementation or there is no GPU for it."""
-    if name in _INSTALLED and name not in installed_backends():
-        available = ", ".join((SDPA, "eager", *installed_backends()))
+    if name in _INSTALLED and name not in find_installed_backends():
+        available = ", ".join((SDPA, "eager", *find_installed_backends()))
         raise InvalidSpec(
             f"spec.model.attnImplementation: {name} is not installed in this image, or there is no GPU for it; use one"
             f" of {available}, or auto"
         )
 
 
-def choose_fastest(trial: AttentionTrial, candidates: Iterable[str], cache_file: Path) -> AttentionChoice:
+def choose_fastest_backend(trial: AttentionTrial, candidates: Iterable[str], cache_file: Path) -> AttentionChoice:
     """Benchmark the candidates, or reuse the choice of an earlier attempt with the same GPU and candidates.
 
-    The choice is reused because implementations differ in rounding.
+    Attempts use the same implementation because implementations differ in rounding.
     """
     names = tuple(candidates)
     if not names:
@@ -108,8 +109,7 @@ def choose_fastest(trial: AttentionTrial, candidates: Iterable[str], cache_file:
 
 
 def benchmark_backends(trial: AttentionTrial, candidates: Iterable[str]) -> AttentionChoice:
-    """Time forward and backward of one layer with each candidate; reject those that fail or give another output."""
-    # decisions/703
+    """Time one layer with each candidate; reject candidates that fail or compute another output (decisions/703)."""
     with _restore_rng_and_memory(trial.device):
         try:
             layer = _build_layer(trial)
@@ -128,7 +128,7 @@ def benchmark_backends(trial: AttentionTrial, candidates: Iterable[str]) -> Atte
 
 
 def _try_backend(layer: torch.nn.Module, name: str, trial: AttentionTrial, expected: torch.Tensor) -> float | str:
-    """Return the median seconds, or why the implementation is rejected."""
+    """Return the median time in seconds, or the reason to reject the implementation."""
     try:
         output, seconds = _time_layer(layer, name, trial)
     except Exception as error:  # libraries raise exceptions of many types; each rejects the implementation
@@ -150,24 +150,24 @@ def _time_layer(layer: torch.nn.Module, name: str, trial: AttentionTrial) -> tup
     ids = ids % trial.config.get_text_config().vocab_size
     positions = torch.arange(trial.length, device=trial.device)
     if trial.packed:
-        positions = positions % max(trial.length // 4, 1)  # four documents
+        positions = positions % max(trial.length // 4, 1)  # four rows per pack
     inputs = {"input_ids": ids, "position_ids": positions.expand(trial.rows, -1), "use_cache": False}
     durations = []
     for _ in range(_WARMUP_ROUNDS + _ROUNDS):
         layer.zero_grad(set_to_none=True)
-        started = _now(trial.device)
+        started = _read_clock(trial.device)
         output: torch.Tensor = layer(**inputs).last_hidden_state
         output.float().sum().backward()  # type: ignore[no-untyped-call]
-        durations.append(_now(trial.device) - started)
+        durations.append(_read_clock(trial.device) - started)
     return output.detach(), statistics.median(durations[_WARMUP_ROUNDS:])
 
 
 def _differs(output: torch.Tensor, expected: torch.Tensor) -> bool:
     difference = (output.float() - expected.float()).abs().max() / expected.float().abs().max()
-    return not bool(difference <= _RELATIVE_TOLERANCE)  # NaN differs: every comparison with it is False
+    return not bool(difference <= _RELATIVE_TOLERANCE)  # True for NaN, because every comparison with NaN is False
 
 
-def _now(device: torch.device) -> float:
+def _read_clock(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""Load tokenizer and model from a path or the Hub, in the dtype that its training method needs."""
+"""Loads tokenizer and model from a path or the Hub, in the dtype that training needs."""
 
 import os
 from collections.abc import Callable
@@ -36,13 +36,13 @@ class Pretrained:
     name: str
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
-    dtype: torch.dtype  # of the published result; training may use float32
+    dtype: torch.dtype  # dtype of the published result; training may use float32
     vision: VisionProcessor | None = None  # set for vision-language models
-    attention: str = SDPA  # as transformers' attn_implementation
+    attention: str = SDPA  # value of attn_implementation in transformers
 
     @property
     def max_length(self) -> int | None:
-        """Return the maximum tokens per sample, if the config has it."""
+        """Maximum number of tokens per sample, or None if the config does not define it."""
         return max_length(self.config)
 
 
@@ -69,18 +69,18 @@ def read_config(source: ModelSource) -> PretrainedConfig:
 
 
 def max_length(config: PretrainedConfig) -> int | None:
-    """Return the maximum tokens per sample (max_position_embeddings), if the config has it."""
+    """Return the maximum number of tokens per sample (max_position_embeddings), or None if it is not defined."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return positions if isinstance(positions, int) else None
 
 
-def training_dtype(result: torch.dtype, *, lora: bool) -> torch.dtype:
-    """Return the dtype of the weights: full tuning needs float32, because 16 bits would round most updates to zero."""
-    return result if lora else torch.float32
+def training_dtype(result_dtype: torch.dtype, *, lora: bool) -> torch.dtype:
+    """Return the dtype to train in: full tuning needs float32, because 16 bits round most updates to zero."""
+    return result_dtype if lora else torch.float32
 
 
 def load_model(spec: TrainerSpec, pretrained: Pretrained) -> torch.nn.Module:
-    """Load the model to train, with frozen parts and adapters."""
+    """Load the model to train; freeze parameter groups and add adapters as the spec requires."""
     quantize = spec.lora is not None and spec.lora.quantization is not None
     model = load_weights(pretrained, training_dtype(pretrained.dtype, lora=spec.lora is not None), quantize=quantize)
     exclude_modules = None
@@ -96,7 +96,7 @@ def load_model(spec: TrainerSpec, pretrained: Pretrained) -> torch.nn.Module:
 
 
 def load_reference_model(pretrained: Pretrained) -> torch.nn.Module:
-    """Load a frozen copy of the original model, the reference model for full tuning by DPO."""
+    """Load a frozen copy of the original model as the reference model for full tuning with DPO."""
     return load_weights(pretrained, pretrained.dtype).requires_grad_(requires_grad=False)
 
 
@@ -123,7 +123,7 @@ def load_weights(pretrained: Pretrained, dtype: torch.dtype, *, quantize: bool =
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the pad token or the end-of-sequence token; any id is correct, because padding is masked."""
+    """Return the id of the pad or end-of-sequence token; any id works, because padding is masked."""
     for candidate in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if candidate is not None:
             return int(candidate)
@@ -135,7 +135,7 @@ def _is_path(name: str) -> bool:
 
 
 def _fetch(name: str, load: Callable[[], T]) -> T:
-    """Call `load` and translate its exceptions into errors of the user, of the model or of the Hub."""
+    """Call `load` and translate its exceptions into ModelNotFound, ModelError or HubUnavailable."""
     try:
         return load()
     except (OSError, ValueError, KeyError) as error:
@@ -169,7 +169,7 @@ def _describe_unreadable_file(folder: Path) -> str | None:
 
 
 def choose_dtype(source: ModelSource, config: PretrainedConfig, device: torch.device) -> torch.dtype:
-    """Return the dtype of the spec, or for auto that of the checkpoint.
+    """Return the dtype in the spec, or the dtype of the checkpoint for `auto`.
 
     Raises: InvalidSpec if the dtype cannot be trained on the device.
     """
@@ -184,13 +184,13 @@ def choose_dtype(source: ModelSource, config: PretrainedConfig, device: torch.de
         )
     if dtype is torch.float16 and device.type == "cpu":
         raise InvalidSpec(
-            f"spec.model.torchDtype: {_describe_origin(source)} float16, which needs a GPU; on CPU set float32 or"
+            f"spec.model.torchDtype: {_describe_dtype_origin(source)} float16, which needs a GPU; on CPU set float32 or"
             " bfloat16"
         )
     if dtype is torch.bfloat16 and device.type == "cuda" and not has_native_bf16():
         name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
         raise InvalidSpec(
-            f"spec.model.torchDtype: {_describe_origin(source)} bfloat16, which {name} (compute capability"
+            f"spec.model.torchDtype: {_describe_dtype_origin(source)} bfloat16, which {name} (compute capability"
             f" {capability[0]}.{capability[1]}) only emulates; set float16, or float32"
         )
     return dtype
@@ -201,5 +201,5 @@ def has_native_bf16() -> bool:
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
-def _describe_origin(source: ModelSource) -> str:
+def _describe_dtype_origin(source: ModelSource) -> str:
     return "auto resolves to" if source.torch_dtype == "auto" else "is"

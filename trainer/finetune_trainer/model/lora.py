@@ -1,4 +1,4 @@
-"""Add LoRA adapters to a model, new ones or those of an earlier job, and validate their target modules."""
+"""Adds new LoRA adapters or adapters of an earlier job to a model, and validates their target modules."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ _ALL_LINEAR = "all-linear"
 def add_adapters(
     model: torch.nn.Module, lora: Lora, *, seed: int, upcast: bool = True, exclude_modules: str | None = None
 ) -> torch.nn.Module:
-    """Return the model with adapters, equal on every rank because `seed` determines their initial values.
+    """Add adapters to the model and return it; `seed` makes their initial values equal on all ranks.
 
-    upcast: keep adapters in float32; False for DeepSpeed, which needs one dtype and has float32 copies itself.
-    exclude_modules: pattern of module names that get no adapters.
+    upcast: keep adapters in float32; False for DeepSpeed, which needs a single dtype and keeps float32 copies.
+    exclude_modules: regex of modules without adapters.
     Raises: InvalidSpec, ModelNotFound or ModelError.
     """
     if lora.adapter is not None:
@@ -30,7 +30,7 @@ def add_adapters(
         r=lora.r,
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
-        target_modules=choose_targets(model, lora.target_modules),
+        target_modules=choose_target_modules(model, lora.target_modules),
         use_rslora=lora.use_rslora,
         use_dora=lora.use_dora,
         exclude_modules=exclude_modules,
@@ -63,7 +63,7 @@ def resolve_adapter_shape(lora: Lora) -> Lora:
 
 
 def _continue_adapter(model: torch.nn.Module, lora: Lora, adapter: str, *, upcast: bool) -> torch.nn.Module:
-    """Load an existing adapter as trainable."""
+    """Load an existing adapter to train it further."""
     config = _read_config(adapter)
     config.lora_dropout = lora.lora_dropout
     try:
@@ -79,7 +79,7 @@ def _continue_adapter(model: torch.nn.Module, lora: Lora, adapter: str, *, upcas
 
 
 def add_reference_adapter(model: Any, adapter: str, *, upcast: bool = True) -> None:
-    """Load a second, frozen copy of the adapter, which serves as DPO's reference model."""
+    """Load a frozen copy of the adapter as the reference model for DPO."""
     model.load_adapter(adapter, REFERENCE_ADAPTER, is_trainable=False, autocast_adapter_dtype=upcast)
 
 
@@ -98,24 +98,24 @@ def _read_config(adapter: str) -> LoraConfig:
     return config
 
 
-def choose_targets(model: torch.nn.Module, requested: tuple[str, ...]) -> str | list[str]:
-    """Return peft's target_modules. Raises InvalidSpec, which lists the candidates, if a target matches no module."""
-    if requested == (_ALL_LINEAR,):
+def choose_target_modules(model: torch.nn.Module, requested_targets: tuple[str, ...]) -> str | list[str]:
+    """Return `target_modules` for peft. Raises: InvalidSpec with the candidates if a target matches no module."""
+    if requested_targets == (_ALL_LINEAR,):
         return _ALL_LINEAR
-    if _ALL_LINEAR in requested:
+    if _ALL_LINEAR in requested_targets:
         raise InvalidSpec("spec.lora.targetModules: all-linear includes every other target; set it alone")
     names = [name for name, _ in model.named_modules()]
-    for target in requested:
+    for target in requested_targets:
         if not any(name == target or name.endswith(f".{target}") for name in names):
             raise InvalidSpec(
                 f"spec.lora.targetModules: {target} matches no module of the model; its linear layers are"
-                f" {', '.join(_linear_names(model))}, or use all-linear"
+                f" {', '.join(_find_linear_names(model))}, or use all-linear"
             )
-    return list(requested)
+    return list(requested_targets)
 
 
-def _linear_names(model: torch.nn.Module) -> list[str]:
-    """Return the last components of the names of linear layers, such as q_proj."""
+def _find_linear_names(model: torch.nn.Module) -> list[str]:
+    """Return the last name components of the linear layers, such as q_proj."""
 
     linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
     return sorted({name.rpartition(".")[2] for name in linear} - {"lm_head"})

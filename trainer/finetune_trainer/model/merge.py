@@ -1,4 +1,4 @@
-"""Merge an adapter into the weights of its base model."""
+"""Merges an adapter into the weights of its base model."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from finetune_trainer.vision.save_processor import save_processor
 def write_merged(pretrained: Pretrained, adapter: Path, folder: Path) -> None:
     """Save the merged model, its tokenizer and its processor to `folder`.
 
-    On one rank only. The base model is loaded again into host memory, because the trained one may be sharded.
+    Called on one rank only. Loads the base model again into host memory, because the trained model may be sharded.
     """
-    unset_hf_deepspeed_config()  # otherwise ZeRO-3 would shard this model too
+    unset_hf_deepspeed_config()  # ZeRO-3 must not shard this model
 
     merged = PeftModel.from_pretrained(load_weights(pretrained, pretrained.dtype), adapter).merge_and_unload()
     merged.save_pretrained(folder)

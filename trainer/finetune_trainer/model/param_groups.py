@@ -1,4 +1,4 @@
-"""Group the trained parameters by part of the model (vision, aligner, language), learning rate and weight decay."""
+"""Groups trained parameters by model part (vision, aligner, language), learning rate and weight decay."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from finetune_trainer.vision.freeze import GROUPS, find_group
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """The number of elements in a part of a model, and how many of them are trained."""
+    """Number of trained elements and of all elements in a model part."""
 
     trained: int = 0
     total: int = 0
@@ -26,18 +26,20 @@ class ParameterCount:
 
 
 def count_parameters(model: torch.nn.Module, family: VisionFamily | None) -> dict[str, ParameterCount]:
-    """Count the parameters by part of a vision-language model; in a text model all belong to language."""
+    """Count the parameters per model part; text models have only the part `language`."""
     counts = dict.fromkeys(GROUPS if family else ("language",), ParameterCount())
     for name, parameter in model.named_parameters():
         group = find_group(name, family) if family else "language"
         size = full_numel(parameter)
-        counted = counts[group]
-        counts[group] = ParameterCount(counted.trained + size * parameter.requires_grad, counted.total + size)
+        previous_count = counts[group]
+        counts[group] = ParameterCount(
+            previous_count.trained + size * parameter.requires_grad, previous_count.total + size
+        )
     return counts
 
 
 def check_learning_rates(model: torch.nn.Module, family: VisionFamily | None, rates: LearningRates) -> None:
-    """Raise InvalidSpec if a part with its own learning rate has no trained parameter, which needs the loaded model."""
+    """Raise InvalidSpec if a part with a separate learning rate has no trained parameter in the loaded model."""
     counts = count_parameters(model, family)
     for part in rates.by_part:
         if part not in counts or not counts[part].trained:
@@ -52,21 +54,22 @@ def build_parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return the parameter groups of a torch optimizer (decisions/513).
 
-    The learning rate of the first group is logged, so groups without a rate of their own (language) come first.
+    The trainer logs the learning rate of the first group, so groups with the default rate come first.
+    decayed: names of the parameters with weight decay.
     """
 
-    def trained(part: str, *, decays: bool) -> list[torch.nn.Parameter]:
+    def select_trained(part: str, *, has_decay: bool) -> list[torch.nn.Parameter]:
         return [
             parameter
             for name, parameter in trained_parameters(model)
-            if find_group(name, family) == part and (name in decayed) is decays
+            if find_group(name, family) == part and (name in decayed) is has_decay
         ]
 
-    def groups() -> Iterator[dict[str, Any]]:
+    def generate_groups() -> Iterator[dict[str, Any]]:
         for part in sorted(GROUPS, key=lambda part: part in rates.by_part):
-            for decays in (True, False):
-                if parameters := trained(part, decays=decays):
-                    decay = weight_decay if decays else 0.0
+            for has_decay in (True, False):
+                if parameters := select_trained(part, has_decay=has_decay):
+                    decay = weight_decay if has_decay else 0.0
                     yield {"params": parameters, "lr": rates.for_part(part), "weight_decay": decay}
 
-    return list(groups())
+    return list(generate_groups())

@@ -1,4 +1,4 @@
-"""Full shapes of parameters that are sharded by ZeRO-3 or packed by bitsandbytes."""
+"""Computes the full sizes of parameters that ZeRO-3 shards or bitsandbytes packs."""
 
 import math
 from typing import Any
@@ -7,13 +7,13 @@ import torch
 
 
 def full_shape(parameter: torch.Tensor) -> torch.Size:
-    """Return the unsharded shape: ZeRO-3 leaves an empty tensor, and bitsandbytes packs two weights into a byte."""
+    """Return the full shape: ZeRO-3 leaves an empty tensor, and bitsandbytes packs two weights into one byte."""
     quantized: Any = getattr(parameter, "quant_state", None)
     shape: torch.Size = quantized.shape if quantized is not None else getattr(parameter, "ds_shape", parameter.shape)
     return shape
 
 
 def full_numel(parameter: torch.Tensor) -> int:
-    """Return the elements of the full, unsharded parameter."""
+    """Return the number of elements of the full parameter."""
 
     return math.prod(full_shape(parameter))

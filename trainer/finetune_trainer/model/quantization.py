@@ -1,4 +1,4 @@
-"""Quantization of the frozen weights under adapters to 4 bits (QLoRA)."""
+"""Quantizes the frozen base weights of adapters to 4 bits (QLoRA)."""
 
 import importlib.util
 
@@ -8,13 +8,13 @@ from transformers import BitsAndBytesConfig
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.vision.families import VisionFamily
 
-_OUTPUT = "lm_head"
+_OUTPUT_LAYER = "lm_head"
 
 
-def nf4_config(compute: torch.dtype, family: VisionFamily | None) -> BitsAndBytesConfig:
-    """Return NF4 with double quantization (QLoRA, arXiv 2305.14314); vision tower and aligner are not quantized.
+def nf4_config(compute_dtype: torch.dtype, family: VisionFamily | None) -> BitsAndBytesConfig:
+    """Return the config of NF4 with double quantization (QLoRA, arXiv 2305.14314) for the language model.
 
-    compute: dtype of the matrix products.
+    compute_dtype: dtype of the matrix products.
     Raises: InvalidSpec if bitsandbytes is not installed.
     """
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -26,8 +26,8 @@ def nf4_config(compute: torch.dtype, family: VisionFamily | None) -> BitsAndByte
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=compute,
-        llm_int8_skip_modules=[family.vision_prefix, *family.aligner_prefixes, _OUTPUT] if family else None,
+        bnb_4bit_compute_dtype=compute_dtype,
+        llm_int8_skip_modules=[family.vision_prefix, *family.aligner_prefixes, _OUTPUT_LAYER] if family else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Save full weights or adapters in the format of transformers or peft."""
+"""Saves full weights or adapters in the format of transformers or peft."""
 
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,10 @@ from finetune_trainer.model.lora import TRAINED_ADAPTER
 
 
 def save_weights(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> None:
-    """Save full weights as transformers does, or those of the trained adapter as peft does."""
+    """Save full weights in the format of transformers, or the trained adapter in the format of peft."""
     if not hasattr(model, "peft_config"):
         model.to(next(iter(weights.values())).dtype).save_pretrained(folder, state_dict=weights)
         return
-    # Without save_embedding_layers=False, peft asks the Hub whether the vocabulary was resized.
+    # Otherwise peft queries the Hub to find out whether the vocabulary was resized.
     options = {"save_embedding_layers": False, "selected_adapters": [TRAINED_ADAPTER]}
     model.save_pretrained(folder, state_dict=weights, **options)

@@ -1,21 +1,22 @@
-"""Configs with fewer layers, to build a small model with the architecture of a large one."""
+"""Creates configs with fewer layers, to build small models with the architecture of large ones."""
 
 import copy
 
 from transformers import PretrainedConfig
 
 
-def truncate_layers(config: PretrainedConfig, layers: int) -> PretrainedConfig:
-    """Return a copy of the config with the first `layers` layers; per-layer lists are truncated too."""
+def truncate_layers(config: PretrainedConfig, layer_count: int) -> PretrainedConfig:
+    """Return a copy of the config with the first `layer_count` layers; per-layer lists are truncated too."""
     truncated = copy.deepcopy(config)
-    text = truncated.get_text_config()
-    for name in per_layer_fields(text):
-        setattr(text, name, getattr(text, name)[:layers])
-    text.num_hidden_layers = layers
+    text_config = truncated.get_text_config()
+    for name in per_layer_fields(text_config):
+        setattr(text_config, name, getattr(text_config, name)[:layer_count])
+    text_config.num_hidden_layers = layer_count
     return truncated
 
 
-def per_layer_fields(text: PretrainedConfig) -> list[str]:
+def per_layer_fields(text_config: PretrainedConfig) -> list[str]:
     """Return the names of the config fields that are lists with one entry per layer."""
-    layers = text.num_hidden_layers
-    return [name for name, value in vars(text).items() if isinstance(value, list | tuple) and len(value) == layers]
+    layer_count = text_config.num_hidden_layers
+    fields = vars(text_config).items()
+    return [name for name, value in fields if isinstance(value, list | tuple) and len(value) == layer_count]

@@ -1,4 +1,4 @@
-"""Test saving, pruning and choosing checkpoints."""
+"""Tests saving, pruning and choosing checkpoints."""
 
 import errno
 import os
@@ -12,20 +12,20 @@ from finetune_trainer.errors import CheckpointCorrupt, DiskFull
 from testing.builders.identity import identity
 
 
-def write(folder: Path) -> None:
+def write_files(folder: Path) -> None:
     (folder / "weights").write_text("w" * 100)
     (folder / "nested").mkdir()
     (folder / "nested" / "state").write_text("s")
 
 
-def save(output: OutputFolder, *steps: int, keep_last: int = 9) -> Checkpoints:
+def save_checkpoints(output: OutputFolder, *steps: int, keep_last: int = 9) -> Checkpoints:
     checkpoints = Checkpoints(output, keep_last=keep_last)
     for step in steps:
-        checkpoints.save(step, 2, write)
+        checkpoints.save(step, 2, write_files)
     return checkpoints
 
 
-def names(output: OutputFolder) -> list[str]:
+def list_names(output: OutputFolder) -> list[str]:
     return sorted(path.name for path in output.checkpoints.iterdir())
 
 
@@ -34,7 +34,7 @@ def test_a_new_job_has_no_checkpoint_to_resume_from(output: OutputFolder) -> Non
 
 
 def test_training_resumes_from_the_newest_checkpoint(output: OutputFolder) -> None:
-    resume_point = save(output, 20, 120).newest_complete()
+    resume_point = save_checkpoints(output, 20, 120).newest_complete()
 
     assert resume_point.path is not None
     assert resume_point.path.name == "step-00000120"
@@ -43,24 +43,24 @@ def test_training_resumes_from_the_newest_checkpoint(output: OutputFolder) -> No
 
 
 def test_the_oldest_checkpoints_are_pruned_after_a_save(output: OutputFolder) -> None:
-    save(output, 1, 2, 3, keep_last=2)
+    save_checkpoints(output, 1, 2, 3, keep_last=2)
 
-    assert names(output) == ["step-00000002", "step-00000003"]
+    assert list_names(output) == ["step-00000002", "step-00000003"]
 
 
 def test_the_checkpoint_of_the_retained_step_is_not_pruned(output: OutputFolder) -> None:
-    checkpoints = save(output, 1, 2, 3, keep_last=2)
+    checkpoints = save_checkpoints(output, 1, 2, 3, keep_last=2)
     for step in (4, 5):
-        checkpoints.save(step, 2, write, retained_step=2)
+        checkpoints.save(step, 2, write_files, retained_step=2)
 
-    assert names(output) == ["step-00000002", "step-00000004", "step-00000005"]
+    assert list_names(output) == ["step-00000002", "step-00000004", "step-00000005"]
 
-    checkpoints.save(6, 2, write, retained_step=6)
-    assert names(output) == ["step-00000005", "step-00000006"]
+    checkpoints.save(6, 2, write_files, retained_step=6)
+    assert list_names(output) == ["step-00000005", "step-00000006"]
 
 
-def test_the_first_complete_checkpoint_of_the_given_steps_is_chosen(output: OutputFolder) -> None:
-    checkpoints = save(output, 1, 2, 3)
+def test_the_first_complete_checkpoint_of_the_steps_is_chosen(output: OutputFolder) -> None:
+    checkpoints = save_checkpoints(output, 1, 2, 3)
     (output.checkpoints / "step-00000001" / "weights").unlink()
 
     resume_point = checkpoints.first_complete((7, 1, 3, 2))
@@ -70,7 +70,7 @@ def test_the_first_complete_checkpoint_of_the_given_steps_is_chosen(output: Outp
 
 
 def test_a_failed_save_prunes_nothing(output: OutputFolder) -> None:
-    checkpoints = save(output, 1, keep_last=1)
+    checkpoints = save_checkpoints(output, 1, keep_last=1)
 
     def fail(_folder: Path) -> None:
         raise RuntimeError
@@ -84,13 +84,13 @@ def test_a_failed_save_prunes_nothing(output: OutputFolder) -> None:
 
 
 class SmallVolume:
-    """A volume with space for `capacity` checkpoints, including the one that is being written."""
+    """Volume with space for `capacity` checkpoints, including the one being written."""
 
     def __init__(self, output: OutputFolder, *, capacity: int) -> None:
         self._output, self._capacity = output, capacity
 
     def write(self, folder: Path) -> None:
-        write(folder)
+        write_files(folder)
         if len(list(self._output.checkpoints.iterdir())) > self._capacity:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -98,22 +98,22 @@ class SmallVolume:
 def test_old_checkpoints_are_deleted_if_the_volume_is_full(
     output: OutputFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoints = save(output, 1, 2, 3)
+    checkpoints = save_checkpoints(output, 1, 2, 3)
 
     checkpoints.save(4, 2, SmallVolume(output, capacity=2).write)
 
-    assert names(output) == ["step-00000003", "step-00000004"]
+    assert list_names(output) == ["step-00000003", "step-00000004"]
     assert "deleted step-00000002, step-00000001, writing step-00000004 again" in capsys.readouterr().out
 
 
-def test_the_newest_complete_and_the_retained_checkpoint_are_kept_if_the_volume_is_full(output: OutputFolder) -> None:
-    checkpoints = save(output, 1, 2, 3, 4)
+def test_a_full_volume_keeps_the_newest_complete_and_the_retained_checkpoint(output: OutputFolder) -> None:
+    checkpoints = save_checkpoints(output, 1, 2, 3, 4)
     (output.checkpoints / "step-00000004" / "weights").unlink()
 
     with pytest.raises(DiskFull):
         checkpoints.save(5, 2, SmallVolume(output, capacity=3).write, retained_step=1)
 
-    assert [name for name in names(output) if not name.startswith(".tmp")] == [
+    assert [name for name in list_names(output) if not name.startswith(".tmp")] == [
         "step-00000001",
         "step-00000003",
         "step-00000004",
@@ -121,14 +121,14 @@ def test_the_newest_complete_and_the_retained_checkpoint_are_kept_if_the_volume_
 
 
 def test_incomplete_checkpoints_are_kept_if_no_complete_one_exists(output: OutputFolder) -> None:
-    checkpoints = save(output, 1, 2)
+    checkpoints = save_checkpoints(output, 1, 2)
     for step in (1, 2):
         (output.checkpoints / f"step-{step:08d}" / "weights").unlink()
 
     with pytest.raises(DiskFull):
         checkpoints.save(3, 2, SmallVolume(output, capacity=1).write)
 
-    assert {"step-00000001", "step-00000002"} <= set(names(output))
+    assert {"step-00000001", "step-00000002"} <= set(list_names(output))
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_incomplete_checkpoints_are_kept_if_no_complete_one_exists(output: Outpu
     ],
     ids=["missing file", "truncated file", "missing manifest", "damaged manifest"],
 )
-def test_an_incomplete_checkpoint_is_skipped_for_the_previous_one(output: OutputFolder, damage, problem: str) -> None:  # type: ignore[no-untyped-def]
-    checkpoints = save(output, 1, 2)
+def test_an_incomplete_checkpoint_is_skipped(output: OutputFolder, damage, problem: str) -> None:  # type: ignore[no-untyped-def]
+    checkpoints = save_checkpoints(output, 1, 2)
     damage(output.checkpoints / "step-00000002")
 
     resume_point = checkpoints.newest_complete()
@@ -152,28 +152,28 @@ def test_an_incomplete_checkpoint_is_skipped_for_the_previous_one(output: Output
     assert resume_point.skipped == (f"step-00000002: {problem}",)
 
 
-def test_the_error_without_a_complete_checkpoint_names_the_problems(output: OutputFolder) -> None:
-    checkpoints = save(output, 1)
+def test_the_error_without_a_complete_checkpoint_lists_the_problems(output: OutputFolder) -> None:
+    checkpoints = save_checkpoints(output, 1)
     (output.checkpoints / "step-00000001" / "weights").unlink()
 
     with pytest.raises(CheckpointCorrupt, match="step-00000001: weights is missing"):
         checkpoints.newest_complete()
 
 
-def test_a_checkpoint_of_another_job_is_not_resumed(output: OutputFolder) -> None:
-    save(output, 1)
+def test_training_does_not_resume_from_a_checkpoint_of_another_job(output: OutputFolder) -> None:
+    save_checkpoints(output, 1)
 
     with pytest.raises(CheckpointCorrupt, match="it belongs to another job"):
         Checkpoints(OutputFolder(output.root, identity(uid="new")), keep_last=1).newest_complete()
 
 
-def test_a_damaged_checkpoint_is_replaced_by_the_next_save_of_its_step(output: OutputFolder) -> None:
-    checkpoints = save(output, 1, 2)
+def test_saving_a_step_again_replaces_a_damaged_checkpoint(output: OutputFolder) -> None:
+    checkpoints = save_checkpoints(output, 1, 2)
     (output.checkpoints / "step-00000002" / "weights").unlink()
 
-    checkpoints.save(2, 2, write)
+    checkpoints.save(2, 2, write_files)
 
     resume_point = checkpoints.newest_complete()
     assert resume_point.path is not None
     assert checkpoint_step(resume_point.path) == 2
-    assert names(output) == ["step-00000001", "step-00000002"]
+    assert list_names(output) == ["step-00000001", "step-00000002"]

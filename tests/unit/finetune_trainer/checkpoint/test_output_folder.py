@@ -1,4 +1,4 @@
-"""Test who may write to an output folder, atomic publishing, and the translation of disk errors."""
+"""Tests ownership of output folders, atomic publishing, and the translation of disk errors."""
 
 import errno
 import json
@@ -28,27 +28,27 @@ def publish_result(output: OutputFolder) -> None:
     output.mark_success()
 
 
-def test_the_success_marker_names_the_job_and_counts_for_later_attempts(output: OutputFolder) -> None:
+def test_the_success_marker_is_valid_for_later_attempts(output: OutputFolder) -> None:
     publish_result(output)
 
-    later = OutputFolder(output.root, identity(attempt=3))
-    assert later.is_finished()
+    later_attempt = OutputFolder(output.root, identity(attempt=3))
+    assert later_attempt.is_finished()
     assert json.loads(output.success_file.read_text()) == {"uid": "ours", "fingerprint": "f1", "attempt": 0}
 
 
-def test_a_result_without_the_success_marker_does_not_count(output: OutputFolder) -> None:
+def test_a_result_without_a_success_marker_is_not_finished(output: OutputFolder) -> None:
     output.publish(output.result, write_weights)
 
     assert not output.is_finished()
 
 
-def test_the_success_marker_of_another_job_does_not_count(output: OutputFolder) -> None:
+def test_the_success_marker_of_another_job_is_ignored(output: OutputFolder) -> None:
     publish_result(output)
 
     assert not OutputFolder(output.root, identity(uid="theirs")).is_finished()
 
 
-def test_the_error_for_the_output_of_another_job_names_the_job_and_the_remedies(output: OutputFolder) -> None:
+def test_the_error_for_another_jobs_output_names_the_job_and_the_fix(output: OutputFolder) -> None:
     publish_result(output)
 
     with pytest.raises(OutputError) as raised:
@@ -116,7 +116,7 @@ def test_a_job_with_another_fingerprint_is_rejected(output: OutputFolder) -> Non
         OutputFolder(output.root, identity(attempt=1, fingerprint="f2")).check_owner(overwrite=False)
 
 
-def test_a_folder_that_only_contains_logs_is_free(tmp_path: Path) -> None:
+def test_a_folder_with_only_logs_has_no_owner(tmp_path: Path) -> None:
     (tmp_path / "logs" / "attempt-0").mkdir(parents=True)
 
     OutputFolder(tmp_path, identity()).check_owner(overwrite=False)
@@ -140,7 +140,7 @@ def test_an_older_attempt_cannot_publish(output: OutputFolder) -> None:
     assert [path.name for path in output.checkpoints.iterdir() if not path.name.startswith(".tmp-")] == []
 
 
-def test_an_older_attempt_cannot_publish_if_the_newer_one_claims_after_the_check(
+def test_an_older_attempt_cannot_publish_after_a_concurrent_claim(
     output: OutputFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newer attempt deletes the staged folder, so the rename after the check fails."""
@@ -161,7 +161,7 @@ def test_an_older_attempt_cannot_publish_if_the_newer_one_claims_after_the_check
     assert list(output.checkpoints.iterdir()) == []
 
 
-def test_a_crash_while_writing_publishes_nothing_and_the_next_attempt_deletes_the_staged_files(
+def test_staged_files_of_a_crashed_attempt_are_deleted_not_published(
     output: OutputFolder,
 ) -> None:
     def write_and_crash(folder: Path) -> None:
@@ -185,9 +185,7 @@ def test_published_files_are_readable_by_group_and_others(output: OutputFolder) 
     assert stat.S_IMODE((output.result / "weights").stat().st_mode) & 0o044
 
 
-def test_storage_that_is_not_shared_by_all_nodes_is_an_error(
-    output: OutputFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_storage_that_nodes_do_not_share_is_an_error(output: OutputFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_folder, "_SHARED_STORAGE_TIMEOUT_SECONDS", 0.0)
 
     with pytest.raises(OutputError, match="needs a ReadWriteMany claim"):
@@ -195,7 +193,7 @@ def test_storage_that_is_not_shared_by_all_nodes_is_an_error(
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES], ids=["EROFS", "EACCES"])
-def test_a_volume_without_write_access_is_an_error_of_the_output(tmp_path: Path, code: int) -> None:
+def test_a_volume_without_write_access_is_an_output_error(tmp_path: Path, code: int) -> None:
     with pytest.raises(OutputError, match="cannot be written"), translate_disk_errors(tmp_path):
         raise OSError(code, os.strerror(code))
 
@@ -206,22 +204,22 @@ def test_a_full_volume_is_detected_by_errno(tmp_path: Path, code: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def test_a_full_volume_is_detected_by_the_message_of_safetensors(tmp_path: Path) -> None:
-    """It reserves space for the file first and fails, so the volume is not full afterwards."""
+def test_a_full_volume_is_detected_by_the_safetensors_message(tmp_path: Path) -> None:
+    """safetensors fails when it reserves space for the file, so the volume is not full afterwards."""
     with pytest.raises(DiskFull), translate_disk_errors(tmp_path):
         raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
 
 
-def test_a_write_error_of_torch_on_a_full_volume_is_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_write_error_on_a_full_volume_is_a_disk_full_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(atomic_files, "is_volume_full", lambda folder: folder == tmp_path)
 
     with pytest.raises(DiskFull, match="No space left on device"), translate_disk_errors(tmp_path):
         raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
 
 
-def test_errors_of_the_trainer_are_not_translated_on_a_full_volume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trainer_errors_are_not_translated_on_a_full_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atomic_files, "is_volume_full", lambda _folder: True)
 
     with pytest.raises(OutputError, match="superseded"), translate_disk_errors(tmp_path):
@@ -233,7 +231,7 @@ def test_other_disk_errors_are_not_translated(tmp_path: Path) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_a_read_error_of_a_dataset_file_is_a_storage_fault(tmp_path: Path) -> None:
+def test_a_dataset_read_error_is_a_storage_fault(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.symlink_to(UNREADABLE)
 
@@ -241,7 +239,7 @@ def test_a_read_error_of_a_dataset_file_is_a_storage_fault(tmp_path: Path) -> No
         list(read_rows(rows))
 
 
-def test_a_read_error_of_weights_is_detected_by_the_message_of_safetensors() -> None:
+def test_a_weight_read_error_is_detected_by_the_safetensors_message() -> None:
     cause = SafetensorError("I/O error: Stale file handle (os error 116)")
 
     with pytest.raises(StorageFault, match="cannot be loaded"), raise_storage_faults():

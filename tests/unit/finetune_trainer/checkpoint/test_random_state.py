@@ -1,4 +1,4 @@
-"""The random states in a checkpoint."""
+"""Tests saving and restoring random states."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Test the choice of the attention implementation by a benchmark on a fake clock."""
+"""Tests the choice of the attention implementation with a fake clock."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from finetune_trainer.model.attention_backend import (
     AttentionTrial,
     benchmark_backends,
     build_attention_trial,
-    choose_fastest,
+    choose_fastest_backend,
     select_attention,
 )
 from testing.builders import jobs
@@ -40,8 +40,8 @@ SDPA_FORWARD = ALL_ATTENTION_FUNCTIONS[SDPA]
 SDPA_MASK = ALL_MASK_ATTENTION_FUNCTIONS[SDPA]
 
 
-def attention_taking(milliseconds: float, clock: list[float]) -> Callable[..., Any]:
-    """Return SDPA that advances the fake clock by that time."""
+def build_slow_attention(milliseconds: float, clock: list[float]) -> Callable[..., Any]:
+    """Return an SDPA function that advances the fake clock by this time."""
 
     def forward(*arguments: Any, **keywords: Any) -> Any:
         clock[0] += milliseconds / 1000
@@ -50,25 +50,25 @@ def attention_taking(milliseconds: float, clock: list[float]) -> Callable[..., A
     return forward
 
 
-def fail(*_: Any, **__: Any) -> Any:
+def raise_kernel_error(*_: Any, **__: Any) -> Any:
     raise RuntimeError("no kernel image is available\nfor this device")
 
 
 def ignore_packing(module: Any, query: Any, key: Any, value: Any, _mask: Any, **keywords: Any) -> Any:
-    """Attend to the previous rows of a pack, as a kernel does that ignores position ids."""
+    """Attend to previous rows of a pack, like a kernel that ignores position ids."""
     return SDPA_FORWARD(module, query, key, value, None, **{**keywords, "is_causal": True})
 
 
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Register four fake implementations besides SDPA, which takes 2 ms."""
+    """Register four fake implementations, and make SDPA take 2 ms."""
     clock = [0.0]
-    monkeypatch.setattr(attention_backend, "_now", lambda _device: clock[0])
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, SDPA, attention_taking(2, clock))
+    monkeypatch.setattr(attention_backend, "_read_clock", lambda _device: clock[0])
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, SDPA, build_slow_attention(2, clock))
     implementations = {
-        "fast": attention_taking(1, clock),
-        "barely_faster": attention_taking(1.99, clock),
-        "failing": fail,
+        "fast": build_slow_attention(1, clock),
+        "barely_faster": build_slow_attention(1.99, clock),
+        "failing": raise_kernel_error,
         "ignores_packing": ignore_packing,
     }
     for name, forward in implementations.items():
@@ -117,45 +117,45 @@ def test_a_benchmark_does_not_change_the_random_state() -> None:
 
 
 @pytest.mark.usefixtures("backends")
-def test_the_next_attempt_reuses_the_choice_if_the_candidates_are_the_same(tmp_path: Path) -> None:
+def test_the_next_attempt_with_the_same_candidates_reuses_the_choice(tmp_path: Path) -> None:
     cache_file = tmp_path / "checkpoints" / "attention.json"
     reused = AttentionChoice("fast", "chosen by an earlier attempt")
-    first = choose_fastest(TRIAL, ("fast",), cache_file)
+    first = choose_fastest_backend(TRIAL, ("fast",), cache_file)
 
-    assert choose_fastest(TRIAL, ("fast",), cache_file) == reused
-    assert choose_fastest(TRIAL, ("fast", "failing"), cache_file).reason != reused.reason, "another image"
+    assert choose_fastest_backend(TRIAL, ("fast",), cache_file) == reused
+    assert choose_fastest_backend(TRIAL, ("fast", "failing"), cache_file).reason != reused.reason, "candidates differ"
     assert json.loads(cache_file.read_text())["name"] == first.name == "fast"
 
 
-def test_nothing_is_measured_without_candidates(tmp_path: Path) -> None:
+def test_no_benchmark_runs_without_candidates(tmp_path: Path) -> None:
     cache_file = tmp_path / "attention.json"
 
-    assert choose_fastest(TRIAL, (), cache_file) == AttentionChoice(SDPA, "no other is installed")
+    assert choose_fastest_backend(TRIAL, (), cache_file) == AttentionChoice(SDPA, "no other is installed")
     assert not cache_file.exists()
 
 
-def spec(**fields: Any) -> TrainerSpec:
+def parse_spec(**fields: Any) -> TrainerSpec:
     return TrainerSpec.model_validate({**jobs.spec(), **fields})
 
 
-def test_the_implementation_of_the_spec_is_used(tmp_path: Path) -> None:
-    job = spec(model={"name": "m", "attnImplementation": "eager"})
+def test_the_implementation_in_the_spec_is_used(tmp_path: Path) -> None:
+    job = parse_spec(model={"name": "m", "attnImplementation": "eager"})
 
     choice = select_attention(job, TRIAL, tmp_path, is_multimodal=True)
 
     assert choice == AttentionChoice("eager", "set in spec.model.attnImplementation")
 
 
-def test_an_implementation_that_is_not_installed_is_rejected(tmp_path: Path) -> None:
-    job = spec(model={"name": "m", "attnImplementation": "flash_attention_2"})
+def test_a_missing_implementation_is_rejected(tmp_path: Path) -> None:
+    job = parse_spec(model={"name": "m", "attnImplementation": "flash_attention_2"})
 
     with pytest.raises(InvalidSpec, match=r"flash_attention_2 is not installed .* sdpa, eager, or auto"):
         select_attention(job, TRIAL, tmp_path, is_multimodal=False)
 
 
 @pytest.mark.parametrize(("per_device", "rows"), [(1, 1), (4, 2), ("auto", 2)])
-def test_two_packs_are_benchmarked_if_a_micro_batch_has_several(per_device: int | str, rows: int) -> None:
-    job = spec(
+def test_the_benchmark_uses_at_most_two_rows(per_device: int | str, rows: int) -> None:
+    job = parse_spec(
         dataset={"train": [{"name": "rows.jsonl"}], "packing": True, "maxLength": 64},
         training={"perDeviceTrainBatchSize": per_device, "globalBatchSize": 64},
     )

@@ -1,4 +1,4 @@
-"""Test loading a model and its tokenizer, and adding, continuing and merging adapters."""
+"""Tests loading a model and its tokenizer, and adding, continuing and merging adapters."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ from finetune_trainer.model.lora import (
     TRAINED_ADAPTER,
     add_adapters,
     add_reference_adapter,
-    choose_targets,
+    choose_target_modules,
     resolve_adapter_shape,
 )
 from finetune_trainer.model.merge import write_merged
@@ -56,7 +56,7 @@ def test_the_error_for_a_path_without_a_model_names_the_path(tmp_path: Path, nam
     assert f'spec.model.name: "{tmp_path / name}" {problem}' in str(raised.value)
 
 
-def test_an_unknown_architecture_is_an_error_of_the_model(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_a_model_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "martian"}')
 
     with pytest.raises(ModelError, match="martian"):
@@ -90,7 +90,7 @@ RESPONSE = Response(404, request=Request("GET", "https://hub.example/acme"))
     ],
     ids=["no such model", "gated model", "no connection"],
 )
-def test_hub_errors_are_classified_by_who_can_fix_them(
+def test_hub_errors_are_classified_by_cause(
     monkeypatch: pytest.MonkeyPatch, cause: Exception, raised: type[Exception], message: str
 ) -> None:
     def fail(_name: str) -> None:
@@ -102,14 +102,12 @@ def test_hub_errors_are_classified_by_who_can_fix_them(
         describe_model(ModelSource(name="acme/gone"), CPU)
 
 
-def test_float16_on_cpu_is_rejected_with_the_alternatives(model_folder: Path) -> None:
+def test_float16_on_cpu_is_rejected_with_alternatives(model_folder: Path) -> None:
     with pytest.raises(InvalidSpec, match="needs a GPU; on CPU set float32 or bfloat16"):
         describe_model(ModelSource(name=str(model_folder), torch_dtype="float16"), CPU)
 
 
-def test_bfloat16_on_a_gpu_that_only_emulates_it_is_rejected(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bfloat16_is_rejected_on_a_gpu_that_emulates_it(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "has_native_bf16", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
@@ -120,7 +118,7 @@ def test_bfloat16_on_a_gpu_that_only_emulates_it_is_rejected(
 
 def test_the_error_for_an_unknown_target_module_lists_the_candidates() -> None:
     with pytest.raises(InvalidSpec) as raised:
-        choose_targets(tiny_text.build_model(64), ("q_proj", "query"))
+        choose_target_modules(tiny_text.build_model(64), ("q_proj", "query"))
 
     assert "query matches no module" in str(raised.value)
     assert "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj" in str(raised.value)
@@ -128,26 +126,26 @@ def test_the_error_for_an_unknown_target_module_lists_the_candidates() -> None:
 
 def test_all_linear_with_other_targets_is_rejected() -> None:
     with pytest.raises(InvalidSpec, match="set it alone"):
-        choose_targets(tiny_text.build_model(64), ("all-linear", "q_proj"))
+        choose_target_modules(tiny_text.build_model(64), ("all-linear", "q_proj"))
 
 
 def test_only_adapters_are_trained_and_the_seed_determines_their_initial_values() -> None:
     lora = Lora(r=4, target_modules=("q_proj",))
     first, second, other = (add_adapters(tiny_text.build_model(64), lora, seed=seed) for seed in (1, 1, 2))
 
-    def trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        return {name: each for name, each in model.named_parameters() if each.requires_grad}
+    def get_trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
-    assert {name.split(".")[-3] for name in trained(first)} == {"lora_A", "lora_B"}
-    assert all(torch.equal(one, trained(second)[name]) for name, one in trained(first).items())
-    assert not all(torch.equal(one, trained(other)[name]) for name, one in trained(first).items())
+    assert {name.split(".")[-3] for name in get_trained(first)} == {"lora_A", "lora_B"}
+    assert all(torch.equal(weight, get_trained(second)[name]) for name, weight in get_trained(first).items())
+    assert not all(torch.equal(weight, get_trained(other)[name]) for name, weight in get_trained(first).items())
 
 
 @pytest.fixture(scope="module")
 def adapter_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An adapter with nonzero lora_B weights, like a trained one."""
+    """Save an adapter with nonzero lora_B weights, like a trained one."""
     folder = tmp_path_factory.mktemp("adapter")
-    model = add_adapters(base(model_folder), Lora(r=4, lora_alpha=8), seed=1)
+    model = add_adapters(load_base_model(model_folder), Lora(r=4, lora_alpha=8), seed=1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
@@ -156,12 +154,12 @@ def adapter_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
-def base(folder: Path) -> torch.nn.Module:
+def load_base_model(folder: Path) -> torch.nn.Module:
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder)
     return model
 
 
-def logits(model: torch.nn.Module) -> torch.Tensor:
+def compute_logits(model: torch.nn.Module) -> torch.Tensor:
     output: torch.Tensor = model(input_ids=torch.arange(8)[None]).logits
     return output
 
@@ -169,17 +167,17 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 def test_a_continued_adapter_keeps_its_rank_and_has_a_frozen_reference_copy(
     model_folder: Path, adapter_folder: Path
 ) -> None:
-    model: Any = add_adapters(base(model_folder), Lora(adapter=str(adapter_folder)), seed=2)
+    model: Any = add_adapters(load_base_model(model_folder), Lora(adapter=str(adapter_folder)), seed=2)
     add_reference_adapter(model, str(adapter_folder))
 
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained
     assert all(f".{TRAINED_ADAPTER}." in name for name in trained)
     assert model.peft_config[TRAINED_ADAPTER].r == 4
-    assert not torch.equal(logits(model), logits(base(model_folder)))
-    continued_logits = logits(model)
+    assert not torch.equal(compute_logits(model), compute_logits(load_base_model(model_folder)))
+    continued_logits = compute_logits(model)
     model.set_adapter(REFERENCE_ADAPTER)
-    assert torch.equal(logits(model), continued_logits)
+    assert torch.equal(compute_logits(model), continued_logits)
 
 
 @pytest.mark.parametrize("name", ["none", "empty"])
@@ -187,7 +185,7 @@ def test_a_path_without_an_adapter_is_rejected(model_folder: Path, tmp_path: Pat
     (tmp_path / "empty").mkdir()
 
     with pytest.raises(ModelNotFound, match=r"spec\.lora\.adapter: .* neither a folder with an adapter_config\.json"):
-        add_adapters(base(model_folder), Lora(adapter=str(tmp_path / name)), seed=2)
+        add_adapters(load_base_model(model_folder), Lora(adapter=str(tmp_path / name)), seed=2)
 
 
 def test_an_adapter_of_another_model_is_rejected(adapter_folder: Path) -> None:
@@ -198,22 +196,22 @@ def test_an_adapter_of_another_model_is_rejected(adapter_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("lora", [Lora(use_rslora=True), Lora(use_dora=True)], ids=["rsLoRA", "DoRA"])
-def test_variants_of_lora_start_with_the_output_of_the_base_model(model_folder: Path, lora: Lora) -> None:
-    model: Any = add_adapters(base(model_folder), lora, seed=2)
+def test_lora_variants_start_with_the_output_of_the_base_model(model_folder: Path, lora: Lora) -> None:
+    model: Any = add_adapters(load_base_model(model_folder), lora, seed=2)
 
     config = model.peft_config[TRAINED_ADAPTER]
     assert (config.use_rslora, config.use_dora) == (lora.use_rslora, lora.use_dora)
-    assert torch.allclose(logits(model), logits(base(model_folder)), atol=1e-5)
+    assert torch.allclose(compute_logits(model), compute_logits(load_base_model(model_folder)), atol=1e-5)
 
 
-def test_a_merged_model_computes_the_logits_of_base_model_and_adapter(
+def test_a_merged_model_has_the_logits_of_the_adapted_model(
     model_folder: Path, adapter_folder: Path, tmp_path: Path
 ) -> None:
-    adapted = PeftModel.from_pretrained(base(model_folder), adapter_folder)
+    adapted = PeftModel.from_pretrained(load_base_model(model_folder), adapter_folder)
 
     write_merged(describe_model(ModelSource(name=str(model_folder)), CPU), adapter_folder, tmp_path)
 
-    assert torch.allclose(logits(base(tmp_path)), logits(adapted), atol=1e-5)
+    assert torch.allclose(compute_logits(load_base_model(tmp_path)), compute_logits(adapted), atol=1e-5)
     assert (tmp_path / "tokenizer.json").is_file()
 
 

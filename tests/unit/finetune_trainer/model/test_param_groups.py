@@ -1,4 +1,4 @@
-"""Test the parameter groups of models whose vision tower and aligner have their own learning rates."""
+"""Tests the parameter groups of models with separate learning rates for vision tower and aligner."""
 
 from pathlib import Path
 from typing import Any
@@ -31,47 +31,49 @@ def model(folder: Path) -> Any:
     return AutoModelForImageTextToText.from_pretrained(folder)
 
 
-def groups_of(model: torch.nn.Module, rates: LearningRates = RATES) -> list[dict[str, Any]]:
+def build_groups(model: torch.nn.Module, rates: LearningRates = RATES) -> list[dict[str, Any]]:
     decayed = {name for name, _ in model.named_parameters() if "norm" not in name and "bias" not in name}
     return build_parameter_groups(model, QWEN, rates, decayed=decayed, weight_decay=0.1)
 
 
 def test_a_step_updates_every_weight_with_the_learning_rate_of_its_part(model: Any) -> None:
-    optimizer = torch.optim.SGD([{**group, "weight_decay": 0} for group in groups_of(model)])
-    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    optimizer = torch.optim.SGD([{**group, "weight_decay": 0} for group in build_groups(model)])
+    initial_weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     for weight in model.parameters():
         weight.grad = torch.ones_like(weight)
 
     optimizer.step()
 
     for name, weight in model.named_parameters():
-        expected = before[name] - RATES.for_part(find_group(name, QWEN))
+        expected = initial_weights[name] - RATES.for_part(find_group(name, QWEN))
         torch.testing.assert_close(weight.detach(), expected, msg=name)
 
 
 def test_every_trained_weight_is_in_one_group_and_norms_have_no_weight_decay(model: Any) -> None:
     freeze_parameters(model, QWEN, ("aligner",))
-    groups = groups_of(model)
+    groups = build_groups(model)
 
     grouped = [id(weight) for group in groups for weight in group["params"]]
     decaying = {id(weight) for group in groups if group["weight_decay"] for weight in group["params"]}
 
     trained = {id(weight): name for name, weight in model.named_parameters() if weight.requires_grad}
     assert sorted(grouped) == sorted(trained)
-    assert {trained[each] for each in decaying} == {n for n in trained.values() if "norm" not in n and "bias" not in n}
+    assert {trained[weight_id] for weight_id in decaying} == {
+        n for n in trained.values() if "norm" not in n and "bias" not in n
+    }
     assert [(group["lr"], group["weight_decay"]) for group in groups] == [
         (0.25, 0.1), (0.25, 0.0), (0.5, 0.1), (0.5, 0.0)
     ]  # fmt: skip
 
 
-def test_the_logged_first_group_has_the_default_learning_rate(model: Any) -> None:
-    assert groups_of(model, LearningRates(0.25, {"aligner": 0.5}))[0]["lr"] == 0.25
+def test_the_first_group_has_the_default_learning_rate(model: Any) -> None:
+    assert build_groups(model, LearningRates(0.25, {"aligner": 0.5}))[0]["lr"] == 0.25
 
 
 def test_adapters_have_the_learning_rate_of_their_part(model: Any) -> None:
     adapted = add_adapters(model, Lora(), seed=1)
 
-    assert {group["lr"] for group in groups_of(adapted)} == {0.25, 0.5, 0.125}
+    assert {group["lr"] for group in build_groups(adapted)} == {0.25, 0.5, 0.125}
 
 
 def test_a_learning_rate_for_a_part_without_adapters_is_rejected(model: Any) -> None:
@@ -82,7 +84,7 @@ def test_a_learning_rate_for_a_part_without_adapters_is_rejected(model: Any) -> 
         check_learning_rates(adapted, QWEN, RATES)
 
 
-def test_the_startup_log_shows_the_trained_parameters_by_part(model: Any) -> None:
+def test_the_startup_log_contains_the_trained_parameters_per_part(model: Any) -> None:
     freeze_parameters(model, QWEN, ("vision",))
     counts = count_parameters(model, QWEN)
 
@@ -98,7 +100,7 @@ def test_the_startup_log_shows_the_trained_parameters_by_part(model: Any) -> Non
     )
 
 
-def test_the_startup_log_shows_that_adapters_are_trained() -> None:
+def test_the_startup_log_contains_the_adapter_parameters() -> None:
     model = add_adapters(tiny_text.build_model(64), Lora(r=2, target_modules=("q_proj",)), seed=1)
 
     (line,) = describe_weights(model, None)
