@@ -107,7 +107,7 @@ class OutputFolder:
                 remove_path(self.result)
             write_json(self.job_file, {**asdict(self.identity), "token": token})
             self.checkpoints.mkdir(exist_ok=True)
-            self._remove_staged_files()  # after the claim, so that older attempts cannot publish these files
+            self._remove_staged_files()  # only after the claim: older attempts can no longer publish these files
         return token
 
     def check_shared(self, token: str) -> None:
@@ -174,7 +174,7 @@ class OutputFolder:
         """Delete unpublished files of older attempts."""
         for entry in self.checkpoints.glob(".tmp-*"):
             if entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)  # its writer may still be adding files
+                shutil.rmtree(entry, ignore_errors=True)  # an older attempt may still be adding files
             else:
                 entry.unlink(missing_ok=True)
 

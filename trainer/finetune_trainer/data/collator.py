@@ -12,7 +12,8 @@ from finetune_trainer.vision.processor import VisionProcessor
 
 Collate = Callable[[Sequence[Any]], Features]
 
-_TOKEN_FEATURES = ("input_ids", "labels", "weights", POSITION_IDS, MROPE_POSITION_IDS)  # others are pixel inputs
+# All other features are pixel inputs.
+_TOKEN_FEATURES = ("input_ids", "labels", "weights", POSITION_IDS, MROPE_POSITION_IDS)
 _PIXEL_INPUTS = {Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_videos"}
 
 

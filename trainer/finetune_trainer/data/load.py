@@ -85,7 +85,7 @@ class TokenizationConfig:
     model_name: str
     row_renderer: RowRenderer
     rules: RowRules
-    seed: int  # for drawing rows from sources and holding out rows
+    seed: int  # seed for drawing rows from sources and holding out rows
     cache: Path
     is_writer: bool
     send_heartbeat: Callable[[], None]

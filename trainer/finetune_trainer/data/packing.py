@@ -19,8 +19,8 @@ MropePositions = Callable[[Features], torch.Tensor]  # maps the features of a ro
 class PackedDataset(Dataset[tuple[Features, ...]]):
     """Concatenates the rows of a pack and adds position ids; a pack is a tuple of row indices.
 
-    The first token of a row is never a target, so no row predicts the beginning of the next one. Pixel inputs have the
-    order of the rows.
+    The first token of a row is never a target, so no row predicts the beginning of the next one. Pixel inputs keep
+    the order of the rows.
     """
 
     def __init__(self, rows: Dataset[tuple[Features, ...]], mrope_positions: MropePositions | None = None) -> None:

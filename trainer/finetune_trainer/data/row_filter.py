@@ -13,7 +13,7 @@ _MAX_EXAMPLES = 10
 class RowRules:
     """Rules for rows that are too long or cannot be used."""
 
-    max_length: int | None = None  # tokens
+    max_length: int | None = None  # limit in tokens
     overlong: Literal["drop", "truncate", "error"] = "drop"
     on_bad_row: Literal["error", "skip"] = "error"
 

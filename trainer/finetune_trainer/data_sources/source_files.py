@@ -19,10 +19,8 @@ from finetune_trainer.errors import DatasetError, HubUnavailable, first_line
 TRAIN_FIELD, EVAL_FIELD = "spec.dataset.train", "spec.dataset.eval"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-_DEFAULT_SPLITS = {
-    TRAIN_FIELD: ("train",),
-    EVAL_FIELD: ("validation", "test"),
-}  # for Hub datasets, in order of preference
+# Splits of Hub datasets, in order of preference.
+_DEFAULT_SPLITS = {TRAIN_FIELD: ("train",), EVAL_FIELD: ("validation", "test")}
 _SPLIT_ALIASES = {
     "train": ("training",),
     "validation": ("valid", "val", "dev"),
@@ -38,7 +36,7 @@ class DownloadSettings:
     job: str  # uid of the job
     is_writer: bool  # whether this process downloads
     send_heartbeat: Callable[[], None]
-    timeout_seconds: float  # for waiting until the writer has downloaded
+    timeout_seconds: float  # limit for waiting until the writer has downloaded
 
 
 def find_files(source: DatasetSource, downloads: DownloadSettings, *, field: str) -> tuple[Path, ...]:

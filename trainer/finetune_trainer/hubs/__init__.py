@@ -8,7 +8,7 @@ from finetune_api.v1alpha1.output import PushToHub
 
 
 def create_repository(target: PushToHub) -> None:
-    """Create the repository if it does not exist, and check write access, so that training does not start in vain.
+    """Create the repository if it does not exist, and check write access, to report errors before training.
 
     Raises: InvalidSpec if the hub rejects the request, HubUnavailable if it is down or unreachable.
     """

@@ -26,7 +26,7 @@ def create_repository(target: PushToHub) -> None:
     """Create the repository if it does not exist, and check that the token is valid."""
     with _translate_hub_errors(target):
         api = HubApi()
-        api.whoami()  # check the token, also if the repository already exists
+        api.whoami()  # check the token even if the repository exists
         try:
             visibility = "private" if target.private else "public"
             # The default license would be Apache 2.0.

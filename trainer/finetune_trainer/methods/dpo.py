@@ -109,7 +109,7 @@ class DpoTrainer(GlobalMeanTrainer):
         policy = sequence_logps(model, batch)
         chosen_tokens, rejected_tokens = _is_target(batch["labels"]).sum(dim=1).chunk(2)
         pairs = PairLogps(policy, reference, chosen_tokens, rejected_tokens)
-        is_pair = chosen_tokens > 0  # fillers are no pairs
+        is_pair = chosen_tokens > 0  # False for fillers
         self._accumulate_pair_metrics(pairs, is_pair)
         losses = (LOSSES[self._dpo.loss_type](pairs, self._dpo)[is_pair].sum(),)
         return (*losses, -self._dpo.rpo_alpha * policy.chosen.sum()) if self._dpo.rpo_alpha else losses

@@ -44,8 +44,8 @@ class VideoSupport:
     choose_frames: FrameChooser
     resize: Callable[[ModelHandles, SamplingSettings, SampledVideo], Size]
     render: Callable[[ModelHandles, SampledVideo, int], str]  # placeholder text; the int is the tokens per frame pair
-    placeholder: Callable[[ModelHandles], str] = lambda model: model.video_token  # text in the chat template
-    needs_frame_interval: bool = False  # has the input second_per_grid_ts: seconds between frame pairs
+    placeholder: Callable[[ModelHandles], str] = lambda model: model.video_token  # rendered by the template
+    needs_frame_interval: bool = False  # the model input second_per_grid_ts is required
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class VisionFamily:
     vision_prefix: str
     aligner_prefixes: tuple[str, ...]  # may be inside the vision tower
     render: Callable[[ModelHandles, Size], str]  # placeholder text of an image of this size
-    placeholder: Callable[[ModelHandles], str] = lambda model: model.image_token  # text in the chat template
+    placeholder: Callable[[ModelHandles], str] = lambda model: model.image_token  # rendered by the template
     type_ids_input: str | None = None  # name of the model input that distinguishes image tokens
     supports_packing: bool = True  # attention isolates the rows of a pack, with or without images
     uses_mrope: bool = False  # image tokens have position ids in time, height and width

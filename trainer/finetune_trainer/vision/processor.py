@@ -28,8 +28,8 @@ from finetune_trainer.vision.video_processor import (
 
 _IMAGE_INPUTS = ("pixel_values", "image_grid_thw")  # image processor outputs that are model inputs
 VISION_INPUTS = (*_IMAGE_INPUTS, *VIDEO_INPUTS, "mm_token_type_ids", "token_type_ids")
-_VISION_FIELDS = ("freeze", "maxPixels", "minPixels", *VIDEO_FIELDS)  # of spec.model; rejected for text models
-_DUMMY_EDGE = 56  # pixels
+_VISION_FIELDS = ("freeze", "maxPixels", "minPixels", *VIDEO_FIELDS)  # rejected for text models
+_DUMMY_EDGE = 56  # height and width in pixels
 
 
 @dataclass(frozen=True)

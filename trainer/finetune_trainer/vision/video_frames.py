@@ -39,7 +39,7 @@ class SampledVideo:
     """Indices of the sampled frames, and properties of the video."""
 
     frame_indices: tuple[int, ...]
-    total_frames: int  # in the file
+    total_frames: int  # number of frames in the file
     fps: float  # frame rate of the file
     size: Size  # size of an upright frame
 
@@ -56,9 +56,8 @@ class SampledVideo:
         return tuple((first + second) / 2 for first, second in zip(seconds[::2], seconds[1::2], strict=True))
 
 
-FrameChooser = Callable[
-    [SamplingSettings, int, float], tuple[int, ...]
-]  # (sampling, total frames, fps) -> frame indices
+# (sampling, total frames, fps) -> frame indices
+FrameChooser = Callable[[SamplingSettings, int, float], tuple[int, ...]]
 
 
 def probe_video(video: MediaItem, sampling: SamplingSettings, choose_frames: FrameChooser) -> SampledVideo:

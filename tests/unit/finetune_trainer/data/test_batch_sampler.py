@@ -158,21 +158,21 @@ def test_padding_is_masked_and_has_no_labels() -> None:
 
 
 def test_every_padding_token_after_a_pack_has_position_0() -> None:
-    def pack(positions: list[int]) -> tuple[Features]:
+    def build_pack(positions: list[int]) -> tuple[Features]:
         ids = torch.arange(len(positions))
         return ({"input_ids": ids, "labels": ids, "position_ids": torch.tensor(positions)},)
 
-    batch = Collator(pad_id=9)([pack([0, 1, 0, 1, 2]), pack([0, 1])])
+    batch = Collator(pad_id=9)([build_pack([0, 1, 0, 1, 2]), build_pack([0, 1])])
 
     assert batch["position_ids"].tolist() == [[0, 1, 0, 1, 2], [0, 1, 0, 0, 0]]
     assert batch["attention_mask"].sum() == 7
 
 
 def test_the_collator_puts_chosen_sequences_before_rejected_ones() -> None:
-    def sequence(token: int) -> Features:
+    def build_sequence(token: int) -> Features:
         return {"input_ids": torch.tensor([token]), "labels": torch.tensor([token]), "weights": torch.tensor([0.5])}
 
-    batch = Collator(pad_id=9)([(sequence(1), sequence(2)), (sequence(3), sequence(4))])
+    batch = Collator(pad_id=9)([(build_sequence(1), build_sequence(2)), (build_sequence(3), build_sequence(4))])
 
     assert batch["input_ids"].flatten().tolist() == [1, 3, 2, 4]
     assert batch["weights"].shape == (4, 1)

@@ -75,7 +75,7 @@ def test_a_target_token_may_contain_whitespace_of_the_template(
     ]
 
 
-def test_the_input_ids_are_those_of_the_rendered_conversation(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_input_ids_match_the_rendered_conversation(tokenizer: PreTrainedTokenizerFast) -> None:
     messages = [{"role": turn.role.value, "content": turn.content} for turn in TWO_EXCHANGES.turns]
 
     with use_template(tokenizer, tiny_text.CHAT_TEMPLATE) as renderer:
@@ -91,7 +91,7 @@ def test_a_turn_trimmed_by_the_template_is_a_target(tokenizer: PreTrainedTokeniz
         assert decode_targets(tokenizer, renderer.render(example)) == ["answer<|im_end|>"]
 
 
-def test_a_user_turn_with_the_text_of_the_assistant_turn_is_no_target(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_user_turn_with_the_text_of_the_assistant_turn_is_not_a_target(tokenizer: PreTrainedTokenizerFast) -> None:
     example = Conversation(ORIGIN, (Turn(Role.USER, "echo"), Turn(Role.ASSISTANT, "echo")))
 
     with use_template(tokenizer, tiny_text.CHAT_TEMPLATE) as renderer:

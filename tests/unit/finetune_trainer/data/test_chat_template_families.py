@@ -73,7 +73,9 @@ def test_the_system_prompt_is_rendered_but_not_a_target(tokenizer: PreTrainedTok
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.system])
-def test_an_unsupported_system_prompt_is_an_error_with_a_fix(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
+def test_the_error_for_an_unsupported_system_prompt_suggests_a_fix(
+    tokenizer: PreTrainedTokenizerFast, name: str
+) -> None:
     renderer, _ = build_renderer(FAMILIES[name], tokenizer)
 
     with pytest.raises(ChatTemplateError) as raised:

@@ -128,7 +128,7 @@ def test_a_split_holds_out_rows_for_evaluation(tmp_path: Path, tokenizer: PreTra
     ],
     ids=["no rows", "all too long"],
 )
-def test_a_dataset_without_usable_rows_is_an_error_with_the_reasons(
+def test_the_error_for_a_dataset_without_usable_rows_contains_the_reasons(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, content: str, message: str
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(content)
@@ -137,7 +137,7 @@ def test_a_dataset_without_usable_rows_is_an_error_with_the_reasons(
         load(tmp_path, tokenizer, [tmp_path / "rows.jsonl"], RowRules(max_length=64))
 
 
-def test_a_dataset_of_bad_rows_is_an_error_with_their_messages(
+def test_the_error_for_a_dataset_of_bad_rows_contains_their_messages(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     (tmp_path / "rows.jsonl").write_text("{\n")

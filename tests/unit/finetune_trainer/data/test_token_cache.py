@@ -62,7 +62,7 @@ def test_the_dataset_has_the_length_and_the_origin_of_every_row(tmp_path: Path) 
     assert [data.origin(0), data.origin(1)] == ["rows line 1", "rows line 2"]
 
 
-def test_select_returns_a_dataset_of_some_rows(tmp_path: Path) -> None:
+def test_select_returns_a_dataset_of_the_selected_rows(tmp_path: Path) -> None:
     data = load_tokens(tmp_path / "key")
 
     second = data.select(data.lengths.argsort()[1:])

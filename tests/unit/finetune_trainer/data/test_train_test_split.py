@@ -21,7 +21,7 @@ def get_lines(data: TokenDataset) -> list[int]:
     return [int(data.origin(index).rpartition(" ")[2]) for index in range(len(data))]
 
 
-def test_the_ratio_is_held_out_and_no_row_is_lost(tmp_path: Path) -> None:
+def test_the_split_follows_the_ratio_and_loses_no_row(tmp_path: Path) -> None:
     train, evaluation = hold_out(build_dataset(tmp_path, list(range(100))), 0.1, seed=3)
 
     assert (len(train), len(evaluation)) == (90, 10)

@@ -132,7 +132,7 @@ def test_a_dummy_image_does_not_change_gradients(loaded_model: LoadedVisionModel
 
 
 @pytest.mark.parametrize(
-    ("frozen", "trained"),
+    ("frozen_groups", "trained_groups"),
     [
         pytest.param(None, {"language"}, id="default"),
         pytest.param((), {"vision", "aligner", "language"}, id="no group frozen"),
@@ -143,16 +143,18 @@ def test_a_dummy_image_does_not_change_gradients(loaded_model: LoadedVisionModel
     ],
 )
 def test_only_trained_groups_have_adapters(
-    loaded_model: LoadedVisionModel, frozen: tuple[str, ...] | None, trained: set[str]
+    loaded_model: LoadedVisionModel, frozen_groups: tuple[str, ...] | None, trained_groups: set[str]
 ) -> None:
     family, model = FAMILIES[loaded_model.model.config.model_type], copy_model(loaded_model.model)
-    groups = resolve_frozen_groups(frozen)
+    groups = resolve_frozen_groups(frozen_groups)
     freeze_parameters(model, family, groups)
 
-    assert {find_group(name, family) for name, weight in model.named_parameters() if weight.requires_grad} == trained
+    assert {
+        find_group(name, family) for name, weight in model.named_parameters() if weight.requires_grad
+    } == trained_groups
 
-    trained = trained - find_groups_without_linear_layers(family, model)
-    if not trained:
+    adapted_groups = trained_groups - find_groups_without_linear_layers(family, model)
+    if not adapted_groups:
         with pytest.raises(InvalidSpec, match=r"spec\.lora\.targetModules"):
             add_adapters(model, Lora(), seed=1, exclude_modules=build_frozen_module_pattern(family, groups))
         return
@@ -160,11 +162,11 @@ def test_only_trained_groups_have_adapters(
     names = {
         name.removeprefix("base_model.model.") for name, weight in adapted.named_parameters() if weight.requires_grad
     }
-    assert {find_group(name, family) for name in names} == trained
-    assert trains_vision(adapted, family) == bool(trained - {"language"})
+    assert {find_group(name, family) for name in names} == adapted_groups
+    assert trains_vision(adapted, family) == bool(adapted_groups - {"language"})
 
 
-def test_trainable_parameters_are_those_with_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+def test_exactly_the_trainable_parameters_have_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     """DDP would wait for missing gradients, such as those of the last CLIP layer and norm in LLaVA."""
     family = FAMILIES[loaded_model.model.config.model_type]
     data = loaded_model.data(tiny_vision.write_rows(tmp_path, 2, images=lambda number: 1))
@@ -220,20 +222,20 @@ def test_llava_inputs_match_the_transformers_processor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "tokens"),
+    ("size", "expected_tokens"),
     [
         pytest.param((1000, 1000), 9, id="above the maximum"),
         pytest.param((28, 28), 4, id="below the minimum"),
         pytest.param((56, 84), 6, id="within the limits"),
     ],
 )
-def test_images_are_scaled_to_the_pixel_limits(tmp_path: Path, size: tuple[int, int], tokens: int) -> None:
+def test_images_are_scaled_to_the_pixel_limits(tmp_path: Path, size: tuple[int, int], expected_tokens: int) -> None:
     """Qwen2-VL has one token per 784 pixels."""
     folder = tiny_vision.build(tmp_path / "model")
     vision = describe_folder(folder, maxPixels=9 * 784, minPixels=2 * 784).vision
     assert vision is not None
 
-    assert vision.render_image(size).count("<|image_pad|>") == tokens
+    assert vision.render_image(size).count("<|image_pad|>") == expected_tokens
 
 
 def test_the_exif_orientation_is_applied_before_tokens_are_counted(
