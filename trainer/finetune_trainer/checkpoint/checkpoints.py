@@ -129,7 +129,7 @@ def checkpoint_step(checkpoint: Path) -> int:
 
 
 def _prune(checkpoints: Iterable[Path], retained_step: int | None) -> tuple[str, ...]:
-    """Delete the checkpoints except that of `retained_step`, and return the names of the deleted ones."""
+    """Delete all checkpoints except the one of `retained_step`; return the deleted names."""
     old = [checkpoint for checkpoint in checkpoints if checkpoint_step(checkpoint) != retained_step]
     for checkpoint in old:
         # Delete the manifest first, so that a partly deleted checkpoint is incomplete.

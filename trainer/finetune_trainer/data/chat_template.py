@@ -44,7 +44,7 @@ class Sample:
     placeholders: tuple[PlaceholderRange, ...] = ()
 
     def truncate(self, max_length: int) -> "Sample":
-        """Return the first `max_length` tokens, or fewer if the cut would split the placeholders of an image."""
+        """Keep the first `max_length` tokens, or fewer if the cut would split the placeholders of an image."""
         split_at = (span.start for span in self.placeholders if span.start < max_length < span.end)
         end = min([max_length, *split_at])
         placeholders = tuple(span for span in self.placeholders if span.end <= end)
@@ -195,7 +195,7 @@ class ExampleRenderer:
         return None
 
     def _measure_end_of_turn(self, text: str) -> int:
-        """Return the length of leading whitespace plus end-of-turn token, or 0 if `text` starts without one."""
+        """Return the length of whitespace and end-of-turn token at the start of `text`, or 0 without such a token."""
         whitespace = len(text) - len(text.lstrip())
         for token in self._end_of_turn_tokens:
             if token and text.startswith(token, whitespace):

@@ -1,4 +1,4 @@
-"""Log lines about row lengths: histograms and the longest rows."""
+"""Describes row lengths in log lines: histograms and the longest rows."""
 
 from collections.abc import Collection, Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""Keeps, truncates, drops or skips rows by the rules of the spec, and counts them."""
+"""Keeps, truncates, drops or skips rows according to the spec, and counts them."""
 
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal

@@ -109,7 +109,7 @@ def choose_fastest_backend(trial: AttentionTrial, candidates: Iterable[str], cac
 
 
 def benchmark_backends(trial: AttentionTrial, candidates: Iterable[str]) -> AttentionChoice:
-    """Time one layer with each candidate; reject candidates that fail or compute another output (decisions/703)."""
+    """Time one layer with each candidate; reject failures and different outputs (decisions/703)."""
     with _restore_rng_and_memory(trial.device):
         try:
             layer = _build_layer(trial)

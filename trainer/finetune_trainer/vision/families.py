@@ -9,7 +9,7 @@ from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokeniz
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as resize_frame
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resize_video
 
-from finetune_trainer.vision.video_frames import FrameChooser, SampledVideo, SamplingSettings, Size
+from finetune_trainer.vision.video_frames import FrameChooser, SampledVideo, Sampling, Size
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class VideoSupport:
     processor: str  # class name in transformers, saved in the settings of the result
     default_pixel_limits: tuple[int, int]  # (minimum, maximum) if the model's settings contain none
     choose_frames: FrameChooser
-    resize: Callable[[ModelHandles, SamplingSettings, SampledVideo], Size]
+    resize: Callable[[ModelHandles, Sampling, SampledVideo], Size]
     render: Callable[[ModelHandles, SampledVideo, int], str]  # placeholder text; the int is the tokens per frame pair
     placeholder: Callable[[ModelHandles], str] = lambda model: model.video_token  # rendered by the template
     needs_frame_interval: bool = False  # the model input second_per_grid_ts is required
@@ -116,17 +116,17 @@ def _build_qwen_vl_family(videos: VideoSupport, *aligner_prefixes: str) -> Visio
     )
 
 
-def _count_frames(sampling: SamplingSettings, total_frames: int, fps: float) -> float:
+def _count_frames(sampling: Sampling, total_frames: int, fps: float) -> float:
     return min(max(total_frames / fps * sampling.fps, sampling.min_frames), sampling.max_frames, total_frames)
 
 
-def _choose_qwen2_frames(sampling: SamplingSettings, total_frames: int, fps: float) -> tuple[int, ...]:
+def _choose_qwen2_frames(sampling: Sampling, total_frames: int, fps: float) -> tuple[int, ...]:
     """Divide the video into an even number of equal intervals and choose the first frame of each."""
     count = max(int(_count_frames(sampling, total_frames, fps)) // 2 * 2, 1)
     return tuple(index * total_frames // count for index in range(count))
 
 
-def _resize_qwen2_frames(model: ModelHandles, sampling: SamplingSettings, video: SampledVideo) -> Size:
+def _resize_qwen2_frames(model: ModelHandles, sampling: Sampling, video: SampledVideo) -> Size:
     """Return height and width; the pixel limits apply to each frame."""
     factor = model.processor.patch_size * model.processor.merge_size
     limits = {"min_pixels": sampling.min_pixels, "max_pixels": sampling.max_pixels}
@@ -138,13 +138,13 @@ def _render_qwen2_video(model: ModelHandles, video: SampledVideo, tokens_per_pai
     return model.video_token * (len(video.timestamps) * tokens_per_pair)
 
 
-def _choose_qwen3_frames(sampling: SamplingSettings, total_frames: int, fps: float) -> tuple[int, ...]:
+def _choose_qwen3_frames(sampling: Sampling, total_frames: int, fps: float) -> tuple[int, ...]:
     """Choose evenly spaced frames, including the first and the last."""
     count = max(int(_count_frames(sampling, total_frames, fps)), 1)
     return tuple(int(index) for index in np.linspace(0, total_frames - 1, count).round())
 
 
-def _resize_qwen3_frames(model: ModelHandles, sampling: SamplingSettings, video: SampledVideo) -> Size:
+def _resize_qwen3_frames(model: ModelHandles, sampling: Sampling, video: SampledVideo) -> Size:
     """Return height and width; the pixel limits apply to all frames together."""
     height, width = resize_video(
         max(len(video.frame_indices), model.processor.temporal_patch_size),

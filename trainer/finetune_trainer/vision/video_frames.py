@@ -24,7 +24,7 @@ _FRAMES_PER_GROUP = 2  # all supported families merge two consecutive frames
 
 
 @dataclass(frozen=True)
-class SamplingSettings:
+class Sampling:
     """Settings for sampling video frames: rate, and limits of frame count and size."""
 
     fps: float  # sampled frames per second
@@ -57,10 +57,10 @@ class SampledVideo:
 
 
 # (sampling, total frames, fps) -> frame indices
-FrameChooser = Callable[[SamplingSettings, int, float], tuple[int, ...]]
+FrameChooser = Callable[[Sampling, int, float], tuple[int, ...]]
 
 
-def probe_video(video: MediaItem, sampling: SamplingSettings, choose_frames: FrameChooser) -> SampledVideo:
+def probe_video(video: MediaItem, sampling: Sampling, choose_frames: FrameChooser) -> SampledVideo:
     """Choose the frames to sample; only the first frame is read, or all packets if the header has no frame count.
 
     Raises: DatasetError if the file is not a video.
@@ -103,7 +103,7 @@ def decode_frames(video: MediaItem, sampled: SampledVideo) -> list[Image.Image]:
 
 
 def read_upright_size(source: str | io.BytesIO) -> Size:
-    """Read the size of an image from its header, after applying the EXIF orientation."""
+    """Read the size of an image from its header, with the EXIF orientation applied."""
     with Image.open(source) as image:
         width, height = image.size
         is_rotated = image.getexif().get(_EXIF_ORIENTATION) in _QUARTER_TURNS

@@ -29,7 +29,7 @@ def text_model(tmp_path: Path) -> Path:
 
 
 def find_linear_groups(model: torch.nn.Module, folder: Path) -> dict[bool, set[str]]:
-    """Return the groups of the linear layers: the quantized ones under True, the others under False."""
+    """Map True to the groups of quantized linear layers, and False to the groups of other linear layers."""
     vision = describe_folder(folder).vision
     assert vision is not None
     groups: dict[bool, set[str]] = {True: set(), False: set()}
