@@ -116,13 +116,14 @@ def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
 def check_same_rows(digests: Sequence[str], *, per_node: int) -> None:
     """Check that all ranks read the same rows; otherwise rows would be repeated or omitted (decisions/508).
 
-    digests: one per rank. per_node: ranks per node. Raises: DatasetError naming the first node that differs.
+    digests: one per rank, in rank order. Raises: DatasetError with the first node that differs.
     """
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
+            node = rank // per_node
             raise DatasetError(
-                f"spec.dataset: node {rank // per_node} reads other rows than node 0; give all nodes the same files,"
-                " on storage that they share"
+                f"spec.dataset: node {node} reads other rows than node 0; give all nodes the same files, on storage"
+                " that they share"
             )
 
 
