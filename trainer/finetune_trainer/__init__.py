@@ -1,1 +1,1 @@
-"""Runs in every rank of a training pod: reads the spec, loads data and model, trains and publishes the result."""
+"""Program of every rank: reads the spec, loads data and model, trains and publishes the result."""

@@ -1,4 +1,4 @@
-"""Atomic and durable writes, and the translation of file system errors into TrainerErrors."""
+"""Write files atomically and durably, and translate file system errors into TrainerErrors."""
 
 import errno
 import json
@@ -18,7 +18,10 @@ _IO_FAILED = (errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOTCONN, errno.ES
 
 
 def write_json(path: Path, value: object, *, staging_file: Path | None = None) -> None:
-    """Write JSON durably into a staging file and rename it. The staging file is by default `.tmp-NAME` beside it."""
+    """Write JSON to a staging file, flush it to disk and rename it to `path`.
+
+    staging_file: by default `.tmp-NAME` in the same folder.
+    """
     staging_file = staging_file or path.with_name(f".tmp-{path.name}")
     with staging_file.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=2)
@@ -29,7 +32,7 @@ def write_json(path: Path, value: object, *, staging_file: Path | None = None) -
 
 
 def fsync_tree(folder: Path) -> None:
-    """Flush all files and folders below to disk, and set the file modes that the umask allows."""
+    """Flush a folder and its contents to disk, and set the file modes that the umask allows."""
     mask = os.umask(0)
     os.umask(mask)
     for path in sorted(folder.rglob("*")):
@@ -43,7 +46,7 @@ def fsync_tree(folder: Path) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Flush the directory entries to disk; errors of file systems without this operation (some NFS) are ignored."""
+    """Flush the entries of a folder to disk; ignore errors of file systems that do not support it (some NFS)."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -64,9 +67,9 @@ def remove_path(path: Path) -> None:
 
 @contextmanager
 def translate_disk_errors(folder: Path) -> Iterator[None]:
-    """Raise errors of a full disk as DiskFull and missing write permission as OutputError; others stay unchanged.
+    """Translate a full disk into DiskFull and missing write permission into OutputError; other errors are unchanged.
 
-    Errors of safetensors contain the errno only as text, those of torch.save not at all: then the free space decides.
+    safetensors reports the errno only in its message. torch.save does not report it; the free space decides then.
     """
     try:
         yield
@@ -88,7 +91,7 @@ def translate_disk_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def raise_storage_faults() -> Iterator[None]:
-    """Raise errors that a failed file system caused as StorageFault, whatever they look like at the top.
+    """Raise StorageFault instead of any error that was caused by a failed file system.
 
     Otherwise an I/O error while reading rows or weights would be reported as invalid data.
     """
@@ -106,7 +109,7 @@ def is_storage_fault(error: BaseException) -> bool:
 
 
 def _find_errno(error: BaseException) -> int | None:
-    """Return the errno; libraries in Rust, such as safetensors and tokenizers, mention it in the text only."""
+    """Return the errno of an error; Rust libraries such as safetensors report it only in the message."""
     if isinstance(error, OSError):
         return error.errno
     match = re.search(r"\(os error (\d+)\)", str(error))

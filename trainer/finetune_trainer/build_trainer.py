@@ -45,12 +45,12 @@ from finetune_trainer.vision.freeze import trains_vision
 BUILDERS: dict[str, Callable[[TrainerInputs], GlobalMeanTrainer]] = {
     "sft": SftTrainer,
     "dpo": DpoTrainer,
-}  # a test compares the keys with METHODS
+}  # a test checks that the keys equal METHODS
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What a trainer is built from besides the plan; none of it depends on the micro-batch size."""
+    """Inputs of a trainer besides the plan. They do not depend on the micro-batch size."""
 
     context: RankContext
     heartbeat: HeartbeatWriter
@@ -62,21 +62,21 @@ class TrainingSetup:
 
 @dataclass(frozen=True)
 class ModelPair:
-    """The model to train, and the separate reference model of DPO if there is one."""
+    """The model to train, and DPO's reference model if it is a separate model."""
 
     trained: torch.nn.Module
     reference: torch.nn.Module | None
 
 
 def resolve_auto_batch_size(plan: TrainingPlan, setup: TrainingSetup) -> tuple[TrainingPlan, ModelPair | None]:
-    """Return the plan with the micro-batch that `auto` stands for, and the models if a trial has loaded them."""
+    """Replace the batch size `auto` by a number. Return the new plan, and the models if a trial loaded them."""
     spec, smallest = plan.spec, plan.batch
     if not spec.training.has_auto_batch:
         return plan, None
     device, models = setup.device_config.device, None
-    # Report the smallest size first, for the case that the trial itself runs out of memory.
+    # Report the smallest size first, because the trial itself may run out of memory.
     setup.heartbeat.record_batch_size(smallest.per_device)
-    # Reuse the choice of an earlier attempt.
+    # Reuse the size that an earlier attempt chose.
     saved = SavedBatchSize(setup.output, build_cache_key(spec, device, world_size=smallest.world_size))
     choice = run_on_rank_zero(lambda: saved.load(smallest))
     # Otherwise try sizes on the GPU, or compare their forecasts with the available memory.
@@ -86,7 +86,7 @@ def resolve_auto_batch_size(plan: TrainingPlan, setup: TrainingSetup) -> tuple[T
         models = ModelPair(trial.model, trial.inputs.reference_model)
     elif choice is None:
         forecast, available = partial(forecast_batch_memory, plan, setup), rank_memory_bytes(device)
-        choice = run_on_rank_zero(lambda: choose_by_forecast(smallest, forecast, available=available))
+        choice = run_on_rank_zero(lambda: choose_by_forecast(smallest, forecast, available_bytes=available))
     # Save and report the choice.
     chosen = choice
     run_on_rank_zero(lambda: saved.save(chosen))
@@ -96,7 +96,7 @@ def resolve_auto_batch_size(plan: TrainingPlan, setup: TrainingSetup) -> tuple[T
 
 
 def forecast_batch_memory(plan: TrainingPlan, setup: TrainingSetup, batch: Batch) -> MemoryBreakdown | TrainerError:
-    """Forecast the memory of a rank with this batch; an error if the forecast is not possible."""
+    """Forecast the memory of a rank with this batch; return the error if no forecast is possible."""
     on_gpu = setup.device_config.device.type == "cuda"
     return forecast_rank_memory(plan.with_micro_batch(batch), setup.pretrained, setup.data, on_gpu=on_gpu)
 
@@ -108,15 +108,15 @@ def assemble_trainer(
     *,
     forecast: MemoryBreakdown | TrainerError | None = None,
 ) -> GlobalMeanTrainer:
-    """Build the trainer of the job; loads the models unless they are given. Raises TrainerError."""
+    """Build the trainer of the job, and load the models unless they are passed. Raises TrainerError."""
     spec, context, pretrained, data = plan.spec, setup.context, setup.pretrained, setup.data
     args = build_training_arguments(
         plan,
         setup.device_config,
-        folder=setup.output.checkpoints,
-        workers=choose_loader_workers(spec, context.ranks),
+        checkpoint_folder=setup.output.checkpoints,
+        loader_workers=choose_loader_workers(spec, context.ranks),
     )
-    # After the arguments: building them enables ZeRO-3, which shards weights while they are loaded.
+    # Load the models only now: building the arguments enables ZeRO-3, which shards weights during loading.
     models = models or load_models(spec, pretrained)
     family = pretrained.vision.family if pretrained.vision else None
     check_learning_rates(models.trained, family, plan.rates)
@@ -133,7 +133,7 @@ def assemble_trainer(
             ranks=context.ranks,
             checkpoints=Checkpoints(setup.output, keep_last=spec.training.save_total_limit),
             heartbeat=setup.heartbeat,
-            stop_requested=context.run.stop_request.exists,
+            is_stop_requested=context.run.stop_request.exists,
             forecast_bytes=forecast.total if isinstance(forecast, MemoryBreakdown) else None,
         ),
     )
@@ -147,25 +147,26 @@ def load_models(spec: TrainerSpec, pretrained: Pretrained) -> ModelPair:
 
 def build_trainer(inputs: TrainerInputs) -> GlobalMeanTrainer:
     """Build the trainer of the spec's method and add the callbacks."""
-    method = next(name for name in BUILDERS if getattr(inputs.plan.spec, name) is not None)  # the spec has exactly one
+    # A spec has exactly one method.
+    method = next(name for name in BUILDERS if getattr(inputs.plan.spec, name) is not None)
     trainer = BUILDERS[method](inputs)
     trainer.add_callback(PreflightCallback(trainer))
     trainer.add_callback(NonFiniteLossCallback(trainer))
     trainer.add_callback(StopRequestCallback(trainer))
-    trainer.add_callback(ProgressCallback(trainer, prints=inputs.ranks.is_first))
+    trainer.add_callback(ProgressCallback(trainer, verbose=inputs.ranks.is_first))
     if policy := trainer.evaluation_policy:
-        trainer.add_callback(BestEvaluationCallback(policy, inputs.heartbeat, prints=inputs.ranks.is_first))
+        trainer.add_callback(BestEvaluationCallback(policy, inputs.heartbeat, verbose=inputs.ranks.is_first))
     return trainer
 
 
 def build_collator(data: TrainingData, pretrained: Pretrained, model: torch.nn.Module) -> Collate:
-    """Build the collator; for a vision-language model it adds placeholder media to batches without media.
+    """Build the collator; for a vision-language model it adds dummy media to batches without media.
 
-    That is needed if the vision tower is trained or other batches have media: every rank must then run it in every
-    step, because its gradients or shards are exchanged by collectives.
+    Dummy media are needed if the vision tower is trained or other batches contain media. Then every rank must run the
+    vision tower in every step, because collectives exchange its gradients or shards.
     """
     pad_id = pad_token_id(pretrained.tokenizer)
     if pretrained.vision is None:
         return Collator(pad_id)
-    always = data.modalities or ((Modality.IMAGE,) if trains_vision(model, pretrained.vision.family) else ())
-    return MultimodalCollator(pad_id, pretrained.vision, required=always)
+    required = data.modalities or ((Modality.IMAGE,) if trains_vision(model, pretrained.vision.family) else ())
+    return MultimodalCollator(pad_id, pretrained.vision, required=required)

@@ -1,4 +1,4 @@
-"""Entry point of the ranks: the launcher calls `prepare` once per node before it forks, then `main` in each rank."""
+"""Entry point of the ranks: the launcher calls `prepare` once per node before forking, then `main` in each rank."""
 
 import gc
 import importlib
@@ -14,7 +14,7 @@ _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 def prepare() -> None:
     """Import the trainer, or only torch if the imports might initialise CUDA, which forked ranks could not use."""
-    if not any(Path(file).exists() for file in _GPU_FILES):  # silences a DDP warning about find_unused_parameters
+    if not any(Path(file).exists() for file in _GPU_FILES):  # silence a DDP warning about find_unused_parameters
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     spec_file = Path(os.environ.get(contract.CONFIG, ""))
     hide_unused_libraries(spec_file)
@@ -26,9 +26,9 @@ def main() -> None:
     hide_unused_libraries(Path(os.environ.get(contract.CONFIG, "")))
     from finetune_trainer.train import main as train
 
-    gc.freeze()  # imported modules have a million objects, which every full collection would visit for half a second
+    gc.freeze()  # without it, each full collection would spend half a second on the objects of imported modules
     train()
 
 
-if __name__ == "__main__":  # in a rank that was not forked from the launcher
+if __name__ == "__main__":  # for a rank that the launcher did not fork
     exit_without_teardown(run_rank_program(RankProgram(None, "finetune_trainer.entrypoint", ()), in_process=True))

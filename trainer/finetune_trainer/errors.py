@@ -1,17 +1,17 @@
 """Errors of the trainer: user errors, such as ModelNotFound, and errors after which a retry may succeed.
 
-The operator reads the class name as the reason; the text is for the person who can act.
+The operator uses the class name as the reason. The message addresses the person who can act.
 """
 
 from collections.abc import Iterator
 
 
 class TrainerError(Exception):
-    """Any error with a reason; names the object and field, the value found and what to do."""
+    """Base class of trainer errors; the message names the object and field, the value found and what to do."""
 
 
 class UserError(TrainerError):
-    """Base of the user errors: only a change of the job, its data or its storage helps, so they are never retried."""
+    """Base class of errors that only a change of the job, its data or its storage can fix; they are never retried."""
 
 
 class InvalidSpec(UserError):
@@ -43,7 +43,7 @@ class CheckpointCorrupt(UserError):
 
 
 class WorldSizeMismatch(UserError):
-    """The number of started ranks is not the one that the operator planned."""
+    """The number of started ranks differs from the number that the operator planned."""
 
 
 class MixedHardware(UserError):
@@ -59,11 +59,11 @@ class DiskFull(TrainerError):
 
 
 class CudaOutOfMemory(TrainerError):
-    """A micro-batch did not fit into GPU memory; a smaller one may."""
+    """A micro-batch did not fit into GPU memory; a smaller micro-batch may fit."""
 
 
 class HubUnavailable(TrainerError):
-    """The Hub did not answer; a retry may succeed."""
+    """The Hub did not respond; a retry may succeed."""
 
 
 class StorageFault(TrainerError):
@@ -71,12 +71,12 @@ class StorageFault(TrainerError):
 
 
 def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and, one after another, the errors it was raised from."""
+    """Yield the error and its chain of causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error of another library, for use in a message."""
+    """Return the first line of an error's message, or its class name if the message is empty."""
     return (str(error).strip() or type(error).__name__).split("\n", 1)[0]

@@ -1,4 +1,4 @@
-"""Hides libraries that a job does not use: transformers, peft and accelerate import them if they are installed.
+"""Hide installed libraries that a job does not use, so that transformers, peft and accelerate do not import them.
 
 The reasons are in decisions/516.
 """
@@ -13,17 +13,17 @@ _GPU_LIBRARIES = ("bitsandbytes", "deepspeed")
 
 
 def hide_unused_libraries(spec_file: Path) -> None:
-    """Make imports of libraries that the spec does not need fail, which saves seconds; call it before importing torch.
+    """Block imports of libraries that the spec does not need, which saves seconds. Call it before importing torch.
 
     spec_file: the JSON file of the job's spec.
     """
-    for module in find_unused_libraries(_read(spec_file)):
+    for module in find_unused_libraries(_read_spec_json(spec_file)):
         sys.modules[module] = None  # type: ignore[assignment]  # makes `import` raise ModuleNotFoundError
 
 
 def may_use_gpu_on_import(spec_file: Path) -> bool:
     """Return whether the job needs a library that may initialise CUDA when it is imported."""
-    return not set(_GPU_LIBRARIES) <= set(find_unused_libraries(_read(spec_file)))
+    return not set(_GPU_LIBRARIES) <= set(find_unused_libraries(_read_spec_json(spec_file)))
 
 
 def find_unused_libraries(spec: dict[str, Any] | None) -> Iterator[str]:
@@ -38,8 +38,8 @@ def find_unused_libraries(spec: dict[str, Any] | None) -> Iterator[str]:
         yield "deepspeed"
 
 
-def _read(spec_file: Path) -> dict[str, Any] | None:
-    """Return the spec; None if it is unreadable, which the trainer reports later with a better message."""
+def _read_spec_json(spec_file: Path) -> dict[str, Any] | None:
+    """Return the spec, or None if it is unreadable; the trainer reports that later with a better message."""
     try:
         spec = json.loads(spec_file.read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Publishes the result of a run: the weights with tokenizer, log and report, then the success marker."""
+"""Publish the result of a run: the weights with tokenizer, log and report, then the success marker."""
 
 from pathlib import Path
 
@@ -17,19 +17,20 @@ from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.early_stopping import TrainingOutcome, determine_outcome
 from finetune_trainer.vision.save_processor import save_processor
 
-_REPORTED_FIELDS = {"model", "dataset", "sft", "dpo", "lora", "training", "num_nodes"}  # not env: may contain secrets
+# Without env, which may contain secrets.
+_REPORTED_FIELDS = {"model", "dataset", "sft", "dpo", "lora", "training", "num_nodes"}
 
 
 def publish_result(trainer: GlobalMeanTrainer, output: OutputFolder, pretrained: Pretrained, *, title: str) -> None:
-    """Publish the adapter or the full model to the output, and to the Hub if requested; every rank calls it."""
+    """Publish the adapter or full model to the output and, if requested, to the Hub; every rank must call it."""
     trainer.inputs.heartbeat.enter_phase(contract.PUBLISH)
-    weights = gather_weights(trainer.model, build_state_access(trainer), keep=trainer.inputs.ranks.is_first)
+    weights = gather_weights(trainer.model, build_state_access(trainer), keep_result=trainer.inputs.ranks.is_first)
     lora = trainer.inputs.plan.spec.lora
     outcome = run_on_rank_zero(lambda: report_outcome(trainer))
     if outcome:
         trainer.inputs.heartbeat.record_outcome(outcome.message, stopped_early=outcome.stopped_early)
 
-    def write(folder: Path) -> None:
+    def write_result(folder: Path) -> None:
         if outcome and outcome.checkpoint:
             weights.update(read_weights(outcome.checkpoint))
         # Full fine-tuning trains float32 weights; publish them in the dtype of the base model.
@@ -45,7 +46,7 @@ def publish_result(trainer: GlobalMeanTrainer, output: OutputFolder, pretrained:
 
     def publish() -> None:
         best_step = checkpoint_step(outcome.checkpoint) if outcome and outcome.checkpoint else None
-        trainer.inputs.checkpoints.publish(output.result, write, retained_step=best_step)
+        trainer.inputs.checkpoints.publish(output.result, write_result, retained_step=best_step)
         if push := trainer.inputs.plan.spec.output.push_to_hub:
             print(f"pushed: {upload(push, output.result, title=title)}", flush=True)
         output.mark_success()
@@ -55,7 +56,7 @@ def publish_result(trainer: GlobalMeanTrainer, output: OutputFolder, pretrained:
 
 
 def report_outcome(trainer: GlobalMeanTrainer) -> TrainingOutcome | None:
-    """Determine and print how training ended, on rank 0 only; None if no evaluations are compared."""
+    """Determine and print how training ended; return None if no evaluations are compared. Runs on rank 0 only."""
     if trainer.evaluation_policy is None:
         return None
     state, checkpoints = trainer.state, trainer.inputs.checkpoints
@@ -82,7 +83,7 @@ def build_report_data(trainer: GlobalMeanTrainer, *, title: str, outcome: Traini
         job={**derived, **spec},
         log_history=trainer.state.log_history,
         lengths=inputs.data.train.lengths,
-        summary=monitor.latest,
+        summary=monitor.latest_summary,
         own_step_seconds=monitor.own_step_seconds,
         forecast_bytes=inputs.forecast_bytes,
     )

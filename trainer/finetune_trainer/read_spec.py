@@ -1,4 +1,4 @@
-"""Reads the spec of the job that the operator passes to the trainer."""
+"""Read and validate the job spec that the operator passes to the trainer."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from finetune_trainer.errors import InvalidSpec
 
 
 def read_spec(path: Path) -> TrainerSpec:
-    """Read the spec that the operator wrote. Raises InvalidSpec."""
+    """Read and validate the spec. Raises InvalidSpec."""
     try:
         spec = TrainerSpec.model_validate_json(path.read_bytes())
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The lines that rank 0 logs before the first step."""
+"""Log lines that rank 0 prints before the first step."""
 
 from collections.abc import Iterable, Iterator
 
@@ -28,7 +28,7 @@ def print_on_rank_zero(context: RankContext, lines: Iterable[str]) -> None:
 
 
 def describe_run(plan: TrainingPlan, context: RankContext, device_config: DeviceConfig) -> Iterator[str]:
-    """Describe job, batch, steps, parallelism, devices and learning rate, one line each."""
+    """Yield one log line each for job, batch, steps, parallelism, devices and learning rate."""
     spec, schedule = plan.spec, plan.schedule
     tuning = f"lora r={spec.lora.r} alpha={spec.lora.lora_alpha}" if spec.lora else "full"
     method = "sft" if spec.sft else "dpo"
@@ -42,7 +42,8 @@ def describe_run(plan: TrainingPlan, context: RankContext, device_config: Device
     )
     yield f"parallelism: {describe_parallelism(spec)}"
     yield (
-        f"devices: {context.ranks.world_size} x {device_name(device_config.device)} on {context.ranks.nodes} node(s),"
+        f"devices: {context.ranks.world_size} x {device_name(device_config.device)}"
+        f" on {context.ranks.node_count} node(s),"
         f" {dist.get_backend()}, {str(device_config.dtype).removeprefix('torch.')}"
     )
     training = spec.training
@@ -53,7 +54,7 @@ def describe_run(plan: TrainingPlan, context: RankContext, device_config: Device
 
 
 def describe_data(data: TrainingData) -> Iterator[str]:
-    """Describe the rows that were read and dropped, and their lengths."""
+    """Yield log lines about the rows read and dropped, and their lengths."""
     yield f"train: {len(data.train)} of {data.train.stats.rows} rows, {data.train.token_count} tokens"
     yield from describe_dropped_rows("train", data.train.stats, data.rules)
     yield from (f"train: {line}" for line in describe_lengths(data.train))
@@ -69,7 +70,7 @@ def describe_data(data: TrainingData) -> Iterator[str]:
 
 
 def describe_order(data: TrainingData, batch: Batch) -> Iterator[str]:
-    """Describe how full the packs are and how much of the computation is padding."""
+    """Yield log lines about the utilization of packs and the share of padding."""
     if isinstance(data.order, PackOrder):
         yield (
             f"packs: {len(data.order)} of up to {data.rules.max_length} tokens for {len(data.train)} rows,"
@@ -79,7 +80,7 @@ def describe_order(data: TrainingData, batch: Batch) -> Iterator[str]:
 
 
 def describe_dropped_rows(name: str, stats: RowStats, rules: RowRules) -> Iterator[str]:
-    """Describe how many rows were truncated, dropped or skipped, with examples."""
+    """Yield log lines about truncated, dropped and skipped rows, with examples."""
     categories = (
         (stats.cut, f"truncated to {rules.max_length} tokens"),
         (stats.too_long, f"dropped, longer than {rules.max_length} tokens"),
@@ -90,9 +91,11 @@ def describe_dropped_rows(name: str, stats: RowStats, rules: RowRules) -> Iterat
 
 
 def describe_weights(model: torch.nn.Module, family: VisionFamily | None) -> Iterator[str]:
-    """Describe how many parameters are trained; for a vision-language model also by part."""
+    """Yield the number of trained parameters; for a vision-language model also of vision, aligner and language."""
     counts = count_parameters(model, family)
-    total = ParameterCount(sum(each.trained for each in counts.values()), sum(each.total for each in counts.values()))
+    total = ParameterCount(
+        sum(count.trained for count in counts.values()), sum(count.total for count in counts.values())
+    )
     tuning = "lora" if hasattr(model, "peft_config") else "full"
     parts = "".join(f"; {part} {count if count.trained else 'frozen'}" for part, count in counts.items())
     yield f"trainable parameters ({tuning}): {total}{parts if family else ''}"

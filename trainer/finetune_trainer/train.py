@@ -1,4 +1,4 @@
-"""Training in one rank, from the spec to the published result: `run` lists the steps."""
+"""Train in one rank, from the spec to the published result; `run` lists the steps."""
 
 import os
 import warnings
@@ -64,7 +64,7 @@ def main() -> None:
 def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> str:
     """Train, or resume training, and publish the result. Return the final phase: done or stopped."""
     # Check the world size and the owner of the output; end if the result is already complete.
-    check_world_size(context.ranks, planned=context.planned_world_size)
+    check_world_size(context.ranks, planned_world_size=context.planned_world_size)
     plan = plan_training(spec, world_size=context.ranks.world_size)
     output = OutputFolder(
         context.output, Identity(context.uid, context.namespace, context.job, context.attempt, plan.fingerprint)
@@ -75,7 +75,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     output.check_owner(overwrite=spec.output.overwrite)
     trackers = select_trackers(spec.training)
 
-    # Load config, tokenizer and data, for which no process group is needed.
+    # Load config, tokenizer and data, which needs no process group.
     heartbeat.enter_phase(contract.LOAD)
     device = choose_device(context.ranks)
     pretrained = describe_model(spec.model, device)
@@ -86,7 +86,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     # Join the process group, and check that all ranks have the same data and hardware.
     connect_ranks(spec, context.ranks, device, data)
 
-    # Claim the output, and find out early whether the result can be pushed.
+    # Claim the output, and create the Hub repository now, to fail early if the push is not possible.
     output.check_shared(run_on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))
     if push := spec.output.push_to_hub:
         run_on_rank_zero(lambda: create_repository(push))
@@ -122,7 +122,8 @@ def connect_ranks(spec: TrainerSpec, ranks: Ranks, device: torch.device, data: T
     init_process_group(device, timeout_seconds=spec.training.ddp_timeout)
     check_same_rows(all_gather_objects(data.digest), per_node=ranks.local_world_size)
     if not spec.training.allow_mixed_hardware:
-        check_same_hardware(all_gather_objects(describe_rank_hardware(device)), per_node=ranks.local_world_size)
+        hardware = all_gather_objects(describe_rank_hardware(device))
+        check_same_hardware(hardware, ranks_per_node=ranks.local_world_size)
     if spec.deepspeed:
         from finetune_trainer.parallel.deepspeed_engine import init_deepspeed  # takes seconds to import
 
@@ -132,17 +133,17 @@ def connect_ranks(spec: TrainerSpec, ranks: Ranks, device: torch.device, data: T
 def choose_attention(
     spec: TrainerSpec, pretrained: Pretrained, data: TrainingData, output: OutputFolder, device: torch.device
 ) -> AttentionChoice:
-    """Choose the attention backend for the longest row, or for the length of a pack; on rank 0 only."""
+    """Choose the attention backend for the longest row or for the length of a pack. Runs on rank 0 only."""
     longest = spec.dataset.max_length if spec.dataset.packing else int(data.train.lengths.max())
     assert longest is not None  # packing requires maxLength
     trial = build_attention_trial(spec, pretrained.config, pretrained.dtype, device, longest)
     with translate_disk_errors(output.root):
-        output.check_holder()  # because the choice may be written to the output
+        output.check_holder()  # because the choice may be saved in the output
         return select_attention(spec, trial, output.checkpoints, is_multimodal=pretrained.vision is not None)
 
 
 def describe_trainer(trainer: GlobalMeanTrainer, setup: TrainingSetup) -> Iterator[str]:
-    """Yield the lines that rank 0 logs about the trainer before the first step."""
+    """Yield the log lines about the trainer that rank 0 prints before the first step."""
     inputs = trainer.inputs
     yield from describe_run(inputs.plan, setup.context, setup.device_config)
     yield from describe_order(inputs.data, inputs.plan.batch)
@@ -150,7 +151,7 @@ def describe_trainer(trainer: GlobalMeanTrainer, setup: TrainingSetup) -> Iterat
 
 
 def train(trainer: GlobalMeanTrainer, resume_point: ResumePoint, *, total_steps: int) -> bool:
-    """Train from the resume point to the end. Return False if a stop request ended training before."""
+    """Train from the resume point to the last step. Return False if a stop request ended training earlier."""
     inputs, checkpoint = trainer.inputs, resume_point.path
     inputs.heartbeat.start_training(
         resume_point.step, total_steps=total_steps, checkpoint=checkpoint.name if checkpoint else None
@@ -163,7 +164,7 @@ def train(trainer: GlobalMeanTrainer, resume_point: ResumePoint, *, total_steps:
     if checkpoint and trainer.is_final_checkpoint(checkpoint):
         trainer.load_final_checkpoint(checkpoint)
         return True
-    # Each rank needs other dropout masks, so seed its generators differently.
+    # Seed each rank differently, so that the ranks draw different dropout masks.
     transformers.set_seed((trainer.args.seed + inputs.ranks.rank) % 2**32)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     return trainer.is_finished or not trainer.stop_agreed
@@ -172,7 +173,7 @@ def train(trainer: GlobalMeanTrainer, resume_point: ResumePoint, *, total_steps:
 def build_tokenization_config(
     spec: TrainerSpec, pretrained: Pretrained, context: RankContext, heartbeat: HeartbeatWriter
 ) -> TokenizationConfig:
-    """Return how this rank tokenizes rows; one rank per node writes the token cache."""
+    """Build the tokenization config of this rank; one rank per node writes the token cache."""
     return TokenizationConfig(
         tokenizer=pretrained.tokenizer,
         model_name=pretrained.name,

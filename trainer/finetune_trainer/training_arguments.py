@@ -1,4 +1,4 @@
-"""The TrainingArguments of transformers for a training plan, and the number of loader processes."""
+"""Build the transformers TrainingArguments of a training plan, and choose the number of data loader workers."""
 
 import os
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from transformers import TrainingArguments
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.distributed.rank_context import Ranks
-from finetune_trainer.parallel.deepspeed_config import deepspeed_config
-from finetune_trainer.parallel.fsdp import fsdp_config
+from finetune_trainer.parallel.deepspeed_config import build_deepspeed_config
+from finetune_trainer.parallel.fsdp import build_fsdp_config
 from finetune_trainer.training_plan import TrainingPlan
 
-MAX_LOADER_WORKERS = 8  # processes per rank, unless spec.dataset.numWorkers is set
+MAX_LOADER_WORKERS = 8  # per rank, unless spec.dataset.numWorkers is set
 
 
 def choose_loader_workers(spec: TrainerSpec, ranks: Ranks) -> int:
-    """Return the loader processes per rank: its share of the container's cores, minus one for the rank itself."""
+    """Return the data loader workers per rank: its share of the container's cores, minus one for the rank itself."""
     if spec.dataset.num_workers is not None:
         return spec.dataset.num_workers
     return min(MAX_LOADER_WORKERS, max(1, len(os.sched_getaffinity(0)) // ranks.local_world_size - 1))
@@ -32,13 +32,13 @@ class DeviceConfig:
 
 
 def build_training_arguments(
-    plan: TrainingPlan, device_config: DeviceConfig, *, folder: Path, workers: int
+    plan: TrainingPlan, device_config: DeviceConfig, *, checkpoint_folder: Path, loader_workers: int
 ) -> TrainingArguments:
-    """Return the arguments of the transformers Trainer. folder: for checkpoints. workers: loader processes per rank."""
+    """Build the arguments of the transformers Trainer. loader_workers: data loader processes per rank."""
     spec, training, total_steps = plan.spec, plan.spec.training, plan.schedule.total_steps
     on_cpu = device_config.device.type == "cpu"
     return TrainingArguments(
-        output_dir=str(folder),
+        output_dir=str(checkpoint_folder),
         per_device_train_batch_size=plan.batch.per_device,
         gradient_accumulation_steps=plan.batch.accumulation,
         average_tokens_across_devices=training.average_tokens_across_devices,
@@ -54,7 +54,7 @@ def build_training_arguments(
         fp16=device_config.dtype is torch.float16,
         seed=training.seed,
         logging_steps=training.logging_steps,
-        logging_nan_inf_filter=False,  # it would hide the values that NonFiniteLossCallback checks for
+        logging_nan_inf_filter=False,  # the filter would hide the values that NonFiniteLossCallback checks for
         save_strategy="steps",
         save_steps=training.save_steps,
         eval_strategy="steps" if spec.dataset.has_evaluation else "no",
@@ -63,13 +63,13 @@ def build_training_arguments(
         ddp_backend="gloo" if on_cpu else "nccl",
         ddp_timeout=training.ddp_timeout,
         # DDP rebuilds its buckets after the first step unless it looks for unused parameters. With more than two ranks
-        # that changes the order of additions, and a resumed run would differ in the last bit.
+        # that changes the order of additions, so that a resumed run would differ in the last bit.
         ddp_find_unused_parameters=on_cpu,
         ddp_broadcast_buffers=False,
-        dataloader_num_workers=workers,
-        deepspeed=deepspeed_config(spec.deepspeed) if spec.deepspeed else None,
+        dataloader_num_workers=loader_workers,
+        deepspeed=build_deepspeed_config(spec.deepspeed) if spec.deepspeed else None,
         fsdp=True if spec.fsdp else None,
-        fsdp_config=fsdp_config(spec),
+        fsdp_config=build_fsdp_config(spec),
         report_to="none",
         disable_tqdm=True,
         log_level="warning",

@@ -10,8 +10,8 @@ from finetune_api.learning_rates import LearningRates, resolve_learning_rates
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
 
-_EPOCHS = 3.0
-# Fields that may change between attempts without changing the training; of the batch sizes only the product counts.
+_DEFAULT_EPOCHS = 3.0
+# Fields that may change between attempts without changing the result. Of the batch sizes, only the product is hashed.
 _NOT_IN_FINGERPRINT = frozenset(
     {
         "per_device_train_batch_size",
@@ -41,13 +41,13 @@ class Schedule:
 
     @property
     def epochs(self) -> float:
-        """The number of epochs, with a fraction if training ends within one."""
+        """The number of epochs, not an integer if training ends within an epoch."""
         return self.total_steps / self.steps_per_epoch
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What a spec leads to on a number of ranks; `plan_training` computes it once per run.
+    """Values that follow from a spec and the world size; `plan_training` computes them once per run.
 
     Afterwards only the micro-batch may change (`with_micro_batch`). Schedule, learning rates and fingerprint depend on
     the effective batch, which never changes.
@@ -56,8 +56,8 @@ class TrainingPlan:
     spec: TrainerSpec
     batch: Batch
     rates: LearningRates
-    fingerprint: str  # hash of what determines the result; checkpoints with another fingerprint are not resumed
-    samples: int | None = None  # per epoch, rows or packs; None until the data is loaded
+    fingerprint: str  # hash of the settings that determine the result; only checkpoints with this hash are resumed
+    samples: int | None = None  # rows or packs per epoch; None until the data is loaded
 
     @property
     def eval_batch(self) -> Batch:
@@ -66,19 +66,19 @@ class TrainingPlan:
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule; the last step of an epoch may have fewer samples, so each is used once per epoch."""
+        """The schedule. Each sample is used once per epoch, so the last step of an epoch may have fewer samples."""
         assert self.samples is not None, "the schedule depends on the data"
         training = self.spec.training
         steps_per_epoch = math.ceil(self.samples / self.batch.effective)
-        epochs = training.num_train_epochs or _EPOCHS
+        epochs = training.num_train_epochs or _DEFAULT_EPOCHS
         return Schedule(self.samples, steps_per_epoch, training.max_steps or math.ceil(epochs * steps_per_epoch))
 
     def with_samples(self, samples: int) -> "TrainingPlan":
-        """Return the plan for data with this number of samples per epoch."""
+        """Return a copy of the plan with this number of samples per epoch."""
         return replace(self, samples=samples)
 
     def with_micro_batch(self, batch: Batch) -> "TrainingPlan":
-        """Return the plan, and its spec, with another split of the same effective batch."""
+        """Return a copy of the plan and its spec with another split of the same effective batch."""
         assert batch.effective == self.batch.effective, f"{batch} is not a split of {self.batch}"
         sizes = {"per_device_train_batch_size": batch.per_device, "gradient_accumulation_steps": batch.accumulation}
         training = self.spec.training.model_copy(update=sizes)
@@ -86,7 +86,7 @@ class TrainingPlan:
 
 
 def plan_training(spec: TrainerSpec, *, world_size: int) -> TrainingPlan:
-    """Derive the plan from the spec; the micro-batch `auto` counts as one sample per device. Raises InvalidSpec."""
+    """Derive the plan from the spec; the batch size `auto` counts as one sample per device. Raises InvalidSpec."""
     training = spec.training
     try:
         batch = resolve_batch(
@@ -101,7 +101,7 @@ def plan_training(spec: TrainerSpec, *, world_size: int) -> TrainingPlan:
 
 
 def _compute_fingerprint(spec: TrainerSpec, batch: Batch) -> str:
-    """Return a hash of model, dataset, method and all settings of training that determine the result."""
+    """Return a hash of model, dataset, method and all training settings that determine the result."""
     fields = spec.model_dump(mode="json", include={"model", "dataset", "sft", "dpo", "lora", "training"})
     fields["dataset"].pop("num_workers")
     fields["training"] = {k: v for k, v in fields["training"].items() if k not in _NOT_IN_FINGERPRINT}

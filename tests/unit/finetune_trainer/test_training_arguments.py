@@ -45,8 +45,8 @@ def test_training_fields_of_the_spec_become_training_arguments(tmp_path: Path) -
     args = build_training_arguments(
         plan,
         DeviceConfig(torch.device("cpu"), torch.bfloat16),
-        folder=tmp_path,
-        workers=3,
+        checkpoint_folder=tmp_path,
+        loader_workers=3,
     )
 
     assert args.lr_scheduler_type == "polynomial"

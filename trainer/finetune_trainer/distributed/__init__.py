@@ -1,1 +1,1 @@
-"""What concerns ranks: their context and devices, the process group, collectives, the hardware check, heartbeats."""
+"""Distributed training: rank context, devices, process group, collectives, hardware check and heartbeats."""

@@ -1,4 +1,4 @@
-"""Collectives of all ranks: gather, sum, and run on rank 0 only."""
+"""Collective operations: gather, sum, and run an action on rank 0 only."""
 
 import itertools
 from collections.abc import Callable
@@ -36,30 +36,30 @@ def run_on_rank_zero(action: Callable[[], T]) -> T:
     return result[0]  # type: ignore[return-value]
 
 
-def gather_on_rank_zero(local: T) -> list[T]:
-    """Return the values of all ranks by rank on rank 0, and an empty list elsewhere."""
+def gather_on_rank_zero(local_value: T) -> list[T]:
+    """Gather one value per rank. Return them in rank order on rank 0, and an empty list on other ranks."""
     gathered: list[T | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(local, gathered)
+    dist.gather_object(local_value, gathered)
     return gathered or []  # type: ignore[return-value]
 
 
-def all_gather_objects(local: T) -> list[T]:
-    """Return the values of all ranks by rank, on every rank."""
+def all_gather_objects(local_value: T) -> list[T]:
+    """Gather one value per rank. Return them in rank order on every rank."""
     gathered: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, local)
+    dist.all_gather_object(gathered, local_value)
     return gathered  # type: ignore[return-value]
 
 
-def all_gather_numbers(local: tuple[float, ...], device: torch.device) -> list[tuple[float, ...]]:
-    """Return the numbers of all ranks by rank, on every rank, in one collective."""
-    numbers = torch.tensor(local, dtype=torch.float64, device=device)
+def all_gather_numbers(local_numbers: tuple[float, ...], device: torch.device) -> list[tuple[float, ...]]:
+    """Gather a tuple of numbers per rank in one collective. Return them in rank order on every rank."""
+    numbers = torch.tensor(local_numbers, dtype=torch.float64, device=device)
     gathered = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, numbers)
-    return [tuple(each.tolist()) for each in gathered]
+    return [tuple(rank_numbers.tolist()) for rank_numbers in gathered]
 
 
-def sum_over_ranks(local: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
-    """Return the elementwise sum over all ranks, in one collective; integers are exact up to 2**53."""
-    summed = torch.tensor(local, dtype=torch.float64, device=device)
+def sum_over_ranks(local_numbers: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
+    """Return the elementwise sum over all ranks, computed by one collective; integers are exact up to 2**53."""
+    summed = torch.tensor(local_numbers, dtype=torch.float64, device=device)
     dist.all_reduce(summed)
     return tuple(summed.tolist())

@@ -1,4 +1,4 @@
-"""The device of each rank: its GPU, or the CPU."""
+"""Choose the device of each rank: its GPU, or the CPU."""
 
 import torch
 
@@ -7,7 +7,7 @@ from finetune_trainer.errors import InvalidSpec
 
 
 def choose_device(ranks: Ranks) -> torch.device:
-    """Return the GPU of this rank and make it the current device; the CPU if there are no GPUs.
+    """Return the GPU of this rank and make it the current device; return the CPU if there are no GPUs.
 
     Raises InvalidSpec if there are more ranks than GPUs.
     """
@@ -23,5 +23,5 @@ def choose_device(ranks: Ranks) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the model name of the GPU, or cpu."""
+    """Return the model name of a GPU, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

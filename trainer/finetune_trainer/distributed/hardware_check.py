@@ -1,6 +1,6 @@
 """Check that all ranks have the same hardware and library versions.
 
-Every step takes as long as on the slowest rank, and some versions of NCCL cannot communicate with each other.
+Every step takes as long as its slowest rank, and some versions of NCCL cannot communicate with each other.
 """
 
 import platform
@@ -15,16 +15,16 @@ import torch
 from finetune_trainer.errors import MixedHardware
 from finetune_trainer.units import GIB
 
-_DRIVER_FILE = Path("/proc/driver/nvidia/version")  # of the host's kernel module, independent of the image
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")  # version of the host's kernel module, independent of the image
 _PACKAGES = ("transformers", "accelerate", "peft")
 
 
 @dataclass(frozen=True)
 class RankHardware:
-    """Device and versions of one rank."""
+    """Device and library versions of one rank."""
 
     device: str
-    memory_gib: int  # of the GPU; 0 without one
+    memory_gib: int  # GPU memory; 0 without a GPU
     driver: str
     torch: str
     nccl: str
@@ -32,20 +32,20 @@ class RankHardware:
 
 
 def describe_rank_hardware(device: torch.device) -> RankHardware:
-    """Return the device and versions of this rank."""
+    """Return the device and library versions of this rank."""
     packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
     if device.type != "cuda":
         return RankHardware(f"cpu ({platform.machine()})", 0, "", torch.__version__, "", packages)
     properties = torch.cuda.get_device_properties(device)
     nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     memory_gib = round(properties.total_memory / GIB)
-    return RankHardware(properties.name, memory_gib, _driver_version(), torch.__version__, nccl, packages)
+    return RankHardware(properties.name, memory_gib, _read_driver_version(), torch.__version__, nccl, packages)
 
 
-def check_same_hardware(ranks: Sequence[RankHardware], *, per_node: int) -> None:
-    """Raise MixedHardware, naming the first property that differs and its values by node.
+def check_same_hardware(ranks: Sequence[RankHardware], *, ranks_per_node: int) -> None:
+    """Raise MixedHardware if a property differs between ranks; the message lists its values by node.
 
-    ranks: in rank order. per_node: ranks per node.
+    ranks: hardware of all ranks, in rank order.
     """
     for name in asdict(ranks[0]):
         ranks_by_value: dict[object, list[int]] = {}
@@ -53,24 +53,26 @@ def check_same_hardware(ranks: Sequence[RankHardware], *, per_node: int) -> None
             ranks_by_value.setdefault(getattr(hardware, name), []).append(rank)
         if len(ranks_by_value) == 1:
             continue
-        values = "; ".join(f"{value} on {_format_nodes(found, per_node)}" for value, found in ranks_by_value.items())
+        values = "; ".join(
+            f"{value} on {_format_nodes(found, ranks_per_node)}" for value, found in ranks_by_value.items()
+        )
         raise MixedHardware(
             f"{name.replace('_', ' ')} differs between ranks: {values}. Choose nodes of one kind"
             " (spec.podTemplate.nodeSelector), or set spec.training.allowMixedHardware"
         )
 
 
-def _format_nodes(ranks: Sequence[int], per_node: int) -> str:
-    """Format ranks by node; the ranks of a node are listed only if not all of them are included."""
+def _format_nodes(ranks: Sequence[int], ranks_per_node: int) -> str:
+    """List ranks by node; omit rank numbers if all ranks of a node are included."""
     parts = []
-    for node in sorted({rank // per_node for rank in ranks}):
-        on_node = [rank for rank in ranks if rank // per_node == node]
-        rank_list = "" if len(on_node) == per_node else f" rank {', '.join(map(str, on_node))}"
+    for node in sorted({rank // ranks_per_node for rank in ranks}):
+        on_node = [rank for rank in ranks if rank // ranks_per_node == node]
+        rank_list = "" if len(on_node) == ranks_per_node else f" rank {', '.join(map(str, on_node))}"
         parts.append(f"node {node}{rank_list}")
     return ", ".join(parts)
 
 
-def _driver_version() -> str:
+def _read_driver_version() -> str:
     try:
         match = re.search(r"\d+\.\d+(?:\.\d+)?", _DRIVER_FILE.read_text())
     except OSError:  # a GPU of another vendor, or a container runtime that hides the file

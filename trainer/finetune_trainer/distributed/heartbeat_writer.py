@@ -1,4 +1,4 @@
-"""Writes the heartbeat of one rank to the run folder for the supervisor: phase, progress and memory."""
+"""Write the heartbeat of one rank (phase, progress, memory) to the run folder, where the supervisor reads it."""
 
 import os
 import resource
@@ -17,7 +17,7 @@ _MIN_INTERVAL_SECONDS = 0.5
 
 
 class HeartbeatWriter:
-    """Writes the heartbeat immediately when the phase changes, otherwise at most twice a second."""
+    """Writes the heartbeat of one rank: immediately on a phase change, otherwise at most twice a second."""
 
     def __init__(self, folder: Path, *, rank: int, local_rank: int) -> None:
         self._folder = folder
@@ -30,23 +30,23 @@ class HeartbeatWriter:
 
     @property
     def progress(self) -> TrainingProgress:
-        """The progress that was reported last."""
+        """The last reported progress."""
         return self._heartbeat.progress
 
     def enter_phase(self, phase: str) -> None:
-        """Write the phase, one of those in finetune_supervisor.contract."""
+        """Write the phase, a constant of finetune_supervisor.contract."""
         self._heartbeat = replace(self._heartbeat, phase=phase)
         self._write()
 
     def record_batch_size(self, per_device: int) -> None:
-        """Write the micro-batch size, so that it is known even if this attempt fails with it."""
+        """Write the micro-batch size, so that it is reported even if the attempt fails with it."""
         self._heartbeat = replace(
             self._heartbeat, progress=replace(self.progress, per_device_train_batch_size=per_device)
         )
         self._write()
 
     def start_training(self, step: int, *, total_steps: int, checkpoint: str | None) -> None:
-        """Write the step that training starts or resumes at, and the checkpoint it resumes from."""
+        """Write the step at which training starts or resumes, and the checkpoint from which it resumes."""
         progress = TrainingProgress(
             step,
             total_steps=total_steps,
@@ -57,7 +57,7 @@ class HeartbeatWriter:
         self._write()
 
     def update_progress(self, progress: TrainingProgress) -> None:
-        """Replace the progress; written with the next heartbeat."""
+        """Replace the progress; the next heartbeat contains it."""
         first_step = self._heartbeat.first_step
         if self._heartbeat.first_step_time is None and first_step is not None and progress.step > first_step:
             self._heartbeat = replace(self._heartbeat, first_step_time=time.time())
@@ -65,7 +65,7 @@ class HeartbeatWriter:
         self.touch()
 
     def update_measurements(self, progress: TrainingProgress, *, own_step_seconds: float) -> None:
-        """Replace the progress and this rank's own time per step."""
+        """Replace the progress and this rank's time per step, excluding the wait for other ranks."""
         self._heartbeat = replace(self._heartbeat, own_step_seconds=own_step_seconds)
         self.update_progress(progress)
 
@@ -81,18 +81,18 @@ class HeartbeatWriter:
         self._write()
 
     def touch(self) -> None:
-        """Write the heartbeat, even without changes, if the last write is old enough."""
+        """Refresh the heartbeat, even if unchanged, unless the last write was less than half a second ago."""
         if time.monotonic() - self._written_at >= _MIN_INTERVAL_SECONDS:
             self._write()
 
     def _write(self) -> None:
         self._written_at = time.monotonic()
-        self._heartbeat = replace(self._heartbeat, time=time.time(), peak_memory_bytes=peak_memory_bytes())
+        self._heartbeat = replace(self._heartbeat, time=time.time(), peak_memory_bytes=measure_peak_memory())
         write_heartbeat(self._folder, self._heartbeat)
 
 
-def peak_memory_bytes() -> int:
-    """Return the peak memory of this rank since it started: GPU memory, or resident host memory without a GPU."""
+def measure_peak_memory() -> int:
+    """Return this rank's peak memory in bytes since it started: GPU memory, or resident host memory without a GPU."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024

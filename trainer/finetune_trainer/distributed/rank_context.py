@@ -1,4 +1,4 @@
-"""Rank numbers and the context of one rank, read once from the variables of torchrun and of the operator."""
+"""Rank numbers and rank context, read once from the environment variables of torchrun and the operator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Ranks:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> "Ranks":
-        """Read the variables that torchrun sets."""
+        """Read the rank numbers from the variables of torchrun."""
         return cls(
             rank=int(env["RANK"]),
             local_rank=int(env["LOCAL_RANK"]),
@@ -34,23 +34,23 @@ class Ranks:
         return self.rank == 0
 
     @property
-    def nodes(self) -> int:
+    def node_count(self) -> int:
         """The number of nodes of the job."""
         return self.world_size // self.local_world_size
 
 
-def check_world_size(ranks: Ranks, *, planned: int) -> None:
-    """Raise WorldSizeMismatch unless as many ranks run as planned: other counts change the effective batch."""
-    if ranks.world_size != planned:
+def check_world_size(ranks: Ranks, *, planned_world_size: int) -> None:
+    """Raise WorldSizeMismatch if the world size is not the planned one; that would change the effective batch."""
+    if ranks.world_size != planned_world_size:
         raise WorldSizeMismatch(
-            f"{ranks.world_size} ranks were started, but the job plans {planned}"
+            f"{ranks.world_size} ranks were started, but the job plans {planned_world_size}"
             " (numNodes x nprocPerNode); do not set torchrun's variables in the image or in spec.env"
         )
 
 
 @dataclass(frozen=True)
 class RankContext:
-    """One rank of one attempt of a job, and the paths it reads and writes."""
+    """The job, attempt, rank numbers and paths of one rank."""
 
     ranks: Ranks
     planned_world_size: int

@@ -1,1 +1,1 @@
-"""Forecast of the GPU and host memory that a job needs, computed before any of it is allocated."""
+"""Forecast the GPU and host memory of a job before any of it is allocated."""

@@ -8,57 +8,57 @@ from typing import TYPE_CHECKING, Any
 
 from finetune_trainer.errors import TrainerError, UserError
 from finetune_trainer.lazy_imports import hide_unused_libraries
-from finetune_trainer.memory.gpus import USABLE_BYTES, fitting_gpus
+from finetune_trainer.memory.gpus import USABLE_BYTES, find_fitting_gpus
 
 if TYPE_CHECKING:
     from finetune_api.v1alpha1.job import TrainerSpec
     from finetune_trainer.memory.breakdown import MemoryBreakdown
     from finetune_trainer.memory.forecast import Forecast
 
-TRY_LATER, BAD_INPUT = 1, 2  # exit codes
+EXIT_RETRYABLE, EXIT_INVALID_INPUT = 1, 2
 
 
 def main() -> int:
-    """Print the forecast, or an error on stderr with the exit code TRY_LATER or BAD_INPUT."""
+    """Print the forecast, or an error on stderr with the exit code EXIT_RETRYABLE or EXIT_INVALID_INPUT."""
     parser = argparse.ArgumentParser(prog="python -m finetune_trainer.memory", description=__doc__)
     parser.add_argument("spec", type=Path, help="the spec of a job, as JSON")
     parser.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(USABLE_BYTES)}")
     options = parser.parse_args()
     if options.gpu is not None and options.gpu not in USABLE_BYTES:
         print(f"--gpu {options.gpu}: unknown GPU; expected one of {', '.join(USABLE_BYTES)}", file=sys.stderr)
-        return BAD_INPUT
+        return EXIT_INVALID_INPUT
     try:
-        print(json.dumps(describe(options.spec, options.gpu)))
+        print(json.dumps(build_forecast_report(options.spec, options.gpu)))
     except TrainerError as error:
         print(error, file=sys.stderr)
-        return BAD_INPUT if isinstance(error, UserError) else TRY_LATER
+        return EXIT_INVALID_INPUT if isinstance(error, UserError) else EXIT_RETRYABLE
     return 0
 
 
-def describe(path: Path, gpu: str | None) -> dict[str, Any]:
-    """Return the forecast in bytes by part, whether it fits the GPU, and a suggestion if it does not."""
-    hide_unused_libraries(path)
-    from finetune_trainer.memory.forecast import forecast, read_model, requests_gpus
+def build_forecast_report(spec_file: Path, gpu: str | None) -> dict[str, Any]:
+    """Return the forecast by memory part in bytes, whether it fits the GPU, and a suggestion if it does not."""
+    hide_unused_libraries(spec_file)
+    from finetune_trainer.memory.forecast import forecast, has_gpu_limits, read_model
     from finetune_trainer.memory.suggestions import choose_batch_size, suggest_changes
     from finetune_trainer.read_spec import read_spec
     from finetune_trainer.training_plan import plan_training
 
-    spec = read_spec(path)
-    model, on_gpu = read_model(spec), gpu is not None or requests_gpus(spec)
+    spec = read_spec(spec_file)
+    model, on_gpu = read_model(spec), gpu is not None or has_gpu_limits(spec)
 
-    def forecaster(variant: "TrainerSpec") -> "Forecast":
+    def forecast_variant(variant: "TrainerSpec") -> "Forecast":
         return forecast(plan_training(variant, world_size=variant.world_size), model, on_gpu=on_gpu)
 
     auto = spec.training.has_auto_batch
     if auto:
-        spec = choose_batch_size(spec, forecaster, usable_bytes=USABLE_BYTES[gpu] if gpu else 0)
-    result = forecaster(spec)
+        spec = choose_batch_size(spec, forecast_variant, usable_bytes=USABLE_BYTES[gpu] if gpu else 0)
+    result = forecast_variant(spec)
     described = {**_describe_forecast(result), "auto": auto}
     if gpu is None:
-        return {**described, "fitsOn": fitting_gpus(result.rank.total) if result.on_gpu else []}
+        return {**described, "fitsOn": find_fitting_gpus(result.rank.total) if result.on_gpu else []}
     usable = USABLE_BYTES[gpu]
     fits = result.rank.total <= usable
-    suggestion = None if fits else suggest_changes(spec, forecaster, usable_bytes=usable)
+    suggestion = None if fits else suggest_changes(spec, forecast_variant, usable_bytes=usable)
     return {
         **described,
         "gpu": {"name": gpu, "usable": usable, "fits": fits},

@@ -1,4 +1,4 @@
-"""Break down the memory of a rank and of a node into named parts, computed from the model's shape."""
+"""Break down the peak memory of a rank and of a node into named parts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,11 +9,12 @@ from finetune_trainer.memory.model_shape import ModelShape
 from finetune_trainer.units import GIB
 
 ADAMW_STATES = 2  # first and second moment of each gradient, in the dtype of the weight
-# The next four are upper estimates of memory outside tensors, from published measurements: docs/user-guide/memory.md.
-_CUDA_CONTEXT = GIB  # kernels and the workspaces of cuBLAS and of attention
+# The next four constants are upper estimates of memory outside tensors, based on the published measurements in
+# docs/user-guide/memory.md.
+_CUDA_CONTEXT = GIB  # kernels, and the workspaces of cuBLAS and attention
 _NCCL_BUFFERS = int(0.4 * GIB)
-FRAGMENTATION = 0.05  # share of the allocated bytes that is lost in gaps between blocks
-_UNUSABLE_LOGITS = 1 / 6  # one 16-bit copy: the allocator can rarely reuse a freed block of that size
+FRAGMENTATION = 0.05  # fraction of the allocated bytes that is lost in gaps between blocks
+_UNUSABLE_LOGITS = 1 / 6  # the fraction of one 16-bit copy; the allocator can rarely reuse a freed block of its size
 _GPU_PROCESS = int(2.5 * GIB)  # host memory: libraries of torch and CUDA, pinned buffers
 _CPU_PROCESS = int(0.8 * GIB)
 _LOADER_WORKER = int(0.2 * GIB)
@@ -29,14 +30,14 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class MemoryBreakdown:
-    """The contents of one memory at its peak."""
+    """Peak memory of a device or host, divided into parts."""
 
     parts: tuple[MemoryPart, ...]
 
     @property
     def total(self) -> int:
         """Return the sum of all parts in bytes."""
-        return total_bytes(self.parts)
+        return sum_bytes(self.parts)
 
     @property
     def largest(self) -> MemoryPart:
@@ -56,20 +57,20 @@ class ModelStateFootprint:
 
 
 class ShardingStrategy(Protocol):
-    """Computes how a model's states are divided over the ranks."""
+    """Computes the memory of the model states under one kind of sharding."""
 
-    def footprint(self, shape: ModelShape, ranks: int) -> ModelStateFootprint:
-        """Return the memory of one rank, given the number of ranks."""
+    def compute_footprint(self, shape: ModelShape, world_size: int) -> ModelStateFootprint:
+        """Return the memory of the model states on one rank."""
 
 
 @dataclass(frozen=True)
 class DdpStrategy:
-    """Every rank holds the full model (DDP). Gradients always count, because accumulation keeps them."""
+    """DDP: every rank holds the full model. Gradients always count, because gradient accumulation keeps them."""
 
     on_gpu: bool
 
-    def footprint(self, shape: ModelShape, ranks: int) -> ModelStateFootprint:
-        """Return the memory of one rank, with the gradient buckets that DDP adds.
+    def compute_footprint(self, shape: ModelShape, world_size: int) -> ModelStateFootprint:
+        """Return the memory of the model states on one rank, including the gradient buckets of DDP.
 
         accelerate chooses DDP for more than one GPU, and always on CPU.
         """
@@ -82,14 +83,14 @@ class DdpStrategy:
             MemoryPart("gradients", shape.trained_bytes),
             MemoryPart("optimizer states", ADAMW_STATES * shape.trained_bytes),
         )
-        uses_ddp = ranks > 1 or not self.on_gpu
+        uses_ddp = world_size > 1 or not self.on_gpu
         buckets = MemoryPart("gradient buckets", shape.trained_bytes if uses_ddp else 0)
         return ModelStateFootprint(resident, forward_backward=(buckets,))
 
 
 @dataclass(frozen=True)
 class RankLayout:
-    """Number of ranks, their placement on nodes, their device and how the model is sharded."""
+    """Layout of a job: world size, ranks per node, device and sharding of the model."""
 
     world_size: int
     ranks_per_node: int
@@ -97,52 +98,52 @@ class RankLayout:
     on_gpu: bool
     sharding: ShardingStrategy | None = None  # None: DDP
 
-    def footprint(self, shape: ModelShape) -> ModelStateFootprint:
-        """Return the memory of one rank for the model's states."""
-        return (self.sharding or DdpStrategy(self.on_gpu)).footprint(shape, self.world_size)
+    def compute_footprint(self, shape: ModelShape) -> ModelStateFootprint:
+        """Return the memory of the model states on one rank."""
+        return (self.sharding or DdpStrategy(self.on_gpu)).compute_footprint(shape, self.world_size)
 
 
-def activation_parts(peak: ActivationMemory) -> tuple[MemoryPart, ...]:
-    """Return the parts that exist only during a micro-batch."""
+def build_activation_parts(peak: ActivationMemory) -> tuple[MemoryPart, ...]:
+    """Return the memory parts that exist only during a micro-batch."""
     return MemoryPart("activations", peak.activations), MemoryPart("logits and loss", peak.logits)
 
 
 def break_down_rank_memory(shape: ModelShape, peak: ActivationMemory, layout: RankLayout) -> MemoryBreakdown:
     """Return the peak memory of one rank on its device, which is host memory on CPU."""
-    footprint = layout.footprint(shape)
+    footprint = layout.compute_footprint(shape)
     resident = footprint.resident if layout.on_gpu else (*footprint.resident, *footprint.offloaded)
-    forward_backward = (*footprint.forward_backward, *activation_parts(peak))
-    allocated = (*resident, *max(forward_backward, footprint.optimizer_step, key=total_bytes))
-    gaps = _UNUSABLE_LOGITS * peak.logits + footprint.fragmented_bytes
-    return _without_empty((*allocated, *(_gpu_parts(allocated, gaps, layout) if layout.on_gpu else ())))
+    forward_backward = (*footprint.forward_backward, *build_activation_parts(peak))
+    allocated = (*resident, *max(forward_backward, footprint.optimizer_step, key=sum_bytes))
+    gap_bytes = _UNUSABLE_LOGITS * peak.logits + footprint.fragmented_bytes
+    return _drop_empty_parts((*allocated, *(_build_gpu_parts(allocated, gap_bytes, layout) if layout.on_gpu else ())))
 
 
-def total_bytes(parts: Iterable[MemoryPart]) -> int:
-    """Return the sum of the parts in bytes."""
+def sum_bytes(parts: Iterable[MemoryPart]) -> int:
+    """Return the total size of memory parts in bytes."""
     return sum(part.size for part in parts)
 
 
 def break_down_node_memory(shape: ModelShape, rank: MemoryBreakdown, layout: RankLayout) -> MemoryBreakdown:
-    """Return the peak host memory of a node, where each rank loads the weights before moving them to its GPU."""
+    """Return the peak host memory of a node; each rank loads the weights there before moving them to its GPU."""
     ranks = layout.ranks_per_node
     loaders = MemoryPart("data loaders", ranks * layout.loader_workers_per_rank * _LOADER_WORKER)
     if not layout.on_gpu:
         processes = MemoryPart("processes", ranks * _CPU_PROCESS)
-        return _without_empty((processes, MemoryPart("ranks", ranks * rank.total), loaders))
+        return _drop_empty_parts((processes, MemoryPart("ranks", ranks * rank.total), loaders))
     processes = MemoryPart("processes", ranks * _GPU_PROCESS)
     loaded_bytes = shape.frozen_bytes + shape.loaded_bytes + shape.reference_bytes
     weights = MemoryPart("weights being loaded", ranks * loaded_bytes)
-    training = (loaders, MemoryPart("offloaded", ranks * total_bytes(layout.footprint(shape).offloaded)))
-    return _without_empty((processes, *max((weights,), training, key=total_bytes)))
+    training = (loaders, MemoryPart("offloaded", ranks * sum_bytes(layout.compute_footprint(shape).offloaded)))
+    return _drop_empty_parts((processes, *max((weights,), training, key=sum_bytes)))
 
 
-def _gpu_parts(allocated: Iterable[MemoryPart], gaps: float, layout: RankLayout) -> tuple[MemoryPart, ...]:
+def _build_gpu_parts(allocated: Iterable[MemoryPart], gap_bytes: float, layout: RankLayout) -> tuple[MemoryPart, ...]:
     return (
         MemoryPart("CUDA context", _CUDA_CONTEXT),
         MemoryPart("NCCL buffers", _NCCL_BUFFERS if layout.world_size > 1 else 0),
-        MemoryPart("fragmentation", int(gaps + FRAGMENTATION * total_bytes(allocated))),
+        MemoryPart("fragmentation", int(gap_bytes + FRAGMENTATION * sum_bytes(allocated))),
     )
 
 
-def _without_empty(parts: Iterable[MemoryPart]) -> MemoryBreakdown:
+def _drop_empty_parts(parts: Iterable[MemoryPart]) -> MemoryBreakdown:
     return MemoryBreakdown(tuple(part for part in parts if part.size))

@@ -16,13 +16,13 @@ from finetune_trainer.vision.video_processor import Features
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # takes logits and token ids
 
-_BLOCK_BYTES = 512  # torch's CUDA allocator rounds up to a multiple of it
+_BLOCK_BYTES = 512  # torch's CUDA allocator rounds sizes up to a multiple of this
 
 
 class StepPhase(StrEnum):
-    """Phases of a step. The peak of each phase is linear in the number of layers; that of the whole step is not."""
+    """Phases of a step. The peak of each phase is linear in the number of layers; the peak of the step is not."""
 
-    VISION_TOWER = "vision_tower"  # its forward and backward pass
+    VISION_TOWER = "vision_tower"  # forward and backward pass of the vision tower
     FORWARD = "forward"
     LOSS = "loss"
     LAYERS = "layers"
@@ -44,23 +44,23 @@ class ActivationMemory:
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """One micro-batch of one rank, all of whose samples have the same length."""
+    """A simulated micro-batch of one rank; all samples have the same length."""
 
     batch: int  # sequences
     length: int  # tokens per sequence
     checkpointing: bool
-    autocast: torch.dtype | None  # dtype of matrix products if it differs from that of the weights
+    autocast: torch.dtype | None  # dtype of matrix products if it differs from the dtype of the weights
     loss: Loss
     is_training: bool = True  # False: evaluation, without a backward pass
-    packed: bool = False  # several rows per sequence
+    packed: bool = False  # True: several rows per sequence
 
 
 @dataclass(frozen=True)
 class MultimodalBatch:
     """A micro-batch of a vision-language model."""
 
-    inputs: Features  # all inputs of the model
-    vision_tower: str  # name of the module
+    inputs: Features  # keyword arguments of the model
+    vision_tower: str  # module name of the vision tower
 
 
 def simulate_step(
@@ -96,9 +96,9 @@ def simulate_step(
 
 
 def unmasked_token_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Compute the summed cross-entropy of all tokens, the most expensive case of token_losses.target_losses.
+    """Compute the summed cross entropy of all tokens, an upper bound for the memory of compute_target_losses.
 
-    logits: (batch, seq, vocab). ids: (batch, seq). It selects by index, because a boolean mask would need real data.
+    logits: (batch, seq, vocab). ids: (batch, seq). Tokens are selected by index, because a mask would need real data.
     """
     targets = ids[:, 1:]
     selected = torch.zeros(targets.numel(), dtype=torch.int64)
@@ -108,16 +108,16 @@ def unmasked_token_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor
 
 
 class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts each storage from its creation until it is freed, except those that the model holds beforehand."""
+    """Counts the bytes of each storage until it is freed, except storages that the model holds beforehand."""
 
     def __init__(self, model: Any, vision_tower: str | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = StepPhase.FORWARD
         self.peaks: dict[StepPhase, ActivationMemory] = {phase: ActivationMemory() for phase in StepPhase}
         self._vocab_size = model.get_output_embeddings().weight.shape[0]
-        # Referenced here so that no tracked storage can reuse the address of one of these.
+        # Keep references, so that no tracked storage can reuse the address of a model state.
         self._model_states = tuple(chain(model.parameters(), model.buffers(), (p.grad for p in model.parameters())))
-        self._tracked = {each.untyped_storage()._cdata for each in self._model_states if each is not None}
+        self._tracked = {state.untyped_storage()._cdata for state in self._model_states if state is not None}
         self._activations = 0
         self._logits = 0
         self._hook_language_model(model)
@@ -125,7 +125,7 @@ class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._hook_vision_tower(model.get_base_model() if hasattr(model, "get_base_model") else model, vision_tower)
 
     def _hook_vision_tower(self, model: Any, vision_tower: str) -> None:
-        """Enter its phase before its forward pass and, if it is trained, before its backward pass."""
+        """Enter the vision tower phase before its forward pass and, if it is trained, before its backward pass."""
 
         def leave_after_forward(_module: Any, _inputs: Any, outputs: Any) -> None:
             self.phase = StepPhase.FORWARD
@@ -138,15 +138,17 @@ class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         module.register_forward_hook(leave_after_forward)
 
     def _hook_language_model(self, model: Any) -> None:
-        """Enter each phase of the backward pass when the gradient of that phase's output has been computed."""
+        """Enter each phase of the backward pass as soon as the gradient of its output is computed."""
 
-        def enter(tensor: torch.Tensor, phase: StepPhase) -> None:
+        def enter_on_gradient(tensor: torch.Tensor, phase: StepPhase) -> None:
             if tensor.requires_grad:
                 tensor.register_hook(lambda _grad: setattr(self, "phase", phase))  # type: ignore[no-untyped-call]
 
         output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-        output.register_forward_pre_hook(lambda _module, inputs: enter(inputs[0], StepPhase.LAYERS))
-        embedding.register_forward_hook(lambda _module, _inputs, outputs: enter(outputs, StepPhase.EMBEDDING))
+        output.register_forward_pre_hook(lambda _module, inputs: enter_on_gradient(inputs[0], StepPhase.LAYERS))
+        embedding.register_forward_hook(
+            lambda _module, _inputs, outputs: enter_on_gradient(outputs, StepPhase.EMBEDDING)
+        )
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -156,7 +158,7 @@ class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def track(self, tensor: torch.Tensor) -> None:
-        """Count the storage of the tensor, once, until it is freed."""
+        """Count the storage of the tensor once, until it is freed."""
         storage = tensor.untyped_storage()
         if storage._cdata in self._tracked:
             return
@@ -164,15 +166,15 @@ class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_logits = tensor.dim() > 1 and tensor.shape[-1] == self._vocab_size
         self._tracked.add(storage._cdata)
         weakref.finalize(storage, self._untrack, storage._cdata, size_bytes, is_logits)
-        self._add(size_bytes, is_logits=is_logits)
+        self._add_bytes(size_bytes, is_logits=is_logits)
         if self._activations + self._logits > self.peaks[self.phase].total:
             self.peaks[self.phase] = ActivationMemory(self._activations, self._logits)
 
     def _untrack(self, address: int, size_bytes: int, is_logits: bool) -> None:
         self._tracked.discard(address)
-        self._add(-size_bytes, is_logits=is_logits)
+        self._add_bytes(-size_bytes, is_logits=is_logits)
 
-    def _add(self, size_bytes: int, *, is_logits: bool) -> None:
+    def _add_bytes(self, size_bytes: int, *, is_logits: bool) -> None:
         if is_logits:
             self._logits += size_bytes
         else:

@@ -30,16 +30,16 @@ from finetune_trainer.vision.video_processor import Features
 
 @dataclass(frozen=True)
 class ForecastModel:
-    """The inputs of a forecast that are read once and reused for variants of a spec."""
+    """Model config and processor, which are read once and reused for variants of a spec."""
 
     config: PretrainedConfig
-    dtype: torch.dtype  # of the published result
-    vision: VisionProcessor | None = None  # set for vision-language models
+    dtype: torch.dtype  # dtype of the published result
+    vision: VisionProcessor | None = None  # None for a text model
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The peak memory of a rank and of a node, with the values from which it was computed."""
+    """Forecast peak memory of a rank and of a node, with the inputs of the forecast."""
 
     shape: ModelShape
     batch: Batch
@@ -51,9 +51,9 @@ class Forecast:
 
 
 def read_model(spec: TrainerSpec) -> ForecastModel:
-    """Read config.json, and for a vision-language model also its tokenizer and processor. Raises TrainerError.
+    """Read config.json and, for a vision-language model, tokenizer and processor. Raises TrainerError.
 
-    Whether a device supports the model's dtype is not checked.
+    It does not check whether a device supports the model's dtype.
     """
     config, no_device = read_config(spec.model), torch.device("meta")
     if config.model_type in FAMILIES:
@@ -72,12 +72,12 @@ def forecast(
 ) -> Forecast:
     """Forecast the job's peak memory. Raises TrainerError.
 
-    longest: tokens of the longest sample; None: the spec's maximum.
-    sample: the costliest sample of a vision-language model; None: one image, as large as length and processor allow.
+    longest: maximum sample length in tokens; None: the spec's maximum.
+    sample: the largest sample of a vision-language model; None: one image, as large as length and processor allow.
     """
     # Resolve sharding and dtypes as the trainer does.
     spec = plan.spec
-    length = longest or _max_sample_length(spec, model.config)
+    length = longest or _resolve_sample_length(spec, model.config)
     lora = resolve_adapter_shape(spec.lora) if spec.lora else None
     sharding = build_sharding_strategy(spec, model.dtype, hidden_size=model.config.get_text_config().hidden_size)
     dtype = model.dtype if sharding else training_dtype(model.dtype, lora=lora is not None)
@@ -88,15 +88,14 @@ def forecast(
     # Measure the model's states and the peak of a step on a model without data.
     uniform_dtype = sharding is not None
     architecture = Architecture(model.config, dtype, lora, uniform_dtype=uniform_dtype, vision_sample=vision_sample)
-    shape = replace(measure_shape(architecture), reference_bytes=_reference_bytes(spec, model, vision_sample))
-    autocast = (
-        None if sharding or model.dtype is torch.float32 else model.dtype
-    )  # None: weights have that dtype already
+    shape = replace(measure_shape(architecture), reference_bytes=_compute_reference_bytes(spec, model, vision_sample))
+    needs_autocast = sharding is None and model.dtype is not torch.float32  # otherwise the weights have that dtype
+    autocast = model.dtype if needs_autocast else None
     peak = max(
         (measure_step_peak(architecture, step) for step in _build_steps(plan, length, autocast)),
         key=lambda peak: peak.total,
     )
-    # Add both up for one rank and for all ranks of a node.
+    # Add up the memory of one rank and of all ranks of a node.
     loader_workers = MAX_LOADER_WORKERS if spec.dataset.num_workers is None else spec.dataset.num_workers
     layout = RankLayout(spec.world_size, spec.ranks_per_node, loader_workers, on_gpu, sharding)
     rank = break_down_rank_memory(shape, peak, layout)
@@ -104,15 +103,15 @@ def forecast(
     return Forecast(shape, plan.batch, length, rank, node, on_gpu, is_multimodal=vision_sample is not None)
 
 
-def requests_gpus(spec: TrainerSpec) -> bool:
-    """Return whether the resource limits of the job contain a GPU of any vendor."""
+def has_gpu_limits(spec: TrainerSpec) -> bool:
+    """Return whether the job's resource limits contain GPUs of any vendor."""
     return any(name.endswith("/gpu") for name in spec.resources.limits)
 
 
 def _build_steps(plan: TrainingPlan, length: int, autocast: torch.dtype | None) -> list[SimulatedStep]:
     """Return a training step and, if the evaluation batch is larger, an evaluation step."""
     spec, batch = plan.spec, plan.batch
-    sequences = 1 if spec.dpo is None else 2  # per row; the reference model's forward pass needs less than the policy
+    sequences = 1 if spec.dpo is None else 2  # per row; the reference model's forward pass needs less memory
     train = SimulatedStep(
         batch=sequences * batch.per_device,
         length=length,
@@ -127,15 +126,15 @@ def _build_steps(plan: TrainingPlan, length: int, autocast: torch.dtype | None) 
     return [train, replace(train, batch=sequences * eval_per_device, checkpointing=False, is_training=False)]
 
 
-def _reference_bytes(spec: TrainerSpec, model: ForecastModel, vision_sample: VisionSample | None) -> int:
-    """Return the bytes of DPO's reference model: a frozen copy, or nothing with LoRA, which disables the adapters."""
+def _compute_reference_bytes(spec: TrainerSpec, model: ForecastModel, vision_sample: VisionSample | None) -> int:
+    """Return the bytes of DPO's reference model; 0 with LoRA, where the policy without adapters is the reference."""
     if spec.dpo is None or spec.lora is not None:
         return 0
     shape = measure_shape(Architecture(model.config, model.dtype, lora=None, vision_sample=vision_sample))
     return shape.trained_bytes + shape.frozen_bytes + shape.buffer_bytes
 
 
-def _max_sample_length(spec: TrainerSpec, config: PretrainedConfig) -> int:
+def _resolve_sample_length(spec: TrainerSpec, config: PretrainedConfig) -> int:
     length = spec.dataset.max_length or max_length(config)
     if length is None:
         raise InvalidSpec(

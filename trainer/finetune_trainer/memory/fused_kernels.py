@@ -1,4 +1,4 @@
-"""Fake attention and dropout that allocate what a GPU's fused kernels do, on whatever host computes the forecast."""
+"""Fake attention and dropout that allocate the same memory as fused GPU kernels, also on hosts without a GPU."""
 
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ _FUSED = ("sdpa", "flash_attention_2", "flash_attention_3")
 
 
 def use_fused_attention(model: Any, *, packed: bool) -> None:
-    """Replace a fused attention by one that only allocates; others (eager) allocate their matrices themselves."""
+    """Replace fused attention by a function that only allocates; eager attention allocates its matrices itself."""
     if model.config._attn_implementation in _FUSED:
         AttentionInterface.register(_NAME, _attention_forward)
         AttentionMaskInterface.register(_NAME, partial(_build_mask, packed=packed))
@@ -38,7 +38,7 @@ def _attention_forward(
     attention_mask: torch.Tensor | None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Allocate like attention with a mask: keys and values are repeated per head, as transformers does on CUDA."""
+    """Allocate the tensors of attention; with a mask, repeat keys and values per head, as transformers does on CUDA."""
     if attention_mask is not None:
         groups = getattr(module, "num_key_value_groups", 1)
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
@@ -47,7 +47,7 @@ def _attention_forward(
 
 
 def use_fused_dropout(model: torch.nn.Module) -> None:
-    """Replace dropout by the CUDA variant, which saves one byte per element; CPU dropout saves a factor per element."""
+    """Replace dropout by its CUDA variant, which saves one byte per element; CPU dropout saves a factor per element."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.forward = partial(_dropout_forward, module)  # type: ignore[method-assign]
@@ -58,7 +58,7 @@ def _dropout_forward(module: torch.nn.Dropout, inputs: torch.Tensor) -> torch.Te
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Saves its inputs, its output and one float32 logsumexp per row; backward accumulates in float32."""
+    """Attention that only allocates: saves inputs, output and float32 logsumexp, and accumulates in float32 backward."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any) -> torch.Tensor:

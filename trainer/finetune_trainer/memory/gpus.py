@@ -1,4 +1,4 @@
-"""GPU models and the memory that torch can use on them, which is less than their nominal size."""
+"""GPU models and their memory that torch can use, which is less than the nominal size."""
 
 from finetune_trainer.units import GIB
 
@@ -23,7 +23,7 @@ _USABLE_GIB = {
 USABLE_BYTES = {name: int(gib * GIB) for name, gib in _USABLE_GIB.items()}
 
 
-def fitting_gpus(needed_bytes: int) -> tuple[str, ...]:
-    """Return the names of all GPUs with at least that much memory, smallest first."""
+def find_fitting_gpus(needed_bytes: int) -> tuple[str, ...]:
+    """Return the names of all GPUs with at least `needed_bytes` of usable memory, smallest first."""
     fitting = ((usable, name) for name, usable in USABLE_BYTES.items() if usable >= needed_bytes)
     return tuple(name for _, name in sorted(fitting))

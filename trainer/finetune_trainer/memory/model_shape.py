@@ -20,7 +20,7 @@ from finetune_trainer.model.lora import add_adapters
 from finetune_trainer.model.truncated_config import per_layer_fields, truncate_layers
 from finetune_trainer.vision.freeze import find_group, freeze_groups
 
-_FEWEST_LAYERS = 2  # of the smallest truncated model from which deeper ones are extrapolated
+_FEWEST_LAYERS = 2  # layers of the smaller truncated model; the memory of deeper models is extrapolated
 
 
 @dataclass(frozen=True)
@@ -33,27 +33,27 @@ class ModelShape:
     trained_bytes: int
     buffer_bytes: int
     has_adapters: bool = False  # True: all trained parameters are adapters
-    reference_bytes: int = 0  # of the frozen reference model, if it is a second model
+    reference_bytes: int = 0  # frozen reference model; 0 if it is not a separate model
     # Sizes of the units that sharded training gathers, in elements:
     layer_parameters: int = 0  # largest decoder layer
-    outer_parameters: int = 0  # outside the decoder layers: embeddings, output
+    outer_parameters: int = 0  # parameters outside the decoder layers: embeddings, output
     largest_parameter: int = 0
 
     @property
     def loaded_bytes(self) -> int:
-        """Return the bytes of the trained parameters during loading, which is always in float32."""
+        """Return the bytes of the trained parameters during loading, which always uses float32."""
         return 4 * self.trained_parameters
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The arguments from which a model is built for training."""
+    """Arguments for building a model as it is trained."""
 
     config: PretrainedConfig
     dtype: torch.dtype
     lora: Lora | None
     uniform_dtype: bool = False  # True: adapters have `dtype` too, instead of float32
-    vision_sample: VisionSample | None = None  # set for vision-language models
+    vision_sample: VisionSample | None = None  # None for a text model
 
     @property
     def is_quantized(self) -> bool:
@@ -61,8 +61,8 @@ class Architecture:
         return self.lora is not None and self.lora.quantization is not None
 
     def build(self, *, layers: int | None = None) -> Any:
-        """Build the model on the meta device, with all layers or only the first ones. Raises ModelError."""
-        # A copy, because use_fused_attention changes the attention implementation in the config.
+        """Build the model on the meta device, with all or only the first `layers` layers. Raises ModelError."""
+        # Copy the config, because use_fused_attention changes its attention implementation.
         config = copy.deepcopy(self.config) if layers is None else truncate_layers(self.config, layers)
         sample = self.vision_sample
         try:
@@ -77,27 +77,27 @@ class Architecture:
 
     @cached_property
     def full_model(self) -> Any:
-        """The model with all layers, shared and therefore read-only: building it with adapters takes a second."""
+        """The model with all layers, cached because building it takes a second; do not modify it."""
         return self.build()
 
 
 def measure_shape(architecture: Architecture) -> ModelShape:
     """Return parameter counts and bytes of the full model. Tied parameters count once. Raises ModelError."""
     model = architecture.full_model
-    trained = [each for each in model.parameters() if each.requires_grad]
-    frozen = [each for each in model.parameters() if not each.requires_grad]
-    quantized = {id(each) for each in _quantized_weights(architecture)}
-    layers = [sum(each.numel() for each in layer.parameters()) for layer in _decoder_layers(architecture)]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    quantized = {id(weight) for weight in _find_quantized_weights(architecture)}
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in _find_decoder_layers(architecture)]
     return ModelShape(
-        parameters=sum(each.numel() for each in (*trained, *frozen)),
-        trained_parameters=sum(each.numel() for each in trained),
-        frozen_bytes=sum(_nf4_bytes(each) if id(each) in quantized else each.nbytes for each in frozen),
-        trained_bytes=sum(each.nbytes for each in trained),
-        buffer_bytes=sum(each.nbytes for each in model.buffers()),
+        parameters=sum(p.numel() for p in (*trained, *frozen)),
+        trained_parameters=sum(p.numel() for p in trained),
+        frozen_bytes=sum(_compute_nf4_bytes(p) if id(p) in quantized else p.nbytes for p in frozen),
+        trained_bytes=sum(p.nbytes for p in trained),
+        buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         has_adapters=architecture.lora is not None,
         layer_parameters=max(layers, default=0),
-        outer_parameters=sum(each.numel() for each in (*trained, *frozen)) - sum(layers),
-        largest_parameter=max((each.numel() for each in trained), default=0),
+        outer_parameters=sum(p.numel() for p in (*trained, *frozen)) - sum(layers),
+        largest_parameter=max((p.numel() for p in trained), default=0),
     )
 
 
@@ -110,26 +110,26 @@ def measure_step_peak(architecture: Architecture, step: SimulatedStep) -> Activa
     if layers <= _FEWEST_LAYERS + 1 or not _has_equal_layers(architecture):
         peaks = _simulate(architecture, step, None)
     else:
-        base, next_larger = (_simulate(architecture, step, n) for n in (_FEWEST_LAYERS, _FEWEST_LAYERS + 1))
-        further_layers = layers - _FEWEST_LAYERS
-        peaks = {phase: _extrapolate(base[phase], next_larger[phase], further_layers) for phase in StepPhase}
+        base_peaks, next_peaks = (_simulate(architecture, step, n) for n in (_FEWEST_LAYERS, _FEWEST_LAYERS + 1))
+        added_layers = layers - _FEWEST_LAYERS
+        peaks = {phase: _extrapolate(base_peaks[phase], next_peaks[phase], added_layers) for phase in StepPhase}
     # bitsandbytes dequantizes one weight at a time for its matrix product.
-    dequantized_bytes = max((each.nbytes for each in _quantized_weights(architecture)), default=0)
+    dequantized_bytes = max((weight.nbytes for weight in _find_quantized_weights(architecture)), default=0)
     for phase in (StepPhase.FORWARD, StepPhase.LAYERS):
         peaks[phase] = replace(peaks[phase], activations=peaks[phase].activations + dequantized_bytes)
     return max(peaks.values(), key=lambda peak: peak.total)
 
 
-def _quantized_weights(architecture: Architecture) -> list[torch.Tensor]:
+def _find_quantized_weights(architecture: Architecture) -> list[torch.Tensor]:
     """Return the weights that are stored in 4 bits: frozen linear layers of the language model, except the output."""
     if not architecture.is_quantized:
         return []
     output = architecture.full_model.get_output_embeddings()
-    linear = (module for module in _language_modules(architecture) if isinstance(module, torch.nn.Linear))
+    linear = (module for module in _iterate_language_modules(architecture) if isinstance(module, torch.nn.Linear))
     return [module.weight for module in linear if module is not output and not module.weight.requires_grad]
 
 
-def _nf4_bytes(weight: torch.Tensor) -> int:
+def _compute_nf4_bytes(weight: torch.Tensor) -> int:
     """Return the bytes of an NF4 weight with double quantization.
 
     Each element needs half a byte, each block of 64 one quantized constant, and 256 constants one float32.
@@ -137,11 +137,11 @@ def _nf4_bytes(weight: torch.Tensor) -> int:
     return int(weight.numel() * (0.5 + 1 / 64 + 4 / (64 * 256)))
 
 
-def _extrapolate(base: ActivationMemory, next_larger: ActivationMemory, further_layers: int) -> ActivationMemory:
+def _extrapolate(base_peak: ActivationMemory, next_peak: ActivationMemory, added_layers: int) -> ActivationMemory:
     """Extrapolate linearly from two models that differ by one layer."""
     return ActivationMemory(
-        base.activations + further_layers * (next_larger.activations - base.activations),
-        base.logits + further_layers * (next_larger.logits - base.logits),
+        base_peak.activations + added_layers * (next_peak.activations - base_peak.activations),
+        base_peak.logits + added_layers * (next_peak.logits - base_peak.logits),
     )
 
 
@@ -165,7 +165,7 @@ def _simulate(architecture: Architecture, step: SimulatedStep, layers: int | Non
 
 
 def _replace_meta_tensors(model: torch.nn.Module) -> None:
-    """Replace meta tensors by fake ones, because autocast ignores meta tensors. Tied parameters stay tied."""
+    """Replace meta tensors by fake tensors, because autocast ignores meta tensors. Tied parameters stay tied."""
     fakes: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -183,14 +183,14 @@ def _count_layers(config: PretrainedConfig) -> int:
     return int(config.get_text_config().num_hidden_layers)
 
 
-def _decoder_layers(architecture: Architecture) -> list[Any]:
-    """Return the decoder layers of the full model, found as the ModuleList of that length, or an empty list."""
+def _find_decoder_layers(architecture: Architecture) -> list[Any]:
+    """Return the decoder layers: the ModuleList with num_hidden_layers modules; an empty list if there is none."""
     count = _count_layers(architecture.config)
-    lists = (module for module in _language_modules(architecture) if isinstance(module, torch.nn.ModuleList))
+    lists = (module for module in _iterate_language_modules(architecture) if isinstance(module, torch.nn.ModuleList))
     return next((list(layers) for layers in lists if len(layers) == count), [])
 
 
-def _language_modules(architecture: Architecture) -> Iterator[torch.nn.Module]:
+def _iterate_language_modules(architecture: Architecture) -> Iterator[torch.nn.Module]:
     """Yield all modules except those of the vision tower and its aligner."""
     family = architecture.vision_sample.vision.family if architecture.vision_sample else None
     for name, module in architecture.full_model.named_modules():
@@ -199,9 +199,11 @@ def _language_modules(architecture: Architecture) -> Iterator[torch.nn.Module]:
 
 
 def _has_equal_layers(architecture: Architecture) -> bool:
-    """Return whether all layers have parameters of the same shapes and the same entries in per-layer config fields."""
+    """Return whether all layers have equal parameter shapes and equal values in per-layer config fields."""
     text = architecture.config.get_text_config()
-    if any(len({repr(each) for each in getattr(text, name)}) > 1 for name in per_layer_fields(text)):
+    if any(len({repr(value) for value in getattr(text, name)}) > 1 for name in per_layer_fields(text)):
         return False
-    layers = [Counter((tuple(p.shape), p.dtype) for p in layer.parameters()) for layer in _decoder_layers(architecture)]
+    layers = [
+        Counter((tuple(p.shape), p.dtype) for p in layer.parameters()) for layer in _find_decoder_layers(architecture)
+    ]
     return bool(layers) and all(layer == layers[0] for layer in layers)

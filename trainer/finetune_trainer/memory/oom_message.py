@@ -1,4 +1,4 @@
-"""The error message for a GPU out of memory: the micro-batch and how the memory was used."""
+"""Build the error message for a GPU out of memory, with the micro-batch and the memory use."""
 
 from collections.abc import Mapping
 
@@ -11,10 +11,9 @@ from finetune_trainer.units import GIB
 def build_out_of_memory_error(
     error: torch.OutOfMemoryError, batch: Mapping[str, torch.Tensor], *, step: int
 ) -> CudaOutOfMemory:
-    """Return an error that describes the micro-batch and the memory use.
+    """Return an error that describes the micro-batch and the memory use; the supervisor adds the rank.
 
-    step: number of completed optimizer steps. batch: input_ids and attention_mask are (batch, seq). The supervisor adds
-    the rank.
+    step: number of completed optimizer steps. batch: input_ids and attention_mask are (batch, seq).
     """
     ids = batch["input_ids"]
     lengths = batch["attention_mask"].sum(dim=1).tolist()

@@ -7,7 +7,7 @@ from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.errors import TrainerError
 from finetune_trainer.memory.breakdown import MemoryBreakdown, MemoryPart
 from finetune_trainer.memory.forecast import ForecastModel, forecast
-from finetune_trainer.memory.vision_sample import text_token_id
+from finetune_trainer.memory.vision_sample import find_text_token_id
 from finetune_trainer.model.load import Pretrained
 from finetune_trainer.training_plan import TrainingPlan
 from finetune_trainer.units import GIB
@@ -18,7 +18,7 @@ from finetune_trainer.vision.video_processor import Features
 def forecast_rank_memory(
     plan: TrainingPlan, pretrained: Pretrained, data: TrainingData, *, on_gpu: bool
 ) -> MemoryBreakdown | TrainerError:
-    """Return the memory of one rank, or the error that prevents a forecast, because a run must not fail for it."""
+    """Forecast the memory of one rank; return the error if that fails, so that the run continues without a forecast."""
     spec = plan.spec
     pack_length = spec.dataset.max_length if spec.dataset.packing else None
     longest = pack_length or int(data.train.lengths.max())
@@ -30,29 +30,29 @@ def forecast_rank_memory(
         return error
     if on_gpu:
         return result.rank
-    # On CPU the measured peak is that of the whole process.
+    # On CPU the measured peak is the peak of the whole process.
     processes = sum(part.size for part in result.node.parts if part.name == "processes")
     return MemoryBreakdown((*result.rank.parts, MemoryPart("process", processes // spec.ranks_per_node)))
 
 
 def build_costliest_sample(data: TrainingData, vision: VisionProcessor, length: int) -> Features:
-    """Return the row or pack with the most visual tokens, extended by text tokens to `length` tokens."""
+    """Return the row or pack with the most visual tokens, extended to `length` tokens by text tokens."""
     item = data.most_visual_item
     if item is None:
         sample = vision.build_dummy(Modality.IMAGE)
     else:
         sample = max(
-            data.samples[item], key=lambda each: (any(name in each for name in VISION_INPUTS), len(each["input_ids"]))
+            data.samples[item], key=lambda row: (any(name in row for name in VISION_INPUTS), len(row["input_ids"]))
         )
-    text = torch.full((max(length - len(sample["input_ids"]), 0),), text_token_id(vision))
+    text = torch.full((max(length - len(sample["input_ids"]), 0),), find_text_token_id(vision))
     vision_inputs = {name: sample[name] for name in VISION_INPUTS if name in sample}
     return {**vision_inputs, "input_ids": torch.cat((sample["input_ids"], text))}
 
 
-def format_rank_forecast(expected: MemoryBreakdown | TrainerError) -> str:
-    """Return one log line with the total and all parts, largest first."""
-    if isinstance(expected, TrainerError):
-        return f"memory per rank: no forecast: {expected}"
-    parts = sorted((part for part in expected.parts if part.size), key=lambda part: -part.size)
+def format_rank_forecast(forecast_result: MemoryBreakdown | TrainerError) -> str:
+    """Format a forecast as one log line with the total and all parts, largest part first."""
+    if isinstance(forecast_result, TrainerError):
+        return f"memory per rank: no forecast: {forecast_result}"
+    parts = sorted((part for part in forecast_result.parts if part.size), key=lambda part: -part.size)
     formatted = ", ".join(f"{part.name} {part.size / GIB:.2f}" for part in parts)
-    return f"memory per rank: at most {expected.total / GIB:.2f} GiB forecast ({formatted})"
+    return f"memory per rank: at most {forecast_result.total / GIB:.2f} GiB forecast ({formatted})"

@@ -1,7 +1,7 @@
-"""Memory of one rank whose model is sharded over the ranks, as DeepSpeed and FSDP2 allocate it.
+"""Compute the memory of one rank whose model is sharded by DeepSpeed or FSDP2.
 
 The formulas match DeepSpeed 0.19 and torch 2.13.
-tests/integration/test_sharded_memory.py compares them with every tensor that both allocate.
+tests/integration/test_sharded_memory.py compares them with the tensors that both libraries allocate.
 """
 
 from dataclasses import dataclass
@@ -12,29 +12,31 @@ import torch
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.memory.breakdown import ADAMW_STATES, MemoryPart, ModelStateFootprint, ShardingStrategy
 from finetune_trainer.memory.model_shape import ModelShape
-from finetune_trainer.parallel.deepspeed_config import deepspeed_config
+from finetune_trainer.parallel.deepspeed_config import build_deepspeed_config
 
 _FLOAT32_BYTES = 4
 # Defaults of DeepSpeed's runtime/zero/config.py, in elements.
 _BUCKET_SIZE, _MAX_LIVE_PARAMETERS, _SUB_GROUP_SIZE = 500_000_000, 1_000_000_000, 1_000_000_000
 # Fragmentation of ZeRO-3 as a multiple of the gathered bytes, fitted to the published measurements of
-# docs/user-guide/memory.md: it gathers blocks of many sizes on a stream of its own, and the allocator cannot reuse
-# a block that was freed there on another stream (decisions/702).
+# docs/user-guide/memory.md: it gathers blocks of many sizes on a separate CUDA stream, and the allocator cannot
+# reuse the freed blocks on other streams (decisions/702).
 _FRAGMENTATION_FACTOR = 2.5
 
 
 def build_sharding_strategy(spec: TrainerSpec, dtype: torch.dtype, *, hidden_size: int) -> ShardingStrategy | None:
-    """Return the strategy that the job requests, or None for DDP. `dtype` is that of forward and backward."""
+    """Build the sharding strategy of the spec; return None for DDP. dtype: dtype of forward and backward passes."""
     if spec.fsdp is not None:
         keeps_gathered = not spec.fsdp.reshard_after_forward
         return Fsdp2Strategy(dtype.itemsize, keeps_gathered=keeps_gathered, cpu_offload=spec.fsdp.cpu_offload)
     if spec.deepspeed is None:
         return None
-    return _zero_strategy(deepspeed_config(spec.deepspeed)["zero_optimization"], dtype.itemsize, hidden_size)
+    return _build_zero_strategy(
+        build_deepspeed_config(spec.deepspeed)["zero_optimization"], dtype.itemsize, hidden_size
+    )
 
 
-def _zero_strategy(section: dict[str, Any], itemsize: int, hidden_size: int) -> "ZeroStrategy":
-    """Resolve `auto` as transformers does, from the hidden size of the model."""
+def _build_zero_strategy(section: dict[str, Any], itemsize: int, hidden_size: int) -> "ZeroStrategy":
+    """Build the strategy of a zero_optimization section; like transformers, resolve `auto` from the hidden size."""
     stage = section["stage"]
     bucket = section.get("reduce_bucket_size", _BUCKET_SIZE)
     limits = ("stage3_max_live_parameters", "max_live_parameters")
@@ -65,56 +67,59 @@ class ZeroStrategy:
     itemsize: int  # bytes per element in forward and backward
     bucket_size: int  # elements per collective
     buckets: int
-    max_live_parameters: int  # limit of what stage 3 keeps gathered
+    max_live_parameters: int  # maximum that stage 3 keeps gathered
     sub_group_size: int  # elements that stage 3 updates together
     offload_optimizer: bool = False
     offload_param: bool = False
 
-    def footprint(self, shape: ModelShape, ranks: int) -> ModelStateFootprint:
-        """Return the memory of one rank, given the number of ranks."""
-        shard = _shard_size(shape.trained_parameters, ranks)
+    def compute_footprint(self, shape: ModelShape, world_size: int) -> ModelStateFootprint:
+        """Return the memory of the model states on one rank."""
+        shard = _compute_shard_size(shape.trained_parameters, world_size)
         gathered = self.itemsize * min(shape.parameters, self.max_live_parameters) if self.stage == 3 else 0
-        weights = _weight_parts(shape, self.itemsize * shape.trained_parameters, ranks if self.stage == 3 else 1)
+        weights = _build_weight_parts(
+            shape, self.itemsize * shape.trained_parameters, world_size if self.stage == 3 else 1
+        )
         states = (
             MemoryPart("weights in float32", _FLOAT32_BYTES * shard),
             MemoryPart("optimizer states", ADAMW_STATES * _FLOAT32_BYTES * shard),
         )
-        gradients = MemoryPart("gradients", self.itemsize * shard if self.stage == 3 else 0)  # one permanent buffer
-        copies = 1 if self.stage == 3 else 2  # 16-bit gradients in host memory, besides the float32 ones
+        gradients = MemoryPart("gradients", self.itemsize * shard if self.stage == 3 else 0)  # a permanent buffer
+        copies = 1 if self.stage == 3 else 2  # 16-bit gradients in host memory, besides the float32 gradients
         offloaded = (*states, MemoryPart("gradients", (_FLOAT32_BYTES + copies * self.itemsize) * shard))
         return ModelStateFootprint(
             resident=(
                 *(() if self.offload_param else weights),
                 *(() if self.offload_optimizer else (gradients, *states)),
             ),
-            offloaded=_offloaded_parts(
+            offloaded=_rename_offloaded_parts(
                 *(weights if self.offload_param else ()), *(offloaded if self.offload_optimizer else ())
             ),
             forward_backward=(
                 MemoryPart("gathered weights", gathered),
-                MemoryPart("gradients in transit", self.itemsize * self._unreduced_gradients(shape, shard)),
+                MemoryPart("gradients in transit", self.itemsize * self._count_unreduced_gradients(shape, shard)),
                 MemoryPart("gradient buckets", self.itemsize * self.buckets * self.bucket_size),
             ),
-            optimizer_step=() if self.offload_optimizer else (self._optimizer_step_part(shard),),
+            optimizer_step=() if self.offload_optimizer else (self._build_optimizer_step_part(shard),),
             fragmented_bytes=int(_FRAGMENTATION_FACTOR * gathered),
         )
 
-    def _unreduced_gradients(self, shape: ModelShape, shard: int) -> int:
-        """Return the elements of gradients outside the buckets.
+    def _count_unreduced_gradients(self, shape: ModelShape, shard_size: int) -> int:
+        """Return the number of gradient elements outside the buckets.
 
-        Stage 1 keeps all until the optimizer step; later stages keep those of the bucket that is being filled.
+        Stage 1 keeps all gradients until the optimizer step. Later stages keep the gradients of the bucket that is
+        being filled.
         """
         pending = min(shape.trained_parameters, max(self.bucket_size, shape.largest_parameter))
         if self.stage == 1:
             return shape.trained_parameters
-        return pending + (shard if self.stage == 2 and not self.offload_optimizer else 0)
+        return pending + (shard_size if self.stage == 2 and not self.offload_optimizer else 0)
 
-    def _optimizer_step_part(self, shard: int) -> MemoryPart:
-        """Return the gradients converted to float32. Stages 1 and 2 also flatten them; stage 3 stores them flat."""
+    def _build_optimizer_step_part(self, shard_size: int) -> MemoryPart:
+        """Return the memory of gradients in float32. Stages 1 and 2 also flatten them; stage 3 stores them flat."""
         if self.stage == 3:
-            updated = min(shard, self.sub_group_size)
+            updated = min(shard_size, self.sub_group_size)
             return MemoryPart("gradients for the update", (_FLOAT32_BYTES + self.itemsize) * updated)
-        return MemoryPart("gradients for the update", (_FLOAT32_BYTES + 2 * self.itemsize) * shard)
+        return MemoryPart("gradients for the update", (_FLOAT32_BYTES + 2 * self.itemsize) * shard_size)
 
 
 @dataclass(frozen=True)
@@ -125,16 +130,16 @@ class Fsdp2Strategy:
     keeps_gathered: bool  # True: reshard_after_forward is off
     cpu_offload: bool
 
-    def footprint(self, shape: ModelShape, ranks: int) -> ModelStateFootprint:
-        """Return the memory of one rank, given the number of ranks.
+    def compute_footprint(self, shape: ModelShape, world_size: int) -> ModelStateFootprint:
+        """Return the memory of the model states on one rank.
 
         Trained parameters and their gradients are float32. Two layers have a flat all-gather buffer, and one of them
         also its unflattened weights. Gradients exist unflattened and then in a flat reduce-scatter buffer.
         """
         layer, outer = shape.layer_parameters, shape.outer_parameters
-        shard_bytes = _FLOAT32_BYTES * _shard_size(shape.trained_parameters, ranks)
+        shard_bytes = _FLOAT32_BYTES * _compute_shard_size(shape.trained_parameters, world_size)
         states = (
-            *_weight_parts(shape, _FLOAT32_BYTES * shape.trained_parameters, ranks),
+            *_build_weight_parts(shape, _FLOAT32_BYTES * shape.trained_parameters, world_size),
             MemoryPart("gradients", shard_bytes),
             MemoryPart("optimizer states", ADAMW_STATES * shard_bytes),
         )
@@ -142,7 +147,7 @@ class Fsdp2Strategy:
         trained_ratio = shape.trained_parameters / shape.parameters
         return ModelStateFootprint(
             resident=() if self.cpu_offload else states,
-            offloaded=_offloaded_parts(*states) if self.cpu_offload else (),
+            offloaded=_rename_offloaded_parts(*states) if self.cpu_offload else (),
             forward_backward=(
                 MemoryPart("gathered weights", self.itemsize * gathered),
                 MemoryPart("gradients in transit", int(self.itemsize * trained_ratio * (outer + 2 * layer))),
@@ -150,20 +155,20 @@ class Fsdp2Strategy:
         )
 
 
-def _weight_parts(shape: ModelShape, trained_bytes: int, shards: int) -> tuple[MemoryPart, ...]:
-    """Return the parts for weights, divided into `shards`. Buffers are never sharded."""
+def _build_weight_parts(shape: ModelShape, trained_bytes: int, shards: int) -> tuple[MemoryPart, ...]:
+    """Return the memory parts of weights that are divided into `shards` shards. Buffers are never sharded."""
     adapters = trained_bytes if shape.has_adapters else 0
     frozen_and_trained = shape.frozen_bytes + trained_bytes - adapters
     return (
-        MemoryPart("weights", _shard_size(frozen_and_trained, shards) + shape.buffer_bytes),
-        MemoryPart("reference model", _shard_size(shape.reference_bytes, shards)),
-        MemoryPart("adapters", _shard_size(adapters, shards)),
+        MemoryPart("weights", _compute_shard_size(frozen_and_trained, shards) + shape.buffer_bytes),
+        MemoryPart("reference model", _compute_shard_size(shape.reference_bytes, shards)),
+        MemoryPart("adapters", _compute_shard_size(adapters, shards)),
     )
 
 
-def _offloaded_parts(*parts: MemoryPart) -> tuple[MemoryPart, ...]:
+def _rename_offloaded_parts(*parts: MemoryPart) -> tuple[MemoryPart, ...]:
     return tuple(MemoryPart(f"offloaded {part.name}", part.size) for part in parts)
 
 
-def _shard_size(size: int, shards: int) -> int:
-    return -(-size // shards)
+def _compute_shard_size(total_size: int, shards: int) -> int:
+    return -(-total_size // shards)

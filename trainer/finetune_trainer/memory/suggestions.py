@@ -38,20 +38,20 @@ class SpecVariant:
         """Return a copy with gradient checkpointing, or self if it is enabled already."""
         if self.spec.training.gradient_checkpointing:
             return self
-        return self._with("training", "training.gradientCheckpointing: true", gradient_checkpointing=True)
+        return self._change_section("training", "training.gradientCheckpointing: true", gradient_checkpointing=True)
 
     def with_batch(self, per_device: int, accumulation: int) -> "SpecVariant":
         """Return a copy with a smaller micro-batch; the caller keeps the effective batch the same."""
         change = f"training.perDeviceTrainBatchSize: {per_device}, training.gradientAccumulationSteps: {accumulation}"
         sizes = {"per_device_train_batch_size": per_device, "gradient_accumulation_steps": accumulation}
-        return self._with("training", change, **sizes)
+        return self._change_section("training", change, **sizes)
 
     def with_length(self, length: int) -> "SpecVariant":
         """Return a copy with samples of at most `length` tokens."""
-        return self._with("dataset", f"dataset.maxLength: {length}", max_length=length)
+        return self._change_section("dataset", f"dataset.maxLength: {length}", max_length=length)
 
     def with_preset(self, preset: str) -> "SpecVariant":
-        """Return a copy that DeepSpeed shards with this preset."""
+        """Return a copy with this DeepSpeed preset."""
         deepspeed = Deepspeed.model_validate({"preset": preset})
         change = f"deepspeed: {{preset: {preset}}}"
         return SpecVariant(self.spec.model_copy(update={"deepspeed": deepspeed}), (*self.changes, change))
@@ -61,18 +61,18 @@ class SpecVariant:
         return SpecVariant(self.spec.model_copy(update={"lora": Lora()}), (*self.changes, "lora: {}"))
 
     def with_quantization(self) -> "SpecVariant":
-        """Return a copy with 4-bit weights under the adapters, or self, because sharded weights cannot be quantized."""
+        """Return a copy with 4-bit base weights, or self if the weights are sharded or quantized already."""
         if self.spec.shards_weights or (self.spec.lora and self.spec.lora.quantization):
             return self
-        return self._with("lora", "lora.quantization: nf4", quantization="nf4")
+        return self._change_section("lora", "lora.quantization: nf4", quantization="nf4")
 
-    def _with(self, section: str, change: str, **fields: Any) -> "SpecVariant":
+    def _change_section(self, section: str, change: str, **fields: Any) -> "SpecVariant":
         changed_section = getattr(self.spec, section).model_copy(update=fields)
         return SpecVariant(self.spec.model_copy(update={section: changed_section}), (*self.changes, change))
 
 
 def choose_batch_size(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes: int) -> TrainerSpec:
-    """Replace perDeviceTrainBatchSize auto by the largest micro-batch that is forecast to fit, or by one sample."""
+    """Replace perDeviceTrainBatchSize auto by the largest micro-batch that is forecast to fit, or by 1 if none fits."""
     plan = plan_training(spec, world_size=spec.world_size)
 
     def fits(batch: Batch) -> bool:
@@ -83,48 +83,51 @@ def choose_batch_size(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes
 
 
 def suggest_changes(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes: int) -> Suggestion | None:
-    """Return the cheapest changes with which the job is forecast to fit, or None if there are none."""
-    for variants in _variant_ladder(SpecVariant(spec), forecaster(spec)):
+    """Return the cheapest changes with which the job is forecast to fit, or None if no changes suffice."""
+    for variants in _iterate_variants(SpecVariant(spec), forecaster(spec)):
         suggestion = _find_first_fitting(variants, forecaster, usable_bytes=usable_bytes)
         if suggestion is not None:
             return suggestion
     return None
 
 
-def _variant_ladder(variant: SpecVariant, forecast: Forecast) -> Iterator[Sequence[SpecVariant]]:
+def _iterate_variants(variant: SpecVariant, forecast: Forecast) -> Iterator[Sequence[SpecVariant]]:
     """Yield sequences of variants in the order of their cost; within a sequence, memory decreases."""
     # Gradient checkpointing and smaller micro-batches change no result.
     checkpointed = variant.with_checkpointing()
     if checkpointed is not variant:
         yield [checkpointed]
-        yield _smaller_batches(variant, forecast)
-    yield _smaller_batches(checkpointed, forecast)
+        yield _list_smaller_batches(variant, forecast)
+    yield _list_smaller_batches(checkpointed, forecast)
     # More sharding costs communication.
-    smallest = (_smaller_batches(checkpointed, forecast) or [checkpointed])[-1]
+    smallest = (_list_smaller_batches(checkpointed, forecast) or [checkpointed])[-1]
     presets = stronger_sharding_presets(variant.spec, world_size=variant.spec.world_size)
     yield [smallest.with_preset(preset) for preset in presets]
     # Adapters, 4-bit weights and shorter samples change what is learned.
     if variant.spec.lora is None:
         yield [variant.with_lora()]
-        yield [checkpointed.with_lora(), *(each.with_lora() for each in _smaller_batches(checkpointed, forecast))]
+        yield [
+            checkpointed.with_lora(),
+            *(smaller.with_lora() for smaller in _list_smaller_batches(checkpointed, forecast)),
+        ]
     adapted = smallest if variant.spec.lora else smallest.with_lora()
     quantized = adapted.with_quantization()
     if quantized is not adapted:
         yield [quantized]
-    yield _shorter_samples(smallest, forecast)
+    yield _list_shorter_samples(smallest, forecast)
     if quantized is not smallest:
-        yield _shorter_samples(quantized, forecast)
+        yield _list_shorter_samples(quantized, forecast)
 
 
-def _smaller_batches(variant: SpecVariant, forecast: Forecast) -> list[SpecVariant]:
+def _list_smaller_batches(variant: SpecVariant, forecast: Forecast) -> list[SpecVariant]:
     """Return variants with smaller micro-batches and the same effective batch."""
     samples = forecast.batch.per_device * forecast.batch.accumulation
     divisors = (size for size in range(forecast.batch.per_device - 1, 0, -1) if samples % size == 0)
     return [variant.with_batch(size, samples // size) for size in divisors]
 
 
-def _shorter_samples(variant: SpecVariant, forecast: Forecast) -> list[SpecVariant]:
-    """Return variants with shorter samples; none for multimodal samples, whose images need the space."""
+def _list_shorter_samples(variant: SpecVariant, forecast: Forecast) -> list[SpecVariant]:
+    """Return variants with shorter samples; none for multimodal samples, which cannot be shorter than their images."""
     if forecast.is_multimodal:
         return []
     longest = (forecast.length - 1) // _LENGTH_STEP * _LENGTH_STEP
@@ -134,7 +137,7 @@ def _shorter_samples(variant: SpecVariant, forecast: Forecast) -> list[SpecVaria
 def _find_first_fitting(
     variants: Sequence[SpecVariant], forecaster: Forecaster, *, usable_bytes: int
 ) -> Suggestion | None:
-    """Search by bisection, because one forecast takes seconds."""
+    """Find the first variant that fits, by bisection, because one forecast takes seconds."""
 
     forecasts: dict[int, Forecast] = {}
 

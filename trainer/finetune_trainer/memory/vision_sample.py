@@ -1,4 +1,4 @@
-"""The sample with an image that a forecast uses for a vision-language model."""
+"""Multimodal sample for the memory forecast of a vision-language model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from finetune_trainer.vision.processor import VisionProcessor
 from finetune_trainer.vision.video_frames import Size
 from finetune_trainer.vision.video_processor import Features
 
-_EDGES = range(28, 8193, 28)  # pixels; for families that accept images of any size
+_EDGES = range(28, 8193, 28)  # in pixels; for families that accept images of any size
 _TILES = range(1, 13)  # for families that split images into tiles
-_TILE_EDGE = 448  # pixels
+_TILE_EDGE = 448  # in pixels
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class VisionSample:
 
 
 def build_blank_sample(vision: VisionProcessor, length: int) -> Features:
-    """Return a sample of `length` tokens with the gray image that has the most visual tokens.
+    """Build a sample of `length` tokens with the gray image that has the most visual tokens.
 
     Raises: InvalidSpec if not even the smallest image fits.
     """
-    largest = max(_fitting_sizes(vision, length), default=None, key=lambda each: each[0])
+    largest = max(_iterate_fitting_sizes(vision, length), default=None, key=lambda tokens_and_size: tokens_and_size[0])
     if largest is None:
         raise InvalidSpec(
             f"spec.dataset.maxLength: {length} tokens are fewer than the smallest image needs; raise it, or lower"
@@ -45,14 +45,14 @@ def build_blank_sample(vision: VisionProcessor, length: int) -> Features:
         )
     _, size = largest
     visual = vision.handles.tokenizer(vision.render_image(size), add_special_tokens=False)["input_ids"]
-    text = torch.full((length - len(visual),), text_token_id(vision))
+    text = torch.full((length - len(visual),), find_text_token_id(vision))
     height, width = size
     pixels = vision.process_images([Image.new("RGB", (width, height), (128, 128, 128))])
     return {"input_ids": torch.cat((torch.tensor(visual), text)), **pixels}
 
 
-def _fitting_sizes(vision: VisionProcessor, length: int) -> Iterator[tuple[int, Size]]:
-    """Yield token count and (height, width) of the images that fit into `length` tokens."""
+def _iterate_fitting_sizes(vision: VisionProcessor, length: int) -> Iterator[tuple[int, Size]]:
+    """Yield the token count and the size (height, width) of each image that fits into `length` tokens."""
     if vision.family.has_dynamic_resolution:
         squares = ((vision.count_image_tokens((edge, edge)), (edge, edge)) for edge in _EDGES)
         yield from takewhile(lambda square: square[0] <= length, squares)
@@ -63,8 +63,8 @@ def _fitting_sizes(vision: VisionProcessor, length: int) -> Iterator[tuple[int, 
             yield tokens, size
 
 
-def text_token_id(vision: VisionProcessor) -> int:
-    """Return a token id that is no placeholder for images or videos."""
+def find_text_token_id(vision: VisionProcessor) -> int:
+    """Return a token id that is not a placeholder for images or videos."""
     config = vision.handles.config
     special = {getattr(config, name, None) for name in ("image_token_id", "video_token_id")}
     return next(token_id for token_id in range(len(special) + 1) if token_id not in special)

@@ -1,1 +1,1 @@
-"""Measurements of a run (throughput, MFU, memory) and where they are reported: log, trackers, report.html."""
+"""Measure throughput, MFU and memory of a run, and report them in the log, in trackers and in report.html."""

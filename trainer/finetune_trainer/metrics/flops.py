@@ -10,7 +10,7 @@ import torch
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
 from finetune_trainer.model.parameter_size import full_numel, full_shape
 
-_POSITIONS = "position_ids"  # in packed batches; they restart at 0 with each row
+_POSITIONS = "position_ids"  # only in packed batches; position ids restart at 0 for each row
 
 # Dense 16-bit TFLOP/s with float32 accumulation, from the vendors' data sheets. The first name that matches the device
 # name of torch applies, so "H100 PCIe" has to precede "H100".
@@ -45,15 +45,15 @@ _PEAK_TERAFLOPS = (
 
 
 def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
-    """Return the peak FLOP/s of a device; None if the device is unknown or the dtype is not a 16-bit one."""
+    """Return the peak FLOP/s of a device; None for an unknown device or a dtype other than 16-bit."""
     if dtype not in (torch.bfloat16, torch.float16):
         return None
-    return next((tera * 1e12 for name, tera in _PEAK_TERAFLOPS if _contains_words(device_name, name)), None)
+    return next((tera * 1e12 for name, tera in _PEAK_TERAFLOPS if _contains_gpu_name(device_name, name)), None)
 
 
-def _contains_words(device_name: str, name: str) -> bool:
-    """Match whole words only, so that A10 does not match an A100."""
-    return re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", device_name) is not None
+def _contains_gpu_name(device_name: str, gpu_name: str) -> bool:
+    """Match whole words only, so that A10 does not match A100."""
+    return re.search(rf"(?<![A-Za-z0-9]){re.escape(gpu_name)}(?![A-Za-z0-9])", device_name) is not None
 
 
 @dataclass(frozen=True)
@@ -64,26 +64,28 @@ class FlopsEstimate:
     per_attention_pair: float  # a pair is a token and one token that it attends to
 
     def total(self, *, tokens: int, attention_pairs: int) -> float:
-        """Return the FLOPs of a batch with so many tokens and attention pairs."""
+        """Return the FLOPs of a batch with these numbers of tokens and attention pairs."""
         return self.per_token * tokens + self.per_attention_pair * attention_pairs
 
 
 def estimate_flops(model: Any, *, has_reference: bool) -> FlopsEstimate:
     """Estimate the FLOPs of a forward and backward pass, plus a forward pass of the reference model if there is one.
 
-    Each weight costs per token two FLOPs in the forward pass, two for the gradient of its input and, if it is trained,
-    two for its own gradient. Of the experts only the active ones count.
+    Per token, each weight costs two FLOPs in the forward pass, two for the gradient of its input and, if it is trained,
+    two for its own gradient. Only active experts count.
     """
     text = model.config.get_text_config()
-    passes = 3 if has_reference else 2  # forward passes, and the gradient of the inputs
-    per_token = sum(2.0 * size * (passes + trained) for size, trained in _matmul_weights(model, _active_share(text)))
+    passes = 3 if has_reference else 2  # forward passes and the gradient of the inputs
+    per_token = sum(
+        2.0 * size * (passes + trained) for size, trained in _iterate_matmul_weights(model, _compute_active_share(text))
+    )
     heads = getattr(text, "num_attention_heads", 0) or 0
     width = heads * (getattr(text, "head_dim", None) or text.hidden_size // heads) if heads else 0
     return FlopsEstimate(per_token, per_attention_pair=4.0 * width * text.num_hidden_layers * (passes + 1))
 
 
-def _matmul_weights(model: Any, active_share: float) -> Iterator[tuple[float, bool]]:
-    """Yield size and requires_grad of each weight that takes part in a matrix product; embedding lookups are free."""
+def _iterate_matmul_weights(model: Any, active_share: float) -> Iterator[tuple[float, bool]]:
+    """Yield size and requires_grad of each weight used in a matrix product; embedding lookups cost no FLOPs."""
     embedding = model.get_input_embeddings().weight
     output = model.get_output_embeddings()
     is_tied = output is not None and output.weight is embedding
@@ -93,15 +95,15 @@ def _matmul_weights(model: Any, active_share: float) -> Iterator[tuple[float, bo
         yield full_numel(weight) * (active_share if ".experts." in name else 1.0), bool(weight.requires_grad)
 
 
-def _active_share(text: Any) -> float:
-    """Return the share of the experts that each token is routed to; 1 for a dense model."""
-    experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
-    return getattr(text, "num_experts_per_tok", experts) / experts if experts else 1.0
+def _compute_active_share(text_config: Any) -> float:
+    """Return the fraction of experts to which each token is routed; 1 for a dense model."""
+    experts = getattr(text_config, "num_experts", None) or getattr(text_config, "num_local_experts", None)
+    return getattr(text_config, "num_experts_per_tok", experts) / experts if experts else 1.0
 
 
 @dataclass(frozen=True)
 class MicroBatchCounts:
-    """What a micro-batch contains, without padding."""
+    """Number of samples, tokens and attention pairs in a micro-batch, without padding."""
 
     samples: int
     tokens: int
@@ -109,8 +111,11 @@ class MicroBatchCounts:
     longest_sequence: int  # in tokens
 
     @classmethod
-    def from_batch(cls, batch: Features, *, sequences: int) -> "MicroBatchCounts":
-        """Count a collated batch, tensors of shape (batch, seq). sequences: per sample, 2 for preferences."""
+    def from_batch(cls, batch: Features, *, sequences_per_sample: int) -> "MicroBatchCounts":
+        """Count the content of a collated batch with tensors of shape (batch, seq).
+
+        sequences_per_sample: 2 for preferences.
+        """
         is_token = batch["attention_mask"].bool()
         if _POSITIONS in batch:
             positions = batch[_POSITIONS].where(is_token, -1)
@@ -118,7 +123,7 @@ class MicroBatchCounts:
             positions = torch.arange(is_token.shape[1], device=is_token.device).where(is_token, -1)
         has_targets = (batch["labels"] != IGNORE_INDEX).any(dim=1, keepdim=True)  # False for fillers
         return cls(
-            samples=int(((positions == 0) & has_targets).sum()) // sequences,
+            samples=int(((positions == 0) & has_targets).sum()) // sequences_per_sample,
             tokens=int(is_token.sum()),
             attention_pairs=int((positions + 1).sum()),
             longest_sequence=int(is_token.sum(dim=1).max()),

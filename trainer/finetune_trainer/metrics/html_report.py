@@ -1,4 +1,4 @@
-"""report.html: the report of a run, one page without scripts that loads nothing from the network or other files."""
+"""Render report.html, the report of a run: a page without scripts and external resources."""
 
 import json
 import platform
@@ -43,13 +43,13 @@ table { border-collapse: collapse; width: 100%; } td, th { border-bottom: 1px so
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything that the report shows."""
+    """Content of the report of a run."""
 
     title: str
     job: Mapping[str, Any]  # spec fields and values derived from them
     log_history: Sequence[Mapping[str, Any]]  # TrainerState.log_history: one entry per log line
-    lengths: NDArray[np.int64]  # of the training samples, in tokens
-    summary: CrossRankSummary | None  # None: this attempt made no step, it only published
+    lengths: NDArray[np.int64]  # lengths of the training samples in tokens
+    summary: CrossRankSummary | None  # None if this attempt only published the result
     own_step_seconds: Sequence[float]  # by rank, see MeasuredInterval.own_step_seconds
     forecast_bytes: int | None  # per rank
 
@@ -60,9 +60,9 @@ def write_report(data: ReportData, folder: Path) -> None:
 
 
 def render_report(data: ReportData) -> str:
-    """Return the page as HTML that is also well-formed XML, so that tests can parse it."""
-    title, charts = escape(data.title), "".join(_charts(data))
-    tables = _table("Job", data.job) + _table("Environment", _environment())
+    """Return the page as HTML. It is also well-formed XML, so that tests can parse it."""
+    title, charts = escape(data.title), "".join(_render_charts(data))
+    tables = _render_table("Job", data.job) + _render_table("Environment", _describe_environment())
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"/><style>{_STYLE}</style></head>'
@@ -70,41 +70,41 @@ def render_report(data: ReportData) -> str:
     )
 
 
-def _charts(data: ReportData) -> Iterator[str]:
-    def line(name: str, key: str) -> Line:
+def _render_charts(data: ReportData) -> Iterator[str]:
+    def build_line(name: str, key: str) -> Line:
         return Line(name, tuple((entry["step"], entry[key]) for entry in data.log_history if key in entry))
 
-    yield draw_lines("Loss", [line("training", "loss"), line("evaluation", "eval_loss")], x_name="step")
-    yield draw_lines("Learning rate", [line("learning rate", "learning_rate")], x_name="step")
-    yield draw_lines("Throughput", [line("tokens per second", "tokens_per_second")], x_name="step")
-    yield draw_lines("Waiting for data", [line("share of a step", "data_wait_share")], x_name="step")
+    yield draw_lines("Loss", [build_line("training", "loss"), build_line("evaluation", "eval_loss")], x_name="step")
+    yield draw_lines("Learning rate", [build_line("learning rate", "learning_rate")], x_name="step")
+    yield draw_lines("Throughput", [build_line("tokens per second", "tokens_per_second")], x_name="step")
+    yield draw_lines("Waiting for data", [build_line("share of a step", "data_wait_share")], x_name="step")
     peaks = data.summary.peak_bytes if data.summary else ()
     memory = [(f"rank {rank}", peak_bytes / GIB) for rank, peak_bytes in enumerate(peaks)]
     limit = ("forecast", data.forecast_bytes / GIB) if data.forecast_bytes else None
     yield draw_bars("Peak memory per rank", memory, limit=limit, unit="GiB")
     own = [(f"rank {rank}", seconds) for rank, seconds in enumerate(data.own_step_seconds)]
     yield draw_bars("Own time of each rank", own, unit="seconds per step, without waiting for other ranks")
-    yield draw_bars("Lengths of samples", _histogram(data.lengths), unit="samples, by minimum length in tokens")
+    yield draw_bars("Lengths of samples", _compute_histogram(data.lengths), unit="samples, by minimum length in tokens")
 
 
-def _histogram(lengths: NDArray[np.int64]) -> list[tuple[str, float]]:
-    """Return the lower bound and the count of each bin; a bin is at least one token wide."""
+def _compute_histogram(lengths: NDArray[np.int64]) -> list[tuple[str, float]]:
+    """Return the lower bound and the number of samples of each bin; a bin is at least one token wide."""
     low, high = int(lengths.min()), int(lengths.max())
     width = max(1, -(-(high - low + 1) // _MAX_BARS))
     counts = np.bincount((lengths - low) // width)
     return [(str(low + index * width), float(count)) for index, count in enumerate(counts)]
 
 
-def _environment() -> dict[str, str]:
+def _describe_environment() -> dict[str, str]:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     environment = {"device of rank 0": device, "Python": platform.python_version()}
     if torch.version.cuda:
         environment["CUDA"] = torch.version.cuda
-    versions = {name: installed for name in _PACKAGES if (installed := _installed_version(name))}
+    versions = {name: installed for name in _PACKAGES if (installed := _find_installed_version(name))}
     return {**environment, **versions}
 
 
-def _installed_version(package: str) -> str | None:
+def _find_installed_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
@@ -115,7 +115,7 @@ def _format_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping | list) else str(value)
 
 
-def _table(title: str, values: Mapping[str, Any]) -> str:
+def _render_table(title: str, values: Mapping[str, Any]) -> str:
     rows = "".join(
         f"<tr><th>{escape(name)}</th><td>{escape(_format_value(value))}</td></tr>" for name, value in values.items()
     )

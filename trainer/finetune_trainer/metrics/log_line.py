@@ -1,11 +1,11 @@
-"""The log line of a training step."""
+"""Format the log line of a training step."""
 
 from finetune_supervisor.messages import TrainingProgress
 from finetune_trainer.units import GIB
 
 
 def format_log_line(progress: TrainingProgress, logs: dict[str, float]) -> str:
-    """Format the line of one step: loss and gradient, then speed and memory, then the metrics of the method."""
+    """Format the log line of one step: loss, gradient norm, speed, memory and the metrics of the method."""
     parts = [
         f"step {progress.step}/{progress.total_steps}",
         f"loss {logs['loss']:.4f}",

@@ -1,4 +1,4 @@
-"""The lowest and the highest memory peak of all ranks."""
+"""Find the lowest and highest memory peak of all ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from finetune_trainer.metrics.step_meter import MeasuredInterval
 
 @dataclass(frozen=True)
 class MemoryPeaks:
-    """The lowest and the highest memory peak of all ranks, in bytes."""
+    """The lowest and highest memory peak of all ranks, in bytes."""
 
     lowest_bytes: int
     lowest_rank: int
     highest_bytes: int
     highest_rank: int
     reserved_bytes: int  # reserved by torch's allocator on the rank with the highest peak; 0 on CPU
-    step: int  # in which the highest peak was reached
-    longest_sequence: int  # in that step, in tokens
+    step: int  # step of the highest peak
+    longest_sequence: int  # tokens of the longest sequence in that step
 
 
 def find_memory_peaks(intervals: Sequence[MeasuredInterval]) -> MemoryPeaks:
-    """Return the lowest and highest peak; of equal peaks that of the lowest rank."""
+    """Return the lowest and highest peak; among ranks with equal peaks, the lowest rank."""
     peaks = [int(interval.peak_bytes) for interval in intervals]
     highest = peaks.index(max(peaks))
     return MemoryPeaks(
@@ -36,7 +36,7 @@ def find_memory_peaks(intervals: Sequence[MeasuredInterval]) -> MemoryPeaks:
 
 
 def describe_memory(peaks: MemoryPeaks, *, forecast_bytes: int | None) -> PeakMemory:
-    """Return the memory peaks of all ranks beside the forecast, as reported in the heartbeat."""
+    """Return the memory peaks of all ranks with the forecast, as reported in the heartbeat."""
     return PeakMemory(
         forecast=forecast_bytes,
         peak_highest=peaks.highest_bytes,

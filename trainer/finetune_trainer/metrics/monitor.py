@@ -1,4 +1,4 @@
-"""Holds the measurements of this rank and the summaries of all ranks."""
+"""Monitor of throughput and memory: measurements of this rank and summaries of all ranks."""
 
 from collections import deque
 from statistics import fmean
@@ -12,43 +12,45 @@ from finetune_trainer.metrics.slow_rank import SlowRank, find_slow_rank
 from finetune_trainer.metrics.step_meter import MeasuredInterval, StepMeter
 from finetune_trainer.metrics.throughput import CrossRankSummary, summarise_ranks
 
-_SLOW_RANK_WINDOW = 20  # log lines to average over, so that one long sample does not make a rank slow
+_SLOW_RANK_WINDOW = 20  # log entries to average over, so that one long sample does not mark a rank as slow
 
 
 class Monitor:
-    """Gathers the measurements of all ranks, in one collective per log line and none in between."""
+    """Gathers the measurements of all ranks with a single collective per log entry."""
 
     def __init__(self, meter: StepMeter, *, device: torch.device, peak_flops: float | None) -> None:
-        """peak_flops: of one GPU, per second; None if unknown."""
+        """Create a monitor without summaries. peak_flops: FLOP/s of one GPU; None if unknown."""
         self.meter = meter
-        self.latest: CrossRankSummary | None = None
+        self.latest_summary: CrossRankSummary | None = None
         self._device = device
         self._peak_flops = peak_flops
         self._own_step_seconds: deque[tuple[float, ...]] = deque(maxlen=_SLOW_RANK_WINDOW)
 
     def gather_summary(self) -> CrossRankSummary:
-        """Return the summary of all ranks since the last call; a collective."""
+        """Return the summary of all ranks for the time since the last call; a collective."""
         gathered = all_gather_numbers(self.meter.collect(), self._device)
         summary = summarise_ranks([MeasuredInterval(*numbers) for numbers in gathered], peak_flops=self._peak_flops)
         self._own_step_seconds.append(summary.own_step_seconds)
-        self.latest = summary
+        self.latest_summary = summary
         return summary
 
     @property
     def own_step_seconds(self) -> tuple[float, ...]:
-        """Seconds per step without waiting for other ranks, by rank; the mean of the last log lines."""
+        """Mean seconds per step of each rank over the last log entries, without the wait for other ranks."""
         return tuple(fmean(values) for values in zip(*self._own_step_seconds, strict=True))
 
     @property
     def slow_rank(self) -> SlowRank | None:
-        """The slow rank over the last log lines, if there is one."""
+        """The rank that was slow over the last log entries; None if there is none."""
         return find_slow_rank(self.own_step_seconds) if self._own_step_seconds else None
 
 
 def build_monitor(model: torch.nn.Module, args: TrainingArguments, *, is_dpo: bool) -> Monitor:
-    """Build the monitor of a run; before the model is wrapped or sharded, which hides the sizes of parameters."""
+    """Build the monitor of a run. Call it before the model is wrapped or sharded, which hides parameter sizes."""
     device, on_gpu = args.device, args.device.type == "cuda"
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
-    meter = StepMeter(estimate_flops(model, has_reference=is_dpo), sequences=2 if is_dpo else 1, on_gpu=on_gpu)
+    meter = StepMeter(
+        estimate_flops(model, has_reference=is_dpo), sequences_per_sample=2 if is_dpo else 1, on_gpu=on_gpu
+    )
     peak = peak_flops(torch.cuda.get_device_name(device), dtype) if on_gpu else None
     return Monitor(meter, device=device, peak_flops=peak)

@@ -1,25 +1,25 @@
-"""Find the rank that slows down all others."""
+"""Find a rank that slows down all other ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-SLOW_RANK_EXCESS = 0.10  # a rank is reported as slow if its own time exceeds the median by more than this share
+SLOW_RANK_EXCESS = 0.10  # a rank is slow if its own step time exceeds the median by more than this fraction
 
 
 @dataclass(frozen=True)
 class SlowRank:
-    """The slowest rank, and by which share its own time exceeds that of the median rank."""
+    """A rank whose own step time exceeds the median of all ranks."""
 
     rank: int
-    excess: float
+    excess: float  # as a fraction of the median
 
     def __str__(self) -> str:
         return f"rank {self.rank} +{self.excess:.0%}"
 
 
 def find_slow_rank(own_step_seconds: Sequence[float]) -> SlowRank | None:
-    """Return the slowest rank if it exceeds the median by more than SLOW_RANK_EXCESS (decisions/704)."""
+    """Return the slowest rank if its time exceeds the median by more than SLOW_RANK_EXCESS (decisions/704)."""
     median, slowest = median_low(own_step_seconds), max(own_step_seconds)
     if median <= 0 or slowest <= median * (1 + SLOW_RANK_EXCESS):
         return None

@@ -1,4 +1,4 @@
-"""Measurements of one rank between two log lines: time, samples, tokens, FLOPs and peak memory."""
+"""Measure time, samples, tokens, FLOPs and peak memory of one rank between two log entries."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -8,28 +8,28 @@ from typing import NamedTuple
 
 import torch
 
-from finetune_trainer.distributed.heartbeat_writer import peak_memory_bytes
+from finetune_trainer.distributed.heartbeat_writer import measure_peak_memory
 from finetune_trainer.metrics.flops import FlopsEstimate, MicroBatchCounts
 
 
 class MeasuredInterval(NamedTuple):
-    """The measurements of one rank; only floats, so that one small tensor carries them to the other ranks."""
+    """Measurements of one rank in one interval; all are floats, so that ranks can exchange them in one tensor."""
 
     steps: float = 0
     seconds: float = 0
     data_wait_seconds: float = 0  # waiting for the next batch
-    loss_seconds: float = 0  # in forward passes, which contain no collective unless the model is sharded
+    loss_seconds: float = 0  # in forward passes, which contain collectives only if the model is sharded
     samples: float = 0
     tokens: float = 0
     flops: float = 0
     peak_bytes: float = 0  # since the process started
-    reserved_bytes: float = 0  # most that torch's allocator has reserved since the process started; 0 on CPU
-    peak_step: float = 0  # step in which the peak was reached
-    peak_longest_sequence: float = 0  # in that step, in tokens
+    reserved_bytes: float = 0  # peak that torch's allocator reserved since the process started; 0 on CPU
+    peak_step: float = 0  # step of the peak
+    peak_longest_sequence: float = 0  # tokens of the longest sequence in that step
 
     @property
     def own_step_seconds(self) -> float:
-        """Seconds per step in which this rank does not wait for others: data wait and forward passes."""
+        """Seconds per step without the wait for other ranks: data wait and forward passes."""
         return (self.data_wait_seconds + self.loss_seconds) / max(self.steps, 1)
 
 
@@ -41,12 +41,12 @@ class _Peak:
 
 
 class StepMeter:
-    """Measures each step from its first batch to its end; evaluation and checkpoints are not measured."""
+    """Measures training steps, excluding evaluation and checkpoints."""
 
-    def __init__(self, flops: FlopsEstimate, *, sequences: int, on_gpu: bool) -> None:
-        """sequences: per sample, 2 for preferences."""
+    def __init__(self, flops: FlopsEstimate, *, sequences_per_sample: int, on_gpu: bool) -> None:
+        """Create a meter without measurements. sequences_per_sample: 2 for preferences."""
         self._flops = flops
-        self._sequences = sequences
+        self._sequences_per_sample = sequences_per_sample
         self._loss_stopwatch = _GpuStopwatch() if on_gpu else _Stopwatch()
         self._on_gpu = on_gpu
         self._step_started_at = 0.0
@@ -55,23 +55,25 @@ class StepMeter:
         self._peak = _Peak()
 
     @contextmanager
-    def waiting_for_data(self) -> Iterator[None]:
-        """Measure the block as waiting for data; it starts a step."""
+    def measure_data_wait(self) -> Iterator[None]:
+        """Measure the block as data wait; this starts a step."""
         self._step_started_at = time.perf_counter()
         yield
         waited = time.perf_counter() - self._step_started_at
         self._interval = self._interval._replace(data_wait_seconds=self._interval.data_wait_seconds + waited)
 
     @contextmanager
-    def computing_loss(self) -> Iterator[None]:
-        """Measure the block as computation of the loss."""
+    def measure_loss(self) -> Iterator[None]:
+        """Measure the block as loss computation."""
         self._loss_stopwatch.start()
         yield
         self._loss_stopwatch.stop()
 
     def add_micro_batches(self, batches: Sequence[dict[str, torch.Tensor]]) -> None:
         """Count the samples, tokens and FLOPs of the micro-batches of a step."""
-        counts = [MicroBatchCounts.from_batch(batch, sequences=self._sequences) for batch in batches]
+        counts = [
+            MicroBatchCounts.from_batch(batch, sequences_per_sample=self._sequences_per_sample) for batch in batches
+        ]
         interval, tokens = self._interval, sum(count.tokens for count in counts)
         attention_pairs = sum(count.attention_pairs for count in counts)
         self._interval = interval._replace(
@@ -82,8 +84,8 @@ class StepMeter:
         self._longest_sequence = max(count.longest_sequence for count in counts)
 
     def end_step(self, step: int) -> None:
-        """Add the time of the step, and remember the step if it raised the memory peak."""
-        interval, peak_bytes = self._interval, peak_memory_bytes()
+        """Add the duration of the step, and record the step if it raised the memory peak."""
+        interval, peak_bytes = self._interval, measure_peak_memory()
         seconds = interval.seconds + time.perf_counter() - self._step_started_at
         self._interval = interval._replace(steps=interval.steps + 1, seconds=seconds)
         if peak_bytes > self._peak.size_bytes:
@@ -114,7 +116,7 @@ class _Stopwatch:
         self._seconds += time.perf_counter() - self._started_at
 
     def collect(self) -> float:
-        """Return the measured seconds and start again from zero."""
+        """Return the measured seconds and reset them to zero."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 

@@ -1,4 +1,4 @@
-"""Throughput of all ranks: seconds per step, tokens and samples per second, MFU and the share of data wait."""
+"""Throughput of all ranks: seconds per step, tokens and samples per second, MFU and share of data wait."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,24 +8,24 @@ from finetune_trainer.metrics.memory_peaks import MemoryPeaks, find_memory_peaks
 from finetune_trainer.metrics.step_meter import MeasuredInterval
 from finetune_trainer.units import GIB
 
-DATA_BOUND_SHARE = 0.20  # a run is data-bound if it spends more than this share of a step waiting for data
+DATA_BOUND_SHARE = 0.20  # a run is data-bound if steps spend more than this share waiting for data
 
 
 @dataclass(frozen=True)
 class CrossRankSummary:
-    """One interval of all ranks. The first fields have the names that the log and status.progress use."""
+    """Measurements of one interval over all ranks. The first fields are named as in the log and status.progress."""
 
     step_seconds: float
     tokens_per_second: float
     samples_per_second: float
     mfu: float | None
-    data_wait_share: float  # of the rank that waited most, as a step takes as long as on its slowest rank
+    data_wait_share: float  # of the rank that waits longest, because the slowest rank determines the step time
     own_step_seconds: tuple[float, ...]  # by rank, see MeasuredInterval.own_step_seconds
     peak_bytes: tuple[int, ...]  # by rank
     memory: MemoryPeaks
 
-    def as_log(self) -> dict[str, float]:
-        """Return the values for trainer_state.json and the trackers, by name."""
+    def to_log_values(self) -> dict[str, float]:
+        """Return the values for trainer_state.json and the trackers by name."""
         values = {
             "step_seconds": self.step_seconds,
             "tokens_per_second": self.tokens_per_second,
@@ -34,7 +34,7 @@ class CrossRankSummary:
             "data_wait_share": self.data_wait_share,
             "peak_memory_gib": self.memory.highest_bytes / GIB,
         }
-        return {name: _round(value) for name, value in values.items() if value is not None}
+        return {name: _round_value(value) for name, value in values.items() if value is not None}
 
 
 LOGGED_METRICS = (
@@ -48,9 +48,9 @@ LOGGED_METRICS = (
 
 
 def summarise_ranks(intervals: Sequence[MeasuredInterval], *, peak_flops: float | None) -> CrossRankSummary:
-    """Combine the intervals of all ranks, in rank order and of the same steps.
+    """Combine the measurements of all ranks over the same steps.
 
-    peak_flops: of one GPU, per second; None leaves MFU out.
+    intervals: in rank order. peak_flops: FLOP/s of one GPU; None omits MFU.
     """
     seconds = max(max(interval.seconds for interval in intervals), 1e-9)
     flops = sum(interval.flops for interval in intervals)
@@ -67,11 +67,11 @@ def summarise_ranks(intervals: Sequence[MeasuredInterval], *, peak_flops: float 
 
 
 def describe_speed(summary: CrossRankSummary) -> dict[str, Any]:
-    """Return the speed of all ranks as fields of TrainingProgress; None where unknown."""
+    """Return the speed of all ranks as fields of TrainingProgress; unknown values are None."""
     names = ("tokens_per_second", "samples_per_second", "step_seconds", "mfu", "data_wait_share")
-    return {name: summary.as_log().get(name) for name in names}
+    return {name: summary.to_log_values().get(name) for name in names}
 
 
-def _round(value: float) -> float:
-    """Round to six significant digits, more than the measurements are accurate to."""
+def _round_value(value: float) -> float:
+    """Round to six significant digits; the measurements are less accurate."""
     return float(f"{value:.6g}")

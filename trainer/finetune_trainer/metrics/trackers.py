@@ -1,4 +1,4 @@
-"""Experiment trackers that receive the log besides the log file: TensorBoard, Weights & Biases, MLflow, SwanLab."""
+"""Experiment trackers that receive the training log: TensorBoard, Weights & Biases, MLflow, SwanLab."""
 
 import importlib.util
 from collections.abc import Callable, Iterable
@@ -32,35 +32,41 @@ def select_trackers(training: Training) -> tuple[str, ...]:
 
 
 def build_trackers(names: Iterable[str], *, logs: Path, first_step: int) -> tuple[TrainerCallback, ...]:
-    """Build the callbacks of the trackers, on rank 0 only, as importing their packages may take seconds."""
-    return tuple(_tensorboard(logs, first_step) if name == "tensorboard" else _BUILDERS[name]() for name in names)
+    """Build the tracker callbacks. Called on rank 0 only, because importing their packages may take seconds."""
+    return tuple(
+        _build_tensorboard_callback(logs, first_step) if name == "tensorboard" else _BUILDERS[name]() for name in names
+    )
 
 
-def _tensorboard(logs: Path, first_step: int) -> TrainerCallback:
+def _build_tensorboard_callback(logs: Path, first_step: int) -> TrainerCallback:
     from torch.utils.tensorboard import SummaryWriter
     from transformers.integrations import TensorBoardCallback
 
-    # purge_step hides what an earlier attempt logged about steps that are now trained again
+    # purge_step hides the entries of an earlier attempt for steps that are trained again
     folder = str(logs / "tensorboard")
     return TensorBoardCallback(SummaryWriter(folder, purge_step=first_step + 1))
 
 
-def _wandb() -> TrainerCallback:
+def _build_wandb_callback() -> TrainerCallback:
     from transformers.integrations import WandbCallback
 
     return WandbCallback()
 
 
-def _mlflow() -> TrainerCallback:
+def _build_mlflow_callback() -> TrainerCallback:
     from transformers.integrations import MLflowCallback
 
     return MLflowCallback()
 
 
-def _swanlab() -> TrainerCallback:
+def _build_swanlab_callback() -> TrainerCallback:
     from transformers.integrations import SwanLabCallback
 
     return SwanLabCallback()
 
 
-_BUILDERS: dict[str, Callable[[], TrainerCallback]] = {"wandb": _wandb, "mlflow": _mlflow, "swanlab": _swanlab}
+_BUILDERS: dict[str, Callable[[], TrainerCallback]] = {
+    "wandb": _build_wandb_callback,
+    "mlflow": _build_mlflow_callback,
+    "swanlab": _build_swanlab_callback,
+}

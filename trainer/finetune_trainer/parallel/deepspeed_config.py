@@ -1,4 +1,4 @@
-"""The DeepSpeed config of a job: the presets, and validation of raw configs."""
+"""Build the DeepSpeed config of a job from a preset, or validate a raw config."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ _PRESETS: dict[str, Config] = {
     "zero3": _STAGE_3,
     "zero3_offload": {**_STAGE_3, "offload_optimizer": _CPU, "offload_param": _CPU},
 }
-# Options set elsewhere in the job: transformers replaces each "auto" by the value of its TrainingArguments.
+# Options that other fields of the spec set; transformers replaces each "auto" by the value in TrainingArguments.
 _FROM_TRAINING_ARGUMENTS: Config = {
     "train_batch_size": "auto",
     "train_micro_batch_size_per_gpu": "auto",
@@ -42,7 +42,7 @@ _FROM_TRAINING_ARGUMENTS: Config = {
     "fp16": {"enabled": "auto"},
     "zero_force_ds_cpu_optimizer": False,  # torch's AdamW is as fast and needs no compiler
 }
-_FIELDS_OF_THE_SPEC = {  # options that must not be in a raw config, with the spec field to use instead
+_SPEC_FIELDS = {  # options that must not be in a raw config, with the spec field to use instead
     "optimizer": "spec.training.learningRate and weightDecay",
     "scheduler": "spec.training.lrSchedulerType and warmupSteps",
     "train_batch_size": "spec.training.globalBatchSize",
@@ -55,34 +55,34 @@ _FIELDS_OF_THE_SPEC = {  # options that must not be in a raw config, with the sp
 }
 
 
-def deepspeed_config(deepspeed: Deepspeed) -> Config:
-    """Return the DeepSpeed config for transformers.TrainingArguments.
+def build_deepspeed_config(deepspeed: Deepspeed) -> Config:
+    """Build the DeepSpeed config for transformers.TrainingArguments.
 
-    Raises: InvalidSpec if a raw config sets an option that belongs to another field of the spec, or an invalid stage.
+    Raises: InvalidSpec if a raw config has an invalid stage or sets an option that belongs to another spec field.
     """
     if deepspeed.preset is not None:
         return {**_FROM_TRAINING_ARGUMENTS, "zero_optimization": dict(_PRESETS[deepspeed.preset])}
     config = dict(deepspeed.config or {})
-    for field, spec_field in _FIELDS_OF_THE_SPEC.items():
+    for field, spec_field in _SPEC_FIELDS.items():
         if field in config and not _is_auto(config[field]):
             raise InvalidSpec(
                 f"spec.deepspeed.config.{field}: {config[field]} is set here, but belongs to {spec_field}; set it"
                 ' there, and leave it out here or write "auto"'
             )
-    if zero_stage(config) not in (1, 2, 3):
+    if get_zero_stage(config) not in (1, 2, 3):
         raise InvalidSpec(
-            f"spec.deepspeed.config.zero_optimization.stage: expected 1, 2 or 3, found {zero_stage(config)}; leave"
+            f"spec.deepspeed.config.zero_optimization.stage: expected 1, 2 or 3, found {get_zero_stage(config)}; leave"
             " spec.deepspeed out for plain data parallelism"
         )
     return {**config, **_FROM_TRAINING_ARGUMENTS}
 
 
-def zero_stage(config: Config) -> object:
-    """Return the ZeRO stage of a DeepSpeed config, or None if it has none; the value is not validated."""
+def get_zero_stage(config: Config) -> object:
+    """Return the ZeRO stage of a DeepSpeed config without validating it; None if there is none."""
     section = config.get("zero_optimization")
     return section.get("stage") if isinstance(section, dict) else None
 
 
 def _is_auto(value: object) -> bool:
-    """Return whether the value is "auto", or a dict of such values, as in `bf16: {enabled: auto}`."""
+    """Return whether the value is "auto" or a dict with only such values, as in `bf16: {enabled: auto}`."""
     return all(_is_auto(inner) for inner in value.values()) if isinstance(value, dict) else value == "auto"

@@ -39,7 +39,7 @@ class ZeroStateAccess:
         self._optimizer = engine.optimizer
         self._has_states = self._is_linked = False
 
-    def weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+    def gather_weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         """Return the full weight on CPU, in float32 if it is trained."""
         trained: torch.Tensor | None = safe_get_full_fp32_param(parameter)
         if trained is not None:
@@ -47,13 +47,13 @@ class ZeroStateAccess:
         with GatheredParameters([parameter]):  # no-op unless stage 3
             return parameter.detach().cpu().clone()
 
-    def moment(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
+    def gather_moment(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
         """Return the full AdamW moment on CPU."""
         self._link_optimizer_states()
         state: torch.Tensor = safe_get_full_optimizer_state(parameter, name)
         return state.cpu()
 
-    def set(self, parameter: torch.nn.Parameter, values: Mapping[str, torch.Tensor], *, step: int) -> None:
+    def set_state(self, parameter: torch.nn.Parameter, values: Mapping[str, torch.Tensor], *, step: int) -> None:
         """Set weight and moments of a parameter from full tensors."""
         self._create_optimizer_states(step)
         if hasattr(parameter, "ds_id"):
@@ -66,16 +66,16 @@ class ZeroStateAccess:
             safe_set_full_optimizer_state(parameter, values[name], name)
 
     def _set_partitioned(self, parameter: Any, values: Mapping[str, torch.Tensor]) -> None:
-        """Set a parameter of stage 3; DeepSpeed's setter for full tensors needs sizes divisible by the world size."""
-        parameter.ds_tensor.copy_(_local_partition(parameter, values["weight"]))
+        """Set a partitioned parameter of stage 3; DeepSpeed's own setter needs sizes divisible by the world size."""
+        parameter.ds_tensor.copy_(_get_local_partition(parameter, values["weight"]))
         if parameter.numel() == parameter.ds_numel:  # below stage3_param_persistence_threshold: never partitioned
             parameter.data.copy_(values["weight"])
-        safe_set_local_fp32_param(parameter, _local_partition(parameter, values["weight"]).float())
+        safe_set_local_fp32_param(parameter, _get_local_partition(parameter, values["weight"]).float())
         for name in MOMENTS:
-            safe_set_local_optimizer_state(parameter, _local_partition(parameter, values[name]), name)
+            safe_set_local_optimizer_state(parameter, _get_local_partition(parameter, values[name]), name)
 
     def _create_optimizer_states(self, step: int) -> None:
-        """Create the states that DeepSpeed only creates in its first step, but whose setters need them."""
+        """Create the optimizer states, which DeepSpeed's setters need but its first step would create."""
         if self._has_states:
             return
         inner = self._optimizer.optimizer
@@ -90,9 +90,9 @@ class ZeroStateAccess:
         self._has_states = True
 
     def _link_optimizer_states(self) -> None:
-        """Link parameters with their states again.
+        """Link parameters to their optimizer states again.
 
-        Stages 1 and 2 do it once, after the step of the first parameter group, when the other groups have no states.
+        Stages 1 and 2 link them once, after the step of the first parameter group, when other groups have no states.
         """
         if not self._is_linked and hasattr(self._optimizer, "_lazy_init_hp_params_optimizer_state"):
             self._optimizer._hp_optimizer_states_linked = False
@@ -100,8 +100,8 @@ class ZeroStateAccess:
         self._is_linked = True
 
 
-def _local_partition(parameter: Any, value: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of the flattened tensor, padded with zeros."""
+def _get_local_partition(parameter: Any, value: torch.Tensor) -> torch.Tensor:
+    """Return this rank's partition of the flattened tensor, padded with zeros."""
     size = parameter.ds_tensor.ds_numel
     start = size * torch.distributed.get_rank()
     flat = value.flatten()[start : start + size]

@@ -1,4 +1,4 @@
-"""FSDP2: its config, and workarounds to use it on CPU and to reshard after a forward pass without backward."""
+"""FSDP2 config, with workarounds for CPU and for resharding after a forward pass without backward."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from transformers import TrainingArguments
 from finetune_api.v1alpha1.job import TrainerSpec
 
 
-def fsdp_config(spec: TrainerSpec) -> dict[str, Any] | None:
-    """Return the FSDP2 config for transformers.TrainingArguments, with one FSDP unit per transformer layer."""
+def build_fsdp_config(spec: TrainerSpec) -> dict[str, Any] | None:
+    """Build the FSDP2 config for transformers.TrainingArguments, with one FSDP unit per transformer layer."""
     if spec.fsdp is None:
         return None
     return {
@@ -26,11 +26,13 @@ def fsdp_config(spec: TrainerSpec) -> dict[str, Any] | None:
 
 
 def enable_fsdp_on_cpu(args: TrainingArguments) -> None:
-    """Make accelerate use FSDP2 on CPU, where it would silently use DDP. Call it before the Trainer is created."""
-    # decisions/511
+    """Make accelerate use FSDP2 on CPU, where it would silently use DDP (decisions/511).
+
+    Call it before the Trainer is created.
+    """
     if not args.fsdp or PartialState().distributed_type is not DistributedType.MULTI_CPU:
         return
-    # Everything is in host memory already; offloading would pin it for a GPU that does not exist.
+    # The states are in host memory already; offloading would pin them for a GPU that does not exist.
     plugin = FullyShardedDataParallelPlugin(**{**args.fsdp_plugin_args, "cpu_offload": False})
     precision = "bf16" if args.bf16 else "no"
     if args.bf16:
@@ -47,7 +49,7 @@ def enable_fsdp_on_cpu(args: TrainingArguments) -> None:
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Reshard all layers that a forward pass without backward left gathered, so that parameters are DTensors again."""
+    """Reshard layers that are still gathered after a forward pass without backward; parameters become DTensors."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

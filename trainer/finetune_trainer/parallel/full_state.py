@@ -1,4 +1,4 @@
-"""Save and restore the full weights and optimizer states of the trained parameters, however they are sharded.
+"""Save and restore the full weights and optimizer states of trained parameters, independent of their sharding.
 
 A checkpoint can be restored with any number of ranks and any preset. Access is collective: every rank must call it for
 the same parameters in the same order (decisions/509).
@@ -19,21 +19,21 @@ READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)  # 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # state names of torch's AdamW
 _WEIGHT = "weight"
 _FILES = "training-state"
-_MAX_FILE_SIZE = "5GB"  # writing needs as much host memory
+_MAX_FILE_SIZE = "5GB"  # writing a file needs as much host memory
 
 Tensors = dict[str, torch.Tensor]
 
 
 class FullStateAccess(Protocol):
-    """Reads and writes full tensors of a model; each way of sharding has an implementation."""
+    """Interface to full tensors of a sharded model, with an implementation for each kind of sharding."""
 
-    def weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+    def gather_weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         """Return the full, unsharded weight."""
 
-    def moment(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
-        """Return the full AdamW moment of that name, one of MOMENTS."""
+    def gather_moment(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
+        """Return the full AdamW moment of this name, one of MOMENTS."""
 
-    def set(self, parameter: torch.nn.Parameter, values: Mapping[str, torch.Tensor], *, step: int) -> None:
+    def set_state(self, parameter: torch.nn.Parameter, values: Mapping[str, torch.Tensor], *, step: int) -> None:
         """Set weight, moments and step count of a parameter from full tensors."""
 
 
@@ -43,15 +43,15 @@ class TensorStateAccess:
     def __init__(self, optimizer: Any) -> None:
         self._optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
 
-    def weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+    def gather_weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         """Return the full, unsharded weight."""
         return _gather_full(parameter.detach())
 
-    def moment(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
+    def gather_moment(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
         """Return the full AdamW moment."""
         return _gather_full(self._optimizer.state[parameter][name])
 
-    def set(self, parameter: torch.nn.Parameter, values: Mapping[str, torch.Tensor], *, step: int) -> None:
+    def set_state(self, parameter: torch.nn.Parameter, values: Mapping[str, torch.Tensor], *, step: int) -> None:
         """Set weight, moments and step count of a parameter from full tensors."""
         with torch.no_grad():
             parameter.copy_(_shard_like(parameter, values[_WEIGHT]))
@@ -63,29 +63,29 @@ class TensorStateAccess:
 
 
 def trained_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Yield name and parameter of all parameters that require gradients."""
+    """Yield the names and parameters that require gradients."""
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
-def gather_state(model: torch.nn.Module, access: FullStateAccess, *, keep: bool) -> Tensors:
-    """Gather weights and moments of the trained parameters; ranks without `keep` take part but return nothing."""
+def gather_state(model: torch.nn.Module, access: FullStateAccess, *, keep_result: bool) -> Tensors:
+    """Gather weights and moments of the trained parameters; a rank without `keep_result` returns an empty dict."""
     gathered: Tensors = {}
     for name, parameter in trained_parameters(model):
-        tensors = {_WEIGHT: access.weight(parameter)}
-        tensors |= {moment: access.moment(parameter, moment) for moment in MOMENTS}
-        if keep:
+        tensors = {_WEIGHT: access.gather_weight(parameter)}
+        tensors |= {moment: access.gather_moment(parameter, moment) for moment in MOMENTS}
+        if keep_result:
             gathered |= {f"{kind}.{name}": tensor for kind, tensor in tensors.items()}
     return gathered
 
 
-def gather_weights(model: torch.nn.Module, access: FullStateAccess, *, keep: bool) -> Tensors:
-    """Gather the weights of the result: those of the trained adapter, or all of a model without adapters.
+def gather_weights(model: torch.nn.Module, access: FullStateAccess, *, keep_result: bool) -> Tensors:
+    """Gather the weights to publish: the adapter weights, or all weights of a model without adapters.
 
-    Ranks without `keep` take part but return nothing.
+    A rank without `keep_result` returns an empty dict.
     """
     parameters = trained_parameters(model) if hasattr(model, "peft_config") else model.named_parameters()
-    full_weights = ((name, access.weight(parameter)) for name, parameter in parameters)
-    return {name: weight for name, weight in full_weights if keep}
+    full_weights = ((name, access.gather_weight(parameter)) for name, parameter in parameters)
+    return {name: weight for name, weight in full_weights if keep_result}
 
 
 def extract_weights(state: Tensors) -> Tensors:
@@ -100,14 +100,14 @@ def write_state(state: Tensors, folder: Path) -> None:
 
 
 def restore_state(model: torch.nn.Module, access: FullStateAccess, folder: Path, *, step: int) -> None:
-    """Set all trained parameters and moments from a checkpoint; every rank reads the files itself.
+    """Restore all trained parameters and moments from a checkpoint; every rank reads the files.
 
     step: completed optimizer steps. Raises: one of READ_ERRORS if files are damaged or do not match the model.
     """
     files = _open_files(folder)
     for name, parameter in trained_parameters(model):
         keys = {kind: f"{kind}.{name}" for kind in (_WEIGHT, *MOMENTS)}
-        access.set(parameter, {kind: files[key].get_tensor(key) for kind, key in keys.items()}, step=step)
+        access.set_state(parameter, {kind: files[key].get_tensor(key) for kind, key in keys.items()}, step=step)
 
 
 def read_weights(folder: Path) -> Tensors:
@@ -121,7 +121,7 @@ def read_weights(folder: Path) -> Tensors:
 
 
 def _open_files(folder: Path) -> dict[str, Any]:
-    """Return for each key the open file that contains its tensor."""
+    """Map each tensor name to the open file that contains it."""
     files: dict[str, Any] = {}
     for path in sorted(folder.glob(f"{_FILES}*.safetensors")):
         opened: Any = safe_open(path, framework="pt")
@@ -135,7 +135,7 @@ def _gather_full(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _shard_like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return a full tensor sharded as the parameter is, on the device of the parameter."""
+    """Shard a full tensor like the parameter, on the parameter's device."""
     if isinstance(parameter, DTensor):
         return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
     return value.to(parameter.device)

@@ -1,4 +1,4 @@
-"""Which parallelism a spec selects: DDP, FSDP2 or DeepSpeed."""
+"""Describe the parallelism of a spec: DDP, FSDP2 or DeepSpeed."""
 
 from finetune_api.v1alpha1.job import TrainerSpec
 

@@ -6,19 +6,19 @@ from accelerate.utils import fsdp2_prepare_model
 
 
 def prepare_reference_model(model: torch.nn.Module, accelerator: Accelerator) -> torch.nn.Module:
-    """Freeze the model and move it to this rank's device, sharded under ZeRO-3 and FSDP2 and in full otherwise."""
+    """Freeze the reference model and move it to this rank's device; shard it with ZeRO-3 and FSDP2 only."""
     model.requires_grad_(requires_grad=False).eval()
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     if plugin is not None and plugin.zero_stage == 3:
-        return _shard_by_zero3(model, plugin.deepspeed_config["zero_optimization"])
+        return _shard_with_zero3(model, plugin.deepspeed_config["zero_optimization"])
     if getattr(accelerator.state, "fsdp_plugin", None) is not None:
         sharded: torch.nn.Module = fsdp2_prepare_model(accelerator, model)
         return sharded
     return model.to(accelerator.device)
 
 
-def _shard_by_zero3(model: torch.nn.Module, policy_config: dict[str, object]) -> torch.nn.Module:
-    """Create an engine without optimizer; of the policy's config only the offloading of weights applies."""
+def _shard_with_zero3(model: torch.nn.Module, policy_config: dict[str, object]) -> torch.nn.Module:
+    """Create a DeepSpeed engine without optimizer, with the weight offloading of the policy's config."""
     import deepspeed  # takes seconds to import
 
     zero: dict[str, object] = {"stage": 3}

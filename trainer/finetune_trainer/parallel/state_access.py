@@ -1,4 +1,4 @@
-"""Selects the implementation of FullStateAccess (ZeRO, or FSDP2 and DDP) that fits the sharding of a run."""
+"""Select the FullStateAccess implementation for the sharding of a run."""
 
 from transformers import Trainer
 
@@ -7,7 +7,7 @@ from finetune_trainer.parallel.full_state import FullStateAccess, TensorStateAcc
 
 
 def build_state_access(trainer: Trainer) -> FullStateAccess:
-    """Return the access to full weights and moments of a trainer whose model is wrapped or sharded already."""
+    """Build the FullStateAccess of a trainer whose model is already wrapped or sharded."""
     if trainer.is_deepspeed_enabled:
         from finetune_trainer.parallel.deepspeed_engine import ZeroStateAccess  # takes seconds to import
 

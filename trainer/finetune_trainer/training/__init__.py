@@ -1,1 +1,1 @@
-"""The training loop that all methods share: losses, evaluation, checkpoints, callbacks, auto batch size."""
+"""Training loop shared by all methods: losses, evaluation, checkpoints, callbacks, auto batch size."""

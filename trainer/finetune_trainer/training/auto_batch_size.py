@@ -1,4 +1,4 @@
-"""perDeviceTrainBatchSize auto: the largest micro-batch that fits into memory, with an unchanged effective batch."""
+"""Choose the largest micro-batch that fits into memory, for perDeviceTrainBatchSize auto."""
 
 import gc
 import json
@@ -38,19 +38,19 @@ class BatchChoice:
 
 @dataclass(frozen=True)
 class SavedBatchSize:
-    """The chosen micro-batch size, saved beside the checkpoints so that a resumed attempt uses it again.
+    """The chosen micro-batch size, saved next to the checkpoints so that later attempts reuse it.
 
-    It is used again only if `cache_key` is unchanged. Only rank 0 reads and writes the file.
+    It is reused only if `cache_key` is unchanged. Only rank 0 reads and writes the file.
     """
 
     output: OutputFolder
     cache_key: dict[str, Any]
 
-    def load(self, smallest: Batch) -> BatchChoice | None:
-        """Return the saved choice; None if there is none for this key and this effective batch."""
+    def load(self, smallest_batch: Batch) -> BatchChoice | None:
+        """Return the saved choice, or None if there is none for this cache key and effective batch."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             saved = json.loads((self.output.checkpoints / _FILE).read_text(encoding="utf-8"))
-            batch = find_split(smallest, saved["perDevice"])
+            batch = find_split(smallest_batch, saved["perDevice"])
             if batch is not None and saved["circumstances"] == self.cache_key:
                 return BatchChoice(batch, "as in an earlier attempt")
         return None
@@ -64,7 +64,7 @@ class SavedBatchSize:
 
 
 def build_cache_key(spec: TrainerSpec, device: torch.device, *, world_size: int) -> dict[str, Any]:
-    """Return what memory use depends on and the fingerprint of the job does not contain."""
+    """Return the settings that affect memory use but are not in the job's fingerprint."""
     return {
         "worldSize": world_size,
         "device": device_name(device),
@@ -76,44 +76,45 @@ def build_cache_key(spec: TrainerSpec, device: torch.device, *, world_size: int)
 def can_measure_memory(spec: TrainerSpec, device: torch.device) -> bool:
     """Return whether micro-batch sizes can be tried before training.
 
-    Running out of GPU memory raises an error, but on the host the kernel kills the process; and a trial with DeepSpeed
-    or FSDP2 cannot be undone.
+    They can be tried on GPUs only: out of host memory, the kernel kills the process instead of raising an error. A
+    trial with DeepSpeed or FSDP2 cannot be undone.
     """
     return device.type == "cuda" and spec.deepspeed is None and spec.fsdp is None
 
 
-def choose_by_forecast(smallest: Batch, forecast: ForecastMemory, *, available: int) -> BatchChoice:
-    """Return the largest micro-batch whose forecast fits into `available` bytes per rank.
+def choose_by_forecast(smallest_batch: Batch, forecast_memory: ForecastMemory, *, available_bytes: int) -> BatchChoice:
+    """Return the largest micro-batch whose forecast fits into `available_bytes` per rank.
 
-    If none fits or there is no forecast, return the smallest. Runs on one rank, for all.
+    If none fits or there is no forecast, return the smallest batch. Runs on rank 0, on behalf of all ranks.
     """
     forecast_bytes: dict[Batch, int] = {}
 
     def fits(batch: Batch) -> bool:
-        breakdown = forecast(batch)
+        breakdown = forecast_memory(batch)
         if not isinstance(breakdown, MemoryBreakdown):
             raise _NoForecast(breakdown)
         forecast_bytes[batch] = breakdown.total
-        return breakdown.total <= available
+        return breakdown.total <= available_bytes
 
     try:
-        batch = find_largest_fitting(list_splits(smallest), fits)
+        batch = find_largest_fitting(list_splits(smallest_batch), fits)
     except _NoForecast as error:
-        return BatchChoice(smallest, f"the memory of larger sizes cannot be forecast: {error}")
-    limit = f"{available / GIB:.2f} GiB per rank"
+        return BatchChoice(smallest_batch, f"the memory of larger sizes cannot be forecast: {error}")
+    limit = f"{available_bytes / GIB:.2f} GiB per rank"
     if batch is None:
-        return BatchChoice(smallest, f"even this is forecast to need {forecast_bytes[smallest] / GIB:.2f} of {limit}")
+        needed_gib = forecast_bytes[smallest_batch] / GIB
+        return BatchChoice(smallest_batch, f"even this is forecast to need {needed_gib:.2f} of {limit}")
     next_larger = _describe_next_larger(forecast_bytes, batch)
     return BatchChoice(batch, f"forecast to need {forecast_bytes[batch] / GIB:.2f} of {limit}{next_larger}")
 
 
 class _NoForecast(Exception):
-    """The memory of a batch cannot be forecast; carries the reason."""
+    """Raised if the memory of a batch cannot be forecast; the argument is the reason."""
 
 
-def _describe_next_larger(forecast_bytes: dict[Batch, int], chosen: Batch) -> str:
+def _describe_next_larger(forecast_bytes: dict[Batch, int], chosen_batch: Batch) -> str:
     """Describe the smallest size that does not fit, if one was forecast."""
-    larger = [batch for batch in forecast_bytes if batch.per_device > chosen.per_device]
+    larger = [batch for batch in forecast_bytes if batch.per_device > chosen_batch.per_device]
     if not larger:
         return "; it is the largest possible size"
     next_larger = min(larger, key=lambda batch: batch.per_device)
@@ -123,13 +124,13 @@ def _describe_next_larger(forecast_bytes: dict[Batch, int], chosen: Batch) -> st
 def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
     """Return the largest micro-batch whose forward and backward pass fits on every rank; a collective.
 
-    Tries the costliest possible micro-batches, with memory reserved for what later steps allocate. The trainer is
-    built with the smallest batch and must not train afterwards, as DDP would have rebuilt its buckets. Raises
-    CudaOutOfMemory if not even one sample fits.
+    Runs the most expensive micro-batches while memory for later allocations is reserved. The trainer must be built with
+    the smallest batch. It must not train afterwards, because DDP would have rebuilt its buckets. Raises CudaOutOfMemory
+    if not even one sample fits.
     """
     inputs, device = trainer.inputs, trainer.args.device
     *larger, smallest = list_splits(inputs.plan.batch)
-    with trainer.undoing_side_effects(), _prepared_for_training(trainer) as model:
+    with trainer.discard_side_effects(), _prepare_model_temporarily(trainer) as model:
 
         def run_trial(batch: Batch) -> None:
             run_forward_and_backward(trainer, model, select_costliest_items(inputs.data.order, batch.per_device))
@@ -145,7 +146,7 @@ def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
 
         try:
             reserved = reserve_training_memory(model, device, world_size=inputs.ranks.world_size)
-            run_trial(smallest)  # first, as kernels allocate workspaces that they keep
+            run_trial(smallest)  # first, because kernels allocate workspaces and keep them
         except torch.OutOfMemoryError as error:
             raise CudaOutOfMemory(
                 f"ran out of GPU memory before the first step, with one sample at a time: {first_line(error)}"
@@ -159,9 +160,9 @@ def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
 
 
 def reserve_training_memory(model: torch.nn.Module, device: torch.device, *, world_size: int) -> list[torch.Tensor]:
-    """Allocate what a real step holds besides activations, and return it to be kept alive during the trial.
+    """Allocate the memory that a real step needs besides activations; the caller keeps the returned tensors alive.
 
-    That is the gradients, the optimizer states, the buckets of DDP and, on a GPU, a share lost to fragmentation.
+    It consists of gradients, optimizer states, DDP buckets and, on a GPU, a share lost to fragmentation.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
@@ -175,24 +176,24 @@ def reserve_training_memory(model: torch.nn.Module, device: torch.device, *, wor
 
 
 @contextmanager
-def _prepared_for_training(trainer: GlobalMeanTrainer) -> Iterator[torch.nn.Module]:
-    """Prepare the model with the mixed precision and activation checkpointing of training, and undo it.
+def _prepare_model_temporarily(trainer: GlobalMeanTrainer) -> Iterator[torch.nn.Module]:
+    """Enable mixed precision and activation checkpointing inside the block, and restore the model after it.
 
-    accelerate's own undo would also remove the wrappers that transformers puts around `forward`.
+    accelerate's own function for this would also remove the `forward` wrappers of transformers.
     """
     model = trainer.model
     names = ("forward", "_original_forward", "_is_accelerate_prepared")
-    before = {name: model.__dict__[name] for name in names if name in model.__dict__}
+    original_attributes = {name: model.__dict__[name] for name in names if name in model.__dict__}
     if trainer.args.activation_checkpointing:
         model.activation_checkpointing_enable(trainer.args.activation_checkpointing_kwargs)
     yield trainer.accelerator.prepare_model(model, evaluation_mode=True).train()
     for name in names:
         model.__dict__.pop(name, None)
-    model.__dict__.update(before)
+    model.__dict__.update(original_attributes)
 
 
 def _release_trial_memory(device: torch.device) -> None:
-    """Free the memory of a trial and reset the peak, so that it does not count as the peak of the run."""
+    """Free the memory of a trial and reset the memory peak, so that the run reports its own peak."""
     gc.collect()  # a failed pass may leave reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()

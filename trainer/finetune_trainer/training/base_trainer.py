@@ -1,4 +1,4 @@
-"""The training loop of transformers with a sample order, loss averaging, evaluation and checkpoints of our own.
+"""Subclass of the transformers Trainer with its own sample order, loss averaging, evaluation and checkpoints.
 
 Each training method is a subclass that adds its loss.
 """
@@ -37,8 +37,8 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
     """Trainer whose loss is the mean over all loss units of the effective batch.
 
     The mean does not depend on how ranks and micro-batches divide the effective batch. A subclass defines its loss
-    units (`count_loss_units`) and sums their losses (`sum_losses`). A loss may have several terms with units of their
-    own, such as pairs and tokens: both methods return one value per term, and the loss is the sum of the terms' means.
+    units (`count_loss_units`) and sums their losses (`sum_losses`). A loss may have several terms with different
+    units, such as pairs and tokens: both methods return one value per term, and the loss is the sum of their means.
     `accumulate_metrics` collects further values to log.
     """
 
@@ -50,7 +50,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
     def __init__(self, inputs: TrainerInputs) -> None:
         self.inputs = inputs
         self.evaluation_policy = EvaluationPolicy.from_training(inputs.plan.spec.training)
-        self.stop_agreed = False  # a rank received a stop request, and all ranks know of it
+        self.stop_agreed = False  # True: all ranks agreed to stop, because one received a stop request
         self.metric_sums = MetricSums()
         enable_fsdp_on_cpu(inputs.args)
         super().__init__(
@@ -66,7 +66,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         self.monitor = build_monitor(inputs.model, self.args, is_dpo=inputs.plan.spec.dpo is not None)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create the optimizer of transformers, with parameter groups if parts have learning rates of their own."""
+        """Create the optimizer, with parameter groups if modules of the model have different learning rates."""
         inputs = self.inputs
         if inputs.family is not None and inputs.plan.rates.by_part and self.optimizer is None:
             model = model or self.model
@@ -91,11 +91,11 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         raise NotImplementedError
 
     def accumulate_metrics(self, units: torch.Tensor, sums: dict[str, torch.Tensor]) -> None:
-        """Add sums over `units` units; the mean per unit is logged under each name with the next log line."""
+        """Add metric sums over `units` loss units; the next log entry contains their means per unit."""
         self.metric_sums.add(units, sums)
 
     def get_train_dataloader(self) -> RankDataLoader:
-        """Return this rank's loader; accelerate's sharding is not used, as its sample order depends on the layout."""
+        """Return this rank's data loader; accelerate's is not used, as its sample order depends on the batch split."""
         inputs, workers = self.inputs, self.args.dataloader_num_workers
         sampler = BatchSampler(inputs.data.order, inputs.plan.batch, rank=inputs.ranks.rank)
         return build_dataloader(inputs.data.samples, sampler, inputs.collate, workers=workers)
@@ -104,13 +104,13 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         self, epoch_iterator: Iterator[Features], num_batches: int, device: torch.device
     ) -> tuple[list[Features], torch.Tensor]:
         """Return the micro-batches of one step and the divisor of each loss term, shape (terms,); set `stop_agreed`."""
-        with self.monitor.meter.waiting_for_data():
+        with self.monitor.meter.measure_data_wait():
             micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
         self.monitor.meter.add_micro_batches(micro_batches)
         divisors, self.stop_agreed = compute_divisors(
             [self.count_loss_units(micro_batch) for micro_batch in micro_batches],
             across_ranks=self.args.average_tokens_across_devices,
-            stop_requested=self.inputs.stop_requested(),
+            stop_requested=self.inputs.is_stop_requested(),
             device=device,
         )
         return micro_batches, divisors
@@ -132,27 +132,27 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return what this micro-batch contributes to the mean loss of the step, a scalar."""
+        """Return the contribution of this micro-batch to the mean loss of the step, a scalar."""
         assert num_items_in_batch is not None
         assert not return_outputs  # only transformers' evaluation loop needs outputs; `evaluate` replaces it
-        with self.monitor.meter.computing_loss():
+        with self.monitor.meter.measure_loss():
             contribution = (torch.stack(self.sum_losses(model, inputs)) / num_items_in_batch).sum()
         # Gradients are averaged over the ranks, but with a global divisor the contributions must be summed.
         return contribution * self.inputs.ranks.world_size if self.args.average_tokens_across_devices else contribution
 
     @contextmanager
-    def undoing_side_effects(self) -> Iterator[None]:
+    def discard_side_effects(self) -> Iterator[None]:
         """Discard the gradients and metrics of the block, and restore the random number generators after it."""
         generator_states = random_state()
-        with self.metric_sums.set_aside():
+        with self.metric_sums.reset_temporarily():
             yield
             self.model.zero_grad(set_to_none=True)
         restore_random_state(generator_states)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log the entry; one with a training loss is extended by the accumulated metrics and the throughput."""
+        """Log an entry; add accumulated metrics and throughput to an entry with a training loss."""
         if "loss" in logs:
-            logs = {**logs, **self.metric_sums.reduce_means(), **self.monitor.gather_summary().as_log()}
+            logs = {**logs, **self.metric_sums.reduce_means(), **self.monitor.gather_summary().to_log_values()}
         super().log(logs, start_time)
 
     def is_loss_finite(self) -> bool:
@@ -163,7 +163,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         """Return the mean loss per unit over all evaluation samples, each counted once, and the mean metrics."""
         self.inputs.heartbeat.enter_phase(contract.EVAL)
         self.model.eval()
-        with self.metric_sums.set_aside():
+        with self.metric_sums.reset_temporarily():
             means = {"loss": compute_evaluation_loss(self.inputs, self._sum_micro_batch)}
             means |= self.metric_sums.reduce_means()
         metrics = {f"eval_{name}": value for name, value in means.items()}
@@ -173,13 +173,13 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         return metrics
 
     def _sum_micro_batch(self, batch: Features) -> torch.Tensor:
-        """Return the summed losses and the units of a micro-batch, shape (2, terms)."""
+        """Return the summed losses and the unit counts of a micro-batch, shape (2, terms)."""
         units = torch.tensor(self.count_loss_units(batch), dtype=torch.float64, device=self.args.device)
         losses = torch.stack(self.sum_losses(self.model, self._prepare_inputs(batch)))
         return torch.stack((losses.double(), units))
 
     def _save_checkpoint(self, _model: torch.nn.Module, _trial: object) -> None:
-        """Save a checkpoint, and never prune the one of the best evaluation."""
+        """Save a checkpoint; the checkpoint of the best evaluation is never pruned."""
         self.inputs.heartbeat.enter_phase(contract.SAVE)
         self.store_flos()
         policy = self.evaluation_policy
@@ -190,7 +190,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: RankDataLoader, resume_from_checkpoint: str | None
     ) -> tuple[torch.nn.Module, RankDataLoader]:
-        """Restore the checkpoint after the model is wrapped and sharded."""
+        """Prepare the model and data loader, then restore the checkpoint into the wrapped and sharded model."""
         prepared: tuple[torch.nn.Module, RankDataLoader] = super()._prepare_for_training(
             max_steps, train_dataloader, None
         )
@@ -199,7 +199,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         return prepared
 
     def _load_from_checkpoint(self, *_: Any, **__: Any) -> None:
-        """Do nothing: transformers calls it before sharding, and `_prepare_for_training` restores afterwards."""
+        """Do nothing: transformers calls this before sharding; `_prepare_for_training` restores the checkpoint."""
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restore this rank's random generators."""
@@ -208,16 +208,16 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
 
     @property
     def is_finished(self) -> bool:
-        """Whether training made all its steps or stopped early."""
-        return self._is_finished_in(self.state)
+        """Whether training completed all steps or stopped early."""
+        return self._is_final_state(self.state)
 
     def is_final_checkpoint(self, checkpoint: Path) -> bool:
         """Return whether training was finished when the checkpoint was saved."""
-        return self._is_finished_in(load_trainer_state(checkpoint))
+        return self._is_final_state(load_trainer_state(checkpoint))
 
-    def _is_finished_in(self, state: TrainerState) -> bool:
+    def _is_final_state(self, state: TrainerState) -> bool:
         policy = self.evaluation_policy
-        stopped_early = policy is not None and policy.stops_early(state.log_history)
+        stopped_early = policy is not None and policy.should_stop_early(state.log_history)
         return stopped_early or bool(state.global_step >= self.args.max_steps)
 
     def load_final_checkpoint(self, checkpoint: Path) -> None:

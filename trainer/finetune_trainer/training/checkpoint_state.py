@@ -1,6 +1,6 @@
-"""What a checkpoint contains: weights, optimizer, scheduler, scaler, trainer state and the random states of all ranks.
+"""Save and restore checkpoints: weights, optimizer, scheduler, scaler, trainer state and random states of all ranks.
 
-There is one format for all kinds of sharding, where transformers has one for each.
+One format serves all kinds of sharding; transformers has a different format for each.
 """
 
 from pathlib import Path
@@ -24,16 +24,16 @@ _SCHEDULER_FILE = "scheduler.pt"
 def save_checkpoint(trainer: Trainer, inputs: TrainerInputs, *, retained_step: int | None) -> str:
     """Save a checkpoint and return its name; a collective.
 
-    Rank 0 writes all files, also those of other ranks, so that one rename publishes the checkpoint.
+    Rank 0 writes all files, including those of other ranks, so that one rename publishes the checkpoint.
     retained_step: a step whose checkpoint is never pruned.
     """
     random_states = gather_on_rank_zero(random_state())
-    full_state = gather_state(trainer.model, build_state_access(trainer), keep=inputs.ranks.is_first)
+    full_state = gather_state(trainer.model, build_state_access(trainer), keep_result=inputs.ranks.is_first)
     step, world_size = trainer.state.global_step, inputs.ranks.world_size
 
-    def write(folder: Path) -> None:
+    def write_checkpoint(folder: Path) -> None:
         write_state(full_state, folder)
-        if hasattr(trainer.model, "peft_config"):  # the checkpoint can then be loaded by peft
+        if hasattr(trainer.model, "peft_config"):  # so that peft can load the checkpoint
             save_weights(trainer.model, extract_weights(full_state), folder)
         torch.save(trainer.lr_scheduler.state_dict(), folder / _SCHEDULER_FILE)
         trainer._save_scaler(str(folder))
@@ -41,11 +41,13 @@ def save_checkpoint(trainer: Trainer, inputs: TrainerInputs, *, retained_step: i
         for rank, state in enumerate(random_states):
             torch.save(state, random_state_file(folder, rank))
 
-    return run_on_rank_zero(lambda: inputs.checkpoints.save(step, world_size, write, retained_step=retained_step))
+    return run_on_rank_zero(
+        lambda: inputs.checkpoints.save(step, world_size, write_checkpoint, retained_step=retained_step)
+    )
 
 
 def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
-    """Restore weights, optimizer, scheduler and scaler of a trainer that is prepared for training; a collective.
+    """Restore weights, optimizer, scheduler and scaler into a prepared trainer; a collective.
 
     Raises CheckpointCorrupt if files are damaged or do not match the model.
     """
@@ -54,7 +56,7 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
         scheduler = torch.load(checkpoint / _SCHEDULER_FILE, weights_only=True)
         trainer.lr_scheduler.load_state_dict(scheduler)
         for group, rate in zip(trainer.optimizer.param_groups, trainer.lr_scheduler.get_last_lr(), strict=True):
-            group["lr"] = rate  # the scheduler itself would set it only after its next step
+            group["lr"] = rate  # the scheduler would set it only after its next step
     except READ_ERRORS as error:
         raise CheckpointCorrupt(
             f"{checkpoint} cannot be loaded ({error}); delete it to resume from the one before"
@@ -63,7 +65,7 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
 
 
 def restore_rank_random_state(checkpoint: Path, *, rank: int) -> None:
-    """Restore the random generators of a rank. One without a saved state only draws other dropout masks."""
+    """Restore the random generators of a rank. Without a saved state, the rank only draws different dropout masks."""
     path = random_state_file(checkpoint, rank)
     if path.is_file():
         restore_random_state(torch.load(path, weights_only=True))

@@ -1,7 +1,7 @@
-"""Early stopping and the choice of the best evaluation, computed from the log history alone, and their callback.
+"""Early stopping and selection of the best evaluation, both computed from the log history.
 
-The log history is the same on every rank and part of every checkpoint, so all ranks decide alike, and a resumed run
-continues to count evaluations without improvement.
+The log history is identical on all ranks and saved in every checkpoint. Therefore all ranks make the same decision, and
+a resumed run continues to count evaluations without improvement.
 """
 
 import math
@@ -29,15 +29,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EvaluationStatus:
-    """The best evaluation so far, and how many followed without improvement."""
+    """The best evaluation so far, and the number of evaluations without improvement."""
 
     best: Evaluation | None  # None: no finite value yet
-    without_improvement: int  # evaluations since the last one that improved by more than the threshold
+    evaluations_without_improvement: int  # since the last improvement by more than the threshold
 
 
 @dataclass(frozen=True)
 class EvaluationPolicy:
-    """How evaluations are compared, when training stops early, and whether the best weights are published."""
+    """Rules for comparing evaluations, stopping early and publishing the best weights."""
 
     metric: str
     early_stopping_patience: int | None
@@ -46,7 +46,7 @@ class EvaluationPolicy:
 
     @classmethod
     def from_training(cls, training: Training) -> Self | None:
-        """Return the policy of spec.training; None if nothing depends on evaluations."""
+        """Build the policy from spec.training; return None if nothing depends on evaluations."""
         if not training.compares_evaluations:
             return None
         return cls(
@@ -56,28 +56,28 @@ class EvaluationPolicy:
             training.load_best_model_at_end,
         )
 
-    def compute_status(self, log: LogHistory) -> EvaluationStatus:
-        """Return the best evaluation of the log and the count without improvement."""
+    def compute_status(self, log_history: LogHistory) -> EvaluationStatus:
+        """Return the best evaluation in the log history and the number of evaluations without improvement."""
         best, without_improvement = None, 0
-        for evaluation in self._evaluations(log):
-            improvement = self._improvement(evaluation, best)
+        for evaluation in self._parse_evaluations(log_history):
+            improvement = self._compute_improvement(evaluation, best)
             without_improvement = 0 if improvement > self.threshold else without_improvement + 1
             best = evaluation if improvement > 0 else best
         return EvaluationStatus(best, without_improvement)
 
-    def find_best_step(self, log: LogHistory) -> int | None:
-        """Return the step whose weights would be published; None if those of the last step are."""
-        best = self.compute_status(log).best
+    def find_best_step(self, log_history: LogHistory) -> int | None:
+        """Return the step of the best weights, or None if the last weights are published."""
+        best = self.compute_status(log_history).best
         return best.step if best and self.publishes_best else None
 
-    def stops_early(self, log: LogHistory) -> bool:
-        """Return whether too many evaluations followed without improvement."""
+    def should_stop_early(self, log_history: LogHistory) -> bool:
+        """Return whether the allowed number of evaluations without improvement is used up."""
         limit = self.early_stopping_patience
-        return limit is not None and self.compute_status(log).without_improvement >= limit
+        return limit is not None and self.compute_status(log_history).evaluations_without_improvement >= limit
 
-    def rank_evaluations(self, log: LogHistory) -> list[Evaluation]:
-        """Return the evaluations with a finite value, best first; of equal values the earlier one first."""
-        finite = (evaluation for evaluation in self._evaluations(log) if math.isfinite(evaluation.value))
+    def rank_evaluations(self, log_history: LogHistory) -> list[Evaluation]:
+        """Return the evaluations with a finite value, best first; equal values keep their order."""
+        finite = (evaluation for evaluation in self._parse_evaluations(log_history) if math.isfinite(evaluation.value))
         return sorted(finite, key=lambda evaluation: self._sign * evaluation.value)
 
     @property
@@ -85,25 +85,25 @@ class EvaluationPolicy:
         """1 if lower values are better, else -1; the same rule as greater_is_better of transformers."""
         return 1 if self.metric.endswith("loss") else -1
 
-    def _improvement(self, evaluation: Evaluation, best: Evaluation | None) -> float:
+    def _compute_improvement(self, evaluation: Evaluation, best: Evaluation | None) -> float:
         if not math.isfinite(evaluation.value):
             return -math.inf
         return math.inf if best is None else self._sign * (best.value - evaluation.value)
 
-    def _evaluations(self, log: LogHistory) -> list[Evaluation]:
-        return [Evaluation(entry["step"], entry[self.metric]) for entry in log if self.metric in entry]
+    def _parse_evaluations(self, log_history: LogHistory) -> list[Evaluation]:
+        return [Evaluation(entry["step"], entry[self.metric]) for entry in log_history if self.metric in entry]
 
 
 class BestEvaluationCallback(TrainerCallback):  # type: ignore[misc]
-    """Saves the best model so far and stops early, like EarlyStoppingCallback of transformers.
+    """Saves a checkpoint at each new best evaluation and stops early, like EarlyStoppingCallback of transformers.
 
-    Early stopping saves a checkpoint, so that a restarted attempt does not train further.
+    Early stopping also saves a checkpoint, so that a later attempt does not continue training.
     """
 
-    def __init__(self, policy: EvaluationPolicy, heartbeat: HeartbeatWriter, *, prints: bool) -> None:
+    def __init__(self, policy: EvaluationPolicy, heartbeat: HeartbeatWriter, *, verbose: bool) -> None:
         self._policy = policy
         self._heartbeat = heartbeat
-        self._prints = prints
+        self._verbose = verbose
 
     def on_train_begin(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         self._report_best(self._policy.compute_status(state.log_history))
@@ -112,11 +112,11 @@ class BestEvaluationCallback(TrainerCallback):  # type: ignore[misc]
         status = self._policy.compute_status(state.log_history)
         self._report_best(status)
         if best := status.best:
-            state.best_global_step, state.best_metric = best.step, best.value  # for readers of trainer_state.json
+            state.best_global_step, state.best_metric = best.step, best.value  # visible in trainer_state.json
             control.should_save |= self._policy.publishes_best and best.step == state.global_step
-        if self._policy.stops_early(state.log_history):
+        if self._policy.should_stop_early(state.log_history):
             control.should_save = control.should_training_stop = True
-        if self._prints:
+        if self._verbose:
             print(format_evaluation_line(state, status, self._policy), flush=True)
 
     def _report_best(self, status: EvaluationStatus) -> None:
@@ -127,20 +127,20 @@ class BestEvaluationCallback(TrainerCallback):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """How training ended, and which weights are published."""
+    """The result of training: how it ended and which weights are published."""
 
     message: str
     stopped_early: bool = False
-    checkpoint: Path | None = None  # to publish; None: publish the weights in memory
-    skipped: tuple[str, ...] = ()  # incomplete checkpoints, with the reason
+    checkpoint: Path | None = None  # its weights are published; None: the weights in memory are published
+    skipped: tuple[str, ...] = ()  # incomplete checkpoints with reasons
 
 
 def determine_outcome(
-    policy: EvaluationPolicy, log: LogHistory, checkpoints: Checkpoints, *, last_step: int, total_steps: int
+    policy: EvaluationPolicy, log_history: LogHistory, checkpoints: Checkpoints, *, last_step: int, total_steps: int
 ) -> TrainingOutcome:
-    """Determine which weights to publish; reads the checkpoints, so it runs on rank 0 only.
+    """Determine which weights to publish. Runs on rank 0 only, because it reads the checkpoints.
 
-    Raises CheckpointCorrupt if the best weights are to be published and no checkpoint of an evaluation is complete.
+    Raises CheckpointCorrupt if the best weights must be published but no checkpoint of an evaluation is complete.
     """
     stopped_early = last_step < total_steps
     message = (
@@ -148,7 +148,7 @@ def determine_outcome(
         if stopped_early
         else ""
     )
-    ranked = policy.rank_evaluations(log) if policy.publishes_best else []
+    ranked = policy.rank_evaluations(log_history) if policy.publishes_best else []
     if not ranked:
         reason = f"no evaluation returned a finite {policy.metric}, so " if policy.publishes_best else ""
         return TrainingOutcome(f"{message}{reason}the weights are those of the last step, {last_step}", stopped_early)
@@ -164,13 +164,13 @@ def determine_outcome(
 
 
 def describe_stop_criterion(policy: EvaluationPolicy) -> str:
-    """Return what has to happen for training to stop early, as text."""
+    """Describe the condition for early stopping in a message."""
     margin = f" by more than {policy.threshold:g}" if policy.threshold else ""
     return f"{format_evaluation_count(policy.early_stopping_patience or 0)} without a better {policy.metric}{margin}"
 
 
 def format_evaluation_count(count: int) -> str:
-    """Return the count with the noun in singular or plural."""
+    """Format a number of evaluations in singular or plural."""
     return f"{count} evaluation{'s' if count != 1 else ''}"
 
 
@@ -180,6 +180,6 @@ def format_evaluation_line(state: TrainerState, status: EvaluationStatus, policy
     parts = [
         f"step {state.global_step}/{state.max_steps}",
         f"best {policy.metric} {best.value:.4f} at step {best.step}" if best else f"no {policy.metric} yet",
-        f"{status.without_improvement} of {limit} evaluations without improvement" if limit else "",
+        f"{status.evaluations_without_improvement} of {limit} evaluations without improvement" if limit else "",
     ]
     return "  ".join(part for part in parts if part)

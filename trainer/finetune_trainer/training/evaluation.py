@@ -1,4 +1,4 @@
-"""Evaluation: the mean loss over all evaluation samples, each counted once on any number of ranks."""
+"""Compute the mean loss over the evaluation samples; each sample counts once, with any number of ranks."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from finetune_trainer.training.trainer_inputs import TrainerInputs
 
 
 def build_evaluation_dataloader(inputs: TrainerInputs) -> RankDataLoader:
-    """Return this rank's loader of the evaluation samples, in the order of their rows."""
+    """Build this rank's data loader of the evaluation samples, in row order."""
     assert inputs.data.eval is not None  # transformers evaluates only if there is an evaluation dataset
     order = RowOrder(inputs.data.eval.lengths, seed=None)
     sampler = BatchSampler(order, inputs.plan.eval_batch, rank=inputs.ranks.rank)
@@ -20,9 +20,9 @@ def build_evaluation_dataloader(inputs: TrainerInputs) -> RankDataLoader:
 
 @torch.no_grad()
 def compute_evaluation_loss(inputs: TrainerInputs, sum_micro_batch: Callable[[Features], torch.Tensor]) -> float:
-    """Return the mean loss per unit, the sum of the means of all loss terms; a collective.
+    """Return the mean loss per unit, summed over the loss terms; a collective.
 
-    sum_micro_batch: returns the summed losses and the units of a micro-batch, shape (2, terms).
+    sum_micro_batch: returns the summed losses and the unit counts of a micro-batch, shape (2, terms).
     """
     local_sums = []
     for micro_batch in build_evaluation_dataloader(inputs):

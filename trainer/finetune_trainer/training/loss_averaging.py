@@ -1,4 +1,4 @@
-"""Losses and metrics as means over all loss units of the effective batch, on any number of ranks."""
+"""Average losses and metrics over the loss units of the effective batch, with any number of ranks."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,8 +15,8 @@ def compute_divisors(
 ) -> tuple[torch.Tensor, bool]:
     """Return the divisor of each loss term, shape (terms,), and whether any rank has a stop request; a collective.
 
-    unit_counts: of each micro-batch of this rank, one value per loss term. across_ranks: count the units of all ranks.
-    The stop requests are summed in the same collective as the units, so that all ranks end after the same step.
+    unit_counts: one tuple per micro-batch of this rank, one value per loss term. across_ranks: sum over all ranks.
+    The same collective sums units and stop requests, so that all ranks stop after the same step.
     """
     local_units = tuple(sum(term) for term in zip(*unit_counts, strict=True))
     *global_units, stop_requests = sum_over_ranks((*local_units, stop_requested), device)
@@ -25,18 +25,18 @@ def compute_divisors(
 
 
 class MetricSums:
-    """Sums of the metrics of a method over loss units, since the last log line."""
+    """Accumulates a method's metrics over loss units since the last log entry."""
 
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
 
     def add(self, units: torch.Tensor, sums: dict[str, torch.Tensor]) -> None:
-        """Add sums over `units` units."""
+        """Add metric sums over `units` loss units."""
         for name, value in {**sums, _UNITS: units}.items():
             self._sums[name] = self._sums.get(name, 0) + value.detach().double()
 
     def reduce_means(self) -> dict[str, float]:
-        """Return the means over all ranks since the last call; a collective. Every rank must have the same names."""
+        """Return the means over all ranks since the last call; a collective. All ranks must have the same metrics."""
         if not self._sums:
             return {}
         names = sorted(self._sums)
@@ -48,8 +48,8 @@ class MetricSums:
         return {name: value / global_units for name, value in global_sums.items()}
 
     @contextmanager
-    def set_aside(self) -> Iterator[None]:
-        """Start the block without sums, and restore the present sums after it."""
+    def reset_temporarily(self) -> Iterator[None]:
+        """Use empty sums inside the block, and restore the previous sums after it."""
         sums, self._sums = self._sums, {}
         yield
         self._sums = sums

@@ -10,18 +10,19 @@ from finetune_trainer.training.token_losses import compute_logits
 _TOLERANCE = 1e-3  # relative to the largest logit; attention across rows changes logits far more
 
 
-def build_probe_packs(packs: int, device: torch.device, *, axes: bool) -> tuple[Features, Features]:
+def build_probe_packs(pack_count: int, device: torch.device, *, axes: bool) -> tuple[Features, Features]:
     """Build two micro-batches of two-row packs that differ only in the first row of each pack.
 
-    input_ids and position_ids: (packs, 8), four tokens per row. axes: with 3D positions for M-RoPE models.
+    input_ids and position_ids: (pack_count, 8), four tokens per row. axes: whether to add 3D positions for M-RoPE.
     """
-    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]] * packs, device=device)
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]] * pack_count, device=device)
     shared = {
         POSITION_IDS: positions,
         **({MROPE_POSITION_IDS: positions.unsqueeze(2).expand(-1, -1, 3)} if axes else {}),
     }
     first, second = (
-        torch.tensor([[*first_row, 8, 9, 10, 11]] * packs, device=device) for first_row in ((0, 1, 2, 3), (4, 5, 6, 7))
+        torch.tensor([[*first_row, 8, 9, 10, 11]] * pack_count, device=device)
+        for first_row in ((0, 1, 2, 3), (4, 5, 6, 7))
     )
     return {"input_ids": first, **shared}, {"input_ids": second, **shared}
 
@@ -30,8 +31,8 @@ def build_probe_packs(packs: int, device: torch.device, *, axes: bool) -> tuple[
 def check_pack_isolation(model: torch.nn.Module, packs: tuple[Features, Features], *, name: str) -> None:
     """Raise InvalidSpec if the first row of a pack influences the logits of the second.
 
-    Probe with as many packs as a micro-batch has, or two: some attention kernels derive the rows from the position ids
-    only at batch size 1.
+    packs: as many per micro-batch as in training, at most two, because some attention kernels derive the rows from the
+    position ids only at batch size 1.
     """
     was_training = model.training
     model.eval()

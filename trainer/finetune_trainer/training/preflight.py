@@ -11,14 +11,14 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from finetune_trainer.data.epoch_order import Item
 from finetune_trainer.data.length_stats import format_rows, select_costliest_items
 from finetune_trainer.data.packing import PackOrder
-from finetune_trainer.distributed.heartbeat_writer import peak_memory_bytes
+from finetune_trainer.distributed.heartbeat_writer import measure_peak_memory
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.packing_check import build_probe_packs, check_pack_isolation
 from finetune_trainer.units import GIB
 
 
 class PreflightCallback(TrainerCallback):  # type: ignore[misc]
-    """Checks packing and memory with the wrapped model, on every rank."""
+    """Checks pack isolation and memory before training, with the wrapped model on every rank."""
 
     def __init__(self, trainer: GlobalMeanTrainer) -> None:
         self._trainer = trainer
@@ -27,7 +27,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]
         self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_: Any
     ) -> None:
         trainer, spec = self._trainer, self._trainer.inputs.plan.spec
-        with trainer.undoing_side_effects():
+        with trainer.discard_side_effects():
             if isinstance(trainer.inputs.data.order, PackOrder):
                 pack_count = min(trainer.inputs.plan.batch.per_device, 2)
                 vision = trainer.inputs.data.vision
@@ -39,17 +39,17 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def run_forward_and_backward(trainer: GlobalMeanTrainer, model: torch.nn.Module, items: Sequence[Item]) -> None:
-    """Compute the loss of one micro-batch of these items and its gradients, as a training step does."""
+    """Run the forward and backward pass of a training step on one micro-batch of these items."""
     inputs = trainer.inputs
     batch = trainer._prepare_inputs(inputs.collate([inputs.data.samples[item] for item in items]))
     torch.stack(trainer.sum_losses(model, batch)).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def probe_memory(trainer: GlobalMeanTrainer) -> None:
-    """Run the costliest possible micro-batch, so that too little memory fails now and not after hours."""
+    """Run the most expensive micro-batch, to fail now and not after hours if memory is insufficient."""
     inputs = trainer.inputs
     items = select_costliest_items(inputs.data.order, inputs.plan.batch.per_device)
-    if inputs.ranks.is_first:  # printed first, so that the log names the rows even if the pass runs out of memory
+    if inputs.ranks.is_first:  # print first, so that the log contains the rows even if the pass runs out of memory
         print(f"probe: the costliest micro-batch: {', '.join(format_rows(inputs.data.train, items))}", flush=True)
     model = trainer.model_wrapped.train()
     # A gradient exchange would make DDP rebuild its buckets, which changes the order of additions in later steps.
@@ -57,4 +57,4 @@ def probe_memory(trainer: GlobalMeanTrainer) -> None:
     with without_sync:
         run_forward_and_backward(trainer, model, items)
     if inputs.ranks.is_first:
-        print(f"probe: it fits; peak memory {peak_memory_bytes() / GIB:.2f} GiB before optimizer states", flush=True)
+        print(f"probe: it fits; peak memory {measure_peak_memory() / GIB:.2f} GiB before optimizer states", flush=True)

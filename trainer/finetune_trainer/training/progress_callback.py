@@ -1,4 +1,4 @@
-"""Reports the progress of training: to the heartbeat after every step, and to the log."""
+"""Report training progress to the heartbeat after every step, and to the log."""
 
 import time
 from dataclasses import replace
@@ -18,10 +18,10 @@ _STEPS_BEFORE_WARNING = 3
 class ProgressCallback(TrainerCallback):  # type: ignore[misc]
     """Reports progress to the heartbeat on every rank and to the log on rank 0."""
 
-    def __init__(self, trainer: GlobalMeanTrainer, *, prints: bool) -> None:
+    def __init__(self, trainer: GlobalMeanTrainer, *, verbose: bool) -> None:
         self._trainer = trainer
         self._heartbeat = trainer.inputs.heartbeat
-        self._prints = prints
+        self._verbose = verbose
         self._started_at = 0.0
         self._steps = 0
         self._warned = False
@@ -33,7 +33,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         self._heartbeat.enter_phase(contract.TRAIN)
 
     def on_substep_end(self, *_: Any, **__: Any) -> None:
-        """Refresh the heartbeat after a micro-batch, as a step with much accumulation may take minutes."""
+        """Refresh the heartbeat after a micro-batch, because a step with many micro-batches may take minutes."""
         self._heartbeat.touch()
 
     def on_step_end(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
@@ -61,24 +61,24 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         if "loss" not in logs:
             return
         monitor = self._trainer.monitor
-        assert monitor.latest is not None  # GlobalMeanTrainer.log gathers a summary before it calls this
+        assert monitor.latest_summary is not None  # GlobalMeanTrainer.log gathers a summary before it calls on_log
         progress = replace(
             self._heartbeat.progress,
             loss=logs["loss"],
             grad_norm=logs.get("grad_norm"),
             learning_rate=logs.get("learning_rate"),
-            **describe_speed(monitor.latest),
+            **describe_speed(monitor.latest_summary),
             slow_rank=str(monitor.slow_rank) if monitor.slow_rank else None,
-            memory=describe_memory(monitor.latest.memory, forecast_bytes=self._trainer.inputs.forecast_bytes),
+            memory=describe_memory(monitor.latest_summary.memory, forecast_bytes=self._trainer.inputs.forecast_bytes),
         )
         own_seconds = monitor.own_step_seconds[self._trainer.inputs.ranks.rank]
         self._heartbeat.update_measurements(progress, own_step_seconds=own_seconds)
-        if self._prints:
+        if self._verbose:
             print(format_log_line(progress, logs), flush=True)
-            self._warn_if_data_bound(monitor.latest)
+            self._warn_if_data_bound(monitor.latest_summary)
 
     def _warn_if_data_bound(self, summary: CrossRankSummary) -> None:
-        """Warn at most once, and not about the first steps, which wait for the loader processes to start."""
+        """Warn once if steps wait for data; ignore the first steps, which wait for the loader workers to start."""
         if summary.data_wait_share <= DATA_BOUND_SHARE or self._warned or self._steps < _STEPS_BEFORE_WARNING:
             return
         self._warned = True
@@ -98,5 +98,5 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         **_: Any,
     ) -> None:
         self._heartbeat.update_progress(replace(self._heartbeat.progress, eval_loss=metrics["eval_loss"]))
-        if self._prints:
+        if self._verbose:
             print(f"step {state.global_step}/{state.max_steps}  eval_loss {metrics['eval_loss']:.4f}", flush=True)

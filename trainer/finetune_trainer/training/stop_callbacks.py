@@ -1,4 +1,4 @@
-"""Callbacks that end training: on a stop request, and on a loss that is not finite."""
+"""Callbacks that stop training on a stop request or a non-finite loss."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 
 
 class NonFiniteLossCallback(TrainerCallback):  # type: ignore[misc]
-    """Raises NonFiniteLoss before such a step is logged or saved.
+    """Raises NonFiniteLoss before a step with a non-finite loss is logged or saved.
 
-    Only the rank with the loss raises: it ends the job, while the others wait in a collective.
+    Only the affected rank raises. This ends the job, while the other ranks wait in a collective.
     """
 
     def __init__(self, trainer: GlobalMeanTrainer) -> None:
@@ -26,7 +26,7 @@ class NonFiniteLossCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class StopRequestCallback(TrainerCallback):  # type: ignore[misc]
-    """Saves a checkpoint and stops after the step in which all ranks learned of a stop request."""
+    """Saves a checkpoint and stops after the step in which all ranks agreed to stop."""
 
     def __init__(self, trainer: GlobalMeanTrainer) -> None:
         self._trainer = trainer

@@ -1,4 +1,4 @@
-"""Logits of a micro-batch and the losses of its target tokens."""
+"""Compute the logits of a micro-batch and the losses of its target tokens."""
 
 import torch
 
@@ -10,12 +10,12 @@ from finetune_trainer.vision.processor import VISION_INPUTS
 def compute_logits(model: torch.nn.Module, batch: Features) -> torch.Tensor:
     """Return the logits of a micro-batch, shape (batch, seq, vocab).
 
-    With packed rows the model gets position ids and no attention mask: transformers isolates rows by their position
-    ids only without a mask and without a cache. Padding is on the right, so causal attention needs no mask for it.
+    Packed rows are passed with position ids and without attention mask: transformers isolates rows by position ids only
+    without a mask and without a cache. Padding is on the right, so causal attention needs no mask for it.
     """
     isolation = POSITION_IDS if POSITION_IDS in batch else "attention_mask"
     inputs = {name: batch[name] for name in ("input_ids", isolation, *VISION_INPUTS) if name in batch}
-    if MROPE_POSITION_IDS in batch:  # M-RoPE: (4, batch, seq), the text positions first, as rows are isolated by them
+    if MROPE_POSITION_IDS in batch:  # M-RoPE: (4, batch, seq); text positions come first, as they isolate the rows
         inputs[POSITION_IDS] = torch.cat((batch[POSITION_IDS].unsqueeze(0), batch[MROPE_POSITION_IDS].permute(2, 0, 1)))
     logits: torch.Tensor = model(**inputs, use_cache=False).logits
     return logits

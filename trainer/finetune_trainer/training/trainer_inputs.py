@@ -1,4 +1,4 @@
-"""Everything that the trainer of a method is built from."""
+"""Inputs of the trainer of a training method."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from finetune_trainer.vision.families import VisionFamily
 
 @dataclass(frozen=True)
 class TrainerInputs:
-    """The plan, the model, the data and the collaborators of one trainer."""
+    """Constructor arguments of GlobalMeanTrainer: plan, model, data and collaborators."""
 
     plan: TrainingPlan
     model: torch.nn.Module
@@ -25,10 +25,10 @@ class TrainerInputs:
     tokenizer: PreTrainedTokenizerBase
     data: TrainingData
     collate: Collate
-    family: VisionFamily | None  # None: not a vision-language model
+    family: VisionFamily | None  # None for a text model
     args: TrainingArguments
     ranks: Ranks
     checkpoints: Checkpoints
     heartbeat: HeartbeatWriter
-    stop_requested: Callable[[], bool]
-    forecast_bytes: int | None  # forecast peak memory per rank; set on rank 0 only
+    is_stop_requested: Callable[[], bool]
+    forecast_bytes: int | None  # forecast peak memory of a rank; set on rank 0 only

@@ -21,7 +21,7 @@ def test_a_rank_on_cpu_reports_its_library_versions() -> None:
 
 
 def test_ranks_with_equal_hardware_pass() -> None:
-    check_same_hardware([H100] * 16, per_node=8)
+    check_same_hardware([H100] * 16, ranks_per_node=8)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,6 @@ def test_ranks_with_equal_hardware_pass() -> None:
 )
 def test_the_first_difference_is_reported_by_node(ranks: list[RankHardware], message: str) -> None:
     with pytest.raises(MixedHardware, match=re.escape(message)) as raised:
-        check_same_hardware(ranks, per_node=2)
+        check_same_hardware(ranks, ranks_per_node=2)
 
     assert "spec.podTemplate.nodeSelector" in str(raised.value)
