@@ -22,7 +22,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture
 def output(tmp_path: Path) -> OutputFolder:
-    """An output folder that attempt 0 has claimed."""
+    """Return an output folder that attempt 0 has claimed."""
     output = OutputFolder(tmp_path / "output", identity())
     output.claim(overwrite=False)
     return output

@@ -1,8 +1,8 @@
-"""The trainers of the training methods."""
+"""Test the trainer builders of the training methods."""
 
 from finetune_api.v1alpha1.methods import METHODS
 from finetune_trainer.build_trainer import BUILDERS
 
 
-def test_every_training_method_of_the_api_has_a_builder() -> None:
+def test_every_training_method_has_a_builder() -> None:
     assert set(BUILDERS) == set(METHODS)

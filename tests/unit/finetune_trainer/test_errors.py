@@ -1,4 +1,4 @@
-"""The error classes of the trainer, and their lists in the supervisor and the API."""
+"""Test the trainer's error classes and the list of user errors in the supervisor."""
 
 import inspect
 
@@ -8,14 +8,14 @@ from finetune_supervisor import contract
 from finetune_trainer import errors
 
 
-def error_classes() -> dict[str, type]:
+def list_error_classes() -> dict[str, type]:
     return {name: cls for name, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__}
 
 
-def test_trainer_supervisor_and_operator_agree_on_the_errors_that_are_never_retried() -> None:
+def test_user_errors_match_the_list_of_the_supervisor() -> None:
     user_errors = {
         name
-        for name, cls in error_classes().items()
+        for name, cls in list_error_classes().items()
         if issubclass(cls, errors.UserError) and cls is not errors.UserError
     }
 
@@ -23,6 +23,6 @@ def test_trainer_supervisor_and_operator_agree_on_the_errors_that_are_never_retr
     assert user_errors == set(contract.USER_ERRORS)
 
 
-@pytest.mark.parametrize("name", error_classes())
-def test_every_error_class_documents_when_it_is_raised(name: str) -> None:
-    assert error_classes()[name].__doc__
+@pytest.mark.parametrize("name", list_error_classes())
+def test_every_error_class_has_a_docstring(name: str) -> None:
+    assert list_error_classes()[name].__doc__

@@ -1,4 +1,4 @@
-"""Errors in the spec that the operator wrote, and settings without effect."""
+"""Test the validation of the spec that the operator passes to the trainer."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.read_spec import read_spec
 
 
-def spec_body(**fields: Any) -> dict[str, Any]:
+def build_spec_body(**fields: Any) -> dict[str, Any]:
     return {
         "model": {"name": "/models/tiny"},
         "dataset": {"train": [{"name": "/data/train.jsonl"}]},
@@ -20,9 +20,9 @@ def spec_body(**fields: Any) -> dict[str, Any]:
     }
 
 
-def test_the_error_about_an_invalid_spec_names_every_invalid_field(tmp_path: Path) -> None:
+def test_error_names_every_invalid_field(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(spec_body(training={"seed": "x", "maxSteps": 0})))
+    path.write_text(json.dumps(build_spec_body(training={"seed": "x", "maxSteps": 0})))
 
     with pytest.raises(InvalidSpec) as raised:
         read_spec(path)
@@ -33,7 +33,7 @@ def test_the_error_about_an_invalid_spec_names_every_invalid_field(tmp_path: Pat
 
 def test_warmup_steps_with_a_constant_schedule_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(spec_body(training={"lrSchedulerType": "constant", "warmupSteps": 5})))
+    path.write_text(json.dumps(build_spec_body(training={"lrSchedulerType": "constant", "warmupSteps": 5})))
 
     with pytest.raises(InvalidSpec, match="use constant_with_warmup"):
         read_spec(path)

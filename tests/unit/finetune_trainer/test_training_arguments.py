@@ -1,4 +1,4 @@
-"""The arguments of transformers for a training plan."""
+"""Test the TrainingArguments of a training plan."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from testing.builders.jobs import spec as build_spec
 
 @pytest.fixture
 def process_group() -> Iterator[None]:
-    """TrainingArguments initialises accelerate, which needs a process group."""
+    """Initialise the process group that accelerate needs."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

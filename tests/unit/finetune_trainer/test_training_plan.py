@@ -1,4 +1,4 @@
-"""The training plan: batch, schedule and fingerprint of a spec."""
+"""Test batch, schedule and fingerprint of the training plan."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def spec(**fields: Any) -> TrainerSpec:
     return TrainerSpec.model_validate(build_spec(**{"lora": None, "numNodes": 1, "nprocPerNode": 1, **fields}))
 
 
-def fingerprint_of(**fields: Any) -> str:
+def compute_fingerprint(**fields: Any) -> str:
     return plan_training(spec(**fields), world_size=2).fingerprint
 
 
@@ -36,21 +36,21 @@ def test_an_epoch_ends_with_an_incomplete_step(training: dict[str, Any], total_s
     assert schedule.total_steps == total_steps
 
 
-def test_layouts_with_the_same_effective_batch_have_the_same_fingerprint() -> None:
-    one_micro_batch = fingerprint_of(training={"globalBatchSize": 8, "perDeviceTrainBatchSize": 4})
-    accumulated = fingerprint_of(training={"perDeviceTrainBatchSize": 1, "gradientAccumulationSteps": 4})
+def test_fingerprint_does_not_depend_on_the_batch_split() -> None:
+    one_micro_batch = compute_fingerprint(training={"globalBatchSize": 8, "perDeviceTrainBatchSize": 4})
+    accumulated = compute_fingerprint(training={"perDeviceTrainBatchSize": 1, "gradientAccumulationSteps": 4})
 
     assert one_micro_batch == accumulated
 
 
-def test_fields_that_do_not_change_the_result_are_not_in_the_fingerprint() -> None:
+def test_fingerprint_ignores_fields_that_do_not_affect_the_result() -> None:
     without_effect = {"loggingSteps": 5, "saveSteps": 7, "ddpTimeout": 60, "probe": True, "allowMixedHardware": True}
 
-    assert fingerprint_of() == fingerprint_of(training=without_effect, numNodes=2)
+    assert compute_fingerprint() == compute_fingerprint(training=without_effect, numNodes=2)
 
 
 @pytest.mark.parametrize(
-    "changed",
+    "changed_fields",
     [
         pytest.param({"training": {"seed": 1}}, id="seed"),
         pytest.param({"training": {"globalBatchSize": 8}}, id="effective batch"),
@@ -60,11 +60,11 @@ def test_fields_that_do_not_change_the_result_are_not_in_the_fingerprint() -> No
         pytest.param({"dataset": {"train": [{"name": "/data/other.jsonl"}]}}, id="dataset"),
     ],
 )
-def test_fields_that_change_the_result_are_in_the_fingerprint(changed: dict[str, Any]) -> None:
-    assert fingerprint_of(**changed) != fingerprint_of()
+def test_fingerprint_includes_fields_that_affect_the_result(changed_fields: dict[str, Any]) -> None:
+    assert compute_fingerprint(**changed_fields) != compute_fingerprint()
 
 
-def test_another_micro_batch_changes_nothing_but_the_split_of_the_batch() -> None:
+def test_with_micro_batch_changes_only_the_batch_split() -> None:
     scaling = {"learningRate": 1e-4, "lrScaling": {"rule": "linear", "baseBatchSize": 4}}
     training = {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 16, **scaling}
     plan = plan_training(spec(training=training), world_size=2).with_samples(100)
@@ -77,6 +77,6 @@ def test_another_micro_batch_changes_nothing_but_the_split_of_the_batch() -> Non
     assert plan_training(changed.spec, world_size=2).with_samples(100) == changed
 
 
-def test_a_global_batch_size_that_cannot_be_reached_is_rejected() -> None:
+def test_unreachable_global_batch_size_is_rejected() -> None:
     with pytest.raises(InvalidSpec, match=r"spec\.training: globalBatchSize 5 is not a multiple"):
         plan_training(spec(training={"globalBatchSize": 5}), world_size=2)

@@ -72,7 +72,7 @@ def forecast(
 ) -> Forecast:
     """Forecast the job's peak memory. Raises TrainerError.
 
-    longest: maximum sample length in tokens; None: the spec's maximum.
+    longest: in tokens; None: the spec's maximum.
     sample: the largest sample of a vision-language model; None: one image, as large as length and processor allow.
     """
     # Resolve sharding and dtypes as the trainer does.

@@ -58,7 +58,7 @@ def _dropout_forward(module: torch.nn.Dropout, inputs: torch.Tensor) -> torch.Te
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Attention that only allocates: saves inputs, output and float32 logsumexp, and accumulates in float32 backward."""
+    """Attention that only allocates: saves inputs, output and float32 logsumexp; backward accumulates in float32."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any) -> torch.Tensor:

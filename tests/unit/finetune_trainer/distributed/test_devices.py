@@ -1,4 +1,4 @@
-"""The choice of the GPU of each rank."""
+"""Test the choice of the device of a rank."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from finetune_trainer.errors import InvalidSpec
 RANKS = Ranks(rank=5, local_rank=1, local_world_size=4, world_size=8)
 
 
-def test_without_gpus_the_device_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_is_cpu_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     assert choose_device(RANKS) == torch.device("cpu")
@@ -24,7 +24,7 @@ def test_more_ranks_than_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) -> N
         choose_device(RANKS)
 
 
-def test_the_local_rank_is_the_index_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_rank_is_the_gpu_index(monkeypatch: pytest.MonkeyPatch) -> None:
     current_devices: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)

@@ -1,4 +1,4 @@
-"""The check that all ranks have the same hardware and versions, and its message if not."""
+"""Test the check that all ranks have the same hardware and library versions."""
 
 import re
 from dataclasses import replace
@@ -12,7 +12,7 @@ from finetune_trainer.errors import MixedHardware
 H100 = RankHardware("NVIDIA H100 80GB HBM3", 80, "580.95.05", "2.13.0", "2.28.3", "transformers 5.23.0")
 
 
-def test_a_rank_on_cpu_reports_its_library_versions() -> None:
+def test_cpu_rank_reports_library_versions() -> None:
     hardware = describe_rank_hardware(torch.device("cpu"))
 
     assert hardware.device.startswith("cpu (")
@@ -20,7 +20,7 @@ def test_a_rank_on_cpu_reports_its_library_versions() -> None:
     assert re.fullmatch(r"transformers \S+, accelerate \S+, peft \S+", hardware.packages)
 
 
-def test_ranks_with_equal_hardware_pass() -> None:
+def test_ranks_with_equal_hardware_pass_the_check() -> None:
     check_same_hardware([H100] * 16, ranks_per_node=8)
 
 
@@ -44,7 +44,7 @@ def test_ranks_with_equal_hardware_pass() -> None:
         ),
     ],
 )
-def test_the_first_difference_is_reported_by_node(ranks: list[RankHardware], message: str) -> None:
+def test_first_difference_is_reported_by_node(ranks: list[RankHardware], message: str) -> None:
     with pytest.raises(MixedHardware, match=re.escape(message)) as raised:
         check_same_hardware(ranks, ranks_per_node=2)
 

@@ -33,44 +33,44 @@ def step(**fields: Any) -> SimulatedStep:
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_model_states_are_forecast_to_the_byte(lora: Lora | None) -> None:
+def test_forecast_of_model_states_is_exact(lora: Lora | None) -> None:
     model: Any = tiny_text.build_model(256)
     architecture = Architecture(model.config, torch.float32, lora)
     model = add_adapters(model, lora, seed=0) if lora else model
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad])
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
     ids = torch.zeros(1, 16, dtype=torch.int64)
 
     compute_target_losses(model(input_ids=ids).logits, ids).sum().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
-    states = [each for state in optimizer.state.values() for key, each in state.items() if key != "step"]
+    states = [tensor for state in optimizer.state.values() for key, tensor in state.items() if key != "step"]
     actual = {
         "weights": sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers()),
         "gradients": sum(p.grad.nbytes for p in model.parameters() if p.grad is not None),
-        "optimizer states": sum(each.nbytes for each in states),
+        "optimizer states": sum(tensor.nbytes for tensor in states),
     }
-    footprint = DdpStrategy(on_gpu=True).footprint(measure_shape(architecture), 1)
+    footprint = DdpStrategy(on_gpu=True).compute_footprint(measure_shape(architecture), 1)
     forecast = {part.name: part.size for part in footprint.resident}
     assert forecast.pop("reference model") == 0
     assert forecast.pop("weights") + forecast.pop("adapters") == actual.pop("weights")
     assert forecast == actual
 
 
-def test_forecast_activations_are_the_tensors_that_autograd_saves() -> None:
+def test_forecast_activations_match_the_tensors_that_autograd_saves() -> None:
     """The CPU's attention saves the same tensors as the simulated fused kernel."""
     length, model = 64, tiny_text.build_model(256)
     saved: dict[int, torch.Tensor] = {}
-    model_storages = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
+    model_storages = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
 
-    def save(tensor: torch.Tensor) -> torch.Tensor:
+    def record_saved_tensor(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.untyped_storage().data_ptr() not in model_storages:
             saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     ids = torch.zeros(1, length, dtype=torch.int64)
-    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(record_saved_tensor, lambda tensor: tensor):
         logits = model(input_ids=ids, use_cache=False).logits
-    saved_bytes = sum(-(-each.untyped_storage().nbytes() // 512) * 512 for each in saved.values())
+    saved_bytes = sum(-(-tensor.untyped_storage().nbytes() // 512) * 512 for tensor in saved.values())
     loss_bytes = logits.nbytes + 2 * (logits.nbytes - logits[:, -1].nbytes)
 
     peak = measure_step_peak(Architecture(model.config, torch.float32, None), step(length=length))
@@ -78,8 +78,8 @@ def test_forecast_activations_are_the_tensors_that_autograd_saves() -> None:
     assert saved_bytes + loss_bytes <= peak.total <= 1.1 * (saved_bytes + loss_bytes)
 
 
-def test_logits_need_twelve_bytes_each_in_the_backward_pass_of_the_loss() -> None:
-    """The 16-bit logits are freed by then; three float32 copies of the logits with a target remain."""
+def test_logits_need_twelve_bytes_each_in_the_loss_backward_pass() -> None:
+    """At the peak the 16-bit logits are freed, and three float32 copies of the logits with a target exist."""
     vocab_size, length = 50_000, 64
     architecture = Architecture(config(vocab_size=vocab_size), torch.bfloat16, LORA)
 
@@ -89,9 +89,7 @@ def test_logits_need_twelve_bytes_each_in_the_backward_pass_of_the_loss() -> Non
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["activations kept", "activations recomputed"])
-def test_4_bit_weights_need_the_bytes_of_bitsandbytes_and_one_dequantized_weight(
-    tmp_path: Path, checkpointing: bool
-) -> None:
+def test_forecast_of_4_bit_weights_matches_bitsandbytes(tmp_path: Path, checkpointing: bool) -> None:
     model_config = config(layers=4, hidden_size=128, intermediate_size=512)
     AutoModelForCausalLM.from_config(model_config).save_pretrained(tmp_path)
     quantized = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=nf4_config(torch.float32, None))
@@ -100,22 +98,22 @@ def test_4_bit_weights_need_the_bytes_of_bitsandbytes_and_one_dequantized_weight
     architecture = Architecture(model_config, torch.float32, lora)
     shape, peak = measure_shape(architecture), measure_step_peak(architecture, micro_batch)
     adapted = add_adapters(quantized, lora, seed=0)
-    simulated_peak = max(each.total for each in simulate_step(adapted, micro_batch).values())
+    simulated_peak = max(phase_peak.total for phase_peak in simulate_step(adapted, micro_batch).values())
 
     assert simulated_peak <= peak.total <= simulated_peak + 4 * 128 * 512
-    assert shape.frozen_bytes == pytest.approx(sum(map(frozen_bytes, adapted.parameters())), rel=0.05)
+    assert shape.frozen_bytes == pytest.approx(sum(map(count_frozen_bytes, adapted.parameters())), rel=0.05)
 
 
-def frozen_bytes(parameter: torch.nn.Parameter) -> int:
+def count_frozen_bytes(parameter: torch.nn.Parameter) -> int:
     """Return the bytes of a frozen parameter with its quantization constants, or 0 if it is trained."""
     state = getattr(parameter, "quant_state", None)
     constants = (state.absmax, state.code, state.state2.absmax, state.state2.code) if state else ()
-    return 0 if parameter.requires_grad else parameter.nbytes + sum(each.nbytes for each in constants)
+    return 0 if parameter.requires_grad else parameter.nbytes + sum(constant.nbytes for constant in constants)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["activations kept", "activations recomputed"])
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_extrapolating_from_few_layers_gives_the_peak_of_the_full_model(
+def test_extrapolated_peak_equals_the_peak_of_the_full_model(
     lora: Lora | None, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     micro_batch = step(checkpointing=checkpointing, autocast=torch.bfloat16)
@@ -127,7 +125,7 @@ def test_extrapolating_from_few_layers_gives_the_peak_of_the_full_model(
     assert measure_step_peak(architecture, micro_batch) == extrapolated
 
 
-def test_unequal_layers_are_simulated_in_full() -> None:
+def test_peak_of_unequal_layers_is_not_extrapolated() -> None:
     """Only the last layer has sliding-window attention, which needs a mask for samples longer than the window."""
     full_attention = ["full_attention"] * 5
 
@@ -142,17 +140,19 @@ def test_unequal_layers_are_simulated_in_full() -> None:
 @pytest.mark.parametrize(
     "config_class", [LlamaConfig, Qwen3Config, GPT2Config], ids=lambda config_class: config_class.model_type
 )
-def test_no_architecture_needs_code_of_its_own(config_class: type) -> None:
+def test_forecast_supports_other_architectures(config_class: type) -> None:
     gpt2_sizes = {"n_embd": 64, "n_head": 4, "n_layer": 5}
     fields = gpt2_sizes if config_class is GPT2Config else {**SIZES, "num_hidden_layers": 5}
     architecture = Architecture(config_class(**fields, vocab_size=500), torch.float32, None)
 
-    kept, recomputed = (measure_step_peak(architecture, step(length=128, checkpointing=each)) for each in (False, True))
+    kept, recomputed = (
+        measure_step_peak(architecture, step(length=128, checkpointing=enabled)) for enabled in (False, True)
+    )
 
     assert 0 < recomputed.activations < kept.activations
 
 
-def test_two_samples_need_a_mask_and_a_copy_of_it_per_layer() -> None:
+def test_two_samples_need_an_attention_mask_in_every_layer() -> None:
     architecture = Architecture(config(layers=3), torch.float32, None)
 
     one, two = (measure_step_peak(architecture, step(batch=batch, length=1024)) for batch in (1, 2))
@@ -161,7 +161,7 @@ def test_two_samples_need_a_mask_and_a_copy_of_it_per_layer() -> None:
     assert two.activations - 2 * one.activations > 0.9 * mask_bytes
 
 
-def test_a_pack_needs_a_mask_that_isolates_its_rows() -> None:
+def test_pack_needs_an_attention_mask_in_every_layer() -> None:
     architecture = Architecture(config(layers=3), torch.float32, None)
 
     one, pack = (measure_step_peak(architecture, step(length=1024, packed=packed)) for packed in (False, True))
@@ -179,14 +179,14 @@ def test_dropout_saves_one_byte_per_element() -> None:
     assert output.grad_fn._saved_result1.nbytes == 8 * 100
 
 
-def test_the_error_names_an_architecture_that_cannot_be_built() -> None:
+def test_error_names_the_model_type_that_cannot_be_built() -> None:
     from transformers import ViTConfig
 
     with pytest.raises(ModelError, match="a vit model cannot be built from its config"):
         measure_shape(Architecture(ViTConfig(), torch.float32, None))
 
 
-def test_tied_embeddings_count_once() -> None:
+def test_tied_embeddings_are_counted_once() -> None:
     tied, untied = (
         measure_shape(Architecture(config(tie_word_embeddings=tie), torch.float32, None)) for tie in (True, False)
     )
@@ -194,7 +194,7 @@ def test_tied_embeddings_count_once() -> None:
     assert untied.parameters - tied.parameters == 500 * 64
 
 
-def test_gradient_buckets_are_a_second_copy_of_the_gradients() -> None:
+def test_gradient_buckets_have_the_size_of_the_gradients() -> None:
     shape, peak = measure_shape(Architecture(config(), torch.float32, LORA)), ActivationMemory(1000, 1000)
     layouts = [RankLayout(ranks, 1, 0, on_gpu=True) for ranks in (1, 4)]
     one_rank, four_ranks = (

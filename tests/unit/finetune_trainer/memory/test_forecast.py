@@ -11,7 +11,7 @@ from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.memory.breakdown import MemoryBreakdown, MemoryPart
 from finetune_trainer.memory.forecast import Forecast, ForecastModel, forecast
-from finetune_trainer.memory.gpus import USABLE_BYTES, fitting_gpus
+from finetune_trainer.memory.gpus import USABLE_BYTES, find_fitting_gpus
 from finetune_trainer.memory.model_shape import ModelShape
 from finetune_trainer.memory.suggestions import choose_batch_size, suggest_changes
 from finetune_trainer.training_plan import TrainingPlan, plan_training
@@ -37,23 +37,23 @@ def spec(*, length: int | None = 64, **fields: Any) -> TrainerSpec:
     return TrainerSpec.model_validate({**jobs.spec(lora=None, dataset=dataset), **fields})
 
 
-def plan_of(spec: TrainerSpec) -> TrainingPlan:
+def build_plan(spec: TrainerSpec) -> TrainingPlan:
     return plan_training(spec, world_size=spec.world_size)
 
 
-def parts(spec: TrainerSpec, *, node: bool = False) -> dict[str, int]:
-    result = forecast(plan_of(spec), TINY, on_gpu=True)
+def forecast_parts(spec: TrainerSpec, *, node: bool = False) -> dict[str, int]:
+    result = forecast(build_plan(spec), TINY, on_gpu=True)
     return {part.name: part.size for part in (result.node if node else result.rank).parts}
 
 
-def test_a_preference_needs_the_memory_of_two_samples() -> None:
+def test_preference_needs_the_memory_of_two_samples() -> None:
     two_samples = spec(lora={}, training={"perDeviceTrainBatchSize": 2})
 
-    assert parts(spec(lora={}, sft=None, dpo={})) == parts(two_samples)
+    assert forecast_parts(spec(lora={}, sft=None, dpo={})) == forecast_parts(two_samples)
 
 
-def test_full_tuning_by_dpo_needs_a_reference_model_in_16_bits() -> None:
-    sft, dpo = parts(spec()), parts(spec(sft=None, dpo={}))
+def test_dpo_without_lora_needs_a_16_bit_reference_model() -> None:
+    sft, dpo = forecast_parts(spec()), forecast_parts(spec(sft=None, dpo={}))
 
     assert "reference model" not in sft
     assert dpo["reference model"] == pytest.approx(dpo["weights"] / 2, rel=0.001)
@@ -61,26 +61,27 @@ def test_full_tuning_by_dpo_needs_a_reference_model_in_16_bits() -> None:
 
 def test_every_rank_of_a_node_loads_policy_and_reference_model() -> None:
     dataset = {"train": [{"name": "/data/train.jsonl"}], "numWorkers": 0}
-    sft, dpo = parts(spec(dataset=dataset), node=True), parts(spec(dataset=dataset, sft=None, dpo={}), node=True)
+    sft = forecast_parts(spec(dataset=dataset), node=True)
+    dpo = forecast_parts(spec(dataset=dataset, sft=None, dpo={}), node=True)
 
     assert dpo["weights being loaded"] == pytest.approx(1.5 * sft["weights being loaded"], rel=0.001)
 
 
-def test_the_sample_length_is_max_length_or_the_maximum_of_the_model() -> None:
-    assert forecast(plan_of(spec(length=None)), TINY, on_gpu=True).length == 256
-    assert forecast(plan_of(spec(length=64)), TINY, on_gpu=True).length == 64
+def test_sample_length_is_max_length_or_the_model_maximum() -> None:
+    assert forecast(build_plan(spec(length=None)), TINY, on_gpu=True).length == 256
+    assert forecast(build_plan(spec(length=64)), TINY, on_gpu=True).length == 64
 
 
-def test_a_model_without_a_maximum_length_needs_max_length() -> None:
+def test_max_length_is_required_for_a_model_without_maximum() -> None:
     with pytest.raises(InvalidSpec, match=r"spec.dataset.maxLength: .* set maxLength, or memory cannot be forecast"):
-        forecast(plan_of(spec(length=None)), ForecastModel(BloomConfig(), torch.bfloat16), on_gpu=True)
+        forecast(build_plan(spec(length=None)), ForecastModel(BloomConfig(), torch.bfloat16), on_gpu=True)
 
 
-def test_a_larger_evaluation_batch_raises_the_forecast() -> None:
+def test_larger_evaluation_batch_raises_the_forecast() -> None:
     dataset = {"train": [{"name": "/data/a.jsonl"}], "eval": [{"name": "/data/b.jsonl"}], "maxLength": 64}
     small, large = (
         forecast(
-            plan_of(spec(dataset=dataset, training={"perDeviceTrainBatchSize": 1, "perDeviceEvalBatchSize": size})),
+            build_plan(spec(dataset=dataset, training={"perDeviceTrainBatchSize": 1, "perDeviceEvalBatchSize": size})),
             TINY,
             on_gpu=True,
         ).rank.total
@@ -93,9 +94,9 @@ def test_a_larger_evaluation_batch_raises_the_forecast() -> None:
 def fake_forecast(spec: TrainerSpec) -> Forecast:
     """Forecast without a model: 20 GiB for full tuning, 4 for LoRA, 1 for 4-bit weights; 4 GiB per 1024 tokens.
 
-    zero2 halves the model states, zero3 leaves an eighth of them.
+    zero2 halves the model states; zero3 divides them by eight.
     """
-    batch, length = plan_of(spec).batch, spec.dataset.max_length or 2048
+    batch, length = build_plan(spec).batch, spec.dataset.max_length or 2048
     per_sample = 4 * GIB * length // 1024 // (4 if spec.training.gradient_checkpointing else 1)
     states = (20 if spec.lora is None else 1 if spec.lora.quantization else 4) * GIB
     if spec.deepspeed and spec.deepspeed.preset != "zero1":
@@ -105,7 +106,7 @@ def fake_forecast(spec: TrainerSpec) -> Forecast:
 
 
 @pytest.mark.parametrize(
-    ("usable", "changes"),
+    ("usable_gib", "changes"),
     [
         pytest.param(40, ("training.gradientCheckpointing: true",), id="checkpointing"),
         pytest.param(
@@ -140,19 +141,19 @@ def fake_forecast(spec: TrainerSpec) -> Forecast:
         ),
     ],
 )
-def test_the_cheapest_change_that_fits_is_suggested(usable: int, changes: tuple[str, ...]) -> None:
+def test_cheapest_change_that_fits_is_suggested(usable_gib: int, changes: tuple[str, ...]) -> None:
     training = {"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 1}
     job = spec(length=2048, numNodes=1, nprocPerNode=1, training=training)
 
-    suggestion = suggest_changes(job, fake_forecast, usable_bytes=usable * GIB)
+    suggestion = suggest_changes(job, fake_forecast, usable_bytes=usable_gib * GIB)
 
     assert suggestion is not None
     assert suggestion.changes == changes
-    assert suggestion.forecast.rank.total <= usable * GIB
+    assert suggestion.forecast.rank.total <= usable_gib * GIB
 
 
 @pytest.mark.parametrize(
-    ("usable", "fields", "change"),
+    ("usable_gib", "fields", "change"),
     [
         pytest.param(12, {}, "deepspeed: {preset: zero2}", id="shard gradients"),
         pytest.param(4, {}, "deepspeed: {preset: zero3}", id="shard weights"),
@@ -161,13 +162,11 @@ def test_the_cheapest_change_that_fits_is_suggested(usable: int, changes: tuple[
         pytest.param(12, {"fsdp": {}}, "lora: {}", id="already sharded by fsdp"),
     ],
 )
-def test_with_several_ranks_more_sharding_is_suggested_before_lora(
-    usable: int, fields: dict[str, Any], change: str
-) -> None:
+def test_more_sharding_is_suggested_before_lora(usable_gib: int, fields: dict[str, Any], change: str) -> None:
     training = {"perDeviceTrainBatchSize": 1, "gradientAccumulationSteps": 4, "gradientCheckpointing": True}
     job = spec(nprocPerNode=2, training=training, **fields)
 
-    suggestion = suggest_changes(job, fake_forecast, usable_bytes=usable * GIB)
+    suggestion = suggest_changes(job, fake_forecast, usable_bytes=usable_gib * GIB)
 
     assert suggestion is not None
     assert suggestion.changes == (change,)
@@ -188,28 +187,28 @@ def test_quantization_is_not_suggested_for_sharded_weights() -> None:
     assert suggest_changes(job, fake_forecast, usable_bytes=GIB // 4) is None
 
 
-def test_there_is_no_suggestion_if_no_change_makes_the_job_fit() -> None:
+def test_no_change_is_suggested_if_none_fits() -> None:
     assert suggest_changes(spec(length=2048), fake_forecast, usable_bytes=1 * GIB) is None
 
 
 def test_fitting_gpus_are_sorted_by_memory() -> None:
-    names = fitting_gpus(40 * GIB)
+    names = find_fitting_gpus(40 * GIB)
 
     assert names[0] == "l40s-48g"
     assert [USABLE_BYTES[name] for name in names] == sorted(USABLE_BYTES[name] for name in names)
 
 
 @pytest.mark.parametrize(
-    ("usable", "sizes"),
+    ("usable_gib", "sizes"),
     [
         pytest.param(160, (8, 1), id="every size fits"),
         pytest.param(40, (2, 4), id="some sizes fit"),
         pytest.param(1, (1, 8), id="no size fits"),
     ],
 )
-def test_auto_chooses_the_largest_micro_batch_that_fits_the_gpu(usable: int, sizes: tuple[int, int]) -> None:
+def test_auto_batch_size_is_the_largest_that_fits_the_gpu(usable_gib: int, sizes: tuple[int, int]) -> None:
     job = spec(length=2048, training={"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32})
 
-    training = choose_batch_size(job, fake_forecast, usable_bytes=usable * GIB).training
+    training = choose_batch_size(job, fake_forecast, usable_bytes=usable_gib * GIB).training
 
     assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == sizes

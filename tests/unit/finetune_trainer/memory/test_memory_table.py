@@ -10,13 +10,13 @@ TABLE = [line for line in GENERATED.splitlines() if line.startswith("| ")][2:]  
 FIRST_ROWS = {source: next(row for row in ROWS if row.source is source) for source in SOURCES}
 
 
-def errors_in_table(rows: list[PublishedRow]) -> list[float]:
-    """Return the errors in the table, in percent."""
+def read_table_errors(rows: list[PublishedRow]) -> list[float]:
+    """Return the forecast errors of these rows from the table, in percent."""
     return [float(TABLE[ROWS.index(row)].rsplit("|", 2)[1].strip().rstrip("%")) for row in rows]
 
 
 @pytest.mark.parametrize("row", FIRST_ROWS.values(), ids=lambda row: f"{row.source.page}")
-def test_the_table_shows_the_current_forecast(row: PublishedRow) -> None:
+def test_table_contains_the_current_forecast(row: PublishedRow) -> None:
     (comparison,) = compare([row])
 
     assert render_row(comparison) == TABLE[ROWS.index(row)]
@@ -29,11 +29,11 @@ def test_every_published_row_is_in_the_table() -> None:
         assert f"| {row.batch} x {row.length}" in line
 
 
-def test_90_percent_of_the_forecasts_for_fixed_lengths_are_within_10_percent() -> None:
-    errors = errors_in_table([row for row in ROWS if not row.has_varied_lengths])
+def test_90_percent_of_fixed_length_forecasts_are_within_10_percent() -> None:
+    errors = read_table_errors([row for row in ROWS if not row.has_varied_lengths])
 
     assert sum(abs(error) <= 10 for error in errors) >= 0.9 * len(errors)
 
 
-def test_no_forecast_for_fixed_lengths_is_more_than_5_percent_too_low() -> None:
-    assert min(errors_in_table([row for row in ROWS if not row.has_varied_lengths])) >= -5
+def test_no_fixed_length_forecast_is_more_than_5_percent_too_low() -> None:
+    assert min(read_table_errors([row for row in ROWS if not row.has_varied_lengths])) >= -5

@@ -5,7 +5,7 @@ import torch
 from finetune_trainer.memory.oom_message import build_out_of_memory_error
 
 
-def test_the_message_contains_the_micro_batch_and_the_lengths_of_its_samples() -> None:
+def test_message_contains_the_micro_batch_and_its_sample_lengths() -> None:
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
     batch = {"input_ids": torch.zeros(2, 4, dtype=torch.int64), "attention_mask": mask}
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")

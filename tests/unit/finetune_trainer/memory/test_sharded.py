@@ -11,7 +11,7 @@ from finetune_trainer.memory.breakdown import (
     RankLayout,
     break_down_node_memory,
     break_down_rank_memory,
-    total_bytes,
+    sum_bytes,
 )
 from finetune_trainer.memory.fake_step import ActivationMemory
 from finetune_trainer.memory.model_shape import ModelShape
@@ -35,18 +35,18 @@ MANY_ACTIVATIONS = ActivationMemory(10**9)
 HIDDEN_SIZE = 1000
 
 
-def strategy(**fields: Any) -> ZeroStrategy | Fsdp2Strategy:
+def build_strategy(**fields: Any) -> ZeroStrategy | Fsdp2Strategy:
     spec = TrainerSpec.model_validate({**jobs.spec(lora=None), **fields})
     built = build_sharding_strategy(spec, torch.bfloat16, hidden_size=HIDDEN_SIZE)
     assert isinstance(built, ZeroStrategy | Fsdp2Strategy)
     return built
 
 
-def layout(ranks: int, sharding: ZeroStrategy | Fsdp2Strategy, *, on_gpu: bool = True) -> RankLayout:
+def build_layout(ranks: int, sharding: ZeroStrategy | Fsdp2Strategy, *, on_gpu: bool = True) -> RankLayout:
     return RankLayout(ranks, ranks_per_node=2, loader_workers_per_rank=0, on_gpu=on_gpu, sharding=sharding)
 
 
-def in_millions(breakdown: MemoryBreakdown) -> dict[str, float]:
+def convert_to_millions(breakdown: MemoryBreakdown) -> dict[str, float]:
     return {part.name: part.size / MILLION for part in breakdown.parts}
 
 
@@ -66,33 +66,37 @@ def test_a_job_without_sharding_has_no_strategy() -> None:
         ("zero3_offload", {}),
     ],
 )
-def test_each_zero_preset_keeps_its_states_on_each_of_four_gpus(preset: str, resident: dict[str, float]) -> None:
-    sharding = strategy(deepspeed={"preset": preset})
+def test_zero_preset_determines_the_resident_states(preset: str, resident: dict[str, float]) -> None:
+    sharding = build_strategy(deepspeed={"preset": preset})
 
-    parts = sharding.footprint(FULL, 4).resident
+    parts = sharding.compute_footprint(FULL, 4).resident
     assert {part.name: part.size / MILLION for part in parts if part.size} == resident
 
 
-def test_offloaded_states_are_in_the_host_memory_of_the_node() -> None:
-    sharded = layout(4, strategy(deepspeed={"preset": "zero3_offload"}))
+def test_offloaded_states_count_as_host_memory_of_the_node() -> None:
+    sharded = build_layout(4, build_strategy(deepspeed={"preset": "zero3_offload"}))
 
-    node = in_millions(break_down_node_memory(FULL, break_down_rank_memory(FULL, NO_ACTIVATIONS, sharded), sharded))
+    node = convert_to_millions(
+        break_down_node_memory(FULL, break_down_rank_memory(FULL, NO_ACTIVATIONS, sharded), sharded)
+    )
 
     weights, gradients, states = 50, (4 + 2) * 25, (4 + 8) * 25
     assert node["offloaded"] == 2 * (weights + gradients + states)
 
 
-def test_without_a_gpu_offloaded_states_count_for_the_rank() -> None:
-    on_cpu = layout(4, strategy(deepspeed={"preset": "zero2_offload"}), on_gpu=False)
+def test_offloaded_states_count_for_the_rank_on_cpu() -> None:
+    on_cpu = build_layout(4, build_strategy(deepspeed={"preset": "zero2_offload"}), on_gpu=False)
 
-    assert in_millions(break_down_rank_memory(FULL, NO_ACTIVATIONS, on_cpu))["offloaded optimizer states"] == 200
+    assert (
+        convert_to_millions(break_down_rank_memory(FULL, NO_ACTIVATIONS, on_cpu))["offloaded optimizer states"] == 200
+    )
 
 
 def test_stage_1_keeps_all_gradients_until_the_optimizer_step() -> None:
     first, second = (
         {
             part.name: part.size / MILLION
-            for part in ZeroStrategy(stage, 2, MILLION, 2, 10**9, 10**9).footprint(FULL, 4).forward_backward
+            for part in ZeroStrategy(stage, 2, MILLION, 2, 10**9, 10**9).compute_footprint(FULL, 4).forward_backward
         }
         for stage in (1, 2)
     )
@@ -101,26 +105,27 @@ def test_stage_1_keeps_all_gradients_until_the_optimizer_step() -> None:
     assert second["gradients in transit"] == 50 + 2 * 5, "its own shard, and the largest gradient not yet reduced"
 
 
-def test_the_optimizer_step_counts_if_it_is_the_peak() -> None:
+def test_optimizer_step_counts_only_if_it_is_the_peak() -> None:
     sharding = ZeroStrategy(
         2, itemsize=2, bucket_size=MILLION, buckets=2, max_live_parameters=10**9, sub_group_size=10**9
     )
-    ranks = layout(4, sharding)
+    ranks = build_layout(4, sharding)
 
-    assert "gradients for the update" in in_millions(break_down_rank_memory(FULL, NO_ACTIVATIONS, ranks))
-    assert "gradients for the update" not in in_millions(break_down_rank_memory(FULL, MANY_ACTIVATIONS, ranks))
+    assert "gradients for the update" in convert_to_millions(break_down_rank_memory(FULL, NO_ACTIVATIONS, ranks))
+    assert "gradients for the update" not in convert_to_millions(break_down_rank_memory(FULL, MANY_ACTIVATIONS, ranks))
 
 
 def test_max_live_parameters_limits_the_gathered_weights() -> None:
     zero = {"stage": 3, "stage3_max_live_parameters": 30 * MILLION}
-    ranks = layout(4, strategy(deepspeed={"config": {"zero_optimization": zero}}))
+    ranks = build_layout(4, build_strategy(deepspeed={"config": {"zero_optimization": zero}}))
 
-    assert in_millions(break_down_rank_memory(FULL, MANY_ACTIVATIONS, ranks))["gathered weights"] == 60
+    assert convert_to_millions(break_down_rank_memory(FULL, MANY_ACTIVATIONS, ranks))["gathered weights"] == 60
 
 
-def test_auto_buckets_have_the_square_of_the_hidden_size() -> None:
+def test_auto_bucket_size_is_the_square_of_the_hidden_size() -> None:
     preset, default = (
-        strategy(deepspeed=each) for each in ({"preset": "zero3"}, {"config": {"zero_optimization": {"stage": 3}}})
+        build_strategy(deepspeed=config)
+        for config in ({"preset": "zero3"}, {"config": {"zero_optimization": {"stage": 3}}})
     )
 
     assert isinstance(preset, ZeroStrategy)
@@ -129,10 +134,11 @@ def test_auto_buckets_have_the_square_of_the_hidden_size() -> None:
 
 
 def test_fsdp_gathers_layer_by_layer_or_the_full_model() -> None:
-    resharding, gathered = (strategy(fsdp={"reshardAfterForward": reshard}) for reshard in (True, False))
+    resharding, gathered = (build_strategy(fsdp={"reshardAfterForward": reshard}) for reshard in (True, False))
 
     by_layer, at_once = (
-        in_millions(break_down_rank_memory(FULL, MANY_ACTIVATIONS, layout(4, each))) for each in (resharding, gathered)
+        convert_to_millions(break_down_rank_memory(FULL, MANY_ACTIVATIONS, build_layout(4, sharding)))
+        for sharding in (resharding, gathered)
     )
 
     assert by_layer["gathered weights"] == 2 * (10 + 3 * 10)
@@ -140,7 +146,9 @@ def test_fsdp_gathers_layer_by_layer_or_the_full_model() -> None:
 
 
 def test_fsdp_keeps_a_float32_shard_on_the_gpu_or_offloads_it() -> None:
-    sharded, offloaded = (strategy(fsdp={"cpuOffload": offload}).footprint(FULL, 4) for offload in (False, True))
+    sharded, offloaded = (
+        build_strategy(fsdp={"cpuOffload": offload}).compute_footprint(FULL, 4) for offload in (False, True)
+    )
 
-    assert total_bytes(sharded.resident) == total_bytes(offloaded.offloaded) == 16 * 25 * MILLION
+    assert sum_bytes(sharded.resident) == sum_bytes(offloaded.offloaded) == 16 * 25 * MILLION
     assert offloaded.resident == sharded.offloaded == ()

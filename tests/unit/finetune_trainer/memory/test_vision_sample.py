@@ -23,22 +23,24 @@ FROZEN = {"only language trained": ("vision", "aligner"), "everything trained": 
 
 
 @pytest.fixture(scope="module")
-def described(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pretrained]:
+def pretrained_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pretrained]:
     folder = tmp_path_factory.mktemp("vision_language")
-    sources = {kind: ModelSource(name=str(tiny_vision.build(folder / kind, kind))) for kind in tiny_vision.RECIPES}
-    return {kind: describe_model(source, torch.device("cpu")) for kind, source in sources.items()}
+    sources = {
+        recipe: ModelSource(name=str(tiny_vision.build(folder / recipe, recipe))) for recipe in tiny_vision.RECIPES
+    }
+    return {recipe: describe_model(source, torch.device("cpu")) for recipe, source in sources.items()}
 
 
-def vision_of(pretrained: Pretrained) -> VisionProcessor:
+def get_vision(pretrained: Pretrained) -> VisionProcessor:
     assert pretrained.vision is not None
     return pretrained.vision
 
 
-@pytest.mark.parametrize("kind", tiny_vision.RECIPES)
+@pytest.mark.parametrize("recipe", tiny_vision.RECIPES)
 @pytest.mark.parametrize("frozen", FROZEN)
-def test_a_step_allocates_the_forecast_bytes(described: dict[str, Pretrained], kind: str, frozen: str) -> None:
-    """On CPU in float32: its attention saves as much for backward as the fused kernel of the forecast."""
-    pretrained, vision = described[kind], vision_of(described[kind])
+def test_step_allocates_the_forecast_bytes(pretrained_models: dict[str, Pretrained], recipe: str, frozen: str) -> None:
+    """CPU attention in float32 saves as many bytes for the backward pass as the simulated fused kernel."""
+    pretrained, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
     sample = VisionSample(vision, FROZEN[frozen], build_blank_sample(vision, LENGTH))
     architecture = Architecture(pretrained.config, torch.float32, None, vision_sample=sample)
     step = SimulatedStep(batch=2, length=LENGTH, checkpointing=False, autocast=None, loss=unmasked_token_loss)
@@ -48,15 +50,17 @@ def test_a_step_allocates_the_forecast_bytes(described: dict[str, Pretrained], k
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     batch = sample.build_batch(2)
 
-    with AllocationTracker() as book:
+    with AllocationTracker() as tracker:
         unmasked_token_loss(model.train()(**batch, use_cache=False).logits, batch["input_ids"]).backward()  # type: ignore[no-untyped-call]
 
-    assert 0.97 * book.peak_bytes <= measure_step_peak(architecture, step).total <= 1.15 * book.peak_bytes
+    assert 0.97 * tracker.peak_bytes <= measure_step_peak(architecture, step).total <= 1.15 * tracker.peak_bytes
 
 
-@pytest.mark.parametrize("kind", tiny_vision.RECIPES)
-def test_forecast_model_states_are_those_of_the_real_model(described: dict[str, Pretrained], kind: str) -> None:
-    pretrained, vision = described[kind], vision_of(described[kind])
+@pytest.mark.parametrize("recipe", tiny_vision.RECIPES)
+def test_forecast_model_states_equal_the_real_model_states(
+    pretrained_models: dict[str, Pretrained], recipe: str
+) -> None:
+    pretrained, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
     model = AutoModelForImageTextToText.from_config(pretrained.config)
     freeze_groups(model, vision, ("vision", "aligner"))
 
@@ -75,9 +79,9 @@ def test_forecast_model_states_are_those_of_the_real_model(described: dict[str, 
     assert shape.layer_parameters == sum(p.numel() for p in model.model.language_model.layers[0].parameters())
 
 
-@pytest.mark.parametrize("kind", tiny_vision.RECIPES)
-def test_the_vision_tower_is_not_quantized(described: dict[str, Pretrained], kind: str) -> None:
-    pretrained, vision = described[kind], vision_of(described[kind])
+@pytest.mark.parametrize("recipe", tiny_vision.RECIPES)
+def test_vision_tower_is_not_quantized(pretrained_models: dict[str, Pretrained], recipe: str) -> None:
+    pretrained, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
     sample = VisionSample(vision, ("vision", "aligner"), build_blank_sample(vision, LENGTH))
     full, quantized = (
         measure_shape(Architecture(pretrained.config, torch.float32, lora, vision_sample=sample))
@@ -85,15 +89,17 @@ def test_the_vision_tower_is_not_quantized(described: dict[str, Pretrained], kin
     )
     layers = AutoModelForImageTextToText.from_config(pretrained.config).model.language_model.layers
     linear = sum(
-        each.weight.nbytes for layer in layers for each in layer.modules() if isinstance(each, torch.nn.Linear)
+        module.weight.nbytes for layer in layers for module in layer.modules() if isinstance(module, torch.nn.Linear)
     )
 
     assert full.frozen_bytes - quantized.frozen_bytes == pytest.approx(linear * (1 - 0.516 / 4), rel=0.02)
 
 
-@pytest.mark.parametrize("kind", tiny_vision.RECIPES)
-def test_a_blank_sample_has_the_requested_length_and_an_image(described: dict[str, Pretrained], kind: str) -> None:
-    vision = vision_of(described[kind])
+@pytest.mark.parametrize("recipe", tiny_vision.RECIPES)
+def test_blank_sample_has_the_requested_length_and_an_image(
+    pretrained_models: dict[str, Pretrained], recipe: str
+) -> None:
+    vision = get_vision(pretrained_models[recipe])
 
     sample = build_blank_sample(vision, LENGTH)
 
@@ -102,21 +108,21 @@ def test_a_blank_sample_has_the_requested_length_and_an_image(described: dict[st
     assert len(sample["pixel_values"])
 
 
-def test_an_image_of_any_size_is_limited_by_length_and_max_pixels(
-    described: dict[str, Pretrained], tmp_path: Path
+def test_image_size_is_limited_by_length_and_max_pixels(
+    pretrained_models: dict[str, Pretrained], tmp_path: Path
 ) -> None:
     folder = tiny_vision.build(tmp_path / "qwen2_vl", "qwen2_vl")
     limited = describe_model(ModelSource(name=str(folder), max_pixels=28 * 28 * 16), torch.device("cpu"))
 
     by_length, by_pixels = (
-        int((build_blank_sample(vision_of(each), LENGTH)["input_ids"] == each.config.image_token_id).sum())
-        for each in (described["qwen2_vl"], limited)
+        int((build_blank_sample(get_vision(model), LENGTH)["input_ids"] == model.config.image_token_id).sum())
+        for model in (pretrained_models["qwen2_vl"], limited)
     )
 
     assert by_pixels == 16
     assert 16 < by_length <= LENGTH
 
 
-def test_a_length_too_short_for_any_image_is_an_error(described: dict[str, Pretrained]) -> None:
+def test_length_too_short_for_any_image_is_rejected(pretrained_models: dict[str, Pretrained]) -> None:
     with pytest.raises(InvalidSpec, match=r"spec.dataset.maxLength: 3 tokens are fewer than the smallest image needs"):
-        build_blank_sample(vision_of(described["llava"]), 3)
+        build_blank_sample(get_vision(pretrained_models["llava"]), 3)

@@ -1,4 +1,4 @@
-"""The FLOPs of a step, estimated from the model's weights, and the peak FLOPs of GPUs."""
+"""Test the estimated FLOPs of a step and the peak FLOPs of GPUs."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-def llama(*, tied: bool = False) -> LlamaForCausalLM:
+def build_llama(*, tied: bool = False) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=tied, attn_implementation="eager"))
 
 
@@ -38,33 +38,33 @@ def count_with_torch(model: Any) -> int:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_estimate_for_full_fine_tuning_equals_the_count_of_torch(tied: bool) -> None:
-    model = llama(tied=tied)
+def test_estimate_for_full_fine_tuning_equals_the_torch_count(tied: bool) -> None:
+    model = build_llama(tied=tied)
 
     flops = estimate_flops(model, has_reference=False).total(tokens=LENGTH, attention_pairs=LENGTH**2)
 
     assert flops == pytest.approx(count_with_torch(model), rel=0.01)
 
 
-def test_frozen_weights_cost_no_weight_gradient() -> None:
-    """torch counts less, because nothing before the first layer needs a gradient."""
-    model = add_adapters(llama(), Lora(r=1), seed=0)
+def test_frozen_weights_need_no_weight_gradient() -> None:
+    """torch counts less than the estimate, because no tensor before the first layer needs a gradient."""
+    model = add_adapters(build_llama(), Lora(r=1), seed=0)
 
     flops = estimate_flops(model, has_reference=False).total(tokens=LENGTH, attention_pairs=LENGTH**2)
 
-    full = estimate_flops(llama(), has_reference=False).total(tokens=LENGTH, attention_pairs=LENGTH**2)
+    full = estimate_flops(build_llama(), has_reference=False).total(tokens=LENGTH, attention_pairs=LENGTH**2)
     assert flops == pytest.approx(count_with_torch(model), rel=0.06)
     assert flops < 0.8 * full
 
 
-def test_a_reference_model_adds_a_forward_pass() -> None:
-    policy, with_reference = (estimate_flops(llama(), has_reference=has) for has in (False, True))
+def test_reference_model_adds_a_forward_pass() -> None:
+    policy, with_reference = (estimate_flops(build_llama(), has_reference=has) for has in (False, True))
 
     assert with_reference.per_token / policy.per_token == pytest.approx(4 / 3)
     assert with_reference.per_attention_pair / policy.per_attention_pair == pytest.approx(4 / 3)
 
 
-def test_only_the_active_experts_count() -> None:
+def test_only_active_experts_are_counted() -> None:
     two_active, four_active = (
         estimate_flops(
             MixtralForCausalLM(MixtralConfig(**SMALL, num_local_experts=8, num_experts_per_tok=used)),
@@ -77,35 +77,35 @@ def test_only_the_active_experts_count() -> None:
     assert four_active - two_active == pytest.approx(6 * 2 * expert * SMALL["num_hidden_layers"])
 
 
-def rows(*lengths: int, has_targets: bool = True) -> dict[str, torch.Tensor]:
+def build_rows(*lengths: int, has_targets: bool = True) -> dict[str, torch.Tensor]:
     """Build a padded batch of rows with these lengths."""
     mask = torch.tensor([[1] * length + [0] * (max(lengths) - length) for length in lengths])
     return {"attention_mask": mask, "labels": torch.where(mask.bool() & has_targets, 1, IGNORE_INDEX)}
 
 
 def test_padding_is_not_counted() -> None:
-    counts = MicroBatchCounts.from_batch(rows(3, 2), sequences=1)
+    counts = MicroBatchCounts.from_batch(build_rows(3, 2), sequences_per_sample=1)
 
     assert counts == MicroBatchCounts(samples=2, tokens=5, attention_pairs=6 + 3, longest_sequence=3)
 
 
-def test_two_sequences_of_a_preference_are_one_sample() -> None:
-    assert MicroBatchCounts.from_batch(rows(3, 2, 1, 3), sequences=2).samples == 2
+def test_two_sequences_of_a_preference_are_counted_as_one_sample() -> None:
+    assert MicroBatchCounts.from_batch(build_rows(3, 2, 1, 3), sequences_per_sample=2).samples == 2
 
 
-def test_a_filler_is_not_counted_as_a_sample() -> None:
-    assert MicroBatchCounts.from_batch(rows(1, has_targets=False), sequences=1).samples == 0
+def test_filler_is_not_counted_as_a_sample() -> None:
+    assert MicroBatchCounts.from_batch(build_rows(1, has_targets=False), sequences_per_sample=1).samples == 0
 
 
-def test_each_row_of_a_pack_is_a_sample_that_attends_only_to_itself() -> None:
-    pack = {**rows(5, 4), POSITION_IDS: torch.tensor([[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]])}
+def test_each_row_of_a_pack_is_counted_as_a_sample() -> None:
+    pack = {**build_rows(5, 4), POSITION_IDS: torch.tensor([[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]])}
 
-    counts = MicroBatchCounts.from_batch(pack, sequences=1)
+    counts = MicroBatchCounts.from_batch(pack, sequences_per_sample=1)
     assert counts == MicroBatchCounts(samples=3, tokens=9, attention_pairs=6 + 3 + 10, longest_sequence=5)
 
 
 @pytest.mark.parametrize(
-    ("name", "tera"),
+    ("device_name", "teraflops"),
     [
         ("NVIDIA H100 80GB HBM3", 989.4),
         ("NVIDIA H100 PCIe", 756.0),
@@ -118,11 +118,11 @@ def test_each_row_of_a_pack_is_a_sample_that_attends_only_to_itself() -> None:
         ("Tesla V100-SXM2-16GB", 125.0),
     ],
 )
-def test_the_peak_flops_are_found_by_the_device_name_of_torch(name: str, tera: float) -> None:
-    assert peak_flops(name, torch.bfloat16) == pytest.approx(tera * 1e12)
+def test_peak_flops_are_found_by_device_name(device_name: str, teraflops: float) -> None:
+    assert peak_flops(device_name, torch.bfloat16) == pytest.approx(teraflops * 1e12)
 
 
-@pytest.mark.parametrize("name", ["NVIDIA TITAN V", "AMD Radeon", ""])
-def test_the_peak_flops_of_an_unknown_gpu_or_of_float32_are_unknown(name: str) -> None:
-    assert peak_flops(name, torch.bfloat16) is None
+@pytest.mark.parametrize("device_name", ["NVIDIA TITAN V", "AMD Radeon", ""])
+def test_peak_flops_are_none_for_unknown_gpus_and_float32(device_name: str) -> None:
+    assert peak_flops(device_name, torch.bfloat16) is None
     assert peak_flops("NVIDIA H100 80GB HBM3", torch.float32) is None

@@ -1,4 +1,4 @@
-"""The content of report.html, and that the page loads no other resources."""
+"""Test the content of report.html, and that the page loads no external resources."""
 
 import re
 import shutil
@@ -66,7 +66,7 @@ def count_marks(figure: ElementTree.Element) -> int:
     return len([*figure.iter("circle"), *figure.iter("rect")])
 
 
-def test_every_chart_contains_its_points_and_every_table_its_rows() -> None:
+def test_charts_contain_all_points_and_tables_all_rows() -> None:
     figures = parse_figures(render_report(DATA))
 
     assert tuple(figures) == (*CHARTS, "Job", "Environment")
@@ -90,13 +90,13 @@ def test_values_from_the_job_are_escaped() -> None:
     assert "<b>" not in render_report(DATA)
 
 
-def test_the_page_references_no_other_resource() -> None:
+def test_page_references_no_external_resources() -> None:
     page = render_report(DATA).replace("http://www.w3.org/2000/svg", "")
 
     assert re.findall(r"https?:|<script|<link|\bsrc=|url\(|@import", page) == []
 
 
-def test_an_attempt_that_only_published_has_a_report_without_measurements() -> None:
+def test_report_of_an_attempt_without_steps_has_no_measurements() -> None:
     figures = parse_figures(render_report(replace(DATA, summary=None, own_step_seconds=(), log_history=[])))
 
     assert "nothing was measured" in "".join(figures["Loss"].itertext())
@@ -104,7 +104,7 @@ def test_an_attempt_that_only_published_has_a_report_without_measurements() -> N
     assert count_marks(figures["Lengths of samples"]) == 22
 
 
-def test_a_long_line_is_downsampled_and_keeps_its_last_point() -> None:
+def test_long_line_is_downsampled_and_keeps_its_last_point() -> None:
     points = tuple((float(step), float(step)) for step in range(10_000))
 
     chart = draw_lines("Loss", [Line("training", points)], x_name="step")
@@ -119,19 +119,19 @@ def test_a_long_line_is_downsampled_and_keeps_its_last_point() -> None:
         pytest.param(((1.0, 2.0),), id="one point"),
         pytest.param(((1.0, 0.0), (2.0, 0.0)), id="zeros"),
         pytest.param(((1.0, -5.0), (2.0, -5.0)), id="equal values"),
-        pytest.param(((1.0, 1e-12), (2.0, 3e300)), id="values of very different size"),
+        pytest.param(((1.0, 1e-12), (2.0, 3e300)), id="values of very different magnitude"),
         pytest.param(((1.0, float("nan")), (2.0, 3.0)), id="NaN"),
     ],
 )
-def test_all_points_lie_within_the_frame_of_the_chart(points: tuple[tuple[float, float], ...]) -> None:
+def test_all_points_are_inside_the_chart(points: tuple[tuple[float, float], ...]) -> None:
     chart = ElementTree.fromstring(draw_lines("Loss", [Line("training", points)], x_name="step"))  # noqa: S314
 
     circles = [element for element in chart.iter() if element.tag.endswith("circle")]
     assert circles
-    assert all(0 <= float(each.attrib["cx"]) <= 640 and 0 <= float(each.attrib["cy"]) <= 240 for each in circles)
+    assert all(0 <= float(circle.attrib["cx"]) <= 640 and 0 <= float(circle.attrib["cy"]) <= 240 for circle in circles)
 
 
-def test_a_bar_of_value_zero_has_no_height() -> None:
+def test_bar_with_value_zero_has_no_height() -> None:
     chart = draw_bars("Memory", [("rank 0", 0.0)])
 
     assert 'height="0.00"' in chart
@@ -148,7 +148,7 @@ def run_browser(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="NO BROWSER: install chromium to test report.html in a browser")
-def test_a_browser_shows_every_chart_without_console_messages(tmp_path: Path) -> None:
+def test_browser_renders_every_chart_without_console_messages(tmp_path: Path) -> None:
     write_report(DATA, tmp_path)
     page = tmp_path / "report.html"
     script = """<script>addEventListener("load", () => { const visible = [...document.querySelectorAll("svg")].map(
@@ -169,16 +169,16 @@ def test_a_browser_shows_every_chart_without_console_messages(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="NO BROWSER: install chromium to test report.html in a browser")
-def test_the_page_follows_the_color_scheme_of_the_browser(tmp_path: Path) -> None:
+def test_page_follows_the_color_scheme_of_the_browser(tmp_path: Path) -> None:
     """The background of a screenshot is white in light mode and nearly black in dark mode."""
     image = pytest.importorskip("PIL.Image")
     write_report(DATA, tmp_path)
 
-    def red_of_the_corner(*options: str) -> int:
+    def read_corner_red(*options: str) -> int:
         screenshot = tmp_path / f"page{len(options)}.png"
         run_browser(tmp_path / "report.html", f"--screenshot={screenshot}", "--window-size=1400,1500", *options)
         red, *_ = image.open(screenshot).convert("RGB").getpixel((2, 2))
         return int(red)
 
-    assert red_of_the_corner() == 255
-    assert red_of_the_corner("--blink-settings=preferredColorScheme=0") < 60
+    assert read_corner_red() == 255
+    assert read_corner_red("--blink-settings=preferredColorScheme=0") < 60

@@ -1,4 +1,4 @@
-"""The log line of a training step."""
+"""Test the log line of a training step."""
 
 from finetune_supervisor.messages import TrainingProgress
 from finetune_trainer.metrics.log_line import format_log_line
@@ -17,7 +17,7 @@ def interval(**fields: float) -> MeasuredInterval:
     return default._replace(**fields)
 
 
-def test_a_log_line_contains_loss_speed_memory_and_the_metrics_of_the_method() -> None:
+def test_log_line_contains_loss_speed_memory_and_method_metrics() -> None:
     summary = summarise_ranks([interval(), interval(loss_seconds=3)], peak_flops=1e13)
     progress = TrainingProgress(
         step=3,

@@ -1,10 +1,10 @@
-"""The memory peaks of all ranks."""
+"""Test the memory peaks of all ranks."""
 
 from finetune_trainer.metrics.memory_peaks import describe_memory, find_memory_peaks
 from finetune_trainer.metrics.step_meter import MeasuredInterval
 
 
-def test_memory_peaks_name_their_ranks_and_the_cause_of_the_highest() -> None:
+def test_memory_peaks_contain_ranks_and_the_cause_of_the_highest_peak() -> None:
     peaks = find_memory_peaks(
         [
             MeasuredInterval(peak_bytes=5),

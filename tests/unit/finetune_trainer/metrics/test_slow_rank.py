@@ -1,4 +1,4 @@
-"""Which rank is reported as slow."""
+"""Test which rank is reported as slow."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from finetune_trainer.metrics.slow_rank import find_slow_rank
 
 
 @pytest.mark.parametrize(
-    ("own_step_seconds", "slow"),
+    ("own_step_seconds", "expected"),
     [
         pytest.param((1.0, 1.05, 1.0, 1.0), None, id="within 10 percent"),
         pytest.param((1.0, 1.0, 1.3, 1.1), (2, 0.3), id="one of four slow"),
@@ -17,17 +17,18 @@ from finetune_trainer.metrics.slow_rank import find_slow_rank
         pytest.param((0.0, 0.0), None, id="no time measured"),
     ],
 )
-def test_a_rank_is_slow_if_it_exceeds_the_median_by_a_tenth(
-    own_step_seconds: tuple[float, ...], slow: tuple[int, float] | None
+def test_rank_is_slow_if_it_exceeds_the_median_by_ten_percent(
+    own_step_seconds: tuple[float, ...], expected: tuple[int, float] | None
 ) -> None:
     slow_rank = find_slow_rank(own_step_seconds)
 
-    assert (slow_rank and (slow_rank.rank, round(slow_rank.excess, 6))) == slow
+    assert (slow_rank and (slow_rank.rank, round(slow_rank.excess, 6))) == expected
 
 
 @given(st.lists(st.floats(min_value=1e-4, max_value=1e4), min_size=1, max_size=64))
-def test_a_slow_rank_is_slower_than_half_of_the_ranks(own_step_seconds: list[float]) -> None:
-    slow = find_slow_rank(own_step_seconds)
+def test_slow_rank_is_slower_than_half_of_the_ranks(own_step_seconds: list[float]) -> None:
+    slow_rank = find_slow_rank(own_step_seconds)
 
     half = len(own_step_seconds) / 2
-    assert slow is None or sum(own_step_seconds[slow.rank] > 1.1 * each for each in own_step_seconds) >= half
+    if slow_rank is not None:
+        assert sum(own_step_seconds[slow_rank.rank] > 1.1 * seconds for seconds in own_step_seconds) >= half

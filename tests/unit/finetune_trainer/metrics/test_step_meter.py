@@ -1,4 +1,4 @@
-"""Measurements of one rank between two log lines."""
+"""Test the measurements of one rank between two log entries."""
 
 import time
 
@@ -10,15 +10,15 @@ from finetune_trainer.metrics.flops import FlopsEstimate
 from finetune_trainer.metrics.step_meter import StepMeter
 
 
-def test_a_meter_measures_the_steps_since_the_last_collect() -> None:
-    meter = StepMeter(FlopsEstimate(per_token=10, per_attention_pair=1), sequences=1, on_gpu=False)
+def test_meter_measures_the_steps_since_the_last_collect() -> None:
+    meter = StepMeter(FlopsEstimate(per_token=10, per_attention_pair=1), sequences_per_sample=1, on_gpu=False)
     batch = {"attention_mask": torch.tensor([[1, 1, 0]]), "labels": torch.tensor([[1, 1, IGNORE_INDEX]])}
 
     for step in (1, 2):
-        with meter.waiting_for_data():
+        with meter.measure_data_wait():
             time.sleep(0.02)
         meter.add_micro_batches([batch, batch])
-        with meter.computing_loss():
+        with meter.measure_loss():
             time.sleep(0.01)
         meter.end_step(step)
     measured = meter.collect()

@@ -1,4 +1,4 @@
-"""From the measurements of single ranks to the throughput of all ranks."""
+"""Test the throughput that is computed from the measurements of all ranks."""
 
 import pytest
 
@@ -23,13 +23,13 @@ def test_throughput_is_the_sum_over_all_ranks() -> None:
     assert summary.mfu == pytest.approx(16e12 / (8 * 1e12 * 2))
 
 
-def test_the_data_wait_share_is_that_of_the_rank_that_waits_most() -> None:
+def test_data_wait_share_is_the_maximum_over_all_ranks() -> None:
     summary = summarise_ranks([interval(), interval(data_wait_seconds=3)], peak_flops=None)
 
     assert summary.data_wait_share == pytest.approx(3 / 8)
 
 
 def test_mfu_is_not_logged_if_the_peak_flops_are_unknown() -> None:
-    logged = summarise_ranks([interval()], peak_flops=None).as_log()
+    logged = summarise_ranks([interval()], peak_flops=None).to_log_values()
 
     assert sorted(logged) == sorted(set(LOGGED_METRICS) - {"mfu"})

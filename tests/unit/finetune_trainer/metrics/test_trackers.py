@@ -1,4 +1,4 @@
-"""Which trackers a run reports to, and what TensorBoard reads back after a resume."""
+"""Test the selection of trackers, and the TensorBoard events after a resume."""
 
 import importlib.util
 from importlib.machinery import ModuleSpec
@@ -14,8 +14,8 @@ from finetune_trainer.metrics import trackers
 from finetune_trainer.metrics.trackers import build_trackers, select_trackers
 
 
-def training(*names: str) -> Training:
-    return Training.model_validate({"reportTo": list(names)})
+def build_training(*tracker_names: str) -> Training:
+    return Training.model_validate({"reportTo": list(tracker_names)})
 
 
 @pytest.fixture
@@ -29,34 +29,34 @@ def only_tensorboard_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("only_tensorboard_installed")
 def test_tensorboard_is_the_default() -> None:
     assert select_trackers(Training()) == ("tensorboard",)
-    assert select_trackers(training("none")) == ()
+    assert select_trackers(build_training("none")) == ()
 
 
-def test_without_tensorboard_the_default_is_no_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_is_no_tracker_without_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     assert select_trackers(Training()) == ()
     with pytest.raises(InvalidSpec, match="or report to none"):
-        select_trackers(training("tensorboard"))
+        select_trackers(build_training("tensorboard"))
 
 
 @pytest.mark.usefixtures("only_tensorboard_installed")
 @pytest.mark.parametrize("name", [name for name in REPORTERS if name != "tensorboard"])
-def test_the_error_about_a_missing_package_names_the_installed_trackers(name: str) -> None:
+def test_error_about_a_missing_package_names_the_installed_trackers(name: str) -> None:
     with pytest.raises(InvalidSpec, match=f"reportTo: {name} needs the Python package .* tensorboard or none"):
-        select_trackers(training("tensorboard", name))
+        select_trackers(build_training("tensorboard", name))
 
 
-def test_none_together_with_a_tracker_is_rejected() -> None:
+def test_none_cannot_be_combined_with_a_tracker() -> None:
     with pytest.raises(ValidationError, match="none excludes all others"):
-        training("none", "tensorboard")
+        build_training("none", "tensorboard")
 
 
-def test_every_tracker_of_the_api_can_be_built() -> None:
+def test_every_tracker_of_the_api_has_a_builder() -> None:
     assert sorted(REPORTERS) == sorted((*trackers._BUILDERS, "tensorboard"))
 
 
-def test_steps_that_are_trained_again_replace_those_of_the_previous_attempt(tmp_path: Path) -> None:
+def test_repeated_steps_replace_the_steps_of_the_previous_attempt(tmp_path: Path) -> None:
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
     def log_attempt(first_step: int, last_step: int, loss: float) -> None:

@@ -1,9 +1,9 @@
-"""The FSDP config of a spec."""
+"""Test the FSDP config of a spec."""
 
 from typing import Any
 
 from finetune_api.v1alpha1.job import TrainerSpec
-from finetune_trainer.parallel.fsdp import fsdp_config
+from finetune_trainer.parallel.fsdp import build_fsdp_config
 from testing.builders.jobs import spec as build_spec
 
 
@@ -11,9 +11,9 @@ def spec(**fields: Any) -> TrainerSpec:
     return TrainerSpec.model_validate(build_spec(**fields))
 
 
-def test_the_fsdp_config_selects_version_2() -> None:
-    config = fsdp_config(spec(fsdp={"reshardAfterForward": False}))
+def test_fsdp_config_selects_version_2() -> None:
+    config = build_fsdp_config(spec(fsdp={"reshardAfterForward": False}))
 
     assert config is not None
     assert (config["version"], config["reshard_after_forward"], config["cpu_offload"]) == (2, False, False)
-    assert fsdp_config(spec()) is None
+    assert build_fsdp_config(spec()) is None

@@ -1,4 +1,4 @@
-"""The name of the parallelism of a spec."""
+"""Test the description of the parallelism of a spec."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ def spec(**fields: Any) -> TrainerSpec:
     return TrainerSpec.model_validate(build_spec(**fields))
 
 
-def test_the_log_names_the_backend_and_the_preset() -> None:
+def test_description_contains_the_backend_and_the_preset() -> None:
     assert describe_parallelism(spec()) == "ddp"
     assert describe_parallelism(spec(fsdp={})) == "fsdp2"
     assert describe_parallelism(spec(deepspeed={"preset": "zero3"})) == "deepspeed zero3"

@@ -1,4 +1,4 @@
-"""perDeviceTrainBatchSize auto: the choice by forecast, the saved choice, and the memory reserved during trials."""
+"""Test perDeviceTrainBatchSize auto: choice by forecast, saved choice and memory reserved during trials."""
 
 import json
 from typing import Any
@@ -39,7 +39,7 @@ def spec(**fields: Any) -> TrainerSpec:
 
 
 @pytest.mark.parametrize(
-    ("available", "chosen", "reason"),
+    ("available_gib", "chosen_batch", "reason"),
     [
         pytest.param(
             12, Batch(4, 2, 2), "forecast to need 11.00 of 12.00 GiB per rank, 8 would need 19.00", id="some sizes fit"
@@ -53,34 +53,34 @@ def spec(**fields: Any) -> TrainerSpec:
         pytest.param(4, SMALLEST, "even this is forecast to need 5.00 of 4.00 GiB per rank", id="no size fits"),
     ],
 )
-def test_the_largest_micro_batch_whose_forecast_fits_is_chosen(available: int, chosen: Batch, reason: str) -> None:
-    choice = choose_by_forecast(SMALLEST, forecast_two_gib_per_sample, available=available * GIB)
+def test_largest_micro_batch_that_fits_is_chosen(available_gib: int, chosen_batch: Batch, reason: str) -> None:
+    choice = choose_by_forecast(SMALLEST, forecast_two_gib_per_sample, available_bytes=available_gib * GIB)
 
-    assert choice == BatchChoice(chosen, reason)
+    assert choice == BatchChoice(chosen_batch, reason)
 
 
-@given(samples=st.integers(1, 5000), available=st.integers(0, 12_000 * GIB))
-def test_every_larger_divisor_of_the_batch_does_not_fit(samples: int, available: int) -> None:
+@given(samples=st.integers(1, 5000), available_bytes=st.integers(0, 12_000 * GIB))
+def test_micro_batches_larger_than_the_chosen_one_do_not_fit(samples: int, available_bytes: int) -> None:
     smallest = Batch(1, samples, 2)
 
-    chosen = choose_by_forecast(smallest, forecast_two_gib_per_sample, available=available).batch
+    chosen = choose_by_forecast(smallest, forecast_two_gib_per_sample, available_bytes=available_bytes).batch
 
     larger = [size for size in range(chosen.per_device + 1, samples + 1) if samples % size == 0]
     assert chosen.effective == smallest.effective
-    assert chosen == smallest or forecast_two_gib_per_sample(chosen).total <= available
-    assert all(forecast_two_gib_per_sample(Batch(size, samples // size, 2)).total > available for size in larger)
+    assert chosen == smallest or forecast_two_gib_per_sample(chosen).total <= available_bytes
+    assert all(forecast_two_gib_per_sample(Batch(size, samples // size, 2)).total > available_bytes for size in larger)
 
 
-def test_without_a_forecast_one_sample_per_micro_batch_is_chosen() -> None:
-    error = ModelError("what images cost is not simulated")
+def test_smallest_batch_is_chosen_without_a_forecast() -> None:
+    error = ModelError("images cannot be simulated")
 
-    assert choose_by_forecast(SMALLEST, lambda _batch: error, available=GIB) == BatchChoice(
-        SMALLEST, "the memory of larger sizes cannot be forecast: what images cost is not simulated"
+    assert choose_by_forecast(SMALLEST, lambda _batch: error, available_bytes=GIB) == BatchChoice(
+        SMALLEST, "the memory of larger sizes cannot be forecast: images cannot be simulated"
     )
 
 
 @pytest.mark.parametrize(
-    ("fields", "device", "measurable"),
+    ("fields", "device", "is_measurable"),
     [
         pytest.param({}, GPU, True, id="gpu"),
         pytest.param({}, CPU, False, id="cpu"),
@@ -89,9 +89,9 @@ def test_without_a_forecast_one_sample_per_micro_batch_is_chosen() -> None:
     ],
 )
 def test_sizes_are_tried_only_on_gpus_without_sharding(
-    fields: dict[str, Any], device: torch.device, measurable: bool
+    fields: dict[str, Any], device: torch.device, is_measurable: bool
 ) -> None:
-    assert can_measure_memory(spec(**fields), device) is measurable
+    assert can_measure_memory(spec(**fields), device) is is_measurable
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def claimed_output(output: OutputFolder) -> OutputFolder:
     return output
 
 
-def test_the_next_attempt_uses_the_saved_size(claimed_output: OutputFolder) -> None:
+def test_next_attempt_uses_the_saved_size(claimed_output: OutputFolder) -> None:
     SavedBatchSize(claimed_output, CACHE_KEY).save(BatchChoice(Batch(4, 2, 2), "it fits"))
 
     loaded = SavedBatchSize(claimed_output, CACHE_KEY).load(SMALLEST)
@@ -108,7 +108,7 @@ def test_the_next_attempt_uses_the_saved_size(claimed_output: OutputFolder) -> N
 
 
 @pytest.mark.parametrize(
-    "changed",
+    "changed_fields",
     [
         pytest.param({"worldSize": 4}, id="ranks"),
         pytest.param({"device": "NVIDIA L4"}, id="device"),
@@ -116,22 +116,22 @@ def test_the_next_attempt_uses_the_saved_size(claimed_output: OutputFolder) -> N
         pytest.param({"gradientCheckpointing": True}, id="checkpointing"),
     ],
 )
-def test_the_saved_size_is_ignored_if_the_cache_key_changed(
-    claimed_output: OutputFolder, changed: dict[str, Any]
+def test_saved_size_is_ignored_if_the_cache_key_changed(
+    claimed_output: OutputFolder, changed_fields: dict[str, Any]
 ) -> None:
     SavedBatchSize(claimed_output, CACHE_KEY).save(BatchChoice(Batch(4, 2, 2), "it fits"))
 
-    assert SavedBatchSize(claimed_output, {**CACHE_KEY, **changed}).load(SMALLEST) is None
+    assert SavedBatchSize(claimed_output, {**CACHE_KEY, **changed_fields}).load(SMALLEST) is None
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", json.dumps({"circumstances": CACHE_KEY, "perDevice": 3})])
-def test_an_invalid_file_is_ignored(claimed_output: OutputFolder, text: str) -> None:
-    (claimed_output.checkpoints / "batch.json").write_text(text)
+@pytest.mark.parametrize("content", ["", "{}", "[]", json.dumps({"circumstances": CACHE_KEY, "perDevice": 3})])
+def test_invalid_file_is_ignored(claimed_output: OutputFolder, content: str) -> None:
+    (claimed_output.checkpoints / "batch.json").write_text(content)
 
     assert SavedBatchSize(claimed_output, CACHE_KEY).load(SMALLEST) is None
 
 
-def test_a_superseded_attempt_saves_nothing(claimed_output: OutputFolder) -> None:
+def test_superseded_attempt_cannot_save_its_choice(claimed_output: OutputFolder) -> None:
     identity = claimed_output.identity
     claimed_output.job_file.write_text(json.dumps({"uid": identity.uid, "attempt": identity.attempt + 1}))
 
@@ -141,7 +141,7 @@ def test_a_superseded_attempt_saves_nothing(claimed_output: OutputFolder) -> Non
     assert SavedBatchSize(claimed_output, CACHE_KEY).load(SMALLEST) is None
 
 
-def test_the_cache_key_contains_what_memory_use_depends_on() -> None:
+def test_cache_key_contains_settings_that_affect_memory_use() -> None:
     checkpointed = spec(training={"gradientCheckpointing": True}, fsdp={})
 
     assert build_cache_key(spec(), CPU, world_size=2) == CACHE_KEY

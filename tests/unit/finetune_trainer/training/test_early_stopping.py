@@ -1,4 +1,4 @@
-"""Early stopping and the choice of the published weights, computed from the log history."""
+"""Test early stopping and the choice of the published weights."""
 
 import json
 import math
@@ -27,8 +27,8 @@ def policy(**training: Any) -> EvaluationPolicy:
     return policy
 
 
-def log_of(*values: float, metric: str = "eval_loss") -> list[dict[str, float]]:
-    """A log history with an evaluation every ten steps, among entries of training."""
+def build_log(*values: float, metric: str = "eval_loss") -> list[dict[str, float]]:
+    """Return a log history with an evaluation every ten steps and training entries in between."""
     return [
         entry
         for number, value in enumerate(values, start=1)
@@ -43,7 +43,7 @@ def save_checkpoints(output: OutputFolder, steps: Iterable[int]) -> Checkpoints:
     return checkpoints
 
 
-def test_without_a_field_that_compares_evaluations_there_is_no_policy() -> None:
+def test_no_policy_is_built_if_evaluations_are_not_compared() -> None:
     assert EvaluationPolicy.from_training(Training(eval_steps=10)) is None
 
 
@@ -51,7 +51,7 @@ def test_without_a_field_that_compares_evaluations_there_is_no_policy() -> None:
     ("values", "status"),
     [
         pytest.param((), EvaluationStatus(None, 0), id="no evaluation"),
-        pytest.param((3.0, 2.0, 1.0), EvaluationStatus(Evaluation(30, 1.0), 0), id="each one better"),
+        pytest.param((3.0, 2.0, 1.0), EvaluationStatus(Evaluation(30, 1.0), 0), id="every value better"),
         pytest.param((2.0, 3.0, 2.5), EvaluationStatus(Evaluation(10, 2.0), 2), id="none better than the first"),
         pytest.param((2.0, 2.0), EvaluationStatus(Evaluation(10, 2.0), 1), id="an equal value is not better"),
         pytest.param((2.0, 3.0, 1.0), EvaluationStatus(Evaluation(30, 1.0), 0), id="worse, then better"),
@@ -60,36 +60,36 @@ def test_without_a_field_that_compares_evaluations_there_is_no_policy() -> None:
     ],
 )
 def test_the_best_evaluation_has_the_lowest_loss(values: tuple[float, ...], status: EvaluationStatus) -> None:
-    assert policy(earlyStoppingPatience=2).compute_status(log_of(*values)) == status
+    assert policy(earlyStoppingPatience=2).compute_status(build_log(*values)) == status
 
 
-def test_a_metric_that_is_not_a_loss_is_better_when_higher() -> None:
+def test_higher_values_of_other_metrics_are_better() -> None:
     accuracy_policy = policy(loadBestModelAtEnd=True, metricForBestModel="eval_rewards/accuracies")
-    log = log_of(0.5, 0.7, 0.6, metric="eval_rewards/accuracies")
+    log = build_log(0.5, 0.7, 0.6, metric="eval_rewards/accuracies")
 
     assert accuracy_policy.compute_status(log) == EvaluationStatus(Evaluation(20, 0.7), 1)
     assert [evaluation.step for evaluation in accuracy_policy.rank_evaluations(log)] == [20, 30, 10]
 
 
-def test_an_improvement_below_the_threshold_is_the_best_but_counts_as_no_improvement() -> None:
+def test_improvement_below_the_threshold_does_not_reset_the_count() -> None:
     strict = policy(earlyStoppingPatience=2, earlyStoppingThreshold=0.1)
-    log = log_of(2.0, 1.95, 1.9)
+    log = build_log(2.0, 1.95, 1.9)
 
     assert strict.compute_status(log) == EvaluationStatus(Evaluation(30, 1.9), 2)
-    assert strict.stops_early(log)
-    assert not strict.stops_early(log_of(2.0, 1.95, 1.8))
+    assert strict.should_stop_early(log)
+    assert not strict.should_stop_early(build_log(2.0, 1.95, 1.8))
 
 
-def test_training_stops_after_the_configured_number_of_evaluations_without_improvement() -> None:
+def test_training_stops_after_three_evaluations_without_improvement() -> None:
     three = policy(earlyStoppingPatience=3)
 
-    assert not three.stops_early(log_of(1.0, 2.0, 2.0))
-    assert three.stops_early(log_of(1.0, 2.0, 2.0, 2.0))
-    assert not policy(loadBestModelAtEnd=True).stops_early(log_of(1.0, *[2.0] * 50))
+    assert not three.should_stop_early(build_log(1.0, 2.0, 2.0))
+    assert three.should_stop_early(build_log(1.0, 2.0, 2.0, 2.0))
+    assert not policy(loadBestModelAtEnd=True).should_stop_early(build_log(1.0, *[2.0] * 50))
 
 
-def test_a_log_history_read_from_a_checkpoint_gives_the_same_status() -> None:
-    log = log_of(2.0000000000000004, 2.0, 1.9999999999999998, 2.1)
+def test_log_history_from_a_checkpoint_gives_the_same_status() -> None:
+    log = build_log(2.0000000000000004, 2.0, 1.9999999999999998, 2.1)
 
     restored = json.loads(json.dumps(log))
 
@@ -97,15 +97,17 @@ def test_a_log_history_read_from_a_checkpoint_gives_the_same_status() -> None:
     assert status == EvaluationStatus(Evaluation(30, 1.9999999999999998), 1)
 
 
-def outcome_of(
-    output: OutputFolder, *values: float, saved: Iterable[int] = (), last_step: int = 30, **training: Any
+def compute_outcome(
+    output: OutputFolder, *values: float, saved_steps: Iterable[int] = (), last_step: int = 30, **training: Any
 ) -> TrainingOutcome:
-    checkpoints = save_checkpoints(output, saved)
-    return determine_outcome(policy(**training), log_of(*values), checkpoints, last_step=last_step, total_steps=300)
+    checkpoints = save_checkpoints(output, saved_steps)
+    return determine_outcome(policy(**training), build_log(*values), checkpoints, last_step=last_step, total_steps=300)
 
 
-def test_the_message_names_the_step_of_an_early_stop_and_of_the_published_weights(output: OutputFolder) -> None:
-    outcome = outcome_of(output, 1.5, 1.6, 1.7, saved=(10, 30), earlyStoppingPatience=2, loadBestModelAtEnd=True)
+def test_message_contains_the_last_step_and_the_published_step(output: OutputFolder) -> None:
+    outcome = compute_outcome(
+        output, 1.5, 1.6, 1.7, saved_steps=(10, 30), earlyStoppingPatience=2, loadBestModelAtEnd=True
+    )
 
     assert outcome == TrainingOutcome(
         "stopped early at step 30 of 300: 2 evaluations without a better eval_loss; the weights are those of step 10,"
@@ -115,8 +117,8 @@ def test_the_message_names_the_step_of_an_early_stop_and_of_the_published_weight
     )
 
 
-def test_without_load_best_the_last_weights_are_published(output: OutputFolder) -> None:
-    outcome = outcome_of(output, 1.5, 1.6, 1.7, earlyStoppingPatience=1, earlyStoppingThreshold=0.5)
+def test_last_weights_are_published_without_load_best_model_at_end(output: OutputFolder) -> None:
+    outcome = compute_outcome(output, 1.5, 1.6, 1.7, earlyStoppingPatience=1, earlyStoppingThreshold=0.5)
 
     assert outcome.message == (
         "stopped early at step 30 of 300: 1 evaluation without a better eval_loss by more than 0.5; the weights are"
@@ -125,30 +127,30 @@ def test_without_load_best_the_last_weights_are_published(output: OutputFolder) 
     assert outcome.checkpoint is None
 
 
-def test_a_run_that_made_all_steps_did_not_stop_early(output: OutputFolder) -> None:
-    outcome = outcome_of(output, 1.5, 1.6, saved=(10,), last_step=300, loadBestModelAtEnd=True)
+def test_run_with_all_steps_did_not_stop_early(output: OutputFolder) -> None:
+    outcome = compute_outcome(output, 1.5, 1.6, saved_steps=(10,), last_step=300, loadBestModelAtEnd=True)
 
     assert not outcome.stopped_early
     assert outcome.message == "the weights are those of step 10, the best of 2 evaluations (eval_loss 1.5)"
 
 
-def test_no_checkpoint_is_read_if_the_last_step_was_the_best(output: OutputFolder) -> None:
-    assert outcome_of(output, 1.7, 1.6, 1.5, saved=(30,), loadBestModelAtEnd=True).checkpoint is None
+def test_no_checkpoint_is_read_if_the_last_step_is_the_best(output: OutputFolder) -> None:
+    assert compute_outcome(output, 1.7, 1.6, 1.5, saved_steps=(30,), loadBestModelAtEnd=True).checkpoint is None
 
 
-def test_if_the_best_checkpoint_is_damaged_the_next_best_is_published_and_reported(output: OutputFolder) -> None:
+def test_next_best_weights_are_published_if_the_best_checkpoint_is_damaged(output: OutputFolder) -> None:
     save_checkpoints(output, (10, 20))
     (output.checkpoints / "step-00000010" / "manifest.json").unlink()
 
-    outcome = outcome_of(output, 1.5, 1.6, 1.7, loadBestModelAtEnd=True)
+    outcome = compute_outcome(output, 1.5, 1.6, 1.7, loadBestModelAtEnd=True)
 
     assert outcome.checkpoint == output.checkpoints / "step-00000020"
     assert "step 20, the best of 3 evaluations with a complete checkpoint (eval_loss 1.6)" in outcome.message
     assert outcome.skipped == ("step-00000010: manifest.json is missing",)
 
 
-def test_if_every_evaluation_is_nan_the_last_weights_are_published(output: OutputFolder) -> None:
-    outcome = outcome_of(output, NAN, NAN, last_step=300, loadBestModelAtEnd=True)
+def test_last_weights_are_published_if_every_evaluation_is_nan(output: OutputFolder) -> None:
+    outcome = compute_outcome(output, NAN, NAN, last_step=300, loadBestModelAtEnd=True)
 
     assert outcome.message == (
         "no evaluation returned a finite eval_loss, so the weights are those of the last step, 300"

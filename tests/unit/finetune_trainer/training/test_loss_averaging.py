@@ -1,4 +1,4 @@
-"""Divisors of the loss terms and mean metrics, on one rank."""
+"""Test loss divisors and mean metrics on one rank."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ def process_group() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("stop_requested", [False, True])
-def test_a_divisor_is_the_number_of_units_of_a_step_and_never_zero(*, stop_requested: bool) -> None:
+def test_divisor_is_the_unit_count_of_a_step_but_never_zero(*, stop_requested: bool) -> None:
     micro_batches = [(2.0, 0.0), (3.0, 0.0)]
 
     divisors, stop_agreed = compute_divisors(
@@ -34,7 +34,7 @@ def test_a_divisor_is_the_number_of_units_of_a_step_and_never_zero(*, stop_reque
 def test_metrics_are_means_per_unit_since_the_last_call() -> None:
     metrics = MetricSums()
     metrics.add(torch.tensor(2), {"rewards/margins": torch.tensor(3.0)})
-    with metrics.set_aside():
+    with metrics.reset_temporarily():
         metrics.add(torch.tensor(1), {"rewards/margins": torch.tensor(100.0)})
     metrics.add(torch.tensor(2), {"rewards/margins": torch.tensor(5.0)})
 

@@ -1,4 +1,4 @@
-"""The preflight has no side effects on training."""
+"""Test that the preflight has no side effects on training."""
 
 import random
 
@@ -9,7 +9,7 @@ from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.loss_averaging import MetricSums
 
 
-def trainer_without_init() -> GlobalMeanTrainer:
+def build_trainer_without_init() -> GlobalMeanTrainer:
     trainer = GlobalMeanTrainer.__new__(GlobalMeanTrainer)
     trainer.model = torch.nn.Linear(2, 1)
     trainer.metric_sums = MetricSums()
@@ -22,8 +22,8 @@ def draw_random_numbers() -> tuple[float, float, float]:
 
 
 def test_gradients_metrics_and_random_states_are_restored() -> None:
-    trainer = trainer_without_init()
-    with trainer.undoing_side_effects():
+    trainer = build_trainer_without_init()
+    with trainer.discard_side_effects():
         expected = draw_random_numbers()
         trainer.accumulate_metrics(torch.tensor(9.0), {"rewards/margins": torch.tensor(1.0)})
         trainer.model(torch.rand(4, 2)).sum().backward()
