@@ -91,7 +91,7 @@ def translate_disk_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def raise_storage_faults() -> Iterator[None]:
-    """Raise StorageFault instead of any error that was caused by a failed file system.
+    """Convert errors that are caused by a failed file system into StorageFault.
 
     Otherwise an I/O error while reading rows or weights would be reported as invalid data.
     """

@@ -1,4 +1,4 @@
-"""Builds the trainer of a job: resolves the batch size, loads the models, adds collator and callbacks."""
+"""Build the trainer of a job: resolve the batch size, load the models, add collator and callbacks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,8 +64,8 @@ class TrainingSetup:
 class ModelPair:
     """The model to train, and DPO's reference model if it is a separate model."""
 
-    trained: torch.nn.Module
-    reference: torch.nn.Module | None
+    trained_model: torch.nn.Module
+    reference_model: torch.nn.Module | None
 
 
 def resolve_auto_batch_size(plan: TrainingPlan, setup: TrainingSetup) -> tuple[TrainingPlan, ModelPair | None]:
@@ -119,15 +119,15 @@ def assemble_trainer(
     # Load the models only now: building the arguments enables ZeRO-3, which shards weights during loading.
     models = models or load_models(spec, pretrained)
     family = pretrained.vision.family if pretrained.vision else None
-    check_learning_rates(models.trained, family, plan.rates)
+    check_learning_rates(models.trained_model, family, plan.rates)
     return build_trainer(
         TrainerInputs(
             plan=plan,
-            model=models.trained,
-            reference_model=models.reference,
+            model=models.trained_model,
+            reference_model=models.reference_model,
             tokenizer=pretrained.tokenizer,
             data=data,
-            collate=build_collator(data, pretrained, models.trained),
+            collate=build_collator(data, pretrained, models.trained_model),
             family=family,
             args=args,
             ranks=context.ranks,

@@ -26,7 +26,7 @@ def main() -> None:
     hide_unused_libraries(Path(os.environ.get(contract.CONFIG, "")))
     from finetune_trainer.train import main as train
 
-    gc.freeze()  # without it, each full collection would spend half a second on the objects of imported modules
+    gc.freeze()  # excludes the objects of imported modules, which take half a second per full collection
     train()
 
 

@@ -27,7 +27,7 @@ class ChatTemplateError(UserError):
 
 
 class ModelNotFound(UserError):
-    """No model exists at that path or under that name."""
+    """No model exists at the path or with the name in the spec."""
 
 
 class ModelError(UserError):

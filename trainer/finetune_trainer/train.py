@@ -57,7 +57,7 @@ def main() -> None:
     warnings.simplefilter("ignore", FutureWarning)  # the versions of all libraries are pinned
     with raise_storage_faults():
         final_phase = run(read_spec(context.config), context, heartbeat)
-    heartbeat.enter_phase(final_phase)  # before destroying the process group, which may hang
+    heartbeat.enter_phase(final_phase)  # report the phase before destroying the process group, which may hang
     destroy_process_group()
 
 
@@ -138,7 +138,7 @@ def choose_attention(
     assert longest is not None  # packing requires maxLength
     trial = build_attention_trial(spec, pretrained.config, pretrained.dtype, device, longest)
     with translate_disk_errors(output.root):
-        output.check_holder()  # because the choice may be saved in the output
+        output.check_holder()  # the choice may be saved in the output
         return select_attention(spec, trial, output.checkpoints, is_multimodal=pretrained.vision is not None)
 
 

@@ -13,7 +13,7 @@ from finetune_trainer.parallel.deepspeed_config import build_deepspeed_config
 from finetune_trainer.parallel.fsdp import build_fsdp_config
 from finetune_trainer.training_plan import TrainingPlan
 
-MAX_LOADER_WORKERS = 8  # per rank, unless spec.dataset.numWorkers is set
+MAX_LOADER_WORKERS = 8  # data loader workers per rank, unless spec.dataset.numWorkers is set
 
 
 def choose_loader_workers(spec: TrainerSpec, ranks: Ranks) -> int:
@@ -25,7 +25,7 @@ def choose_loader_workers(spec: TrainerSpec, ranks: Ranks) -> int:
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """The device of a rank and the dtype it computes in."""
+    """The device of a rank and its compute dtype."""
 
     device: torch.device
     dtype: torch.dtype

@@ -41,13 +41,13 @@ class Schedule:
 
     @property
     def epochs(self) -> float:
-        """The number of epochs, not an integer if training ends within an epoch."""
+        """The number of epochs; a fraction if training ends within an epoch."""
         return self.total_steps / self.steps_per_epoch
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Values that follow from a spec and the world size; `plan_training` computes them once per run.
+    """Values derived from a spec and the world size; `plan_training` computes them once per run.
 
     Afterwards only the micro-batch may change (`with_micro_batch`). Schedule, learning rates and fingerprint depend on
     the effective batch, which never changes.

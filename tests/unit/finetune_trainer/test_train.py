@@ -13,7 +13,7 @@ from finetune_trainer import train
 def test_a_rank_reports_done_before_it_destroys_the_process_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Destroying the process group may hang; the phase must be reported before."""
+    """Destroying the process group may hang; therefore the final phase is reported first."""
     ranks = SimpleNamespace(rank=0, local_rank=0)
     run_folder = contract.RunFolder(tmp_path)
     context = SimpleNamespace(run=run_folder, ranks=ranks, config=tmp_path)

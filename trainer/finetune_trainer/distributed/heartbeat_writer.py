@@ -30,7 +30,7 @@ class HeartbeatWriter:
 
     @property
     def progress(self) -> TrainingProgress:
-        """The last reported progress."""
+        """The progress in the latest heartbeat."""
         return self._heartbeat.progress
 
     def enter_phase(self, phase: str) -> None:
@@ -75,7 +75,7 @@ class HeartbeatWriter:
         self._write()
 
     def record_outcome(self, message: str, *, stopped_early: bool) -> None:
-        """Write how training ended and which weights are published."""
+        """Write a message about the end of training and the published weights."""
         progress = replace(self.progress, ended=message, stopped_early=stopped_early)
         self._heartbeat = replace(self._heartbeat, progress=progress)
         self._write()

@@ -14,7 +14,7 @@ ADAMW_STATES = 2  # first and second moment of each gradient, in the dtype of th
 _CUDA_CONTEXT = GIB  # kernels, and the workspaces of cuBLAS and attention
 _NCCL_BUFFERS = int(0.4 * GIB)
 FRAGMENTATION = 0.05  # fraction of the allocated bytes that is lost in gaps between blocks
-_UNUSABLE_LOGITS = 1 / 6  # the fraction of one 16-bit copy; the allocator can rarely reuse a freed block of its size
+_UNUSABLE_LOGITS = 1 / 6  # fraction of a 16-bit copy, whose freed block the allocator can rarely reuse
 _GPU_PROCESS = int(2.5 * GIB)  # host memory: libraries of torch and CUDA, pinned buffers
 _CPU_PROCESS = int(0.8 * GIB)
 _LOADER_WORKER = int(0.2 * GIB)
@@ -41,13 +41,13 @@ class MemoryBreakdown:
 
     @property
     def largest(self) -> MemoryPart:
-        """Return the part that needs the most bytes."""
+        """Return the part with the largest size."""
         return max(self.parts, key=lambda part: part.size)
 
 
 @dataclass(frozen=True)
 class ModelStateFootprint:
-    """Memory of one rank for weights, gradients and optimizer states, without activations."""
+    """Memory of weights, gradients and optimizer states on one rank, without activations."""
 
     resident: tuple[MemoryPart, ...] = ()  # on the device during the whole run
     offloaded: tuple[MemoryPart, ...] = ()  # in host memory during the whole run

@@ -89,7 +89,9 @@ def forecast(
     uniform_dtype = sharding is not None
     architecture = Architecture(model.config, dtype, lora, uniform_dtype=uniform_dtype, vision_sample=vision_sample)
     shape = replace(measure_shape(architecture), reference_bytes=_compute_reference_bytes(spec, model, vision_sample))
-    needs_autocast = sharding is None and model.dtype is not torch.float32  # otherwise the weights have that dtype
+    needs_autocast = (
+        sharding is None and model.dtype is not torch.float32
+    )  # without autocast, the weights have that dtype
     autocast = model.dtype if needs_autocast else None
     peak = max(
         (measure_step_peak(architecture, step) for step in _build_steps(plan, length, autocast)),
@@ -111,7 +113,7 @@ def has_gpu_limits(spec: TrainerSpec) -> bool:
 def _build_steps(plan: TrainingPlan, length: int, autocast: torch.dtype | None) -> list[SimulatedStep]:
     """Return a training step and, if the evaluation batch is larger, an evaluation step."""
     spec, batch = plan.spec, plan.batch
-    sequences = 1 if spec.dpo is None else 2  # per row; the reference model's forward pass needs less memory
+    sequences = 1 if spec.dpo is None else 2  # DPO has two sequences per row; the reference model needs less memory
     train = SimulatedStep(
         batch=sequences * batch.per_device,
         length=length,

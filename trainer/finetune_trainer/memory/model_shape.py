@@ -47,7 +47,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Arguments for building a model as it is trained."""
+    """Arguments for building a model in its training configuration."""
 
     config: PretrainedConfig
     dtype: torch.dtype
@@ -69,7 +69,7 @@ class Architecture:
             with torch.device("meta"):
                 auto_class = AutoModelForImageTextToText if sample else AutoModelForCausalLM
                 model = auto_class.from_config(config, dtype=self.dtype)
-                exclude_modules = freeze_groups(model, sample.vision, sample.frozen) if sample else None
+                exclude_modules = freeze_groups(model, sample.vision, sample.frozen_groups) if sample else None
                 model = add_adapters(model, self.lora, seed=0, exclude_modules=exclude_modules) if self.lora else model
                 return model.to(self.dtype) if self.uniform_dtype else model
         except (ValueError, KeyError, AttributeError) as error:

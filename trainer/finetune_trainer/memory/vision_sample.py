@@ -22,7 +22,7 @@ class VisionSample:
     """A vision-language model's processor, its frozen parameter groups and one multimodal sample."""
 
     vision: VisionProcessor
-    frozen: tuple[str, ...]  # vision, aligner, language
+    frozen_groups: tuple[str, ...]  # any of vision, aligner, language
     features: Features  # input_ids is (seq,); pixel inputs as the model accepts them
 
     def build_batch(self, rows: int) -> Features:

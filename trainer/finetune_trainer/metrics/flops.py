@@ -52,7 +52,7 @@ def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
 
 
 def _contains_gpu_name(device_name: str, gpu_name: str) -> bool:
-    """Match whole words only, so that A10 does not match A100."""
+    """Return whether the GPU name occurs as whole words, so that A10 does not match A100."""
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(gpu_name)}(?![A-Za-z0-9])", device_name) is not None
 
 
@@ -61,7 +61,7 @@ class FlopsEstimate:
     """Model FLOPs of a training step; recomputation by activation checkpointing is not counted."""
 
     per_token: float
-    per_attention_pair: float  # a pair is a token and one token that it attends to
+    per_attention_pair: float  # a pair is a token and one of the tokens that it attends to
 
     def total(self, *, tokens: int, attention_pairs: int) -> float:
         """Return the FLOPs of a batch with these numbers of tokens and attention pairs."""
@@ -108,7 +108,7 @@ class MicroBatchCounts:
     samples: int
     tokens: int
     attention_pairs: int
-    longest_sequence: int  # in tokens
+    longest_sequence: int  # length of the longest sequence in tokens
 
     @classmethod
     def from_batch(cls, batch: Features, *, sequences_per_sample: int) -> "MicroBatchCounts":

@@ -50,8 +50,8 @@ class ReportData:
     log_history: Sequence[Mapping[str, Any]]  # TrainerState.log_history: one entry per log line
     lengths: NDArray[np.int64]  # lengths of the training samples in tokens
     summary: CrossRankSummary | None  # None if this attempt only published the result
-    own_step_seconds: Sequence[float]  # by rank, see MeasuredInterval.own_step_seconds
-    forecast_bytes: int | None  # per rank
+    own_step_seconds: Sequence[float]  # one value per rank, see MeasuredInterval.own_step_seconds
+    forecast_bytes: int | None  # forecast peak memory of a rank
 
 
 def write_report(data: ReportData, folder: Path) -> None:

@@ -36,7 +36,7 @@ def find_memory_peaks(intervals: Sequence[MeasuredInterval]) -> MemoryPeaks:
 
 
 def describe_memory(peaks: MemoryPeaks, *, forecast_bytes: int | None) -> PeakMemory:
-    """Return the memory peaks of all ranks with the forecast, as reported in the heartbeat."""
+    """Return the memory peaks of all ranks and the forecast, as reported in the heartbeat."""
     return PeakMemory(
         forecast=forecast_bytes,
         peak_highest=peaks.highest_bytes,

@@ -17,12 +17,12 @@ class MeasuredInterval(NamedTuple):
 
     steps: float = 0
     seconds: float = 0
-    data_wait_seconds: float = 0  # waiting for the next batch
-    loss_seconds: float = 0  # in forward passes, which contain collectives only if the model is sharded
+    data_wait_seconds: float = 0  # time spent waiting for the next batch
+    loss_seconds: float = 0  # time of forward passes, which contain collectives only if the model is sharded
     samples: float = 0
     tokens: float = 0
     flops: float = 0
-    peak_bytes: float = 0  # since the process started
+    peak_bytes: float = 0  # peak since the process started
     reserved_bytes: float = 0  # peak that torch's allocator reserved since the process started; 0 on CPU
     peak_step: float = 0  # step of the peak
     peak_longest_sequence: float = 0  # tokens of the longest sequence in that step
@@ -56,7 +56,7 @@ class StepMeter:
 
     @contextmanager
     def measure_data_wait(self) -> Iterator[None]:
-        """Measure the block as data wait; this starts a step."""
+        """Start a step, and add the duration of the block to the data wait."""
         self._step_started_at = time.perf_counter()
         yield
         waited = time.perf_counter() - self._step_started_at
@@ -64,7 +64,7 @@ class StepMeter:
 
     @contextmanager
     def measure_loss(self) -> Iterator[None]:
-        """Measure the block as loss computation."""
+        """Add the duration of the block to the time of loss computation."""
         self._loss_stopwatch.start()
         yield
         self._loss_stopwatch.stop()

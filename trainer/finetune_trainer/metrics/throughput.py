@@ -19,9 +19,9 @@ class CrossRankSummary:
     tokens_per_second: float
     samples_per_second: float
     mfu: float | None
-    data_wait_share: float  # of the rank that waits longest, because the slowest rank determines the step time
-    own_step_seconds: tuple[float, ...]  # by rank, see MeasuredInterval.own_step_seconds
-    peak_bytes: tuple[int, ...]  # by rank
+    data_wait_share: float  # maximum over the ranks, because the slowest rank determines the step time
+    own_step_seconds: tuple[float, ...]  # one value per rank, see MeasuredInterval.own_step_seconds
+    peak_bytes: tuple[int, ...]  # one value per rank
     memory: MemoryPeaks
 
     def to_log_values(self) -> dict[str, float]:

@@ -75,7 +75,7 @@ class ZeroStateAccess:
             safe_set_local_optimizer_state(parameter, _get_local_partition(parameter, values[name]), name)
 
     def _create_optimizer_states(self, step: int) -> None:
-        """Create the optimizer states, which DeepSpeed's setters need but its first step would create."""
+        """Create the optimizer states, because DeepSpeed's setters need them and only its first step creates them."""
         if self._has_states:
             return
         inner = self._optimizer.optimizer

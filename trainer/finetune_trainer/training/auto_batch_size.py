@@ -146,7 +146,7 @@ def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
 
         try:
             reserved = reserve_training_memory(model, device, world_size=inputs.ranks.world_size)
-            run_trial(smallest)  # first, because kernels allocate workspaces and keep them
+            run_trial(smallest)  # run first, because kernels allocate workspaces and keep them
         except torch.OutOfMemoryError as error:
             raise CudaOutOfMemory(
                 f"ran out of GPU memory before the first step, with one sample at a time: {first_line(error)}"

@@ -65,7 +65,7 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
 
 
 def restore_rank_random_state(checkpoint: Path, *, rank: int) -> None:
-    """Restore the random generators of a rank. Without a saved state, the rank only draws different dropout masks."""
+    """Restore the random generators of a rank. If no state was saved, only the dropout masks differ."""
     path = random_state_file(checkpoint, rank)
     if path.is_file():
         restore_random_state(torch.load(path, weights_only=True))

@@ -71,7 +71,7 @@ class EvaluationPolicy:
         return best.step if best and self.publishes_best else None
 
     def should_stop_early(self, log_history: LogHistory) -> bool:
-        """Return whether the allowed number of evaluations without improvement is used up."""
+        """Return whether the number of evaluations without improvement has reached its limit."""
         limit = self.early_stopping_patience
         return limit is not None and self.compute_status(log_history).evaluations_without_improvement >= limit
 
@@ -82,7 +82,7 @@ class EvaluationPolicy:
 
     @property
     def _sign(self) -> int:
-        """1 if lower values are better, else -1; the same rule as greater_is_better of transformers."""
+        """1 if lower values of the metric are better, otherwise -1; transformers uses the same rule."""
         return 1 if self.metric.endswith("loss") else -1
 
     def _compute_improvement(self, evaluation: Evaluation, best: Evaluation | None) -> float:
@@ -131,7 +131,7 @@ class TrainingOutcome:
 
     message: str
     stopped_early: bool = False
-    checkpoint: Path | None = None  # its weights are published; None: the weights in memory are published
+    checkpoint: Path | None = None  # checkpoint to publish; None: publish the weights in memory
     skipped: tuple[str, ...] = ()  # incomplete checkpoints with reasons
 
 

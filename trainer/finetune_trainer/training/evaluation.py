@@ -1,4 +1,4 @@
-"""Compute the mean loss over the evaluation samples; each sample counts once, with any number of ranks."""
+"""Compute the mean loss over the evaluation samples; each sample counts once, for any number of ranks."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Average losses and metrics over the loss units of the effective batch, with any number of ranks."""
+"""Average losses and metrics over the loss units of the effective batch, for any number of ranks."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -23,11 +23,11 @@ LORA = Lora(r=4, lora_dropout=0.1, target_modules=("all-linear",))
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
 
 
-def config(config_class: type = Qwen2Config, *, layers: int = 5, **fields: Any) -> Any:
+def build_config(config_class: type = Qwen2Config, *, layers: int = 5, **fields: Any) -> Any:
     return config_class(**{**SIZES, "num_hidden_layers": layers, "vocab_size": 500, "pad_token_id": 0, **fields})
 
 
-def step(**fields: Any) -> SimulatedStep:
+def build_step(**fields: Any) -> SimulatedStep:
     defaults = {"batch": 1, "length": 48, "checkpointing": False, "autocast": None, "loss": unmasked_token_loss}
     return SimulatedStep(**{**defaults, **fields})
 
@@ -73,7 +73,7 @@ def test_forecast_activations_match_the_tensors_that_autograd_saves() -> None:
     saved_bytes = sum(-(-tensor.untyped_storage().nbytes() // 512) * 512 for tensor in saved.values())
     loss_bytes = logits.nbytes + 2 * (logits.nbytes - logits[:, -1].nbytes)
 
-    peak = measure_step_peak(Architecture(model.config, torch.float32, None), step(length=length))
+    peak = measure_step_peak(Architecture(model.config, torch.float32, None), build_step(length=length))
 
     assert saved_bytes + loss_bytes <= peak.total <= 1.1 * (saved_bytes + loss_bytes)
 
@@ -81,19 +81,19 @@ def test_forecast_activations_match_the_tensors_that_autograd_saves() -> None:
 def test_logits_need_twelve_bytes_each_in_the_loss_backward_pass() -> None:
     """At the peak the 16-bit logits are freed, and three float32 copies of the logits with a target exist."""
     vocab_size, length = 50_000, 64
-    architecture = Architecture(config(vocab_size=vocab_size), torch.bfloat16, LORA)
+    architecture = Architecture(build_config(vocab_size=vocab_size), torch.bfloat16, LORA)
 
-    peak = measure_step_peak(architecture, step(length=length, autocast=torch.bfloat16))
+    peak = measure_step_peak(architecture, build_step(length=length, autocast=torch.bfloat16))
 
     assert peak.logits == pytest.approx(12 * (length - 1) * vocab_size, rel=0.001)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["activations kept", "activations recomputed"])
 def test_forecast_of_4_bit_weights_matches_bitsandbytes(tmp_path: Path, checkpointing: bool) -> None:
-    model_config = config(layers=4, hidden_size=128, intermediate_size=512)
+    model_config = build_config(layers=4, hidden_size=128, intermediate_size=512)
     AutoModelForCausalLM.from_config(model_config).save_pretrained(tmp_path)
     quantized = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=nf4_config(torch.float32, None))
-    lora, micro_batch = LORA.model_copy(update={"quantization": "nf4"}), step(checkpointing=checkpointing)
+    lora, micro_batch = LORA.model_copy(update={"quantization": "nf4"}), build_step(checkpointing=checkpointing)
 
     architecture = Architecture(model_config, torch.float32, lora)
     shape, peak = measure_shape(architecture), measure_step_peak(architecture, micro_batch)
@@ -116,8 +116,8 @@ def count_frozen_bytes(parameter: torch.nn.Parameter) -> int:
 def test_extrapolated_peak_equals_the_peak_of_the_full_model(
     lora: Lora | None, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    micro_batch = step(checkpointing=checkpointing, autocast=torch.bfloat16)
-    architecture = Architecture(config(layers=6), torch.float32, lora)
+    micro_batch = build_step(checkpointing=checkpointing, autocast=torch.bfloat16)
+    architecture = Architecture(build_config(layers=6), torch.float32, lora)
     extrapolated = measure_step_peak(architecture, micro_batch)
 
     monkeypatch.setattr("finetune_trainer.memory.model_shape._has_equal_layers", lambda _: False)
@@ -129,12 +129,14 @@ def test_peak_of_unequal_layers_is_not_extrapolated() -> None:
     """Only the last layer has sliding-window attention, which needs a mask for samples longer than the window."""
     full_attention = ["full_attention"] * 5
 
-    def peak_bytes(layer_types: list[str]) -> int:
-        model_config = config(layer_types=layer_types, use_sliding_window=True, sliding_window=32)
-        return measure_step_peak(Architecture(model_config, torch.float32, None), step(length=512)).total
+    def measure_peak_bytes(layer_types: list[str]) -> int:
+        model_config = build_config(layer_types=layer_types, use_sliding_window=True, sliding_window=32)
+        return measure_step_peak(Architecture(model_config, torch.float32, None), build_step(length=512)).total
 
     mask_bytes = 4 * 512**2  # float32
-    assert peak_bytes([*full_attention[1:], "sliding_attention"]) > peak_bytes(full_attention) + mask_bytes
+    assert (
+        measure_peak_bytes([*full_attention[1:], "sliding_attention"]) > measure_peak_bytes(full_attention) + mask_bytes
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,25 +148,25 @@ def test_forecast_supports_other_architectures(config_class: type) -> None:
     architecture = Architecture(config_class(**fields, vocab_size=500), torch.float32, None)
 
     kept, recomputed = (
-        measure_step_peak(architecture, step(length=128, checkpointing=enabled)) for enabled in (False, True)
+        measure_step_peak(architecture, build_step(length=128, checkpointing=enabled)) for enabled in (False, True)
     )
 
     assert 0 < recomputed.activations < kept.activations
 
 
 def test_two_samples_need_an_attention_mask_in_every_layer() -> None:
-    architecture = Architecture(config(layers=3), torch.float32, None)
+    architecture = Architecture(build_config(layers=3), torch.float32, None)
 
-    one, two = (measure_step_peak(architecture, step(batch=batch, length=1024)) for batch in (1, 2))
+    one, two = (measure_step_peak(architecture, build_step(batch=batch, length=1024)) for batch in (1, 2))
 
     mask_bytes = 2 * 1024**2 * (1 + 3 * 4)  # for two samples: one byte shared by all layers, four bytes in each layer
     assert two.activations - 2 * one.activations > 0.9 * mask_bytes
 
 
 def test_pack_needs_an_attention_mask_in_every_layer() -> None:
-    architecture = Architecture(config(layers=3), torch.float32, None)
+    architecture = Architecture(build_config(layers=3), torch.float32, None)
 
-    one, pack = (measure_step_peak(architecture, step(length=1024, packed=packed)) for packed in (False, True))
+    one, pack = (measure_step_peak(architecture, build_step(length=1024, packed=packed)) for packed in (False, True))
 
     assert pack.activations - one.activations > 0.9 * 1024**2 * (1 + 3 * 4)
 
@@ -188,14 +190,14 @@ def test_error_names_the_model_type_that_cannot_be_built() -> None:
 
 def test_tied_embeddings_are_counted_once() -> None:
     tied, untied = (
-        measure_shape(Architecture(config(tie_word_embeddings=tie), torch.float32, None)) for tie in (True, False)
+        measure_shape(Architecture(build_config(tie_word_embeddings=tie), torch.float32, None)) for tie in (True, False)
     )
 
     assert untied.parameters - tied.parameters == 500 * 64
 
 
 def test_gradient_buckets_have_the_size_of_the_gradients() -> None:
-    shape, peak = measure_shape(Architecture(config(), torch.float32, LORA)), ActivationMemory(1000, 1000)
+    shape, peak = measure_shape(Architecture(build_config(), torch.float32, LORA)), ActivationMemory(1000, 1000)
     layouts = [RankLayout(ranks, 1, 0, on_gpu=True) for ranks in (1, 4)]
     one_rank, four_ranks = (
         {part.name: part.size for part in break_down_rank_memory(shape, peak, layout).parts} for layout in layouts

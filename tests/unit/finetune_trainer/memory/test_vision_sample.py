@@ -1,4 +1,4 @@
-"""Compare the forecasts of vision-language models with what they allocate for an image."""
+"""Compare the memory forecast of vision-language models with the bytes that they allocate for an image."""
 
 from pathlib import Path
 

@@ -10,7 +10,7 @@ from finetune_trainer.metrics.throughput import describe_speed, summarise_ranks
 GIB = 2**30
 
 
-def interval(**fields: float) -> MeasuredInterval:
+def build_interval(**fields: float) -> MeasuredInterval:
     default = MeasuredInterval(
         steps=4, seconds=8, data_wait_seconds=0.4, loss_seconds=2, samples=32, tokens=4000, flops=8e12, peak_bytes=GIB
     )
@@ -18,7 +18,7 @@ def interval(**fields: float) -> MeasuredInterval:
 
 
 def test_log_line_contains_loss_speed_memory_and_method_metrics() -> None:
-    summary = summarise_ranks([interval(), interval(loss_seconds=3)], peak_flops=1e13)
+    summary = summarise_ranks([build_interval(), build_interval(loss_seconds=3)], peak_flops=1e13)
     progress = TrainingProgress(
         step=3,
         total_steps=9,

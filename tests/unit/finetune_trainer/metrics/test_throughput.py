@@ -8,7 +8,7 @@ from finetune_trainer.metrics.throughput import LOGGED_METRICS, summarise_ranks
 GIB = 2**30
 
 
-def interval(**fields: float) -> MeasuredInterval:
+def build_interval(**fields: float) -> MeasuredInterval:
     default = MeasuredInterval(
         steps=4, seconds=8, data_wait_seconds=0.4, loss_seconds=2, samples=32, tokens=4000, flops=8e12, peak_bytes=GIB
     )
@@ -16,7 +16,7 @@ def interval(**fields: float) -> MeasuredInterval:
 
 
 def test_throughput_is_the_sum_over_all_ranks() -> None:
-    summary = summarise_ranks([interval(), interval(tokens=2000, samples=16)], peak_flops=1e12)
+    summary = summarise_ranks([build_interval(), build_interval(tokens=2000, samples=16)], peak_flops=1e12)
 
     assert summary.step_seconds == 2
     assert (summary.tokens_per_second, summary.samples_per_second) == (750, 6)
@@ -24,12 +24,12 @@ def test_throughput_is_the_sum_over_all_ranks() -> None:
 
 
 def test_data_wait_share_is_the_maximum_over_all_ranks() -> None:
-    summary = summarise_ranks([interval(), interval(data_wait_seconds=3)], peak_flops=None)
+    summary = summarise_ranks([build_interval(), build_interval(data_wait_seconds=3)], peak_flops=None)
 
     assert summary.data_wait_share == pytest.approx(3 / 8)
 
 
 def test_mfu_is_not_logged_if_the_peak_flops_are_unknown() -> None:
-    logged = summarise_ranks([interval()], peak_flops=None).to_log_values()
+    logged = summarise_ranks([build_interval()], peak_flops=None).to_log_values()
 
     assert sorted(logged) == sorted(set(LOGGED_METRICS) - {"mfu"})

@@ -12,7 +12,7 @@ PRESETS = ("zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_preset_name_contains_its_stage_and_offloading(preset: Any) -> None:
+def test_preset_name_matches_its_stage_and_offloading(preset: Any) -> None:
     config = build_deepspeed_config(Deepspeed(preset=preset))
     zero = config["zero_optimization"]
 

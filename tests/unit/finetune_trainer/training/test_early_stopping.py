@@ -21,7 +21,7 @@ from finetune_trainer.training.early_stopping import (
 NAN = math.nan
 
 
-def policy(**training: Any) -> EvaluationPolicy:
+def build_policy(**training: Any) -> EvaluationPolicy:
     policy = EvaluationPolicy.from_training(Training.model_validate({"evalSteps": 10, **training}))
     assert policy is not None
     return policy
@@ -60,11 +60,11 @@ def test_no_policy_is_built_if_evaluations_are_not_compared() -> None:
     ],
 )
 def test_the_best_evaluation_has_the_lowest_loss(values: tuple[float, ...], status: EvaluationStatus) -> None:
-    assert policy(earlyStoppingPatience=2).compute_status(build_log(*values)) == status
+    assert build_policy(earlyStoppingPatience=2).compute_status(build_log(*values)) == status
 
 
 def test_higher_values_of_other_metrics_are_better() -> None:
-    accuracy_policy = policy(loadBestModelAtEnd=True, metricForBestModel="eval_rewards/accuracies")
+    accuracy_policy = build_policy(loadBestModelAtEnd=True, metricForBestModel="eval_rewards/accuracies")
     log = build_log(0.5, 0.7, 0.6, metric="eval_rewards/accuracies")
 
     assert accuracy_policy.compute_status(log) == EvaluationStatus(Evaluation(20, 0.7), 1)
@@ -72,7 +72,7 @@ def test_higher_values_of_other_metrics_are_better() -> None:
 
 
 def test_improvement_below_the_threshold_does_not_reset_the_count() -> None:
-    strict = policy(earlyStoppingPatience=2, earlyStoppingThreshold=0.1)
+    strict = build_policy(earlyStoppingPatience=2, earlyStoppingThreshold=0.1)
     log = build_log(2.0, 1.95, 1.9)
 
     assert strict.compute_status(log) == EvaluationStatus(Evaluation(30, 1.9), 2)
@@ -81,11 +81,11 @@ def test_improvement_below_the_threshold_does_not_reset_the_count() -> None:
 
 
 def test_training_stops_after_three_evaluations_without_improvement() -> None:
-    three = policy(earlyStoppingPatience=3)
+    three = build_policy(earlyStoppingPatience=3)
 
     assert not three.should_stop_early(build_log(1.0, 2.0, 2.0))
     assert three.should_stop_early(build_log(1.0, 2.0, 2.0, 2.0))
-    assert not policy(loadBestModelAtEnd=True).should_stop_early(build_log(1.0, *[2.0] * 50))
+    assert not build_policy(loadBestModelAtEnd=True).should_stop_early(build_log(1.0, *[2.0] * 50))
 
 
 def test_log_history_from_a_checkpoint_gives_the_same_status() -> None:
@@ -93,7 +93,7 @@ def test_log_history_from_a_checkpoint_gives_the_same_status() -> None:
 
     restored = json.loads(json.dumps(log))
 
-    status = policy(earlyStoppingPatience=1).compute_status(restored)
+    status = build_policy(earlyStoppingPatience=1).compute_status(restored)
     assert status == EvaluationStatus(Evaluation(30, 1.9999999999999998), 1)
 
 
@@ -101,7 +101,9 @@ def compute_outcome(
     output: OutputFolder, *values: float, saved_steps: Iterable[int] = (), last_step: int = 30, **training: Any
 ) -> TrainingOutcome:
     checkpoints = save_checkpoints(output, saved_steps)
-    return determine_outcome(policy(**training), build_log(*values), checkpoints, last_step=last_step, total_steps=300)
+    return determine_outcome(
+        build_policy(**training), build_log(*values), checkpoints, last_step=last_step, total_steps=300
+    )
 
 
 def test_message_contains_the_last_step_and_the_published_step(output: OutputFolder) -> None:
@@ -127,7 +129,7 @@ def test_last_weights_are_published_without_load_best_model_at_end(output: Outpu
     assert outcome.checkpoint is None
 
 
-def test_run_with_all_steps_did_not_stop_early(output: OutputFolder) -> None:
+def test_completed_run_did_not_stop_early(output: OutputFolder) -> None:
     outcome = compute_outcome(output, 1.5, 1.6, saved_steps=(10,), last_step=300, loadBestModelAtEnd=True)
 
     assert not outcome.stopped_early
