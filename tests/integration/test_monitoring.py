@@ -34,21 +34,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def beats(folder: Path) -> tuple[Heartbeat, ...]:
-    beats = read_heartbeats(folder / "run" / "ranks")
-    assert len(beats) == 2
-    return beats
+def heartbeats(folder: Path) -> tuple[Heartbeat, ...]:
+    heartbeats = read_heartbeats(folder / "run" / "ranks")
+    assert len(heartbeats) == 2
+    return heartbeats
 
 
-def test_every_rank_reports_the_slow_rank(beats: tuple[Heartbeat, ...]) -> None:
-    for beat in beats:
-        assert re.fullmatch(r"rank 1 \+\d+%", beat.progress.slow_rank or ""), beat
-    first, second = (beat.own_step_seconds or 0 for beat in beats)
+def test_every_rank_reports_the_slow_rank(heartbeats: tuple[Heartbeat, ...]) -> None:
+    for heartbeat in heartbeats:
+        assert re.fullmatch(r"rank 1 \+\d+%", heartbeat.progress.slow_rank or ""), heartbeat
+    first, second = (heartbeat.own_step_seconds or 0 for heartbeat in heartbeats)
     assert second > 1.1 * first > 0
 
 
-def test_heartbeats_contain_throughput_and_memory_of_all_ranks(beats: tuple[Heartbeat, ...]) -> None:
-    progress = beats[0].progress
+def test_heartbeats_contain_throughput_and_memory_of_all_ranks(heartbeats: tuple[Heartbeat, ...]) -> None:
+    progress = heartbeats[0].progress
 
     assert progress.memory is not None
     assert 0.1 < (progress.step_seconds or 0) < 60  # includes the sleep of the slow rank
@@ -56,7 +56,7 @@ def test_heartbeats_contain_throughput_and_memory_of_all_ranks(beats: tuple[Hear
     assert (progress.tokens_per_second or 0) > (progress.samples_per_second or 0)
     assert 0 <= (progress.data_wait_share or 0) < 1
     assert progress.mfu is None  # the peak FLOPS of a CPU are unknown
-    peaks = sorted(beat.peak_memory_bytes or 0 for beat in beats)
+    peaks = sorted(heartbeat.peak_memory_bytes or 0 for heartbeat in heartbeats)
     assert progress.memory.peak_lowest <= progress.memory.peak_highest <= peaks[-1]
     assert {progress.memory.peak_highest_rank, progress.memory.peak_lowest_rank} == {0, 1}
     assert (progress.memory.forecast or 0) > 100_000_000

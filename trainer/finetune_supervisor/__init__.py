@@ -1,1 +1,1 @@
-"""PID 1 of a training pod: starts and watches the ranks, writes the termination message. Standard library only."""
+"""PID 1 of a training pod, which starts and monitors the ranks. Uses only the standard library."""

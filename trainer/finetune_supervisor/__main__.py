@@ -1,6 +1,6 @@
-"""`python -m finetune_supervisor`: the command of the trainer container.
+"""Entry point of the trainer container, `python -m finetune_supervisor`.
 
-`... exec PROGRAM ARGS` replaces this process by that program, which the kernel kills when its parent ends.
+`... exec PROGRAM ARGS` replaces this process with PROGRAM, which the kernel kills when its parent exits.
 `... ranks ...` runs the launcher, see launch/launcher.py.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import signal
 
 _EARLY_SIGNALS: list[int] = []
-# Before anything else: the kernel drops signals that PID 1 has no handler for, and a pod deleted right after its start
-# would run until its grace period ends.
+# Install the handler before the other imports. The kernel drops signals for which PID 1 has no handler, so a pod that
+# is deleted right after its start would otherwise run until its grace period ends.
 signal.signal(signal.SIGTERM, lambda number, _frame: _EARLY_SIGNALS.append(number))
 
 import os  # noqa: E402
@@ -21,7 +21,7 @@ from typing import NoReturn  # noqa: E402
 def main() -> int:
     """Run the supervisor, the launcher or another program, and return the exit code.
 
-    Each branch imports only what it needs: in a pod, every process that imports a module compiles it again.
+    Each branch imports only its own modules, because in a pod every process compiles the modules that it imports.
     """
     if sys.argv[1:2] in (["exec"], ["ranks"]):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -53,7 +53,7 @@ def _supervise() -> int:
     except InvalidEnvironment as error:
         print(f"supervisor: {error}", file=sys.stderr)
         return EXIT_PERMANENT
-    return Supervisor(node, read_command(os.environ), early_stops=len(_EARLY_SIGNALS)).run()
+    return Supervisor(node, read_command(os.environ), early_stop_count=len(_EARLY_SIGNALS)).run()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The one definition of what operator, supervisor and ranks share: variables, paths, phases, outcomes, user errors.
+"""Contract between operator, supervisor and ranks: environment variables, paths, phases, outcomes and user errors.
 
-The API and the operator import this module, so it must stay free of other imports than the standard library.
+The API and the operator import this module, so it may import only the standard library.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ TERMINATION_LOG = "FINETUNE_TERMINATION_LOG"
 STATUS_PORT = "FINETUNE_STATUS_PORT"
 GRACE_SECONDS = "FINETUNE_GRACE_SECONDS"
 HANG_SECONDS = "FINETUNE_HANG_SECONDS"
-HIDDEN_ENV = "FINETUNE_HIDDEN_ENV"  # names of variables that come from Secrets
+HIDDEN_ENV = "FINETUNE_HIDDEN_ENV"  # comma-separated names of variables set from Secrets
 
 DEFAULT_STATUS_PORT = 8080
 DEFAULT_TERMINATION_LOG = "/dev/termination-log"
-MAX_TERMINATION_BYTES = 4096  # the kubelet keeps the last 4096 bytes, so a longer message loses its start
+MAX_TERMINATION_BYTES = 4096  # the kubelet truncates longer messages at the start
 
-# Phases of a rank, in this order; the last two are final.
+# Phases of a rank in chronological order; DONE and STOPPED are final.
 INIT, LOAD, TRAIN, EVAL, SAVE, PUBLISH = "init", "load", "train", "eval", "save", "publish"
 DONE, STOPPED = "done", "stopped"
 
-# Outcomes of a node; STOPPED is one, too.
+# Outcomes of a node, in addition to STOPPED.
 STARTING, RUNNING, SUCCEEDED, FAILED = "starting", "running", "succeeded", "failed"
 
-HANG = "Hang"  # error type of ranks without heartbeats
+HANG = "Hang"  # error type of ranks that send no heartbeats
 
-# Errors of finetune_trainer.errors that a restart cannot fix; a test compares the two lists.
+# Exceptions of finetune_trainer.errors that a restart cannot fix; a test keeps both lists equal.
 USER_ERRORS = (
     "ChatTemplateError",
     "CheckpointCorrupt",
@@ -58,7 +58,7 @@ class InvalidEnvironment(Exception):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a pod through which supervisor, launcher and ranks of one node communicate."""
+    """Folder through which supervisor, launcher and ranks of one node exchange files."""
 
     path: Path
 
@@ -69,16 +69,16 @@ class RunFolder:
 
     @property
     def stacks(self) -> Path:
-        """Folder in which each rank writes its Python stack on request."""
+        """Folder of the stack dumps that ranks write on request."""
         return self.path / "stacks"
 
     @property
     def torchrun(self) -> Path:
-        """Folder with the error file of each rank, written by our launcher or by a torchrun that a command starts."""
+        """Folder of the error files of the ranks, written by the launcher or by torchrun in a user command."""
         return self.path / "torchrun"
 
     def have_ranks_started(self) -> bool:
-        """Return whether the launcher has started the ranks: it creates their folders after the rendezvous."""
+        """Return whether the launcher has started the ranks, for which it creates folders after the rendezvous."""
         return any(self.torchrun.glob("*/attempt_*"))
 
     @property
@@ -88,17 +88,17 @@ class RunFolder:
 
     @property
     def launcher_error(self) -> Path:
-        """File with the exception of the launcher itself, in the format of a rank's error file."""
+        """File with the launcher's own exception, in the format of a rank's error file."""
         return self.path / "launcher-error.json"
 
     @property
     def token(self) -> Path:
-        """File with the token that authenticates progress reports of a user's program."""
+        """File with the token that authenticates progress reports of a user command."""
         return self.path / "progress-token"
 
     @property
     def stop_request(self) -> Path:
-        """File whose existence requests the ranks to save a checkpoint and end."""
+        """File whose existence requests that the ranks save a checkpoint and exit."""
         return self.path / "stop"
 
 
@@ -116,16 +116,16 @@ class Node:
     world_size: int
     master_addr: str
     master_port: int
-    output: Path | None  # None: a command without spec.output
+    output: Path | None  # None for a command without spec.output
     run: RunFolder
     termination_log: Path
     status_port: int
     grace_seconds: float
-    hang_seconds: float  # limit for one step; 0: no hang detection
+    hang_seconds: float  # time limit of one step; 0 disables hang detection
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> Node:
-        """Read the node from environment variables. Raises InvalidEnvironment."""
+        """Create a node from environment variables. Raises InvalidEnvironment."""
         return cls(
             namespace=read_text(env, NAMESPACE),
             job=read_text(env, JOB),
@@ -145,19 +145,19 @@ class Node:
             hang_seconds=read_int(env, HANG_SECONDS, default=0),
         )
 
-    def global_rank(self, local_rank: int) -> int:
-        """Return the rank among all nodes of a local rank."""
+    def to_global_rank(self, local_rank: int) -> int:
+        """Convert a local rank of this node to its global rank."""
         return self.node_rank * self.ranks_per_node + local_rank
 
     @property
     def log(self) -> Path | None:
-        """The supervisor's copy of the node's output, in the job's output folder."""
+        """Log file of the node in the job's output folder; None if the job has no output."""
         folder = self.output and self.output / "logs" / f"attempt-{self.attempt}"
         return folder and folder / f"node-{self.node_rank}.log"
 
 
 def read_text(env: Mapping[str, str], name: str) -> str:
-    """Return a required variable. Raises InvalidEnvironment."""
+    """Return the value of a required environment variable. Raises InvalidEnvironment."""
     value = env.get(name, "")
     if not value:
         raise InvalidEnvironment(f"environment variable {name} is missing; the operator and local mode set it")
@@ -165,7 +165,7 @@ def read_text(env: Mapping[str, str], name: str) -> str:
 
 
 def read_int(env: Mapping[str, str], name: str, *, default: int | None = None) -> int:
-    """Return a variable as a non-negative integer. Raises InvalidEnvironment."""
+    """Return the value of an environment variable as a non-negative integer. Raises InvalidEnvironment."""
     value = env.get(name, "")
     if not value and default is not None:
         return default
@@ -175,6 +175,6 @@ def read_int(env: Mapping[str, str], name: str, *, default: int | None = None) -
 
 
 def to_camel(name: str) -> str:
-    """`eta_seconds` -> `etaSeconds`, as fields of the custom resource are spelled."""
+    """Convert a name such as `eta_seconds` to `etaSeconds`, the spelling of custom resource fields."""
     first, *rest = name.split("_")
-    return first + "".join(part[:1].upper() + part[1:] for part in rest)
+    return first + "".join(word[:1].upper() + word[1:] for word in rest)

@@ -1,4 +1,4 @@
-"""Judges how a node ended: from what was observed to its final termination message and exit code; no I/O."""
+"""Derives the final termination message and exit code of a node from its observed end, without I/O."""
 
 from __future__ import annotations
 
@@ -18,96 +18,114 @@ _MAX_TAIL_CHARACTERS = 1500
 
 @dataclass(frozen=True)
 class NodeEnd:
-    """What was observed when the program of a node had ended."""
+    """Observed state of a node after its program has ended."""
 
     node: Node
-    running: TerminationMessage  # the last message of the running node
-    exit_code: int  # of the program; a negative code is a signal
-    time: float  # in seconds since the epoch
+    running_message: TerminationMessage  # last message before the end
+    exit_code: int  # exit code of the program; negative for a signal
+    time: float  # seconds since the epoch
     stop: StopRequest
-    is_command: bool = False  # the program is a user's command, not the trainer
-    is_published: bool = False  # the result is complete
+    is_command: bool = False  # whether the program is a user command
+    is_published: bool = False  # whether the result is complete
     hang: RankFailure | None = None
-    phases: frozenset[str] = frozenset()  # of its ranks
-    failures: Failures = ()  # of its ranks, or of the launcher
+    phases: frozenset[str] = frozenset()  # last phases of the ranks
+    failures: Failures = ()  # failures of the ranks or of the launcher
     output_tail: str = ""
 
 
-def judge(end: NodeEnd) -> TerminationMessage:
+def judge(node_end: NodeEnd) -> TerminationMessage:
     """Return the final termination message of a node whose program has ended."""
-    # The ranks hung. A complete result outweighs that: some libraries hang or crash on shutdown.
-    if end.hang is not None:
-        return succeeded(end.running, now=end.time) if end.is_published else rank_failed(end, end.hang)
-    return _judge_command(end) if end.is_command else _judge_trainer(end)
+    # A hang after the result was published is a success: some libraries hang on shutdown.
+    if node_end.hang is not None:
+        return (
+            build_success_message(node_end.running_message, now=node_end.time)
+            if node_end.is_published
+            else build_rank_failure_message(node_end, node_end.hang)
+        )
+    return _judge_command(node_end) if node_end.is_command else _judge_trainer(node_end)
 
 
-def _judge_trainer(end: NodeEnd) -> TerminationMessage:
-    # All ranks finished, or the result is complete.
-    if (end.exit_code == 0 and end.phases == {contract.DONE}) or end.is_published:
-        return succeeded(end.running, now=end.time)
-    # A stop was requested, and the ranks saved a checkpoint or were ended without one.
-    if end.phases == {contract.STOPPED}:
-        return stopped(end.running, "stopped on request; a checkpoint was saved", now=end.time)
-    if end.stop.reason:
-        return stopped(end.running, end.stop.reason, now=end.time)
-    # A rank failed. After a stop request, a victim failed only because its peers were stopped, too.
-    failure = find_first_failure(end.failures)
-    if end.stop.is_requested and (failure is None or failure.victim):
-        return stopped(end.running, "stopped, but other nodes ended before a checkpoint was saved", now=end.time)
+def _judge_trainer(node_end: NodeEnd) -> TerminationMessage:
+    # Success: all ranks finished, or the result is complete.
+    if (node_end.exit_code == 0 and node_end.phases == {contract.DONE}) or node_end.is_published:
+        return build_success_message(node_end.running_message, now=node_end.time)
+    # Stop: the ranks saved a checkpoint, or were ended without one.
+    if node_end.phases == {contract.STOPPED}:
+        return build_stop_message(
+            node_end.running_message, "stopped on request; a checkpoint was saved", now=node_end.time
+        )
+    if node_end.stop.reason:
+        return build_stop_message(node_end.running_message, node_end.stop.reason, now=node_end.time)
+    # Failure of a rank. After a stop request, victims failed only because their peers were stopped.
+    failure = find_first_failure(node_end.failures)
+    if node_end.stop.is_requested and (failure is None or failure.victim):
+        return build_stop_message(
+            node_end.running_message, "stopped, but other nodes ended before a checkpoint was saved", now=node_end.time
+        )
     if failure is not None:
-        return rank_failed(end, failure)
-    # Nothing explains the end.
-    if end.exit_code == 0:
+        return build_rank_failure_message(node_end, failure)
+    # Failure without a known cause.
+    if node_end.exit_code == 0:
         message = "the ranks ended without an error and without a result"
-        return failed(end.running, "RankExited", message, now=end.time)
-    ending = f"ended by signal {-end.exit_code}" if end.exit_code < 0 else f"exited with code {end.exit_code}"
-    message = f"the launcher {ending}; the end of its output:\n{end.output_tail[-_MAX_TAIL_CHARACTERS:]}"
-    return failed(end.running, "LauncherFailed", message, now=end.time)
+        return build_failure_message(node_end.running_message, "RankExited", message, now=node_end.time)
+    ending = (
+        f"ended by signal {-node_end.exit_code}" if node_end.exit_code < 0 else f"exited with code {node_end.exit_code}"
+    )
+    message = f"the launcher {ending}; the end of its output:\n{node_end.output_tail[-_MAX_TAIL_CHARACTERS:]}"
+    return build_failure_message(node_end.running_message, "LauncherFailed", message, now=node_end.time)
 
 
-def _judge_command(end: NodeEnd) -> TerminationMessage:
-    # A stop was requested. Exit code 0 is no success then: many scripts save at SIGTERM and exit with 0.
-    if end.stop.is_requested:
-        return stopped(end.running, end.stop.reason or "stopped on request", now=end.time)
-    if end.exit_code == 0:
-        return succeeded(end.running, now=end.time)
-    # The first failure that torchrun recorded, or that the output shows.
-    explained = explain_failures(end.failures, end.output_tail, rank_of=lambda failure: _global_rank(end, failure))
+def _judge_command(node_end: NodeEnd) -> TerminationMessage:
+    # Stop, even with exit code 0: many scripts save a checkpoint at SIGTERM and exit with 0.
+    if node_end.stop.is_requested:
+        return build_stop_message(
+            node_end.running_message, node_end.stop.reason or "stopped on request", now=node_end.time
+        )
+    if node_end.exit_code == 0:
+        return build_success_message(node_end.running_message, now=node_end.time)
+    # Use the first failure that torchrun recorded, or else parse the output.
+    explained = explain_failures(
+        node_end.failures, node_end.output_tail, find_rank=lambda failure: _find_global_rank(node_end, failure)
+    )
     failure = find_first_failure(explained)
     if failure is None:
-        failure = parse_failure_report(end.output_tail, code=end.exit_code, time=end.time)
-    # Without an exception, the last line of the output has to explain it.
+        failure = parse_failure_report(node_end.output_tail, code=node_end.exit_code, time=node_end.time)
+    # Without an exception, report the last line of the output.
     if failure.error_type == "RankExited":
-        last_line = find_last_line(end.output_tail, rank=_global_rank(end, failure))
+        last_line = find_last_line(node_end.output_tail, rank=_find_global_rank(node_end, failure))
         message = f"exited with code {failure.exit_code}; its last line: {last_line}"
-        failure = replace(failure, message=message, stack=end.output_tail)
-    return rank_failed(end, failure)
+        failure = replace(failure, message=message, stack=node_end.output_tail)
+    return build_rank_failure_message(node_end, failure)
 
 
-def _global_rank(end: NodeEnd, failure: RankFailure) -> int | None:
-    return None if failure.local_rank is None else end.node.global_rank(failure.local_rank)
+def _find_global_rank(node_end: NodeEnd, failure: RankFailure) -> int | None:
+    return None if failure.local_rank is None else node_end.node.to_global_rank(failure.local_rank)
 
 
-def succeeded(running: TerminationMessage, *, now: float) -> TerminationMessage:
-    """Return the final message of a node that succeeded."""
-    return replace(running, final=True, outcome=contract.SUCCEEDED, phase=contract.DONE, time=now)
+def build_success_message(running_message: TerminationMessage, *, now: float) -> TerminationMessage:
+    """Build the final termination message of a node that succeeded."""
+    return replace(running_message, final=True, outcome=contract.SUCCEEDED, phase=contract.DONE, time=now)
 
 
-def stopped(running: TerminationMessage, reason: str, *, now: float) -> TerminationMessage:
-    """Return the final message of a node that was stopped on request."""
-    return replace(running, final=True, outcome=contract.STOPPED, message=reason, time=now)
+def build_stop_message(running_message: TerminationMessage, reason: str, *, now: float) -> TerminationMessage:
+    """Build the final termination message of a node that was stopped on request."""
+    return replace(running_message, final=True, outcome=contract.STOPPED, message=reason, time=now)
 
 
-def failed(running: TerminationMessage, error_type: str, message: str, *, now: float) -> TerminationMessage:
-    """Return the final message of a node that failed although none of its ranks did."""
-    return replace(running, final=True, outcome=contract.FAILED, error_type=error_type, message=message, time=now)
-
-
-def rank_failed(end: NodeEnd, failure: RankFailure) -> TerminationMessage:
-    """Return the final message of a node on which this failure was the first one."""
+def build_failure_message(
+    running_message: TerminationMessage, error_type: str, message: str, *, now: float
+) -> TerminationMessage:
+    """Build the final termination message of a node that failed without a failed rank."""
     return replace(
-        failed(end.running, failure.error_type, failure.message, now=failure.time),
-        rank=_global_rank(end, failure),
+        running_message, final=True, outcome=contract.FAILED, error_type=error_type, message=message, time=now
+    )
+
+
+def build_rank_failure_message(node_end: NodeEnd, failure: RankFailure) -> TerminationMessage:
+    """Build the final termination message of a node whose first failure is `failure`."""
+    return replace(
+        build_failure_message(node_end.running_message, failure.error_type, failure.message, now=failure.time),
+        rank=_find_global_rank(node_end, failure),
         local_rank=failure.local_rank,
         stack=failure.stack[-_MAX_STACK_CHARACTERS:],
         exit_code=failure.exit_code,
@@ -116,10 +134,10 @@ def rank_failed(end: NodeEnd, failure: RankFailure) -> TerminationMessage:
     )
 
 
-def container_exit_code(final: TerminationMessage) -> int:
-    """Return the exit code of the container; EXIT_PERMANENT for errors that a restart cannot fix."""
-    if final.outcome == contract.SUCCEEDED:
+def get_container_exit_code(final_message: TerminationMessage) -> int:
+    """Return the exit code of the container, EXIT_PERMANENT for errors that a restart cannot fix."""
+    if final_message.outcome == contract.SUCCEEDED:
         return EXIT_SUCCEEDED
-    if final.outcome == contract.STOPPED:
+    if final_message.outcome == contract.STOPPED:
         return EXIT_STOPPED
-    return EXIT_PERMANENT if final.error_type in contract.USER_ERRORS else EXIT_RETRYABLE
+    return EXIT_PERMANENT if final_message.error_type in contract.USER_ERRORS else EXIT_RETRYABLE

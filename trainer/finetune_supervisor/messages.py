@@ -1,8 +1,8 @@
-"""The messages that a node sends: its progress, and the termination message that it leaves when it ends.
+"""Messages of a node: its progress while it runs, and its termination message when it ends.
 
-The only definition of their fields: finetune_api derives its validating classes from these, and status.progress of the
-custom resource with them; pydantic reads the descriptions from the metadata. Standard library only, see contract.py
-and decisions/408.
+This module is the only definition of their fields. finetune_api derives its validating classes and status.progress of
+the custom resource from them; pydantic reads the descriptions from the metadata. It uses only the standard library, see
+contract.py and decisions/408.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from finetune_supervisor.contract import STARTING, to_camel
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """Memory of the ranks in bytes: GPU memory, or resident set size without GPUs."""
+    """Peak memory of the ranks in bytes: GPU memory, or resident set size without GPUs."""
 
     forecast: int | None = field(default=None, metadata={"description": "Forecast of the peak memory of a rank."})
     peak_highest: int = field(default=0, metadata={"description": "Highest peak of all ranks."})
@@ -35,9 +35,9 @@ class PeakMemory:
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """Progress of the training: the fields of status.progress, whose names are camelCase there.
+    """Training progress, with the fields of status.progress in snake_case.
 
-    In a heartbeat `first_step`, `first_step_time` and `update_time` are absent; the supervisor adds them.
+    Heartbeats lack `first_step`, `first_step_time` and `update_time`, which the supervisor adds.
     """
 
     step: int = field(default=0, metadata={"description": "Completed optimizer steps."})
@@ -92,30 +92,30 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class TerminationMessage:
-    """The message that the supervisor of a node leaves; `final` is false in messages written while it still runs."""
+    """Termination message of a node; `final` is false while the node is running."""
 
     node_rank: int = 0
     attempt: int = 0
     version: int = 1
     final: bool = False
     outcome: str = STARTING
-    phase: str = ""  # one of those in contract.py
-    rank: int | None = None  # the first rank of this node that failed
+    phase: str = ""  # a phase of contract.py; empty before the first heartbeat
+    rank: int | None = None  # rank with the first failure on this node
     local_rank: int | None = None
     error_type: str = ""  # class name of the exception, or RankKilled, DnsTimeout, Hang
     message: str = ""
     stack: str = ""  # tail of the traceback
-    exit_code: int | None = None  # of the rank
-    signal: int | None = None  # that ended the rank
-    victim: bool = False  # the rank failed only because another one did
-    time: float | None = None  # of the failure, in seconds since the epoch
+    exit_code: int | None = None  # exit code of the rank
+    signal: int | None = None  # signal that ended the rank
+    victim: bool = False  # whether the rank failed only because a peer failed
+    time: float | None = None  # time of the failure in seconds since the epoch
     first_step: int | None = None  # step from which this attempt resumed
     progress: TrainingProgress | None = None
     peak_memory_bytes: int | None = None  # maximum over the ranks of this node
 
 
 def to_json_object(message: TrainingProgress | TerminationMessage) -> dict[str, object]:
-    """Return the fields as they are sent: camelCase, without absent values, empty texts, NaN and infinity."""
+    """Convert a message to a JSON object with camelCase keys, omitting None, empty strings, NaN and infinity."""
     json_object = _to_json(asdict(message))
     assert isinstance(json_object, dict)
     return json_object

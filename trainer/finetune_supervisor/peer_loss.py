@@ -1,20 +1,20 @@
-"""The one list of errors that a rank or node raises when it loses a peer, so that the failure of the peer is the cause.
+"""Patterns of the errors that a rank raises when it loses its connection to a peer.
 
-The supervisor recognises the victims among its ranks by it, the operator those among the nodes (decisions/214).
+The supervisor uses them to find victims among its ranks, the operator to find victims among the nodes (decisions/214).
 """
 
 from __future__ import annotations
 
 import re
 
-# Exceptions of torch.distributed, of Python's sockets in programs that connect to their peers themselves, and of a
-# launcher that was terminated.
+# Exceptions of torch.distributed, of Python sockets for programs that do not use torch.distributed, and of terminated
+# launchers.
 PEER_LOSS_TYPES = frozenset(
     {"DistBackendError", "DistNetworkError", "DistStoreError", "SignalException", "TimeoutError", "ConnectionError"}
     | {error.__name__ for error in ConnectionError.__subclasses__()}
 )
-# Case-insensitive regular expressions. Each must be unambiguous by itself, because the supervisor applies no
-# other patterns first, and have bounded repetitions, because texts are long.
+# Case-insensitive regular expressions. Each must be unambiguous, because the supervisor applies no other patterns
+# before them, and have only bounded repetitions, because error messages can be long.
 PEER_LOSS_TEXTS = (
     r"connection (closed|reset) by (remote )?peer",
     r"connection refused",
@@ -38,5 +38,5 @@ PEER_LOSS_TEXTS = (
 
 
 def is_victim(error_type: str, message: str) -> bool:
-    """Return whether a rank raises this error when it loses a peer."""
+    """Return whether an error is typical of a rank that lost a peer."""
     return error_type in PEER_LOSS_TYPES or re.search("|".join(PEER_LOSS_TEXTS), message, re.IGNORECASE) is not None

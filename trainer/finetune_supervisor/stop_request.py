@@ -1,4 +1,4 @@
-"""State machine of a stop: what to do next, given stop signals, the phase of the ranks and the time; no I/O."""
+"""State machine that decides how to stop the program of a node, without I/O."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from enum import Enum
 
 from finetune_supervisor.contract import INIT, LOAD
 
-SIGKILL_DELAY_SECONDS = 3.0  # after SIGTERM
+SIGKILL_DELAY_SECONDS = 3.0  # delay between SIGTERM and SIGKILL
 _BEFORE_TRAINING = ("", INIT, LOAD)
 
 
 class StopAction(Enum):
-    """What the supervisor does to its program in one step of a stop."""
+    """Action of the supervisor while it stops its program."""
 
     FORWARD = "send the command SIGTERM, so that it saves"
     SAVE = "request a checkpoint from the ranks"
@@ -22,10 +22,10 @@ class StopAction(Enum):
 
 @dataclass(frozen=True)
 class StopRequest:
-    """State of a stop; times are seconds of a monotonic clock.
+    """State of a stop request; times are in seconds of a monotonic clock.
 
-    `grace_seconds` is the time between SIGTERM and the kubelet's SIGKILL. `reason` is empty until the program is ended
-    without waiting for a checkpoint.
+    `grace_seconds`: time between SIGTERM and the kubelet's SIGKILL. `reason`: why the program is ended without waiting
+    for a checkpoint, otherwise empty.
     """
 
     grace_seconds: float
@@ -35,17 +35,20 @@ class StopRequest:
 
     @property
     def is_requested(self) -> bool:
-        """Whether a stop signal arrived while the program ran."""
+        """Whether a stop signal has arrived."""
         return self.requested_at is not None
 
     def advance(
-        self, *, signals: int, phase: str, is_command: bool, now: float
+        self, *, signal_count: int, phase: str, is_command: bool, now: float
     ) -> tuple[StopRequest, tuple[StopAction, ...]]:
-        """Return the next state and the actions to perform, in order; `signals`: stop signals received so far."""
+        """Return the next state and the actions to perform in order.
+
+        `signal_count`: number of stop signals received so far.
+        """
         stop = self
         actions: list[StopAction] = []
-        # First signal: let the program save, unless it has nothing to save yet.
-        if signals and not stop.is_requested:
+        # First signal: request a checkpoint, unless training has not started.
+        if signal_count and not stop.is_requested:
             stop = replace(stop, requested_at=now)
             if is_command:
                 actions.append(StopAction.FORWARD)
@@ -53,10 +56,10 @@ class StopRequest:
                 stop = replace(stop, reason="stopped before training began")
             else:
                 actions.append(StopAction.SAVE)
-        # Second signal, or grace period over: end without saving.
+        # Second signal, or almost the end of the grace period: end the program without saving.
         if not stop.reason:
-            stop = replace(stop, reason=stop._forced_stop_reason(signals=signals, now=now))
-        # SIGTERM, then SIGKILL until the program has ended.
+            stop = replace(stop, reason=stop._find_forced_stop_reason(signal_count=signal_count, now=now))
+        # Send SIGTERM once, then SIGKILL until the program has ended.
         if stop.reason and stop.terminated_at is None:
             stop = replace(stop, terminated_at=now)
             actions.append(StopAction.TERMINATE)
@@ -64,8 +67,8 @@ class StopRequest:
             actions.append(StopAction.KILL)
         return stop, tuple(actions)
 
-    def _forced_stop_reason(self, *, signals: int, now: float) -> str:
-        if signals > 1:
+    def _find_forced_stop_reason(self, *, signal_count: int, now: float) -> str:
+        if signal_count > 1:
             return "stopped by a second signal; no checkpoint was saved"
         limit_seconds = self.grace_seconds - min(5.0, self.grace_seconds / 2)
         if self.requested_at is None or now <= self.requested_at + limit_seconds:

@@ -1,4 +1,4 @@
-"""The success marker of a job's output; the supervisor reads it before it starts any process."""
+"""Success marker in a job's output folder, which the supervisor checks before it starts a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def success_marker_path(output: Path) -> Path:
 
 
 def is_result_published(output: Path, *, uid: str) -> bool:
-    """Return whether the job with that uid has published its result in the output folder."""
+    """Return whether the job with this UID has published its result in the output folder."""
     try:
         marker = json.loads(success_marker_path(output).read_text(encoding="utf-8"))
     except (OSError, ValueError):

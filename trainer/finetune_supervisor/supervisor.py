@@ -1,6 +1,6 @@
-"""Supervises one node of one attempt: prepare, wait for node rank 0, run the program, handle stops, report the end.
+"""Supervisor of one node in one attempt: runs the program, handles stop requests and reports the outcome.
 
-What to do is decided by `stop_request` and `judge`, without I/O; this module performs it.
+`stop_request` and `judge` make the decisions without I/O; this module executes them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,16 @@ from pathlib import Path
 from finetune_supervisor import contract
 from finetune_supervisor.contract import Node
 from finetune_supervisor.failures.rank_failures import RankFailure, read_failures
-from finetune_supervisor.judge import NodeEnd, container_exit_code, failed, judge, stopped, succeeded
+from finetune_supervisor.judge import (
+    NodeEnd,
+    build_failure_message,
+    build_stop_message,
+    build_success_message,
+    get_container_exit_code,
+    judge,
+)
 from finetune_supervisor.launch.child_process import ChildProcess, ProcessOutput, SignalInbox
-from finetune_supervisor.launch.program import LaunchProgram, enable_flight_recorder, trainer_program
+from finetune_supervisor.launch.program import LaunchProgram, enable_flight_recorder, plan_trainer_program
 from finetune_supervisor.launch.user_command import InvalidCommand, UserCommand, plan_program
 from finetune_supervisor.launch.wait_for_dns import DnsTimeout, wait_for_master
 from finetune_supervisor.liveness.hang_detector import HangDetector, HeartbeatTimeout, explain_hang
@@ -35,15 +42,15 @@ _MESSAGE_INTERVAL_SECONDS = 3.0
 
 
 class Supervisor:
-    """Runs one node until it ends; `run` returns the exit code of the container.
+    """Runs the program of one node until it ends.
 
-    `command` is None if the node runs finetune_trainer. `early_stops`: stop signals received before construction.
+    `command`: None to run finetune_trainer. `early_stop_count`: number of stop signals received before construction.
     """
 
-    def __init__(self, node: Node, command: UserCommand | None, *, early_stops: int = 0) -> None:
+    def __init__(self, node: Node, command: UserCommand | None, *, early_stop_count: int = 0) -> None:
         self._node = node
         self._command = command
-        self._inbox = SignalInbox(early_stops)
+        self._inbox = SignalInbox(early_stop_count)
         self._output = ProcessOutput(node.log)
         self._reporter = NodeReporter(node, self._output)
         self._reports = ProgressReports(node) if command else None
@@ -51,165 +58,175 @@ class Supervisor:
         self._hang: RankFailure | None = None
 
     def run(self) -> int:
-        """Run the node and write its final termination message, also if the supervisor itself fails."""
+        """Run the node, write its final termination message and return the exit code of the container."""
         try:
             final = self._run_node()
         except Exception as error:  # outermost handler: PID 1 must always leave a termination message
-            final = self._failed(type(error).__name__, f"the supervisor itself failed: {error}")
+            final = self._build_failure_message(type(error).__name__, f"the supervisor itself failed: {error}")
             final = replace(final, stack=traceback.format_exc())
-        self._reporter.write_final(final)
-        return container_exit_code(final)
+        self._reporter.write_final_message(final)
+        return get_container_exit_code(final)
 
     def _run_node(self) -> TerminationMessage:
-        # Prepare: remove files of an earlier container, write a first message.
+        # Remove files of an earlier container, and write a first termination message.
         _remove_leftovers(self._node)
-        self._reporter.write_running()
-        # A retried pod may find the result complete.
+        self._reporter.write_running_message()
+        # Skip the run if an earlier container has already published the result.
         if self._command is None and self._is_published():
             self._output.log(f"{self._node.output} already contains the result; nothing is left to do")
-            return succeeded(self._reporter.running_message(), now=time.time())
+            return build_success_message(self._reporter.build_running_message(), now=time.time())
         self._reporter.start_server(self._reports)
-        # Choose the program; wait for node rank 0 if the program has no rendezvous of its own.
+        # Plan the program, and wait for node rank 0 unless the program includes a rendezvous.
         try:
             program = self._plan_program()
             if not program.does_own_rendezvous:
-                required = self._command is not None and self._command.script is not None
+                is_required = self._command is not None and self._command.script is not None
                 host, node_rank = self._node.master_addr, self._node.node_rank
-                wait_for_master(host, node_rank=node_rank, pause=self._pause, required=required)
+                wait_for_master(host, node_rank=node_rank, pause=self._pause, is_required=is_required)
         except InvalidCommand as error:
-            return self._failed("InvalidSpec", str(error))
+            return self._build_failure_message("InvalidSpec", str(error))
         except DnsTimeout as error:
-            return self._failed("DnsTimeout", str(error))
-        except _StoppedEarlyError:
-            return stopped(self._reporter.running_message(), "stopped before training began", now=time.time())
-        # Run it until it ends.
+            return self._build_failure_message("DnsTimeout", str(error))
+        except _StoppedBeforeStartError:
+            return build_stop_message(
+                self._reporter.build_running_message(), "stopped before training began", now=time.time()
+            )
+        # Run the program until it ends.
         self._reporter.outcome = contract.RUNNING
         child = ChildProcess(program, output=self._output)
-        code = self._watch(child)
-        # Kill processes that a launcher left behind, and read the rest of the output.
+        code = self._watch_program(child)
+        # Kill remaining child processes, and read the rest of the output.
         child.signal(signal.SIGKILL)
         child.wait_for_output(2.0)
-        # Derive the outcome.
-        return judge(self._observe_end(code))
+        # Derive the final termination message.
+        return judge(self._observe_node_end(code))
 
     def _plan_program(self) -> LaunchProgram:
         env = enable_flight_recorder(os.environ, self._node)
         if self._command is None or self._reports is None:
-            return trainer_program(env)
-        return plan_program(self._command, self._node, self._reports.add_environment(env))
+            return plan_trainer_program(env)
+        return plan_program(self._command, self._node, self._reports.add_report_variables(env))
 
-    def _watch(self, child: ChildProcess) -> int:
-        """Forward stop requests, detect hangs and refresh the termination message until the program has ended."""
+    def _watch_program(self, child: ChildProcess) -> int:
+        """Handle stop requests and hangs until the program has ended, and return its exit code."""
         written_at = 0.0
-        detector = HangDetector(limit=self._node.hang_seconds, now=time.monotonic(), is_stopped=is_stopped_or_dead)
+        detector = HangDetector(
+            limit_seconds=self._node.hang_seconds, now=time.monotonic(), is_stopped=is_stopped_or_dead
+        )
         while (code := child.reap()) is None or (self._stop.is_requested and child.has_survivors()):
             now = time.monotonic()
-            # Refresh the termination message, in case the supervisor is killed.
+            # Update the termination message, in case the supervisor is killed.
             if now - written_at >= _MESSAGE_INTERVAL_SECONDS:
                 written_at = now
-                self._reporter.write_running()
-            # Record heartbeats; the trainer's ranks owe one from their start on.
+                self._reporter.write_running_message()
+            # Record heartbeats, which ranks of the trainer must send from their start on.
             if self._command is None and self._node.run.have_ranks_started():
-                detector.expect(range(self._node.ranks_per_node), now=now)
-            beats = read_heartbeats(self._node.run.heartbeats)
-            detector.record(beats, now=now)
-            # Act on hangs, then on stop requests.
+                detector.expect_heartbeats(range(self._node.ranks_per_node), now=now)
+            heartbeats = read_heartbeats(self._node.run.heartbeats)
+            detector.record_heartbeats(heartbeats, now=now)
+            # Handle hangs, then stop requests.
             self._check_for_hang(child, detector, now=now)
-            self._advance_stop(child, phase=beats[0].phase if beats else "", now=now)
+            self._advance_stop_request(child, phase=heartbeats[0].phase if heartbeats else "", now=now)
             self._inbox.wait(0.5)
         return code
 
     def _check_for_hang(self, child: ChildProcess, detector: HangDetector, *, now: float) -> None:
-        """End the ranks if one hangs. All nodes detect a hang at about the same time; there is nothing left to save.
+        """End the ranks if one of them hangs, without saving a checkpoint.
 
-        A node that is stopped while a rank is close to its limit hangs, too: another node detected it first.
+        All nodes detect a hang at about the same time. If this node is stopped while a rank is close to its limit,
+        another node has detected the same hang first.
         """
         if self._hang is not None or self._stop.is_requested:
             return
-        timeout = detector.find_near_timeout(now=now) if self._inbox.stops else detector.find_timeout(now=now)
+        timeout = detector.find_near_timeout(now=now) if self._inbox.stop_count else detector.find_timeout(now=now)
         if timeout is not None:
             self._end_hung_ranks(child, detector, timeout, now=now)
 
     def _end_hung_ranks(
         self, child: ChildProcess, detector: HangDetector, timeout: HeartbeatTimeout, *, now: float
     ) -> None:
-        beats = read_heartbeats(self._node.run.heartbeats)
-        silent_seconds = {beat.local_rank: detector.silent_seconds(beat.local_rank, now=now) for beat in beats}
-        suspect, message = explain_hang(inspect_ranks(self._node.run, beats, silent_seconds), timeout)
+        heartbeats = read_heartbeats(self._node.run.heartbeats)
+        silent_seconds = {
+            heartbeat.local_rank: detector.get_silent_seconds(heartbeat.local_rank, now=now) for heartbeat in heartbeats
+        }
+        suspect, message = explain_hang(inspect_ranks(self._node.run, heartbeats, silent_seconds), timeout)
         self._hang = RankFailure(
             local_rank=suspect.local_rank if suspect else None,
             error_type=contract.HANG,
             message=message,
             time=time.time() - (suspect.silent_seconds if suspect else timeout.silent_seconds),
             stack="\n".join(suspect.stack) if suspect else "",
-            victim=suspect is not None and not suspect.stands_out,
+            victim=suspect is not None and not suspect.is_suspicious,
         )
         self._output.log(f"the ranks hang: {message}")
         child.signal(signal.SIGKILL)
 
-    def _advance_stop(self, child: ChildProcess, *, phase: str, now: float) -> None:
+    def _advance_stop_request(self, child: ChildProcess, *, phase: str, now: float) -> None:
         self._stop, actions = self._stop.advance(
-            signals=self._inbox.stops, phase=phase, is_command=self._command is not None, now=now
+            signal_count=self._inbox.stop_count, phase=phase, is_command=self._command is not None, now=now
         )
         for action in actions:
-            self._perform(action, child)
+            self._perform_stop_action(action, child)
 
-    def _perform(self, action: StopAction, child: ChildProcess) -> None:
+    def _perform_stop_action(self, action: StopAction, child: ChildProcess) -> None:
         if action is StopAction.FORWARD:
             self._output.log("stop requested: SIGTERM is forwarded; the command has the grace period to save")
             child.signal(signal.SIGTERM)
         elif action is StopAction.SAVE:
             self._output.log("stop requested: the ranks save a checkpoint at the next step and end")
             self._node.run.stop_request.touch()
-            self._reporter.write_running()
+            self._reporter.write_running_message()
         elif action is StopAction.TERMINATE:
             self._output.log(self._stop.reason)
             child.signal(signal.SIGTERM)
         else:
             child.signal(signal.SIGKILL)
 
-    def _observe_end(self, code: int) -> NodeEnd:
+    def _observe_node_end(self, code: int) -> NodeEnd:
         return NodeEnd(
             node=self._node,
-            running=self._reporter.running_message(),
+            running_message=self._reporter.build_running_message(),
             exit_code=code,
             time=time.time(),
             stop=self._stop,
             is_command=self._command is not None,
             is_published=self._is_published(),
             hang=self._hang,
-            phases=frozenset(beat.phase for beat in read_heartbeats(self._node.run.heartbeats)),
+            phases=frozenset(heartbeat.phase for heartbeat in read_heartbeats(self._node.run.heartbeats)),
             failures=read_failures(self._node.run),
-            output_tail=self._output.tail(),
+            output_tail=self._output.read_tail(),
         )
 
     def _is_published(self) -> bool:
         return self._node.output is not None and is_result_published(self._node.output, uid=self._node.uid)
 
-    def _failed(self, error_type: str, message: str) -> TerminationMessage:
-        return failed(self._reporter.running_message(), error_type, message, now=time.time())
+    def _build_failure_message(self, error_type: str, message: str) -> TerminationMessage:
+        return build_failure_message(self._reporter.build_running_message(), error_type, message, now=time.time())
 
     def _pause(self, seconds: float) -> None:
-        """Sleep between two DNS lookups. Raises _StoppedEarlyError if a stop is requested meanwhile."""
+        """Sleep between DNS lookups. Raises _StoppedBeforeStartError if a stop signal arrives."""
         deadline = time.monotonic() + seconds
-        while not self._inbox.stops and (remaining := deadline - time.monotonic()) > 0:
+        while not self._inbox.stop_count and (remaining := deadline - time.monotonic()) > 0:
             self._inbox.wait(remaining)
-        if self._inbox.stops:
-            raise _StoppedEarlyError
+        if self._inbox.stop_count:
+            raise _StoppedBeforeStartError
 
 
-class _StoppedEarlyError(Exception):
-    """A stop was requested while the node waited for node rank 0."""
+class _StoppedBeforeStartError(Exception):
+    """The node was stopped while it waited for node rank 0."""
 
 
 def _remove_leftovers(node: Node) -> None:
-    """Remove the files of an earlier container of this pod, and shared memory, which counts against its limit."""
+    """Remove files and shared memory left by an earlier container of this pod.
+
+    Shared memory counts against the memory limit of the pod.
+    """
     for folder in (node.run.heartbeats, node.run.torchrun, node.run.stacks):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     for file in (node.run.exits, node.run.launcher_error, node.run.stop_request):
         file.unlink(missing_ok=True)
-    if os.getpid() == 1:  # in a container; local mode must not touch shared memory of other programs
+    if os.getpid() == 1:  # only in a container; local mode must not delete shared memory of other programs
         for entry in Path("/dev/shm").iterdir():  # noqa: S108
-            with contextlib.suppress(OSError):  # a folder, or owned by another user
+            with contextlib.suppress(OSError):  # a folder, or a file of another user
                 entry.unlink()

@@ -10,7 +10,14 @@ import pytest
 
 from finetune_supervisor import contract
 from finetune_supervisor.failures.rank_failures import RankFailure
-from finetune_supervisor.judge import NodeEnd, container_exit_code, failed, judge, stopped, succeeded
+from finetune_supervisor.judge import (
+    NodeEnd,
+    build_failure_message,
+    build_stop_message,
+    build_success_message,
+    get_container_exit_code,
+    judge,
+)
 from finetune_supervisor.messages import TerminationMessage, TrainingProgress
 from finetune_supervisor.stop_request import StopRequest
 from testing.builders.nodes import node
@@ -48,7 +55,7 @@ SUCCESSES = [
 
 @pytest.mark.parametrize("end", SUCCESSES)
 def test_a_complete_result_is_a_success(end: NodeEnd) -> None:
-    assert judge(end) == succeeded(RUNNING, now=100.0)
+    assert judge(end) == build_success_message(RUNNING, now=100.0)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +76,7 @@ def test_a_complete_result_is_a_success(end: NodeEnd) -> None:
     ],
 )
 def test_a_node_that_was_requested_to_stop_is_stopped(end: NodeEnd, reason: str) -> None:
-    assert judge(end) == stopped(RUNNING, reason, now=100.0)
+    assert judge(end) == build_stop_message(RUNNING, reason, now=100.0)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +134,7 @@ def test_the_end_of_the_launcher_is_reported_if_nothing_else_is_known(
 ) -> None:
     final = judge(node_end(exit_code=exit_code, output_tail="last line"))
 
-    assert final == failed(RUNNING, error_type, message, now=100.0)
+    assert final == build_failure_message(RUNNING, error_type, message, now=100.0)
 
 
 def test_a_mixture_of_done_and_stopped_ranks_is_a_failure() -> None:
@@ -153,11 +160,11 @@ def test_a_command_without_an_exception_is_explained_by_its_last_line() -> None:
 @pytest.mark.parametrize(
     ("final", "exit_code"),
     [
-        (succeeded(RUNNING, now=1.0), 0),
-        (stopped(RUNNING, SAVED, now=1.0), 143),
-        (failed(RUNNING, "DatasetError", "no rows", now=1.0), 2),
-        (failed(RUNNING, "ValueError", "x", now=1.0), 1),
+        (build_success_message(RUNNING, now=1.0), 0),
+        (build_stop_message(RUNNING, SAVED, now=1.0), 143),
+        (build_failure_message(RUNNING, "DatasetError", "no rows", now=1.0), 2),
+        (build_failure_message(RUNNING, "ValueError", "x", now=1.0), 1),
     ],
 )
 def test_the_exit_code_follows_from_the_outcome(final: TerminationMessage, exit_code: int) -> None:
-    assert container_exit_code(final) == exit_code
+    assert get_container_exit_code(final) == exit_code

@@ -1,4 +1,4 @@
-"""Steps of a stop request: signals, phases of the ranks, and times."""
+"""Steps of a stop request: signal_count, phases of the ranks, and times."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ GRACE_OVER = "the ranks did not end within the grace period of 60s (FINETUNE_GRA
 
 
 def advance(
-    stop: StopRequest, *, signals: int = 1, phase: str = contract.TRAIN, is_command: bool = False, now: float = 100.0
+    stop: StopRequest,
+    *,
+    signal_count: int = 1,
+    phase: str = contract.TRAIN,
+    is_command: bool = False,
+    now: float = 100.0,
 ) -> tuple[StopRequest, tuple[StopAction, ...]]:
-    return stop.advance(signals=signals, phase=phase, is_command=is_command, now=now)
+    return stop.advance(signal_count=signal_count, phase=phase, is_command=is_command, now=now)
 
 
 def test_without_a_signal_nothing_happens() -> None:
-    assert advance(RUNNING, signals=0) == (RUNNING, ())
+    assert advance(RUNNING, signal_count=0) == (RUNNING, ())
 
 
 @pytest.mark.parametrize("phase", [contract.TRAIN, contract.EVAL, contract.SAVE, contract.PUBLISH, contract.DONE])
@@ -52,14 +57,14 @@ def test_the_first_signal_is_forwarded_to_a_command(phase: str) -> None:
 
 
 def test_two_signals_at_once_do_both_steps() -> None:
-    stop, actions = advance(RUNNING, signals=2)
+    stop, actions = advance(RUNNING, signal_count=2)
 
     assert actions == (StopAction.SAVE, StopAction.TERMINATE)
     assert stop.reason == SECOND_SIGNAL
 
 
 def test_a_second_signal_ends_the_ranks_without_a_checkpoint() -> None:
-    stop, actions = advance(SAVING, signals=2, now=105.0)
+    stop, actions = advance(SAVING, signal_count=2, now=105.0)
 
     assert actions == (StopAction.TERMINATE,)
     assert (stop.terminated_at, stop.reason) == (105.0, SECOND_SIGNAL)
@@ -91,4 +96,4 @@ def test_sigkill_follows_three_seconds_after_sigterm_and_is_repeated(
 
 
 def test_further_signals_do_not_change_the_reason() -> None:
-    assert advance(TERMINATED, signals=3, now=111.0) == (TERMINATED, ())
+    assert advance(TERMINATED, signal_count=3, now=111.0) == (TERMINATED, ())

@@ -1,1 +1,1 @@
-"""Describes how a node failed: exit codes, tracebacks, full volumes and the termination message."""
+"""Failure reports of a node: exit codes, tracebacks, full volumes and the termination message."""

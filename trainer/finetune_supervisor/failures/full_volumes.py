@@ -1,4 +1,4 @@
-"""Finds the full volumes of a node; an error message about missing space seldom names them."""
+"""Finds full volumes of a node, which error messages about missing space rarely name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  a volume of the pod
 _NO_SPACE = re.compile(r"no space left|errno 28\b|disk quota exceeded|errno 122\b|SIGBUS|bus error", re.IGNORECASE)
-_FULL_BELOW_BYTES = 2**20  # not zero: the failed writer may have released part of a page
+_FULL_BELOW_BYTES = 2**20  # not 0, because the failed write may have released some space
 
 
 def append_full_volumes(message: str, folders: Iterable[Path]) -> str:
-    """Return the message; if it is about missing space, append those of the folders that are full and not named yet."""
+    """Append the names of full volumes to a message about missing space; other messages are unchanged."""
     if not _NO_SPACE.search(message):
         return message
     full = sorted({str(folder) for folder in folders if str(folder) not in message and is_volume_full(folder)})

@@ -1,4 +1,4 @@
-"""Reads why ranks failed from error files and exit codes, and finds the failure that came first."""
+"""Reads the failures of ranks from error files and exit codes, and finds the first failure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from finetune_supervisor.peer_loss import is_victim
 
 @dataclass(frozen=True)
 class RankFailure:
-    """The failure of one rank of this node, or of the launcher. A victim failed only because another rank did."""
+    """Failure of one rank or of the launcher; a victim failed only because another rank failed."""
 
-    local_rank: int | None  # None: the launcher itself, or an unknown rank
+    local_rank: int | None  # None for the launcher or an unknown rank
     error_type: str
     message: str
     time: float
@@ -31,27 +31,27 @@ Failures = tuple[RankFailure, ...]
 
 @dataclass(frozen=True)
 class RankExit:
-    """The exit of a failed rank as the launcher recorded it; a negative code is a signal."""
+    """Exit of a failed rank, recorded by the launcher; a negative code is a signal."""
 
     code: int
     time: float
 
 
 def find_first_failure(failures: Failures) -> RankFailure | None:
-    """Return the earliest failure on this node; victims count only if all failures are victims."""
+    """Return the earliest failure that is not a victim, or the earliest victim if all are victims."""
     causes = [failure for failure in failures if not failure.victim]
     return min(causes or failures, key=lambda failure: failure.time, default=None)
 
 
 def read_failures(run: RunFolder) -> Failures:
-    """Read the failures of all ranks of this node, or that of the launcher if no rank failed."""
+    """Read the failures of all ranks of this node, or the failure of the launcher if no rank failed."""
     exits = _read_exits(run.exits)
     with_error_file = {
         local_rank: _read_error_file(local_rank, path, exits.get(local_rank))
-        for local_rank, path in _error_files(run).items()
+        for local_rank, path in _find_error_files(run).items()
     }
     without_error_file = {
-        local_rank: failure_from_exit_code(local_rank, rank_exit.code, rank_exit.time)
+        local_rank: build_failure_from_exit_code(local_rank, rank_exit.code, rank_exit.time)
         for local_rank, rank_exit in exits.items()
         if local_rank not in with_error_file
     }
@@ -61,7 +61,7 @@ def read_failures(run: RunFolder) -> Failures:
 
 
 def _read_error_file(local_rank: int | None, path: Path, rank_exit: RankExit | None) -> RankFailure:
-    """Read a file that torchrun's @record wrote. Its timestamp has whole seconds, the file's mtime is finer."""
+    """Read an error file of torchrun's @record; the mtime is used because its timestamp has only whole seconds."""
     error_type, message, stack = _parse_error_file(path)
     return RankFailure(
         local_rank=local_rank,
@@ -74,13 +74,13 @@ def _read_error_file(local_rank: int | None, path: Path, rank_exit: RankExit | N
     )
 
 
-def failure_from_exit_code(local_rank: int | None, code: int, time: float) -> RankFailure:
-    """Return the failure of a rank, or of a whole program, that left no error file; a negative code is a signal."""
+def build_failure_from_exit_code(local_rank: int | None, code: int, time: float) -> RankFailure:
+    """Return the failure of a rank or program without an error file; a negative code is a signal."""
     if code >= 0:
         message = f"exited with code {code} without an exception; its last lines are in the log"
         return RankFailure(local_rank, "RankExited", message, time, exit_code=code)
     number = -code
-    message = f"ended by signal {number} ({_signal_name(number)})"
+    message = f"ended by signal {number} ({_get_signal_name(number)})"
     if number == signal.SIGKILL:
         message += "; unless it was killed on purpose, the node or the container ran out of memory"
     return RankFailure(
@@ -90,18 +90,18 @@ def failure_from_exit_code(local_rank: int | None, code: int, time: float) -> Ra
         time,
         exit_code=code,
         signal=number,
-        victim=number == signal.SIGTERM,  # the launcher terminates the other ranks after a failure
+        victim=number == signal.SIGTERM,  # sent by the launcher to the other ranks after a failure
     )
 
 
-def _error_files(run: RunFolder) -> Mapping[int, Path]:
-    """Return the error files by local rank; their paths are <run id>/attempt_0/<local rank>/error.json."""
+def _find_error_files(run: RunFolder) -> Mapping[int, Path]:
+    """Return the error files by local rank, found at <run id>/attempt_0/<local rank>/error.json."""
     paths = run.torchrun.glob("*/attempt_*/*/error.json")
     return {int(path.parent.name): path for path in paths if path.parent.name.isdigit()}
 
 
 def _parse_error_file(path: Path) -> tuple[str, str, str]:
-    """Return type, message and stack; the text of a file in another format is returned as the message."""
+    """Return type, message and stack; a file in an unknown format is returned as the message."""
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         record = json.loads(text)["message"]
@@ -122,7 +122,7 @@ def _read_exits(path: Path) -> dict[int, RankExit]:
         return {}
 
 
-def _signal_name(number: int) -> str:
+def _get_signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,6 +1,6 @@
-"""Removes secrets from a termination message, which is copied into the job's status and events.
+"""Redacts secrets in termination messages, which are copied to the job's status and events.
 
-Exceptions quote URLs, headers and settings, any of which may contain a token.
+Exceptions may quote URLs, headers and settings that contain a token.
 """
 
 from __future__ import annotations
@@ -13,32 +13,31 @@ from finetune_supervisor.contract import HIDDEN_ENV
 from finetune_supervisor.messages import TerminationMessage
 
 REPLACEMENT = "***"
-_MIN_SECRET_LENGTH = 6  # shorter values occur in ordinary text
+_MIN_SECRET_LENGTH = 6  # shorter values also occur in normal text
 _SECRET_NAMES = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|CREDENTIALS?)(_|$)", re.IGNORECASE)
 _SECRET_FORMATS = re.compile(
-    r"\bhf_[A-Za-z0-9]{20,}"  # Hugging Face
-    r"|\bgh[pousr]_[A-Za-z0-9]{30,}"  # GitHub
-    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"  # AWS
+    r"\bhf_[A-Za-z0-9]{20,}"  # Hugging Face token
+    r"|\bgh[pousr]_[A-Za-z0-9]{30,}"  # GitHub token
+    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"  # AWS access key
     r"|(?<=://)[^\s/:@]*:[^\s/@]+(?=@)"  # user and password of a URL
     r"|(?<=Bearer )[A-Za-z0-9._~+/-]{8,}=*",
 )
 
 
 def find_secrets(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the values of variables that come from Secrets or are named like one; the longest first."""
+    """Return the values of variables that come from Secrets or have a name such as API_KEY, longest first."""
     from_secrets = set(env.get(HIDDEN_ENV, "").split(","))
     values = {value for name, value in env.items() if name in from_secrets or _SECRET_NAMES.search(name)}
     return tuple(sorted((value for value in values if len(value) >= _MIN_SECRET_LENGTH), key=len, reverse=True))
 
 
 def redact(text: str, secrets: tuple[str, ...]) -> str:
-    """Return the text with these values, and everything in the format of a known token, replaced by `***`."""
-    # decisions/213
+    """Replace the secrets, and all strings in the format of a known token, with `***` (decisions/213)."""
     for secret in secrets:
         text = text.replace(secret, REPLACEMENT)
     return _SECRET_FORMATS.sub(REPLACEMENT, text)
 
 
 def redact_termination(termination: TerminationMessage, secrets: tuple[str, ...]) -> TerminationMessage:
-    """Return the termination message without secrets, so that everyone who can read the job may read it."""
+    """Redact message and stack, because everyone who can read the job can read them."""
     return replace(termination, message=redact(termination.message, secrets), stack=redact(termination.stack, secrets))

@@ -1,4 +1,4 @@
-"""The termination message of a node, below 4096 bytes so that the kubelet keeps all of it."""
+"""Encoding of termination messages, limited to 4095 bytes so that the kubelet does not truncate them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from finetune_supervisor.messages import TerminationMessage, to_json_object
 
 
 def encode_termination(termination: TerminationMessage) -> bytes:
-    """Encode as JSON of fewer than MAX_TERMINATION_BYTES.
+    """Encode a termination message as JSON of fewer than MAX_TERMINATION_BYTES bytes.
 
-    What is too long is removed from the start of the stack first, then from the end of the message.
+    Longer messages lose the start of the stack first, then the end of the message.
     """
-    encoded = _encode(termination)
+    encoded = _encode_json(termination)
     while len(encoded) >= MAX_TERMINATION_BYTES:
         excess_bytes = len(encoded) - MAX_TERMINATION_BYTES + 1
         if termination.stack:
@@ -23,16 +23,16 @@ def encode_termination(termination: TerminationMessage) -> bytes:
         else:
             length = max(0, len(termination.message) - excess_bytes - 3)
             termination = replace(termination, message=termination.message[:length] + "...")
-        encoded = _encode(termination)
+        encoded = _encode_json(termination)
     return encoded
 
 
-def _encode(termination: TerminationMessage) -> bytes:
+def _encode_json(termination: TerminationMessage) -> bytes:
     return json.dumps(to_json_object(termination), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def write_termination(path: Path, termination: TerminationMessage) -> None:
-    """Write the message in place with one write: the file is a mount of the kubelet and cannot be replaced."""
+    """Write the message in place, because the file is a mount of the kubelet and cannot be replaced."""
     data = encode_termination(termination)
     with path.open("wb", buffering=0) as file:
         file.write(data)

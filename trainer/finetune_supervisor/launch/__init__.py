@@ -1,1 +1,1 @@
-"""Starts the processes of a node: launcher, rendezvous, DNS wait and user commands."""
+"""Process startup on a node: launcher, ranks, rendezvous, DNS lookup and user commands."""

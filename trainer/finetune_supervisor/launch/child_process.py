@@ -1,4 +1,4 @@
-"""Child processes: a child that the kernel kills with its parent, a copy of its output, reaping of orphans."""
+"""Child process of the supervisor, with a copy of its output, stop signals and reaping of orphans."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from typing import BinaryIO
 from finetune_supervisor.launch.program import LaunchProgram
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_TAIL_BYTES = 65_536  # room for the tracebacks of all ranks of a node and what they print while they stop
+_TAIL_BYTES = 65_536  # enough for the tracebacks of all ranks and their output during shutdown
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, so that a killed supervisor leaves no training behind."""
+    """Make the kernel kill this process when its parent exits, so that no rank survives a killed supervisor."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def set_process_name(name: str) -> None:
-    """Set the name that ps and top show; the kernel keeps 15 bytes."""
+    """Set the process name shown by ps and top, of which the kernel keeps 15 bytes."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 class ProcessOutput:
-    """Copies a node's output to stdout and to a log file in the job's output, and keeps the end in memory."""
+    """Copies the output of a node to stdout and to a log file, and keeps its end in memory."""
 
     def __init__(self, log_file: Path | None) -> None:
         self._tail: deque[bytes] = deque()
@@ -49,7 +49,7 @@ class ProcessOutput:
             self.log(f"this log is not copied to the output: {error}")
 
     def log(self, line: str) -> None:
-        """Write a line of the supervisor itself."""
+        """Write a log line of the supervisor."""
         self.write(f"supervisor: {line}\n".encode())
 
     def write(self, chunk: bytes) -> None:
@@ -68,16 +68,16 @@ class ProcessOutput:
             self._file = None
             self.log(f"this log is no longer copied to the output: {error}")
 
-    def tail(self) -> str:
+    def read_tail(self) -> str:
         """Return the last 64 KiB of the output."""
         return b"".join(tuple(self._tail))[-_TAIL_BYTES:].decode("utf-8", "replace")
 
 
 class ChildProcess:
-    """The program of the node, in its own session so that Ctrl-C in a terminal reaches only the supervisor."""
+    """Process of the node's program, in its own session so that Ctrl-C stops only the supervisor."""
 
     def __init__(self, program: LaunchProgram, *, output: ProcessOutput) -> None:
-        self._signal_group = program.signal_group
+        self._signals_process_group = program.signals_process_group
         self._process = subprocess.Popen(
             program.argv,
             cwd=program.working_dir,
@@ -86,7 +86,7 @@ class ChildProcess:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._copier = threading.Thread(target=self._copy, args=(output,), daemon=True)
+        self._copier = threading.Thread(target=self._copy_output, args=(output,), daemon=True)
         self._copier.start()
 
     @property
@@ -94,7 +94,7 @@ class ChildProcess:
         return self._process.pid
 
     def reap(self) -> int | None:
-        """Reap every process that ended (PID 1 inherits orphans); return the child's exit code once it is known."""
+        """Reap all exited processes, since PID 1 inherits orphans, and return the exit code of the child or None."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -106,16 +106,16 @@ class ChildProcess:
                 self._process.returncode = os.waitstatus_to_exitcode(status)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the child, or to its process group if the program requires it."""
-        if self._signal_group:
+        """Send a signal to the child, or to its process group if the program requires that."""
+        if self._signals_process_group:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
                 os.killpg(self.pid, number)
         elif self._process.returncode is None:
             os.kill(self.pid, number)
 
     def has_survivors(self) -> bool:
-        """Return whether its process group still runs: a launcher may end at SIGTERM while its torchrun saves."""
-        if not self._signal_group:
+        """Return whether the process group still runs: a launcher may exit at SIGTERM while its torchrun saves."""
+        if not self._signals_process_group:
             return False
         try:
             os.killpg(self.pid, 0)
@@ -124,36 +124,36 @@ class ChildProcess:
         return True
 
     def wait_for_output(self, seconds: float) -> None:
-        """Wait until all output is copied, with a timeout: a surviving grandchild may keep the pipe open."""
+        """Wait until all output is copied, with a timeout because a grandchild may keep the pipe open."""
         self._copier.join(seconds)
 
-    def _copy(self, output: ProcessOutput) -> None:
+    def _copy_output(self, output: ProcessOutput) -> None:
         pipe = self._process.stdout
-        assert pipe is not None  # stdout=PIPE above
+        assert pipe is not None  # always set with stdout=PIPE
         while chunk := os.read(pipe.fileno(), 65_536):
             output.write(chunk)
 
 
 class SignalInbox:
-    """Counts stop signals, so that only the main loop acts on them; `stops` is the number received so far."""
+    """Counts stop signals, so that only the main loop handles them."""
 
-    def __init__(self, stops: int) -> None:
-        self.stops = stops
+    def __init__(self, stop_count: int) -> None:
+        self.stop_count = stop_count
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._count)
-        signal.signal(signal.SIGINT, self._count)
-        signal.signal(signal.SIGCHLD, self._ignore)  # a handler is required for the signal to end `wait`
+        signal.signal(signal.SIGTERM, self._count_stop_signal)
+        signal.signal(signal.SIGINT, self._count_stop_signal)
+        signal.signal(signal.SIGCHLD, self._ignore_signal)  # without a handler, the signal would not interrupt `wait`
 
     def wait(self, seconds: float) -> None:
-        """Wait until a signal arrives or the time is over."""
+        """Wait until a signal arrives or the timeout expires."""
         if select.select([self._reader], [], [], seconds)[0]:
             os.read(self._reader, 4096)
 
-    def _count(self, _number: int, _frame: FrameType | None) -> None:
-        self.stops += 1
+    def _count_stop_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.stop_count += 1
 
-    def _ignore(self, _number: int, _frame: FrameType | None) -> None:
+    def _ignore_signal(self, _number: int, _frame: FrameType | None) -> None:
         pass

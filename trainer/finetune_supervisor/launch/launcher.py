@@ -1,7 +1,9 @@
-"""`... ranks SCRIPT ARGS` or `... ranks -m MODULE`: starts the ranks of this node like torchrun, with a single import.
+"""Launcher that starts the ranks of this node like torchrun, but imports libraries only once.
 
-The launcher imports what every rank would import, while DNS and other nodes become ready, and then forks the ranks.
-It forks before it starts a thread of its own; the forks wait until all nodes have joined the rendezvous.
+Usage: `... ranks SCRIPT ARGS` or `... ranks -m MODULE`.
+
+The launcher imports the libraries of the ranks while DNS and the other nodes become ready, and then forks the ranks
+before it starts any thread. The forks wait until all nodes have joined the rendezvous.
 """
 
 from __future__ import annotations
@@ -23,28 +25,28 @@ from finetune_supervisor.launch.child_process import SignalInbox, die_with_paren
 from finetune_supervisor.launch.preload import can_fork_safely, preload_script
 from finetune_supervisor.launch.rank_process import (
     RankProgram,
+    build_rank_environment,
     detach_fork,
     exit_without_teardown,
-    rank_environment,
     run_rank_program,
 )
 from finetune_supervisor.launch.rendezvous import Rendezvous
 from finetune_supervisor.launch.wait_for_dns import wait_for_master
 
-_FAILURE_GRACE_SECONDS = 0.3  # ranks that fail on their own in this time report more than terminated ones
+_FAILURE_GRACE_SECONDS = 0.3  # time in which other ranks can report their own failures before they are terminated
 _SIGKILL_DELAY_SECONDS = 30.0
 
 
 def main(args: list[str]) -> int:
-    """Start the ranks and return 0 if all ended with 0. In a rank, return the exit code of its program."""
+    """Start the ranks and return 0 if all of them succeed; in a rank, return the exit code of its program."""
     die_with_parent()
-    # Import shared libraries once (decisions/301).
+    # Import shared libraries once for all ranks (decisions/301).
     node, program = Node.from_environment(os.environ), RankProgram.parse(args)
     if node.ranks_per_node > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # torch.cuda.is_available must not initialize CUDA
     in_process = _preload(program)
-    # Fork the ranks, which wait for a byte in the pipe.
+    # Fork the ranks, which wait to read a byte from the pipe.
     start_pipe = os.pipe()
     ranks: dict[int, int] = {}
     for local_rank in range(node.ranks_per_node):
@@ -58,9 +60,9 @@ def main(args: list[str]) -> int:
     except Exception as error:  # outermost handler: DNS timeout, port in use, missing nodes
         _write_launcher_error(node.run, error)
         raise
-    # Release the ranks and wait for them.
+    # Let the ranks start, and wait until they have exited.
     for local_rank in ranks.values():
-        _error_file(node, local_rank).parent.mkdir(parents=True, exist_ok=True)
+        _get_error_file(node, local_rank).parent.mkdir(parents=True, exist_ok=True)
     inbox = SignalInbox(0)
     os.write(start_pipe[1], b"g" * len(ranks))
     code = _RunningRanks(node.run, ranks, inbox, rendezvous).wait()
@@ -69,15 +71,15 @@ def main(args: list[str]) -> int:
 
 
 def _preload(program: RankProgram) -> bool:
-    """Import what the ranks need and return whether they can run in forks of this process."""
-    if sys.platform != "linux":  # libraries of other systems do not support fork
+    """Import the libraries of the ranks and return whether the ranks can run in forks of this process."""
+    if sys.platform != "linux":  # on other systems, the libraries do not support fork
         return False
-    gc.disable()  # collections take a sixth of the import time and free almost nothing
+    gc.disable()  # garbage collection takes a sixth of the import time and frees almost nothing
     if program.module is not None:
         importlib.import_module(program.module).prepare()
     else:
         preload_script(Path(program.script or ""))
-    gc.freeze()  # exclude a million objects of modules from collections, which would copy their pages in the forks
+    gc.freeze()  # exclude a million imported objects from garbage collection, which would copy their pages in the forks
     gc.enable()
     return can_fork_safely() and "torch" in sys.modules
 
@@ -85,7 +87,7 @@ def _preload(program: RankProgram) -> bool:
 def _fork() -> int:
     sys.stdout.flush()
     sys.stderr.flush()
-    with warnings.catch_warnings():  # Python warns about threads; only BLAS has some here, and it supports fork
+    with warnings.catch_warnings():  # Python warns about threads, but only BLAS has some, and it supports fork
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
@@ -93,16 +95,16 @@ def _fork() -> int:
 def _run_rank(
     node: Node, local_rank: int, program: RankProgram, *, start_pipe: tuple[int, int], in_process: bool
 ) -> int:
-    detach_fork(f"rank-{node.global_rank(local_rank)}")
-    os.environ.update(rank_environment(node, local_rank, _error_file(node, local_rank)))
+    detach_fork(f"rank-{node.to_global_rank(local_rank)}")
+    os.environ.update(build_rank_environment(node, local_rank, _get_error_file(node, local_rank)))
     reader, writer = start_pipe
     os.close(writer)
     start = os.read(reader, 1)
     os.close(reader)
     if not start:
-        os._exit(1)  # end of file: the launcher has ended
+        os._exit(1)  # end of file: the launcher has exited
     code = run_rank_program(program, in_process=in_process)
-    if program.module is not None:  # a user's script may rely on a regular interpreter shutdown
+    if program.module is not None:  # user scripts may rely on the normal interpreter shutdown
         exit_without_teardown(code)
     return code
 
@@ -114,8 +116,8 @@ def _join_rendezvous(node: Node) -> Rendezvous:
     return rendezvous
 
 
-def _error_file(node: Node, local_rank: int) -> Path:
-    """Return the path of a rank's error file, laid out as torchrun does."""
+def _get_error_file(node: Node, local_rank: int) -> Path:
+    """Return the path of a rank's error file, in the folder layout of torchrun."""
     return node.run.torchrun / "ranks" / "attempt_0" / str(local_rank) / "error.json"
 
 
@@ -126,10 +128,10 @@ def _write_launcher_error(run: RunFolder, error: Exception) -> None:
 
 @dataclass
 class _RunningRanks:
-    """The ranks of this node from their start until the last one ended."""
+    """Supervises the ranks of this node until all of them have exited."""
 
     run: RunFolder
-    local_ranks: dict[int, int]  # by PID, of running ranks
+    local_ranks: dict[int, int]  # local ranks of running processes by PID
     inbox: SignalInbox
     rendezvous: Rendezvous
     exits: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -167,14 +169,14 @@ class _RunningRanks:
         temporary.replace(self.run.exits)
         if self.failed_at is None:
             self.failed_at = time.monotonic()
-            killed = code == -signal.SIGKILL  # killed from outside: the other ranks report nothing better
+            killed = code == -signal.SIGKILL  # killed externally, so the other ranks have no better error
             self.terminate_at = self.failed_at + (0.0 if killed else _FAILURE_GRACE_SECONDS)
             others = "; stopping the other ranks of this node" if self.local_ranks else ""
             print(f"launcher: local rank {local_rank} ended with {code}{others}", file=sys.stderr, flush=True)
 
     def _forward_stop_signals(self) -> None:
-        if self.inbox.stops > self.forwarded_stops:
-            self.forwarded_stops = self.inbox.stops
+        if self.inbox.stop_count > self.forwarded_stops:
+            self.forwarded_stops = self.inbox.stop_count
             self._signal(signal.SIGTERM)
 
     def _terminate_after_failure(self) -> None:
@@ -196,6 +198,6 @@ class _RunningRanks:
                 continue
 
     def _pause(self, seconds: float) -> None:
-        if self.inbox.stops:
-            sys.exit(0)  # the remaining nodes have been stopped, too
+        if self.inbox.stop_count:
+            sys.exit(0)  # the other nodes are being stopped, too
         self.inbox.wait(seconds)

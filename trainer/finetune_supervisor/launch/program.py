@@ -1,4 +1,4 @@
-"""The program that the supervisor starts: arguments, working directory and environment."""
+"""Programs that the supervisor starts, with their arguments and environment."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ from finetune_supervisor.contract import Node
 
 @dataclass(frozen=True)
 class LaunchProgram:
-    """A program to start; `working_dir` and `environment` are inherited if None."""
+    """Program to start; a `working_dir` or `environment` of None is inherited."""
 
     argv: tuple[str, ...]
     working_dir: Path | None = None
     environment: Mapping[str, str] | None = None
-    signal_group: bool = False  # signal the whole process group: a launcher may not forward signals
+    signals_process_group: bool = False  # for launchers that do not forward signals
     does_own_rendezvous: bool = True
 
 
-def trainer_program(env: Mapping[str, str]) -> LaunchProgram:
-    """Return the program that runs finetune_trainer.entrypoint in every rank."""
-    return LaunchProgram((*supervisor_command(), "ranks", "-m", "finetune_trainer.entrypoint"), environment=env)
+def plan_trainer_program(env: Mapping[str, str]) -> LaunchProgram:
+    """Return the program that runs finetune_trainer in every rank."""
+    return LaunchProgram((*build_supervisor_command(), "ranks", "-m", "finetune_trainer.entrypoint"), environment=env)
 
 
-def supervisor_command() -> tuple[str, ...]:
-    """Return the command that starts this package again, with unbuffered output: the zip file that the operator mounts
-    into a user's image, or the installed module."""
+def build_supervisor_command() -> tuple[str, ...]:
+    """Return the command that runs this package with unbuffered output.
+
+    It runs the installed module, or the zip file that the operator mounts into a user's image.
+    """
     archive = getattr(globals().get("__loader__"), "archive", None)
     return (sys.executable, "-u", *([archive] if archive else ["-m", "finetune_supervisor"]))
 
 
 def enable_flight_recorder(env: Mapping[str, str], node: Node) -> dict[str, str]:
-    """Return the environment with torch's flight recorder enabled; variables that are already set take precedence.
+    """Add the variables that enable torch's flight recorder; existing variables take precedence.
 
-    When an NCCL collective times out, each rank then writes its last collectives to a file next to the logs. Both the
-    current variable names and those of older torch versions, which a user's image may contain, are set.
+    When an NCCL collective times out, each rank writes its last collectives to a file next to the logs. The variable
+    names of older torch versions are set, too, because a user's image may contain an older torch.
     """
     if node.log is None:
         return dict(env)

@@ -1,4 +1,4 @@
-"""The process of one rank: a fork of the launcher that runs the program of the rank."""
+"""Process of one rank, which is a fork of the launcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from finetune_supervisor.launch.child_process import die_with_parent, set_proces
 
 @dataclass(frozen=True)
 class RankProgram:
-    """The program of every rank: a user's script, or a module of ours with the functions `prepare` and `main`."""
+    """Program of every rank: a user's script, or a trainer module with the functions `prepare` and `main`."""
 
     script: str | None
     module: str | None
@@ -36,14 +36,14 @@ class RankProgram:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """Command line that runs the program in a new interpreter."""
+        """Arguments that run the program in a new interpreter."""
         entry = ("-m", self.module) if self.module else (self.script or "",)
         return (sys.executable, "-u", *entry, *self.args)
 
 
-def rank_environment(node: Node, local_rank: int, error_file: Path) -> dict[str, str]:
-    """Return the environment variables that torchrun would set for this rank."""
-    rank, world_size = str(node.global_rank(local_rank)), str(node.world_size)
+def build_rank_environment(node: Node, local_rank: int, error_file: Path) -> dict[str, str]:
+    """Return the environment variables that torchrun sets for a rank."""
+    rank, world_size = str(node.to_global_rank(local_rank)), str(node.world_size)
     return {
         "RANK": rank,
         "LOCAL_RANK": str(local_rank),
@@ -66,19 +66,19 @@ def rank_environment(node: Node, local_rank: int, error_file: Path) -> dict[str,
 
 
 def detach_fork(name: str) -> None:
-    """Make a fork independent of the launcher: new session, process name, default signal handlers, reseeded NumPy."""
+    """Detach a fork from the launcher: set its session, process name, signal handlers and NumPy seed."""
     os.setsid()
     die_with_parent()
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     set_process_name(name)
-    if "numpy" in sys.modules:  # Python reseeds its own generator after a fork, NumPy does not
+    if "numpy" in sys.modules:  # unlike Python, NumPy does not reseed its generator after a fork
         sys.modules["numpy"].random.seed()
 
 
 def run_rank_program(program: RankProgram, *, in_process: bool) -> int:
-    """Run the program in this process and return its exit code, or replace this process by a new interpreter."""
+    """Run the program in this process and return its exit code, or replace this process with a new interpreter."""
     if not in_process:
         os.execv(program.argv[0], program.argv)  # noqa: S606  replacing this process is the purpose
     run = _load_module(program.module) if program.module else _load_script(program.script or "", program.args)
@@ -86,7 +86,7 @@ def run_rank_program(program: RankProgram, *, in_process: bool) -> int:
         run()
     except SystemExit:
         raise
-    except BaseException as error:  # print the traceback without the frames of this file
+    except BaseException as error:  # omit the frames of this file from the traceback
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_globals is globals():
             frames = frames.tb_next
@@ -97,12 +97,12 @@ def run_rank_program(program: RankProgram, *, in_process: bool) -> int:
 
 
 def exit_without_teardown(code: int) -> NoReturn:
-    """Exit after the atexit handlers, without finalizing the interpreter (decisions/303).
+    """Run the atexit handlers and exit without finalizing the interpreter (decisions/303).
 
     During finalization, live threads of collectives and CUDA may crash or block a rank that has finished, or delay the
     report of its failure (https://github.com/pytorch/pytorch/pull/179291).
     """
-    atexit._run_exitfuncs()  # such as those of experiment trackers
+    atexit._run_exitfuncs()  # handlers of experiment trackers, for example
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -114,8 +114,10 @@ def _load_module(name: str) -> Callable[[], None]:
 
 
 def _load_script(script: str, args: tuple[str, ...]) -> Callable[[], None]:
-    """Prepare the script as `python SCRIPT ARGS` does: it is `__main__`, its folder is first on sys.path, and the
-    modules of this package are unloaded."""
+    """Load the script as `python SCRIPT ARGS` does, and unload the modules of this package.
+
+    The script becomes `__main__`, and its folder the first entry of sys.path.
+    """
     for name in [name for name in sys.modules if name.partition(".")[0] == __name__.partition(".")[0]]:
         del sys.modules[name]
     sys.argv = [script, *args]
@@ -125,4 +127,4 @@ def _load_script(script: str, args: tuple[str, ...]) -> Callable[[], None]:
     main.__dict__.update(__file__=script, __builtins__=builtins, __loader__=loader, __annotations__={}, __cached__=None)
     sys.modules["__main__"] = main
     source = Path(script).read_bytes()
-    return lambda: exec(compile(source, script, "exec", dont_inherit=True), main.__dict__)  # noqa: S102  user's script
+    return lambda: exec(compile(source, script, "exec", dont_inherit=True), main.__dict__)  # noqa: S102  script of the user

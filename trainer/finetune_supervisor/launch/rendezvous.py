@@ -1,6 +1,6 @@
-"""Rendezvous of the nodes of an attempt: a TCPStore in the launcher of node rank 0.
+"""Rendezvous of all nodes of an attempt, through a TCPStore in the launcher of node rank 0.
 
-The process groups of the ranks use the same store. It stays open until all nodes have left.
+The process groups of the ranks use the same store, which stays open until all nodes have left.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 from finetune_supervisor.contract import Node
 
-# The operator ends nodes that wait for others earlier, see spec.startupDeadlineSeconds.
+# The operator usually ends waiting nodes earlier, see spec.startupDeadlineSeconds.
 JOIN_TIMEOUT_SECONDS = 1800.0
 LEAVE_TIMEOUT_SECONDS = 60.0
 _JOINED, _LEFT = "came", "left"  # key prefixes in the store
 
 
 class RendezvousConnectionError(Exception):
-    """The launcher of node rank 0 cannot be reached."""
+    """The launcher of node rank 0 is unreachable."""
 
 
 class RendezvousTimeoutError(Exception):
@@ -28,14 +28,16 @@ class RendezvousTimeoutError(Exception):
 
 
 class Rendezvous:
-    """The rendezvous of one attempt. Keys contain the attempt, so that nodes of another attempt never complete it."""
+    """Rendezvous of one attempt; its keys contain the attempt, so that nodes of other attempts cannot join it."""
 
     def __init__(self, node: Node, *, timeout_seconds: float = JOIN_TIMEOUT_SECONDS) -> None:
-        """Open the store on node rank 0, or connect to it.
+        """Open the store on node rank 0, or connect to it on other nodes.
 
-        Raises: RendezvousConnectionError on the other nodes; RuntimeError of torch if the port is in use.
+        Raises: RendezvousConnectionError if node rank 0 is unreachable; RuntimeError if the port is in use.
         """
-        dist: Any = importlib.import_module("torch.distributed")  # not at import: images without torch import this file
+        dist: Any = importlib.import_module(
+            "torch.distributed"
+        )  # lazy import, because images without torch import this module
         self._node = node
         self._timeout_seconds = timeout_seconds
         is_master, timeout = node.node_rank == 0, timedelta(seconds=timeout_seconds)
@@ -51,11 +53,13 @@ class Rendezvous:
         self._store: Any = dist.PrefixStore(f"finetune/{node.uid}/{node.attempt}", store)
 
     def wait_for_all(self) -> None:
-        """Join and wait for all other nodes. Raises RendezvousTimeoutError, which names the missing ones."""
+        """Join and wait for all other nodes. Raises RendezvousTimeoutError with the missing nodes."""
         self._store.set(f"{_JOINED}/{self._node.node_rank}", "")
         keys = self._keys(_JOINED)
         try:
-            self._store.wait(keys, timedelta(seconds=self._timeout_seconds))  # one wait: torch logs each timeout
+            self._store.wait(
+                keys, timedelta(seconds=self._timeout_seconds)
+            )  # a single wait, because torch logs each timeout
         except RuntimeError as error:
             missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
             if missing:
@@ -65,7 +69,7 @@ class Rendezvous:
                 ) from error
 
     def leave(self, pause: Callable[[float], None]) -> None:
-        """Leave; node rank 0 keeps its store open until the others have left, for at most a minute."""
+        """Leave the rendezvous; node rank 0 keeps its store open for at most a minute until the others have left."""
         self._store.set(f"{_LEFT}/{self._node.node_rank}", "")
         if self._node.node_rank == 0:
             deadline = time.monotonic() + LEAVE_TIMEOUT_SECONDS

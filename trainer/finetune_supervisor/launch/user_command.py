@@ -1,4 +1,4 @@
-"""Runs spec.command on one node: a user's script in every rank, or a user's own launcher."""
+"""Plans the program for spec.command: a user's script in every rank, or a user's own launcher."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pathlib import Path
 
 from finetune_supervisor import contract
 from finetune_supervisor.contract import Node
-from finetune_supervisor.launch.program import LaunchProgram, supervisor_command
+from finetune_supervisor.launch.program import LaunchProgram, build_supervisor_command
 
 _VARIABLE = re.compile(r"\$?\$\((\w+)\)")
 
 
 class InvalidCommand(Exception):
-    """spec.command names a missing file or program; only a change of the job or its image helps."""
+    """spec.command names a missing file or program, so the job or its image must be changed."""
 
 
 @dataclass(frozen=True)
 class UserCommand:
-    """spec.command, already validated by the operator."""
+    """Parsed spec.command, which the operator has already validated."""
 
     script: str | None
     args: tuple[str, ...]
@@ -34,7 +34,7 @@ class UserCommand:
 
 
 def read_command(env: Mapping[str, str]) -> UserCommand | None:
-    """Return spec.command, or None if finetune_trainer runs the job, which also reports an unreadable spec."""
+    """Return spec.command, or None if finetune_trainer runs the job; it also reports an unreadable spec."""
     try:
         raw = json.loads(Path(env.get(contract.CONFIG, "")).read_text(encoding="utf-8")).get("command")
     except (OSError, ValueError, AttributeError):
@@ -46,22 +46,22 @@ def read_command(env: Mapping[str, str]) -> UserCommand | None:
 
 
 def plan_program(command: UserCommand, node: Node, env: Mapping[str, str]) -> LaunchProgram:
-    """Return the program to start for this command. Raises InvalidCommand."""
+    """Return the program that runs this command. Raises InvalidCommand."""
     folder = Path(os.path.abspath(command.working_dir or "."))
     if not folder.is_dir():
         raise InvalidCommand(f"spec.command.workingDir: {command.working_dir}: no such folder in the image or a volume")
-    # A torchrun started by the program writes the error files of scripts that use @record below this folder.
+    # Folder for the error files of scripts with @record that run under a torchrun of the user.
     env = {**env, "PET_LOG_DIR": str(node.run.torchrun)}
     if command.script is None:
-        argv = _exec_argv(command, folder, env)
-        return LaunchProgram(argv, folder, env, signal_group=True, does_own_rendezvous=False)
+        argv = _build_exec_argv(command, folder, env)
+        return LaunchProgram(argv, folder, env, signals_process_group=True, does_own_rendezvous=False)
     if not (folder / command.script).is_file():
         raise InvalidCommand(f"spec.command.script: {command.script}: no such file in {folder}")
-    return _script_program(command.script, command.args, folder, env)
+    return _plan_script_program(command.script, command.args, folder, env)
 
 
 def expand_variables(argument: str, env: Mapping[str, str]) -> str:
-    """Expand `$(NAME)` as Kubernetes does: `$$(NAME)` yields `$(NAME)`, an unknown name is left unchanged."""
+    """Expand `$(NAME)` as Kubernetes does; `$$(NAME)` is an escape, and unknown names are unchanged."""
 
     def expand(match: re.Match[str]) -> str:
         reference = match.group(0)
@@ -70,19 +70,19 @@ def expand_variables(argument: str, env: Mapping[str, str]) -> str:
     return _VARIABLE.sub(expand, argument)
 
 
-def _exec_argv(command: UserCommand, folder: Path, env: Mapping[str, str]) -> tuple[str, ...]:
+def _build_exec_argv(command: UserCommand, folder: Path, env: Mapping[str, str]) -> tuple[str, ...]:
     program, *arguments = (expand_variables(argument, env) for argument in command.exec)
     path = str(folder / program) if "/" in program else shutil.which(program, path=env.get("PATH"))
     if path is None or not os.access(path, os.X_OK):
         raise InvalidCommand(f"spec.command.exec: {program}: no such program in the image (PATH={env.get('PATH', '')})")
-    return (*supervisor_command(), "exec", path, *arguments)
+    return (*build_supervisor_command(), "exec", path, *arguments)
 
 
-def _script_program(script: str, args: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> LaunchProgram:
-    """Return our launcher if this Python has torch, otherwise the torchrun of another Python on the PATH."""
+def _plan_script_program(script: str, args: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> LaunchProgram:
+    """Return the launcher if this Python has torch, otherwise torchrun from the PATH."""
     argv = (script, *(expand_variables(argument, env) for argument in args))
     if importlib.util.find_spec("torch") is not None:
-        return LaunchProgram((*supervisor_command(), "ranks", *argv), folder, env)
+        return LaunchProgram((*build_supervisor_command(), "ranks", *argv), folder, env)
     torchrun = shutil.which("torchrun", path=env.get("PATH"))
     if torchrun is None:
         raise InvalidCommand(
@@ -91,5 +91,5 @@ def _script_program(script: str, args: tuple[str, ...], folder: Path, env: Mappi
         )
     options = ("--max_restarts=0", f"--log_dir={env['PET_LOG_DIR']}")  # the operator restarts all nodes together
     return LaunchProgram(
-        (*supervisor_command(), "exec", torchrun, *options, *argv), folder, env, does_own_rendezvous=False
+        (*build_supervisor_command(), "exec", torchrun, *options, *argv), folder, env, does_own_rendezvous=False
     )

@@ -1,4 +1,4 @@
-"""Wait until the host name of node rank 0 resolves."""
+"""DNS lookup of node rank 0, with retries until its pod has started."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import socket
 import time
 from collections.abc import Callable
 
-FIRST_LOOKUP_DELAY_SECONDS = 1.0  # DNS caches may keep a negative answer for 30 s
+FIRST_LOOKUP_DELAY_SECONDS = 1.0  # DNS caches may keep a negative response for 30 s
 MAX_INTERVAL_SECONDS = 10.0
-TIMEOUT_SECONDS = 1800.0  # the operator ends nodes that wait for others earlier, see spec.startupDeadlineSeconds
+TIMEOUT_SECONDS = 1800.0  # the operator usually ends waiting nodes earlier, see spec.startupDeadlineSeconds
 OPTIONAL_TIMEOUT_SECONDS = 30.0
 
 
 class DnsTimeout(Exception):
-    """The name of node rank 0 did not resolve in time."""
+    """The host name of node rank 0 did not resolve in time."""
 
 
-def wait_for_master(host: str, *, node_rank: int, pause: Callable[[float], None], required: bool = True) -> None:
-    """Return once `host` resolves; node rank 0 finds its own name in its hosts file.
+def wait_for_master(host: str, *, node_rank: int, pause: Callable[[float], None], is_required: bool = True) -> None:
+    """Wait until `host` resolves; node rank 0 finds its own name in its hosts file.
 
-    A name that is not required is awaited for 30 s only, because the pod of node rank 0 may have ended already, which
+    The timeout is only 30 s if the name is not required, because the pod of node rank 0 may have ended already, which
     removes its name. Raises DnsTimeout if a required name does not resolve.
     """
-    if _needs_no_dns(host):
+    if _is_resolved_without_dns(host):
         return
-    started_at, timeout_seconds = time.monotonic(), TIMEOUT_SECONDS if required else OPTIONAL_TIMEOUT_SECONDS
+    started_at, timeout_seconds = time.monotonic(), TIMEOUT_SECONDS if is_required else OPTIONAL_TIMEOUT_SECONDS
     interval = 0.0 if node_rank == 0 else FIRST_LOOKUP_DELAY_SECONDS
     while True:
         pause(interval)
-        error = _lookup_error(host)
+        error = _find_lookup_error(host)
         if error is None:
             return
         waited = time.monotonic() - started_at
-        if waited >= timeout_seconds and not required:
+        if waited >= timeout_seconds and not is_required:
             return
         if waited >= timeout_seconds:
             raise DnsTimeout(
@@ -43,8 +43,8 @@ def wait_for_master(host: str, *, node_rank: int, pause: Callable[[float], None]
         interval = min(max(interval * 1.5, 0.5), MAX_INTERVAL_SECONDS, timeout_seconds - waited)
 
 
-def _lookup_error(host: str) -> str | None:
-    """Return the resolver's error text, or None if the name resolves."""
+def _find_lookup_error(host: str) -> str | None:
+    """Return the resolver's error message, or None if the name resolves."""
     try:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -52,7 +52,7 @@ def _lookup_error(host: str) -> str | None:
     return None
 
 
-def _needs_no_dns(host: str) -> bool:
+def _is_resolved_without_dns(host: str) -> bool:
     if host == "localhost":
         return True
     try:

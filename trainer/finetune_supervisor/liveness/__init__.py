@@ -1,1 +1,1 @@
-"""Checks whether ranks make progress: heartbeats, hang detection and stack dumps."""
+"""Liveness checks of ranks: heartbeats, hang detection and stack dumps."""

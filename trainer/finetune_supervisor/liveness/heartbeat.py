@@ -1,4 +1,4 @@
-"""Heartbeat files, one per rank; each is replaced by a rename, so that a reader never gets a partial file."""
+"""Heartbeat files, one per rank, replaced atomically so that readers never get partial files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from finetune_supervisor.messages import PeakMemory, TrainingProgress
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The last heartbeat of one rank; that of a hanging rank has an old `time`, in seconds since the epoch."""
+    """Last heartbeat of one rank; `time` is in seconds since the epoch."""
 
     rank: int
     local_rank: int
-    pid: int | None  # None: a user's program that reports only progress
+    pid: int | None  # None for a user command that reports only progress
     time: float
     phase: str
     first_step: int | None = None
-    first_step_time: float | None = None  # when this attempt completed its first step
+    first_step_time: float | None = None  # completion of the first step in this attempt, seconds since the epoch
     peak_memory_bytes: int | None = None
     own_step_seconds: float | None = None
     progress: TrainingProgress = field(default_factory=TrainingProgress)
@@ -37,12 +37,14 @@ def write_heartbeat(folder: Path, heartbeat: Heartbeat) -> None:
 
 
 def read_heartbeats(folder: Path) -> tuple[Heartbeat, ...]:
-    """Return the heartbeats of this node, ordered by local rank; unreadable files are skipped."""
-    beats = (_read(path) for path in folder.glob("rank-*.json"))
-    return tuple(sorted((beat for beat in beats if beat), key=lambda beat: beat.local_rank))
+    """Return the heartbeats of this node ordered by local rank, skipping invalid files."""
+    heartbeats = (_read_heartbeat(path) for path in folder.glob("rank-*.json"))
+    return tuple(
+        sorted((heartbeat for heartbeat in heartbeats if heartbeat), key=lambda heartbeat: heartbeat.local_rank)
+    )
 
 
-def _read(path: Path) -> Heartbeat | None:
+def _read_heartbeat(path: Path) -> Heartbeat | None:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         progress = _drop_unknown_fields(TrainingProgress, raw.pop("progress"))
@@ -53,13 +55,15 @@ def _read(path: Path) -> Heartbeat | None:
         return None
 
 
-def _drop_unknown_fields(kind: type[TrainingProgress | PeakMemory], raw: dict[str, Any]) -> dict[str, Any]:
-    names = {item.name for item in fields(kind)}
-    return {name: value for name, value in raw.items() if name in names}
+def _drop_unknown_fields(
+    message_class: type[TrainingProgress | PeakMemory], raw_fields: dict[str, Any]
+) -> dict[str, Any]:
+    names = {item.name for item in fields(message_class)}
+    return {name: value for name, value in raw_fields.items() if name in names}
 
 
 def to_status_progress(heartbeat: Heartbeat) -> TrainingProgress:
-    """Return the progress as it is reported: with the first step of the attempt and the times of the heartbeat."""
+    """Return the progress for the job status, with the attempt's first step and the times of the heartbeat."""
     return replace(
         heartbeat.progress,
         first_step=heartbeat.first_step,

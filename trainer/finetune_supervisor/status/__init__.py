@@ -1,1 +1,1 @@
-"""Serves the status of a node over HTTP and receives progress reports of user commands."""
+"""Status reporting of a node: HTTP server, termination message and progress reports of user commands."""

@@ -1,4 +1,4 @@
-"""HTTP server of one node: /status (JSON) and /metrics (Prometheus), and progress reports of user commands."""
+"""HTTP server of a node, which serves /status and /metrics and receives progress reports of user commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from finetune_supervisor.status.progress_reports import MAX_REPORT_BYTES, REPORT
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State of the node at the moment of a request."""
+    """State of the node at the time of a request."""
 
     phase: str
     outcome: str
@@ -27,7 +27,7 @@ class Snapshot:
 
 
 def render_status(node: Node, snapshot: Snapshot, *, now: float) -> dict[str, object]:
-    """Return the body of /status; `now` in seconds since the epoch."""
+    """Return the JSON body of /status; `now` is in seconds since the epoch."""
     first = snapshot.heartbeats[0] if snapshot.heartbeats else None
     return {
         "version": 1,
@@ -42,25 +42,28 @@ def render_status(node: Node, snapshot: Snapshot, *, now: float) -> dict[str, ob
         "progress": to_json_object(to_status_progress(first)) if first else None,
         "ranks": [
             {
-                "rank": beat.rank,
-                "localRank": beat.local_rank,
-                "pid": beat.pid,
-                "phase": beat.phase,
-                "step": beat.progress.step,
-                "heartbeatAgeSeconds": round(max(0.0, now - beat.time), 3),
-                "peakMemoryBytes": beat.peak_memory_bytes,
-                "ownStepSeconds": beat.own_step_seconds,
+                "rank": heartbeat.rank,
+                "localRank": heartbeat.local_rank,
+                "pid": heartbeat.pid,
+                "phase": heartbeat.phase,
+                "step": heartbeat.progress.step,
+                "heartbeatAgeSeconds": round(max(0.0, now - heartbeat.time), 3),
+                "peakMemoryBytes": heartbeat.peak_memory_bytes,
+                "ownStepSeconds": heartbeat.own_step_seconds,
             }
-            for beat in snapshot.heartbeats
+            for heartbeat in snapshot.heartbeats
         ],
     }
 
 
 def render_metrics(node: Node, snapshot: Snapshot, *, now: float) -> str:
-    """Return the Prometheus text of /metrics. Only node rank 0 exports progress, which is the same on all nodes."""
-    samples = list(_rank_samples(snapshot, now=now))
+    """Return the body of /metrics in the Prometheus text format.
+
+    Only node rank 0 exports the training progress, which is equal on all nodes.
+    """
+    samples = list(_build_rank_samples(snapshot, now=now))
     if node.node_rank == 0 and snapshot.heartbeats:
-        samples += _progress_samples(snapshot.heartbeats[0])
+        samples += _build_progress_samples(snapshot.heartbeats[0])
     common = f'namespace="{node.namespace}",job="{node.job}",attempt="{node.attempt}",node_rank="{node.node_rank}"'
     lines = []
     described = set()
@@ -72,36 +75,36 @@ def render_metrics(node: Node, snapshot: Snapshot, *, now: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-_Sample = tuple[str, str, str, float]
+_MetricSample = tuple[str, str, str, float]
 
 
-def _rank_samples(snapshot: Snapshot, *, now: float) -> Iterator[_Sample]:
-    for beat in snapshot.heartbeats:
-        labels = f',rank="{beat.rank}"'
-        age = max(0.0, now - beat.time)
+def _build_rank_samples(snapshot: Snapshot, *, now: float) -> Iterator[_MetricSample]:
+    for heartbeat in snapshot.heartbeats:
+        labels = f',rank="{heartbeat.rank}"'
+        age = max(0.0, now - heartbeat.time)
         yield "finetune_rank_heartbeat_age_seconds", "Seconds since the rank last showed progress.", labels, age
-    for beat in snapshot.heartbeats:
-        if beat.peak_memory_bytes is not None:
-            name, labels = "finetune_rank_peak_memory_bytes", f',rank="{beat.rank}"'
+    for heartbeat in snapshot.heartbeats:
+        if heartbeat.peak_memory_bytes is not None:
+            name, labels = "finetune_rank_peak_memory_bytes", f',rank="{heartbeat.rank}"'
             yield (
                 name,
                 "Peak memory of the rank: GPU memory, or resident set size without a GPU.",
                 labels,
-                beat.peak_memory_bytes,
+                heartbeat.peak_memory_bytes,
             )
-    for beat in snapshot.heartbeats:
-        if beat.own_step_seconds is not None:
-            name, labels = "finetune_rank_own_step_seconds", f',rank="{beat.rank}"'
+    for heartbeat in snapshot.heartbeats:
+        if heartbeat.own_step_seconds is not None:
+            name, labels = "finetune_rank_own_step_seconds", f',rank="{heartbeat.rank}"'
             yield (
                 name,
                 "Seconds of a step in which the rank does not wait for other ranks.",
                 labels,
-                beat.own_step_seconds,
+                heartbeat.own_step_seconds,
             )
 
 
-def _progress_samples(beat: Heartbeat) -> Iterator[_Sample]:
-    progress = beat.progress
+def _build_progress_samples(heartbeat: Heartbeat) -> Iterator[_MetricSample]:
+    progress = heartbeat.progress
     forecast = progress.memory.forecast if progress.memory else None
     values = (
         ("finetune_step", "Completed optimizer steps.", progress.step),
@@ -128,29 +131,29 @@ def _progress_samples(beat: Heartbeat) -> Iterator[_Sample]:
             yield name, help_text, "", value
 
 
-class _Server(ThreadingHTTPServer):
+class _StatusServer(ThreadingHTTPServer):
     def server_bind(self) -> None:
-        """Bind without the base class's DNS lookup of the own host name, which may take long in a new pod."""
+        """Bind without the DNS lookup of the base class, which may be slow in a new pod."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         TCPServer.server_bind(self)
 
 
-class _DualStackServer(_Server):
-    """A server on `::` that accepts IPv4 connections, too."""
+class _DualStackServer(_StatusServer):
+    """Server on `::` that also accepts IPv4 connections."""
 
     address_family = socket.AF_INET6
 
 
-def _bind(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+def _bind_server(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
     try:
         return _DualStackServer(("::", port), handler)
-    except OSError:  # no IPv6; if the port is in use, this raises again
-        return _Server(("", port), handler)
+    except OSError:  # no IPv6; the next line raises again if the port is in use
+        return _StatusServer(("", port), handler)
 
 
 def _handle_report(request: BaseHTTPRequestHandler, reports: ProgressReports | None) -> tuple[int, str, str]:
-    """Return status code, content type and body of the response to a POST."""
+    """Record a posted progress report and return status code, content type and body of the response."""
     content_type = "text/plain"
     if reports is None or request.path != REPORT_PATH:
         return 404, content_type, "progress reports are not accepted here\n"
@@ -159,7 +162,7 @@ def _handle_report(request: BaseHTTPRequestHandler, reports: ProgressReports | N
     length = request.headers.get("Content-Length", "")
     if not length.isdigit() or int(length) > MAX_REPORT_BYTES:
         return 413, content_type, f"expected a Content-Length of at most {MAX_REPORT_BYTES} bytes\n"
-    if not reports.record(request.rfile.read(int(length))):
+    if not reports.record_report(request.rfile.read(int(length))):
         return 400, content_type, "expected {trainerStatus: {metrics: [{name, value}], ...}}\n"
     return 200, content_type, ""
 
@@ -167,7 +170,7 @@ def _handle_report(request: BaseHTTPRequestHandler, reports: ProgressReports | N
 def start_status_server(
     node: Node, snapshot: Callable[[], Snapshot], *, reports: ProgressReports | None = None
 ) -> ThreadingHTTPServer:
-    """Serve in a background thread on all interfaces, since the operator polls the pod IP.
+    """Start the server in a background thread, on all interfaces because the operator polls the pod IP.
 
     Raises: OSError if the port is in use.
     """
@@ -198,8 +201,8 @@ def start_status_server(
             self.wfile.write(data)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Log nothing: one line per scrape would flood the training log."""
+            """Discard the access log, which would flood the training log."""
 
-    server = _bind(node.status_port, Handler)
+    server = _bind_server(node.status_port, Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server

@@ -1,4 +1,4 @@
-"""Reports the state of a node: its termination message, and over HTTP while it runs."""
+"""Reports the state of a node in its termination message and over HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from finetune_supervisor.status.progress_reports import ProgressReports
 
 
 class NodeReporter:
-    """Writes the termination message and serves /status and /metrics; `outcome` is part of both."""
+    """Writes the termination message and starts the HTTP server; both report `outcome`."""
 
     def __init__(self, node: Node, output: ProcessOutput) -> None:
         self._node = node
@@ -30,54 +30,54 @@ class NodeReporter:
         self.outcome = contract.STARTING
 
     def start_server(self, reports: ProgressReports | None) -> None:
-        """Serve /status and /metrics, and receive the progress reports of a command."""
+        """Start the HTTP server of the node; `reports` receives the progress reports of a user command."""
         try:
-            start_status_server(self._node, self._snapshot, reports=reports)
-        except OSError as error:  # missing metrics must not stop the training
+            start_status_server(self._node, self._take_snapshot, reports=reports)
+        except OSError as error:  # training must continue without metrics
             port = self._node.status_port
             self._output.log(f"cannot listen on port {port}, so there is no /status and no /metrics: {error}")
 
-    def _snapshot(self) -> Snapshot:
-        beats = read_heartbeats(self._node.run.heartbeats)
-        return Snapshot(beats[0].phase if beats else "", self.outcome, beats)
+    def _take_snapshot(self) -> Snapshot:
+        heartbeats = read_heartbeats(self._node.run.heartbeats)
+        return Snapshot(heartbeats[0].phase if heartbeats else "", self.outcome, heartbeats)
 
-    def running_message(self) -> TerminationMessage:
-        """Return the message for a node that has not ended yet."""
-        beats = read_heartbeats(self._node.run.heartbeats)
-        peaks = [beat.peak_memory_bytes for beat in beats if beat.peak_memory_bytes is not None]
+    def build_running_message(self) -> TerminationMessage:
+        """Build the termination message of a node that has not ended yet."""
+        heartbeats = read_heartbeats(self._node.run.heartbeats)
+        peaks = [heartbeat.peak_memory_bytes for heartbeat in heartbeats if heartbeat.peak_memory_bytes is not None]
         return TerminationMessage(
             node_rank=self._node.node_rank,
             attempt=self._node.attempt,
             outcome=self.outcome,
-            phase=beats[0].phase if beats else "",
-            first_step=beats[0].first_step if beats else None,
-            progress=to_status_progress(beats[0]) if beats else None,
+            phase=heartbeats[0].phase if heartbeats else "",
+            first_step=heartbeats[0].first_step if heartbeats else None,
+            progress=to_status_progress(heartbeats[0]) if heartbeats else None,
             peak_memory_bytes=max(peaks, default=None),
         )
 
-    def write_running(self) -> None:
-        """Write the message of the running node, which remains if the supervisor is killed."""
-        self._write(self.running_message())
+    def write_running_message(self) -> None:
+        """Write the message of the running node, in case the supervisor is killed."""
+        self._write_message(self.build_running_message())
 
-    def write_final(self, final: TerminationMessage) -> None:
-        """Write and log the final message, with the names of full volumes and without secrets."""
-        if final.outcome == contract.FAILED:
-            final = replace(final, message=append_full_volumes(final.message, self._volumes()))
-        final = redact_termination(final, self._secrets)
-        self.outcome = final.outcome
-        self._write(final)
-        if final.outcome != contract.SUCCEEDED:
-            rank = f"rank {final.rank}: " if final.rank is not None else ""
-            error_type = f"{final.error_type}: " if final.error_type else ""
-            self._output.log(f"{final.outcome}: {rank}{error_type}{final.message}")
+    def write_final_message(self, message: TerminationMessage) -> None:
+        """Add the names of full volumes to the final message, redact secrets, and write and log it."""
+        if message.outcome == contract.FAILED:
+            message = replace(message, message=append_full_volumes(message.message, self._list_volumes()))
+        message = redact_termination(message, self._secrets)
+        self.outcome = message.outcome
+        self._write_message(message)
+        if message.outcome != contract.SUCCEEDED:
+            rank = f"rank {message.rank}: " if message.rank is not None else ""
+            error_type = f"{message.error_type}: " if message.error_type else ""
+            self._output.log(f"{message.outcome}: {rank}{error_type}{message.message}")
 
-    def _write(self, message: TerminationMessage) -> None:
+    def _write_message(self, message: TerminationMessage) -> None:
         try:
             write_termination(self._node.termination_log, message)
         except OSError as error:
             self._output.log(f"the termination message cannot be written: {error}")
 
-    def _volumes(self) -> Iterator[Path]:
+    def _list_volumes(self) -> Iterator[Path]:
         yield from (SHARED_MEMORY, Path(tempfile.gettempdir()), self._node.run.path)
         if self._node.output:
             yield self._node.output

@@ -1,6 +1,6 @@
-"""Receives progress of user commands: what transformers' KubeflowCallback posts is written as a heartbeat.
+"""Receives progress reports of user commands from transformers' KubeflowCallback and writes them as heartbeats.
 
-The reasons are in decisions/305.
+See decisions/305.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _URL, _TOKEN, _CA_CERT = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", 
 
 
 class ProgressReports:
-    """Receives the reports of one node's program, which authenticates with a token that only it can read."""
+    """Receives the progress reports of one node's user command, authenticated by a token."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._token = secrets.token_hex(16)
         self._progress = TrainingProgress()
-        # Step of the first report. It may be the step of a resumed checkpoint, so only a later one proves progress.
+        # The first reported step may be that of a resumed checkpoint, so only a later step proves progress.
         self._first_reported_step: int | None = None
         self._first_step_time: float | None = None
 
-    def add_environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment with variables that make transformers report here, and write the token file.
+    def add_report_variables(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Write the token file and add the variables that make transformers send reports to this server.
 
-        A server that the user configured takes precedence.
+        A server configured by the user takes precedence.
         """
         if env.get(_URL):
             return dict(env)
@@ -45,15 +45,17 @@ class ProgressReports:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(self._token)
         url = f"http://127.0.0.1:{self._node.status_port}{REPORT_PATH}"
-        inherited = {name: value for name, value in env.items() if name != _CA_CERT}  # plain HTTP within the pod
+        inherited = {
+            name: value for name, value in env.items() if name != _CA_CERT
+        }  # not needed for HTTP within the pod
         return {**inherited, **_bypass_proxy(env), _URL: url, _TOKEN: str(self._node.run.token)}
 
     def is_authorized(self, authorization: str) -> bool:
         """Return whether an Authorization header contains the token of this node."""
         return hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())
 
-    def record(self, body: bytes) -> bool:
-        """Write the report as a heartbeat of rank 0; return False if the body is not a report."""
+    def record_report(self, body: bytes) -> bool:
+        """Write the report as a heartbeat of local rank 0, and return whether the body is a valid report."""
         progress = parse_report(body, self._progress)
         if progress is None:
             return False
@@ -63,8 +65,8 @@ class ProgressReports:
             self._first_reported_step = progress.step
         if self._first_step_time is None and progress.step > self._first_reported_step:
             self._first_step_time = now
-        beat = Heartbeat(
-            self._node.global_rank(0),
+        heartbeat = Heartbeat(
+            self._node.to_global_rank(0),
             local_rank=0,
             pid=None,
             time=now,
@@ -72,12 +74,12 @@ class ProgressReports:
             first_step_time=self._first_step_time,
             progress=progress,
         )
-        write_heartbeat(self._node.run.heartbeats, beat)
+        write_heartbeat(self._node.run.heartbeats, heartbeat)
         return True
 
 
-def parse_report(body: bytes, before: TrainingProgress) -> TrainingProgress | None:
-    """Return `before` updated with a report, which contains only changed metrics, as text; None if it is not one."""
+def parse_report(body: bytes, previous_progress: TrainingProgress) -> TrainingProgress | None:
+    """Update the progress with a report, which contains only changed metrics; return None if it is invalid."""
     try:
         status = json.loads(body)["trainerStatus"]
         texts = {str(metric["name"]): str(metric["value"]) for metric in status.get("metrics") or ()}
@@ -85,20 +87,20 @@ def parse_report(body: bytes, before: TrainingProgress) -> TrainingProgress | No
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     metrics = {name: number for name, text in texts.items() if (number := _parse_number(text)) is not None}
-    total_steps = _to_int(metrics.get("total_steps"), before.total_steps)
-    default_step = total_steps if percent == 100 and total_steps is not None else before.step
-    step = _to_int(metrics.get("current_step"), default_step)
+    total_steps = _to_valid_int(metrics.get("total_steps"), previous_progress.total_steps)
+    default_step = total_steps if percent == 100 and total_steps is not None else previous_progress.step
+    step = _to_valid_int(metrics.get("current_step"), default_step)
     return replace(
-        before,
+        previous_progress,
         step=step or 0,
         total_steps=total_steps,
-        epoch=metrics.get("current_epoch", metrics.get("epoch", before.epoch)),
-        loss=metrics.get("loss", before.loss),
-        eval_loss=metrics.get("eval_loss", before.eval_loss),
-        learning_rate=metrics.get("learning_rate", before.learning_rate),
-        grad_norm=metrics.get("grad_norm", before.grad_norm),
-        tokens_per_second=metrics.get("tokens_per_second", before.tokens_per_second),
-        eta_seconds=eta if isinstance(eta, int) else before.eta_seconds,
+        epoch=metrics.get("current_epoch", metrics.get("epoch", previous_progress.epoch)),
+        loss=metrics.get("loss", previous_progress.loss),
+        eval_loss=metrics.get("eval_loss", previous_progress.eval_loss),
+        learning_rate=metrics.get("learning_rate", previous_progress.learning_rate),
+        grad_norm=metrics.get("grad_norm", previous_progress.grad_norm),
+        tokens_per_second=metrics.get("tokens_per_second", previous_progress.tokens_per_second),
+        eta_seconds=eta if isinstance(eta, int) else previous_progress.eta_seconds,
     )
 
 
@@ -109,12 +111,12 @@ def _parse_number(text: str) -> float | None:
         return None
 
 
-def _to_int(number: float | None, default: int | None) -> int | None:
+def _to_valid_int(number: float | None, default: int | None) -> int | None:
     return int(number) if number is not None and 0 <= number < 2**63 else default
 
 
 def _bypass_proxy(env: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that exclude localhost from an HTTP proxy, if one is configured."""
+    """Return environment variables that exclude localhost from a configured HTTP proxy."""
     if not (env.get("http_proxy") or env.get("HTTP_PROXY")):
         return {}
     hosts = (env.get("no_proxy") or env.get("NO_PROXY") or "").split(",")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from finetune_supervisor.failures.rank_failures import RankFailure, failure_from_exit_code
+from finetune_supervisor.failures.rank_failures import RankFailure, build_failure_from_exit_code
 from finetune_supervisor.failures.traceback_parser import (
     explain_failure,
     explain_failures,
@@ -172,15 +172,15 @@ def test_the_exception_of_the_launcher_is_not_the_cause() -> None:
     )
 
 
-def rank_of(failure: RankFailure) -> int | None:
+def find_rank(failure: RankFailure) -> int | None:
     return failure.local_rank
 
 
 def test_a_victim_that_torchrun_noticed_first_does_not_hide_the_cause() -> None:
     """The victim aborts on shutdown; torchrun then terminates the rank that raised, before that rank has exited."""
-    aborted, terminated = failure_from_exit_code(0, -6, 5.0), failure_from_exit_code(1, -15, 5.0)
+    aborted, terminated = build_failure_from_exit_code(0, -6, 5.0), build_failure_from_exit_code(1, -15, 5.0)
 
-    victim, cause = explain_failures((aborted, terminated), MIXED, rank_of=rank_of)
+    victim, cause = explain_failures((aborted, terminated), MIXED, find_rank=find_rank)
 
     assert (victim.error_type, victim.victim, victim.signal) == ("RuntimeError", True, None)
     assert (cause.error_type, cause.message, cause.victim, cause.signal) == (
@@ -192,15 +192,15 @@ def test_a_victim_that_torchrun_noticed_first_does_not_hide_the_cause() -> None:
 
 
 def test_a_terminated_rank_is_not_explained_if_another_rank_is_the_cause() -> None:
-    killed, terminated = failure_from_exit_code(0, -9, 5.0), failure_from_exit_code(1, -15, 5.0)
+    killed, terminated = build_failure_from_exit_code(0, -9, 5.0), build_failure_from_exit_code(1, -15, 5.0)
 
-    assert explain_failures((killed, terminated), MIXED, rank_of=rank_of) == (killed, terminated)
+    assert explain_failures((killed, terminated), MIXED, find_rank=find_rank) == (killed, terminated)
 
 
 def test_a_crash_is_not_explained_by_an_exception_logged_earlier() -> None:
-    crashed = failure_from_exit_code(1, -6, 5.0)
+    crashed = build_failure_from_exit_code(1, -6, 5.0)
 
-    assert explain_failures((crashed,), MIXED, rank_of=rank_of) == (crashed,)
+    assert explain_failures((crashed,), MIXED, find_rank=find_rank) == (crashed,)
 
 
 def test_the_report_of_torchrun_names_a_killed_rank() -> None:
@@ -225,7 +225,7 @@ def test_a_program_without_torchrun_fails_with_its_exit_code() -> None:
 
 
 def test_a_killed_rank_is_not_explained_by_an_exception_of_another_rank() -> None:
-    killed = failure_from_exit_code(1, -9, 5.0)
+    killed = build_failure_from_exit_code(1, -9, 5.0)
 
     assert explain_failure(killed, OWN, rank=1) == killed
 

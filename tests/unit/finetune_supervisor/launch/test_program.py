@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from finetune_supervisor.launch.program import enable_flight_recorder, trainer_program
+from finetune_supervisor.launch.program import enable_flight_recorder, plan_trainer_program
 from testing.builders.nodes import node
 
 
@@ -16,7 +16,7 @@ def test_the_flight_recorder_writes_next_to_the_logs(tmp_path: Path) -> None:
     assert env["PATH"] == "/bin"
     assert env["TORCH_FR_DUMP_TEMP_FILE"] == env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == dump_prefix
     assert env["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
-    assert trainer_program(env).environment == env
+    assert plan_trainer_program(env).environment == env
 
 
 def test_flight_recorder_variables_of_the_user_take_precedence(tmp_path: Path) -> None:

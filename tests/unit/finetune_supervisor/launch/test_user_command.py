@@ -44,7 +44,7 @@ def test_a_script_is_started_by_the_launcher_on_every_rank(tmp_path: Path) -> No
     program = plan_program(user_command, node(tmp_path, node_rank=1), ENV)
 
     assert program.argv[-4:] == ("ranks", "train.py", "--out", "/output/default/bert")
-    assert (program.working_dir, program.signal_group, program.does_own_rendezvous) == (tmp_path, False, True)
+    assert (program.working_dir, program.signals_process_group, program.does_own_rendezvous) == (tmp_path, False, True)
 
 
 def test_without_torch_a_torchrun_of_another_python_starts_the_script(
@@ -69,7 +69,7 @@ def test_an_exec_command_is_started_unchanged_and_its_group_gets_signals(tmp_pat
 
     assert program.argv[-3:][1:] == ("-c", "echo ")
     assert program.argv[-3].endswith("/sh")
-    assert (program.signal_group, program.does_own_rendezvous) == (True, False)
+    assert (program.signals_process_group, program.does_own_rendezvous) == (True, False)
     assert program.environment is not None
     assert program.environment["PET_LOG_DIR"] == str(tmp_path / "torchrun")
 

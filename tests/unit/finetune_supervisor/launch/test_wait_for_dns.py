@@ -80,6 +80,6 @@ def test_a_name_that_is_not_required_has_a_short_timeout(clock: FakeClock, monke
     """The program of node rank 0 may have ended before another node starts."""
     monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, resolves_at=1000))
 
-    wait_for_master("bert-0-0.bert", node_rank=1, pause=clock.pause, required=False)
+    wait_for_master("bert-0-0.bert", node_rank=1, pause=clock.pause, is_required=False)
 
     assert 30 <= clock.now < 45

@@ -28,7 +28,7 @@ COLLECTIVE = ("/v/torch/distributed/distributed_c10d.py:2806 in all_reduce",)
 LOADING = ("/v/finetune_trainer/data/images.py:40 in open", "/v/torch/utils/data/fetch.py:54 in fetch")
 
 
-def beat(local_rank: int = 0, *, step: int = 5, phase: str = contract.TRAIN, time: float = 0.0) -> Heartbeat:
+def heartbeat(local_rank: int = 0, *, step: int = 5, phase: str = contract.TRAIN, time: float = 0.0) -> Heartbeat:
     return Heartbeat(
         rank=4 + local_rank,
         local_rank=local_rank,
@@ -40,36 +40,36 @@ def beat(local_rank: int = 0, *, step: int = 5, phase: str = contract.TRAIN, tim
     )
 
 
-def detector_with(*beats: Heartbeat, ranks: int = 1, limit: float = LIMIT, stopped: bool = False) -> HangDetector:
-    detector = HangDetector(limit=limit, now=0.0, is_stopped=lambda _: stopped)
-    detector.expect(range(ranks), now=0.0)
-    detector.record(beats, now=0.0)
+def detector_with(*heartbeats: Heartbeat, ranks: int = 1, limit: float = LIMIT, stopped: bool = False) -> HangDetector:
+    detector = HangDetector(limit_seconds=limit, now=0.0, is_stopped=lambda _: stopped)
+    detector.expect_heartbeats(range(ranks), now=0.0)
+    detector.record_heartbeats(heartbeats, now=0.0)
     return detector
 
 
-def record_until(detector: HangDetector, *beats: Heartbeat, until: float) -> None:
+def record_until(detector: HangDetector, *heartbeats: Heartbeat, until: float) -> None:
     """Record every second, as the supervisor does; the heartbeats appear only at the end."""
     while detector.recorded_at + 1 < until:
-        detector.record((), now=detector.recorded_at + 1)
-    detector.record(beats, now=until)
+        detector.record_heartbeats((), now=detector.recorded_at + 1)
+    detector.record_heartbeats(heartbeats, now=until)
 
 
 @pytest.mark.parametrize(
-    ("beats", "seconds"),
+    ("heartbeats", "seconds"),
     [
         ((), 30.0),  # not started
-        ((beat(phase=contract.INIT),), 30.0),
-        ((beat(phase=contract.LOAD),), 720.0),
-        ((beat(step=3),), 60.0),  # the first step compiles
-        ((beat(),), 10.0),
-        ((beat(phase=contract.EVAL),), 60.0),
-        ((beat(phase=contract.SAVE),), 60.0),
-        ((beat(phase=contract.PUBLISH),), 720.0),  # up to the Hub
-        ((beat(phase=contract.DONE),), 10.0),
+        ((heartbeat(phase=contract.INIT),), 30.0),
+        ((heartbeat(phase=contract.LOAD),), 720.0),
+        ((heartbeat(step=3),), 60.0),  # the first step compiles
+        ((heartbeat(),), 10.0),
+        ((heartbeat(phase=contract.EVAL),), 60.0),
+        ((heartbeat(phase=contract.SAVE),), 60.0),
+        ((heartbeat(phase=contract.PUBLISH),), 720.0),  # up to the Hub
+        ((heartbeat(phase=contract.DONE),), 10.0),
     ],
 )
-def test_every_phase_has_its_own_limit(beats: tuple[Heartbeat, ...], seconds: float) -> None:
-    detector = detector_with(*beats)
+def test_every_phase_has_its_own_limit(heartbeats: tuple[Heartbeat, ...], seconds: float) -> None:
+    detector = detector_with(*heartbeats)
 
     assert detector.find_timeout(now=seconds) is None
     assert detector.find_timeout(now=seconds + 0.1) == HeartbeatTimeout(0, seconds + 0.1, seconds)
@@ -77,16 +77,16 @@ def test_every_phase_has_its_own_limit(beats: tuple[Heartbeat, ...], seconds: fl
 
 @pytest.mark.parametrize("phase", [contract.LOAD, contract.SAVE, contract.PUBLISH, contract.TRAIN])
 def test_a_stopped_process_gets_only_the_step_limit_in_every_phase(phase: str) -> None:
-    detector = detector_with(beat(phase=phase), stopped=True)
+    detector = detector_with(heartbeat(phase=phase), stopped=True)
 
     assert detector.find_timeout(now=9.9) is None
     assert detector.find_timeout(now=10.1) == HeartbeatTimeout(0, 10.1, 10.0)
 
 
 def test_a_pause_of_the_supervisor_itself_does_not_count_as_silence() -> None:
-    detector = detector_with(beat())
+    detector = detector_with(heartbeat())
     record_until(detector, until=8.0)
-    detector.record((), now=1000.0)
+    detector.record_heartbeats((), now=1000.0)
 
     assert detector.find_timeout(now=1001.0) is None
     record_until(detector, until=1002.5)
@@ -94,37 +94,37 @@ def test_a_pause_of_the_supervisor_itself_does_not_count_as_silence() -> None:
 
 
 def test_a_limit_of_zero_disables_detection() -> None:
-    assert detector_with(beat(), limit=0).find_timeout(now=1e9) is None
+    assert detector_with(heartbeat(), limit=0).find_timeout(now=1e9) is None
 
 
 def test_an_unchanged_heartbeat_file_does_not_count_as_a_new_heartbeat() -> None:
-    detector = detector_with(beat())
-    record_until(detector, beat(), until=9.0)
+    detector = detector_with(heartbeat())
+    record_until(detector, heartbeat(), until=9.0)
     assert detector.find_timeout(now=10.5) is not None
 
-    record_until(detector, beat(time=1.0), until=10.5)
+    record_until(detector, heartbeat(time=1.0), until=10.5)
     assert detector.find_timeout(now=20.0) is None
 
 
 def test_a_clock_jump_in_heartbeat_times_is_ignored() -> None:
-    detector = detector_with(beat(time=1e9))
-    record_until(detector, beat(time=5.0), until=8.0)
+    detector = detector_with(heartbeat(time=1e9))
+    record_until(detector, heartbeat(time=5.0), until=8.0)
 
     assert detector.find_timeout(now=17.0) is None
 
 
 def test_slow_steps_raise_the_limit_and_evaluations_between_them_do_not_count() -> None:
-    detector = detector_with(beat(step=4))
+    detector = detector_with(heartbeat(step=4))
     for number in range(1, 6):
-        record_until(detector, beat(step=4 + number, time=number), until=6.0 * number)
+        record_until(detector, heartbeat(step=4 + number, time=number), until=6.0 * number)
     assert detector.find_timeout(now=30.0 + 29.9) is None
     timeout = detector.find_timeout(now=30.0 + 30.1)
     assert timeout is not None
     assert timeout.limit_seconds == 30.0  # five times six seconds
 
-    record_until(detector, beat(step=9, time=6, phase=contract.EVAL), until=31.0)
-    record_until(detector, beat(step=9, time=7), until=80.0)
-    record_until(detector, beat(step=10, time=8), until=86.0)
+    record_until(detector, heartbeat(step=9, time=6, phase=contract.EVAL), until=31.0)
+    record_until(detector, heartbeat(step=9, time=7), until=80.0)
+    record_until(detector, heartbeat(step=10, time=8), until=86.0)
     assert detector.find_timeout(now=86.0 + 30.1) is not None
 
 
@@ -136,21 +136,21 @@ def test_heartbeats_are_expected_once_the_launcher_started_the_ranks(tmp_path: P
 
     (tmp_path / "torchrun" / "none_ab12" / "attempt_0" / "0").mkdir(parents=True)
     assert run.have_ranks_started()
-    detector.expect([0], now=1000.0)
-    detector.expect([0], now=1020.0)
+    detector.expect_heartbeats([0], now=1000.0)
+    detector.expect_heartbeats([0], now=1020.0)
     record_until(detector, until=1031.0)
     assert detector.find_timeout(now=1031.0) == HeartbeatTimeout(0, 31.0, 30.0)
 
 
 def test_the_rank_that_exceeds_its_own_limit_most_is_returned() -> None:
-    detector = detector_with(beat(0, phase=contract.EVAL), beat(1), ranks=2)
-    record_until(detector, beat(0, phase=contract.EVAL, time=1), until=1.0)
+    detector = detector_with(heartbeat(0, phase=contract.EVAL), heartbeat(1), ranks=2)
+    record_until(detector, heartbeat(0, phase=contract.EVAL, time=1), until=1.0)
 
     assert detector.find_timeout(now=15.0) == HeartbeatTimeout(1, 15.0, 10.0)
 
 
 def test_a_rank_near_its_limit_is_found_only_by_find_near_timeout() -> None:
-    detector = detector_with(beat())
+    detector = detector_with(heartbeat())
 
     assert detector.find_timeout(now=9.0) is None
     assert detector.find_near_timeout(now=9.0) is not None
@@ -161,7 +161,7 @@ def test_a_user_command_is_tracked_from_its_first_report_on() -> None:
     detector = detector_with(ranks=0)
     assert detector.find_timeout(now=1000.0) is None
 
-    record_until(detector, beat(), until=1000.0)
+    record_until(detector, heartbeat(), until=1000.0)
     assert detector.find_timeout(now=1011.0) is not None
 
 
@@ -179,7 +179,10 @@ TIMEOUT = HeartbeatTimeout(0, 12.0, 10.0)
             stuck(6, state="T", stack=()),
             "rank 6 is stopped by a signal (SIGSTOP): no heartbeat for 12 s (limit 10 s)",
         ),
-        (replace(stuck(6, state="D", stack=()), kernel="nfs_wait"), "rank 6 waits for a device or a file system"),
+        (
+            replace(stuck(6, state="D", stack=()), kernel_function="nfs_wait"),
+            "rank 6 waits for a device or a file system",
+        ),
         (stuck(6, state="", stack=()), "rank 6 has disappeared"),
         (stuck(6, stack=()), "rank 6 does not respond"),
         (stuck(6, stack=LOADING), "rank 6 is in /v/finetune_trainer/data/images.py:40 in open"),
@@ -189,7 +192,7 @@ def test_a_rank_that_does_not_wait_for_others_is_the_suspect(suspect: StuckRank,
     found, message = explain_hang([stuck(4, seconds=99.0), stuck(5), suspect], TIMEOUT)
 
     assert found is suspect
-    assert found.stands_out
+    assert found.is_suspicious
     assert message.startswith(message_start)
     assert "in phase train after step 12" in message
     assert "rank 4 waits for other ranks in /v/torch/distributed/distributed_c10d.py:2806 in all_reduce" in message
@@ -199,7 +202,7 @@ def test_no_rank_stands_out_if_all_wait_for_others() -> None:
     found, _ = explain_hang([stuck(4), stuck(5, seconds=11.5)], TIMEOUT)
 
     assert found is not None
-    assert (found.rank, found.stands_out) == (5, False)
+    assert (found.rank, found.is_suspicious) == (5, False)
 
 
 def test_without_started_ranks_there_is_no_suspect() -> None:
@@ -250,11 +253,11 @@ def sleeper(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_running_process_dumps_its_stack_and_a_stopped_one_does_not(
     tmp_path: Path, sleeper: subprocess.Popen[str]
 ) -> None:
-    beats = [replace(beat(1), pid=sleeper.pid)]
+    heartbeats = [replace(heartbeat(1), pid=sleeper.pid)]
 
     for _ in range(2):  # the process continues and can dump again
-        (found,) = inspect_ranks(RunFolder(tmp_path), beats, {1: 11.0})
-        assert (found.rank, found.stands_out) == (5, True)
+        (found,) = inspect_ranks(RunFolder(tmp_path), heartbeats, {1: 11.0})
+        assert (found.rank, found.is_suspicious) == (5, True)
         assert found.state in ("S", "R")
         assert found.stack[0].endswith(" in forever")
         assert len(found.stack) == 2
@@ -262,7 +265,7 @@ def test_a_running_process_dumps_its_stack_and_a_stopped_one_does_not(
     sleeper.send_signal(signal.SIGSTOP)
     while read_process_state(sleeper.pid) != "T":
         pass
-    (found,) = inspect_ranks(RunFolder(tmp_path), beats, {1: 11.0})
+    (found,) = inspect_ranks(RunFolder(tmp_path), heartbeats, {1: 11.0})
     assert (found.state, found.stack) == ("T", ())
     assert found.explanation == "rank 5 is stopped by a signal (SIGSTOP)"
 
@@ -271,7 +274,7 @@ def test_a_process_without_a_registered_dump_gets_no_signal(tmp_path: Path) -> N
     """The default action of the signal would end it."""
     (tmp_path / "stacks").mkdir()
     with subprocess.Popen(["sleep", "60"]) as process:
-        (found,) = inspect_ranks(RunFolder(tmp_path), [replace(beat(), pid=process.pid)], {0: 1.0})
+        (found,) = inspect_ranks(RunFolder(tmp_path), [replace(heartbeat(), pid=process.pid)], {0: 1.0})
         assert process.poll() is None
         process.kill()
     assert found.explanation == "rank 4 does not respond"

@@ -47,7 +47,7 @@ def test_the_message_of_a_running_node_has_the_progress_of_rank_zero_and_the_hig
     write_heartbeat(tmp_path / "ranks", replace(BEAT, rank=1, local_rank=1, phase=contract.SAVE, peak_memory_bytes=8))
     reporter.outcome = contract.RUNNING
 
-    reporter.write_running()
+    reporter.write_running_message()
 
     message = read_message(tmp_path)
     assert (message["final"], message["outcome"], message["phase"]) == (False, "running", "train")
@@ -55,7 +55,7 @@ def test_the_message_of_a_running_node_has_the_progress_of_rank_zero_and_the_hig
 
 
 def test_before_the_first_heartbeat_the_message_has_no_progress(reporter: NodeReporter) -> None:
-    assert reporter.running_message() == TerminationMessage(attempt=1)
+    assert reporter.build_running_message() == TerminationMessage(attempt=1)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_final_message_of_a_failed_node_names_full_volumes(
     full = os.statvfs_result((4096, 4096, 100, 0, 0, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
 
-    reporter.write_final(final)
+    reporter.write_final_message(final)
 
     assert (f", {tmp_path})" in read_message(tmp_path)["message"]) is is_named
     assert reporter.outcome == final.outcome
@@ -86,6 +86,6 @@ def test_a_termination_log_that_cannot_be_written_is_logged(
 ) -> None:
     reporter = NodeReporter(node(tmp_path, termination_log=tmp_path / "missing" / "log"), ProcessOutput(None))
 
-    reporter.write_running()
+    reporter.write_running_message()
 
     assert b"the termination message cannot be written" in capfdbinary.readouterr().out

@@ -54,7 +54,7 @@ def running_server(tmp_path: Path) -> Iterator[RunningServer]:
     reports = ProgressReports(this_node)
     server = start_status_server(this_node, lambda: Snapshot("", contract.RUNNING, ()), reports=reports)
     yield RunningServer(
-        this_node.run.heartbeats, reports.add_environment({"KUBEFLOW_TRAINER_SERVER_CA_CERT": "/nowhere"})
+        this_node.run.heartbeats, reports.add_report_variables({"KUBEFLOW_TRAINER_SERVER_CA_CERT": "/nowhere"})
     )
     server.shutdown()
     server.server_close()
@@ -76,13 +76,13 @@ def test_transformers_reports_without_a_change_of_the_script(
     callback._last_update_time = 0.0  # five seconds have passed
     callback.on_step_end(arguments, state, control)
 
-    (beat,) = read_heartbeats(running_server.heartbeats)
-    assert (beat.rank, beat.local_rank, beat.pid, beat.phase) == (0, 0, None, contract.TRAIN)
-    progress = beat.progress
+    (heartbeat,) = read_heartbeats(running_server.heartbeats)
+    assert (heartbeat.rank, heartbeat.local_rank, heartbeat.pid, heartbeat.phase) == (0, 0, None, contract.TRAIN)
+    progress = heartbeat.progress
     assert (progress.step, progress.total_steps, progress.epoch, progress.loss) == (10, 40, 0.5, 1.25)
     assert (progress.learning_rate, progress.grad_norm) == (1e-4, 2.0)
     assert progress.eta_seconds is not None
-    assert beat.first_step_time is not None
+    assert heartbeat.first_step_time is not None
     callback.on_train_end(arguments, state, control)
     assert read_heartbeats(running_server.heartbeats)[0].progress.step == 40
 
@@ -106,8 +106,8 @@ def test_the_snippet_of_the_user_guide_sends_a_report(
 
     namespace["report"](12, 60, 1.5)
 
-    (beat,) = read_heartbeats(running_server.heartbeats)
-    assert beat.progress == TrainingProgress(step=12, total_steps=60, loss=1.5)
+    (heartbeat,) = read_heartbeats(running_server.heartbeats)
+    assert heartbeat.progress == TrainingProgress(step=12, total_steps=60, loss=1.5)
 
 
 def test_the_first_step_time_is_set_once_steps_advance(running_server: RunningServer) -> None:
@@ -169,14 +169,14 @@ def test_an_invalid_step_is_ignored(value: str) -> None:
 def test_a_server_configured_by_the_user_takes_precedence(tmp_path: Path) -> None:
     configured = {"KUBEFLOW_TRAINER_SERVER_URL": "https://user-server", "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/ca"}
 
-    assert ProgressReports(node(tmp_path)).add_environment(configured) == configured
+    assert ProgressReports(node(tmp_path)).add_report_variables(configured) == configured
     assert not node(tmp_path).run.token.exists()
 
 
 def test_reports_bypass_an_http_proxy(tmp_path: Path) -> None:
-    env = ProgressReports(node(tmp_path)).add_environment(
+    env = ProgressReports(node(tmp_path)).add_report_variables(
         {"http_proxy": "http://proxy:3128", "NO_PROXY": "hub.internal"}
     )
 
     assert env["no_proxy"] == env["NO_PROXY"] == "hub.internal,127.0.0.1"
-    assert "no_proxy" not in ProgressReports(node(tmp_path)).add_environment({})
+    assert "no_proxy" not in ProgressReports(node(tmp_path)).add_report_variables({})
