@@ -1,4 +1,4 @@
-"""Fixtures of the end-to-end tests: one cluster with the operator per session, and one job per test."""
+"""Fixtures of the end-to-end tests, with one cluster per session and one job per test."""
 
 import os
 import secrets
@@ -33,24 +33,27 @@ def chaos(stack: Stack) -> Chaos:
 
 
 @pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """Return a unique job name derived from the test's name; outputs of earlier jobs remain in the claim."""
+def job_name(request: pytest.FixtureRequest) -> str:
+    """Return a unique job name derived from the test name, because outputs of earlier jobs remain in the claim."""
     test_name = request.node.name.removeprefix("test_").split("[")[0].replace("_", "-")
     return f"{test_name[:40].strip('-')}-{secrets.token_hex(3)}"
 
 
 @pytest.fixture
-def start(stack: Stack, name: str) -> Iterator[Callable[..., str]]:
-    """Apply the CPU example with changed spec fields; after the test, delete the job and wait for its children."""
-    started: list[str] = []
+def start_job(stack: Stack, job_name: str) -> Iterator[Callable[..., str]]:
+    """Return a function that applies the CPU example with changed spec fields.
 
-    def apply(**fields: Any) -> str:
-        stack.apply(example_job(name, **fields))
-        started.append(name)
-        return name
+    After the test, delete the job and wait until its children are gone.
+    """
+    started_jobs: list[str] = []
 
-    yield apply
-    for job in started:
+    def apply_job(**fields: Any) -> str:
+        stack.apply(example_job(job_name, **fields))
+        started_jobs.append(job_name)
+        return job_name
+
+    yield apply_job
+    for job in started_jobs:
         stack.delete(job)
         for kind in ("pods", "services", "configmaps"):
             stack.kubectl("wait", "--for=delete", kind, "-l", f"finetune.dev/job-name={job}", "--timeout=60s")

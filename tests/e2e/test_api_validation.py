@@ -18,8 +18,8 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "manifests" / "examples").glob("*
 SECRET = {"secretKeyRef": {"name": "hub", "key": "token"}}
 
 
-def body(name: str, **fields: Any) -> RawBody:
-    """Return a suspended job, which the operator does not start; None removes a field."""
+def build_job(name: str, **fields: Any) -> RawBody:
+    """Build a suspended job, which the operator does not start; None removes a field."""
     job_spec = spec(**{"suspend": True, **fields})
     return {
         "apiVersion": "finetune.dev/v1alpha1",
@@ -29,47 +29,47 @@ def body(name: str, **fields: Any) -> RawBody:
     }
 
 
-def rejection(call: Callable[..., object], *arguments: Any) -> str:
-    """Return the API server's error message."""
+def get_rejection_message(call: Callable[..., object], *arguments: Any) -> str:
+    """Return the API server's error message for a rejected call."""
     with pytest.raises(RuntimeError) as error:
         call(*arguments)
     return str(error.value)
 
 
-def dry_run(stack: Stack, job: RawBody) -> str:
+def apply_dry_run(stack: Stack, job: RawBody) -> str:
     return stack.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(job))
 
 
 @pytest.fixture
-def job(stack: Stack, name: str) -> Iterator[RawBody]:
-    """Apply an unschedulable job, whose spec the tests can patch."""
-    applied = body(
-        name,
+def job(stack: Stack, job_name: str) -> Iterator[RawBody]:
+    """Apply an unschedulable job whose spec can be patched."""
+    applied = build_job(
+        job_name,
         suspend=False,
         env=[{"name": "HF_TOKEN", "valueFrom": SECRET}],
         podTemplate={"schedulerName": "nobody", "securityContext": {"runAsUser": 1000}},
     )
     stack.apply(applied)
     yield applied
-    stack.delete(name)
+    stack.delete(job_name)
 
 
-def patch(stack: Stack, job: RawBody, fields: RawBody) -> str:
+def patch_job(stack: Stack, job: RawBody, fields: RawBody) -> str:
     change = yaml.safe_dump({"spec": fields})
     return stack.kubectl("patch", "ftj", job["metadata"]["name"], "--type=merge", f"--patch={change}")
 
 
 @pytest.mark.parametrize("case", BAD_JOBS)
 def test_invalid_job_is_rejected_with_its_reason_unless_cel_cannot_check_it(stack: Stack, case: str) -> None:
-    job, expected = body("bad", **BAD_JOBS[case].fields), BAD_JOBS[case].api_server_error
+    job, expected = build_job("bad", **BAD_JOBS[case].fields), BAD_JOBS[case].api_server_error
     if expected is None:
-        assert "serverside-applied" in dry_run(stack, job)
+        assert "serverside-applied" in apply_dry_run(stack, job)
     else:
-        assert expected in rejection(dry_run, stack, job)
+        assert expected in get_rejection_message(apply_dry_run, stack, job)
 
 
-def test_base_of_all_invalid_jobs_is_accepted(stack: Stack) -> None:
-    assert "serverside-applied" in dry_run(stack, body("good"))
+def test_job_from_which_invalid_jobs_are_derived_is_accepted(stack: Stack) -> None:
+    assert "serverside-applied" in apply_dry_run(stack, build_job("good"))
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_base_of_all_invalid_jobs_is_accepted(stack: Stack) -> None:
         pytest.param("qwen2.5", "contain only a-z, 0-9 and '-'", id="contains a dot"),
     ],
 )
-def test_job_name_that_is_no_service_name_is_rejected(stack: Stack, name: str, message: str) -> None:
-    assert message in rejection(dry_run, stack, body(name))
-    assert "serverside-applied" in dry_run(stack, body("a" * 52))
+def test_job_name_that_is_not_a_valid_service_name_is_rejected(stack: Stack, name: str, message: str) -> None:
+    assert message in get_rejection_message(apply_dry_run, stack, build_job(name))
+    assert "serverside-applied" in apply_dry_run(stack, build_job("a" * 52))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_is_accepted(stack: Stack, path: Path) -> None:
-    assert "serverside-applied" in dry_run(stack, yaml.safe_load(path.read_text()))
+    assert "serverside-applied" in apply_dry_run(stack, yaml.safe_load(path.read_text()))
 
 
 @pytest.mark.parametrize(
@@ -112,45 +112,49 @@ def test_example_is_accepted(stack: Stack, path: Path) -> None:
         ),
     ],
 )
-def test_change_of_immutable_field_is_rejected(stack: Stack, job: RawBody, fields: RawBody, message: str) -> None:
-    assert message in rejection(patch, stack, job, fields)
+def test_changes_of_immutable_fields_are_rejected(stack: Stack, job: RawBody, fields: RawBody, message: str) -> None:
+    assert message in get_rejection_message(patch_job, stack, job, fields)
 
 
 def test_mutable_fields_can_be_changed(stack: Stack, job: RawBody) -> None:
-    patch(stack, job, {"ttlSecondsAfterFinished": 5, "activeDeadlineSeconds": 60, "restartPolicy": {"maxRestarts": 1}})
-    patch(stack, job, {"suspend": True})
-    patch(stack, job, {"image": "other", "resources": {"limits": {"memory": "8Gi"}}, "network": {"masterPort": 29501}})
-    assert "spec.model is immutable" in rejection(patch, stack, job, {"model": {"name": "/data/other"}})
-    patch(stack, job, {"suspend": False, "podTemplate": {"schedulerName": "another"}})
+    patch_job(
+        stack, job, {"ttlSecondsAfterFinished": 5, "activeDeadlineSeconds": 60, "restartPolicy": {"maxRestarts": 1}}
+    )
+    patch_job(stack, job, {"suspend": True})
+    patch_job(
+        stack, job, {"image": "other", "resources": {"limits": {"memory": "8Gi"}}, "network": {"masterPort": 29501}}
+    )
+    assert "spec.model is immutable" in get_rejection_message(patch_job, stack, job, {"model": {"name": "/data/other"}})
+    patch_job(stack, job, {"suspend": False, "podTemplate": {"schedulerName": "another"}})
 
     assert stack.job(job["metadata"]["name"])["spec"]["image"] == "other"
 
 
-def test_second_apply_of_the_same_job_changes_nothing(stack: Stack, name: str) -> None:
-    job = body(name)
+def test_second_apply_of_the_same_job_changes_nothing(stack: Stack, job_name: str) -> None:
+    job = build_job(job_name)
     try:
         stack.apply(job)
-        before = stack.job(name)
+        before = stack.job(job_name)
         stack.apply(job)
-        after = stack.job(name)
+        after = stack.job(job_name)
     finally:
-        stack.delete(name)
+        stack.delete(job_name)
 
     assert after["spec"] == before["spec"] == job["spec"], "the API server adds no defaults"
     assert after["metadata"]["generation"] == before["metadata"]["generation"] == 1
 
 
-def test_two_field_managers_own_separate_list_items(stack: Stack, name: str) -> None:
-    first, second = body(name), body(name)
+def test_two_field_managers_own_separate_list_items(stack: Stack, job_name: str) -> None:
+    first, second = build_job(job_name), build_job(job_name)
     first["spec"]["imagePullSecrets"] = [{"name": "first"}]
     second["spec"]["imagePullSecrets"] = [{"name": "second"}]
     apply = ("apply", "--server-side", "-f", "-")
     try:
         stack.kubectl(*apply, "--field-manager=one", stdin=yaml.safe_dump(first))
         stack.kubectl(*apply, "--field-manager=two", stdin=yaml.safe_dump(second))
-        secrets = stack.job(name)["spec"]["imagePullSecrets"]
+        secrets = stack.job(job_name)["spec"]["imagePullSecrets"]
     finally:
-        stack.delete(name)
+        stack.delete(job_name)
 
     assert sorted(secret["name"] for secret in secrets) == ["first", "second"]
 

@@ -1,4 +1,4 @@
-"""Tests of bad input that only the operator or the trainer can detect: one clear message and no restart loop."""
+"""Tests of invalid input that only the operator or the trainer can detect."""
 
 import shutil
 from collections.abc import Callable
@@ -10,41 +10,41 @@ from testing.processes.cluster_training import training
 from testing.processes.operator_stack import RawBody, Stack, has_condition
 
 pytestmark = pytest.mark.cluster
-Start = Callable[..., str]
+StartJob = Callable[..., str]
 
 
-def failed_message(job: RawBody) -> str:
+def get_failure_message(job: RawBody) -> str:
     failed = next(c for c in job["status"]["conditions"] if c["type"] == "Failed")
     return f"{failed['reason']}: {failed['message']}"
 
 
-def dataset(path: str) -> RawBody:
+def build_dataset(path: str) -> RawBody:
     return {"train": [{"name": path}]}
 
 
 USER_ERRORS: dict[str, tuple[RawBody, str, tuple[str, ...]]] = {
-    "missing dataset": ({"dataset": dataset("/data/none.jsonl")}, "DatasetError", ("/data/none.jsonl",)),
-    "malformed row": ({"dataset": dataset("/data/bad.jsonl")}, "DatasetError", ("bad.jsonl", "2")),
+    "missing dataset": ({"dataset": build_dataset("/data/none.jsonl")}, "DatasetError", ("/data/none.jsonl",)),
+    "malformed row": ({"dataset": build_dataset("/data/bad.jsonl")}, "DatasetError", ("bad.jsonl", "2")),
     "missing model": ({"model": {"name": "/data/none"}}, "ModelNotFound", ("/data/none",)),
 }
 
 
 @pytest.mark.parametrize("case", USER_ERRORS)
-def test_user_error_fails_the_job_without_restart(stack: Stack, start: Start, case: str) -> None:
+def test_user_error_fails_the_job_without_restart(stack: Stack, start_job: StartJob, case: str) -> None:
     fields, reason, texts = USER_ERRORS[case]
     valid_rows = (stack.folder("datasets") / "train.jsonl").read_text().splitlines()
     (stack.folder("datasets") / "bad.jsonl").write_text(f'{valid_rows[0]}\n{{"messages": "no list"}}\n')
 
-    finished = stack.wait_finished(start(numNodes=1, training=training(max_steps=4), **fields))
+    finished = stack.wait_finished(start_job(numNodes=1, training=training(max_steps=4), **fields))
 
-    message = failed_message(finished)
+    message = get_failure_message(finished)
     assert message.startswith(f"{reason}: "), message
     assert all(text in message for text in texts), message
     assert finished["status"].get("restarts", 0) == 0
     assert finished["status"]["attempts"][-1]["fault"] == "user"
 
 
-def test_read_write_once_claim_is_rejected_for_two_nodes(stack: Stack, start: Start) -> None:
+def test_read_write_once_claim_is_rejected_for_two_nodes(stack: Stack, start_job: StartJob) -> None:
     claim: RawBody = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -52,20 +52,20 @@ def test_read_write_once_claim_is_rejected_for_two_nodes(stack: Stack, start: St
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
     }
     stack.apply(claim)
-    finished = stack.wait_finished(start(output={"persistentVolumeClaim": {"claimName": "one-node"}}))
-    assert "one-node is ReadWriteOnce, but 2 nodes mount it: it must be ReadWriteMany" in failed_message(finished)
+    finished = stack.wait_finished(start_job(output={"persistentVolumeClaim": {"claimName": "one-node"}}))
+    assert "one-node is ReadWriteOnce, but 2 nodes mount it: it must be ReadWriteMany" in get_failure_message(finished)
     assert stack.pods(finished["metadata"]["name"]) == []
 
 
-def test_output_of_another_job_is_not_overwritten(stack: Stack, start: Start, name: str) -> None:
-    folder = stack.output(name)
+def test_output_of_another_job_is_not_overwritten(stack: Stack, start_job: StartJob, job_name: str) -> None:
+    folder = stack.output(job_name)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.json").write_text('{"uid": "somebody-else", "namespace": "x", "name": "theirs"}')
     for path in (folder, folder.parent):
         path.chmod(0o777)
     try:
-        finished = stack.wait_finished(start(numNodes=1, training=training(max_steps=4)))
-        message = failed_message(finished)
+        finished = stack.wait_finished(start_job(numNodes=1, training=training(max_steps=4)))
+        message = get_failure_message(finished)
         assert message.startswith("OutputError: ")
         assert "output.overwrite" in message
         assert (folder / "job.json").read_text().startswith('{"uid": "somebody-else"')
@@ -80,7 +80,7 @@ PENDING_CASES: dict[str, tuple[RawBody, str, str]] = {
 
 
 @pytest.mark.parametrize("case", PENDING_CASES)
-def test_pending_pods_are_reported_without_failing_the_job(stack: Stack, start: Start, case: str) -> None:
+def test_pending_pods_are_reported_without_failing_the_job(stack: Stack, start_job: StartJob, case: str) -> None:
     fields, reason, text = PENDING_CASES[case]
     fields = {**fields, "imagePullPolicy": "IfNotPresent"} if "image" in fields else fields
 
@@ -88,7 +88,7 @@ def test_pending_pods_are_reported_without_failing_the_job(stack: Stack, start: 
         waiting = job.get("status", {}).get("waiting") or {}
         return waiting.get("reason") == reason and text in waiting["message"]
 
-    job = stack.wait(start(**fields), is_reported, description=f"waiting for {reason}", timeout_seconds=60)
+    job = stack.wait(start_job(**fields), is_reported, description=f"waiting for {reason}", timeout_seconds=60)
     running = next(c for c in job["status"]["conditions"] if c["type"] == "Running")
     assert (running["status"], running["reason"]) == ("False", reason)
     assert not has_condition(job, "Finished")

@@ -30,7 +30,7 @@ from testing.processes.operator_stack import Stack
 
 RawBody = dict[str, Any]
 pytestmark = pytest.mark.cluster
-NO_NODE = {"example.com/none": "there"}  # matches no node, so that no kubelet changes the pod
+NO_NODE = {"example.com/none": "there"}  # selector that matches no node, so that no kubelet changes the pod
 
 
 @pytest_asyncio.fixture
@@ -44,12 +44,12 @@ async def api(stack: Stack) -> AsyncIterator[ApiClient]:
 async def namespace(api: ApiClient) -> AsyncIterator[str]:
     name = f"client-{uuid4().hex[:8]}"
     await api.call("POST", "/api/v1/namespaces", body={"kind": "Namespace", "metadata": {"name": name}})
-    await wait_until(lambda: get(api, f"/api/v1/namespaces/{name}/serviceaccounts/default"))
+    await wait_until(lambda: get_or_none(api, f"/api/v1/namespaces/{name}/serviceaccounts/default"))
     yield name
     await api.call("DELETE", f"/api/v1/namespaces/{name}")
 
 
-async def get(api: ApiClient, path: str) -> RawBody | None:
+async def get_or_none(api: ApiClient, path: str) -> RawBody | None:
     try:
         return await api.call("GET", path)
     except ApiError as error:
@@ -64,8 +64,8 @@ async def wait_until(probe: Callable[[], Awaitable[object]]) -> None:
             await asyncio.sleep(0.05)
 
 
-def job(namespace: str, **spec: Any) -> RawBody:
-    """Return a suspended job, which an operator in the cluster does not start."""
+def build_job(namespace: str, **spec: Any) -> RawBody:
+    """Build a suspended job, which an operator in the cluster does not start."""
     fields = {
         "model": {"name": "/data/model"},
         "dataset": {"train": [{"name": "/data/train.jsonl"}]},
@@ -78,7 +78,7 @@ def job(namespace: str, **spec: Any) -> RawBody:
     return {"apiVersion": names.API_VERSION, "kind": "FineTuneJob", "metadata": metadata, "spec": fields}
 
 
-def owner_reference(owner: RawBody) -> RawBody:
+def build_owner_reference(owner: RawBody) -> RawBody:
     metadata = owner["metadata"]
     return {
         "apiVersion": owner["apiVersion"],
@@ -89,15 +89,24 @@ def owner_reference(owner: RawBody) -> RawBody:
     }
 
 
-def config_map(namespace: str, name: str, *, owner: RawBody | None = None) -> RawBody:
-    metadata = {"name": name, "namespace": namespace, "ownerReferences": [owner_reference(owner)] if owner else []}
+def build_config_map(namespace: str, name: str, *, owner: RawBody | None = None) -> RawBody:
+    metadata = {
+        "name": name,
+        "namespace": namespace,
+        "ownerReferences": [build_owner_reference(owner)] if owner else [],
+    }
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {}}
 
 
-def pod(owner: RawBody, name: str = "bert-0-0", **spec: Any) -> RawBody:
+def build_pod(owner: RawBody, name: str = "bert-0-0", **spec: Any) -> RawBody:
     namespace, uid = owner["metadata"]["namespace"], owner["metadata"]["uid"]
     labels = {names.JOB_UID: uid, "test": namespace}
-    metadata = {"name": name, "namespace": namespace, "labels": labels, "ownerReferences": [owner_reference(owner)]}
+    metadata = {
+        "name": name,
+        "namespace": namespace,
+        "labels": labels,
+        "ownerReferences": [build_owner_reference(owner)],
+    }
     containers = [{"name": "c", "image": "registry.example/none:1"}]
     fields = {"containers": containers, "nodeSelector": NO_NODE, "restartPolicy": "Never", **spec}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": fields}
@@ -110,20 +119,22 @@ async def cluster(api: ApiClient) -> KubernetesCluster:
 
 @pytest_asyncio.fixture
 async def owner(api: ApiClient, namespace: str) -> RawBody:
-    """Create the owner of the pods: not a job, so that an operator in the cluster ignores them."""
-    return await api.call("POST", collection_path("ConfigMap", namespace), body=config_map(namespace, "owner"))
+    """Create a ConfigMap as owner of the pods, so that an operator in the cluster ignores them."""
+    return await api.call("POST", collection_path("ConfigMap", namespace), body=build_config_map(namespace, "owner"))
 
 
 @pytest_asyncio.fixture
-async def bert(api: ApiClient, namespace: str) -> RawBody:
-    return await api.call("POST", collection_path("FineTuneJob", namespace), body=job(namespace))
+async def bert_job(api: ApiClient, namespace: str) -> RawBody:
+    return await api.call("POST", collection_path("FineTuneJob", namespace), body=build_job(namespace))
 
 
 async def read_job(api: ApiClient, body: RawBody) -> RawBody:
     return await api.call("GET", object_path("FineTuneJob", body["metadata"]["namespace"], body["metadata"]["name"]))
 
 
-async def write_newest(api: ApiClient, cluster: KubernetesCluster, body: RawBody, status: RawBody) -> RawBody:
+async def write_status_with_retries(
+    api: ApiClient, cluster: KubernetesCluster, body: RawBody, status: RawBody
+) -> RawBody:
     """Write a status with retries, because an operator in the cluster may update the job concurrently."""
     for _ in range(5):
         try:
@@ -133,53 +144,55 @@ async def write_newest(api: ApiClient, cluster: KubernetesCluster, body: RawBody
     raise AssertionError("every attempt was a conflict")
 
 
-async def test_status_write_changes_only_the_status(api: ApiClient, cluster: KubernetesCluster, bert: RawBody) -> None:
-    written = await write_newest(api, cluster, bert, {"phase": "Failed", "restarts": 2})
+async def test_status_write_changes_only_the_status(
+    api: ApiClient, cluster: KubernetesCluster, bert_job: RawBody
+) -> None:
+    written = await write_status_with_retries(api, cluster, bert_job, {"phase": "Failed", "restarts": 2})
     assert written["status"]["restarts"] == 2
-    assert written["spec"] == bert["spec"]
-    assert written["metadata"]["labels"] == bert["metadata"]["labels"]
-    assert written["metadata"]["generation"] == bert["metadata"]["generation"]
+    assert written["spec"] == bert_job["spec"]
+    assert written["metadata"]["labels"] == bert_job["metadata"]["labels"]
+    assert written["metadata"]["generation"] == bert_job["metadata"]["generation"]
 
 
 async def test_status_write_with_an_old_version_is_a_conflict(
-    api: ApiClient, cluster: KubernetesCluster, bert: RawBody
+    api: ApiClient, cluster: KubernetesCluster, bert_job: RawBody
 ) -> None:
-    await write_newest(api, cluster, bert, {"phase": "Failed"})
+    await write_status_with_retries(api, cluster, bert_job, {"phase": "Failed"})
     with pytest.raises(Conflict, match="modified"):
-        await cluster.write_status(bert, {"phase": "Running"})
+        await cluster.write_status(bert_job, {"phase": "Running"})
 
 
 async def test_status_write_with_another_uid_is_a_conflict(
-    api: ApiClient, cluster: KubernetesCluster, bert: RawBody, namespace: str
+    api: ApiClient, cluster: KubernetesCluster, bert_job: RawBody, namespace: str
 ) -> None:
-    newest = await read_job(api, bert)
+    newest = await read_job(api, bert_job)
     other_job = {**newest, "metadata": {**newest["metadata"], "uid": str(uuid4())}}
     with pytest.raises(Conflict):
         await cluster.write_status(other_job, {"phase": "Running"})
 
 
 async def test_status_write_on_a_deleted_job_raises_not_found(
-    cluster: KubernetesCluster, bert: RawBody, namespace: str
+    cluster: KubernetesCluster, bert_job: RawBody, namespace: str
 ) -> None:
-    await cluster.delete(ObjectRef("FineTuneJob", namespace, "bert", bert["metadata"]["uid"]))
+    await cluster.delete(ObjectRef("FineTuneJob", namespace, "bert", bert_job["metadata"]["uid"]))
     with pytest.raises(NotFound):
-        await cluster.write_status(bert, {})
+        await cluster.write_status(bert_job, {})
 
 
 async def test_status_that_violates_the_schema_is_a_cluster_error(
-    api: ApiClient, cluster: KubernetesCluster, bert: RawBody
+    api: ApiClient, cluster: KubernetesCluster, bert_job: RawBody
 ) -> None:
     with pytest.raises(ClusterError, match=r"status\.restarts") as raised:
-        await write_newest(api, cluster, bert, {"restarts": "many"})
+        await write_status_with_retries(api, cluster, bert_job, {"restarts": "many"})
     assert type(raised.value) is ClusterError
 
 
 async def test_status_write_without_changes_keeps_the_resource_version(
-    api: ApiClient, cluster: KubernetesCluster, bert: RawBody
+    api: ApiClient, cluster: KubernetesCluster, bert_job: RawBody
 ) -> None:
-    await write_newest(api, cluster, bert, {"phase": "Failed"})
+    await write_status_with_retries(api, cluster, bert_job, {"phase": "Failed"})
     for _ in range(5):
-        newest = await read_job(api, bert)
+        newest = await read_job(api, bert_job)
         with suppress(Conflict):  # an operator in the cluster may update the job concurrently
             rewritten = await cluster.write_status(newest, newest["status"])
             assert rewritten["metadata"]["resourceVersion"] == newest["metadata"]["resourceVersion"]
@@ -188,41 +201,41 @@ async def test_status_write_without_changes_keeps_the_resource_version(
 
 
 async def test_second_create_of_the_same_owner_succeeds(cluster: KubernetesCluster, owner: RawBody) -> None:
-    await cluster.create(pod(owner))
-    await cluster.create(pod(owner))
+    await cluster.create(build_pod(owner))
+    await cluster.create(build_pod(owner))
     assert len(await cluster.list_pods(owner["metadata"]["namespace"], owner["metadata"]["uid"])) == 1
 
 
-async def test_create_with_the_name_of_another_owners_object_raises_name_taken(
-    cluster: KubernetesCluster, owner: RawBody, bert: RawBody
+async def test_create_raises_name_taken_if_the_object_has_another_owner(
+    cluster: KubernetesCluster, owner: RawBody, bert_job: RawBody
 ) -> None:
-    await cluster.create(pod(owner))
+    await cluster.create(build_pod(owner))
     with pytest.raises(NameTaken):
-        await cluster.create(pod(bert))
+        await cluster.create(build_pod(bert_job))
 
 
 async def test_terminating_pod_occupies_its_name(cluster: KubernetesCluster, owner: RawBody) -> None:
     """A pod on a missing node stays Terminating until its grace period ends."""
     namespace, uid = owner["metadata"]["namespace"], owner["metadata"]["uid"]
-    await cluster.create(pod(owner, nodeName="no-such-node", nodeSelector={}))
+    await cluster.create(build_pod(owner, nodeName="no-such-node", nodeSelector={}))
     [existing] = await cluster.list_pods(namespace, uid)
     target = ObjectRef("Pod", namespace, "bert-0-0", existing["metadata"]["uid"])
     await cluster.delete(target, grace_seconds=300)
     [existing] = await cluster.list_pods(namespace, uid)
     assert existing["metadata"]["deletionGracePeriodSeconds"] == 300
     with pytest.raises(ClusterError, match="still being deleted"):
-        await cluster.create(pod(owner))
+        await cluster.create(build_pod(owner))
     await cluster.delete(target, grace_seconds=10)
     [existing] = await cluster.list_pods(namespace, uid)
     assert existing["metadata"]["deletionGracePeriodSeconds"] == 10, "a later delete can shorten the grace period"
     await cluster.delete(target, grace_seconds=0)
     assert await cluster.list_pods(namespace, uid) == ()
-    await cluster.create(pod(owner))
+    await cluster.create(build_pod(owner))
 
 
 async def test_invalid_pod_is_rejected(cluster: KubernetesCluster, owner: RawBody) -> None:
     with pytest.raises(CreateRejected, match="restartPolicy") as raised:
-        await cluster.create(pod(owner, restartPolicy="Sometimes"))
+        await cluster.create(build_pod(owner, restartPolicy="Sometimes"))
     assert (raised.value.status, raised.value.kind, raised.value.name) == (422, "Pod", "bert-0-0")
 
 
@@ -234,7 +247,7 @@ async def test_pod_that_violates_pod_security_is_rejected(
     body["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "restricted"
     await api.call("PUT", f"/api/v1/namespaces/{namespace}", body=body)
     with pytest.raises(CreateRejected, match="violates PodSecurity") as raised:
-        await cluster.create(pod(owner, hostNetwork=True))
+        await cluster.create(build_pod(owner, hostNetwork=True))
     assert raised.value.status == 403
 
 
@@ -246,19 +259,17 @@ async def test_pod_that_exceeds_the_quota_is_rejected(
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
     await api.call("POST", path, body=quota)
 
-    async def quota_is_computed() -> object:
+    async def is_quota_computed() -> object:
         return (await api.call("GET", f"{path}/few")).get("status", {}).get("hard")
 
-    await wait_until(quota_is_computed)
+    await wait_until(is_quota_computed)
     with pytest.raises(CreateRejected, match="exceeded quota: few") as raised:
-        await cluster.create(pod(owner))
+        await cluster.create(build_pod(owner))
     assert raised.value.status == 403
 
 
-async def test_create_in_a_missing_namespace_is_a_cluster_error_and_not_a_rejection(
-    cluster: KubernetesCluster, owner: RawBody
-) -> None:
-    body = pod(owner)
+async def test_create_in_a_missing_namespace_is_not_a_rejection(cluster: KubernetesCluster, owner: RawBody) -> None:
+    body = build_pod(owner)
     body["metadata"]["namespace"] = "no-such-namespace"
     with pytest.raises(ClusterError, match="not found") as raised:
         await cluster.create(body)
@@ -267,7 +278,7 @@ async def test_create_in_a_missing_namespace_is_a_cluster_error_and_not_a_reject
 
 async def test_delete_ignores_an_object_with_another_uid(cluster: KubernetesCluster, owner: RawBody) -> None:
     namespace, uid = owner["metadata"]["namespace"], owner["metadata"]["uid"]
-    await cluster.create(pod(owner))
+    await cluster.create(build_pod(owner))
     await cluster.delete(ObjectRef("Pod", namespace, "bert-0-0", str(uuid4())), grace_seconds=0)
     [existing] = await cluster.list_pods(namespace, uid)
     await cluster.delete(ObjectRef("Pod", namespace, "bert-0-0", existing["metadata"]["uid"]), grace_seconds=0)
@@ -276,27 +287,27 @@ async def test_delete_ignores_an_object_with_another_uid(cluster: KubernetesClus
 
 
 async def test_delete_without_a_uid_deletes_only_objects_of_jobs(
-    api: ApiClient, cluster: KubernetesCluster, bert: RawBody, owner: RawBody, namespace: str
+    api: ApiClient, cluster: KubernetesCluster, bert_job: RawBody, owner: RawBody, namespace: str
 ) -> None:
-    await cluster.create(config_map(namespace, "bert-0", owner=bert))
-    await cluster.create(config_map(namespace, "users", owner=owner))
+    await cluster.create(build_config_map(namespace, "bert-0", owner=bert_job))
+    await cluster.create(build_config_map(namespace, "users", owner=owner))
     for name in ("bert-0", "users", "nowhere"):
         await cluster.delete(ObjectRef("ConfigMap", namespace, name, ""))
-    assert await get(api, object_path("ConfigMap", namespace, "bert-0")) is None
-    assert await get(api, object_path("ConfigMap", namespace, "users")) is not None
+    assert await get_or_none(api, object_path("ConfigMap", namespace, "bert-0")) is None
+    assert await get_or_none(api, object_path("ConfigMap", namespace, "users")) is not None
 
 
-async def test_deleted_job_disappears_at_once_and_its_children_are_garbage_collected(
-    api: ApiClient, cluster: KubernetesCluster, bert: RawBody, namespace: str
+async def test_deleted_job_disappears_and_its_children_are_garbage_collected(
+    api: ApiClient, cluster: KubernetesCluster, bert_job: RawBody, namespace: str
 ) -> None:
-    await cluster.create(config_map(namespace, "bert-0", owner=bert))
-    await cluster.delete(ObjectRef("FineTuneJob", namespace, "bert", bert["metadata"]["uid"]))
-    assert await get(api, object_path("FineTuneJob", namespace, "bert")) is None
+    await cluster.create(build_config_map(namespace, "bert-0", owner=bert_job))
+    await cluster.delete(ObjectRef("FineTuneJob", namespace, "bert", bert_job["metadata"]["uid"]))
+    assert await get_or_none(api, object_path("FineTuneJob", namespace, "bert")) is None
 
-    async def child_is_deleted() -> bool:
-        return await get(api, object_path("ConfigMap", namespace, "bert-0")) is None
+    async def is_child_deleted() -> bool:
+        return await get_or_none(api, object_path("ConfigMap", namespace, "bert-0")) is None
 
-    await wait_until(child_is_deleted)
+    await wait_until(is_child_deleted)
 
 
 async def test_get_returns_a_claim_or_none(api: ApiClient, cluster: KubernetesCluster, namespace: str) -> None:
@@ -310,9 +321,9 @@ async def test_get_returns_a_claim_or_none(api: ApiClient, cluster: KubernetesCl
 
 
 async def test_event_emitted_twice_is_stored_once(
-    api: ApiClient, cluster: KubernetesCluster, bert: RawBody, caplog: pytest.LogCaptureFixture
+    api: ApiClient, cluster: KubernetesCluster, bert_job: RawBody, caplog: pytest.LogCaptureFixture
 ) -> None:
-    namespace, uid = bert["metadata"]["namespace"], bert["metadata"]["uid"]
+    namespace, uid = bert_job["metadata"]["namespace"], bert_job["metadata"]["uid"]
     involved = {
         "apiVersion": names.API_VERSION,
         "kind": "FineTuneJob",
@@ -329,7 +340,7 @@ async def test_event_emitted_twice_is_stored_once(
     assert [item["reason"] for item in events["items"] if item["metadata"]["name"] == "bert.1"] == ["Tested"]
 
 
-async def test_informer_reports_changes_in_order_and_relists_after_an_expired_version(
+async def test_informer_reports_changes_in_order_and_relists_after_expiry(
     api: ApiClient, cluster: KubernetesCluster, owner: RawBody
 ) -> None:
     namespace, uid = owner["metadata"]["namespace"], owner["metadata"]["uid"]
@@ -345,11 +356,11 @@ async def test_informer_reports_changes_in_order_and_relists_after_an_expired_ve
             while (name, exists) not in changes:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
-    await cluster.create(pod(owner, "listed"))
+    await cluster.create(build_pod(owner, "listed"))
     informer = Informer(api, collection_path("Pod", namespace), selector=f"test={namespace}", on_change=record_change)
     running = asyncio.create_task(informer.run())
     await asyncio.wait_for(informer.synced.wait(), 20)
-    await cluster.create(pod(owner, "watched"))
+    await cluster.create(build_pod(owner, "watched"))
     await wait_for_change("watched", True)
     uids = {item["metadata"]["name"]: item["metadata"]["uid"] for item in await cluster.list_pods(namespace, uid)}
     await cluster.delete(ObjectRef("Pod", namespace, "watched", uids["watched"]), grace_seconds=0)
@@ -358,8 +369,8 @@ async def test_informer_reports_changes_in_order_and_relists_after_an_expired_ve
     await asyncio.wait((running,))
 
     await cluster.delete(ObjectRef("Pod", namespace, "listed", uids["listed"]), grace_seconds=0)
-    await cluster.create(pod(owner, "later"))
-    informer._version = "1"  # expired, as after a long disconnection
+    await cluster.create(build_pod(owner, "later"))
+    informer._version = "1"  # expired version, as after a long disconnection
     running = asyncio.create_task(informer.run())
     await wait_for_change("later", True)
     assert ("listed", False) in changes

@@ -42,12 +42,12 @@ def cluster() -> Iterator[ThrowawayCluster]:
 
 @pytest.fixture(scope="module")
 def provider(cluster: ThrowawayCluster) -> ThrowawayProvider:
-    """Return the provider after starting a Service and two pods, one per node, that serve a shared folder."""
+    """Return a provider with a Service and two pods, one per node, that serve a shared folder."""
     provider = ThrowawayProvider(cluster)
     cluster.load_image(ImageBuilder(cluster.cache).build("operator"))
     cluster.kubectl.apply(*provider.shared_claim("default", "files"))
     (provider.shared_folder("default", "files") / "greeting").write_text("hello from the host")
-    pods = (pod(f"web-{number}", node=f"node{number}") for number in (1, 2))
+    pods = (build_web_pod(f"web-{number}", node=f"node{number}") for number in (1, 2))
     service = {"clusterIP": "None", "selector": {"app": "web"}, "publishNotReadyAddresses": True}
     cluster.kubectl.apply(
         {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": service},
@@ -57,8 +57,8 @@ def provider(cluster: ThrowawayCluster) -> ThrowawayProvider:
     return provider
 
 
-def pod(name: str, *, node: str) -> dict[str, Any]:
-    """Return a web server pod whose hostname is its name; it passes the restricted pod security level."""
+def build_web_pod(name: str, *, node: str) -> dict[str, Any]:
+    """Build a web server pod that complies with the restricted pod security level."""
     container = {
         "name": "main",
         "image": image_name("operator"),
@@ -85,11 +85,11 @@ def pod(name: str, *, node: str) -> dict[str, Any]:
 
 
 def fetch(cluster: ThrowawayCluster, url: str) -> str:
-    """Return the HTTP response that the first pod receives."""
+    """Return the response to an HTTP request from the first pod."""
     return cluster.kubectl("exec", "web-1", "--", "python", "-c", GET, url).strip()
 
 
-def greeting(cluster: ThrowawayCluster, *, host: str) -> str:
+def fetch_greeting(cluster: ThrowawayCluster, *, host: str) -> str:
     """Return the served greeting, or the error message of the request."""
     try:
         return fetch(cluster, f"http://{host}:8000/greeting")
@@ -97,7 +97,7 @@ def greeting(cluster: ThrowawayCluster, *, host: str) -> str:
         return str(error)
 
 
-def becomes_true(condition: Callable[[], bool], *, timeout_seconds: float = 60) -> bool:
+def wait_for_condition(condition: Callable[[], bool], *, timeout_seconds: float = 60) -> bool:
     deadline = time.monotonic() + timeout_seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -106,11 +106,11 @@ def becomes_true(condition: Callable[[], bool], *, timeout_seconds: float = 60) 
     return True
 
 
-def address_of(cluster: ThrowawayCluster, name: str) -> str:
+def get_pod_ip(cluster: ThrowawayCluster, name: str) -> str:
     return str(cluster.kubectl.get("pod", name, namespace="default")["status"]["podIP"])
 
 
-def test_second_up_restarts_no_program(cluster: ThrowawayCluster) -> None:
+def test_second_up_does_not_restart_any_program(cluster: ThrowawayCluster) -> None:
     before = {daemon.name: daemon.pid() for daemon in cluster.daemons()}
 
     cluster.up()
@@ -130,33 +130,33 @@ def test_claim_is_the_same_host_folder_on_every_node(provider: ThrowawayProvider
 
 
 def test_pods_on_two_nodes_reach_each_other_by_dns_name(provider: ThrowawayProvider) -> None:
-    assert greeting(provider.cluster, host="web-2.web.default.svc.cluster.local") == "hello from the host"
+    assert fetch_greeting(provider.cluster, host="web-2.web.default.svc.cluster.local") == "hello from the host"
 
 
 @pytest.mark.parametrize("away_from", ["node1", None], ids=["from one node", "from everything"])
-def test_partition_drops_packets_silently_and_can_be_healed(provider: ThrowawayProvider, away_from: str | None) -> None:
+def test_partition_drops_packets_and_can_be_removed(provider: ThrowawayProvider, away_from: str | None) -> None:
     cluster, chaos = provider.cluster, provider.chaos
-    address = address_of(cluster, "web-2")
+    address = get_pod_ip(cluster, "web-2")
 
     chaos.partition("node2", away_from=away_from)
-    partitioned = greeting(cluster, host=address)
+    partitioned = fetch_greeting(cluster, host=address)
     chaos.heal("node2")
 
     assert "timed out" in partitioned
-    assert greeting(cluster, host=address) == "hello from the host"
+    assert fetch_greeting(cluster, host=address) == "hello from the host"
 
 
-def test_name_resolved_too_early_stays_unknown_only_with_dns_cache(provider: ThrowawayProvider) -> None:
+def test_failed_lookup_is_cached_only_with_the_dns_cache(provider: ThrowawayProvider) -> None:
     cluster, chaos = provider.cluster, provider.chaos
     responses = {}
     for cached in (True, False):
         chaos.set_dns_cache(cached)
         name = f"late-{cached}".lower()
-        assert "hello" not in greeting(cluster, host=f"{name}.web")
-        cluster.kubectl.apply(pod(name, node="node2"))
+        assert "hello" not in fetch_greeting(cluster, host=f"{name}.web")
+        cluster.kubectl.apply(build_web_pod(name, node="node2"))
         cluster.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=30s")
         time.sleep(1)  # the HTTP server needs a moment to start
-        responses[cached] = greeting(cluster, host=f"{name}.web")
+        responses[cached] = fetch_greeting(cluster, host=f"{name}.web")
         cluster.kubectl("delete", "pod", name)
 
     assert "Name or service not known" in responses[True] or "name resolution" in responses[True]
@@ -167,13 +167,13 @@ def test_pods_keep_running_while_their_kubelet_is_stopped(provider: ThrowawayPro
     cluster, chaos = provider.cluster, provider.chaos
 
     chaos.stop_kubelet("node2")
-    response = greeting(cluster, host="web-2.web")
-    not_ready = becomes_true(lambda: "node2" not in cluster.kubectl.ready_nodes())
+    response = fetch_greeting(cluster, host="web-2.web")
+    not_ready = wait_for_condition(lambda: "node2" not in cluster.kubectl.ready_nodes())
     chaos.start_kubelet("node2")
 
     assert response == "hello from the host"
     assert not_ready
-    assert becomes_true(lambda: "node2" in cluster.kubectl.ready_nodes())
+    assert wait_for_condition(lambda: "node2" in cluster.kubectl.ready_nodes())
 
 
 def test_objects_survive_a_restart_of_api_server_and_etcd(provider: ThrowawayProvider) -> None:
@@ -201,7 +201,7 @@ def test_network_limit_slows_down_a_transfer(provider: ThrowawayProvider) -> Non
     cluster, chaos = provider.cluster, provider.chaos
     large = provider.shared_folder("default", "files") / "large"
     large.write_bytes(b"x" * 400_000)
-    url = f"http://{address_of(cluster, 'web-2')}:8000/large"
+    url = f"http://{get_pod_ip(cluster, 'web-2')}:8000/large"
 
     chaos.limit_network("node2", kbit_per_second=1000)
     started_at = time.monotonic()
@@ -218,14 +218,14 @@ def test_single_rank_or_whole_container_can_be_killed(provider: ThrowawayProvide
     assert sorted(chaos.ranks("default", "web-2")) == [0, 1]
 
     chaos.kill_rank("default", "web-2", rank=1)
-    assert becomes_true(lambda: sorted(chaos.ranks("default", "web-2")) == [0])
-    assert greeting(cluster, host="web-2.web") == "hello from the host"
+    assert wait_for_condition(lambda: sorted(chaos.ranks("default", "web-2")) == [0])
+    assert fetch_greeting(cluster, host="web-2.web") == "hello from the host"
 
     chaos.kill_container("default", "web-2")
-    assert becomes_true(lambda: exit_code(cluster, "web-2") == 137)
+    assert wait_for_condition(lambda: get_exit_code(cluster, "web-2") == 137)
 
 
-def exit_code(cluster: ThrowawayCluster, name: str) -> int | None:
+def get_exit_code(cluster: ThrowawayCluster, name: str) -> int | None:
     status = cluster.kubectl.get("pod", name, namespace="default")["status"]["containerStatuses"][0]
     code: int | None = status["state"].get("terminated", {}).get("exitCode")
     return code
@@ -253,19 +253,19 @@ def test_pods_on_fake_nodes_become_ready(cluster: ThrowawayCluster) -> None:
 
 
 def test_down_removes_everything_except_images(cluster: ThrowawayCluster, provider: ThrowawayProvider) -> None:
-    """Must be the last test; it runs while pods are still running."""
+    """Must be the last test, and runs while pods are still running."""
     Chaos(cluster).partition("node1")
-    assert cluster.leftovers()  # a running cluster is detected
+    assert cluster.leftovers()  # leftovers of a running cluster are detected
 
     cluster.down()
 
     assert cluster.leftovers() == ()
     cluster.up()
     assert cluster.kubectl("get", "pods", "--output", "name") == ""
-    assert image_in_nodes(cluster) == 2
+    assert count_nodes_with_image(cluster) == 2
 
 
-def image_in_nodes(cluster: ThrowawayCluster) -> int:
+def count_nodes_with_image(cluster: ThrowawayCluster) -> int:
     """Return the number of nodes that still have the operator image."""
     nodes = json.loads(cluster.kubectl("get", "nodes", "--output=json"))["items"]
     images = ({name for image in node["status"]["images"] for name in image["names"]} for node in nodes)

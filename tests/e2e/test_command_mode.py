@@ -1,4 +1,4 @@
-"""Tests of command mode: programs and images of users run unchanged under the supervisor."""
+"""Tests of command mode with unmodified programs and images of users."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from testing.cluster.images.project_images import image_name
 from testing.processes.operator_stack import RawBody, Stack, has_condition
 
 pytestmark = pytest.mark.cluster
-Start = Callable[..., str]
+StartJob = Callable[..., str]
 
 SCRIPTS = Path(__file__).parents[2] / "testing" / "processes" / "scripts"
 WITH_TORCH, WITHOUT_TORCH = image_name("trainer"), image_name("operator")
@@ -37,7 +37,7 @@ with open("/dev/shm/all", "w+b") as file:
 
 @pytest.fixture
 def scripts(stack: Stack) -> str:
-    """Copy the scripts into the claim and return their path in the pods."""
+    """Copy the scripts to the claim and return their path in the pods."""
     folder = stack.folder("datasets") / "scripts"
     shutil.copytree(SCRIPTS, folder, dirs_exist_ok=True)
     for path in (folder, *folder.iterdir()):
@@ -45,20 +45,20 @@ def scripts(stack: Stack) -> str:
     return "/data/scripts"
 
 
-def ddp_command(folder: str, *args: str) -> RawBody:
+def build_ddp_command(folder: str, *args: str) -> RawBody:
     return {"script": "plain_ddp.py", "args": ["--save_dir", "$(FINETUNE_OUTPUT)", *args], "workingDir": folder}
 
 
-def failed_condition(job: RawBody) -> RawBody:
+def get_failed_condition(job: RawBody) -> RawBody:
     condition: RawBody = next(c for c in job["status"]["conditions"] if c["type"] == "Failed")
     return condition
 
 
 def test_unmodified_script_resumes_from_its_own_checkpoint_after_a_killed_rank(
-    stack: Stack, chaos: Chaos, start: Start, scripts: str
+    stack: Stack, chaos: Chaos, start_job: StartJob, scripts: str
 ) -> None:
-    program = ddp_command(scripts, "--epochs", "8", "--seconds_per_step", "0.4")
-    job = start(**command(program, image=WITH_TORCH))
+    program = build_ddp_command(scripts, "--epochs", "8", "--seconds_per_step", "0.4")
+    job = start_job(**command(program, image=WITH_TORCH))
     checkpoint = stack.output(job) / "model.pt"
     stack.wait(job, lambda _: checkpoint.exists(), description="saved")
 
@@ -77,15 +77,17 @@ def test_unmodified_script_resumes_from_its_own_checkpoint_after_a_killed_rank(
     assert "epoch 0 loss" not in log, "the script did not resume from its checkpoint"
 
 
-def test_progress_of_an_unmodified_transformers_trainer_is_reported(stack: Stack, start: Start, scripts: str) -> None:
+def test_progress_of_an_unmodified_transformers_trainer_is_reported(
+    stack: Stack, start_job: StartJob, scripts: str
+) -> None:
     program = {"script": f"{scripts}/plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "150"]}
-    job = start(**command(program, image=WITH_TORCH, nprocPerNode=1))
+    job = start_job(**command(program, image=WITH_TORCH, nprocPerNode=1))
 
-    def reports_progress(job_body: RawBody) -> Any:
+    def is_progress_reported(job_body: RawBody) -> Any:
         progress = job_body.get("status", {}).get("progress") or {}
         return 0 < progress.get("step", 0) < 150 and progress.get("loss") and progress.get("etaSeconds") is not None
 
-    running = stack.wait(job, reports_progress, description="reporting progress")
+    running = stack.wait(job, is_progress_reported, description="reporting progress")
     assert running["status"]["progress"]["totalSteps"] == 150
     assert running["status"]["display"]["progress"].endswith("/150")
 
@@ -94,8 +96,8 @@ def test_progress_of_an_unmodified_transformers_trainer_is_reported(stack: Stack
     assert finished["status"]["progress"]["step"] == 150
 
 
-def test_image_without_torch_runs_an_exec_command(stack: Stack, start: Start) -> None:
-    job = start(**command({"exec": ["python3", "-c", ENVIRONMENT_PROGRAM]}, image=WITHOUT_TORCH))
+def test_image_without_torch_runs_an_exec_command(stack: Stack, start_job: StartJob) -> None:
+    job = start_job(**command({"exec": ["python3", "-c", ENVIRONMENT_PROGRAM]}, image=WITHOUT_TORCH))
 
     finished = stack.wait_finished(job)
 
@@ -105,12 +107,14 @@ def test_image_without_torch_runs_an_exec_command(stack: Stack, start: Start) ->
     assert written == [f"2 {rank} 2 {master}" for rank in range(2)]
 
 
-def test_exception_is_reported_as_user_code_error_with_its_rank(stack: Stack, start: Start, scripts: str) -> None:
-    job = start(**command(ddp_command(scripts, "--raise_on_rank", "3"), image=WITH_TORCH))
+def test_exception_is_reported_as_user_code_error_with_its_rank(
+    stack: Stack, start_job: StartJob, scripts: str
+) -> None:
+    job = start_job(**command(build_ddp_command(scripts, "--raise_on_rank", "3"), image=WITH_TORCH))
 
     finished = stack.wait_finished(job)
 
-    condition = failed_condition(finished)
+    condition = get_failed_condition(finished)
     assert condition["reason"] == "UserCodeError"
     assert "rank 3" in condition["message"]
     assert "ValueError: row 1 of rank 3 has no label" in condition["message"]
@@ -130,9 +134,9 @@ MEMORY_SHORTAGES = {
 
 
 @pytest.mark.parametrize("resource", MEMORY_SHORTAGES)
-def test_container_out_of_memory_is_repaired_and_completes(stack: Stack, start: Start, resource: str) -> None:
+def test_container_out_of_memory_is_repaired_and_completes(stack: Stack, start_job: StartJob, resource: str) -> None:
     program, limit, fields, reason, change = MEMORY_SHORTAGES[resource]
-    job = start(
+    job = start_job(
         **command({"exec": ["python3", "-c", program]}, image=WITHOUT_TORCH, numNodes=1),
         resources={"limits": {"cpu": 1, "memory": limit}},
         restartPolicy={"maxMemory": "256Mi"},
@@ -152,7 +156,7 @@ def image_without_torch(_: Stack) -> str:
 
 
 def image_without_python(stack: Stack) -> str:
-    """Return the pause image, which every Kubernetes node has."""
+    """Return the name of the pause image, which exists on every Kubernetes node."""
     (node, *_) = json.loads(stack.kubectl("get", "nodes", "-o", "json"))["items"]
     names = (str(name) for image in node["status"]["images"] for name in image["names"] or ())
     return next(name for name in names if "pause:" in name and "@" not in name)
@@ -165,14 +169,14 @@ INCOMPLETE_IMAGES = {
 
 
 @pytest.mark.parametrize("missing", INCOMPLETE_IMAGES)
-def test_image_without_required_program_fails_the_job_without_restart(
-    stack: Stack, start: Start, scripts: str, missing: str
+def test_image_without_a_required_program_fails_the_job_without_restart(
+    stack: Stack, start_job: StartJob, scripts: str, missing: str
 ) -> None:
     image, reason, text = INCOMPLETE_IMAGES[missing]
 
-    finished = stack.wait_finished(start(**command(ddp_command(scripts), image=image(stack), numNodes=1)))
+    finished = stack.wait_finished(start_job(**command(build_ddp_command(scripts), image=image(stack), numNodes=1)))
 
-    condition = failed_condition(finished)
+    condition = get_failed_condition(finished)
     assert condition["reason"] == reason
     assert text in condition["message"]
     assert len(finished["status"]["attempts"]) == 1

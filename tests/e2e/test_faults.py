@@ -1,4 +1,4 @@
-"""Tests of faults on a real cluster: all ranks restart together from the last checkpoint and the job completes.
+"""Tests of recovery from faults on a real cluster.
 
 Each test injects all its faults into one job, because starting four ranks takes longer than a restart.
 """
@@ -13,7 +13,7 @@ from testing.processes.cluster_training import last_checkpoint, training, wait_f
 from testing.processes.operator_stack import OPERATOR_NAMESPACE, RawBody, Stack, has_condition
 
 pytestmark = pytest.mark.cluster
-Start = Callable[..., str]
+StartJob = Callable[..., str]
 
 
 def kill_rank(stack: Stack, chaos: Chaos, pod: str) -> None:
@@ -35,13 +35,13 @@ def stop_rank(stack: Stack, chaos: Chaos, pod: str) -> None:
 FAULTS = {"RankKilled": kill_rank, "ContainerKilled": kill_container, "PodDeleted": delete_pod, "Hang": stop_rank}
 
 
-def test_every_fault_causes_one_restart_of_all_ranks_from_the_last_checkpoint(
-    stack: Stack, chaos: Chaos, start: Start
+def test_every_fault_causes_one_restart_from_the_last_checkpoint(
+    stack: Stack, chaos: Chaos, start_job: StartJob
 ) -> None:
-    job = start(training=training(max_steps=200, save_steps=20), restartPolicy={"hangTimeoutSeconds": 30})
+    job = start_job(training=training(max_steps=200, save_steps=20), restartPolicy={"hangTimeoutSeconds": 30})
     saved: list[int] = []
     for attempt, inject_fault in enumerate(FAULTS.values()):
-        # a deleted pod saves a checkpoint while stopping; only a later one belongs to this attempt
+        # a deleted pod saves a checkpoint while it stops, so wait for a later one of this attempt
         saved.append(wait_for_checkpoint(stack, job, after=last_checkpoint(stack, job)))
         inject_fault(stack, chaos, f"{job}-{attempt}-1")
         stack.wait(job, lambda j: j["status"]["attempt"] == len(saved), description=f"at attempt {len(saved)}")
@@ -59,32 +59,34 @@ def test_every_fault_causes_one_restart_of_all_ranks_from_the_last_checkpoint(
     assert {pod["metadata"]["labels"]["finetune.dev/attempt"] for pod in stack.pods(job)} == {str(len(FAULTS))}
 
 
-def kill_the_operator(stack: Stack) -> None:
+def kill_operator(stack: Stack) -> None:
     operators = stack.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "name").split()
     assert operators
     stack.kubectl("delete", "-n", OPERATOR_NAMESPACE, "--grace-period=0", "--force", *operators)
 
 
-def test_killing_the_operator_in_any_phase_does_not_affect_the_job(stack: Stack, chaos: Chaos, start: Start) -> None:
-    job = start(training=training(max_steps=120, save_steps=20))
-    kill_the_operator(stack)  # before the pods exist
+def test_killing_the_operator_in_any_phase_does_not_affect_the_job(
+    stack: Stack, chaos: Chaos, start_job: StartJob
+) -> None:
+    job = start_job(training=training(max_steps=120, save_steps=20))
+    kill_operator(stack)  # before the pods exist
 
-    stack.wait(job, lambda j: len(nodes_of(j)) > 0, description="started")
-    kill_the_operator(stack)  # while they start
+    stack.wait(job, lambda j: len(list_nodes(j)) > 0, description="started")
+    kill_operator(stack)  # while the pods start
 
     saved = wait_for_checkpoint(stack, job)
-    kill_the_operator(stack)  # while they train
+    kill_operator(stack)  # while the ranks train
 
     kill_container(stack, chaos, f"{job}-0-1")
-    kill_the_operator(stack)  # while the job restarts
+    kill_operator(stack)  # while the job restarts
 
     wait_for_checkpoint(stack, job, after=saved)
-    suspend(stack, job, suspended=True)
-    kill_the_operator(stack)  # while it suspends
+    set_suspended(stack, job, is_suspended=True)
+    kill_operator(stack)  # while the job is being suspended
     stack.wait(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
 
-    suspend(stack, job, suspended=False)
-    kill_the_operator(stack)  # while it resumes
+    set_suspended(stack, job, is_suspended=False)
+    kill_operator(stack)  # while the job resumes
     finished = stack.wait_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
@@ -93,10 +95,10 @@ def test_killing_the_operator_in_any_phase_does_not_affect_the_job(stack: Stack,
     assert finished["status"]["progress"]["step"] == 120
 
 
-def nodes_of(job: RawBody) -> list[RawBody]:
+def list_nodes(job: RawBody) -> list[RawBody]:
     nodes: list[RawBody] = job.get("status", {}).get("nodes", [])
     return nodes
 
 
-def suspend(stack: Stack, job: str, *, suspended: bool) -> None:
-    stack.kubectl("patch", "ftj", job, "--type=merge", "-p", f'{{"spec":{{"suspend":{str(suspended).lower()}}}}}')
+def set_suspended(stack: Stack, job: str, *, is_suspended: bool) -> None:
+    stack.kubectl("patch", "ftj", job, "--type=merge", "-p", f'{{"spec":{{"suspend":{str(is_suspended).lower()}}}}}')

@@ -10,8 +10,8 @@ from testing.processes.operator_stack import CHART, OPERATOR_NAMESPACE, Stack, h
 pytestmark = pytest.mark.cluster
 
 
-def test_running_job_survives_upgrade_and_uninstall_of_the_chart(stack: Stack, start: Callable[..., str]) -> None:
-    job = start(training=training(max_steps=120, save_steps=20))
+def test_running_job_survives_upgrade_and_uninstall_of_the_chart(stack: Stack, start_job: Callable[..., str]) -> None:
+    job = start_job(training=training(max_steps=120, save_steps=20))
     wait_for_checkpoint(stack, job)
 
     options = ("--namespace", OPERATOR_NAMESPACE)

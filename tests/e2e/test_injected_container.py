@@ -1,4 +1,4 @@
-"""Test of a sidecar that the cluster injects and that never ends, like the proxy of a service mesh."""
+"""Test of an injected sidecar that never exits, such as the proxy of a service mesh."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from testing.processes.operator_stack import Stack, has_condition
 
 pytestmark = pytest.mark.cluster
 LABEL = {"example.com/mesh": "yes"}
-IMAGE = image_name("operator")  # contains Python
+IMAGE = image_name("operator")  # an image that contains Python
 
 CONTAINER = f"""Object.spec.containers{{
   name: "proxy", image: "{IMAGE}", imagePullPolicy: "Never",
@@ -26,8 +26,8 @@ CONTAINER = f"""Object.spec.containers{{
 
 
 @pytest.fixture
-def mesh(stack: Stack, name: str) -> Iterator[None]:
-    """Install an admission policy that injects a sidecar into every pod with the label."""
+def sidecar_injection(stack: Stack, job_name: str) -> Iterator[None]:
+    """Install an admission policy that injects a sidecar into every labelled pod."""
     group = "admissionregistration.k8s.io"
     resources = stack.kubectl("api-resources", f"--api-group={group}", "-o", "name").split()
     if f"mutatingadmissionpolicies.{group}" not in resources:
@@ -40,23 +40,24 @@ def mesh(stack: Stack, name: str) -> Iterator[None]:
         "reinvocationPolicy": "Never",
         "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": patch}}],
     }
-    kind, version = "MutatingAdmissionPolicy", {"apiVersion": f"{group}/v1", "metadata": {"name": name}}
+    kind, version = "MutatingAdmissionPolicy", {"apiVersion": f"{group}/v1", "metadata": {"name": job_name}}
     stack.apply(
-        {**version, "kind": kind, "spec": policy}, {**version, "kind": f"{kind}Binding", "spec": {"policyName": name}}
+        {**version, "kind": kind, "spec": policy},
+        {**version, "kind": f"{kind}Binding", "spec": {"policyName": job_name}},
     )
-    wait_for_policy(stack, name)
+    wait_for_policy(stack, job_name)
     yield
-    stack.kubectl("delete", f"{kind},{kind}Binding", name)
+    stack.kubectl("delete", f"{kind},{kind}Binding", job_name)
 
 
-def wait_for_policy(stack: Stack, name: str) -> None:
-    """Wait until the API server, which watches and compiles policies, applies this one."""
+def wait_for_policy(stack: Stack, pod_name: str) -> None:
+    """Wait until the API server has compiled and applied the policy."""
     container_security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     pod: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "labels": LABEL},
+        "metadata": {"name": pod_name, "labels": LABEL},
         "spec": {
             "containers": [{"name": "any", "image": IMAGE, "securityContext": container_security}],
             "securityContext": security,
@@ -68,12 +69,12 @@ def wait_for_policy(stack: Stack, name: str) -> None:
         time.sleep(0.5)
 
 
-@pytest.mark.usefixtures("mesh")
-def test_pod_with_a_running_sidecar_is_deleted_after_the_job_has_finished(
-    stack: Stack, start: Callable[..., str]
+@pytest.mark.usefixtures("sidecar_injection")
+def test_pod_with_a_running_sidecar_is_deleted_after_the_job_finishes(
+    stack: Stack, start_job: Callable[..., str]
 ) -> None:
     program = {"exec": ["python3", "-c", "print('done')"]}
-    job = start(**command(program, image=IMAGE, numNodes=1, podTemplate={"labels": LABEL}))
+    job = start_job(**command(program, image=IMAGE, numNodes=1, podTemplate={"labels": LABEL}))
 
     assert has_condition(stack.wait_finished(job), "Complete")
     [pod] = stack.pods(job)

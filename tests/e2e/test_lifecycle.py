@@ -10,12 +10,12 @@ from testing.processes.cluster_training import training, wait_for_checkpoint
 from testing.processes.operator_stack import Stack, has_condition
 
 pytestmark = pytest.mark.cluster
-Start = Callable[..., str]
+StartJob = Callable[..., str]
 LABEL = "finetune.dev/job-name"
 
 
-def test_suspend_saves_a_checkpoint_and_stops_all_pods_and_resume_continues_from_it(stack: Stack, start: Start) -> None:
-    job = start(training=training(max_steps=120, save_steps=20))
+def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(stack: Stack, start_job: StartJob) -> None:
+    job = start_job(training=training(max_steps=120, save_steps=20))
     wait_for_checkpoint(stack, job)
 
     stack.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":true}}')
@@ -33,8 +33,8 @@ def test_suspend_saves_a_checkpoint_and_stops_all_pods_and_resume_continues_from
     assert finished["status"].get("restarts", 0) == 0
 
 
-def test_job_created_suspended_starts_when_resumed(stack: Stack, start: Start) -> None:
-    job = start(suspend=True, training=training(max_steps=4))
+def test_job_created_suspended_starts_when_resumed(stack: Stack, start_job: StartJob) -> None:
+    job = start_job(suspend=True, training=training(max_steps=4))
     stack.wait(job, lambda j: has_condition(j, "Suspended"), description="Suspended", timeout_seconds=20)
     assert stack.pods(job) == []
 
@@ -45,8 +45,8 @@ def test_job_created_suspended_starts_when_resumed(stack: Stack, start: Start) -
     assert has_condition(stack.wait_finished(job), "Complete")
 
 
-def test_active_deadline_fails_the_job_and_stops_its_pods(stack: Stack, start: Start) -> None:
-    job = start(activeDeadlineSeconds=20, training=training(max_steps=100_000))
+def test_active_deadline_fails_the_job_and_stops_its_pods(stack: Stack, start_job: StartJob) -> None:
+    job = start_job(activeDeadlineSeconds=20, training=training(max_steps=100_000))
     finished = stack.wait_finished(job, timeout_seconds=120)
 
     assert has_condition(finished, "Failed")
@@ -56,8 +56,8 @@ def test_active_deadline_fails_the_job_and_stops_its_pods(stack: Stack, start: S
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.pods(job))
 
 
-def test_unschedulable_pod_releases_the_others_and_finally_fails_the_job(stack: Stack, start: Start) -> None:
-    """Contradictory placement: both pods require one Kubernetes node, and no two pods may share a node."""
+def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(stack: Stack, start_job: StartJob) -> None:
+    """The placement is contradictory: both pods require the same Kubernetes node, but must not share a node."""
     (k8s_node, *_) = json.loads(stack.kubectl("get", "nodes", "-o", "json"))["items"]
     hostname = "kubernetes.io/hostname"
     anti_affinity = {
@@ -68,7 +68,7 @@ def test_unschedulable_pod_releases_the_others_and_finally_fails_the_job(stack: 
         "nodeSelector": {hostname: k8s_node["metadata"]["labels"][hostname]},
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [anti_affinity]}},
     }
-    job = start(
+    job = start_job(
         podTemplate=template,
         startupDeadlineSeconds=5,
         pendingDeadlineSeconds=25,
@@ -86,22 +86,22 @@ def test_unschedulable_pod_releases_the_others_and_finally_fails_the_job(stack: 
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.pods(job))
 
 
-def test_finished_job_is_deleted_after_its_ttl_and_its_output_remains(stack: Stack, start: Start) -> None:
-    job = start(ttlSecondsAfterFinished=3, training=training(max_steps=4))
+def test_finished_job_is_deleted_after_its_ttl_and_its_output_remains(stack: Stack, start_job: StartJob) -> None:
+    job = start_job(ttlSecondsAfterFinished=3, training=training(max_steps=4))
     stack.kubectl("wait", "--for=condition=Complete", f"ftj/{job}", "--timeout=180s")
     stack.kubectl("wait", "--for=delete", f"ftj/{job}", "--timeout=30s")
     stack.kubectl("wait", "--for=delete", "pods", "-l", f"finetune.dev/job-name={job}", "--timeout=60s")
     assert (stack.output(job) / "result" / "SUCCESS").exists()
 
 
-def test_recreated_job_waits_for_pods_of_its_deleted_predecessor(stack: Stack, start: Start) -> None:
-    job = start(training=training(max_steps=100_000))
+def test_recreated_job_waits_for_the_pods_of_the_deleted_job(stack: Stack, start_job: StartJob) -> None:
+    job = start_job(training=training(max_steps=100_000))
     stack.wait(job, lambda j: has_condition(j, "Running"), description="Running")
     before = {pod["metadata"]["uid"] for pod in stack.pods(job)}
 
     stack.kubectl("delete", "ftj", job)
     claim = {"persistentVolumeClaim": {"claimName": "models"}}
-    start(output={**claim, "overwrite": True}, training=training(max_steps=4))
+    start_job(output={**claim, "overwrite": True}, training=training(max_steps=4))
     pending = stack.wait(job, lambda j: "waiting" in j.get("status", {}), description="waiting", timeout_seconds=20)
     finished = stack.wait_finished(job)
 
@@ -113,8 +113,8 @@ def test_recreated_job_waits_for_pods_of_its_deleted_predecessor(stack: Stack, s
 
 
 @pytest.mark.parametrize("propagation", ["background", "foreground"])
-def test_deleting_a_running_job_deletes_all_its_children(stack: Stack, start: Start, propagation: str) -> None:
-    job = start(training=training(max_steps=100_000))
+def test_deleting_a_running_job_deletes_all_its_children(stack: Stack, start_job: StartJob, propagation: str) -> None:
+    job = start_job(training=training(max_steps=100_000))
     stack.wait(job, lambda j: has_condition(j, "Running"), description="Running")
 
     stack.kubectl("delete", "ftj", job, f"--cascade={propagation}", "--wait=true", "--timeout=150s")

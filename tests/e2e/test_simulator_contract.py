@@ -1,4 +1,4 @@
-"""Conformance of the simulator: a real cluster gives the same results in the shared checks."""
+"""Conformance tests of the simulator: a real cluster must give the same results in the shared checks."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from uuid import uuid4
@@ -17,42 +17,44 @@ pytestmark = pytest.mark.cluster
 IGNORE_SIGTERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
 
-def pod(name: str, code: str, **spec: object) -> RawBody:
+def build_pod(name: str, python_code: str, **spec: object) -> RawBody:
     container = {
         "name": "trainer",
         "image": image_name("operator"),
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python", "-c", code],
+        "command": ["python", "-c", python_code],
     }
     body = {"restartPolicy": "Never", "containers": [container], **spec}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body}
 
 
 @pytest_asyncio.fixture
-async def site(stack: Stack) -> AsyncIterator[ClusterUnderTest]:
+async def tested_cluster(stack: Stack) -> AsyncIterator[ClusterUnderTest]:
     namespace = f"contract-{uuid4().hex[:8]}"
     access = load_kubeconfig([stack.provider.kubeconfig])
     async with open_session(access, connections=10) as session:
         api = ApiClient(access.server, calls=session, streams=session)
-        site = ClusterUnderTest(
+        tested_cluster = ClusterUnderTest(
             api=api,
             namespace=namespace,
-            long_running=lambda name: pod(name, IGNORE_SIGTERM),
-            short_lived=lambda name: pod(name, "raise SystemExit(1)"),
-            unschedulable=lambda name: pod(name, "", nodeSelector={"example.com/none": "there"}),
+            long_running=lambda name: build_pod(name, IGNORE_SIGTERM),
+            short_lived=lambda name: build_pod(name, "raise SystemExit(1)"),
+            unschedulable=lambda name: build_pod(name, "", nodeSelector={"example.com/none": "there"}),
         )
         await api.call("POST", "/api/v1/namespaces", body={"kind": "Namespace", "metadata": {"name": namespace}})
 
-        async def has_account() -> bool:
-            return await site.request("GET", f"/api/v1/namespaces/{namespace}/serviceaccounts/default") == "ok"
+        async def has_service_account() -> bool:
+            return (
+                await tested_cluster.request("GET", f"/api/v1/namespaces/{namespace}/serviceaccounts/default") == "ok"
+            )
 
-        await site.wait_until(has_account)
-        yield site
+        await tested_cluster.wait_until(has_service_account)
+        yield tested_cluster
         await api.call("DELETE", f"/api/v1/namespaces/{namespace}")
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=[check.__name__ for check in CHECKS])
 async def test_real_cluster_behaves_like_the_simulator(
-    site: ClusterUnderTest, check: Callable[[ClusterUnderTest], Awaitable[Facts]]
+    tested_cluster: ClusterUnderTest, check: Callable[[ClusterUnderTest], Awaitable[Facts]]
 ) -> None:
-    assert await check(site) == EXPECTED_RESULTS[check.__name__]
+    assert await check(tested_cluster) == EXPECTED_RESULTS[check.__name__]

@@ -20,11 +20,11 @@ pytestmark = pytest.mark.cluster
 HELD_OUT = Path(__file__).parents[2] / "testing" / "models" / "held_out_loss.py"
 
 
-def test_adapter_of_two_nodes_beats_the_base_model_and_losses_equal_those_of_one_process(
-    stack: Stack, start: Callable[..., str], tmp_path: Path
+def test_training_on_two_nodes_improves_the_model_and_equals_one_process(
+    stack: Stack, start_job: Callable[..., str], tmp_path: Path
 ) -> None:
     settings = training(max_steps=40, save_steps=20, learningRate=0.01)
-    job = start(training=settings)
+    job = start_job(training=settings)
     finished = stack.wait_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
@@ -33,7 +33,7 @@ def test_adapter_of_two_nodes_beats_the_base_model_and_losses_equal_those_of_one
     assert status["progress"]["step"] == 40
     assert {node["k8sNode"] for node in status["nodes"]} != {""}
 
-    base, adapted = held_out_losses(stack, job)
+    base, adapted = compute_held_out_losses(stack, job)
     assert adapted < base - 0.1, (base, adapted)
 
     single = run_in_one_process(stack, settings, tmp_path)
@@ -42,9 +42,9 @@ def test_adapter_of_two_nodes_beats_the_base_model_and_losses_equal_those_of_one
     assert all(abs(single[step] - distributed[step]) < 5e-4 for step in distributed), (single, distributed)
 
 
-def test_dpo_on_two_nodes_reduces_the_loss(stack: Stack, start: Callable[..., str]) -> None:
+def test_dpo_on_two_nodes_reduces_the_loss(stack: Stack, start_job: Callable[..., str]) -> None:
     data = {"train": [{"name": "/data/train.pairs.jsonl"}], "eval": [{"name": "/data/eval.pairs.jsonl"}]}
-    job = start(sft=None, dpo={}, dataset=data, training=training(max_steps=20, evalSteps=20, learningRate=0.005))
+    job = start_job(sft=None, dpo={}, dataset=data, training=training(max_steps=20, evalSteps=20, learningRate=0.005))
     finished = stack.wait_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
@@ -53,8 +53,8 @@ def test_dpo_on_two_nodes_reduces_the_loss(stack: Stack, start: Callable[..., st
     assert losses[20] < losses[1] - 0.05, losses
 
 
-def test_llava_trains_on_two_nodes_with_batches_without_images(stack: Stack, start: Callable[..., str]) -> None:
-    """Two of three rows have images, so that some micro-batches of a node have none."""
+def test_llava_trains_on_two_nodes_with_batches_without_images(stack: Stack, start_job: Callable[..., str]) -> None:
+    """Only two of three rows have images, so that some micro-batches have none."""
     data = stack.folder("datasets")
     if not (data / "vision").exists():
         tiny_vision.build(data / "llava", "llava")
@@ -62,7 +62,7 @@ def test_llava_trains_on_two_nodes_with_batches_without_images(stack: Stack, sta
         run(["chmod", "-R", "a+rX", str(data)])
     rows = {"train": [{"name": "/data/vision/rows.jsonl"}]}
     settings = {"globalBatchSize": 8, "learningRate": 0.01, "maxSteps": 4}
-    job = start(model={"name": "/data/llava"}, dataset=rows, training=settings, nprocPerNode=1)
+    job = start_job(model={"name": "/data/llava"}, dataset=rows, training=settings, nprocPerNode=1)
     finished = stack.wait_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
@@ -73,8 +73,8 @@ def test_llava_trains_on_two_nodes_with_batches_without_images(stack: Stack, sta
     assert (stack.output(job) / "result" / "preprocessor_config.json").is_file()
 
 
-def held_out_losses(stack: Stack, job: str) -> tuple[float, float]:
-    """Return the loss on eval rows without and with the adapter, computed with transformers and peft only."""
+def compute_held_out_losses(stack: Stack, job: str) -> tuple[float, float]:
+    """Return the evaluation loss without and with the adapter, computed only with transformers and peft."""
     data = stack.folder("datasets")
     command = [
         sys.executable,
@@ -88,7 +88,7 @@ def held_out_losses(stack: Stack, job: str) -> tuple[float, float]:
 
 
 def run_in_one_process(stack: Stack, settings: dict[str, object], folder: Path) -> dict[int, float]:
-    """Train the same spec with one rank in local mode, with gradient accumulation to the same effective batch."""
+    """Train the same spec with one rank in local mode, using gradient accumulation to keep the effective batch."""
     body = example_job("single", numNodes=1, nprocPerNode=1, training=settings)
     job_file = folder / "job.yaml"
     job_file.write_text(yaml.safe_dump(body))

@@ -1,4 +1,4 @@
-"""`make bench-gpu` from end to end, with a small model on a CPU."""
+"""End-to-end test of `make bench-gpu` with a small model on a CPU."""
 
 import re
 
@@ -9,7 +9,7 @@ from benchmarks.trainer import gpu
 pytestmark = pytest.mark.slow
 
 
-def test_the_gpu_benchmark_runs_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_benchmark_runs_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu.main(["--small", "--rounds", "1", "--only", "packed"]) == 0
 
     output = capsys.readouterr().out

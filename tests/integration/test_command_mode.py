@@ -1,4 +1,4 @@
-"""Command mode with real processes: unmodified scripts, in local mode and with the supervisor bundle."""
+"""Tests of unmodified user scripts in local mode and under the supervisor bundle."""
 
 import os
 import signal
@@ -28,26 +28,26 @@ pytestmark = pytest.mark.slow
 SCRIPTS = Path(__file__).parents[2] / "testing" / "processes" / "scripts"
 
 
-def ddp(*args: str, out: str = "$(FINETUNE_OUTPUT)") -> dict[str, Any]:
-    return {"script": "plain_ddp.py", "args": ["--save_dir", out, *args], "workingDir": str(SCRIPTS)}
+def build_ddp_command(*args: str, output_folder: str = "$(FINETUNE_OUTPUT)") -> dict[str, Any]:
+    return {"script": "plain_ddp.py", "args": ["--save_dir", output_folder, *args], "workingDir": str(SCRIPTS)}
 
 
-def pids_of(job: LocalJob) -> list[int]:
-    """Return the PIDs of the job's ranks, found by its folder in their environment and by their process name."""
+def find_rank_pids(job: LocalJob) -> list[int]:
+    """Return the PIDs of the job's ranks, found by their environment and process names."""
     pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             name = (entry / "comm").read_text()
-            is_of_job = str(job.folder).encode() in (entry / "environ").read_bytes()
+            belongs_to_job = str(job.folder).encode() in (entry / "environ").read_bytes()
         except OSError:
             continue
-        if is_of_job and name.startswith("rank-"):
+        if belongs_to_job and name.startswith("rank-"):
             pids.append(int(entry.name))
     return sorted(pids)
 
 
-def test_an_exception_of_a_rank_fails_the_job_with_type_message_and_rank(tmp_path: Path) -> None:
-    job = write_command(tmp_path, ddp("--raise_on_rank", "3", out=str(tmp_path)), output=None)
+def test_exception_of_a_rank_fails_the_job_with_message_and_rank(tmp_path: Path) -> None:
+    job = write_command(tmp_path, build_ddp_command("--raise_on_rank", "3", output_folder=str(tmp_path)), output=None)
 
     code, output = job.run()
 
@@ -59,12 +59,12 @@ def test_an_exception_of_a_rank_fails_the_job_with_type_message_and_rank(tmp_pat
     assert "the logs are in output/default/first.local/attempt-0" in output
 
 
-def test_a_killed_rank_restarts_all_nodes_and_the_script_resumes_from_its_checkpoint(tmp_path: Path) -> None:
-    job = write_command(tmp_path, ddp("--epochs", "4", "--seconds_per_step", "0.4"))
+def test_script_resumes_from_its_checkpoint_after_a_killed_rank(tmp_path: Path) -> None:
+    job = write_command(tmp_path, build_ddp_command("--epochs", "4", "--seconds_per_step", "0.4"))
     process = job.start("--logs")
 
     wait_until(lambda: 1 if (job.output / "model.pt").is_file() else None, "the first checkpoint")
-    os.kill(pids_of(job)[-1], signal.SIGKILL)
+    os.kill(find_rank_pids(job)[-1], signal.SIGKILL)
     code, output = finish(process)
 
     assert code == 0, output
@@ -82,12 +82,12 @@ def test_progress_of_a_transformers_trainer_is_displayed(tmp_path: Path) -> None
     job = write_command(tmp_path, {**command, "workingDir": str(SCRIPTS)}, data=files.train.parent, nprocPerNode=1)
     process = job.start()
 
-    def displayed_percent() -> int | None:
+    def read_displayed_percent() -> int | None:
         display = job.status.display if (job.local_folder / "status.json").is_file() else None
         is_complete = display and display.progress and display.loss and display.eta
         return int(display.progress.partition("%")[0]) if display and is_complete else None
 
-    percent = wait_until(displayed_percent, "progress with loss and ETA")
+    percent = wait_until(read_displayed_percent, "progress with loss and ETA")
     code, output = finish(process)
 
     assert code == 0, output
@@ -98,7 +98,7 @@ def test_progress_of_a_transformers_trainer_is_displayed(tmp_path: Path) -> None
     assert job.status.progress.learning_rate is not None
 
 
-def test_a_command_that_stops_reporting_progress_is_restarted(tmp_path: Path) -> None:
+def test_command_that_stops_reporting_progress_is_restarted(tmp_path: Path) -> None:
     files = tiny_text.build(tmp_path / "tiny", rows=8, eval_rows=2)
     command = {"script": "plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "40"]}
     policy = {"restartPolicy": {"hangTimeoutSeconds": 10}}
@@ -107,12 +107,12 @@ def test_a_command_that_stops_reporting_progress_is_restarted(tmp_path: Path) ->
     )
     process = job.start()
 
-    def advanced_step() -> int | None:
+    def read_advanced_step() -> int | None:
         progress = job.status.progress if (job.local_folder / "status.json").is_file() else None
         return progress.step if progress and progress.step > 2 else None
 
-    wait_until(advanced_step, "progress")
-    os.kill(pids_of(job)[-1], signal.SIGSTOP)
+    wait_until(read_advanced_step, "progress")
+    os.kill(find_rank_pids(job)[-1], signal.SIGSTOP)
     code, output = finish(process)
 
     assert code == 0, output
@@ -123,24 +123,26 @@ def test_a_command_that_stops_reporting_progress_is_restarted(tmp_path: Path) ->
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def supervisor_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_supervisor(tmp_path_factory.mktemp("image"))
 
 
-def start_with_bundle(folder: Path, bundle: Path, command: dict[str, Any], **fields: Any) -> Pod:
-    """Start a pod whose image contains torch but none of our packages; the supervisor is the bundle."""
-    program = (sys.executable, str(bundle))
+def start_with_bundle(folder: Path, supervisor_bundle: Path, command: dict[str, Any], **fields: Any) -> Pod:
+    """Start a pod with the supervisor bundle and torch, but without the packages of this project."""
+    program = (sys.executable, str(supervisor_bundle))
     (pod,) = Job(folder, {"command": command}, program=program, env={"PYTHONPATH": ""}, **fields).start()
     return pod
 
 
-@pytest.mark.parametrize("kind", ["script", "exec"])
-def test_the_bundle_reports_the_exception_of_a_rank(tmp_path: Path, bundle: Path, kind: str) -> None:
+@pytest.mark.parametrize("command_type", ["script", "exec"])
+def test_bundle_reports_an_exception_of_a_rank(tmp_path: Path, supervisor_bundle: Path, command_type: str) -> None:
     arguments = ["--save_dir", str(tmp_path), "--raise_on_rank", "1"]
     script = {"script": str(SCRIPTS / "plain_ddp.py"), "args": arguments}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", str(SCRIPTS / "plain_ddp.py")]
 
-    pod = start_with_bundle(tmp_path / "job", bundle, script if kind == "script" else {"exec": [*torchrun, *arguments]})
+    pod = start_with_bundle(
+        tmp_path / "job", supervisor_bundle, script if command_type == "script" else {"exec": [*torchrun, *arguments]}
+    )
 
     assert pod.wait() == 1, pod.log
     termination = pod.termination
@@ -168,14 +170,14 @@ while True:
 """
 
 
-@pytest.mark.parametrize("kind", ["script", "exec"])
-def test_sigterm_is_forwarded_and_leaves_time_to_save(tmp_path: Path, bundle: Path, kind: str) -> None:
-    """Also behind a launcher that the signal ends without being forwarded."""
+@pytest.mark.parametrize("command_type", ["script", "exec"])
+def test_sigterm_is_forwarded_with_time_to_save(tmp_path: Path, supervisor_bundle: Path, command_type: str) -> None:
+    """The exec command is a shell that exits at SIGTERM without forwarding it."""
     script, saved = tmp_path / "save.py", tmp_path / "saved"
     script.write_text(SAVE_ON_SIGTERM)
     launcher = ["/bin/sh", "-c", f"{sys.executable} {script} {saved}; true"]
-    command = {"script": str(script), "args": [str(saved)]} if kind == "script" else {"exec": launcher}
-    pod = start_with_bundle(tmp_path / "job", bundle, command, ranks_per_node=1)
+    command = {"script": str(script), "args": [str(saved)]} if command_type == "script" else {"exec": launcher}
+    pod = start_with_bundle(tmp_path / "job", supervisor_bundle, command, ranks_per_node=1)
     wait_until(lambda: 1 if "ready" in pod.log else None, "the script")
 
     stop(pod)
@@ -186,9 +188,9 @@ def test_sigterm_is_forwarded_and_leaves_time_to_save(tmp_path: Path, bundle: Pa
     assert (pod.termination.outcome, pod.termination.message) == (Outcome.STOPPED, "stopped on request")
 
 
-def test_a_program_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path, bundle: Path) -> None:
+def test_program_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path, supervisor_bundle: Path) -> None:
     command = {"exec": ["/bin/sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.2; done"]}
-    pod = start_with_bundle(tmp_path / "job", bundle, command, grace_seconds=4)
+    pod = start_with_bundle(tmp_path / "job", supervisor_bundle, command, grace_seconds=4)
     wait_until(lambda: 1 if "ready" in pod.log else None, "the program")
 
     started_at = time.monotonic()
@@ -200,8 +202,10 @@ def test_a_program_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_pat
     assert "grace period of 4s" in pod.termination.message
 
 
-def test_a_failed_program_is_reported_with_exit_code_and_last_line(tmp_path: Path, bundle: Path) -> None:
-    pod = start_with_bundle(tmp_path / "job", bundle, {"exec": ["/bin/sh", "-c", "echo no GPU here >&2; exit 3"]})
+def test_failed_program_is_reported_with_exit_code_and_last_line(tmp_path: Path, supervisor_bundle: Path) -> None:
+    pod = start_with_bundle(
+        tmp_path / "job", supervisor_bundle, {"exec": ["/bin/sh", "-c", "echo no GPU here >&2; exit 3"]}
+    )
 
     assert pod.wait() == 1
     termination = pod.termination
@@ -210,8 +214,8 @@ def test_a_failed_program_is_reported_with_exit_code_and_last_line(tmp_path: Pat
     assert termination.message == "exited with code 3; its last line: no GPU here"
 
 
-def test_a_missing_script_is_an_invalid_spec(tmp_path: Path, bundle: Path) -> None:
-    pod = start_with_bundle(tmp_path / "job", bundle, {"script": "train.py", "workingDir": "/nowhere"})
+def test_missing_script_is_an_invalid_spec(tmp_path: Path, supervisor_bundle: Path) -> None:
+    pod = start_with_bundle(tmp_path / "job", supervisor_bundle, {"script": "train.py", "workingDir": "/nowhere"})
 
     assert pod.wait() == 2
     assert pod.termination is not None
@@ -219,10 +223,10 @@ def test_a_missing_script_is_an_invalid_spec(tmp_path: Path, bundle: Path) -> No
     assert "spec.command.workingDir: /nowhere" in pod.termination.message
 
 
-def test_an_image_without_torch_and_torchrun_is_rejected(tmp_path: Path, bundle: Path) -> None:
-    """Without the packages of this environment, like python3 of a base image."""
+def test_image_without_torch_and_torchrun_is_rejected(tmp_path: Path, supervisor_bundle: Path) -> None:
+    """The interpreter runs without site-packages, like the python3 of a base image."""
     (tmp_path / "train.py").touch()
-    program = (str(Path(sys.executable).resolve()), "-S", str(bundle))
+    program = (str(Path(sys.executable).resolve()), "-S", str(supervisor_bundle))
     job_spec = {"command": {"script": str(tmp_path / "train.py")}}
 
     (pod,) = Job(tmp_path / "job", job_spec, program=program, env={"PYTHONPATH": "", "PATH": "/bin"}).run()

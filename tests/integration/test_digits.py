@@ -1,4 +1,4 @@
-"""A vision-language model with random weights learns to classify hand-written digits."""
+"""Test of training a randomly initialized vision-language model to classify handwritten digits."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from testing.processes.torchrun import run_cells
 pytestmark = pytest.mark.slow
 
 
-def test_a_tiny_qwen2_vl_reaches_90_percent_of_the_accuracy_of_a_linear_probe(tmp_path: Path) -> None:
+def test_tiny_qwen2_vl_reaches_90_percent_of_linear_probe_accuracy(tmp_path: Path) -> None:
     task = digits.build(tmp_path / "digits")
     model = tiny_vision.build(tmp_path / "model")
     spec = {
@@ -42,17 +42,17 @@ def test_a_tiny_qwen2_vl_reaches_90_percent_of_the_accuracy_of_a_linear_probe(tm
 
     run_cells(tmp_path / "cells", {"digits": spec}, ranks=2)
 
-    assert accuracy(tmp_path / "cells" / "digits" / "result", task.held_out) > 0.9 * task.linear_probe_accuracy
+    assert compute_accuracy(tmp_path / "cells" / "digits" / "result", task.held_out) > 0.9 * task.linear_probe_accuracy
 
 
 @torch.no_grad()
-def accuracy(model: Path, rows: Path) -> float:
-    """Return the fraction of rows whose first label token has the highest probability; `model` is a result folder."""
-    pretrained = describe_model(ModelSource(name=str(model)), torch.device("cpu"))
+def compute_accuracy(result_folder: Path, rows: Path) -> float:
+    """Return the fraction of rows whose first label token has the highest probability."""
+    pretrained = describe_model(ModelSource(name=str(result_folder)), torch.device("cpu"))
     assert pretrained.vision is not None
     config = TokenizationConfig(
         tokenizer=pretrained.tokenizer,
-        model_name=str(model),
+        model_name=str(result_folder),
         row_renderer=build_sft_renderer("assistant"),
         rules=RowRules(),
         seed=0,
@@ -66,7 +66,9 @@ def accuracy(model: Path, rows: Path) -> float:
     batch = MultimodalCollator(0, pretrained.vision, required=())(
         [samples.samples[i] for i in range(len(samples.train))]
     )
-    predictions = compute_logits(AutoModelForImageTextToText.from_pretrained(model).eval(), batch).argmax(dim=-1)
+    predictions = compute_logits(AutoModelForImageTextToText.from_pretrained(result_folder).eval(), batch).argmax(
+        dim=-1
+    )
     has_label = batch["labels"][:, 1:] != IGNORE_INDEX
     first = has_label.int().argmax(dim=1, keepdim=True)
     predicted, expected = predictions[:, :-1].gather(1, first), batch["labels"][:, 1:].gather(1, first)

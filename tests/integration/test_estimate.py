@@ -1,4 +1,4 @@
-"""`finetune estimate` as a process, which forecasts memory in a process of the trainer."""
+"""Tests of `finetune estimate`, which forecasts memory in a process of the trainer."""
 
 import json
 import re
@@ -28,15 +28,15 @@ ROWS = {"train": [{"name": "/data/train.jsonl"}], "maxLength": 2048}
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """Write a model folder that contains only the config."""
+def model_folder(tmp_path: Path) -> Path:
+    """Create a model folder that contains only the config."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(QWEN_7B))
     return folder
 
 
-def estimate(folder: Path, *flags: str, **fields: Any) -> "subprocess.CompletedProcess[str]":
+def run_estimate(folder: Path, *flags: str, **fields: Any) -> "subprocess.CompletedProcess[str]":
     defaults = {"dataset": ROWS, "numNodes": 1, "nprocPerNode": None, "resources": {"limits": {"nvidia.com/gpu": 4}}}
     file = write_yaml(folder, job_body(**{**defaults, **fields}))
     return subprocess.run(
@@ -48,10 +48,12 @@ def estimate(folder: Path, *flags: str, **fields: Any) -> "subprocess.CompletedP
     )
 
 
-def test_a_job_that_fits_exits_with_zero(tmp_path: Path, model: Path) -> None:
+def test_estimate_of_a_fitting_job_exits_with_zero(tmp_path: Path, model_folder: Path) -> None:
     training = {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 4}
 
-    process = estimate(tmp_path, "--gpu", "a100-40g", model={"name": str(model)}, lora={"r": 8}, training=training)
+    process = run_estimate(
+        tmp_path, "--gpu", "a100-40g", model={"name": str(model_folder)}, lora={"r": 8}, training=training
+    )
 
     assert process.returncode == 0, process.stderr
     assert "parameters 7,635,801,600, of which 20,185,088 are trained" in process.stdout
@@ -61,10 +63,10 @@ def test_a_job_that_fits_exits_with_zero(tmp_path: Path, model: Path) -> None:
     assert "a100-40g: fits, " in process.stdout
 
 
-def test_changes_are_suggested_for_a_job_that_does_not_fit(tmp_path: Path, model: Path) -> None:
+def test_changes_are_suggested_for_a_job_that_does_not_fit(tmp_path: Path, model_folder: Path) -> None:
     training = {"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 2, "gradientCheckpointing": True}
 
-    process = estimate(tmp_path, "--gpu", "l4-24g", model={"name": str(model)}, lora={}, training=training)
+    process = run_estimate(tmp_path, "--gpu", "l4-24g", model={"name": str(model_folder)}, lora={}, training=training)
 
     assert process.returncode == 1, process.stderr
     assert "l4-24g: does not fit" in process.stdout
@@ -72,10 +74,10 @@ def test_changes_are_suggested_for_a_job_that_does_not_fit(tmp_path: Path, model
     assert process.stdout.endswith(changes), process.stdout
 
 
-def test_the_suggested_job_fits(tmp_path: Path, model: Path) -> None:
+def test_suggested_job_fits(tmp_path: Path, model_folder: Path) -> None:
     training = {"perDeviceTrainBatchSize": 1, "gradientAccumulationSteps": 8, "gradientCheckpointing": True}
 
-    process = estimate(tmp_path, "--gpu", "l4-24g", model={"name": str(model)}, lora={}, training=training)
+    process = run_estimate(tmp_path, "--gpu", "l4-24g", model={"name": str(model_folder)}, lora={}, training=training)
 
     assert process.returncode == 0, process.stdout
 
@@ -88,32 +90,34 @@ def test_the_suggested_job_fits(tmp_path: Path, model: Path) -> None:
         pytest.param([], {"model": {"name": "./gone"}}, "spec.model.name: ./gone: no such file or folder", id="model"),
     ],
 )
-def test_an_error_of_the_user_is_reported_in_one_line(
-    tmp_path: Path, model: Path, flags: list[str], fields: dict[str, Any], message: str
+def test_user_error_is_reported_in_one_line(
+    tmp_path: Path, model_folder: Path, flags: list[str], fields: dict[str, Any], message: str
 ) -> None:
-    process = estimate(tmp_path, *flags, **{"model": {"name": str(model)}, **fields})
+    process = run_estimate(tmp_path, *flags, **{"model": {"name": str(model_folder)}, **fields})
 
     assert process.returncode == 2
     assert message in process.stderr
     assert len(process.stderr.splitlines()) == 1
 
 
-def test_a_job_without_gpus_needs_only_host_memory(tmp_path: Path, model: Path) -> None:
+def test_job_without_gpus_needs_only_host_memory(tmp_path: Path, model_folder: Path) -> None:
     limits = {"limits": {"memory": "64Gi"}}
 
-    process = estimate(tmp_path, model={"name": str(model)}, nprocPerNode=2, resources=limits)
+    process = run_estimate(tmp_path, model={"name": str(model_folder)}, nprocPerNode=2, resources=limits)
 
     assert process.returncode == 1, process.stderr
     assert "each rank, in host memory" in process.stdout
     assert "does not fit; raise resources.limits.memory of 64.0 GiB" in process.stdout
 
 
-def test_a_vision_language_model_is_forecast_with_an_image(tmp_path: Path) -> None:
+def test_forecast_of_a_vision_language_model_includes_an_image(tmp_path: Path) -> None:
     folder = tiny_vision.build(tmp_path / "vision-language", "qwen2_vl")
     rows = {**ROWS, "maxLength": 256}
 
     processes = {
-        pixels: estimate(tmp_path, "--gpu", "l4-24g", model={"name": str(folder), "maxPixels": pixels}, dataset=rows)
+        pixels: run_estimate(
+            tmp_path, "--gpu", "l4-24g", model={"name": str(folder), "maxPixels": pixels}, dataset=rows
+        )
         for pixels in (50_000, 150_000)
     }
 
@@ -125,10 +129,10 @@ def test_a_vision_language_model_is_forecast_with_an_image(tmp_path: Path) -> No
     assert "samples of up to 256 tokens" in processes[50_000].stdout
 
 
-def test_a_sharded_job_lists_gpu_and_host_memory(tmp_path: Path, model: Path) -> None:
+def test_sharded_job_lists_gpu_and_host_memory(tmp_path: Path, model_folder: Path) -> None:
     sharding = {"lora": None, "deepspeed": {"preset": "zero3_offload"}}
 
-    process = estimate(tmp_path, "--gpu", "l40s-48g", model={"name": str(model)}, **sharding)
+    process = run_estimate(tmp_path, "--gpu", "l40s-48g", model={"name": str(model_folder)}, **sharding)
 
     assert process.returncode == 0, process.stderr
     rank, node = process.stdout.split("each node, in host memory")

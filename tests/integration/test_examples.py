@@ -1,4 +1,4 @@
-"""The examples of manifests/examples, run by `finetune run` with smaller models and datasets."""
+"""Tests that run manifests/examples with `finetune run`, but with small models and datasets."""
 
 import json
 import math
@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return create_example_inputs(tmp_path_factory.mktemp("examples"))
 
 
-def run(job: LocalJob) -> str:
+def run_job(job: LocalJob) -> str:
     code, output = job.run("--logs")
     assert code == 0, output
     return output
@@ -31,7 +31,7 @@ def read_log_history(job: LocalJob) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    ("example", "effective", "parallelism"),
+    ("example", "effective_batch", "parallelism"),
     [
         ("one-node-four-gpus", 32, "ddp"),
         ("internvl", 16, "ddp"),
@@ -39,15 +39,15 @@ def read_log_history(job: LocalJob) -> list[dict[str, float]]:
         ("qwen-vl-video", 16, "ddp"),
     ],
 )
-def test_an_example_trains_an_adapter(folder: Path, example: str, effective: int, parallelism: str) -> None:
+def test_example_trains_an_adapter(folder: Path, example: str, effective_batch: int, parallelism: str) -> None:
     job = write_small_example(folder, example)
 
-    output = run(job)
+    output = run_job(job)
 
     assert f"parallelism: {parallelism}" in output
     batch = job.status.batch
     assert batch is not None
-    assert (batch.world_size, batch.effective) == (2, effective)
+    assert (batch.world_size, batch.effective) == (2, effective_batch)
     losses = [entry["loss"] for entry in read_log_history(job) if "loss" in entry]
     assert len(losses) == 2
     assert losses[1] < losses[0]
@@ -55,7 +55,7 @@ def test_an_example_trains_an_adapter(folder: Path, example: str, effective: int
 
 
 def test_dpo_learns_preferences(folder: Path) -> None:
-    """Over 90 % of held-out preferences are ranked correctly; rejected completions have reversed words."""
+    """The model ranks over 90 % of held-out pairs correctly; rejected completions have reversed words."""
 
     def train_longer(spec: RawBody) -> None:
         spec["dataset"]["eval"] = [{"name": "/data/held_out.pairs.jsonl"}]
@@ -63,18 +63,18 @@ def test_dpo_learns_preferences(folder: Path) -> None:
 
     job = write_small_example(folder, "dpo", train_longer)
 
-    run(job)
+    run_job(job)
 
     log = read_log_history(job)
-    assert log[0]["loss"] == pytest.approx(math.log(2), abs=1e-4)  # the policy starts equal to the reference
+    assert log[0]["loss"] == pytest.approx(math.log(2), abs=1e-4)  # initially, the policy equals the reference model
     (accuracy,) = (entry["eval_rewards/accuracies"] for entry in log if "eval_rewards/accuracies" in entry)
     assert accuracy > 0.9, log
 
 
-def test_an_unmodified_script_trains_on_two_nodes(folder: Path) -> None:
+def test_unmodified_script_trains_on_two_nodes(folder: Path) -> None:
     job = write_small_example(folder, "command")
 
-    output = run(job)
+    output = run_job(job)
 
     assert "epoch 1 loss" in output
     assert "of 256 rows on 2 ranks" in output

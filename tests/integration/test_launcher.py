@@ -1,4 +1,4 @@
-"""The launcher with real forks and small scripts: environment of a rank, recorded exits, end of the other ranks."""
+"""Tests of the launcher with real forks and small scripts."""
 
 import json
 import os
@@ -55,8 +55,8 @@ VARIABLES = {
 }
 
 
-def launch(folder: Path, source: str, *args: str, **variables: str) -> subprocess.Popen[str]:
-    """Start two ranks of one node that run this source."""
+def start_launcher(folder: Path, source: str, *args: str, **variables: str) -> subprocess.Popen[str]:
+    """Start a launcher with two ranks that run a script with this source."""
     script = folder / "train.py"
     script.write_text(source)
     rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NNODES": "1", "NODE_RANK": "0"}
@@ -70,7 +70,7 @@ def launch(folder: Path, source: str, *args: str, **variables: str) -> subproces
     )
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+def wait_for_exit(process: subprocess.Popen[str]) -> tuple[int, str]:
     output, _ = process.communicate(timeout=60)
     return process.returncode, output
 
@@ -81,10 +81,10 @@ def read_exits(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("in_process", [pytest.param(True, id="forked"), pytest.param(False, id="new interpreter")])
-def test_a_script_runs_in_the_same_environment_as_under_torchrun(tmp_path: Path, in_process: bool) -> None:
+def test_script_runs_in_the_same_environment_as_under_torchrun(tmp_path: Path, in_process: bool) -> None:
     prefix = "" if in_process else "import os; os.environ['X'] = ''\n"
 
-    code, output = finish(launch(tmp_path, prefix + REPORT_SCRIPT, str(tmp_path), "--more", *VARIABLES))
+    code, output = wait_for_exit(start_launcher(tmp_path, prefix + REPORT_SCRIPT, str(tmp_path), "--more", *VARIABLES))
 
     assert code == 0, output
     one, two = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
@@ -118,10 +118,10 @@ if os.environ["RANK"] == "0":
         pytest.param("raise ValueError('no label')", 1, id="exception"),
     ],
 )
-def test_the_exit_of_a_rank_is_recorded_and_ends_the_others(tmp_path: Path, failure: str, code: int) -> None:
+def test_exit_of_a_failed_rank_is_recorded_and_ends_the_other_ranks(tmp_path: Path, failure: str, code: int) -> None:
     started_at = time.time()
 
-    exit_code, output = finish(launch(tmp_path, FAIL_SCRIPT.format(failure=failure)))
+    exit_code, output = wait_for_exit(start_launcher(tmp_path, FAIL_SCRIPT.format(failure=failure)))
 
     assert exit_code == 1
     exits = read_exits(tmp_path)
@@ -130,9 +130,9 @@ def test_the_exit_of_a_rank_is_recorded_and_ends_the_others(tmp_path: Path, fail
     assert f"launcher: local rank 1 ended with {code}; stopping the other ranks of this node" in output
 
 
-def test_a_traceback_contains_only_frames_of_the_script(tmp_path: Path) -> None:
-    """Frames of the launcher would confuse readers and error patterns."""
-    _, output = finish(launch(tmp_path, FAIL_SCRIPT.format(failure="raise ValueError('no label')")))
+def test_traceback_contains_only_frames_of_the_script(tmp_path: Path) -> None:
+    """Frames of the launcher would confuse users and match error patterns."""
+    _, output = wait_for_exit(start_launcher(tmp_path, FAIL_SCRIPT.format(failure="raise ValueError('no label')")))
 
     lines = output.splitlines()
     begin = lines.index("Traceback (most recent call last):")
@@ -141,8 +141,8 @@ def test_a_traceback_contains_only_frames_of_the_script(tmp_path: Path) -> None:
     assert "ValueError: no label" in output
 
 
-def test_other_ranks_have_time_to_fail_after_a_failure(tmp_path: Path) -> None:
-    """The rank that caused the failure may exit after its victims, and must not be terminated within its traceback."""
+def test_other_ranks_can_report_their_failures_after_a_failure(tmp_path: Path) -> None:
+    """The failed rank may exit after its victims and must not be terminated while it prints its traceback."""
     source = """
 import torch
 import os, time
@@ -151,12 +151,12 @@ if os.environ["RANK"] == "0":
 time.sleep(0.15)
 os._exit(7)
 """
-    finish(launch(tmp_path, source))
+    wait_for_exit(start_launcher(tmp_path, source))
 
     assert {rank: rank_exit["code"] for rank, rank_exit in read_exits(tmp_path).items()} == {"0": 1, "1": 7}
 
 
-def test_other_ranks_are_terminated_immediately_after_a_kill(tmp_path: Path) -> None:
+def test_other_ranks_are_terminated_immediately_after_a_killed_rank(tmp_path: Path) -> None:
     source = """
 import torch
 import os, time
@@ -165,7 +165,7 @@ if os.environ["RANK"] == "0":
 time.sleep(0.15)
 os._exit(7)
 """
-    finish(launch(tmp_path, source))
+    wait_for_exit(start_launcher(tmp_path, source))
 
     assert {rank: rank_exit["code"] for rank, rank_exit in read_exits(tmp_path).items()} == {
         "0": -9,
@@ -185,14 +185,14 @@ open(os.path.join(sys.argv[1], "ready-" + os.environ["RANK"]), "w").close()
 while True:
     time.sleep(0.05)
 """
-    process = launch(tmp_path, source, str(tmp_path))
+    process = start_launcher(tmp_path, source, str(tmp_path))
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("ready-*"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
 
     process.terminate()
 
-    code, output = finish(process)
+    code, output = wait_for_exit(process)
     assert code == 0, output
     assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
 
@@ -203,20 +203,20 @@ import torch
 import atexit, os, sys
 atexit.register(lambda: os.write(1, b"the end of rank " + os.environ["RANK"].encode() + b"\\n"))
 """
-    code, output = finish(launch(tmp_path, source))
+    code, output = wait_for_exit(start_launcher(tmp_path, source))
 
     assert code == 0
     assert sorted(output.splitlines()) == ["the end of rank 0", "the end of rank 1"]
 
 
-def test_ranks_end_with_a_killed_launcher(tmp_path: Path) -> None:
+def test_ranks_exit_when_the_launcher_is_killed(tmp_path: Path) -> None:
     source = """
 import torch
 import os, sys, time
 open(os.path.join(sys.argv[1], "pid-" + str(os.getpid())), "w").close()
 time.sleep(60)
 """
-    process = launch(tmp_path, source, str(tmp_path))
+    process = start_launcher(tmp_path, source, str(tmp_path))
     deadline = time.monotonic() + 60
     while len(pids := [int(path.name[4:]) for path in tmp_path.glob("pid-*")]) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -230,13 +230,15 @@ time.sleep(60)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_a_port_in_use_is_an_error_of_the_launcher(tmp_path: Path) -> None:
+def test_port_in_use_is_reported_as_a_launcher_error(tmp_path: Path) -> None:
     import socket
 
     with socket.socket() as other:
         other.bind(("0.0.0.0", 0))
         other.listen()
-        code, output = finish(launch(tmp_path, "import torch\n", MASTER_PORT=str(other.getsockname()[1])))
+        code, output = wait_for_exit(
+            start_launcher(tmp_path, "import torch\n", MASTER_PORT=str(other.getsockname()[1]))
+        )
 
     assert code == 1
     error = json.loads((tmp_path / "run" / "launcher-error.json").read_text())["message"]["message"]

@@ -1,4 +1,4 @@
-"""Training depends on the effective batch, not on its split into ranks, micro-batches and accumulation."""
+"""Tests that results depend only on the effective batch, not on ranks, micro-batch size and accumulation."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from testing.processes.torchrun import Results, run_cells
 
 pytestmark = pytest.mark.slow
 
-STEPS = 6  # 60 rows in steps of 16: the fourth step of each epoch has 12
+STEPS = 6  # 60 rows with an effective batch of 16: the fourth step of each epoch has 12 rows
 FOUR_DIGITS = 1e-4
 PAIRS, WEIGHTED = ".pairs", ".weighted"
 DPO = {"beta": 0.2, "rpoAlpha": 0.5}
@@ -40,24 +40,27 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
     return files
 
 
-def add_weight(row: dict[str, Any], number: int) -> dict[str, Any]:
+def add_weight(row: dict[str, Any], row_number: int) -> dict[str, Any]:
     question, answer = row["messages"]
-    return {"messages": [question, {**answer, "weight": (0.25, 0.5, 1)[number % 3]}]}
+    return {"messages": [question, {**answer, "weight": (0.25, 0.5, 1)[row_number % 3]}]}
 
 
-def spec(
+def build_spec(
     files: tiny_text.TinyFiles,
     layout: tuple[int, int | str, int | None],
     *,
     model: Path | None = None,
-    workers: int = 0,
+    loader_processes: int = 0,
     torch_dtype: str = "auto",
     attention: str = "auto",
-    rows: str = "",
+    row_variant: str = "",
     dataset: dict[str, Any] | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
-    """Build a spec for a layout of world size, per device and accumulation; `rows` selects a variant of the rows."""
+    """Build a spec for a layout of world size, micro-batch size and accumulation steps.
+
+    `row_variant`: suffix of the row files.
+    """
     world_size, per_device, accumulation = layout
     training = {
         "perDeviceTrainBatchSize": per_device,
@@ -74,9 +77,9 @@ def spec(
             "attnImplementation": attention,
         },
         "dataset": {
-            "train": [{"name": str(files.train.with_suffix(f"{rows}.jsonl"))}],
-            "eval": [{"name": str(files.eval.with_suffix(f"{rows}.jsonl"))}],
-            "numWorkers": workers,
+            "train": [{"name": str(files.train.with_suffix(f"{row_variant}.jsonl"))}],
+            "eval": [{"name": str(files.eval.with_suffix(f"{row_variant}.jsonl"))}],
+            "numWorkers": loader_processes,
             **(dataset or {}),
         },
         "sft": {},
@@ -90,7 +93,7 @@ def spec(
 
 @pytest.fixture(scope="module")
 def broken_model(files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a model whose loss is NaN."""
+    """Create a model whose loss is NaN."""
     folder = tmp_path_factory.mktemp("broken")
     for file in files.model.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
@@ -101,7 +104,7 @@ def broken_model(files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="module")
-def two_ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_rank_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("two") / "cells"
 
 
@@ -118,154 +121,180 @@ def hub(files: tiny_text.TinyFiles) -> Iterator[FakeHub]:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(files: tiny_text.TinyFiles, broken_model: Path, two_ranks_folder: Path, hub: FakeHub) -> Results:
+def two_rank_results(files: tiny_text.TinyFiles, broken_model: Path, two_rank_folder: Path, hub: FakeHub) -> Results:
     per_rank_mean = {"averageTokensAcrossDevices": False}
     cells = {
-        "2x1x8": spec(files, (2, 1, 8)),
-        "2x4x2": spec(files, (2, 4, 2)),
-        "2x4x2, loader processes": spec(files, (2, 4, 2), workers=1),
-        "2x4x2, bfloat16": spec(files, (2, 4, 2), torch_dtype="bfloat16", training={"maxSteps": 2}),
-        "2x8x1, mean per rank": spec(files, (2, 8, 1), training=per_rank_mean),
-        "2x4x2, full": spec(files, (2, 4, 2), lora=None, training={"learningRate": 0.001}),
-        "2x4x2, full, checkpointing": spec(
+        "2x1x8": build_spec(files, (2, 1, 8)),
+        "2x4x2": build_spec(files, (2, 4, 2)),
+        "2x4x2, loader processes": build_spec(files, (2, 4, 2), loader_processes=1),
+        "2x4x2, bfloat16": build_spec(files, (2, 4, 2), torch_dtype="bfloat16", training={"maxSteps": 2}),
+        "2x8x1, mean per rank": build_spec(files, (2, 8, 1), training=per_rank_mean),
+        "2x4x2, full": build_spec(files, (2, 4, 2), lora=None, training={"learningRate": 0.001}),
+        "2x4x2, full, checkpointing": build_spec(
             files, (2, 4, 2), lora=None, training={"learningRate": 0.001, "gradientCheckpointing": True}
         ),
-        "2x4x2, full, bfloat16": spec(
+        "2x4x2, full, bfloat16": build_spec(
             files, (2, 4, 2), lora=None, torch_dtype="bfloat16", training={"learningRate": 0.001, "maxSteps": 2}
         ),
-        "2x4x2, 4 bits": spec(files, (2, 4, 2), lora=NF4, training={"saveSteps": 2, "saveTotalLimit": 9}),
-        "2x4x2, 4 bits (from step 2)": spec(files, (2, 4, 2), lora=NF4, training={"saveSteps": 2, "saveTotalLimit": 9}),
-        "2x4x2, 4 bits, zero2": spec(files, (2, 4, 2), lora=NF4, deepspeed={"preset": "zero2"}),
-        "2x4x2, 4 bits, dpo": spec(files, (2, 4, 2), lora=NF4, sft=None, dpo=DPO, rows=PAIRS),
-        "2x4x2, dpo": spec(files, (2, 4, 2), sft=None, dpo=DPO, rows=PAIRS),
-        "2x1x8, dpo": spec(files, (2, 1, 8), sft=None, dpo=DPO, rows=PAIRS),
-        "2x4x2, from the Hub": spec(files, (2, 4, 2), dataset={"train": FROM_HUB, "eval": FROM_HUB}),
-        "2x8x1, pushed": spec(
+        "2x4x2, 4 bits": build_spec(files, (2, 4, 2), lora=NF4, training={"saveSteps": 2, "saveTotalLimit": 9}),
+        "2x4x2, 4 bits (from step 2)": build_spec(
+            files, (2, 4, 2), lora=NF4, training={"saveSteps": 2, "saveTotalLimit": 9}
+        ),
+        "2x4x2, 4 bits, zero2": build_spec(files, (2, 4, 2), lora=NF4, deepspeed={"preset": "zero2"}),
+        "2x4x2, 4 bits, dpo": build_spec(files, (2, 4, 2), lora=NF4, sft=None, dpo=DPO, row_variant=PAIRS),
+        "2x4x2, dpo": build_spec(files, (2, 4, 2), sft=None, dpo=DPO, row_variant=PAIRS),
+        "2x1x8, dpo": build_spec(files, (2, 1, 8), sft=None, dpo=DPO, row_variant=PAIRS),
+        "2x4x2, from the Hub": build_spec(files, (2, 4, 2), dataset={"train": FROM_HUB, "eval": FROM_HUB}),
+        "2x8x1, pushed": build_spec(
             files,
             (2, 8, 1),
             training={"maxSteps": 1},
             output={"persistentVolumeClaim": {"claimName": "unused"}, "pushToHub": {"repo": "acme/support"}},
         ),
-        "2x4x2, weighted": spec(files, (2, 4, 2), rows=WEIGHTED),
-        "2x2x1, packed": spec(files, (2, 2, 1), dataset=PACKED),
-        "2x2x1, packed, dropout": spec(files, (2, 2, 1), **RESUMED),
-        "2x2x1, packed, dropout (from step 2)": spec(files, (2, 2, 1), **RESUMED),
-        "2x2x1, packed, dropout, probe": spec(
+        "2x4x2, weighted": build_spec(files, (2, 4, 2), row_variant=WEIGHTED),
+        "2x2x1, packed": build_spec(files, (2, 2, 1), dataset=PACKED),
+        "2x2x1, packed, dropout": build_spec(files, (2, 2, 1), **RESUMED),
+        "2x2x1, packed, dropout (from step 2)": build_spec(files, (2, 2, 1), **RESUMED),
+        "2x2x1, packed, dropout, probe": build_spec(
             files, (2, 2, 1), **{**RESUMED, "training": {**RESUMED["training"], "probe": True}}
         ),
-        "2x4x2 (mixed)": spec(files, (2, 4, 2)),
-        "2x8x1 (mixed)": spec(files, (2, 8, 1), training={"maxSteps": 1, "allowMixedHardware": True}),
-        "auto (in 846 MiB)": spec(files, (2, "auto", None), training={"globalBatchSize": 16}),
-        "auto, bfloat16 (at most 7 sequences)": spec(
+        "2x4x2 (mixed)": build_spec(files, (2, 4, 2)),
+        "2x8x1 (mixed)": build_spec(files, (2, 8, 1), training={"maxSteps": 1, "allowMixedHardware": True}),
+        "auto (in 846 MiB)": build_spec(files, (2, "auto", None), training={"globalBatchSize": 16}),
+        "auto, bfloat16 (at most 7 sequences)": build_spec(
             files, (2, "auto", None), torch_dtype="bfloat16", training={"globalBatchSize": 16, "maxSteps": 2}
         ),
-        "auto, dpo (at most 8 sequences)": spec(
-            files, (2, "auto", None), sft=None, dpo=DPO, rows=PAIRS, training={"globalBatchSize": 16}
+        "auto, dpo (at most 8 sequences)": build_spec(
+            files, (2, "auto", None), sft=None, dpo=DPO, row_variant=PAIRS, training={"globalBatchSize": 16}
         ),
-        "auto, packed, dropout (at most 9 sequences)": spec(
+        "auto, packed, dropout (at most 9 sequences)": build_spec(
             files,
             (2, "auto", None),
             **{**RESUMED, "training": {**RESUMED["training"], "globalBatchSize": 4}},
         ),
-        "2x4x2, not finite": spec(files, (2, 4, 2), model=broken_model),
+        "2x4x2, not finite": build_spec(files, (2, 4, 2), model=broken_model),
     }
-    return run_cells(two_ranks_folder, cells, ranks=2)
+    return run_cells(two_rank_folder, cells, ranks=2)
 
 
 @pytest.fixture(scope="module")
-def one_rank(files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory) -> Results:
+def one_rank_results(files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory) -> Results:
     per_rank_mean = {"averageTokensAcrossDevices": False}
     cells = {
-        "1x16x1": spec(files, (1, 16, 1), training={"perDeviceEvalBatchSize": 5}),
-        "1x16x1 (again)": spec(files, (1, 16, 1), training={"perDeviceEvalBatchSize": 5}),
-        "1x1x16": spec(files, (1, 1, 16)),
-        "1x16x1, mean per rank": spec(files, (1, 16, 1), training=per_rank_mean),
-        "1x4x1, packed": spec(files, (1, 4, 1), dataset=PACKED),
-        "1x4x1, packed, eager": spec(files, (1, 4, 1), dataset=PACKED, attention="eager"),
-        "1x16x1, dpo": spec(files, (1, 16, 1), sft=None, dpo=DPO, rows=PAIRS),
-        "1x16x1, 4 bits": spec(files, (1, 16, 1), lora=NF4),
-        "1x16x1, weighted": spec(files, (1, 16, 1), rows=WEIGHTED),
-        "1x16x1, full": spec(files, (1, 16, 1), lora=None, training={"learningRate": 0.001}),
+        "1x16x1": build_spec(files, (1, 16, 1), training={"perDeviceEvalBatchSize": 5}),
+        "1x16x1 (again)": build_spec(files, (1, 16, 1), training={"perDeviceEvalBatchSize": 5}),
+        "1x1x16": build_spec(files, (1, 1, 16)),
+        "1x16x1, mean per rank": build_spec(files, (1, 16, 1), training=per_rank_mean),
+        "1x4x1, packed": build_spec(files, (1, 4, 1), dataset=PACKED),
+        "1x4x1, packed, eager": build_spec(files, (1, 4, 1), dataset=PACKED, attention="eager"),
+        "1x16x1, dpo": build_spec(files, (1, 16, 1), sft=None, dpo=DPO, row_variant=PAIRS),
+        "1x16x1, 4 bits": build_spec(files, (1, 16, 1), lora=NF4),
+        "1x16x1, weighted": build_spec(files, (1, 16, 1), row_variant=WEIGHTED),
+        "1x16x1, full": build_spec(files, (1, 16, 1), lora=None, training={"learningRate": 0.001}),
     }
     return run_cells(tmp_path_factory.mktemp("one") / "cells", cells, ranks=1)
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
-def test_every_layout_logs_the_same_metrics(two_ranks: Results, one_rank: Results, metric: str) -> None:
-    layouts = [two_ranks["2x1x8"], two_ranks["2x4x2"], one_rank["1x16x1"], one_rank["1x1x16"]]
+def test_every_layout_logs_the_same_metrics(two_rank_results: Results, one_rank_results: Results, metric: str) -> None:
+    layouts = [
+        two_rank_results["2x1x8"],
+        two_rank_results["2x4x2"],
+        one_rank_results["1x16x1"],
+        one_rank_results["1x1x16"],
+    ]
 
     assert len(layouts[0][metric]) == (1 if metric == "eval_loss" else STEPS)
     for layout in layouts[1:]:
         assert layout[metric] == pytest.approx(layouts[0][metric], rel=FOUR_DIGITS)
 
 
-def test_full_fine_tuning_does_not_depend_on_the_layout(two_ranks: Results, one_rank: Results) -> None:
+def test_full_fine_tuning_does_not_depend_on_the_layout(two_rank_results: Results, one_rank_results: Results) -> None:
     for metric in ("loss", "grad_norm", "eval_loss"):
-        assert two_ranks["2x4x2, full"][metric] == pytest.approx(one_rank["1x16x1, full"][metric], rel=FOUR_DIGITS)
+        assert two_rank_results["2x4x2, full"][metric] == pytest.approx(
+            one_rank_results["1x16x1, full"][metric], rel=FOUR_DIGITS
+        )
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "rewards/margins", "eval_loss", "eval_rewards/accuracies"])
-def test_dpo_does_not_depend_on_the_layout(two_ranks: Results, one_rank: Results, metric: str) -> None:
+def test_dpo_does_not_depend_on_the_layout(two_rank_results: Results, one_rank_results: Results, metric: str) -> None:
     for layout in ("2x4x2, dpo", "2x1x8, dpo"):
-        assert two_ranks[layout][metric] == pytest.approx(one_rank["1x16x1, dpo"][metric], rel=FOUR_DIGITS, abs=1e-6)
-    assert one_rank["1x16x1, dpo"]["loss"][-1] < one_rank["1x16x1, dpo"]["loss"][0] - 0.01
+        assert two_rank_results[layout][metric] == pytest.approx(
+            one_rank_results["1x16x1, dpo"][metric], rel=FOUR_DIGITS, abs=1e-6
+        )
+    assert one_rank_results["1x16x1, dpo"]["loss"][-1] < one_rank_results["1x16x1, dpo"]["loss"][0] - 0.01
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
-def test_message_weights_change_the_loss_but_not_between_layouts(
-    two_ranks: Results, one_rank: Results, metric: str
+def test_message_weights_have_the_same_effect_in_every_layout(
+    two_rank_results: Results, one_rank_results: Results, metric: str
 ) -> None:
-    assert two_ranks["2x4x2, weighted"][metric] == pytest.approx(one_rank["1x16x1, weighted"][metric], rel=FOUR_DIGITS)
-    assert two_ranks["2x4x2, weighted"][metric] != pytest.approx(two_ranks["2x4x2"][metric], rel=FOUR_DIGITS)
+    assert two_rank_results["2x4x2, weighted"][metric] == pytest.approx(
+        one_rank_results["1x16x1, weighted"][metric], rel=FOUR_DIGITS
+    )
+    assert two_rank_results["2x4x2, weighted"][metric] != pytest.approx(
+        two_rank_results["2x4x2"][metric], rel=FOUR_DIGITS
+    )
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
-def test_packing_does_not_depend_on_the_layout(two_ranks: Results, one_rank: Results, metric: str) -> None:
-    assert two_ranks["2x2x1, packed"][metric] == pytest.approx(one_rank["1x4x1, packed"][metric], rel=FOUR_DIGITS)
+def test_packing_does_not_depend_on_the_layout(
+    two_rank_results: Results, one_rank_results: Results, metric: str
+) -> None:
+    assert two_rank_results["2x2x1, packed"][metric] == pytest.approx(
+        one_rank_results["1x4x1, packed"][metric], rel=FOUR_DIGITS
+    )
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
-def test_qlora_does_not_depend_on_the_layout(two_ranks: Results, one_rank: Results, metric: str) -> None:
+def test_qlora_does_not_depend_on_the_layout(two_rank_results: Results, one_rank_results: Results, metric: str) -> None:
     for layout in ("2x4x2, 4 bits", "2x4x2, 4 bits, zero2"):
-        assert two_ranks[layout][metric] == pytest.approx(one_rank["1x16x1, 4 bits"][metric], rel=FOUR_DIGITS), layout
-    unquantized = two_ranks["2x4x2"]
-    assert two_ranks["2x4x2, 4 bits"][metric] != pytest.approx(unquantized[metric], rel=FOUR_DIGITS), "not quantized"
-    assert two_ranks["2x4x2, 4 bits"][metric] == pytest.approx(unquantized[metric], rel=0.2)
+        assert two_rank_results[layout][metric] == pytest.approx(
+            one_rank_results["1x16x1, 4 bits"][metric], rel=FOUR_DIGITS
+        ), layout
+    unquantized = two_rank_results["2x4x2"]
+    assert two_rank_results["2x4x2, 4 bits"][metric] != pytest.approx(unquantized[metric], rel=FOUR_DIGITS), (
+        "not quantized"
+    )
+    assert two_rank_results["2x4x2, 4 bits"][metric] == pytest.approx(unquantized[metric], rel=0.2)
 
 
-def test_resumed_qlora_equals_an_uninterrupted_run(two_ranks: Results) -> None:
-    assert two_ranks["2x4x2, 4 bits (from step 2)"] == two_ranks["2x4x2, 4 bits"]
+def test_resumed_qlora_equals_an_uninterrupted_run(two_rank_results: Results) -> None:
+    assert two_rank_results["2x4x2, 4 bits (from step 2)"] == two_rank_results["2x4x2, 4 bits"]
 
 
-def test_qlora_dpo_uses_the_quantized_model_as_reference(two_ranks: Results) -> None:
-    """The reference is the quantized model without adapters, so there is no reward before the first step."""
-    metrics = two_ranks["2x4x2, 4 bits, dpo"]
+def test_qlora_dpo_uses_the_quantized_model_as_reference(two_rank_results: Results) -> None:
+    """The reference model is the quantized model without adapters, so rewards are 0 before the first step."""
+    metrics = two_rank_results["2x4x2, 4 bits, dpo"]
 
     assert metrics["rewards/margins"][0] == pytest.approx(0, abs=1e-6)
     assert metrics["rewards/margins"][-1] > 0.01
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
-def test_attention_backends_differ_only_by_rounding(one_rank: Results, metric: str) -> None:
-    sdpa, eager = one_rank["1x4x1, packed"], one_rank["1x4x1, packed, eager"]
+def test_attention_backends_differ_only_by_rounding(one_rank_results: Results, metric: str) -> None:
+    sdpa, eager = one_rank_results["1x4x1, packed"], one_rank_results["1x4x1, packed, eager"]
 
     assert eager[metric] == pytest.approx(sdpa[metric], rel=FOUR_DIGITS)
     assert eager["weights"] != sdpa["weights"], "both runs used the same backend"
 
 
-def test_packed_training_resumed_within_an_epoch_equals_an_uninterrupted_run(two_ranks: Results) -> None:
-    uninterrupted, resumed = two_ranks["2x2x1, packed, dropout"], two_ranks["2x2x1, packed, dropout (from step 2)"]
+def test_packed_training_resumed_within_an_epoch_equals_an_uninterrupted_run(two_rank_results: Results) -> None:
+    uninterrupted, resumed = (
+        two_rank_results["2x2x1, packed, dropout"],
+        two_rank_results["2x2x1, packed, dropout (from step 2)"],
+    )
 
     assert resumed == uninterrupted
-    assert uninterrupted["loss"] != two_ranks["2x2x1, packed"]["loss"], "dropout had no effect"
+    assert uninterrupted["loss"] != two_rank_results["2x2x1, packed"]["loss"], "dropout had no effect"
 
 
-def test_a_probe_does_not_change_the_result(two_ranks: Results) -> None:
-    assert two_ranks["2x2x1, packed, dropout, probe"] == two_ranks["2x2x1, packed, dropout"]
+def test_probe_does_not_change_the_result(two_rank_results: Results) -> None:
+    assert two_rank_results["2x2x1, packed, dropout, probe"] == two_rank_results["2x2x1, packed, dropout"]
 
 
 @pytest.mark.parametrize(
-    ("auto", "explicit"),
+    ("auto_cell", "explicit_cell"),
     [
         pytest.param("auto (in 846 MiB)", "2x4x2", id="by forecast"),
         pytest.param("auto, bfloat16 (at most 7 sequences)", "2x4x2, bfloat16", id="by trial"),
@@ -275,45 +304,49 @@ def test_a_probe_does_not_change_the_result(two_ranks: Results) -> None:
         ),
     ],
 )
-def test_auto_finds_the_largest_fitting_batch_with_the_same_result(
-    two_ranks: Results, auto: str, explicit: str
+def test_auto_batch_size_gives_the_result_of_the_largest_fitting_size(
+    two_rank_results: Results, auto_cell: str, explicit_cell: str
 ) -> None:
-    assert two_ranks[auto] == two_ranks[explicit]
+    assert two_rank_results[auto_cell] == two_rank_results[explicit_cell]
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm"])
-def test_a_mean_per_rank_differs_between_layouts(two_ranks: Results, one_rank: Results, metric: str) -> None:
-    """Without averageTokensAcrossDevices, a token weighs more on a rank with few label tokens."""
-    two, one = two_ranks["2x8x1, mean per rank"][metric], one_rank["1x16x1, mean per rank"][metric]
+def test_mean_loss_per_rank_depends_on_the_layout(
+    two_rank_results: Results, one_rank_results: Results, metric: str
+) -> None:
+    """Without averageTokensAcrossDevices, tokens have more weight on ranks with few target tokens."""
+    two, one = two_rank_results["2x8x1, mean per rank"][metric], one_rank_results["1x16x1, mean per rank"][metric]
 
     assert max(abs(left / right - 1) for left, right in zip(two, one, strict=True)) > 10 * FOUR_DIGITS
-    assert one == pytest.approx(one_rank["1x16x1"][metric], rel=FOUR_DIGITS)  # with one rank both means are equal
+    assert one == pytest.approx(
+        one_rank_results["1x16x1"][metric], rel=FOUR_DIGITS
+    )  # both means are equal with one rank
 
 
-def test_loader_processes_do_not_change_the_result(two_ranks: Results) -> None:
-    assert two_ranks["2x4x2, loader processes"] == two_ranks["2x4x2"]
+def test_loader_processes_do_not_change_the_result(two_rank_results: Results) -> None:
+    assert two_rank_results["2x4x2, loader processes"] == two_rank_results["2x4x2"]
 
 
-def test_bfloat16_losses_agree_within_one_percent(two_ranks: Results) -> None:
-    assert two_ranks["2x4x2, bfloat16"]["loss"] == pytest.approx(two_ranks["2x4x2"]["loss"][:2], rel=0.01)
-    assert two_ranks["2x4x2, bfloat16"]["loss"] != pytest.approx(two_ranks["2x4x2"]["loss"][:2], rel=1e-6)
+def test_bfloat16_losses_differ_by_at_most_one_percent(two_rank_results: Results) -> None:
+    assert two_rank_results["2x4x2, bfloat16"]["loss"] == pytest.approx(two_rank_results["2x4x2"]["loss"][:2], rel=0.01)
+    assert two_rank_results["2x4x2, bfloat16"]["loss"] != pytest.approx(two_rank_results["2x4x2"]["loss"][:2], rel=1e-6)
 
 
-def test_a_job_that_ended_after_its_last_step_only_publishes(one_rank: Results) -> None:
-    assert one_rank["1x16x1 (again)"] == one_rank["1x16x1"]
+def test_restart_after_the_last_step_only_publishes_the_result(one_rank_results: Results) -> None:
+    assert one_rank_results["1x16x1 (again)"] == one_rank_results["1x16x1"]
 
 
-def test_gradient_checkpointing_does_not_change_the_loss(two_ranks: Results) -> None:
-    assert two_ranks["2x4x2, full, checkpointing"]["loss"] == pytest.approx(
-        two_ranks["2x4x2, full"]["loss"], rel=FOUR_DIGITS
+def test_gradient_checkpointing_does_not_change_the_loss(two_rank_results: Results) -> None:
+    assert two_rank_results["2x4x2, full, checkpointing"]["loss"] == pytest.approx(
+        two_rank_results["2x4x2, full"]["loss"], rel=FOUR_DIGITS
     )
 
 
-def test_a_full_result_loads_in_transformers_with_the_requested_dtype(
-    two_ranks: Results, two_ranks_folder: Path, files: tiny_text.TinyFiles
+def test_full_result_loads_in_transformers_with_the_requested_dtype(
+    two_rank_results: Results, two_rank_folder: Path, files: tiny_text.TinyFiles
 ) -> None:
-    assert len(two_ranks["2x4x2, full, bfloat16"]["loss"]) == 2
-    trained = AutoModelForCausalLM.from_pretrained(two_ranks_folder / "2x4x2, full, bfloat16" / "result")
+    assert len(two_rank_results["2x4x2, full, bfloat16"]["loss"]) == 2
+    trained = AutoModelForCausalLM.from_pretrained(two_rank_folder / "2x4x2, full, bfloat16" / "result")
     base = AutoModelForCausalLM.from_pretrained(files.model)
 
     assert trained.dtype is torch.bfloat16
@@ -321,39 +354,41 @@ def test_a_full_result_loads_in_transformers_with_the_requested_dtype(
     assert trained.lm_head.weight is trained.model.embed_tokens.weight
 
 
-def test_a_trained_adapter_loads_in_peft(
-    two_ranks: Results, two_ranks_folder: Path, files: tiny_text.TinyFiles
+def test_trained_adapter_loads_in_peft(
+    two_rank_results: Results, two_rank_folder: Path, files: tiny_text.TinyFiles
 ) -> None:
     base = AutoModelForCausalLM.from_pretrained(files.model)
 
-    adapted = PeftModel.from_pretrained(base, str(two_ranks_folder / "2x4x2" / "result"))
+    adapted = PeftModel.from_pretrained(base, str(two_rank_folder / "2x4x2" / "result"))
 
     lora_b = {name: weight for name, weight in adapted.named_parameters() if "lora_B" in name}
-    assert len(lora_b) == 14  # seven linear layers in two blocks
+    assert len(lora_b) == 14  # 7 linear layers in each of 2 blocks
     assert all(weight.abs().sum() > 0 for weight in lora_b.values())
-    assert two_ranks["2x4x2"]["loss"][-1] < two_ranks["2x4x2"]["loss"][0] - 0.1
+    assert two_rank_results["2x4x2"]["loss"][-1] < two_rank_results["2x4x2"]["loss"][0] - 0.1
 
 
-def test_a_nan_loss_fails_the_job_before_a_checkpoint(two_ranks: Results, two_ranks_folder: Path) -> None:
-    assert two_ranks["2x4x2, not finite"]["error"] == "NonFiniteLoss"
-    assert "at step 1;" in two_ranks["2x4x2, not finite"]["message"]
-    assert list((two_ranks_folder / "2x4x2, not finite" / "checkpoints").iterdir()) == []
+def test_nan_loss_fails_the_job_before_a_checkpoint_is_saved(two_rank_results: Results, two_rank_folder: Path) -> None:
+    assert two_rank_results["2x4x2, not finite"]["error"] == "NonFiniteLoss"
+    assert "at step 1;" in two_rank_results["2x4x2, not finite"]["message"]
+    assert list((two_rank_folder / "2x4x2, not finite" / "checkpoints").iterdir()) == []
 
 
-def test_mixed_hardware_is_rejected_before_writing_unless_allowed(two_ranks: Results, two_ranks_folder: Path) -> None:
-    assert two_ranks["2x4x2 (mixed)"]["error"] == "MixedHardware"
-    assert "NVIDIA L4 on node 0 rank 1." in two_ranks["2x4x2 (mixed)"]["message"]
-    assert not (two_ranks_folder / "2x4x2 (mixed)" / "checkpoints").exists()
-    assert len(two_ranks["2x8x1 (mixed)"]["loss"]) == 1
+def test_mixed_hardware_is_rejected_before_writing_unless_allowed(
+    two_rank_results: Results, two_rank_folder: Path
+) -> None:
+    assert two_rank_results["2x4x2 (mixed)"]["error"] == "MixedHardware"
+    assert "NVIDIA L4 on node 0 rank 1." in two_rank_results["2x4x2 (mixed)"]["message"]
+    assert not (two_rank_folder / "2x4x2 (mixed)" / "checkpoints").exists()
+    assert len(two_rank_results["2x8x1 (mixed)"]["loss"]) == 1
 
 
-def test_rows_from_the_hub_give_the_same_result_as_those_of_a_volume(two_ranks: Results) -> None:
-    assert two_ranks["2x4x2, from the Hub"] == two_ranks["2x4x2"]
+def test_rows_from_the_hub_and_from_a_volume_give_equal_results(two_rank_results: Results) -> None:
+    assert two_rank_results["2x4x2, from the Hub"] == two_rank_results["2x4x2"]
 
 
-def test_the_pushed_repository_contains_the_result(two_ranks: Results, two_ranks_folder: Path, hub: FakeHub) -> None:
-    assert len(two_ranks["2x8x1, pushed"]["loss"]) == 1
-    result = two_ranks_folder / "2x8x1, pushed" / "result"
+def test_pushed_repository_contains_the_result(two_rank_results: Results, two_rank_folder: Path, hub: FakeHub) -> None:
+    assert len(two_rank_results["2x8x1, pushed"]["loss"]) == 1
+    result = two_rank_folder / "2x8x1, pushed" / "result"
     files = {str(file.relative_to(result)): file.read_bytes() for file in result.rglob("*") if file.is_file()}
     del files["SUCCESS"]  # written after the push
     assert hub.repositories["acme/support"] == files

@@ -1,4 +1,4 @@
-"""`finetune run` with real supervisors and training, as processes on this host."""
+"""Tests of `finetune run` with real supervisors and trainers as local processes."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyFiles:
     return build(tmp_path_factory.mktemp("tiny"), rows=256, eval_rows=40)
 
 
-def test_a_job_with_two_nodes_completes(tmp_path: Path, tiny: TinyFiles) -> None:
+def test_job_with_two_nodes_completes(tmp_path: Path, tiny: TinyFiles) -> None:
     job = write_job(tmp_path, tiny)
 
     code, output = job.run()
@@ -44,7 +44,7 @@ def test_a_job_with_two_nodes_completes(tmp_path: Path, tiny: TinyFiles) -> None
     assert len(job.status.attempts) == 1
 
 
-def test_a_killed_rank_restarts_all_nodes_once_from_the_last_checkpoint(tmp_path: Path, tiny: TinyFiles) -> None:
+def test_killed_rank_restarts_all_nodes_once_from_the_last_checkpoint(tmp_path: Path, tiny: TinyFiles) -> None:
     job = write_job(tmp_path, tiny, training=LONG_TRAINING)
     process = job.start("--logs")
 
@@ -63,7 +63,7 @@ def test_a_killed_rank_restarts_all_nodes_once_from_the_last_checkpoint(tmp_path
     assert "node-1 | " in output
 
 
-def test_a_hanging_rank_is_named_and_all_nodes_resume_from_the_last_checkpoint(tmp_path: Path, tiny: TinyFiles) -> None:
+def test_all_nodes_restart_from_the_last_checkpoint_after_a_hang(tmp_path: Path, tiny: TinyFiles) -> None:
     job = write_job(tmp_path, tiny, training=LONG_TRAINING, restartPolicy={"hangTimeoutSeconds": 20})
     process = job.start("--logs")
 
@@ -81,9 +81,7 @@ def test_a_hanging_rank_is_named_and_all_nodes_resume_from_the_last_checkpoint(t
     wait_for_processes_to_end(tmp_path)
 
 
-def test_a_job_that_runs_out_of_gpu_memory_fits_after_two_repairs_with_equal_losses(
-    tmp_path: Path, tiny: TinyFiles
-) -> None:
+def test_two_repairs_after_gpu_out_of_memory_keep_the_losses(tmp_path: Path, tiny: TinyFiles) -> None:
     training = {"maxSteps": 8, "saveSteps": 3, "learningRate": 1e-2, "perDeviceTrainBatchSize": 4}
     reference = write_job(tmp_path / "reference", tiny, training=training)
     path = os.pathsep.join([str(INJECT), *(str(Path(each).resolve()) for each in sys.path if each)])
@@ -117,9 +115,7 @@ def read_losses(job: LocalJob) -> list[float]:
     return [entry["loss"] for entry in log if "loss" in entry]
 
 
-def test_ctrl_c_saves_a_checkpoint_and_the_same_command_resumes_with_early_stopping_state(
-    tmp_path: Path, tiny: TinyFiles
-) -> None:
+def test_ctrl_c_saves_a_checkpoint_that_resumes_with_early_stopping_state(tmp_path: Path, tiny: TinyFiles) -> None:
     dataset = {"train": [{"name": "/data/train.jsonl"}], "eval": [{"name": "/data/eval.jsonl#4"}], "maxLength": 256}
     early_stopping = {"evalSteps": 5, "earlyStoppingPatience": 8, "earlyStoppingThreshold": 100}
     job = write_job(tmp_path, tiny, dataset=dataset, training={**LONG_TRAINING, "saveSteps": 1000, **early_stopping})
@@ -143,13 +139,13 @@ def test_ctrl_c_saves_a_checkpoint_and_the_same_command_resumes_with_early_stopp
     assert [record.state for record in job.status.attempts] == [AttemptState.STOPPED, AttemptState.SUCCEEDED]
     assert job.status.attempts[1].first_step == saved.step
     assert job.status.restarts == 0
-    # nine evaluations: the first after step 5, then eight without improvement, one or two of them before the stop
+    # nine evaluations: one after step 5 and eight without improvement, one or two of which precede the stop
     assert "stopped early at step 45 of 60: 8 evaluations without a better eval_loss by more than 100" in output
     assert job.status.display is not None
     assert job.status.display.progress == "stopped early 45/60"
 
 
-def test_a_malformed_row_fails_the_job_without_a_restart(tmp_path: Path, tiny: TinyFiles) -> None:
+def test_malformed_row_fails_the_job_without_a_restart(tmp_path: Path, tiny: TinyFiles) -> None:
     data = shutil.copytree(tiny.train.parent, tmp_path / "data")
     rows = (data / "train.jsonl").read_text().splitlines()
     (data / "train.jsonl").write_text("\n".join([*rows[:2], '{"messages": [', *rows[3:]]))
@@ -166,7 +162,7 @@ def test_a_malformed_row_fails_the_job_without_a_restart(tmp_path: Path, tiny: T
     assert job.status.restarts == 0
 
 
-def test_an_input_output_error_of_a_data_file_is_retried(tmp_path: Path, tiny: TinyFiles) -> None:
+def test_io_error_of_a_data_file_is_retried(tmp_path: Path, tiny: TinyFiles) -> None:
     data = shutil.copytree(tiny.train.parent, tmp_path / "data")
     (data / "train.jsonl").unlink()
     (data / "train.jsonl").symlink_to(UNREADABLE)
@@ -180,7 +176,7 @@ def test_an_input_output_error_of_a_data_file_is_retried(tmp_path: Path, tiny: T
     assert "train.jsonl cannot be read: Input/output error" in output
 
 
-def test_the_nodes_of_a_killed_command_save_a_checkpoint_and_end(tmp_path: Path, tiny: TinyFiles) -> None:
+def test_nodes_save_a_checkpoint_and_exit_when_the_command_is_killed(tmp_path: Path, tiny: TinyFiles) -> None:
     job = write_job(tmp_path, tiny, training={**LONG_TRAINING, "maxSteps": 2000, "saveSteps": 1000})
     process = job.start()
 

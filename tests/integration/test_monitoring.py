@@ -1,4 +1,4 @@
-"""Log, heartbeats and report of a job with two ranks, one of them slow."""
+"""Tests of the log, heartbeats and report of a job with one slow rank of two."""
 
 import json
 import re
@@ -55,14 +55,14 @@ def test_heartbeats_contain_throughput_and_memory_of_all_ranks(heartbeats: tuple
     assert (progress.samples_per_second or 0) == pytest.approx(4 / (progress.step_seconds or 1), rel=0.01)
     assert (progress.tokens_per_second or 0) > (progress.samples_per_second or 0)
     assert 0 <= (progress.data_wait_share or 0) < 1
-    assert progress.mfu is None  # the peak FLOPS of a CPU are unknown
+    assert progress.mfu is None  # the peak FLOPS of CPUs are unknown
     peaks = sorted(heartbeat.peak_memory_bytes or 0 for heartbeat in heartbeats)
     assert progress.memory.peak_lowest <= progress.memory.peak_highest <= peaks[-1]
     assert {progress.memory.peak_highest_rank, progress.memory.peak_lowest_rank} == {0, 1}
     assert (progress.memory.forecast or 0) > 100_000_000
 
 
-def test_the_report_is_next_to_the_adapter_and_contains_the_logged_metrics(folder: Path) -> None:
+def test_report_is_next_to_the_adapter_and_contains_the_logged_metrics(folder: Path) -> None:
     result = folder / "slow" / "result"
     log = json.loads((result / "trainer_state.json").read_text())["log_history"]
 

@@ -1,4 +1,4 @@
-"""Training does not depend on sharding, and checkpoints can be resumed with another sharding."""
+"""Tests that results do not depend on sharding, and that checkpoints can be resumed with another sharding."""
 
 import itertools
 from pathlib import Path
@@ -29,7 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 METHODS: dict[str, dict[str, Any]] = {"sft": {"sft": {}}, "dpo": {"dpo": {"beta": 0.2, "rpoAlpha": 0.5}}}
 TUNERS: dict[str, dict[str, Any]] = {"lora": {"lora": {"r": 16}}, "full": {}}
 EARLY_STOPPING = ("ddp", "zero2", "zero3", "fsdp2")
-BEST, STOPPED = 4, 6  # steps of a run that overfits four rows, so that the evaluation loss rises again
+BEST_STEP, LAST_STEP = 4, 6  # steps of an overfitted run, whose evaluation loss rises after the best step
 STEPS = 3
 FOUR_DIGITS = 1e-4
 ROUNDING_ERROR = 1e-5
@@ -40,7 +40,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
     return tiny_text.build(tmp_path_factory.mktemp("tiny"), rows=60, eval_rows=6)
 
 
-def spec(files: tiny_text.TinyFiles, preset: str, tuner: str, method: str, **training: Any) -> dict[str, Any]:
+def build_spec(files: tiny_text.TinyFiles, preset: str, tuner: str, method: str, **training: Any) -> dict[str, Any]:
     rate = 0.01 if tuner == "lora" else 0.001
     rows_path = {"sft": lambda path: path, "dpo": tiny_text.preferences_path}[method]
     return {
@@ -66,7 +66,7 @@ def spec(files: tiny_text.TinyFiles, preset: str, tuner: str, method: str, **tra
     }
 
 
-def early_stopping_spec(files: tiny_text.TinyFiles, preset: str) -> dict[str, Any]:
+def build_early_stopping_spec(files: tiny_text.TinyFiles, preset: str) -> dict[str, Any]:
     """Build a spec whose evaluation loss falls for four steps and rises afterwards."""
     training = {
         "perDeviceTrainBatchSize": 2,
@@ -79,18 +79,20 @@ def early_stopping_spec(files: tiny_text.TinyFiles, preset: str) -> dict[str, An
         "earlyStoppingPatience": 2,
         "loadBestModelAtEnd": True,
     }
-    job_spec = spec(files, preset, "full", "sft", **training)
+    job_spec = build_spec(files, preset, "full", "sft", **training)
     return {**job_spec, "dataset": {**job_spec["dataset"], "train": [{"name": f"{files.train}#4"}]}}
 
 
-def dpo_early_stopping_spec(files: tiny_text.TinyFiles) -> dict[str, Any]:
-    job_spec = spec(files, "ddp", "lora", "dpo", **early_stopping_spec(files, "ddp")["training"], saveTotalLimit=1)
+def build_dpo_early_stopping_spec(files: tiny_text.TinyFiles) -> dict[str, Any]:
+    job_spec = build_spec(
+        files, "ddp", "lora", "dpo", **build_early_stopping_spec(files, "ddp")["training"], saveTotalLimit=1
+    )
     job_spec["training"] |= {"saveSteps": 1000, "metricForBestModel": "eval_rewards/accuracies"}
     train = [{"name": f"{tiny_text.preferences_path(files.train)}#4"}]
     return {**job_spec, "dataset": {**job_spec["dataset"], "train": train}}
 
 
-def cell(preset: str, tuner: str, method: str) -> str:
+def format_cell_name(preset: str, tuner: str, method: str) -> str:
     return f"{preset}, {tuner}, {method}"
 
 
@@ -102,23 +104,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def results(files: tiny_text.TinyFiles, folder: Path) -> Results:
     cells = {
-        cell(preset, tuner, method): spec(files, preset, tuner, method)
+        format_cell_name(preset, tuner, method): build_spec(files, preset, tuner, method)
         for preset in ("ddp", *PRESETS)
         for tuner in TUNERS
         for method in METHODS
     }
-    cells |= {cell(preset, "full", "sft"): spec(files, preset, "full", "sft") for preset in SETTINGS}
+    cells |= {format_cell_name(preset, "full", "sft"): build_spec(files, preset, "full", "sft") for preset in SETTINGS}
     for preset in PRESETS:
-        ddp, other = cell("ddp", "full", "sft"), cell(preset, "full", "sft")
-        cells[f"{preset} <- {ddp}"] = spec(files, preset, "full", "sft")
-        cells[f"{preset} <- {other}"] = spec(files, preset, "full", "sft")
-        cells[f"ddp <- {other}"] = spec(files, "ddp", "full", "sft")
-    cells |= {f"{preset}, early stopping": early_stopping_spec(files, preset) for preset in EARLY_STOPPING}
+        ddp, other = format_cell_name("ddp", "full", "sft"), format_cell_name(preset, "full", "sft")
+        cells[f"{preset} <- {ddp}"] = build_spec(files, preset, "full", "sft")
+        cells[f"{preset} <- {other}"] = build_spec(files, preset, "full", "sft")
+        cells[f"ddp <- {other}"] = build_spec(files, "ddp", "full", "sft")
+    cells |= {f"{preset}, early stopping": build_early_stopping_spec(files, preset) for preset in EARLY_STOPPING}
     cells |= {
-        f"{preset}, early stopping (from step 5)": early_stopping_spec(files, preset) for preset in ("ddp", "zero3")
+        f"{preset}, early stopping (from step 5)": build_early_stopping_spec(files, preset)
+        for preset in ("ddp", "zero3")
     }
-    cells["ddp, early stopping (again)"] = early_stopping_spec(files, "ddp")
-    cells["dpo, early stopping"] = dpo_early_stopping_spec(files)
+    cells["ddp, early stopping (again)"] = build_early_stopping_spec(files, "ddp")
+    cells["dpo, early stopping"] = build_dpo_early_stopping_spec(files)
     return run_cells(folder, cells, ranks=2)
 
 
@@ -129,8 +132,8 @@ def results(files: tiny_text.TinyFiles, folder: Path) -> Results:
         *((preset, "full", "sft") for preset in SETTINGS),
     ],
 )
-def test_every_sharding_has_the_losses_of_ddp(results: Results, preset: str, tuner: str, method: str) -> None:
-    ddp, sharded = results[cell("ddp", tuner, method)], results[cell(preset, tuner, method)]
+def test_every_sharding_has_the_same_losses_as_ddp(results: Results, preset: str, tuner: str, method: str) -> None:
+    ddp, sharded = results[format_cell_name("ddp", tuner, method)], results[format_cell_name(preset, tuner, method)]
 
     for metric in ("loss", "grad_norm", "eval_loss"):
         assert sharded[metric] == pytest.approx(ddp[metric], rel=FOUR_DIGITS), metric
@@ -140,16 +143,22 @@ def test_every_sharding_has_the_losses_of_ddp(results: Results, preset: str, tun
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_checkpoints_can_be_resumed_between_ddp_and_every_preset(results: Results, preset: str) -> None:
-    uninterrupted = results[cell("ddp", "full", "sft")]
+    uninterrupted = results[format_cell_name("ddp", "full", "sft")]
 
-    for resumed in (f"{preset} <- {cell('ddp', 'full', 'sft')}", f"ddp <- {cell(preset, 'full', 'sft')}"):
+    for resumed in (
+        f"{preset} <- {format_cell_name('ddp', 'full', 'sft')}",
+        f"ddp <- {format_cell_name(preset, 'full', 'sft')}",
+    ):
         assert results[resumed]["loss"] == pytest.approx(uninterrupted["loss"], rel=ROUNDING_ERROR), resumed
         assert results[resumed]["eval_loss"] == pytest.approx(uninterrupted["eval_loss"], rel=ROUNDING_ERROR), resumed
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(results: Results, preset: str) -> None:
-    uninterrupted, resumed = results[cell(preset, "full", "sft")], results[f"{preset} <- {cell(preset, 'full', 'sft')}"]
+def test_resumed_run_is_bit_identical_to_an_uninterrupted_run(results: Results, preset: str) -> None:
+    uninterrupted, resumed = (
+        results[format_cell_name(preset, "full", "sft")],
+        results[f"{preset} <- {format_cell_name(preset, 'full', 'sft')}"],
+    )
 
     for key in ("loss", "grad_norm", "eval_loss", "weights"):
         assert resumed[key] == uninterrupted[key], key
@@ -157,9 +166,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(results: Results
 
 @pytest.mark.parametrize("tuner", TUNERS)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_published_weights_equal_those_of_ddp(results: Results, folder: Path, preset: str, tuner: str) -> None:
-    """They have the same names, dtypes and values."""
-    ddp, sharded = (load_weights(folder / cell(each, tuner, "sft") / "result") for each in ("ddp", preset))
+def test_published_weights_are_equal_to_those_of_ddp(results: Results, folder: Path, preset: str, tuner: str) -> None:
+    """Names, dtypes and values are the same."""
+    ddp, sharded = (load_weights(folder / format_cell_name(each, tuner, "sft") / "result") for each in ("ddp", preset))
 
     assert ddp.keys() == sharded.keys()
     for name, tensor in ddp.items():
@@ -172,12 +181,12 @@ def test_early_stopping_publishes_the_weights_of_the_best_evaluation(
     results: Results, folder: Path, preset: str
 ) -> None:
     losses, output = results[f"{preset}, early stopping"]["eval_loss"], folder / f"{preset}, early stopping"
-    assert len(losses) == STOPPED
-    assert min(losses) == losses[BEST - 1]
+    assert len(losses) == LAST_STEP
+    assert min(losses) == losses[BEST_STEP - 1]
 
     published = load_weights(output / "result")
-    saved = load_file(output / f"checkpoints/step-{BEST:08d}/training-state.safetensors")
-    last = load_file(output / f"checkpoints/step-{STOPPED:08d}/training-state.safetensors")
+    saved = load_file(output / f"checkpoints/step-{BEST_STEP:08d}/training-state.safetensors")
+    last = load_file(output / f"checkpoints/step-{LAST_STEP:08d}/training-state.safetensors")
 
     assert {f"weight.{name}" for name in published} == {key for key in saved if key.startswith("weight.")}
     for name, tensor in published.items():
@@ -194,15 +203,15 @@ def test_early_stopping_is_the_same_for_every_sharding(results: Results, preset:
 
 @pytest.mark.parametrize("preset", ["ddp", "zero3"])
 def test_early_stopping_state_is_resumed(results: Results, preset: str) -> None:
-    """Step 5 is the first of two evaluations without improvement; the checkpoint's log records it."""
+    """Step 5 is the first of two evaluations without improvement, which is stored in the checkpoint."""
     assert results[f"{preset}, early stopping (from step 5)"] == results[f"{preset}, early stopping"]
 
 
-def test_a_job_that_ended_after_early_stopping_only_publishes(results: Results) -> None:
+def test_restart_after_early_stopping_only_publishes_the_result(results: Results) -> None:
     assert results["ddp, early stopping (again)"] == results["ddp, early stopping"]
 
 
-def test_the_best_checkpoint_is_kept_and_the_report_names_its_step(results: Results, folder: Path) -> None:
+def test_best_checkpoint_is_kept_and_its_step_is_in_the_report(results: Results, folder: Path) -> None:
     output = folder / "dpo, early stopping"
     accuracies = results["dpo, early stopping"]["eval_rewards/accuracies"]
     best = accuracies.index(max(accuracies)) + 1

@@ -1,4 +1,4 @@
-"""Irregular ends of training: a slow upload, and ranks that crash or hang on exit."""
+"""Tests of a slow upload after training, and of ranks that crash or hang on exit."""
 
 import os
 from pathlib import Path
@@ -35,7 +35,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
     return tiny_text.build(tmp_path_factory.mktemp("tiny"), rows=30, eval_rows=1)
 
 
-def spec(files: tiny_text.TinyFiles, **fields: Any) -> dict[str, Any]:
+def build_spec(files: tiny_text.TinyFiles, **fields: Any) -> dict[str, Any]:
     return {
         "model": {"name": str(files.model)},
         "dataset": {"train": [{"name": str(files.train)}], "numWorkers": 0},
@@ -49,28 +49,31 @@ def spec(files: tiny_text.TinyFiles, **fields: Any) -> dict[str, Any]:
     }
 
 
-def run_first(source: str, folder: Path) -> dict[str, str]:
-    """Return an environment whose Python processes run this source first."""
+def build_preloading_environment(source: str, folder: Path) -> dict[str, str]:
+    """Return environment variables that make every Python process run this source at startup."""
     (folder / "sitecustomize.py").write_text(source)
     return {"PYTHONPATH": os.pathsep.join(map(str, (folder, REPOSITORY / "operator", REPOSITORY / "trainer")))}
 
 
-def test_an_upload_may_exceed_the_timeout_of_collectives(files: tiny_text.TinyFiles, tmp_path: Path) -> None:
+def test_upload_may_exceed_the_collective_timeout(files: tiny_text.TinyFiles, tmp_path: Path) -> None:
     with serve_hub() as hub:
-        hub.delay_seconds = 7.0  # for each of two requests
+        hub.delay_seconds = 7.0  # delay of each of the two requests
         output = {"persistentVolumeClaim": {"claimName": "unused"}, "pushToHub": {"repo": "me/model"}}
         env = {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN}
-        pods = Job(tmp_path, spec(files, output=output), nodes=2, ranks_per_node=1, env=env).run()
+        pods = Job(tmp_path, build_spec(files, output=output), nodes=2, ranks_per_node=1, env=env).run()
 
     assert [pod.process.returncode for pod in pods] == [0, 0], pods[0].log + pods[1].log
     assert "adapter_model.safetensors" in hub.repositories["me/model"]
 
 
-def test_ranks_exit_without_interpreter_teardown_after_atexit_handlers(
-    files: tiny_text.TinyFiles, tmp_path: Path
-) -> None:
-    """Threads may deadlock during the teardown."""
-    (pod,) = Job(tmp_path, spec(files, numNodes=1), ranks_per_node=1, env=run_first(REPORT_TEARDOWN, tmp_path)).run()
+def test_ranks_run_atexit_handlers_but_skip_interpreter_teardown(files: tiny_text.TinyFiles, tmp_path: Path) -> None:
+    """Threads may deadlock during interpreter teardown."""
+    (pod,) = Job(
+        tmp_path,
+        build_spec(files, numNodes=1),
+        ranks_per_node=1,
+        env=build_preloading_environment(REPORT_TEARDOWN, tmp_path),
+    ).run()
 
     assert pod.process.returncode == 0, pod.log
     assert "atexit handler ran" in pod.log
@@ -78,18 +81,18 @@ def test_ranks_exit_without_interpreter_teardown_after_atexit_handlers(
 
 
 @pytest.mark.parametrize(
-    ("call", "log_line"),
+    ("exit_call", "log_line"),
     [
         pytest.param("os.abort", "launcher: local rank 0 ended with -6", id="crash"),
         pytest.param("signal.pause", "supervisor: the ranks hang", id="hang"),
     ],
 )
-def test_a_crash_or_hang_after_publishing_does_not_fail_the_job(
-    files: tiny_text.TinyFiles, tmp_path: Path, call: str, log_line: str
+def test_crash_or_hang_after_publishing_does_not_fail_the_job(
+    files: tiny_text.TinyFiles, tmp_path: Path, exit_call: str, log_line: str
 ) -> None:
-    env = {**run_first(CALL_AT_EXIT.format(call=call), tmp_path), "FINETUNE_HANG_SECONDS": "5"}
+    env = {**build_preloading_environment(CALL_AT_EXIT.format(call=exit_call), tmp_path), "FINETUNE_HANG_SECONDS": "5"}
 
-    pods = Job(tmp_path, spec(files), nodes=2, ranks_per_node=1, env=env).run()
+    pods = Job(tmp_path, build_spec(files), nodes=2, ranks_per_node=1, env=env).run()
 
     for pod in pods:
         assert log_line in pod.log
@@ -102,9 +105,12 @@ def test_ranks_that_crash_after_the_requested_checkpoint_count_as_stopped(
     files: tiny_text.TinyFiles, tmp_path: Path
 ) -> None:
     training = {"globalBatchSize": 4, "maxSteps": 100_000}
-    job_spec = spec(files, numNodes=1, training=training)
+    job_spec = build_spec(files, numNodes=1, training=training)
     (pod,) = Job(
-        tmp_path, job_spec, ranks_per_node=1, env=run_first(CALL_AT_EXIT.format(call="os.abort"), tmp_path)
+        tmp_path,
+        job_spec,
+        ranks_per_node=1,
+        env=build_preloading_environment(CALL_AT_EXIT.format(call="os.abort"), tmp_path),
     ).start()
     pod.wait_for_step(1)
     stop(pod)

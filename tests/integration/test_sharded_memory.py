@@ -1,4 +1,4 @@
-"""The memory forecast of sharded training, compared with the tensors that DeepSpeed and FSDP2 allocate."""
+"""Tests that compare the memory forecast of sharded training with the memory that DeepSpeed and FSDP2 allocate."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ from testing.processes.torchrun import Results, run_cells
 pytestmark = pytest.mark.slow
 
 RANKS = 2
-# Small buckets: those of the presets, 800 MB, would dominate the memory of a tiny model.
+# Buckets are small, because the 800 MB buckets of the presets would dominate the memory of a tiny model.
 SMALL_BUCKETS = {"reduce_bucket_size": 500_000, "allgather_bucket_size": 500_000, "overlap_comm": True}
 OFFLOADED = {"offload_optimizer": {"device": "cpu"}}
 SHARDING: dict[str, dict[str, Any]] = {
@@ -37,9 +37,9 @@ CELLS = (
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
-    """Write a model whose weights need more memory than its activations, and equal rows."""
+    """Create identical rows and a model whose weights need more memory than its activations."""
     files = tiny_text.build(tmp_path_factory.mktemp("sharded"), rows=16, eval_rows=1)
-    tiny_text.write_jsonl(files.train, [first_row(files)] * 16)
+    tiny_text.write_jsonl(files.train, [read_first_row(files)] * 16)
     config = Qwen2Config(
         vocab_size=1024,
         hidden_size=256,
@@ -55,12 +55,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
     return files
 
 
-def first_row(files: tiny_text.TinyFiles) -> dict[str, Any]:
+def read_first_row(files: tiny_text.TinyFiles) -> dict[str, Any]:
     row: dict[str, Any] = json.loads(files.train.read_text().splitlines()[0])
     return row
 
 
-def spec(files: tiny_text.TinyFiles, cell: str) -> dict[str, Any]:
+def build_spec(files: tiny_text.TinyFiles, cell: str) -> dict[str, Any]:
     sharding, _, tuner = cell.removesuffix(" (tracked)").rpartition(", ")
     return {
         "model": {"name": str(files.model)},
@@ -75,36 +75,36 @@ def spec(files: tiny_text.TinyFiles, cell: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def measured(files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory) -> Results:
+def measured_results(files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("measured") / "cells"
-    return run_cells(folder, {cell: spec(files, cell) for cell in CELLS}, ranks=RANKS)
+    return run_cells(folder, {cell: build_spec(files, cell) for cell in CELLS}, ranks=RANKS)
 
 
 @pytest.fixture(scope="module")
 def forecasts(files: tiny_text.TinyFiles) -> dict[str, Forecast]:
-    specs = {cell: TrainerSpec.model_validate(spec(files, cell)) for cell in CELLS}
+    specs = {cell: TrainerSpec.model_validate(build_spec(files, cell)) for cell in CELLS}
     tokenizer = AutoTokenizer.from_pretrained(files.model)
-    length = len(tokenizer.apply_chat_template(first_row(files)["messages"], return_dict=True)["input_ids"])
-    plans = {cell: plan_training(each, world_size=each.world_size) for cell, each in specs.items()}
+    length = len(tokenizer.apply_chat_template(read_first_row(files)["messages"], return_dict=True)["input_ids"])
+    plans = {cell: plan_training(spec, world_size=spec.world_size) for cell, spec in specs.items()}
     return {cell: forecast(plan, read_model(plan.spec), on_gpu=False, longest=length) for cell, plan in plans.items()}
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_the_forecast_is_close_to_the_measured_peak(
-    cell: str, measured: Results, forecasts: dict[str, Forecast]
+def test_forecast_is_close_to_the_measured_peak(
+    cell: str, measured_results: Results, forecasts: dict[str, Forecast]
 ) -> None:
-    peak_bytes = max(measured[cell]["peak_bytes"])
+    peak_bytes = max(measured_results[cell]["peak_bytes"])
 
     assert 0.97 * peak_bytes <= forecasts[cell].rank.total <= 1.15 * peak_bytes
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_the_forecast_is_close_to_the_memory_held_between_steps(
-    cell: str, measured: Results, forecasts: dict[str, Forecast]
+def test_forecast_is_close_to_the_memory_held_between_steps(
+    cell: str, measured_results: Results, forecasts: dict[str, Forecast]
 ) -> None:
     """FSDP2 frees gradients after the update; ZeRO-3 does not shard small weights such as those of adapters."""
     transient = {"gathered weights", "gradients in transit", "gradient buckets", "gradients for the update"}
     transient |= {"activations", "logits and loss"} | ({"gradients"} if cell.startswith("fsdp2") else set())
     held_bytes = sum(part.size for part in forecasts[cell].rank.parts if part.name not in transient)
 
-    assert held_bytes == pytest.approx(measured[cell]["held_bytes"][-1], rel=0.06)
+    assert held_bytes == pytest.approx(measured_results[cell]["held_bytes"][-1], rel=0.06)

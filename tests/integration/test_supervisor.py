@@ -1,4 +1,4 @@
-"""Supervisor, launcher and training as processes: termination messages, stops and bit-exact resumption."""
+"""Tests of supervisor, launcher and trainer processes: termination messages, stops and bit-exact resumption."""
 
 import hashlib
 import json
@@ -28,10 +28,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
     return tiny_text.build(tmp_path_factory.mktemp("tiny"), rows=100, eval_rows=10)
 
 
-def spec(files: tiny_text.TinyFiles, **fields: Any) -> dict[str, Any]:
-    """Build a spec with dropout, so that every rank's random state matters, and a short last step in each epoch.
+def build_spec(files: tiny_text.TinyFiles, **fields: Any) -> dict[str, Any]:
+    """Build a spec with dropout, which depends on random states, and with a short last step in each epoch.
 
-    Three ranks, because the sum of two gradients does not depend on their order, and the sum of three does.
+    It has three ranks, because the sum of three gradients depends on their order, unlike the sum of two.
     """
     return {
         "model": {"name": str(files.model)},
@@ -53,15 +53,15 @@ def spec(files: tiny_text.TinyFiles, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Pod]:
-    job = Job(tmp_path_factory.mktemp("uninterrupted"), spec(files), ranks_per_node=RANKS)
+def uninterrupted_run(files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Pod]:
+    job = Job(tmp_path_factory.mktemp("uninterrupted"), build_spec(files), ranks_per_node=RANKS)
     (pod,) = job.run()
     assert pod.process.returncode == 0, pod.log
     return job, pod
 
 
-def checkpoint_digests(job: Job) -> dict[str, str]:
-    """Return the digests of weights, optimizer, schedule and random states at the last step."""
+def read_checkpoint_digests(job: Job) -> dict[str, str]:
+    """Return the SHA-256 digests of weights, optimizer, scheduler and random states after the last step."""
     folder = job.output_folder / "checkpoints" / f"step-{STEPS:08d}"
     names = [
         "adapter_model.safetensors",
@@ -77,8 +77,8 @@ def read_losses(job: Job) -> list[float]:
     return [entry["loss"] for entry in log if "loss" in entry]
 
 
-def test_a_successful_node_writes_a_final_termination_message(uninterrupted: tuple[Job, Pod]) -> None:
-    _, pod = uninterrupted
+def test_successful_node_writes_a_final_termination_message(uninterrupted_run: tuple[Job, Pod]) -> None:
+    _, pod = uninterrupted_run
 
     termination = pod.termination
 
@@ -96,8 +96,8 @@ def test_a_successful_node_writes_a_final_termination_message(uninterrupted: tup
     assert termination.peak_memory_bytes > 100_000_000
 
 
-def test_rank_zero_logs_the_training_plan_and_every_step(uninterrupted: tuple[Job, Pod]) -> None:
-    _, pod = uninterrupted
+def test_rank_zero_logs_the_training_plan_and_every_step(uninterrupted_run: tuple[Job, Pod]) -> None:
+    _, pod = uninterrupted_run
 
     assert "effective batch: 3 x 2 x 3 = 18 (per device x accumulation x ranks)" in pod.log
     assert f"steps: {STEPS} (6 per epoch of 100 samples, 4 epochs)" in pod.log
@@ -107,8 +107,8 @@ def test_rank_zero_logs_the_training_plan_and_every_step(uninterrupted: tuple[Jo
     assert "Warning" not in pod.log
 
 
-def test_the_output_has_the_documented_layout_and_is_world_readable(uninterrupted: tuple[Job, Pod]) -> None:
-    job, pod = uninterrupted
+def test_output_has_the_documented_layout_and_is_world_readable(uninterrupted_run: tuple[Job, Pod]) -> None:
+    job, pod = uninterrupted_run
     output = job.output_folder
 
     assert sorted(path.name for path in output.iterdir()) == ["checkpoints", "job.json", "logs", "result"]
@@ -122,8 +122,8 @@ def test_the_output_has_the_documented_layout_and_is_world_readable(uninterrupte
         assert path.is_dir() or stat.S_IMODE(path.stat().st_mode) & 0o004, path
 
 
-def test_an_attempt_that_finds_the_result_ends_immediately(uninterrupted: tuple[Job, Pod]) -> None:
-    job, _ = uninterrupted
+def test_attempt_with_a_published_result_exits_immediately(uninterrupted_run: tuple[Job, Pod]) -> None:
+    job, _ = uninterrupted_run
 
     (pod,) = job.run(attempt=1)
 
@@ -133,24 +133,24 @@ def test_an_attempt_that_finds_the_result_ends_immediately(uninterrupted: tuple[
     assert pod.termination.outcome is Outcome.SUCCEEDED
 
 
-def test_a_run_that_is_killed_stopped_and_resumed_equals_an_uninterrupted_one(
-    files: tiny_text.TinyFiles, uninterrupted: tuple[Job, Pod], tmp_path: Path
+def test_killed_stopped_and_resumed_run_equals_an_uninterrupted_run(
+    files: tiny_text.TinyFiles, uninterrupted_run: tuple[Job, Pod], tmp_path: Path
 ) -> None:
-    job = Job(tmp_path, spec(files), ranks_per_node=RANKS)
+    job = Job(tmp_path, build_spec(files), ranks_per_node=RANKS)
 
     (killed,) = job.start()
     killed.wait_for_step(6)
     os.kill(killed.heartbeats()[1]["pid"], signal.SIGKILL)
     assert killed.wait() == 1, killed.log
-    check_killed(killed)
-    newest_step = newest_checkpoint_step(job)
+    check_killed_pod(killed)
+    newest_step = find_newest_checkpoint_step(job)
 
     (stopped,) = job.start(attempt=1)
     stopped.wait_for_step(9)
-    check_status(stopped)
+    check_running_pod(stopped)
     stop(stopped)
     assert stopped.wait() == 143, stopped.log
-    step = check_stopped(stopped, job)
+    step = check_stopped_pod(stopped, job)
     assert stopped.termination is not None
     assert stopped.termination.first_step == newest_step
 
@@ -158,16 +158,16 @@ def test_a_run_that_is_killed_stopped_and_resumed_equals_an_uninterrupted_one(
     assert resumed.process.returncode == 0, resumed.log
     assert resumed.termination is not None
     assert resumed.termination.first_step == step
-    assert checkpoint_digests(job) == checkpoint_digests(uninterrupted[0])
-    assert read_losses(job) == read_losses(uninterrupted[0])
+    assert read_checkpoint_digests(job) == read_checkpoint_digests(uninterrupted_run[0])
+    assert read_losses(job) == read_losses(uninterrupted_run[0])
 
 
-def newest_checkpoint_step(job: Job) -> int:
-    """Return the step of the newest checkpoint, which may have been completed after a rank was killed."""
+def find_newest_checkpoint_step(job: Job) -> int:
+    """Return the step of the newest checkpoint, which may be completed after a rank was killed."""
     return max(int(path.name.removeprefix("step-")) for path in (job.output_folder / "checkpoints").glob("step-*"))
 
 
-def check_killed(pod: Pod) -> None:
+def check_killed_pod(pod: Pod) -> None:
     termination = pod.termination
     assert termination is not None
     assert (termination.outcome, termination.error_type, termination.rank, termination.local_rank) == (
@@ -177,14 +177,17 @@ def check_killed(pod: Pod) -> None:
         1,
     ), termination
     assert (termination.signal, termination.exit_code, termination.victim) == (9, -9, False)
-    assert termination.phase in ("save", "train")  # the rank is killed right after the checkpoint appears
+    assert termination.phase in ("save", "train")  # the rank is killed right after a checkpoint was saved
     assert termination.progress is not None
-    assert termination.progress.last_checkpoint in ("step-00000004", "step-00000008")  # at step 6 or slightly later
+    assert termination.progress.last_checkpoint in (
+        "step-00000004",
+        "step-00000008",
+    )  # killed at step 6 or slightly later
 
 
-def check_status(pod: Pod) -> None:
+def check_running_pod(pod: Pod) -> None:
     status = json.loads(pod.get("/status"))
-    assert status["phase"] in ("save", "train")  # some steps write a checkpoint
+    assert status["phase"] in ("save", "train")  # a checkpoint may be in progress
     assert (status["outcome"], status["worldSize"], status["attempt"]) == ("running", RANKS, 1)
     assert status["progress"]["step"] >= 9
     assert [rank["rank"] for rank in status["ranks"]] == [0, 1, 2]
@@ -194,8 +197,8 @@ def check_status(pod: Pod) -> None:
     assert not running.final
 
 
-def check_stopped(pod: Pod, job: Job) -> int:
-    """Check the stopped pod and return the step of the checkpoint that it saved."""
+def check_stopped_pod(pod: Pod, job: Job) -> int:
+    """Check a stopped pod and return the step of its checkpoint."""
     termination = pod.termination
     assert termination is not None
     assert (termination.final, termination.outcome) == (True, Outcome.STOPPED), termination
@@ -207,22 +210,22 @@ def check_stopped(pod: Pod, job: Job) -> int:
     return step
 
 
-def test_a_stop_of_one_node_stops_both_with_one_checkpoint(files: tiny_text.TinyFiles, tmp_path: Path) -> None:
-    """A drain stops only one pod; a checkpoint needs all ranks."""
-    job = Job(tmp_path, spec(files), nodes=2, ranks_per_node=1)
+def test_stop_of_one_node_stops_both_nodes_with_one_checkpoint(files: tiny_text.TinyFiles, tmp_path: Path) -> None:
+    """A drain stops only one pod, but a checkpoint needs all ranks."""
+    job = Job(tmp_path, build_spec(files), nodes=2, ranks_per_node=1)
 
     first, second = job.start()
     second.wait_for_step(2)
     stop(second)
 
     assert (first.wait(), second.wait()) == (143, 143), first.log + second.log
-    checkpoints = {last_checkpoint(first), last_checkpoint(second)}
+    checkpoints = {read_last_checkpoint(first), read_last_checkpoint(second)}
     assert len(checkpoints) == 1
     assert (job.output_folder / "checkpoints" / checkpoints.pop() / "manifest.json").is_file()
 
 
-def last_checkpoint(stopped: Pod) -> str:
-    termination = stopped.termination
+def read_last_checkpoint(stopped_pod: Pod) -> str:
+    termination = stopped_pod.termination
     assert termination is not None
     assert termination.outcome is Outcome.STOPPED, termination
     assert termination.progress is not None
@@ -230,12 +233,12 @@ def last_checkpoint(stopped: Pod) -> str:
     return termination.progress.last_checkpoint
 
 
-def test_a_malformed_row_is_a_permanent_failure_with_file_line_and_column(
+def test_malformed_row_is_a_permanent_failure_with_file_line_and_column(
     files: tiny_text.TinyFiles, tmp_path: Path
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(files.train.read_text() + '{"messages": [{"role": "user", "content": 7}]}\n')
-    job = Job(tmp_path / "job", spec(files, dataset={"train": [{"name": str(rows)}]}))
+    job = Job(tmp_path / "job", build_spec(files, dataset={"train": [{"name": str(rows)}]}))
 
     (pod,) = job.run()
 
@@ -248,8 +251,8 @@ def test_a_malformed_row_is_a_permanent_failure_with_file_line_and_column(
     assert not (job.output_folder / "job.json").exists()
 
 
-def test_the_ranks_of_a_killed_supervisor_end(files: tiny_text.TinyFiles, tmp_path: Path) -> None:
-    (pod,) = Job(tmp_path, spec(files)).start()
+def test_ranks_exit_when_the_supervisor_is_killed(files: tiny_text.TinyFiles, tmp_path: Path) -> None:
+    (pod,) = Job(tmp_path, build_spec(files)).start()
     pod.wait_for_step(1)
     ranks = [beat["pid"] for beat in pod.heartbeats().values()]
 
@@ -257,14 +260,14 @@ def test_the_ranks_of_a_killed_supervisor_end(files: tiny_text.TinyFiles, tmp_pa
     pod.process.wait()
 
     assert len(ranks) == 2
-    assert all(process_ends(pid) for pid in ranks)
+    assert all(wait_for_process_exit(pid) for pid in ranks)
     termination = pod.termination
     assert termination is not None
     assert (termination.final, termination.outcome) == (False, Outcome.RUNNING)
 
 
-def process_ends(pid: int) -> bool:
-    """Return whether the process ends within ten seconds."""
+def wait_for_process_exit(pid: int) -> bool:
+    """Wait for the process and return whether it exits within ten seconds."""
     for _ in range(200):
         try:
             os.kill(pid, 0)

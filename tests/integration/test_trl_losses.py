@@ -1,4 +1,4 @@
-"""SFT and DPO have the losses, gradient norms and rewards of TRL on the same rows, to four digits in every step."""
+"""Tests that losses, gradient norms and rewards of SFT and DPO equal those of TRL to four digits in every step."""
 
 import itertools
 import json
@@ -32,12 +32,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "hinge": {"dpo": {"lossType": "hinge"}},
     "robust": {"dpo": {"lossType": "robust", "labelSmoothing": 0.2}},
 }
-FROM_ADAPTER = "sigmoid from an adapter, lora"  # its policy does not start equal to the model
+FROM_ADAPTER = "sigmoid from an adapter, lora"  # the initial policy differs from the reference model
 CELLS = [*(f"{method}, {tuner}" for method in METHODS for tuner in ("lora", "full")), FROM_ADAPTER]
 
 
-def as_plain_text(row: tiny_text.Row) -> tiny_text.Row:
-    """Return the row as prompt, chosen and rejected, which TRL and we tokenize without a chat template."""
+def to_plain_text(row: tiny_text.Row) -> tiny_text.Row:
+    """Convert a row to prompt, chosen and rejected text, which both trainers tokenize without a chat template."""
     pair = tiny_text.as_preference(row)
     question, answer = (message["content"] for message in row["messages"])
     return {"prompt": question, "chosen": f" {answer}", "rejected": f" {pair['rejected_response']}"}
@@ -49,7 +49,7 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("tiny")
     files = tiny_text.build(folder, rows=20, eval_rows=2)
     completions, preferences = folder / "completions.jsonl", folder / "preferences.jsonl"
-    pairs = [as_plain_text(row) for row in itertools.islice(tiny_text.chat_rows(), ROWS)]
+    pairs = [to_plain_text(row) for row in itertools.islice(tiny_text.chat_rows(), ROWS)]
     tiny_text.write_jsonl(preferences, pairs)
     tiny_text.write_jsonl(completions, [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs])
     training = {
@@ -76,7 +76,7 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def save_trained_adapter(model: Path, folder: Path) -> Path:
-    """Save an adapter with random instead of zero B matrices, as if it had been trained."""
+    """Save an adapter with random instead of zero B matrices, like a trained adapter."""
     adapted: Any = add_adapters(AutoModelForCausalLM.from_pretrained(model), Lora(r=4), seed=1)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
@@ -105,20 +105,20 @@ def trl_results(specs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_losses_and_gradient_norms_equal_those_of_trl(own_results: Results, trl_results: Results, cell: str) -> None:
+def test_losses_and_gradient_norms_are_equal_to_trl(own_results: Results, trl_results: Results, cell: str) -> None:
     assert len(own_results[cell]["loss"]) == STEPS
     for metric in ("loss", "grad_norm"):
         assert own_results[cell][metric] == pytest.approx(trl_results[cell][metric], rel=FOUR_DIGITS), metric
 
 
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if not cell.startswith("sft")])
-def test_dpo_rewards_equal_those_of_trl(own_results: Results, trl_results: Results, cell: str) -> None:
+def test_dpo_rewards_are_equal_to_trl(own_results: Results, trl_results: Results, cell: str) -> None:
     for metric in METRICS:
         assert own_results[cell][metric] == pytest.approx(trl_results[cell][metric], rel=FOUR_DIGITS, abs=1e-5), metric
     assert abs(own_results[cell]["rewards/margins"][-1]) > 0.01
 
 
 @pytest.mark.parametrize("tuner", ["lora", "full"])
-def test_the_first_dpo_loss_is_the_logarithm_of_two(own_results: Results, tuner: str) -> None:
+def test_first_dpo_loss_is_log_two(own_results: Results, tuner: str) -> None:
     assert own_results[f"sigmoid, {tuner}"]["loss"][0] == pytest.approx(0.693147, abs=1e-6)
     assert own_results[f"sigmoid, {tuner}"]["loss"][-1] < 0.69

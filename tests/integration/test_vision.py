@@ -1,4 +1,4 @@
-"""Vision-language models train the same for every layout and sharding, also if a rank has no images."""
+"""Tests that the results of vision-language models do not depend on layout, sharding or ranks without images."""
 
 import json
 from pathlib import Path
@@ -24,24 +24,25 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "fsdp2": {"fsdp": {}},
 }
-WEIGHT_SHARDING = ("zero3", "fsdp2")  # every rank gathers the weights of every layer from the others
+WEIGHT_SHARDING = ("zero3", "fsdp2")  # presets with which every rank gathers the weights of each layer from other ranks
 RATES = {"learningRate": 0.003, "visionLearningRate": 0.0003, "alignerLearningRate": 0.01}
 RESUMED = ("qwen2_vl", "zero1", "zero2", "zero3", "fsdp2")
-PACKING = [kind for kind in tiny_vision.RECIPES if FAMILIES[kind].supports_packing]
+PACKING = [model_type for model_type in tiny_vision.RECIPES if FAMILIES[model_type].supports_packing]
 DPO = {"beta": 0.2, "rpoAlpha": 0.5}
 
 
-def image_count(number: int) -> int:
-    """Return 0 for two of three rows, so that many micro-batches have no image, otherwise 1 or 2."""
-    return 0 if number % 3 else 1 + number % 2
+def count_images(row_number: int) -> int:
+    """Return the number of images of a row: 0 for two of three rows, so that many micro-batches have no image."""
+    return 0 if row_number % 3 else 1 + row_number % 2
 
 
-def spec(
-    model: Path, rows: Path, layout: tuple[int, int], source: dict[str, Any] | None = None, **fields: Any
+def build_spec(
+    model: Path, rows: Path, layout: tuple[int, int], model_fields: dict[str, Any] | None = None, **fields: Any
 ) -> dict[str, Any]:
-    """Build a spec for a layout of per device and accumulation; all parts are trained, each with its own learning rate.
+    """Build a spec that trains all components, each with its own learning rate.
 
-    `source` changes spec.model; with it, and with LoRA, there is one learning rate.
+    `layout`: micro-batch size and accumulation steps. `model_fields`: changes of spec.model. With these, or with LoRA,
+    there is only one learning rate.
     """
     per_device, accumulation = layout
     training = {
@@ -50,10 +51,10 @@ def spec(
         "maxSteps": STEPS,
         "saveSteps": 2,
         "weightDecay": 0.1,
-        **(RATES if source is None and "lora" not in fields else {"learningRate": 0.003}),
+        **(RATES if model_fields is None and "lora" not in fields else {"learningRate": 0.003}),
     }
     return {
-        "model": {"name": str(model), "freeze": [], **(source or {})},
+        "model": {"name": str(model), "freeze": [], **(model_fields or {})},
         "dataset": {"train": [{"name": str(rows)}], "eval": [{"name": str(rows)}], "numWorkers": 0},
         "sft": {},
         "training": training,
@@ -62,19 +63,19 @@ def spec(
     }
 
 
-def packed_spec(model: Path, rows: Path, layout: tuple[int, int], **fields: Any) -> dict[str, Any]:
-    job_spec = spec(model, rows, layout, **fields)
+def build_packed_spec(model: Path, rows: Path, layout: tuple[int, int], **fields: Any) -> dict[str, Any]:
+    job_spec = build_spec(model, rows, layout, **fields)
     return {**job_spec, "dataset": {**job_spec["dataset"], "packing": True, "maxLength": 256}}
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_vision.write_rows(tmp_path_factory.mktemp("rows"), 24, images=image_count)
+    return tiny_vision.write_rows(tmp_path_factory.mktemp("rows"), 24, images=count_images)
 
 
 @pytest.fixture(scope="module")
-def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write rows with an image, a video, both, and neither."""
+def video_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write rows with an image, with a video, with both and with neither."""
     folder = tmp_path_factory.mktemp("videos")
     return tiny_vision.write_rows(folder, 24, images=lambda number: number % 4 // 2, videos=lambda number: number % 2)
 
@@ -82,60 +83,75 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    return {kind: tiny_vision.build(folder / kind, kind) for kind in tiny_vision.RECIPES}
+    return {model_type: tiny_vision.build(folder / model_type, model_type) for model_type in tiny_vision.RECIPES}
 
 
 @pytest.fixture(scope="module")
-def two_ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_rank_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("two") / "cells"
 
 
 @pytest.fixture(scope="module")
-def two_ranks(models: dict[str, Path], rows: Path, videos: Path, two_ranks_folder: Path) -> Results:
-    cells = {kind: spec(model, rows, (1, 4)) for kind, model in models.items()}
-    cells |= {f"{kind}, lora": spec(model, rows, (1, 4), lora={"r": 16}) for kind, model in models.items()}
+def two_rank_results(models: dict[str, Path], rows: Path, video_rows: Path, two_rank_folder: Path) -> Results:
+    cells = {model_type: build_spec(model, rows, (1, 4)) for model_type, model in models.items()}
     cells |= {
-        f"{preset}{tuner}": spec(models["qwen2_vl"], rows, (1, 4), **sharding, **({"lora": {"r": 16}} if tuner else {}))
+        f"{model_type}, lora": build_spec(model, rows, (1, 4), lora={"r": 16}) for model_type, model in models.items()
+    }
+    cells |= {
+        f"{preset}{tuner}": build_spec(
+            models["qwen2_vl"], rows, (1, 4), **sharding, **({"lora": {"r": 16}} if tuner else {})
+        )
         for preset, sharding in PRESETS.items()
         for tuner in ("", ", lora")
     }
     cells |= {f"{name} (from step 2)": cells[name] for name in RESUMED}
     cells["zero2 <- qwen2_vl"], cells["qwen2_vl <- zero2"] = cells["zero2"], cells["qwen2_vl"]
-    cells["dpo"] = spec(models["qwen2_vl"], tiny_text.preferences_path(rows), (1, 4), sft=None, dpo=DPO)
-    cells["default freeze"] = spec(models["qwen2_vl"], rows, (1, 4), {"freeze": None})
-    cells["loader processes"] = spec(models["qwen2_vl"], rows, (1, 4))
+    cells["dpo"] = build_spec(models["qwen2_vl"], tiny_text.preferences_path(rows), (1, 4), sft=None, dpo=DPO)
+    cells["default freeze"] = build_spec(models["qwen2_vl"], rows, (1, 4), {"freeze": None})
+    cells["loader processes"] = build_spec(models["qwen2_vl"], rows, (1, 4))
     cells["loader processes"]["dataset"]["numWorkers"] = 1
-    cells["smaller images"] = spec(models["qwen2_vl"], rows, (1, 4), {"maxPixels": 28 * 28 * 2})
-    cells |= {f"{kind}, videos": spec(models[kind], videos, (1, 4)) for kind in tiny_vision.VIDEO_MODEL_TYPES}
+    cells["smaller images"] = build_spec(models["qwen2_vl"], rows, (1, 4), {"maxPixels": 28 * 28 * 2})
     cells |= {
-        f"{preset}, videos": spec(models["qwen2_vl"], videos, (1, 4), **PRESETS[preset]) for preset in WEIGHT_SHARDING
+        f"{model_type}, videos": build_spec(models[model_type], video_rows, (1, 4))
+        for model_type in tiny_vision.VIDEO_MODEL_TYPES
     }
-    cells |= {f"{kind}, packed": packed_spec(models[kind], rows, (1, 2)) for kind in PACKING}
     cells |= {
-        f"{preset}, packed": packed_spec(models["qwen2_vl"], rows, (1, 2), **PRESETS[preset])
+        f"{preset}, videos": build_spec(models["qwen2_vl"], video_rows, (1, 4), **PRESETS[preset])
+        for preset in WEIGHT_SHARDING
+    }
+    cells |= {f"{model_type}, packed": build_packed_spec(models[model_type], rows, (1, 2)) for model_type in PACKING}
+    cells |= {
+        f"{preset}, packed": build_packed_spec(models["qwen2_vl"], rows, (1, 2), **PRESETS[preset])
         for preset in WEIGHT_SHARDING
     }
     cells["qwen2_vl, packed (from step 2)"] = cells["qwen2_vl, packed"]
-    return run_cells(two_ranks_folder, cells, ranks=2)
+    return run_cells(two_rank_folder, cells, ranks=2)
 
 
 @pytest.fixture(scope="module")
-def one_rank(models: dict[str, Path], rows: Path, videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    cells = {kind: spec(model, rows, (8, 1)) for kind, model in models.items()}
-    cells |= {f"{kind}, lora": spec(model, rows, (8, 1), lora={"r": 16}) for kind, model in models.items()}
-    cells["dpo"] = spec(models["qwen2_vl"], tiny_text.preferences_path(rows), (8, 1), sft=None, dpo=DPO)
-    cells |= {f"{kind}, videos": spec(models[kind], videos, (8, 1)) for kind in tiny_vision.VIDEO_MODEL_TYPES}
-    cells |= {f"{kind}, packed": packed_spec(models[kind], rows, (4, 1)) for kind in PACKING}
+def one_rank_results(
+    models: dict[str, Path], rows: Path, video_rows: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Results:
+    cells = {model_type: build_spec(model, rows, (8, 1)) for model_type, model in models.items()}
+    cells |= {
+        f"{model_type}, lora": build_spec(model, rows, (8, 1), lora={"r": 16}) for model_type, model in models.items()
+    }
+    cells["dpo"] = build_spec(models["qwen2_vl"], tiny_text.preferences_path(rows), (8, 1), sft=None, dpo=DPO)
+    cells |= {
+        f"{model_type}, videos": build_spec(models[model_type], video_rows, (8, 1))
+        for model_type in tiny_vision.VIDEO_MODEL_TYPES
+    }
+    cells |= {f"{model_type}, packed": build_packed_spec(models[model_type], rows, (4, 1)) for model_type in PACKING}
     return run_cells(tmp_path_factory.mktemp("one") / "cells", cells, ranks=1)
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
 @pytest.mark.parametrize("tuner", ["", ", lora"])
-@pytest.mark.parametrize("kind", tiny_vision.RECIPES)
+@pytest.mark.parametrize("model_type", tiny_vision.RECIPES)
 def test_ranks_without_images_do_not_change_gradients(
-    two_ranks: Results, one_rank: Results, kind: str, tuner: str, metric: str
+    two_rank_results: Results, one_rank_results: Results, model_type: str, tuner: str, metric: str
 ) -> None:
-    two, one = two_ranks[kind + tuner], one_rank[kind + tuner]
+    two, one = two_rank_results[model_type + tuner], one_rank_results[model_type + tuner]
 
     assert two[metric] == pytest.approx(one[metric], rel=FOUR_DIGITS)
     assert len(one["loss"]) == STEPS
@@ -143,126 +159,140 @@ def test_ranks_without_images_do_not_change_gradients(
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
-@pytest.mark.parametrize("kind", tiny_vision.VIDEO_MODEL_TYPES)
-def test_videos_do_not_depend_on_the_layout(two_ranks: Results, one_rank: Results, kind: str, metric: str) -> None:
-    two, one = two_ranks[f"{kind}, videos"], one_rank[f"{kind}, videos"]
+@pytest.mark.parametrize("model_type", tiny_vision.VIDEO_MODEL_TYPES)
+def test_videos_do_not_depend_on_the_layout(
+    two_rank_results: Results, one_rank_results: Results, model_type: str, metric: str
+) -> None:
+    two, one = two_rank_results[f"{model_type}, videos"], one_rank_results[f"{model_type}, videos"]
 
     assert two[metric] == pytest.approx(one[metric], rel=FOUR_DIGITS)
     assert one["loss"][-1] < one["loss"][0]
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
-@pytest.mark.parametrize("kind", PACKING)
+@pytest.mark.parametrize("model_type", PACKING)
 def test_packed_images_do_not_depend_on_the_layout(
-    two_ranks: Results, one_rank: Results, kind: str, metric: str
+    two_rank_results: Results, one_rank_results: Results, model_type: str, metric: str
 ) -> None:
-    two, one = two_ranks[f"{kind}, packed"], one_rank[f"{kind}, packed"]
+    two, one = two_rank_results[f"{model_type}, packed"], one_rank_results[f"{model_type}, packed"]
 
     assert two[metric] == pytest.approx(one[metric], rel=FOUR_DIGITS)
-    assert one["loss"] != one_rank[kind]["loss"]
+    assert one["loss"] != one_rank_results[model_type]["loss"]
 
 
-def test_packed_images_can_be_resumed_and_sharded(two_ranks: Results) -> None:
-    reference = two_ranks["qwen2_vl, packed"]
+def test_packed_images_can_be_resumed_and_sharded(two_rank_results: Results) -> None:
+    reference = two_rank_results["qwen2_vl, packed"]
 
-    assert two_ranks["qwen2_vl, packed (from step 2)"] == reference
+    assert two_rank_results["qwen2_vl, packed (from step 2)"] == reference
     for preset in WEIGHT_SHARDING:
-        assert two_ranks[f"{preset}, packed"]["loss"] == pytest.approx(reference["loss"], rel=FOUR_DIGITS)
+        assert two_rank_results[f"{preset}, packed"]["loss"] == pytest.approx(reference["loss"], rel=FOUR_DIGITS)
 
 
 @pytest.mark.parametrize("preset", WEIGHT_SHARDING)
-def test_videos_do_not_depend_on_the_sharding(two_ranks: Results, preset: str) -> None:
-    """Ranks that call the vision encoder a different number of times would deadlock."""
+def test_videos_do_not_depend_on_the_sharding(two_rank_results: Results, preset: str) -> None:
+    """Ranks would deadlock if they called the vision encoder a different number of times."""
     for metric in ("loss", "grad_norm", "eval_loss"):
-        ddp, sharded = two_ranks["qwen2_vl, videos"][metric], two_ranks[f"{preset}, videos"][metric]
+        ddp, sharded = two_rank_results["qwen2_vl, videos"][metric], two_rank_results[f"{preset}, videos"][metric]
         assert sharded == pytest.approx(ddp, rel=FOUR_DIGITS), metric
 
 
 @pytest.mark.parametrize("tuner", ["", ", lora"])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_sharding_has_the_losses_of_ddp(two_ranks: Results, preset: str, tuner: str) -> None:
-    ddp, sharded = two_ranks[f"qwen2_vl{tuner}"], two_ranks[f"{preset}{tuner}"]
+def test_every_sharding_has_the_same_losses_as_ddp(two_rank_results: Results, preset: str, tuner: str) -> None:
+    ddp, sharded = two_rank_results[f"qwen2_vl{tuner}"], two_rank_results[f"{preset}{tuner}"]
 
     for metric in ("loss", "grad_norm", "eval_loss"):
         assert sharded[metric] == pytest.approx(ddp[metric], rel=FOUR_DIGITS), metric
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_resumed_run_with_several_rates_equals_the_uninterrupted_one(two_ranks: Results, name: str) -> None:
-    assert two_ranks[f"{name} (from step 2)"] == two_ranks[name]
+def test_resumed_run_with_several_learning_rates_equals_an_uninterrupted_run(
+    two_rank_results: Results, name: str
+) -> None:
+    assert two_rank_results[f"{name} (from step 2)"] == two_rank_results[name]
 
 
 @pytest.mark.parametrize("name", ["zero2 <- qwen2_vl", "qwen2_vl <- zero2"])
-def test_a_checkpoint_with_several_rates_can_be_resumed_with_another_sharding(two_ranks: Results, name: str) -> None:
-    assert two_ranks[name]["loss"] == pytest.approx(two_ranks["qwen2_vl"]["loss"], rel=1e-5)
-    assert two_ranks[name]["eval_loss"] == pytest.approx(two_ranks["qwen2_vl"]["eval_loss"], rel=1e-5)
+def test_checkpoint_with_several_learning_rates_can_be_resumed_with_another_sharding(
+    two_rank_results: Results, name: str
+) -> None:
+    assert two_rank_results[name]["loss"] == pytest.approx(two_rank_results["qwen2_vl"]["loss"], rel=1e-5)
+    assert two_rank_results[name]["eval_loss"] == pytest.approx(two_rank_results["qwen2_vl"]["eval_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", *PRESETS])
-def test_every_part_is_trained_with_its_own_rate(
-    two_ranks: Results, two_ranks_folder: Path, models: dict[str, Path], name: str
+def test_every_component_is_trained_with_its_own_learning_rate(
+    two_rank_results: Results, two_rank_folder: Path, models: dict[str, Path], name: str
 ) -> None:
-    """AdamW changes a weight by the learning rate in the first step, and by about that at most in later ones."""
-    changes = largest_changes(models["qwen2_vl"], two_ranks_folder / name / "result", "qwen2_vl")
+    """AdamW changes a weight by the learning rate in the first step, and by at most about as much in later steps."""
+    changes = find_largest_changes(models["qwen2_vl"], two_rank_folder / name / "result", "qwen2_vl")
 
-    for part, rate in (("language", 0.003), ("vision", 0.0003), ("aligner", 0.01)):
-        assert rate * 0.9 < changes[part] < rate * STEPS, part
+    for component, rate in (("language", 0.003), ("vision", 0.0003), ("aligner", 0.01)):
+        assert rate * 0.9 < changes[component] < rate * STEPS, component
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "rewards/margins", "eval_loss"])
-def test_dpo_with_images_does_not_depend_on_the_layout(two_ranks: Results, one_rank: Results, metric: str) -> None:
-    assert two_ranks["dpo"][metric] == pytest.approx(one_rank["dpo"][metric], rel=FOUR_DIGITS, abs=1e-6)
-    assert one_rank["dpo"]["loss"][-1] < one_rank["dpo"]["loss"][0]
-
-
-@pytest.mark.parametrize("kind", tiny_vision.RECIPES)
-def test_every_part_is_trained_unless_frozen(
-    two_ranks: Results, two_ranks_folder: Path, models: dict[str, Path], kind: str
+def test_dpo_with_images_does_not_depend_on_the_layout(
+    two_rank_results: Results, one_rank_results: Results, metric: str
 ) -> None:
-    assert changed_groups(models[kind], two_ranks_folder / kind / "result", kind) == {"vision", "aligner", "language"}
+    assert two_rank_results["dpo"][metric] == pytest.approx(one_rank_results["dpo"][metric], rel=FOUR_DIGITS, abs=1e-6)
+    assert one_rank_results["dpo"]["loss"][-1] < one_rank_results["dpo"]["loss"][0]
+
+
+@pytest.mark.parametrize("model_type", tiny_vision.RECIPES)
+def test_every_component_is_trained_unless_frozen(
+    two_rank_results: Results, two_rank_folder: Path, models: dict[str, Path], model_type: str
+) -> None:
+    assert find_changed_components(models[model_type], two_rank_folder / model_type / "result", model_type) == {
+        "vision",
+        "aligner",
+        "language",
+    }
 
 
 def test_vision_and_aligner_are_frozen_by_default(
-    two_ranks: Results, two_ranks_folder: Path, models: dict[str, Path]
+    two_rank_results: Results, two_rank_folder: Path, models: dict[str, Path]
 ) -> None:
-    result = two_ranks_folder / "default freeze" / "result"
+    result = two_rank_folder / "default freeze" / "result"
 
-    assert changed_groups(models["qwen2_vl"], result, "qwen2_vl") == {"language"}
-    assert two_ranks["default freeze"]["loss"][-1] < two_ranks["default freeze"]["loss"][0]
+    assert find_changed_components(models["qwen2_vl"], result, "qwen2_vl") == {"language"}
+    assert two_rank_results["default freeze"]["loss"][-1] < two_rank_results["default freeze"]["loss"][0]
 
 
-def test_loader_processes_do_not_change_the_result(two_ranks: Results) -> None:
+def test_loader_processes_do_not_change_the_result(two_rank_results: Results) -> None:
     for key in ("loss", "grad_norm", "weights"):
-        assert two_ranks["loader processes"][key] == two_ranks["qwen2_vl"][key]
+        assert two_rank_results["loader processes"][key] == two_rank_results["qwen2_vl"][key]
 
 
-def test_the_image_size_is_saved_with_the_result(two_ranks: Results, two_ranks_folder: Path) -> None:
-    saved = json.loads((two_ranks_folder / "smaller images" / "result" / "preprocessor_config.json").read_text())
+def test_image_size_is_saved_with_the_result(two_rank_results: Results, two_rank_folder: Path) -> None:
+    saved = json.loads((two_rank_folder / "smaller images" / "result" / "preprocessor_config.json").read_text())
 
     assert saved["size"] == {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 2}
-    assert two_ranks["smaller images"]["loss"][0] != pytest.approx(two_ranks["qwen2_vl"]["loss"][0], rel=1e-6)
+    assert two_rank_results["smaller images"]["loss"][0] != pytest.approx(
+        two_rank_results["qwen2_vl"]["loss"][0], rel=1e-6
+    )
 
 
-def changed_groups(before: Path, after: Path, kind: str) -> set[str]:
-    return {part for part, change in largest_changes(before, after, kind).items() if change > 0}
+def find_changed_components(before: Path, after: Path, model_type: str) -> set[str]:
+    return {component for component, change in find_largest_changes(before, after, model_type).items() if change > 0}
 
 
-def largest_changes(before: Path, after: Path, kind: str) -> dict[str, float]:
-    """Return the largest absolute change of a weight, by part of the model."""
+def find_largest_changes(before: Path, after: Path, model_type: str) -> dict[str, float]:
+    """Return the largest absolute change of a weight for each component of the model."""
     old, new = (AutoModelForImageTextToText.from_pretrained(folder).state_dict() for folder in (before, after))
     assert old.keys() == new.keys()
     changes: dict[str, float] = {}
     for name, weight in old.items():
-        part = find_group(name, FAMILIES[kind])
-        changes[part] = max(changes.get(part, 0.0), float((weight - new[name]).abs().max()))
+        component = find_group(name, FAMILIES[model_type])
+        changes[component] = max(changes.get(component, 0.0), float((weight - new[name]).abs().max()))
     return changes
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in tiny_vision.RECIPES if kind != "gemma3"]
-)  # its aligner has no linear layer
-def test_every_part_has_adapters(two_ranks: Results, two_ranks_folder: Path, kind: str) -> None:
-    adapters = load_file(two_ranks_folder / f"{kind}, lora" / "result" / "adapter_model.safetensors")
+    "model_type", [model_type for model_type in tiny_vision.RECIPES if model_type != "gemma3"]
+)  # the aligner of gemma3 has no linear layer
+def test_every_component_has_adapters(two_rank_results: Results, two_rank_folder: Path, model_type: str) -> None:
+    adapters = load_file(two_rank_folder / f"{model_type}, lora" / "result" / "adapter_model.safetensors")
     names = [name.removeprefix("base_model.model.") for name in adapters]
 
-    assert {find_group(name, FAMILIES[kind]) for name in names} == {"vision", "aligner", "language"}
+    assert {find_group(name, FAMILIES[model_type]) for name in names} == {"vision", "aligner", "language"}

@@ -1,4 +1,4 @@
-"""Environment of a supervisor, and the syntax and imports that every Python version can load."""
+"""Tests of the supervisor's environment variables and of its compatibility with old Python versions."""
 
 import ast
 import sys
@@ -27,7 +27,7 @@ ENVIRONMENT = {
 }
 
 
-def test_a_node_is_read_from_the_environment_with_defaults() -> None:
+def test_node_is_read_from_the_environment_with_defaults() -> None:
     node = Node.from_environment(ENVIRONMENT)
 
     assert (node.attempt, node.node_rank, node.nodes, node.world_size) == (2, 3, 4, 8)
@@ -37,17 +37,17 @@ def test_a_node_is_read_from_the_environment_with_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed_variables", "message"),
     [({"MASTER_ADDR": ""}, "MASTER_ADDR is missing"), ({"NNODES": "two"}, "NNODES must be a whole number, not 'two'")],
 )
-def test_an_invalid_variable_is_named_in_the_error(changed: dict[str, str], message: str) -> None:
+def test_invalid_variable_is_named_in_the_error(changed_variables: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidEnvironment, match=message):
-        Node.from_environment({**ENVIRONMENT, **changed})
+        Node.from_environment({**ENVIRONMENT, **changed_variables})
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
-def test_every_module_parses_with_python_3_9_and_imports_only_the_standard_library(path: Path) -> None:
-    """The operator mounts the supervisor into images with an older Python and without other packages."""
+def test_module_supports_python_3_9_and_imports_only_the_standard_library(path: Path) -> None:
+    """The operator mounts the supervisor into images that may have an old Python and no other packages."""
     tree: Any = ast.parse(path.read_text(), feature_version=(3, 9))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
 

@@ -1,4 +1,4 @@
-"""A pod that is deleted right after its start: SIGTERM arrives while the supervisor is still importing its modules."""
+"""Tests of a SIGTERM that arrives while the supervisor is still importing its modules."""
 
 import json
 import signal
@@ -10,7 +10,7 @@ import pytest
 
 from testing.processes.supervisor_environment import environment
 
-# Sends SIGTERM to itself when the given module is imported.
+# Program that sends SIGTERM to itself when it imports the module finetune_supervisor.supervisor.
 START = """
 import os, runpy, signal, sys
 
@@ -25,7 +25,7 @@ runpy.run_module("finetune_supervisor", run_name="__main__", alter_sys=True)
 """
 
 
-def test_an_early_signal_stops_the_supervisor_before_training(tmp_path: Path) -> None:
+def test_early_signal_stops_the_supervisor_before_training(tmp_path: Path) -> None:
     process = subprocess.run([sys.executable, "-c", START], env=environment(tmp_path), timeout=60, check=False)
 
     assert process.returncode == 143
@@ -37,10 +37,13 @@ def test_an_early_signal_stops_the_supervisor_before_training(tmp_path: Path) ->
     )
 
 
-@pytest.mark.parametrize("early", [pytest.param(True, id="early signal"), pytest.param(False, id="no signal")])
-def test_exec_does_not_start_its_program_after_an_early_signal(tmp_path: Path, early: bool) -> None:
+@pytest.mark.parametrize(
+    "has_early_signal", [pytest.param(True, id="early signal"), pytest.param(False, id="no signal")]
+)
+def test_exec_does_not_start_its_program_after_an_early_signal(tmp_path: Path, has_early_signal: bool) -> None:
     start = START.replace(
-        "finetune_supervisor.supervisor", "finetune_supervisor.launch.child_process" if early else "no_such_module"
+        "finetune_supervisor.supervisor",
+        "finetune_supervisor.launch.child_process" if has_early_signal else "no_such_module",
     )
     process = subprocess.run(
         [sys.executable, "-c", start, "exec", "/bin/echo", "ran"],
@@ -51,4 +54,4 @@ def test_exec_does_not_start_its_program_after_an_early_signal(tmp_path: Path, e
         text=True,
     )
 
-    assert (process.returncode, process.stdout) == ((-signal.SIGTERM, "") if early else (0, "ran\n"))
+    assert (process.returncode, process.stdout) == ((-signal.SIGTERM, "") if has_early_signal else (0, "ran\n"))

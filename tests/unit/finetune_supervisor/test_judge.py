@@ -1,4 +1,4 @@
-"""Verdicts of the supervisor on ended nodes, without processes."""
+"""Tests of the final termination messages of ended nodes."""
 
 from __future__ import annotations
 
@@ -36,64 +36,70 @@ SAVED = "stopped on request; a checkpoint was saved"
 PEERS_ENDED = "stopped, but other nodes ended before a checkpoint was saved"
 
 
-def node_end(**changed: Any) -> NodeEnd:
-    """Return the end of node 1, whose ranks are 2 and 3, at second 100."""
+def build_node_end(**fields: Any) -> NodeEnd:
+    """Build the end of node 1, which has ranks 2 and 3, at a time of 100 s."""
     base = NodeEnd(
         node=node(Path("/output"), node_rank=1), running=RUNNING, exit_code=1, time=100.0, stop=NO_STOP, phases=TRAINING
     )
-    return replace(base, **changed)
+    return replace(base, **fields)
 
 
 SUCCESSES = [
-    pytest.param(node_end(exit_code=0, phases=DONE), id="all ranks are done"),
-    pytest.param(node_end(is_published=True, failures=(CAUSE,)), id="a rank crashed after the result was published"),
-    pytest.param(node_end(is_published=True, stop=FORCED), id="stopped after the result was published"),
-    pytest.param(node_end(exit_code=-9, is_published=True, hang=HANG), id="a rank hangs on shutdown"),
-    pytest.param(node_end(exit_code=0, is_command=True), id="a command exits with 0"),
+    pytest.param(build_node_end(exit_code=0, phases=DONE), id="all ranks are done"),
+    pytest.param(
+        build_node_end(is_published=True, failures=(CAUSE,)), id="a rank crashed after the result was published"
+    ),
+    pytest.param(build_node_end(is_published=True, stop=FORCED), id="stopped after the result was published"),
+    pytest.param(build_node_end(exit_code=-9, is_published=True, hang=HANG), id="a rank hangs on shutdown"),
+    pytest.param(build_node_end(exit_code=0, is_command=True), id="a command exits with 0"),
 ]
 
 
-@pytest.mark.parametrize("end", SUCCESSES)
-def test_a_complete_result_is_a_success(end: NodeEnd) -> None:
-    assert judge(end) == build_success_message(RUNNING, now=100.0)
+@pytest.mark.parametrize("node_end", SUCCESSES)
+def test_complete_result_is_a_success(node_end: NodeEnd) -> None:
+    assert judge(node_end) == build_success_message(RUNNING, now=100.0)
 
 
 @pytest.mark.parametrize(
-    ("end", "reason"),
+    ("node_end", "reason"),
     [
-        pytest.param(node_end(exit_code=0, phases=STOPPED, stop=REQUESTED), SAVED, id="saved"),
-        pytest.param(node_end(exit_code=-15, stop=FORCED), FORCED.reason, id="ended without a checkpoint"),
-        pytest.param(node_end(stop=FORCED, failures=(CAUSE,)), FORCED.reason, id="failed while it was ended"),
-        pytest.param(node_end(stop=REQUESTED), PEERS_ENDED, id="no failure was recorded"),
-        pytest.param(node_end(stop=REQUESTED, failures=(VICTIM,)), PEERS_ENDED, id="only a victim failed"),
+        pytest.param(build_node_end(exit_code=0, phases=STOPPED, stop=REQUESTED), SAVED, id="saved"),
+        pytest.param(build_node_end(exit_code=-15, stop=FORCED), FORCED.reason, id="ended without a checkpoint"),
+        pytest.param(build_node_end(stop=FORCED, failures=(CAUSE,)), FORCED.reason, id="failed while it was ended"),
+        pytest.param(build_node_end(stop=REQUESTED), PEERS_ENDED, id="no failure was recorded"),
+        pytest.param(build_node_end(stop=REQUESTED, failures=(VICTIM,)), PEERS_ENDED, id="only a victim failed"),
         pytest.param(
-            node_end(exit_code=0, is_command=True, stop=REQUESTED), "stopped on request", id="a command exits with 0"
+            build_node_end(exit_code=0, is_command=True, stop=REQUESTED),
+            "stopped on request",
+            id="a command exits with 0",
         ),
         pytest.param(
-            node_end(is_command=True, stop=REQUESTED, failures=(CAUSE,)), "stopped on request", id="a command fails"
+            build_node_end(is_command=True, stop=REQUESTED, failures=(CAUSE,)),
+            "stopped on request",
+            id="a command fails",
         ),
-        pytest.param(node_end(is_command=True, stop=FORCED), FORCED.reason, id="a command is ended"),
+        pytest.param(build_node_end(is_command=True, stop=FORCED), FORCED.reason, id="a command is ended"),
     ],
 )
-def test_a_node_that_was_requested_to_stop_is_stopped(end: NodeEnd, reason: str) -> None:
-    assert judge(end) == build_stop_message(RUNNING, reason, now=100.0)
+def test_node_is_stopped_after_a_stop_request(node_end: NodeEnd, reason: str) -> None:
+    assert judge(node_end) == build_stop_message(RUNNING, reason, now=100.0)
 
 
 @pytest.mark.parametrize(
-    ("end", "failure"),
+    ("node_end", "failure"),
     [
-        pytest.param(node_end(failures=(CAUSE,)), CAUSE, id="a rank failed"),
-        pytest.param(node_end(failures=(VICTIM, CAUSE)), CAUSE, id="a victim failed first"),
-        pytest.param(node_end(failures=(VICTIM,)), VICTIM, id="only a victim failed"),
-        pytest.param(node_end(failures=(CAUSE,), stop=REQUESTED), CAUSE, id="a rank failed after a stop request"),
-        pytest.param(node_end(exit_code=-9, hang=HANG, failures=(CAUSE,)), HANG, id="a rank hangs"),
-        pytest.param(node_end(exit_code=-9, hang=HANG, stop=REQUESTED), HANG, id="a rank hangs and is stopped"),
-        pytest.param(node_end(is_command=True, exit_code=-9, hang=HANG), HANG, id="a command hangs"),
-        pytest.param(node_end(is_command=True, failures=(CAUSE,)), CAUSE, id="a rank of a command failed"),
+        pytest.param(build_node_end(failures=(CAUSE,)), CAUSE, id="a rank failed"),
+        pytest.param(build_node_end(failures=(VICTIM, CAUSE)), CAUSE, id="a victim failed first"),
+        pytest.param(build_node_end(failures=(VICTIM,)), VICTIM, id="only a victim failed"),
+        pytest.param(build_node_end(failures=(CAUSE,), stop=REQUESTED), CAUSE, id="a rank failed after a stop request"),
+        pytest.param(build_node_end(exit_code=-9, hang=HANG, failures=(CAUSE,)), HANG, id="a rank hangs"),
+        pytest.param(build_node_end(exit_code=-9, hang=HANG, stop=REQUESTED), HANG, id="a rank hangs and is stopped"),
+        pytest.param(build_node_end(is_command=True, exit_code=-9, hang=HANG), HANG, id="a command hangs"),
+        pytest.param(build_node_end(is_command=True, failures=(CAUSE,)), CAUSE, id="a rank of a command failed"),
     ],
 )
-def test_the_first_failure_of_a_rank_is_reported(end: NodeEnd, failure: RankFailure) -> None:
-    final = judge(end)
+def test_first_failure_of_a_rank_is_reported(node_end: NodeEnd, failure: RankFailure) -> None:
+    final = judge(node_end)
 
     assert (final.final, final.outcome, final.phase, final.progress) == (
         True,
@@ -109,14 +115,14 @@ def test_the_first_failure_of_a_rank_is_reported(end: NodeEnd, failure: RankFail
 
 
 def test_only_the_end_of_a_long_stack_is_reported() -> None:
-    final = judge(node_end(failures=(replace(CAUSE, stack="s" * 5000 + "end"),)))
+    final = judge(build_node_end(failures=(replace(CAUSE, stack="s" * 5000 + "end"),)))
 
     assert len(final.stack) == 3000
     assert final.stack.endswith("end")
 
 
-def test_a_failure_of_the_launcher_has_no_rank() -> None:
-    final = judge(node_end(failures=(replace(CAUSE, local_rank=None),)))
+def test_launcher_failure_has_no_rank() -> None:
+    final = judge(build_node_end(failures=(replace(CAUSE, local_rank=None),)))
 
     assert (final.rank, final.local_rank) == (None, None)
 
@@ -129,28 +135,28 @@ def test_a_failure_of_the_launcher_has_no_rank() -> None:
         (-9, "LauncherFailed", "the launcher ended by signal 9; the end of its output:\nlast line"),
     ],
 )
-def test_the_end_of_the_launcher_is_reported_if_nothing_else_is_known(
+def test_launcher_failure_is_reported_if_no_rank_failure_is_known(
     exit_code: int, error_type: str, message: str
 ) -> None:
-    final = judge(node_end(exit_code=exit_code, output_tail="last line"))
+    final = judge(build_node_end(exit_code=exit_code, output_tail="last line"))
 
     assert final == build_failure_message(RUNNING, error_type, message, now=100.0)
 
 
-def test_a_mixture_of_done_and_stopped_ranks_is_a_failure() -> None:
-    assert judge(node_end(exit_code=0, phases=DONE | STOPPED)).error_type == "RankExited"
+def test_mixture_of_done_and_stopped_ranks_is_a_failure() -> None:
+    assert judge(build_node_end(exit_code=0, phases=DONE | STOPPED)).error_type == "RankExited"
 
 
-def test_the_exception_of_a_command_is_read_from_its_output() -> None:
+def test_exception_of_a_command_is_parsed_from_its_output() -> None:
     traceback = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\nKeyError: 'text'\n"
 
-    final = judge(node_end(is_command=True, output_tail=f"step 1\n{traceback}"))
+    final = judge(build_node_end(is_command=True, output_tail=f"step 1\n{traceback}"))
 
     assert (final.error_type, final.message, final.exit_code, final.time) == ("KeyError", "'text'", 1, 100.0)
 
 
-def test_a_command_without_an_exception_is_explained_by_its_last_line() -> None:
-    final = judge(node_end(is_command=True, exit_code=3, output_tail="loading\nno such option: --lr\n"))
+def test_last_line_is_reported_for_a_command_without_an_exception() -> None:
+    final = judge(build_node_end(is_command=True, exit_code=3, output_tail="loading\nno such option: --lr\n"))
 
     assert final.error_type == "RankExited"
     assert final.message == "exited with code 3; its last line: no such option: --lr"
@@ -158,7 +164,7 @@ def test_a_command_without_an_exception_is_explained_by_its_last_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("final", "exit_code"),
+    ("final_message", "exit_code"),
     [
         (build_success_message(RUNNING, now=1.0), 0),
         (build_stop_message(RUNNING, SAVED, now=1.0), 143),
@@ -166,5 +172,5 @@ def test_a_command_without_an_exception_is_explained_by_its_last_line() -> None:
         (build_failure_message(RUNNING, "ValueError", "x", now=1.0), 1),
     ],
 )
-def test_the_exit_code_follows_from_the_outcome(final: TerminationMessage, exit_code: int) -> None:
-    assert get_container_exit_code(final) == exit_code
+def test_exit_code_depends_on_the_outcome(final_message: TerminationMessage, exit_code: int) -> None:
+    assert get_container_exit_code(final_message) == exit_code

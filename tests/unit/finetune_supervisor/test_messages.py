@@ -1,4 +1,4 @@
-"""JSON form of the messages of a node."""
+"""Tests of the JSON format of node messages."""
 
 import math
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ def test_fields_are_sent_in_camel_case_at_every_level() -> None:
     }
 
 
-def test_times_are_sent_with_milliseconds_in_utc() -> None:
+def test_times_are_sent_in_utc_with_milliseconds() -> None:
     sent = to_json_object(TrainingProgress(update_time=datetime(2026, 11, 21, 10, 27, 28, 3999, tzinfo=UTC)))
 
     assert sent["updateTime"] == "2026-11-21T10:27:28.003Z"

@@ -1,4 +1,4 @@
-"""The list of errors by which supervisor and operator recognise victims."""
+"""Tests of the error patterns that identify victims of a peer loss."""
 
 import time
 
@@ -13,17 +13,17 @@ PEER_LOSSES = [entry for entry in read_corpus(held_out=False) if entry.reason is
 
 
 @pytest.mark.parametrize("entry", PEER_LOSSES, ids=lambda entry: entry.source)
-def test_a_rank_that_lost_its_peers_is_a_victim(entry: LabelledError) -> None:
+def test_rank_that_lost_its_peers_is_a_victim(entry: LabelledError) -> None:
     assert is_victim("RuntimeError", entry.text)
 
 
 @pytest.mark.parametrize("error_type", ["DistBackendError", "TimeoutError", "ConnectionResetError", "SignalException"])
-def test_the_type_of_an_error_suffices(error_type: str) -> None:
+def test_error_type_alone_identifies_a_victim(error_type: str) -> None:
     assert is_victim(error_type, "")
 
 
 @pytest.mark.parametrize(
-    ("text", "victim"),
+    ("message", "expected"),
     [
         ("[../gloo/transport/tcp/pair.cc:547] Read error [10.0.0.7]:4321: Connection timed out", True),
         ("image file is truncated: read error at byte 12", False),
@@ -35,25 +35,25 @@ def test_the_type_of_an_error_suffices(error_type: str) -> None:
         ("CUDA out of memory. Tried to allocate 2 GiB", False),
     ],
 )
-def test_only_a_text_about_peers_makes_a_victim(text: str, victim: bool) -> None:
-    assert is_victim("RuntimeError", text) is victim
+def test_only_messages_about_peers_identify_a_victim(message: str, expected: bool) -> None:
+    assert is_victim("RuntimeError", message) is expected
 
 
-def test_the_operator_recognises_the_same_texts() -> None:
+def test_operator_classifies_the_same_messages_as_peer_loss() -> None:
     assert classify_error_text("RuntimeError: Read error [10.0.0.7]:4321: Connection timed out") is Reason.PEER_LOST
 
 
-def test_an_unspecific_cause_reported_by_the_watchdog_is_a_lost_peer_only_for_the_operator() -> None:
-    text = "NCCL watchdog thread terminated with exception: stop"
+def test_unspecific_watchdog_error_is_a_peer_loss_only_for_the_operator() -> None:
+    message = "NCCL watchdog thread terminated with exception: stop"
 
-    assert classify_error_text(text) is Reason.PEER_LOST
-    assert not is_victim("RuntimeError", text)
+    assert classify_error_text(message) is Reason.PEER_LOST
+    assert not is_victim("RuntimeError", message)
 
 
-@pytest.mark.parametrize("part", ["gloo", "gloo timed ", "connection ", "read error ", "NCCL "])
-def test_long_texts_are_searched_in_linear_time(part: str) -> None:
+@pytest.mark.parametrize("repeated_text", ["gloo", "gloo timed ", "connection ", "read error ", "NCCL "])
+def test_long_messages_are_searched_in_linear_time(repeated_text: str) -> None:
     started_at = time.process_time()
 
-    is_victim("RuntimeError", part * (200_000 // len(part)))
+    is_victim("RuntimeError", repeated_text * (200_000 // len(repeated_text)))
 
     assert time.process_time() - started_at < 5

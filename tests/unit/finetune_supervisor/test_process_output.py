@@ -1,4 +1,4 @@
-"""Termination message of a supervisor process whose program failed."""
+"""Tests of the termination message that a supervisor process writes after a failed program."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from testing.processes.supervisor_environment import environment
 
 HIDDEN_VALUE = "a-token-of-a-user"
 
-# Runs the supervisor with a patched statvfs, so that the volume of the output has no free blocks.
+# Program that runs the supervisor with a patched statvfs, which reports no free blocks on the output volume.
 FULL_OUTPUT = """
 import os, runpy, sys
 original = os.statvfs
@@ -25,13 +25,13 @@ runpy.run_module("finetune_supervisor", run_name="__main__", alter_sys=True)
 
 
 def run_and_read_termination(
-    folder: Path, program: str, *, supervisor: tuple[str, ...], **variables: str
+    folder: Path, program: str, *, supervisor_args: tuple[str, ...], **variables: str
 ) -> dict[str, str]:
     """Run a Python program under a supervisor and return the termination message."""
     config = folder / "job.json"
     config.write_text(json.dumps({"command": {"exec": [sys.executable, "-c", program]}}))
     subprocess.run(
-        [sys.executable, *supervisor],
+        [sys.executable, *supervisor_args],
         env={**environment(folder), contract.CONFIG: str(config), "MASTER_ADDR": "localhost", **variables},
         timeout=60,
         check=False,
@@ -41,22 +41,22 @@ def run_and_read_termination(
     return termination
 
 
-def test_the_termination_message_contains_no_secret(tmp_path: Path) -> None:
+def test_termination_message_contains_no_secret(tmp_path: Path) -> None:
     raises = "import os; raise ValueError('401 for ' + os.environ['USER_VARIABLE'])"
     module = ("-m", "finetune_supervisor")
     termination = run_and_read_termination(
-        tmp_path, raises, supervisor=module, USER_VARIABLE=HIDDEN_VALUE, FINETUNE_HIDDEN_ENV="USER_VARIABLE"
+        tmp_path, raises, supervisor_args=module, USER_VARIABLE=HIDDEN_VALUE, FINETUNE_HIDDEN_ENV="USER_VARIABLE"
     )
 
     assert "401 for ***" in termination["message"]
     assert HIDDEN_VALUE not in json.dumps(termination)
 
 
-def test_the_termination_message_names_the_full_volume(tmp_path: Path) -> None:
+def test_termination_message_names_the_full_volume(tmp_path: Path) -> None:
     output = tmp_path / "output"
     output.mkdir()
     termination = run_and_read_termination(
-        tmp_path, "import os; raise OSError(28, os.strerror(28))", supervisor=("-c", FULL_OUTPUT)
+        tmp_path, "import os; raise OSError(28, os.strerror(28))", supervisor_args=("-c", FULL_OUTPUT)
     )
 
     assert "No space left on device" in termination["message"]

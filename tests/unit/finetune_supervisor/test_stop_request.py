@@ -1,4 +1,4 @@
-"""Steps of a stop request: signal_count, phases of the ranks, and times."""
+"""Tests of the state machine of stop requests."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def advance(
     return stop.advance(signal_count=signal_count, phase=phase, is_command=is_command, now=now)
 
 
-def test_without_a_signal_nothing_happens() -> None:
+def test_no_action_is_taken_without_a_signal() -> None:
     assert advance(RUNNING, signal_count=0) == (RUNNING, ())
 
 
 @pytest.mark.parametrize("phase", [contract.TRAIN, contract.EVAL, contract.SAVE, contract.PUBLISH, contract.DONE])
-def test_the_first_signal_requests_a_checkpoint_of_the_trainer(phase: str) -> None:
+def test_first_signal_requests_a_checkpoint_from_the_trainer(phase: str) -> None:
     stop, actions = advance(RUNNING, phase=phase)
 
     assert actions == (StopAction.SAVE,)
@@ -41,7 +41,7 @@ def test_the_first_signal_requests_a_checkpoint_of_the_trainer(phase: str) -> No
 
 
 @pytest.mark.parametrize("phase", ["", contract.INIT, contract.LOAD])
-def test_before_training_the_first_signal_ends_the_ranks(phase: str) -> None:
+def test_first_signal_before_training_ends_the_ranks(phase: str) -> None:
     stop, actions = advance(RUNNING, phase=phase)
 
     assert actions == (StopAction.TERMINATE,)
@@ -49,21 +49,21 @@ def test_before_training_the_first_signal_ends_the_ranks(phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["", contract.INIT, contract.TRAIN])
-def test_the_first_signal_is_forwarded_to_a_command(phase: str) -> None:
+def test_first_signal_is_forwarded_to_a_command(phase: str) -> None:
     stop, actions = advance(RUNNING, phase=phase, is_command=True)
 
     assert actions == (StopAction.FORWARD,)
     assert (stop.is_requested, stop.reason) == (True, "")
 
 
-def test_two_signals_at_once_do_both_steps() -> None:
+def test_two_simultaneous_signals_cause_both_actions() -> None:
     stop, actions = advance(RUNNING, signal_count=2)
 
     assert actions == (StopAction.SAVE, StopAction.TERMINATE)
     assert stop.reason == SECOND_SIGNAL
 
 
-def test_a_second_signal_ends_the_ranks_without_a_checkpoint() -> None:
+def test_second_signal_ends_the_ranks_without_a_checkpoint() -> None:
     stop, actions = advance(SAVING, signal_count=2, now=105.0)
 
     assert actions == (StopAction.TERMINATE,)
@@ -71,7 +71,7 @@ def test_a_second_signal_ends_the_ranks_without_a_checkpoint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grace_seconds", "now", "is_over"),
+    ("grace_seconds", "now", "has_expired"),
     [
         pytest.param(60, 155.0, False, id="five seconds before the kubelet's SIGKILL"),
         pytest.param(60, 155.1, True, id="less than five seconds before it"),
@@ -79,19 +79,17 @@ def test_a_second_signal_ends_the_ranks_without_a_checkpoint() -> None:
         pytest.param(4, 102.1, True, id="more than half of a short grace period"),
     ],
 )
-def test_the_ranks_are_ended_shortly_before_the_grace_period_is_over(
-    grace_seconds: float, now: float, is_over: bool
+def test_ranks_are_ended_shortly_before_the_grace_period_expires(
+    grace_seconds: float, now: float, has_expired: bool
 ) -> None:
     stop, actions = advance(StopRequest(grace_seconds=grace_seconds, requested_at=100.0), now=now)
 
-    assert actions == ((StopAction.TERMINATE,) if is_over else ())
-    assert stop.reason == (GRACE_OVER.replace("60", str(grace_seconds)) if is_over else "")
+    assert actions == ((StopAction.TERMINATE,) if has_expired else ())
+    assert stop.reason == (GRACE_OVER.replace("60", str(grace_seconds)) if has_expired else "")
 
 
 @pytest.mark.parametrize(("now", "actions"), [(113.0, ()), (113.1, (StopAction.KILL,)), (900.0, (StopAction.KILL,))])
-def test_sigkill_follows_three_seconds_after_sigterm_and_is_repeated(
-    now: float, actions: tuple[StopAction, ...]
-) -> None:
+def test_sigkill_is_sent_three_seconds_after_sigterm_and_repeated(now: float, actions: tuple[StopAction, ...]) -> None:
     assert advance(TERMINATED, now=now) == (TERMINATED, actions)
 
 

@@ -1,4 +1,4 @@
-"""Names of full volumes in error messages about missing space."""
+"""Tests of adding the names of full volumes to error messages."""
 
 import os
 from pathlib import Path
@@ -29,13 +29,13 @@ def test_full_volumes_are_appended_to_the_message(message: str) -> None:
     assert append_full_volumes(message, [*FOLDERS, Path("/none")]) == f"{message} (full: /shm, /tmp)"
 
 
-def test_a_volume_that_the_message_names_is_not_appended() -> None:
+def test_volume_named_in_the_message_is_not_appended() -> None:
     message = "/output is full (No space left on device)"
     assert append_full_volumes(message, [Path("/shm")]) == f"{message} (full: /shm)"
     assert append_full_volumes("/shm is full (No space left on device)", [Path("/shm")]).endswith("on device)")
 
 
-def test_a_volume_with_free_space_is_not_appended() -> None:
+def test_volume_with_free_space_is_not_appended() -> None:
     message = "[Errno 28] No space left on device"
     assert append_full_volumes(message, [Path("/output")]) == message
 

@@ -1,4 +1,4 @@
-"""Failures of ranks, read from error files and exit codes, and choice of the first one."""
+"""Tests of reading rank failures and finding the first one."""
 
 import json
 import os
@@ -13,33 +13,33 @@ LOST = "[../gloo/transport/tcp/pair.cc:537] Connection closed by peer [10.0.0.7]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
+def run_folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path)
 
 
-def write_error_file(run: RunFolder, local_rank: int, error: str, *, at: float) -> None:
-    """Write an error file like torchrun's @record, with this modification time."""
-    path = run.torchrun / "none_x1" / "attempt_0" / str(local_rank) / "error.json"
+def write_error_file(run_folder: RunFolder, local_rank: int, error: str, *, modified_at: float) -> None:
+    """Write an error file in the format of torchrun's @record."""
+    path = run_folder.torchrun / "none_x1" / "attempt_0" / str(local_rank) / "error.json"
     path.parent.mkdir(parents=True)
-    extra = {"py_callstack": f"Traceback\n{error}", "timestamp": str(int(at))}
+    extra = {"py_callstack": f"Traceback\n{error}", "timestamp": str(int(modified_at))}
     path.write_text(json.dumps({"message": {"message": error, "extraInfo": extra}}))
-    os.utime(path, (at, at))
+    os.utime(path, (modified_at, modified_at))
 
 
-def write_exits(run: RunFolder, **codes: int) -> None:
+def write_exits(run_folder: RunFolder, **codes: int) -> None:
     exits = {name.removeprefix("rank"): {"code": code, "time": 100} for name, code in codes.items()}
-    run.exits.write_text(json.dumps(exits))
+    run_folder.exits.write_text(json.dumps(exits))
 
 
-def test_without_files_there_is_no_failure(run: RunFolder) -> None:
-    assert find_first_failure(read_failures(run)) is None
+def test_run_folder_without_files_has_no_failure(run_folder: RunFolder) -> None:
+    assert find_first_failure(read_failures(run_folder)) is None
 
 
-def test_an_error_file_yields_type_message_and_stack(run: RunFolder) -> None:
-    write_error_file(run, 1, "DatasetError: rows.jsonl line 3: expected: a list", at=100.5)
-    write_exits(run, rank1=1)
+def test_error_file_contains_type_message_and_stack(run_folder: RunFolder) -> None:
+    write_error_file(run_folder, 1, "DatasetError: rows.jsonl line 3: expected: a list", modified_at=100.5)
+    write_exits(run_folder, rank1=1)
 
-    failure = find_first_failure(read_failures(run))
+    failure = find_first_failure(read_failures(run_folder))
 
     assert failure is not None
     assert (failure.local_rank, failure.error_type) == (1, "DatasetError")
@@ -48,11 +48,11 @@ def test_an_error_file_yields_type_message_and_stack(run: RunFolder) -> None:
     assert (failure.time, failure.exit_code, failure.signal, failure.victim) == (100.5, 1, None, False)
 
 
-def test_the_earliest_exception_is_the_first_failure(run: RunFolder) -> None:
-    write_error_file(run, 0, "ValueError: late", at=100.9)
-    write_error_file(run, 1, "ValueError: early", at=100.2)
+def test_earliest_exception_is_the_first_failure(run_folder: RunFolder) -> None:
+    write_error_file(run_folder, 0, "ValueError: late", modified_at=100.9)
+    write_error_file(run_folder, 1, "ValueError: early", modified_at=100.2)
 
-    failure = find_first_failure(read_failures(run))
+    failure = find_first_failure(read_failures(run_folder))
 
     assert failure is not None
     assert failure.message == "early"
@@ -69,67 +69,67 @@ def test_the_earliest_exception_is_the_first_failure(run: RunFolder) -> None:
         "ConnectionAbortedError: [Errno 103]",
     ],
 )
-def test_a_victim_is_not_the_first_failure_even_if_it_is_the_earliest(run: RunFolder, error: str) -> None:
-    write_error_file(run, 0, error, at=100.1)
-    write_error_file(run, 1, "OutOfMemoryError: CUDA out of memory", at=100.8)
+def test_earliest_failure_is_ignored_if_it_is_a_victim(run_folder: RunFolder, error: str) -> None:
+    write_error_file(run_folder, 0, error, modified_at=100.1)
+    write_error_file(run_folder, 1, "OutOfMemoryError: CUDA out of memory", modified_at=100.8)
 
-    failure = find_first_failure(read_failures(run))
+    failure = find_first_failure(read_failures(run_folder))
 
     assert failure is not None
     assert failure.error_type == "OutOfMemoryError"
 
 
-def test_if_all_are_victims_the_first_failure_is_one(run: RunFolder) -> None:
-    write_error_file(run, 0, f"RuntimeError: {LOST}", at=100.1)
+def test_victim_is_the_first_failure_if_all_failures_are_victims(run_folder: RunFolder) -> None:
+    write_error_file(run_folder, 0, f"RuntimeError: {LOST}", modified_at=100.1)
 
-    failure = find_first_failure(read_failures(run))
+    failure = find_first_failure(read_failures(run_folder))
 
     assert failure is not None
     assert failure.victim
 
 
-def test_a_killed_rank_has_only_a_signal(run: RunFolder) -> None:
-    write_error_file(run, 0, f"RuntimeError: {LOST}", at=99.5)
-    write_exits(run, rank0=1, rank1=-9)
+def test_killed_rank_without_error_file_is_the_first_failure(run_folder: RunFolder) -> None:
+    write_error_file(run_folder, 0, f"RuntimeError: {LOST}", modified_at=99.5)
+    write_exits(run_folder, rank0=1, rank1=-9)
 
-    failure = find_first_failure(read_failures(run))
+    failure = find_first_failure(read_failures(run_folder))
 
     assert failure is not None
     assert (failure.local_rank, failure.error_type, failure.signal) == (1, "RankKilled", 9)
     assert "SIGKILL" in failure.message
 
 
-def test_a_rank_terminated_by_torchrun_is_a_victim(run: RunFolder) -> None:
-    write_exits(run, rank0=-15, rank1=42)
+def test_rank_terminated_by_torchrun_is_a_victim(run_folder: RunFolder) -> None:
+    write_exits(run_folder, rank0=-15, rank1=42)
 
-    failure = find_first_failure(read_failures(run))
+    failure = find_first_failure(read_failures(run_folder))
 
     assert failure is not None
     assert (failure.local_rank, failure.error_type, failure.exit_code) == (1, "RankExited", 42)
 
 
-def test_the_error_of_the_launcher_is_used_if_no_rank_has_one(run: RunFolder) -> None:
+def test_launcher_error_is_used_if_no_rank_failed(run_folder: RunFolder) -> None:
     record = {"message": "DistNetworkError: the port is in use", "extraInfo": {"py_callstack": "Traceback"}}
-    run.launcher_error.write_text(json.dumps({"message": record}))
+    run_folder.launcher_error.write_text(json.dumps({"message": record}))
 
-    failure = find_first_failure(read_failures(run))
+    failure = find_first_failure(read_failures(run_folder))
 
     assert failure is not None
     assert (failure.local_rank, failure.error_type) == (None, "DistNetworkError")
 
 
 @pytest.mark.parametrize("text", ["", "no json", "[]", '{"message": "plain"}'])
-def test_the_text_of_an_error_file_in_another_format_becomes_the_message(run: RunFolder, text: str) -> None:
-    write_error_file(run, 0, "x", at=1)
-    next(run.torchrun.rglob("error.json")).write_text(text)
+def test_error_file_in_unknown_format_becomes_the_message(run_folder: RunFolder, text: str) -> None:
+    write_error_file(run_folder, 0, "x", modified_at=1)
+    next(run_folder.torchrun.rglob("error.json")).write_text(text)
 
-    failure = find_first_failure(read_failures(run))
+    failure = find_first_failure(read_failures(run_folder))
 
     assert failure is not None
     assert (failure.error_type, failure.message) == ("UnknownError", text)
 
 
-def test_an_invalid_file_of_exit_codes_is_ignored(run: RunFolder) -> None:
-    run.exits.write_text("[1]")
+def test_invalid_exit_code_file_is_ignored(run_folder: RunFolder) -> None:
+    run_folder.exits.write_text("[1]")
 
-    assert find_first_failure(read_failures(run)) is None
+    assert find_first_failure(read_failures(run_folder)) is None

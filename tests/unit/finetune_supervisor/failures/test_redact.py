@@ -1,4 +1,4 @@
-"""Removal of secrets from termination messages."""
+"""Tests of redacting secrets in termination messages."""
 
 import pytest
 
@@ -16,7 +16,7 @@ ENV = {
 }
 
 
-def test_values_from_secrets_and_of_secret_names_are_found() -> None:
+def test_values_of_secret_variables_are_found() -> None:
     assert find_secrets(ENV) == ("0123456789abcdef", "postgres-pass-1")
     assert find_secrets({}) == ()
 
@@ -37,7 +37,7 @@ def test_only_secrets_are_replaced(text: str, redacted: str | None) -> None:
     assert redact(text, find_secrets(ENV)) == (text if redacted is None else redacted)
 
 
-def test_a_secret_that_contains_another_is_replaced_completely() -> None:
+def test_secret_that_contains_another_secret_is_replaced_completely() -> None:
     assert (
         redact("prefix-secret-value", find_secrets({"A_TOKEN": "secret-value", "B_TOKEN": "prefix-secret-value"}))
         == "***"

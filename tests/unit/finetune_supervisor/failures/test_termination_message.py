@@ -1,4 +1,4 @@
-"""Encoding of the termination message, and its parsing by the operator."""
+"""Tests of encoding termination messages and parsing them in the operator."""
 
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -40,7 +40,7 @@ FULL = TerminationMessage(
 )
 
 
-def test_the_operator_parses_every_field_of_the_supervisor() -> None:
+def test_operator_parses_every_field_written_by_the_supervisor() -> None:
     parsed = parse_termination(encode_termination(FULL).decode())
 
     assert parsed is not None
@@ -54,7 +54,7 @@ def test_the_operator_parses_every_field_of_the_supervisor() -> None:
 @pytest.mark.parametrize(
     "outcome", [contract.STARTING, contract.RUNNING, contract.SUCCEEDED, contract.STOPPED, contract.FAILED]
 )
-def test_the_operator_parses_every_outcome(outcome: str) -> None:
+def test_operator_parses_every_outcome(outcome: str) -> None:
     parsed = parse_termination(encode_termination(TerminationMessage(node_rank=0, attempt=0, outcome=outcome)).decode())
 
     assert parsed is not None
@@ -62,7 +62,7 @@ def test_the_operator_parses_every_outcome(outcome: str) -> None:
 
 
 @given(message=st.text(max_size=9000), stack=st.text(max_size=9000))
-def test_an_encoded_message_always_fits_and_parses(message: str, stack: str) -> None:
+def test_encoded_message_is_valid_and_below_the_size_limit(message: str, stack: str) -> None:
     encoded = encode_termination(
         TerminationMessage(node_rank=0, attempt=0, error_type="X", message=message, stack=stack)
     )
@@ -73,7 +73,7 @@ def test_an_encoded_message_always_fits_and_parses(message: str, stack: str) -> 
     assert parsed.error_type == "X"
 
 
-def test_the_stack_is_shortened_before_the_message() -> None:
+def test_stack_is_truncated_before_the_message() -> None:
     parsed = parse_termination(
         encode_termination(TerminationMessage(0, 0, message="m" * 3000, stack="s" * 3000 + "end")).decode()
     )
@@ -83,7 +83,7 @@ def test_the_stack_is_shortened_before_the_message() -> None:
     assert parsed.stack.endswith("end")
 
 
-def test_a_long_message_is_shortened_from_its_end() -> None:
+def test_long_message_is_truncated_at_its_end() -> None:
     parsed = parse_termination(
         encode_termination(TerminationMessage(0, 0, message="start" + "m" * 9000, stack="s")).decode()
     )
@@ -98,7 +98,7 @@ def test_lone_surrogates_are_encoded() -> None:
     assert parse_termination(encode_termination(TerminationMessage(0, 0, message="\udcff")).decode()) is not None
 
 
-def test_a_shorter_message_replaces_a_longer_one_completely(tmp_path: Path) -> None:
+def test_shorter_message_replaces_a_longer_one_completely(tmp_path: Path) -> None:
     path = tmp_path / "termination-log"
 
     write_termination(path, FULL)

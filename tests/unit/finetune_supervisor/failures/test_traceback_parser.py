@@ -1,4 +1,4 @@
-"""Failures parsed from the output of programs that write no error files."""
+"""Tests of parsing failures from the output of programs without error files."""
 
 import pytest
 
@@ -74,7 +74,7 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 """
 
 
-def test_an_exception_has_a_type_a_message_and_a_stack() -> None:
+def test_exception_has_type_message_and_stack() -> None:
     (exception,) = parse_exceptions(OWN)
 
     assert (exception.rank, exception.error_type, exception.message) == (None, "ValueError", "row 7 has no label")
@@ -82,39 +82,39 @@ def test_an_exception_has_a_type_a_message_and_a_stack() -> None:
     assert exception.stack.endswith("ValueError: row 7 has no label")
 
 
-def test_prefixed_lines_of_two_ranks_are_separated() -> None:
+def test_interleaved_lines_of_two_ranks_are_separated() -> None:
     assert [(exception.rank, exception.error_type) for exception in parse_exceptions(MIXED)] == [
         (1, "ValueError"),
         (0, "RuntimeError"),
     ]
 
 
-def test_a_victim_is_not_the_cause_even_if_it_is_printed_last() -> None:
+def test_victim_printed_last_is_not_the_root_exception() -> None:
     cause = find_root_exception(MIXED, rank=None)
 
     assert cause is not None
     assert cause.rank == 1
 
 
-def test_the_exception_of_a_known_rank_is_returned() -> None:
+def test_root_exception_of_a_given_rank_is_found() -> None:
     cause = find_root_exception(MIXED, rank=0)
 
     assert cause is not None
     assert cause.error_type == "RuntimeError"
 
 
-def test_the_exception_of_another_rank_is_not_returned() -> None:
+def test_exceptions_of_other_ranks_are_ignored() -> None:
     assert find_root_exception(MIXED, rank=7) is None
 
 
-def test_the_last_exception_of_a_chain_is_returned() -> None:
+def test_last_exception_of_a_chain_is_the_root_exception() -> None:
     cause = find_root_exception(CHAINED, rank=None)
 
     assert cause is not None
     assert (cause.error_type, cause.message) == ("ConfigError", "no config")
 
 
-def test_a_message_may_have_several_lines() -> None:
+def test_multi_line_message_is_parsed() -> None:
     text = OWN.replace("row 7 has no label\n", "two keys do not fit:\n\tsize of a\n\tsize of b\nstep 2\n")
 
     (exception,) = parse_exceptions(text)
@@ -122,7 +122,7 @@ def test_a_message_may_have_several_lines() -> None:
     assert exception.message == "two keys do not fit:\n\tsize of a\n\tsize of b"
 
 
-def test_a_syntax_error_has_no_header() -> None:
+def test_syntax_error_without_traceback_header_is_parsed() -> None:
     text = "  File \"/workspace/train.py\", line 3\n    def f(\n         ^\nSyntaxError: '(' was never closed\n"
 
     cause = find_root_exception(text, rank=None)
@@ -132,12 +132,12 @@ def test_a_syntax_error_has_no_header() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "step 1\nWarning: slow\n", "Traceback (most recent call last):\n"])
-def test_output_without_an_exception_yields_none(text: str) -> None:
+def test_output_without_exception_has_no_root_exception(text: str) -> None:
     assert find_root_exception(text, rank=None) is None
 
 
 @pytest.mark.parametrize("code", [1, -6], ids=["exit code 1", "SIGABRT"])
-def test_the_exception_of_a_terminated_rank_is_the_cause_if_torchrun_noticed_its_victim_first(code: int) -> None:
+def test_exception_of_a_terminated_rank_is_the_cause_of_its_victim(code: int) -> None:
     output = MIXED.replace("[rank1]", "[rank4]").replace("[rank0]", "[rank5]")
 
     failure = parse_failure_report(output + REPORT.format(code=code) + LAUNCHER, code=1, time=5.0)
@@ -146,13 +146,13 @@ def test_the_exception_of_a_terminated_rank_is_the_cause_if_torchrun_noticed_its
     assert (failure.victim, failure.signal) == (False, None)
 
 
-def test_an_abort_without_the_exception_of_another_rank_is_the_cause() -> None:
+def test_abort_is_the_cause_if_no_other_rank_raised_an_exception() -> None:
     failure = parse_failure_report(REPORT.format(code=-6) + LAUNCHER, code=1, time=5.0)
 
     assert (failure.local_rank, failure.signal, failure.victim) == (1, 6, False)
 
 
-def test_an_exception_that_was_logged_earlier_is_not_the_cause() -> None:
+def test_exception_logged_earlier_is_not_the_cause() -> None:
     text = OWN.replace("ValueError", "TimeoutError").replace("row 7 has no label", "try again") + OWN
 
     cause = find_root_exception(text, rank=None)
@@ -161,7 +161,7 @@ def test_an_exception_that_was_logged_earlier_is_not_the_cause() -> None:
     assert cause.error_type == "ValueError"
 
 
-def test_the_exception_of_the_launcher_is_not_the_cause() -> None:
+def test_launcher_exception_is_not_the_cause() -> None:
     failure = parse_failure_report(OWN + REPORT.format(code=1) + LAUNCHER, code=1, time=5.0)
 
     assert (failure.error_type, failure.message, failure.local_rank, failure.exit_code) == (
@@ -176,8 +176,8 @@ def find_rank(failure: RankFailure) -> int | None:
     return failure.local_rank
 
 
-def test_a_victim_that_torchrun_noticed_first_does_not_hide_the_cause() -> None:
-    """The victim aborts on shutdown; torchrun then terminates the rank that raised, before that rank has exited."""
+def test_victim_detected_first_does_not_hide_the_cause() -> None:
+    """The victim aborts on shutdown, and torchrun terminates the rank with the exception before it exits."""
     aborted, terminated = build_failure_from_exit_code(0, -6, 5.0), build_failure_from_exit_code(1, -15, 5.0)
 
     victim, cause = explain_failures((aborted, terminated), MIXED, find_rank=find_rank)
@@ -191,26 +191,26 @@ def test_a_victim_that_torchrun_noticed_first_does_not_hide_the_cause() -> None:
     )
 
 
-def test_a_terminated_rank_is_not_explained_if_another_rank_is_the_cause() -> None:
+def test_terminated_rank_keeps_its_failure_if_another_rank_is_the_cause() -> None:
     killed, terminated = build_failure_from_exit_code(0, -9, 5.0), build_failure_from_exit_code(1, -15, 5.0)
 
     assert explain_failures((killed, terminated), MIXED, find_rank=find_rank) == (killed, terminated)
 
 
-def test_a_crash_is_not_explained_by_an_exception_logged_earlier() -> None:
+def test_crash_is_not_attributed_to_an_exception_logged_earlier() -> None:
     crashed = build_failure_from_exit_code(1, -6, 5.0)
 
     assert explain_failures((crashed,), MIXED, find_rank=find_rank) == (crashed,)
 
 
-def test_the_report_of_torchrun_names_a_killed_rank() -> None:
+def test_killed_rank_is_parsed_from_the_torchrun_report() -> None:
     failure = parse_failure_report(REPORT.format(code=-9) + LAUNCHER, code=1, time=5.0)
 
     assert (failure.error_type, failure.signal, failure.local_rank, failure.victim) == ("RankKilled", 9, 1, False)
 
 
 @pytest.mark.parametrize("error", ["TimeoutError: timed out", "ConnectionError: end of stream", "BrokenPipeError"])
-def test_a_socket_error_of_a_program_without_torch_makes_it_a_victim(error: str) -> None:
+def test_socket_error_of_a_program_without_torch_marks_a_victim(error: str) -> None:
     failure = parse_failure_report(
         f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n{error}\n', code=1, time=5.0
     )
@@ -219,12 +219,12 @@ def test_a_socket_error_of_a_program_without_torch_makes_it_a_victim(error: str)
     assert failure.error_type == error.partition(":")[0]
 
 
-def test_a_program_without_torchrun_fails_with_its_exit_code() -> None:
+def test_program_without_torchrun_fails_with_its_exit_code() -> None:
     assert parse_failure_report("usage: train [-h]\n", code=2, time=5.0).error_type == "RankExited"
     assert parse_failure_report("", code=-11, time=5.0).signal == 11
 
 
-def test_a_killed_rank_is_not_explained_by_an_exception_of_another_rank() -> None:
+def test_killed_rank_is_not_attributed_to_an_exception_of_another_rank() -> None:
     killed = build_failure_from_exit_code(1, -9, 5.0)
 
     assert explain_failure(killed, OWN, rank=1) == killed
@@ -239,13 +239,13 @@ def test_a_killed_rank_is_not_explained_by_an_exception_of_another_rank() -> Non
         pytest.param("no GPU\n" + REPORT.format(code=3), "no GPU", id="before torchrun's report"),
     ],
 )
-def test_the_last_line_with_text_is_found(text: str, line: str) -> None:
+def test_last_non_empty_line_is_found(text: str, line: str) -> None:
     assert find_last_line(text, rank=None) == line
     assert find_last_line(text, rank=1) == line
 
 
-def test_the_last_line_of_another_rank_is_ignored() -> None:
-    """A peer reports the lost connection after the rank exited; its line would make that rank a victim."""
+def test_last_line_of_another_rank_is_ignored() -> None:
+    """A peer logs the lost connection later, which would identify the failed rank as a victim."""
     output = "no licence left\n[rank2]: DistBackendError: Connection closed by peer\n"
 
     assert find_last_line(output, rank=3) == "no licence left"

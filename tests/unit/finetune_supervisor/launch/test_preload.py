@@ -1,4 +1,4 @@
-"""Imports that the launcher runs before it forks the ranks, and conditions for a fork."""
+"""Tests of early imports in the launcher and of the conditions for a fork."""
 
 import ast
 import ctypes
@@ -30,12 +30,12 @@ from transformers import (Trainer,
 '''
 
 
-def leading_imports(source: str) -> list[str]:
+def list_leading_imports(source: str) -> list[str]:
     return [ast.unparse(statement) for statement in find_leading_imports(source)]
 
 
-def test_imports_of_known_libraries_are_found_among_harmless_statements() -> None:
-    assert leading_imports(HARMLESS_SCRIPT) == [
+def test_library_imports_between_harmless_statements_are_found() -> None:
+    assert list_leading_imports(HARMLESS_SCRIPT) == [
         "import numpy as np",
         "import torch.distributed as dist",
         "from torch.nn.parallel import DistributedDataParallel",
@@ -44,7 +44,7 @@ def test_imports_of_known_libraries_are_found_among_harmless_statements() -> Non
 
 
 @pytest.mark.parametrize(
-    "first",
+    "first_statement",
     [
         pytest.param(
             'import os\nos.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"', id="environment variable"
@@ -59,11 +59,11 @@ def test_imports_of_known_libraries_are_found_among_harmless_statements() -> Non
         pytest.param("import dotenv", id="other library"),
     ],
 )
-def test_the_search_ends_at_a_statement_that_could_affect_an_import(first: str) -> None:
-    assert leading_imports(f"import numpy\n{first}\nimport torch\n") == ["import numpy"]
+def test_search_ends_at_a_statement_that_could_affect_imports(first_statement: str) -> None:
+    assert list_leading_imports(f"import numpy\n{first_statement}\nimport torch\n") == ["import numpy"]
 
 
-def test_an_invalid_or_missing_script_raises_no_error(tmp_path: Path) -> None:
+def test_invalid_or_missing_script_raises_no_error(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import torch\nthis is no Python")
     preload_script(script)
@@ -101,7 +101,7 @@ print(*(name in sys.modules for name in ("torch.distributed.tensor", "torch.dist
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks its ranks")
-def test_a_process_with_another_thread_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_with_another_thread_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     assert can_fork_safely()
     monkeypatch.setattr(threading, "active_count", lambda: 2)
@@ -109,7 +109,7 @@ def test_a_process_with_another_thread_is_not_forked(monkeypatch: pytest.MonkeyP
 
 
 class FakeCudaDriver:
-    """libcuda with a fixed result of cuDeviceGetCount."""
+    """Fake libcuda whose cuDeviceGetCount returns a fixed result."""
 
     def __init__(self, result: int) -> None:
         self._result = result
@@ -119,12 +119,12 @@ class FakeCudaDriver:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks its ranks")
-@pytest.mark.parametrize(("result", "expected"), [(3, True), (0, False), (100, False)])
-def test_a_process_with_initialized_cuda_is_not_forked(
-    monkeypatch: pytest.MonkeyPatch, result: int, expected: bool
+@pytest.mark.parametrize(("result", "can_fork"), [(3, True), (0, False), (100, False)])
+def test_process_with_initialized_cuda_is_not_forked(
+    monkeypatch: pytest.MonkeyPatch, result: int, can_fork: bool
 ) -> None:
     """3 is CUDA_ERROR_NOT_INITIALIZED, the result in a process that has not called cuInit."""
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: FakeCudaDriver(result))
 
-    assert can_fork_safely() is expected
+    assert can_fork_safely() is can_fork

@@ -1,4 +1,4 @@
-"""The program that the supervisor starts, and its environment."""
+"""Tests of the environment of the trainer program."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ from finetune_supervisor.launch.program import enable_flight_recorder, plan_trai
 from testing.builders.nodes import node
 
 
-def test_the_flight_recorder_writes_next_to_the_logs(tmp_path: Path) -> None:
+def test_flight_recorder_writes_next_to_the_logs(tmp_path: Path) -> None:
     this_node = replace(node(tmp_path), output=tmp_path / "output", attempt=2)
 
     env = enable_flight_recorder({"PATH": "/bin"}, this_node)
@@ -27,5 +27,5 @@ def test_flight_recorder_variables_of_the_user_take_precedence(tmp_path: Path) -
         assert {env.get(each) for each in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")} == {"0", None}
 
 
-def test_without_an_output_the_flight_recorder_is_not_enabled(tmp_path: Path) -> None:
+def test_flight_recorder_is_disabled_without_an_output(tmp_path: Path) -> None:
     assert enable_flight_recorder({"A": "1"}, replace(node(tmp_path), output=None)) == {"A": "1"}

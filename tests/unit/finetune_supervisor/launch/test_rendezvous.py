@@ -1,4 +1,4 @@
-"""Rendezvous of nodes with a TCPStore of torch."""
+"""Tests of the rendezvous with a real TCPStore."""
 
 import threading
 import time
@@ -15,17 +15,17 @@ from testing.processes.supervisors import free_port
 def test_all_nodes_join_and_node_rank_zero_leaves_last(tmp_path: Path) -> None:
     port, order = free_port(), []
 
-    def join_and_leave(node_rank: int, *, delay: float) -> None:
-        time.sleep(delay)
+    def join_and_leave(node_rank: int, *, delay_seconds: float) -> None:
+        time.sleep(delay_seconds)
         rendezvous = Rendezvous(node(tmp_path, node_rank=node_rank, master_port=port), timeout_seconds=20)
         rendezvous.wait_for_all()
         order.append(f"joined {node_rank}")
-        time.sleep(delay)
+        time.sleep(delay_seconds)
         rendezvous.leave(time.sleep)
         order.append(f"left {node_rank}")
 
     threads = [
-        threading.Thread(target=join_and_leave, args=(node_rank,), kwargs={"delay": 0.5 * node_rank})
+        threading.Thread(target=join_and_leave, args=(node_rank,), kwargs={"delay_seconds": 0.5 * node_rank})
         for node_rank in (0, 1)
     ]
     for thread in threads:
@@ -37,7 +37,7 @@ def test_all_nodes_join_and_node_rank_zero_leaves_last(tmp_path: Path) -> None:
     assert order[2:] == ["left 1", "left 0"]
 
 
-def test_missing_nodes_are_named(tmp_path: Path) -> None:
+def test_missing_nodes_are_named_in_the_error(tmp_path: Path) -> None:
     rendezvous = Rendezvous(node(tmp_path, nodes=4, master_port=free_port()), timeout_seconds=0.5)
 
     with pytest.raises(RendezvousTimeoutError, match=r"node ranks 1, 2, 3 of 4 did not join within 0s"):
@@ -45,7 +45,7 @@ def test_missing_nodes_are_named(tmp_path: Path) -> None:
 
 
 def test_nodes_of_different_attempts_do_not_join_each_other(tmp_path: Path) -> None:
-    """A zombie of an earlier attempt connects to the current store and finds no node of its attempt."""
+    """A zombie of an earlier attempt can connect to the store, but not join the current attempt."""
     port = free_port()
     rendezvous = Rendezvous(node(tmp_path, attempt=2, master_port=port), timeout_seconds=1)
     zombie = Rendezvous(node(tmp_path, attempt=1, node_rank=1, master_port=port), timeout_seconds=1)
@@ -56,16 +56,14 @@ def test_nodes_of_different_attempts_do_not_join_each_other(tmp_path: Path) -> N
         rendezvous.wait_for_all()
 
 
-def test_an_unreachable_master_is_named_with_its_address(tmp_path: Path) -> None:
+def test_unreachable_master_is_reported_with_its_address(tmp_path: Path) -> None:
     port = free_port()
 
     with pytest.raises(RendezvousConnectionError, match=rf"127\.0\.0\.1:{port}, the address of node rank 0"):
         Rendezvous(node(tmp_path, node_rank=1, master_port=port), timeout_seconds=1)
 
 
-def test_node_rank_zero_leaves_after_a_timeout_if_others_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_rank_zero_leaves_after_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous_module, "LEAVE_TIMEOUT_SECONDS", 0.3)
     pauses: list[float] = []
 

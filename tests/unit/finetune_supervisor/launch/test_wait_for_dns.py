@@ -1,4 +1,4 @@
-"""The wait for the host name of node rank 0, on a fake clock."""
+"""Tests of the DNS lookup of node rank 0 with a fake clock."""
 
 import socket
 import time
@@ -10,7 +10,7 @@ from finetune_supervisor.launch.wait_for_dns import DnsTimeout, wait_for_master
 
 
 class FakeClock:
-    """A clock that advances only during pauses."""
+    """Clock that advances only during pauses."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     return clock
 
 
-def resolver(clock: FakeClock, *, resolves_at: float) -> Callable[..., list[object]]:
+def build_getaddrinfo(clock: FakeClock, *, resolves_at: float) -> Callable[..., list[object]]:
     def getaddrinfo(_host: str, *_: object, **__: object) -> list[object]:
         clock.lookups_at.append(clock.now)
         if clock.now < resolves_at:
@@ -38,15 +38,17 @@ def resolver(clock: FakeClock, *, resolves_at: float) -> Callable[..., list[obje
 
 
 def test_node_rank_zero_looks_up_its_name_immediately(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, resolves_at=0))
+    monkeypatch.setattr(socket, "getaddrinfo", build_getaddrinfo(clock, resolves_at=0))
 
     wait_for_master("bert-0-0.bert", node_rank=0, pause=clock.pause)
 
     assert clock.lookups_at == [0]
 
 
-def test_other_nodes_start_after_a_second_and_back_off(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, resolves_at=60))
+def test_other_nodes_start_lookups_after_a_second_with_backoff(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", build_getaddrinfo(clock, resolves_at=60))
 
     wait_for_master("bert-0-0.bert", node_rank=1, pause=clock.pause)
 
@@ -56,10 +58,8 @@ def test_other_nodes_start_after_a_second_and_back_off(clock: FakeClock, monkeyp
     assert max(gaps) <= 10
 
 
-def test_a_name_that_never_resolves_raises_with_name_and_cause(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, resolves_at=1e9))
+def test_name_that_never_resolves_raises_dns_timeout(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", build_getaddrinfo(clock, resolves_at=1e9))
 
     with pytest.raises(DnsTimeout, match=r"bert-0-0\.bert.* did not resolve within 1800s .*Name or service not known"):
         wait_for_master("bert-0-0.bert", node_rank=1, pause=clock.pause)
@@ -68,17 +68,17 @@ def test_a_name_that_never_resolves_raises_with_name_and_cause(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "fd00::7", "localhost"])
-def test_an_address_needs_no_lookup(clock: FakeClock, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, resolves_at=1e9))
+def test_address_needs_no_dns_lookup(clock: FakeClock, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", build_getaddrinfo(clock, resolves_at=1e9))
 
     wait_for_master(host, node_rank=1, pause=clock.pause)
 
     assert clock.lookups_at == []
 
 
-def test_a_name_that_is_not_required_has_a_short_timeout(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optional_name_has_a_short_timeout(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program of node rank 0 may have ended before another node starts."""
-    monkeypatch.setattr(socket, "getaddrinfo", resolver(clock, resolves_at=1000))
+    monkeypatch.setattr(socket, "getaddrinfo", build_getaddrinfo(clock, resolves_at=1000))
 
     wait_for_master("bert-0-0.bert", node_rank=1, pause=clock.pause, is_required=False)
 

@@ -1,4 +1,4 @@
-"""Detection of hanging ranks, and choice of the suspect."""
+"""Tests of detecting hanging ranks and finding the suspect."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ COLLECTIVE = ("/v/torch/distributed/distributed_c10d.py:2806 in all_reduce",)
 LOADING = ("/v/finetune_trainer/data/images.py:40 in open", "/v/torch/utils/data/fetch.py:54 in fetch")
 
 
-def heartbeat(local_rank: int = 0, *, step: int = 5, phase: str = contract.TRAIN, time: float = 0.0) -> Heartbeat:
+def build_heartbeat(local_rank: int = 0, *, step: int = 5, phase: str = contract.TRAIN, time: float = 0.0) -> Heartbeat:
     return Heartbeat(
         rank=4 + local_rank,
         local_rank=local_rank,
@@ -40,133 +40,137 @@ def heartbeat(local_rank: int = 0, *, step: int = 5, phase: str = contract.TRAIN
     )
 
 
-def detector_with(*heartbeats: Heartbeat, ranks: int = 1, limit: float = LIMIT, stopped: bool = False) -> HangDetector:
-    detector = HangDetector(limit_seconds=limit, now=0.0, is_stopped=lambda _: stopped)
-    detector.expect_heartbeats(range(ranks), now=0.0)
+def build_detector(
+    *heartbeats: Heartbeat, rank_count: int = 1, limit_seconds: float = LIMIT, is_stopped: bool = False
+) -> HangDetector:
+    detector = HangDetector(limit_seconds=limit_seconds, now=0.0, is_stopped=lambda _: is_stopped)
+    detector.expect_heartbeats(range(rank_count), now=0.0)
     detector.record_heartbeats(heartbeats, now=0.0)
     return detector
 
 
-def record_until(detector: HangDetector, *heartbeats: Heartbeat, until: float) -> None:
-    """Record every second, as the supervisor does; the heartbeats appear only at the end."""
-    while detector.recorded_at + 1 < until:
+def record_until(detector: HangDetector, *heartbeats: Heartbeat, end: float) -> None:
+    """Record once per second without new heartbeats, and record the heartbeats at the end."""
+    while detector.recorded_at + 1 < end:
         detector.record_heartbeats((), now=detector.recorded_at + 1)
-    detector.record_heartbeats(heartbeats, now=until)
+    detector.record_heartbeats(heartbeats, now=end)
 
 
 @pytest.mark.parametrize(
-    ("heartbeats", "seconds"),
+    ("heartbeats", "limit_seconds"),
     [
-        ((), 30.0),  # not started
-        ((heartbeat(phase=contract.INIT),), 30.0),
-        ((heartbeat(phase=contract.LOAD),), 720.0),
-        ((heartbeat(step=3),), 60.0),  # the first step compiles
-        ((heartbeat(),), 10.0),
-        ((heartbeat(phase=contract.EVAL),), 60.0),
-        ((heartbeat(phase=contract.SAVE),), 60.0),
-        ((heartbeat(phase=contract.PUBLISH),), 720.0),  # up to the Hub
-        ((heartbeat(phase=contract.DONE),), 10.0),
+        ((), 30.0),  # no heartbeat yet
+        ((build_heartbeat(phase=contract.INIT),), 30.0),
+        ((build_heartbeat(phase=contract.LOAD),), 720.0),
+        ((build_heartbeat(step=3),), 60.0),  # the first step may include compilation
+        ((build_heartbeat(),), 10.0),
+        ((build_heartbeat(phase=contract.EVAL),), 60.0),
+        ((build_heartbeat(phase=contract.SAVE),), 60.0),
+        ((build_heartbeat(phase=contract.PUBLISH),), 720.0),  # may upload to the Hub
+        ((build_heartbeat(phase=contract.DONE),), 10.0),
     ],
 )
-def test_every_phase_has_its_own_limit(heartbeats: tuple[Heartbeat, ...], seconds: float) -> None:
-    detector = detector_with(*heartbeats)
+def test_every_phase_has_its_own_limit(heartbeats: tuple[Heartbeat, ...], limit_seconds: float) -> None:
+    detector = build_detector(*heartbeats)
 
-    assert detector.find_timeout(now=seconds) is None
-    assert detector.find_timeout(now=seconds + 0.1) == HeartbeatTimeout(0, seconds + 0.1, seconds)
+    assert detector.find_timeout(now=limit_seconds) is None
+    assert detector.find_timeout(now=limit_seconds + 0.1) == HeartbeatTimeout(0, limit_seconds + 0.1, limit_seconds)
 
 
 @pytest.mark.parametrize("phase", [contract.LOAD, contract.SAVE, contract.PUBLISH, contract.TRAIN])
-def test_a_stopped_process_gets_only_the_step_limit_in_every_phase(phase: str) -> None:
-    detector = detector_with(heartbeat(phase=phase), stopped=True)
+def test_step_limit_applies_to_a_stopped_process_in_every_phase(phase: str) -> None:
+    detector = build_detector(build_heartbeat(phase=phase), is_stopped=True)
 
     assert detector.find_timeout(now=9.9) is None
     assert detector.find_timeout(now=10.1) == HeartbeatTimeout(0, 10.1, 10.0)
 
 
-def test_a_pause_of_the_supervisor_itself_does_not_count_as_silence() -> None:
-    detector = detector_with(heartbeat())
-    record_until(detector, until=8.0)
+def test_pause_of_the_supervisor_does_not_cause_a_timeout() -> None:
+    detector = build_detector(build_heartbeat())
+    record_until(detector, end=8.0)
     detector.record_heartbeats((), now=1000.0)
 
     assert detector.find_timeout(now=1001.0) is None
-    record_until(detector, until=1002.5)
+    record_until(detector, end=1002.5)
     assert detector.find_timeout(now=1002.5) is not None
 
 
-def test_a_limit_of_zero_disables_detection() -> None:
-    assert detector_with(heartbeat(), limit=0).find_timeout(now=1e9) is None
+def test_limit_of_zero_disables_detection() -> None:
+    assert build_detector(build_heartbeat(), limit_seconds=0).find_timeout(now=1e9) is None
 
 
-def test_an_unchanged_heartbeat_file_does_not_count_as_a_new_heartbeat() -> None:
-    detector = detector_with(heartbeat())
-    record_until(detector, heartbeat(), until=9.0)
+def test_unchanged_heartbeat_does_not_reset_the_timeout() -> None:
+    detector = build_detector(build_heartbeat())
+    record_until(detector, build_heartbeat(), end=9.0)
     assert detector.find_timeout(now=10.5) is not None
 
-    record_until(detector, heartbeat(time=1.0), until=10.5)
+    record_until(detector, build_heartbeat(time=1.0), end=10.5)
     assert detector.find_timeout(now=20.0) is None
 
 
-def test_a_clock_jump_in_heartbeat_times_is_ignored() -> None:
-    detector = detector_with(heartbeat(time=1e9))
-    record_until(detector, heartbeat(time=5.0), until=8.0)
+def test_clock_jump_in_heartbeat_times_is_ignored() -> None:
+    detector = build_detector(build_heartbeat(time=1e9))
+    record_until(detector, build_heartbeat(time=5.0), end=8.0)
 
     assert detector.find_timeout(now=17.0) is None
 
 
-def test_slow_steps_raise_the_limit_and_evaluations_between_them_do_not_count() -> None:
-    detector = detector_with(heartbeat(step=4))
+def test_slow_steps_raise_the_limit_but_evaluations_do_not() -> None:
+    detector = build_detector(build_heartbeat(step=4))
     for number in range(1, 6):
-        record_until(detector, heartbeat(step=4 + number, time=number), until=6.0 * number)
+        record_until(detector, build_heartbeat(step=4 + number, time=number), end=6.0 * number)
     assert detector.find_timeout(now=30.0 + 29.9) is None
     timeout = detector.find_timeout(now=30.0 + 30.1)
     assert timeout is not None
-    assert timeout.limit_seconds == 30.0  # five times six seconds
+    assert timeout.limit_seconds == 30.0  # five times the step time of 6 s
 
-    record_until(detector, heartbeat(step=9, time=6, phase=contract.EVAL), until=31.0)
-    record_until(detector, heartbeat(step=9, time=7), until=80.0)
-    record_until(detector, heartbeat(step=10, time=8), until=86.0)
+    record_until(detector, build_heartbeat(step=9, time=6, phase=contract.EVAL), end=31.0)
+    record_until(detector, build_heartbeat(step=9, time=7), end=80.0)
+    record_until(detector, build_heartbeat(step=10, time=8), end=86.0)
     assert detector.find_timeout(now=86.0 + 30.1) is not None
 
 
-def test_heartbeats_are_expected_once_the_launcher_started_the_ranks(tmp_path: Path) -> None:
+def test_heartbeats_are_expected_once_the_ranks_have_started(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    detector = detector_with(ranks=0)
-    record_until(detector, until=1000.0)
+    detector = build_detector(rank_count=0)
+    record_until(detector, end=1000.0)
     assert (detector.find_timeout(now=1000.0), run.have_ranks_started()) == (None, False)
 
     (tmp_path / "torchrun" / "none_ab12" / "attempt_0" / "0").mkdir(parents=True)
     assert run.have_ranks_started()
     detector.expect_heartbeats([0], now=1000.0)
     detector.expect_heartbeats([0], now=1020.0)
-    record_until(detector, until=1031.0)
+    record_until(detector, end=1031.0)
     assert detector.find_timeout(now=1031.0) == HeartbeatTimeout(0, 31.0, 30.0)
 
 
-def test_the_rank_that_exceeds_its_own_limit_most_is_returned() -> None:
-    detector = detector_with(heartbeat(0, phase=contract.EVAL), heartbeat(1), ranks=2)
-    record_until(detector, heartbeat(0, phase=contract.EVAL, time=1), until=1.0)
+def test_rank_that_exceeds_its_limit_by_the_largest_factor_is_returned() -> None:
+    detector = build_detector(build_heartbeat(0, phase=contract.EVAL), build_heartbeat(1), rank_count=2)
+    record_until(detector, build_heartbeat(0, phase=contract.EVAL, time=1), end=1.0)
 
     assert detector.find_timeout(now=15.0) == HeartbeatTimeout(1, 15.0, 10.0)
 
 
-def test_a_rank_near_its_limit_is_found_only_by_find_near_timeout() -> None:
-    detector = detector_with(heartbeat())
+def test_rank_near_its_limit_is_found_only_by_find_near_timeout() -> None:
+    detector = build_detector(build_heartbeat())
 
     assert detector.find_timeout(now=9.0) is None
     assert detector.find_near_timeout(now=9.0) is not None
     assert detector.find_near_timeout(now=7.0) is None
 
 
-def test_a_user_command_is_tracked_from_its_first_report_on() -> None:
-    detector = detector_with(ranks=0)
+def test_user_command_is_monitored_after_its_first_report() -> None:
+    detector = build_detector(rank_count=0)
     assert detector.find_timeout(now=1000.0) is None
 
-    record_until(detector, heartbeat(), until=1000.0)
+    record_until(detector, build_heartbeat(), end=1000.0)
     assert detector.find_timeout(now=1011.0) is not None
 
 
-def stuck(rank: int, *, state: str = "S", stack: tuple[str, ...] = COLLECTIVE, seconds: float = 11.0) -> StuckRank:
-    return StuckRank(rank % 4, rank, seconds, contract.TRAIN, 12, state, "", stack)
+def build_stuck_rank(
+    rank: int, *, state: str = "S", stack: tuple[str, ...] = COLLECTIVE, silent_seconds: float = 11.0
+) -> StuckRank:
+    return StuckRank(rank % 4, rank, silent_seconds, contract.TRAIN, 12, state, "", stack)
 
 
 TIMEOUT = HeartbeatTimeout(0, 12.0, 10.0)
@@ -176,20 +180,20 @@ TIMEOUT = HeartbeatTimeout(0, 12.0, 10.0)
     ("suspect", "message_start"),
     [
         (
-            stuck(6, state="T", stack=()),
+            build_stuck_rank(6, state="T", stack=()),
             "rank 6 is stopped by a signal (SIGSTOP): no heartbeat for 12 s (limit 10 s)",
         ),
         (
-            replace(stuck(6, state="D", stack=()), kernel_function="nfs_wait"),
+            replace(build_stuck_rank(6, state="D", stack=()), kernel_function="nfs_wait"),
             "rank 6 waits for a device or a file system",
         ),
-        (stuck(6, state="", stack=()), "rank 6 has disappeared"),
-        (stuck(6, stack=()), "rank 6 does not respond"),
-        (stuck(6, stack=LOADING), "rank 6 is in /v/finetune_trainer/data/images.py:40 in open"),
+        (build_stuck_rank(6, state="", stack=()), "rank 6 has disappeared"),
+        (build_stuck_rank(6, stack=()), "rank 6 does not respond"),
+        (build_stuck_rank(6, stack=LOADING), "rank 6 is in /v/finetune_trainer/data/images.py:40 in open"),
     ],
 )
-def test_a_rank_that_does_not_wait_for_others_is_the_suspect(suspect: StuckRank, message_start: str) -> None:
-    found, message = explain_hang([stuck(4, seconds=99.0), stuck(5), suspect], TIMEOUT)
+def test_rank_that_does_not_wait_for_others_is_the_suspect(suspect: StuckRank, message_start: str) -> None:
+    found, message = explain_hang([build_stuck_rank(4, silent_seconds=99.0), build_stuck_rank(5), suspect], TIMEOUT)
 
     assert found is suspect
     assert found.is_suspicious
@@ -198,14 +202,14 @@ def test_a_rank_that_does_not_wait_for_others_is_the_suspect(suspect: StuckRank,
     assert "rank 4 waits for other ranks in /v/torch/distributed/distributed_c10d.py:2806 in all_reduce" in message
 
 
-def test_no_rank_stands_out_if_all_wait_for_others() -> None:
-    found, _ = explain_hang([stuck(4), stuck(5, seconds=11.5)], TIMEOUT)
+def test_no_rank_is_suspicious_if_all_wait_for_others() -> None:
+    found, _ = explain_hang([build_stuck_rank(4), build_stuck_rank(5, silent_seconds=11.5)], TIMEOUT)
 
     assert found is not None
     assert (found.rank, found.is_suspicious) == (5, False)
 
 
-def test_without_started_ranks_there_is_no_suspect() -> None:
+def test_hang_before_the_ranks_start_has_no_suspect() -> None:
     assert explain_hang([], TIMEOUT) == (None, "no heartbeat for 12 s (limit 10 s)")
 
 
@@ -218,7 +222,7 @@ Current thread 0x00007f7 (most recent call first):
 """
 
 
-def test_the_stack_of_the_main_thread_is_parsed() -> None:
+def test_stack_of_the_main_thread_is_parsed() -> None:
     assert parse_stack(DUMP) == ("/x/stuck.py:9 in forever", "/x/stuck.py:12 in <module>")
     assert parse_stack("") == ()
 
@@ -238,7 +242,7 @@ forever()
 
 
 @pytest.fixture
-def sleeper(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def sleeping_process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", SLEEPER, str(tmp_path)]
     path = os.pathsep.join(path for path in sys.path if path)
     with subprocess.Popen(
@@ -250,31 +254,29 @@ def sleeper(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_running_process_dumps_its_stack_and_a_stopped_one_does_not(
-    tmp_path: Path, sleeper: subprocess.Popen[str]
-) -> None:
-    heartbeats = [replace(heartbeat(1), pid=sleeper.pid)]
+def test_only_a_running_process_dumps_its_stack(tmp_path: Path, sleeping_process: subprocess.Popen[str]) -> None:
+    heartbeats = [replace(build_heartbeat(1), pid=sleeping_process.pid)]
 
-    for _ in range(2):  # the process continues and can dump again
+    for _ in range(2):  # the process can be dumped repeatedly
         (found,) = inspect_ranks(RunFolder(tmp_path), heartbeats, {1: 11.0})
         assert (found.rank, found.is_suspicious) == (5, True)
         assert found.state in ("S", "R")
         assert found.stack[0].endswith(" in forever")
         assert len(found.stack) == 2
 
-    sleeper.send_signal(signal.SIGSTOP)
-    while read_process_state(sleeper.pid) != "T":
+    sleeping_process.send_signal(signal.SIGSTOP)
+    while read_process_state(sleeping_process.pid) != "T":
         pass
     (found,) = inspect_ranks(RunFolder(tmp_path), heartbeats, {1: 11.0})
     assert (found.state, found.stack) == ("T", ())
     assert found.explanation == "rank 5 is stopped by a signal (SIGSTOP)"
 
 
-def test_a_process_without_a_registered_dump_gets_no_signal(tmp_path: Path) -> None:
-    """The default action of the signal would end it."""
+def test_process_without_a_dump_handler_gets_no_signal(tmp_path: Path) -> None:
+    """Without a handler, the signal would kill the process."""
     (tmp_path / "stacks").mkdir()
     with subprocess.Popen(["sleep", "60"]) as process:
-        (found,) = inspect_ranks(RunFolder(tmp_path), [replace(heartbeat(), pid=process.pid)], {0: 1.0})
+        (found,) = inspect_ranks(RunFolder(tmp_path), [replace(build_heartbeat(), pid=process.pid)], {0: 1.0})
         assert process.poll() is None
         process.kill()
     assert found.explanation == "rank 4 does not respond"

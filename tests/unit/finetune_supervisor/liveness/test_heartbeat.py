@@ -1,4 +1,4 @@
-"""Heartbeat files, and the /status and /metrics endpoints that are derived from them."""
+"""Tests of heartbeat files and of the endpoints /status and /metrics."""
 
 import json
 import time
@@ -16,7 +16,7 @@ from finetune_supervisor.status.http_server import Snapshot, render_metrics, ren
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
 from testing.builders.nodes import node
 
-BEAT = Heartbeat(
+HEARTBEAT = Heartbeat(
     rank=2,
     local_rank=0,
     pid=7,
@@ -32,21 +32,21 @@ BEAT = Heartbeat(
 )
 
 
-def test_a_written_heartbeat_is_read_back(tmp_path: Path) -> None:
-    write_heartbeat(tmp_path, BEAT)
+def test_written_heartbeat_is_read_back(tmp_path: Path) -> None:
+    write_heartbeat(tmp_path, HEARTBEAT)
 
-    assert read_heartbeats(tmp_path) == (BEAT,)
+    assert read_heartbeats(tmp_path) == (HEARTBEAT,)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": 1}', '{"progress": {}, "unknown": 1}'])
-def test_an_invalid_file_is_skipped(tmp_path: Path, text: str) -> None:
-    write_heartbeat(tmp_path, BEAT)
+def test_invalid_heartbeat_file_is_skipped(tmp_path: Path, text: str) -> None:
+    write_heartbeat(tmp_path, HEARTBEAT)
     (tmp_path / "rank-1.json").write_text(text)
 
-    assert read_heartbeats(tmp_path) == (BEAT,)
+    assert read_heartbeats(tmp_path) == (HEARTBEAT,)
 
 
-def test_steps_are_written_at_most_twice_per_second_and_phases_immediately(tmp_path: Path) -> None:
+def test_heartbeats_are_throttled_except_for_phase_changes(tmp_path: Path) -> None:
     reporter = HeartbeatWriter(tmp_path, rank=2, local_rank=0)
     reporter.start_training(10, total_steps=40, checkpoint="step-00000010")
     for step in range(11, 20):
@@ -64,8 +64,8 @@ def test_steps_are_written_at_most_twice_per_second_and_phases_immediately(tmp_p
     assert after.peak_memory_bytes > 1_000_000
 
 
-def test_the_status_contains_phase_progress_and_ranks(tmp_path: Path) -> None:
-    status = render_status(node(tmp_path), Snapshot(contract.TRAIN, contract.RUNNING, (BEAT,)), now=103.5)
+def test_status_contains_phase_progress_and_ranks(tmp_path: Path) -> None:
+    status = render_status(node(tmp_path), Snapshot(contract.TRAIN, contract.RUNNING, (HEARTBEAT,)), now=103.5)
 
     assert status["progress"] == {
         "step": 12,
@@ -92,8 +92,8 @@ def test_the_status_contains_phase_progress_and_ranks(tmp_path: Path) -> None:
     ]
 
 
-def test_the_metrics_parse_as_prometheus_text(tmp_path: Path) -> None:
-    snapshot = Snapshot(contract.TRAIN, contract.RUNNING, (BEAT,))
+def test_metrics_are_valid_prometheus_text(tmp_path: Path) -> None:
+    snapshot = Snapshot(contract.TRAIN, contract.RUNNING, (HEARTBEAT,))
 
     families = {
         family.name: family.samples
@@ -111,27 +111,27 @@ def test_the_metrics_parse_as_prometheus_text(tmp_path: Path) -> None:
 
 
 def test_only_node_rank_zero_exports_progress(tmp_path: Path) -> None:
-    snapshot = Snapshot(contract.TRAIN, contract.RUNNING, (BEAT,))
+    snapshot = Snapshot(contract.TRAIN, contract.RUNNING, (HEARTBEAT,))
 
     assert "finetune_step{" not in render_metrics(node(tmp_path, node_rank=1), snapshot, now=101)
 
 
-def test_the_server_serves_get_requests_of_two_paths(tmp_path: Path) -> None:
-    server = start_status_server(node(tmp_path), lambda: Snapshot(contract.TRAIN, contract.RUNNING, (BEAT,)))
+def test_server_responds_to_get_requests_of_two_paths(tmp_path: Path) -> None:
+    server = start_status_server(node(tmp_path), lambda: Snapshot(contract.TRAIN, contract.RUNNING, (HEARTBEAT,)))
 
-    def request(method: str, path: str) -> tuple[int, bytes]:
+    def send_request(method: str, path: str) -> tuple[int, bytes]:
         connection = HTTPConnection("127.0.0.1", server.server_address[1], timeout=5)
         connection.request(method, path)
         response = connection.getresponse()
         return response.status, response.read()
 
     try:
-        code, body = request("GET", "/status")
+        code, body = send_request("GET", "/status")
         assert code == 200
-        assert json.loads(body)["ranks"][0]["heartbeatAgeSeconds"] == pytest.approx(time.time() - BEAT.time, abs=5)
-        assert request("GET", "/metrics")[0] == 200
-        assert request("GET", "/elsewhere")[0] == 404
-        assert request("POST", "/status")[0] == 404
+        assert json.loads(body)["ranks"][0]["heartbeatAgeSeconds"] == pytest.approx(time.time() - HEARTBEAT.time, abs=5)
+        assert send_request("GET", "/metrics")[0] == 200
+        assert send_request("GET", "/elsewhere")[0] == 404
+        assert send_request("POST", "/status")[0] == 404
     finally:
         server.shutdown()
         server.server_close()

@@ -1,4 +1,4 @@
-"""Termination messages of a running and of an ended node."""
+"""Tests of the termination messages of running and ended nodes."""
 
 import json
 import os
@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from finetune_supervisor import contract
-from finetune_supervisor.judge import failed, stopped
+from finetune_supervisor.judge import build_failure_message, build_stop_message
 from finetune_supervisor.launch.child_process import ProcessOutput
 from finetune_supervisor.liveness.heartbeat import Heartbeat, write_heartbeat
 from finetune_supervisor.messages import TerminationMessage, TrainingProgress
 from finetune_supervisor.status.node_reporter import NodeReporter
 from testing.builders.nodes import node
 
-BEAT = Heartbeat(
+HEARTBEAT = Heartbeat(
     rank=0,
     local_rank=0,
     pid=7,
@@ -40,11 +40,13 @@ def read_message(folder: Path) -> dict[str, Any]:
     return message
 
 
-def test_the_message_of_a_running_node_has_the_progress_of_rank_zero_and_the_highest_peak(
+def test_running_message_has_progress_of_rank_zero_and_highest_peak_memory(
     reporter: NodeReporter, tmp_path: Path
 ) -> None:
-    write_heartbeat(tmp_path / "ranks", BEAT)
-    write_heartbeat(tmp_path / "ranks", replace(BEAT, rank=1, local_rank=1, phase=contract.SAVE, peak_memory_bytes=8))
+    write_heartbeat(tmp_path / "ranks", HEARTBEAT)
+    write_heartbeat(
+        tmp_path / "ranks", replace(HEARTBEAT, rank=1, local_rank=1, phase=contract.SAVE, peak_memory_bytes=8)
+    )
     reporter.outcome = contract.RUNNING
 
     reporter.write_running_message()
@@ -54,34 +56,34 @@ def test_the_message_of_a_running_node_has_the_progress_of_rank_zero_and_the_hig
     assert (message["firstStep"], message["peakMemoryBytes"], message["progress"]["step"]) == (4, 8, 9)
 
 
-def test_before_the_first_heartbeat_the_message_has_no_progress(reporter: NodeReporter) -> None:
+def test_message_before_the_first_heartbeat_has_no_progress(reporter: NodeReporter) -> None:
     assert reporter.build_running_message() == TerminationMessage(attempt=1)
 
 
 @pytest.mark.parametrize(
-    ("final", "is_named"),
+    ("final_message", "has_volume"),
     [
-        pytest.param(failed(TerminationMessage(), "OSError", NO_SPACE, now=1.0), True, id="failed"),
-        pytest.param(stopped(TerminationMessage(), NO_SPACE, now=1.0), False, id="stopped"),
+        pytest.param(build_failure_message(TerminationMessage(), "OSError", NO_SPACE, now=1.0), True, id="failed"),
+        pytest.param(build_stop_message(TerminationMessage(), NO_SPACE, now=1.0), False, id="stopped"),
     ],
 )
-def test_the_final_message_of_a_failed_node_names_full_volumes(
+def test_only_the_message_of_a_failed_node_names_full_volumes(
     reporter: NodeReporter,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    final: TerminationMessage,
-    is_named: bool,
+    final_message: TerminationMessage,
+    has_volume: bool,
 ) -> None:
     full = os.statvfs_result((4096, 4096, 100, 0, 0, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
 
-    reporter.write_final_message(final)
+    reporter.write_final_message(final_message)
 
-    assert (f", {tmp_path})" in read_message(tmp_path)["message"]) is is_named
-    assert reporter.outcome == final.outcome
+    assert (f", {tmp_path})" in read_message(tmp_path)["message"]) is has_volume
+    assert reporter.outcome == final_message.outcome
 
 
-def test_a_termination_log_that_cannot_be_written_is_logged(
+def test_unwritable_termination_log_is_reported_in_the_node_log(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     reporter = NodeReporter(node(tmp_path, termination_log=tmp_path / "missing" / "log"), ProcessOutput(None))

@@ -1,4 +1,4 @@
-"""Progress reports over HTTP, as KubeflowCallback of transformers sends them."""
+"""Tests of progress reports from the KubeflowCallback of transformers."""
 
 import json
 import re
@@ -23,8 +23,8 @@ from testing.builders.nodes import node
 from testing.processes.supervisors import free_port
 
 
-def report(percent: int = 0, eta: int | None = None, **metrics: Any) -> bytes:
-    """Build a report like the callback does, with every metric as text."""
+def build_report(percent: int = 0, eta: int | None = None, **metrics: Any) -> bytes:
+    """Build a report in the format of the callback, with metrics as strings."""
     encoded = [{"name": name, "value": str(value)} for name, value in metrics.items()]
     status = {"lastUpdatedTime": "2026-11-21T12:00:00+00:00", "progressPercentage": percent, "metrics": encoded}
     return json.dumps(
@@ -34,16 +34,16 @@ def report(percent: int = 0, eta: int | None = None, **metrics: Any) -> bytes:
 
 @dataclass(frozen=True)
 class RunningServer:
-    """The HTTP server of a supervisor, and the environment of its program."""
+    """HTTP server of a supervisor, with the environment of the user command."""
 
     heartbeats: Path
     environment: dict[str, str]
 
-    def post(self, body: bytes, *, bearer: str | None = None, path: str = REPORT_PATH) -> int:
+    def post(self, body: bytes, *, credentials: str | None = None, path: str = REPORT_PATH) -> int:
         address = urlsplit(self.environment["KUBEFLOW_TRAINER_SERVER_URL"])
         token = Path(self.environment["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read_text()
         connection = HTTPConnection(address.netloc, timeout=5)
-        connection.request("POST", path, body, {"Authorization": f"Bearer {bearer or token}"})
+        connection.request("POST", path, body, {"Authorization": f"Bearer {credentials or token}"})
         return connection.getresponse().status
 
 
@@ -60,7 +60,7 @@ def running_server(tmp_path: Path) -> Iterator[RunningServer]:
     server.server_close()
 
 
-def test_transformers_reports_without_a_change_of_the_script(
+def test_transformers_sends_reports_without_script_changes(
     running_server: RunningServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name, value in running_server.environment.items():
@@ -73,7 +73,7 @@ def test_transformers_reports_without_a_change_of_the_script(
     callback.on_train_begin(arguments, state, control)
     state.global_step, state.epoch = 10, 0.5
     callback.on_log(arguments, state, control, logs={"loss": 1.25, "learning_rate": 1e-4, "grad_norm": 2.0})
-    callback._last_update_time = 0.0  # five seconds have passed
+    callback._last_update_time = 0.0  # skip the minimum interval of five seconds between reports
     callback.on_step_end(arguments, state, control)
 
     (heartbeat,) = read_heartbeats(running_server.heartbeats)
@@ -87,22 +87,20 @@ def test_transformers_reports_without_a_change_of_the_script(
     assert read_heartbeats(running_server.heartbeats)[0].progress.step == 40
 
 
-def test_a_report_requires_the_token(running_server: RunningServer) -> None:
-    assert running_server.post(report(current_step=1), bearer="guess") == 401
-    assert running_server.post(report(current_step=1), path="/elsewhere") == 404
+def test_report_requires_the_token(running_server: RunningServer) -> None:
+    assert running_server.post(build_report(current_step=1), credentials="guess") == 401
+    assert running_server.post(build_report(current_step=1), path="/elsewhere") == 404
     assert read_heartbeats(running_server.heartbeats) == ()
-    assert running_server.post(report(current_step=1)) == 200
+    assert running_server.post(build_report(current_step=1)) == 200
     assert Path(running_server.environment["KUBEFLOW_TRAINER_SERVER_TOKEN"]).stat().st_mode & 0o777 == 0o600
 
 
-def test_the_snippet_of_the_user_guide_sends_a_report(
-    running_server: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_guide_snippet_sends_a_report(running_server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in running_server.environment.items():
         monkeypatch.setenv(name, value)
     (snippet,) = re.findall(r"```python\n(.*?)```", Path("docs/user-guide/command.md").read_text(), re.DOTALL)
     namespace: dict[str, Any] = {}
-    exec(snippet, namespace)  # noqa: S102  our own documentation
+    exec(snippet, namespace)  # noqa: S102  code of this project's documentation
 
     namespace["report"](12, 60, 1.5)
 
@@ -110,10 +108,10 @@ def test_the_snippet_of_the_user_guide_sends_a_report(
     assert heartbeat.progress == TrainingProgress(step=12, total_steps=60, loss=1.5)
 
 
-def test_the_first_step_time_is_set_once_steps_advance(running_server: RunningServer) -> None:
+def test_first_step_time_is_set_once_steps_advance(running_server: RunningServer) -> None:
     times = []
     for step in (20, 20, 21, 22):  # the first report may contain the step of a resumed checkpoint
-        running_server.post(report(current_step=step))
+        running_server.post(build_report(current_step=step))
         times.append(read_heartbeats(running_server.heartbeats)[0].first_step_time)
 
     assert times[:2] == [None, None]
@@ -124,16 +122,16 @@ def test_the_first_step_time_is_set_once_steps_advance(running_server: RunningSe
 @pytest.mark.parametrize(
     "body", [b"", b"no json", b"[]", b'{"trainerStatus": 7}', b'{"trainerStatus": {"metrics": [1]}}']
 )
-def test_an_invalid_report_is_rejected(running_server: RunningServer, body: bytes) -> None:
+def test_invalid_report_is_rejected(running_server: RunningServer, body: bytes) -> None:
     assert running_server.post(body) == 400
     assert read_heartbeats(running_server.heartbeats) == ()
 
 
-def test_a_report_above_the_size_limit_is_rejected(running_server: RunningServer) -> None:
+def test_report_above_the_size_limit_is_rejected(running_server: RunningServer) -> None:
     assert running_server.post(b"x" * (MAX_REPORT_BYTES + 1)) == 413
 
 
-def test_a_node_without_a_command_accepts_no_reports(tmp_path: Path) -> None:
+def test_node_without_a_command_accepts_no_reports(tmp_path: Path) -> None:
     this_node = node(tmp_path, status_port=free_port())
     server = start_status_server(this_node, lambda: Snapshot("", contract.RUNNING, ()))
     token = tmp_path / "token"
@@ -141,32 +139,32 @@ def test_a_node_without_a_command_accepts_no_reports(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{this_node.status_port}{REPORT_PATH}"
     environment = {"KUBEFLOW_TRAINER_SERVER_URL": url, "KUBEFLOW_TRAINER_SERVER_TOKEN": str(token)}
 
-    assert RunningServer(tmp_path, environment).post(report()) == 404
+    assert RunningServer(tmp_path, environment).post(build_report()) == 404
     server.shutdown()
     server.server_close()
 
 
-def test_a_report_updates_only_the_metrics_it_contains() -> None:
+def test_report_updates_only_the_metrics_it_contains() -> None:
     before = TrainingProgress(step=7, total_steps=20, loss=2.0, eta_seconds=30)
 
-    assert parse_report(report(35, loss=1.5), before) == TrainingProgress(
+    assert parse_report(build_report(35, loss=1.5), before) == TrainingProgress(
         step=7, total_steps=20, loss=1.5, eta_seconds=30
     )
-    assert parse_report(report(99, eta=1, current_step=20), before) == TrainingProgress(
+    assert parse_report(build_report(99, eta=1, current_step=20), before) == TrainingProgress(
         20, total_steps=20, loss=2.0, eta_seconds=1
     )
-    assert parse_report(report(100, eta=0), before) == TrainingProgress(
+    assert parse_report(build_report(100, eta=0), before) == TrainingProgress(
         step=20, total_steps=20, loss=2.0, eta_seconds=0
     )
-    assert parse_report(report(100), TrainingProgress()) == TrainingProgress()
+    assert parse_report(build_report(100), TrainingProgress()) == TrainingProgress()
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "1e300", "many"])
-def test_an_invalid_step_is_ignored(value: str) -> None:
-    assert parse_report(report(current_step=value), TrainingProgress(step=3)) == TrainingProgress(step=3)
+def test_invalid_step_is_ignored(value: str) -> None:
+    assert parse_report(build_report(current_step=value), TrainingProgress(step=3)) == TrainingProgress(step=3)
 
 
-def test_a_server_configured_by_the_user_takes_precedence(tmp_path: Path) -> None:
+def test_server_configured_by_the_user_takes_precedence(tmp_path: Path) -> None:
     configured = {"KUBEFLOW_TRAINER_SERVER_URL": "https://user-server", "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/ca"}
 
     assert ProgressReports(node(tmp_path)).add_report_variables(configured) == configured
