@@ -17,7 +17,7 @@ from finetune_supervisor.contract import STARTING, to_camel
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """Peak memory of the ranks in bytes: GPU memory, or resident set size without GPUs."""
+    """Memory of the ranks in bytes: GPU memory, or resident set size without GPUs."""
 
     forecast: int | None = field(default=None, metadata={"description": "Forecast of the peak memory of a rank."})
     peak_highest: int = field(default=0, metadata={"description": "Highest peak of all ranks."})

@@ -39,7 +39,12 @@ PEERS_ENDED = "stopped, but other nodes ended before a checkpoint was saved"
 def build_node_end(**fields: Any) -> NodeEnd:
     """Build the end of node 1, which has ranks 2 and 3, at a time of 100 s."""
     base = NodeEnd(
-        node=node(Path("/output"), node_rank=1), running=RUNNING, exit_code=1, time=100.0, stop=NO_STOP, phases=TRAINING
+        node=node(Path("/output"), node_rank=1),
+        running_message=RUNNING,
+        exit_code=1,
+        time=100.0,
+        stop=NO_STOP,
+        phases=TRAINING,
     )
     return replace(base, **fields)
 
