@@ -346,10 +346,10 @@ async def test_informer_reports_changes_in_order_and_relists_after_expiry(
     namespace, uid = owner["metadata"]["namespace"], owner["metadata"]["uid"]
     changes: list[tuple[str, bool]] = []
 
-    def record_change(before: RawBody | None, after: RawBody | None) -> None:
-        body = after or before
+    def record_change(old_body: RawBody | None, new_body: RawBody | None) -> None:
+        body = new_body or old_body
         assert body is not None
-        changes.append((body["metadata"]["name"], after is not None))
+        changes.append((body["metadata"]["name"], new_body is not None))
 
     async def wait_for_change(name: str, exists: bool) -> None:
         async with asyncio.timeout(20):

@@ -18,9 +18,11 @@ from testing.cluster.throwaway import ThrowawayCluster
 
 pytestmark = pytest.mark.cluster
 
-SERVE = "for rank in 0 1; do RANK=$rank LOCAL_RANK=$rank sleep 600 & done; cd /shared; exec python -m http.server 8000"
-GET = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=2).read().decode())"
-SPIN = """
+SERVER_COMMAND = (
+    "for rank in 0 1; do RANK=$rank LOCAL_RANK=$rank sleep 600 & done; cd /shared; exec python -m http.server 8000"
+)
+GET_PROGRAM = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=2).read().decode())"
+BUSY_PROGRAM = """
 import time
 end, before = time.monotonic() + 2, time.process_time()
 while time.monotonic() < end:
@@ -63,7 +65,7 @@ def build_web_pod(name: str, *, node: str) -> dict[str, Any]:
         "name": "main",
         "image": image_name("operator"),
         "imagePullPolicy": "Never",
-        "command": ["sh", "-c", SERVE],
+        "command": ["sh", "-c", SERVER_COMMAND],
         "volumeMounts": [{"name": "files", "mountPath": "/shared"}],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
@@ -86,7 +88,7 @@ def build_web_pod(name: str, *, node: str) -> dict[str, Any]:
 
 def fetch(cluster: ThrowawayCluster, url: str) -> str:
     """Return the response to an HTTP request from the first pod."""
-    return cluster.kubectl("exec", "web-1", "--", "python", "-c", GET, url).strip()
+    return cluster.kubectl("exec", "web-1", "--", "python", "-c", GET_PROGRAM, url).strip()
 
 
 def fetch_greeting(cluster: ThrowawayCluster, *, host: str) -> str:
@@ -191,7 +193,7 @@ def test_cpu_limit_throttles_all_pods_of_a_node(provider: ThrowawayProvider) -> 
     cluster, chaos = provider.cluster, provider.chaos
 
     chaos.limit_cpu("node1", cores=0.2)
-    cpu_seconds = float(cluster.kubectl("exec", "web-1", "--", "python", "-c", SPIN))
+    cpu_seconds = float(cluster.kubectl("exec", "web-1", "--", "python", "-c", BUSY_PROGRAM))
     chaos.limit_cpu("node1", cores=None)
 
     assert cpu_seconds < 0.7

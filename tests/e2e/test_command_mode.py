@@ -168,11 +168,11 @@ INCOMPLETE_IMAGES = {
 }
 
 
-@pytest.mark.parametrize("missing", INCOMPLETE_IMAGES)
+@pytest.mark.parametrize("missing_program", INCOMPLETE_IMAGES)
 def test_image_without_a_required_program_fails_the_job_without_restart(
-    stack: Stack, start_job: StartJob, scripts: str, missing: str
+    stack: Stack, start_job: StartJob, scripts: str, missing_program: str
 ) -> None:
-    image, reason, text = INCOMPLETE_IMAGES[missing]
+    image, reason, text = INCOMPLETE_IMAGES[missing_program]
 
     finished = stack.wait_finished(start_job(**command(build_ddp_command(scripts), image=image(stack), numNodes=1)))
 

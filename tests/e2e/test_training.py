@@ -17,7 +17,7 @@ from testing.processes.operator_stack import Stack, example_job, has_condition, 
 
 pytestmark = pytest.mark.cluster
 
-HELD_OUT = Path(__file__).parents[2] / "testing" / "models" / "held_out_loss.py"
+HELD_OUT_LOSS_SCRIPT = Path(__file__).parents[2] / "testing" / "models" / "held_out_loss.py"
 
 
 def test_training_on_two_nodes_improves_the_model_and_equals_one_process(
@@ -78,7 +78,7 @@ def compute_held_out_losses(stack: Stack, job: str) -> tuple[float, float]:
     data = stack.folder("datasets")
     command = [
         sys.executable,
-        str(HELD_OUT),
+        str(HELD_OUT_LOSS_SCRIPT),
         str(data / "model"),
         str(stack.output(job) / "result"),
         str(data / "eval.jsonl"),

@@ -21,11 +21,11 @@ STEPS = 6  # 60 rows with an effective batch of 16: the fourth step of each epoc
 FOUR_DIGITS = 1e-4
 PAIRS, WEIGHTED = ".pairs", ".weighted"
 DPO = {"beta": 0.2, "rpoAlpha": 0.5}
-PACKED = {"packing": True, "maxLength": 300}
+PACKED_DATASET = {"packing": True, "maxLength": 300}
 FROM_HUB = [{"name": "acme/rows"}]
-NF4 = {"r": 16, "quantization": "nf4"}
-RESUMED: dict[str, Any] = {
-    "dataset": PACKED,
+NF4_LORA = {"r": 16, "quantization": "nf4"}
+RESUMABLE_FIELDS: dict[str, Any] = {
+    "dataset": PACKED_DATASET,
     "lora": {"r": 16, "loraDropout": 0.1},
     "training": {"saveSteps": 2, "saveTotalLimit": 9},
 }
@@ -136,12 +136,12 @@ def two_rank_results(files: tiny_text.TinyFiles, broken_model: Path, two_rank_fo
         "2x4x2, full, bfloat16": build_spec(
             files, (2, 4, 2), lora=None, torch_dtype="bfloat16", training={"learningRate": 0.001, "maxSteps": 2}
         ),
-        "2x4x2, 4 bits": build_spec(files, (2, 4, 2), lora=NF4, training={"saveSteps": 2, "saveTotalLimit": 9}),
+        "2x4x2, 4 bits": build_spec(files, (2, 4, 2), lora=NF4_LORA, training={"saveSteps": 2, "saveTotalLimit": 9}),
         "2x4x2, 4 bits (from step 2)": build_spec(
-            files, (2, 4, 2), lora=NF4, training={"saveSteps": 2, "saveTotalLimit": 9}
+            files, (2, 4, 2), lora=NF4_LORA, training={"saveSteps": 2, "saveTotalLimit": 9}
         ),
-        "2x4x2, 4 bits, zero2": build_spec(files, (2, 4, 2), lora=NF4, deepspeed={"preset": "zero2"}),
-        "2x4x2, 4 bits, dpo": build_spec(files, (2, 4, 2), lora=NF4, sft=None, dpo=DPO, row_variant=PAIRS),
+        "2x4x2, 4 bits, zero2": build_spec(files, (2, 4, 2), lora=NF4_LORA, deepspeed={"preset": "zero2"}),
+        "2x4x2, 4 bits, dpo": build_spec(files, (2, 4, 2), lora=NF4_LORA, sft=None, dpo=DPO, row_variant=PAIRS),
         "2x4x2, dpo": build_spec(files, (2, 4, 2), sft=None, dpo=DPO, row_variant=PAIRS),
         "2x1x8, dpo": build_spec(files, (2, 1, 8), sft=None, dpo=DPO, row_variant=PAIRS),
         "2x4x2, from the Hub": build_spec(files, (2, 4, 2), dataset={"train": FROM_HUB, "eval": FROM_HUB}),
@@ -152,11 +152,11 @@ def two_rank_results(files: tiny_text.TinyFiles, broken_model: Path, two_rank_fo
             output={"persistentVolumeClaim": {"claimName": "unused"}, "pushToHub": {"repo": "acme/support"}},
         ),
         "2x4x2, weighted": build_spec(files, (2, 4, 2), row_variant=WEIGHTED),
-        "2x2x1, packed": build_spec(files, (2, 2, 1), dataset=PACKED),
-        "2x2x1, packed, dropout": build_spec(files, (2, 2, 1), **RESUMED),
-        "2x2x1, packed, dropout (from step 2)": build_spec(files, (2, 2, 1), **RESUMED),
+        "2x2x1, packed": build_spec(files, (2, 2, 1), dataset=PACKED_DATASET),
+        "2x2x1, packed, dropout": build_spec(files, (2, 2, 1), **RESUMABLE_FIELDS),
+        "2x2x1, packed, dropout (from step 2)": build_spec(files, (2, 2, 1), **RESUMABLE_FIELDS),
         "2x2x1, packed, dropout, probe": build_spec(
-            files, (2, 2, 1), **{**RESUMED, "training": {**RESUMED["training"], "probe": True}}
+            files, (2, 2, 1), **{**RESUMABLE_FIELDS, "training": {**RESUMABLE_FIELDS["training"], "probe": True}}
         ),
         "2x4x2 (mixed)": build_spec(files, (2, 4, 2)),
         "2x8x1 (mixed)": build_spec(files, (2, 8, 1), training={"maxSteps": 1, "allowMixedHardware": True}),
@@ -170,7 +170,7 @@ def two_rank_results(files: tiny_text.TinyFiles, broken_model: Path, two_rank_fo
         "auto, packed, dropout (at most 9 sequences)": build_spec(
             files,
             (2, "auto", None),
-            **{**RESUMED, "training": {**RESUMED["training"], "globalBatchSize": 4}},
+            **{**RESUMABLE_FIELDS, "training": {**RESUMABLE_FIELDS["training"], "globalBatchSize": 4}},
         ),
         "2x4x2, not finite": build_spec(files, (2, 4, 2), model=broken_model),
     }
@@ -185,10 +185,10 @@ def one_rank_results(files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPa
         "1x16x1 (again)": build_spec(files, (1, 16, 1), training={"perDeviceEvalBatchSize": 5}),
         "1x1x16": build_spec(files, (1, 1, 16)),
         "1x16x1, mean per rank": build_spec(files, (1, 16, 1), training=per_rank_mean),
-        "1x4x1, packed": build_spec(files, (1, 4, 1), dataset=PACKED),
-        "1x4x1, packed, eager": build_spec(files, (1, 4, 1), dataset=PACKED, attention="eager"),
+        "1x4x1, packed": build_spec(files, (1, 4, 1), dataset=PACKED_DATASET),
+        "1x4x1, packed, eager": build_spec(files, (1, 4, 1), dataset=PACKED_DATASET, attention="eager"),
         "1x16x1, dpo": build_spec(files, (1, 16, 1), sft=None, dpo=DPO, row_variant=PAIRS),
-        "1x16x1, 4 bits": build_spec(files, (1, 16, 1), lora=NF4),
+        "1x16x1, 4 bits": build_spec(files, (1, 16, 1), lora=NF4_LORA),
         "1x16x1, weighted": build_spec(files, (1, 16, 1), row_variant=WEIGHTED),
         "1x16x1, full": build_spec(files, (1, 16, 1), lora=None, training={"learningRate": 0.001}),
     }
@@ -390,6 +390,6 @@ def test_pushed_repository_contains_the_result(two_rank_results: Results, two_ra
     assert len(two_rank_results["2x8x1, pushed"]["loss"]) == 1
     result = two_rank_folder / "2x8x1, pushed" / "result"
     files = {str(file.relative_to(result)): file.read_bytes() for file in result.rglob("*") if file.is_file()}
-    del files["SUCCESS"]  # written after the push
+    del files["SUCCESS"]  # SUCCESS is written after the push
     assert hub.repositories["acme/support"] == files
     assert hub.visibility == {"acme/support": "private"}

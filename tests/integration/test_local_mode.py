@@ -17,17 +17,17 @@ from testing.processes.local_mode import LocalJob, finish, wait_for_processes_to
 
 pytestmark = pytest.mark.slow
 
-INJECT = Path(__file__).parents[2] / "testing/fakes/inject"
+FAULT_INJECTION = Path(__file__).parents[2] / "testing/fakes/inject"
 LONG_TRAINING = {"maxSteps": 60, "saveSteps": 5, "learningRate": 1e-3, "globalBatchSize": 4}
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyFiles:
+def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> TinyFiles:
     return build(tmp_path_factory.mktemp("tiny"), rows=256, eval_rows=40)
 
 
-def test_job_with_two_nodes_completes(tmp_path: Path, tiny: TinyFiles) -> None:
-    job = write_job(tmp_path, tiny)
+def test_job_with_two_nodes_completes(tmp_path: Path, tiny_files: TinyFiles) -> None:
+    job = write_job(tmp_path, tiny_files)
 
     code, output = job.run()
 
@@ -44,8 +44,8 @@ def test_job_with_two_nodes_completes(tmp_path: Path, tiny: TinyFiles) -> None:
     assert len(job.status.attempts) == 1
 
 
-def test_killed_rank_restarts_all_nodes_once_from_the_last_checkpoint(tmp_path: Path, tiny: TinyFiles) -> None:
-    job = write_job(tmp_path, tiny, training=LONG_TRAINING)
+def test_killed_rank_restarts_all_nodes_once_from_the_last_checkpoint(tmp_path: Path, tiny_files: TinyFiles) -> None:
+    job = write_job(tmp_path, tiny_files, training=LONG_TRAINING)
     process = job.start("--logs")
 
     os.kill(job.wait_for_step(12, node_rank=1), signal.SIGKILL)
@@ -63,8 +63,8 @@ def test_killed_rank_restarts_all_nodes_once_from_the_last_checkpoint(tmp_path: 
     assert "node-1 | " in output
 
 
-def test_all_nodes_restart_from_the_last_checkpoint_after_a_hang(tmp_path: Path, tiny: TinyFiles) -> None:
-    job = write_job(tmp_path, tiny, training=LONG_TRAINING, restartPolicy={"hangTimeoutSeconds": 20})
+def test_all_nodes_restart_from_the_last_checkpoint_after_a_hang(tmp_path: Path, tiny_files: TinyFiles) -> None:
+    job = write_job(tmp_path, tiny_files, training=LONG_TRAINING, restartPolicy={"hangTimeoutSeconds": 20})
     process = job.start("--logs")
 
     os.kill(job.wait_for_step(12, node_rank=1), signal.SIGSTOP)
@@ -81,14 +81,14 @@ def test_all_nodes_restart_from_the_last_checkpoint_after_a_hang(tmp_path: Path,
     wait_for_processes_to_end(tmp_path)
 
 
-def test_two_repairs_after_gpu_out_of_memory_keep_the_losses(tmp_path: Path, tiny: TinyFiles) -> None:
+def test_two_repairs_after_gpu_out_of_memory_keep_the_losses(tmp_path: Path, tiny_files: TinyFiles) -> None:
     training = {"maxSteps": 8, "saveSteps": 3, "learningRate": 1e-2, "perDeviceTrainBatchSize": 4}
-    reference = write_job(tmp_path / "reference", tiny, training=training)
-    path = os.pathsep.join([str(INJECT), *(str(Path(each).resolve()) for each in sys.path if each)])
+    reference = write_job(tmp_path / "reference", tiny_files, training=training)
+    path = os.pathsep.join([str(FAULT_INJECTION), *(str(Path(each).resolve()) for each in sys.path if each)])
     env = {"PYTHONPATH": path, "MOST_SAMPLES": "1", "FINE_PASSES": "4"}
     job = write_job(
         tmp_path / "job",
-        tiny,
+        tiny_files,
         training={**training, "perDeviceTrainBatchSize": "auto", "globalBatchSize": 8},
         env=[{"name": name, "value": text} for name, text in env.items()],
     )
@@ -115,10 +115,14 @@ def read_losses(job: LocalJob) -> list[float]:
     return [entry["loss"] for entry in log if "loss" in entry]
 
 
-def test_ctrl_c_saves_a_checkpoint_that_resumes_with_early_stopping_state(tmp_path: Path, tiny: TinyFiles) -> None:
+def test_ctrl_c_saves_a_checkpoint_that_resumes_with_early_stopping_state(
+    tmp_path: Path, tiny_files: TinyFiles
+) -> None:
     dataset = {"train": [{"name": "/data/train.jsonl"}], "eval": [{"name": "/data/eval.jsonl#4"}], "maxLength": 256}
     early_stopping = {"evalSteps": 5, "earlyStoppingPatience": 8, "earlyStoppingThreshold": 100}
-    job = write_job(tmp_path, tiny, dataset=dataset, training={**LONG_TRAINING, "saveSteps": 1000, **early_stopping})
+    job = write_job(
+        tmp_path, tiny_files, dataset=dataset, training={**LONG_TRAINING, "saveSteps": 1000, **early_stopping}
+    )
     process = job.start()
 
     job.wait_for_step(8, node_rank=0)
@@ -145,8 +149,8 @@ def test_ctrl_c_saves_a_checkpoint_that_resumes_with_early_stopping_state(tmp_pa
     assert job.status.display.progress == "stopped early 45/60"
 
 
-def test_malformed_row_fails_the_job_without_a_restart(tmp_path: Path, tiny: TinyFiles) -> None:
-    data = shutil.copytree(tiny.train.parent, tmp_path / "data")
+def test_malformed_row_fails_the_job_without_a_restart(tmp_path: Path, tiny_files: TinyFiles) -> None:
+    data = shutil.copytree(tiny_files.train.parent, tmp_path / "data")
     rows = (data / "train.jsonl").read_text().splitlines()
     (data / "train.jsonl").write_text("\n".join([*rows[:2], '{"messages": [', *rows[3:]]))
     job = write_job(tmp_path, TinyFiles(data / "model", data / "train.jsonl", data / "eval.jsonl"))
@@ -162,8 +166,8 @@ def test_malformed_row_fails_the_job_without_a_restart(tmp_path: Path, tiny: Tin
     assert job.status.restarts == 0
 
 
-def test_io_error_of_a_data_file_is_retried(tmp_path: Path, tiny: TinyFiles) -> None:
-    data = shutil.copytree(tiny.train.parent, tmp_path / "data")
+def test_io_error_of_a_data_file_is_retried(tmp_path: Path, tiny_files: TinyFiles) -> None:
+    data = shutil.copytree(tiny_files.train.parent, tmp_path / "data")
     (data / "train.jsonl").unlink()
     (data / "train.jsonl").symlink_to(UNREADABLE)
     rows = TinyFiles(data / "model", data / "train.jsonl", data / "eval.jsonl")
@@ -176,8 +180,8 @@ def test_io_error_of_a_data_file_is_retried(tmp_path: Path, tiny: TinyFiles) -> 
     assert "train.jsonl cannot be read: Input/output error" in output
 
 
-def test_nodes_save_a_checkpoint_and_exit_when_the_command_is_killed(tmp_path: Path, tiny: TinyFiles) -> None:
-    job = write_job(tmp_path, tiny, training={**LONG_TRAINING, "maxSteps": 2000, "saveSteps": 1000})
+def test_nodes_save_a_checkpoint_and_exit_when_the_command_is_killed(tmp_path: Path, tiny_files: TinyFiles) -> None:
+    job = write_job(tmp_path, tiny_files, training={**LONG_TRAINING, "maxSteps": 2000, "saveSteps": 1000})
     process = job.start()
 
     job.wait_for_step(3, node_rank=0)

@@ -28,7 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 METHODS: dict[str, dict[str, Any]] = {"sft": {"sft": {}}, "dpo": {"dpo": {"beta": 0.2, "rpoAlpha": 0.5}}}
 TUNERS: dict[str, dict[str, Any]] = {"lora": {"lora": {"r": 16}}, "full": {}}
-EARLY_STOPPING = ("ddp", "zero2", "zero3", "fsdp2")
+EARLY_STOPPING_PRESETS = ("ddp", "zero2", "zero3", "fsdp2")
 BEST_STEP, LAST_STEP = 4, 6  # steps of an overfitted run, whose evaluation loss rises after the best step
 STEPS = 3
 FOUR_DIGITS = 1e-4
@@ -115,7 +115,9 @@ def results(files: tiny_text.TinyFiles, folder: Path) -> Results:
         cells[f"{preset} <- {ddp}"] = build_spec(files, preset, "full", "sft")
         cells[f"{preset} <- {other}"] = build_spec(files, preset, "full", "sft")
         cells[f"ddp <- {other}"] = build_spec(files, "ddp", "full", "sft")
-    cells |= {f"{preset}, early stopping": build_early_stopping_spec(files, preset) for preset in EARLY_STOPPING}
+    cells |= {
+        f"{preset}, early stopping": build_early_stopping_spec(files, preset) for preset in EARLY_STOPPING_PRESETS
+    }
     cells |= {
         f"{preset}, early stopping (from step 5)": build_early_stopping_spec(files, preset)
         for preset in ("ddp", "zero3")
@@ -176,7 +178,7 @@ def test_published_weights_are_equal_to_those_of_ddp(results: Results, folder: P
         assert (tensor - sharded[name]).abs().max() < 1e-4, name
 
 
-@pytest.mark.parametrize("preset", EARLY_STOPPING)
+@pytest.mark.parametrize("preset", EARLY_STOPPING_PRESETS)
 def test_early_stopping_publishes_the_weights_of_the_best_evaluation(
     results: Results, folder: Path, preset: str
 ) -> None:
@@ -194,7 +196,7 @@ def test_early_stopping_publishes_the_weights_of_the_best_evaluation(
     assert any(not torch.equal(tensor, last[f"weight.{name}"]) for name, tensor in published.items())
 
 
-@pytest.mark.parametrize("preset", EARLY_STOPPING[1:])
+@pytest.mark.parametrize("preset", EARLY_STOPPING_PRESETS[1:])
 def test_early_stopping_is_the_same_for_every_sharding(results: Results, preset: str) -> None:
     ddp, sharded = results["ddp, early stopping"], results[f"{preset}, early stopping"]
 

@@ -18,11 +18,13 @@ pytestmark = pytest.mark.slow
 RANKS = 2
 # Buckets are small, because the 800 MB buckets of the presets would dominate the memory of a tiny model.
 SMALL_BUCKETS = {"reduce_bucket_size": 500_000, "allgather_bucket_size": 500_000, "overlap_comm": True}
-OFFLOADED = {"offload_optimizer": {"device": "cpu"}}
+OPTIMIZER_OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 SHARDING: dict[str, dict[str, Any]] = {
     "zero1": {"deepspeed": {"config": {"zero_optimization": {"stage": 1, **SMALL_BUCKETS}}}},
     "zero2": {"deepspeed": {"config": {"zero_optimization": {"stage": 2, **SMALL_BUCKETS}}}},
-    "zero2_offload": {"deepspeed": {"config": {"zero_optimization": {"stage": 2, **SMALL_BUCKETS, **OFFLOADED}}}},
+    "zero2_offload": {
+        "deepspeed": {"config": {"zero_optimization": {"stage": 2, **SMALL_BUCKETS, **OPTIMIZER_OFFLOAD}}}
+    },
     "zero3": {"deepspeed": {"preset": "zero3"}},
     "zero3_offload": {"deepspeed": {"preset": "zero3_offload"}},
     "fsdp2": {"fsdp": {}},

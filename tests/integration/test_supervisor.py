@@ -254,7 +254,7 @@ def test_malformed_row_is_a_permanent_failure_with_file_line_and_column(
 def test_ranks_exit_when_the_supervisor_is_killed(files: tiny_text.TinyFiles, tmp_path: Path) -> None:
     (pod,) = Job(tmp_path, build_spec(files)).start()
     pod.wait_for_step(1)
-    ranks = [beat["pid"] for beat in pod.heartbeats().values()]
+    ranks = [heartbeat["pid"] for heartbeat in pod.heartbeats().values()]
 
     pod.process.kill()
     pod.process.wait()

@@ -25,9 +25,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fsdp2": {"fsdp": {}},
 }
 WEIGHT_SHARDING = ("zero3", "fsdp2")  # presets with which every rank gathers the weights of each layer from other ranks
-RATES = {"learningRate": 0.003, "visionLearningRate": 0.0003, "alignerLearningRate": 0.01}
-RESUMED = ("qwen2_vl", "zero1", "zero2", "zero3", "fsdp2")
-PACKING = [model_type for model_type in tiny_vision.RECIPES if FAMILIES[model_type].supports_packing]
+LEARNING_RATES = {"learningRate": 0.003, "visionLearningRate": 0.0003, "alignerLearningRate": 0.01}
+RESUMED_CELLS = ("qwen2_vl", "zero1", "zero2", "zero3", "fsdp2")
+PACKING_MODEL_TYPES = [model_type for model_type in tiny_vision.RECIPES if FAMILIES[model_type].supports_packing]
 DPO = {"beta": 0.2, "rpoAlpha": 0.5}
 
 
@@ -51,7 +51,7 @@ def build_spec(
         "maxSteps": STEPS,
         "saveSteps": 2,
         "weightDecay": 0.1,
-        **(RATES if model_fields is None and "lora" not in fields else {"learningRate": 0.003}),
+        **(LEARNING_RATES if model_fields is None and "lora" not in fields else {"learningRate": 0.003}),
     }
     return {
         "model": {"name": str(model), "freeze": [], **(model_fields or {})},
@@ -104,7 +104,7 @@ def two_rank_results(models: dict[str, Path], rows: Path, video_rows: Path, two_
         for preset, sharding in PRESETS.items()
         for tuner in ("", ", lora")
     }
-    cells |= {f"{name} (from step 2)": cells[name] for name in RESUMED}
+    cells |= {f"{name} (from step 2)": cells[name] for name in RESUMED_CELLS}
     cells["zero2 <- qwen2_vl"], cells["qwen2_vl <- zero2"] = cells["zero2"], cells["qwen2_vl"]
     cells["dpo"] = build_spec(models["qwen2_vl"], tiny_text.preferences_path(rows), (1, 4), sft=None, dpo=DPO)
     cells["default freeze"] = build_spec(models["qwen2_vl"], rows, (1, 4), {"freeze": None})
@@ -119,7 +119,10 @@ def two_rank_results(models: dict[str, Path], rows: Path, video_rows: Path, two_
         f"{preset}, videos": build_spec(models["qwen2_vl"], video_rows, (1, 4), **PRESETS[preset])
         for preset in WEIGHT_SHARDING
     }
-    cells |= {f"{model_type}, packed": build_packed_spec(models[model_type], rows, (1, 2)) for model_type in PACKING}
+    cells |= {
+        f"{model_type}, packed": build_packed_spec(models[model_type], rows, (1, 2))
+        for model_type in PACKING_MODEL_TYPES
+    }
     cells |= {
         f"{preset}, packed": build_packed_spec(models["qwen2_vl"], rows, (1, 2), **PRESETS[preset])
         for preset in WEIGHT_SHARDING
@@ -141,7 +144,10 @@ def one_rank_results(
         f"{model_type}, videos": build_spec(models[model_type], video_rows, (8, 1))
         for model_type in tiny_vision.VIDEO_MODEL_TYPES
     }
-    cells |= {f"{model_type}, packed": build_packed_spec(models[model_type], rows, (4, 1)) for model_type in PACKING}
+    cells |= {
+        f"{model_type}, packed": build_packed_spec(models[model_type], rows, (4, 1))
+        for model_type in PACKING_MODEL_TYPES
+    }
     return run_cells(tmp_path_factory.mktemp("one") / "cells", cells, ranks=1)
 
 
@@ -170,7 +176,7 @@ def test_videos_do_not_depend_on_the_layout(
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
-@pytest.mark.parametrize("model_type", PACKING)
+@pytest.mark.parametrize("model_type", PACKING_MODEL_TYPES)
 def test_packed_images_do_not_depend_on_the_layout(
     two_rank_results: Results, one_rank_results: Results, model_type: str, metric: str
 ) -> None:
@@ -205,7 +211,7 @@ def test_every_sharding_has_the_same_losses_as_ddp(two_rank_results: Results, pr
         assert sharded[metric] == pytest.approx(ddp[metric], rel=FOUR_DIGITS), metric
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", RESUMED_CELLS)
 def test_resumed_run_with_several_learning_rates_equals_an_uninterrupted_run(
     two_rank_results: Results, name: str
 ) -> None:
@@ -273,13 +279,19 @@ def test_image_size_is_saved_with_the_result(two_rank_results: Results, two_rank
     )
 
 
-def find_changed_components(before: Path, after: Path, model_type: str) -> set[str]:
-    return {component for component, change in find_largest_changes(before, after, model_type).items() if change > 0}
+def find_changed_components(base_folder: Path, result_folder: Path, model_type: str) -> set[str]:
+    return {
+        component
+        for component, change in find_largest_changes(base_folder, result_folder, model_type).items()
+        if change > 0
+    }
 
 
-def find_largest_changes(before: Path, after: Path, model_type: str) -> dict[str, float]:
+def find_largest_changes(base_folder: Path, result_folder: Path, model_type: str) -> dict[str, float]:
     """Return the largest absolute change of a weight for each component of the model."""
-    old, new = (AutoModelForImageTextToText.from_pretrained(folder).state_dict() for folder in (before, after))
+    old, new = (
+        AutoModelForImageTextToText.from_pretrained(folder).state_dict() for folder in (base_folder, result_folder)
+    )
     assert old.keys() == new.keys()
     changes: dict[str, float] = {}
     for name, weight in old.items():

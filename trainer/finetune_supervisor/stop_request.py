@@ -8,7 +8,7 @@ from enum import Enum
 from finetune_supervisor.contract import INIT, LOAD
 
 SIGKILL_DELAY_SECONDS = 3.0  # delay between SIGTERM and SIGKILL
-_BEFORE_TRAINING = ("", INIT, LOAD)
+_PHASES_BEFORE_TRAINING = ("", INIT, LOAD)
 
 
 class StopAction(Enum):
@@ -52,7 +52,7 @@ class StopRequest:
             stop = replace(stop, requested_at=now)
             if is_command:
                 actions.append(StopAction.FORWARD)
-            elif phase in _BEFORE_TRAINING:
+            elif phase in _PHASES_BEFORE_TRAINING:
                 stop = replace(stop, reason="stopped before training began")
             else:
                 actions.append(StopAction.SAVE)

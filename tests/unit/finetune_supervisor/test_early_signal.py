@@ -11,7 +11,7 @@ import pytest
 from testing.processes.supervisor_environment import environment
 
 # Program that sends SIGTERM to itself when it imports the module finetune_supervisor.supervisor.
-START = """
+SIGNALLING_PROGRAM = """
 import os, runpy, signal, sys
 
 class SignalOnImport:
@@ -26,7 +26,9 @@ runpy.run_module("finetune_supervisor", run_name="__main__", alter_sys=True)
 
 
 def test_early_signal_stops_the_supervisor_before_training(tmp_path: Path) -> None:
-    process = subprocess.run([sys.executable, "-c", START], env=environment(tmp_path), timeout=60, check=False)
+    process = subprocess.run(
+        [sys.executable, "-c", SIGNALLING_PROGRAM], env=environment(tmp_path), timeout=60, check=False
+    )
 
     assert process.returncode == 143
     termination = json.loads((tmp_path / "termination-log").read_text())
@@ -41,12 +43,12 @@ def test_early_signal_stops_the_supervisor_before_training(tmp_path: Path) -> No
     "has_early_signal", [pytest.param(True, id="early signal"), pytest.param(False, id="no signal")]
 )
 def test_exec_does_not_start_its_program_after_an_early_signal(tmp_path: Path, has_early_signal: bool) -> None:
-    start = START.replace(
+    program = SIGNALLING_PROGRAM.replace(
         "finetune_supervisor.supervisor",
         "finetune_supervisor.launch.child_process" if has_early_signal else "no_such_module",
     )
     process = subprocess.run(
-        [sys.executable, "-c", start, "exec", "/bin/echo", "ran"],
+        [sys.executable, "-c", program, "exec", "/bin/echo", "ran"],
         env=environment(tmp_path),
         timeout=60,
         check=False,

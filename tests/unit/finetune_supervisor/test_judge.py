@@ -22,25 +22,25 @@ from finetune_supervisor.messages import TerminationMessage, TrainingProgress
 from finetune_supervisor.stop_request import StopRequest
 from testing.builders.nodes import node
 
-RUNNING = TerminationMessage(
+RUNNING_MESSAGE = TerminationMessage(
     node_rank=1, attempt=1, outcome=contract.RUNNING, phase=contract.TRAIN, progress=TrainingProgress(step=7)
 )
 DONE, STOPPED, TRAINING = (frozenset({phase}) for phase in (contract.DONE, contract.STOPPED, contract.TRAIN))
 NO_STOP = StopRequest(grace_seconds=60)
-REQUESTED = replace(NO_STOP, requested_at=1.0)
-FORCED = replace(REQUESTED, terminated_at=2.0, reason="stopped by a second signal; no checkpoint was saved")
+STOP_REQUESTED = replace(NO_STOP, requested_at=1.0)
+STOP_FORCED = replace(STOP_REQUESTED, terminated_at=2.0, reason="stopped by a second signal; no checkpoint was saved")
 CAUSE = RankFailure(local_rank=1, error_type="ValueError", message="bad row", time=50.0, stack="Traceback", exit_code=1)
 VICTIM = RankFailure(local_rank=0, error_type="DistBackendError", message="NCCL", time=40.0, exit_code=1, victim=True)
 HANG = RankFailure(local_rank=0, error_type=contract.HANG, message="rank 2 hangs", time=30.0)
-SAVED = "stopped on request; a checkpoint was saved"
-PEERS_ENDED = "stopped, but other nodes ended before a checkpoint was saved"
+SAVED_REASON = "stopped on request; a checkpoint was saved"
+PEERS_ENDED_REASON = "stopped, but other nodes ended before a checkpoint was saved"
 
 
 def build_node_end(**fields: Any) -> NodeEnd:
     """Build the end of node 1, which has ranks 2 and 3, at a time of 100 s."""
     base = NodeEnd(
         node=node(Path("/output"), node_rank=1),
-        running_message=RUNNING,
+        running_message=RUNNING_MESSAGE,
         exit_code=1,
         time=100.0,
         stop=NO_STOP,
@@ -54,7 +54,7 @@ SUCCESSES = [
     pytest.param(
         build_node_end(is_published=True, failures=(CAUSE,)), id="a rank crashed after the result was published"
     ),
-    pytest.param(build_node_end(is_published=True, stop=FORCED), id="stopped after the result was published"),
+    pytest.param(build_node_end(is_published=True, stop=STOP_FORCED), id="stopped after the result was published"),
     pytest.param(build_node_end(exit_code=-9, is_published=True, hang=HANG), id="a rank hangs on shutdown"),
     pytest.param(build_node_end(exit_code=0, is_command=True), id="a command exits with 0"),
 ]
@@ -62,32 +62,38 @@ SUCCESSES = [
 
 @pytest.mark.parametrize("node_end", SUCCESSES)
 def test_complete_result_is_a_success(node_end: NodeEnd) -> None:
-    assert judge(node_end) == build_success_message(RUNNING, now=100.0)
+    assert judge(node_end) == build_success_message(RUNNING_MESSAGE, now=100.0)
 
 
 @pytest.mark.parametrize(
     ("node_end", "reason"),
     [
-        pytest.param(build_node_end(exit_code=0, phases=STOPPED, stop=REQUESTED), SAVED, id="saved"),
-        pytest.param(build_node_end(exit_code=-15, stop=FORCED), FORCED.reason, id="ended without a checkpoint"),
-        pytest.param(build_node_end(stop=FORCED, failures=(CAUSE,)), FORCED.reason, id="failed while it was ended"),
-        pytest.param(build_node_end(stop=REQUESTED), PEERS_ENDED, id="no failure was recorded"),
-        pytest.param(build_node_end(stop=REQUESTED, failures=(VICTIM,)), PEERS_ENDED, id="only a victim failed"),
+        pytest.param(build_node_end(exit_code=0, phases=STOPPED, stop=STOP_REQUESTED), SAVED_REASON, id="saved"),
         pytest.param(
-            build_node_end(exit_code=0, is_command=True, stop=REQUESTED),
+            build_node_end(exit_code=-15, stop=STOP_FORCED), STOP_FORCED.reason, id="ended without a checkpoint"
+        ),
+        pytest.param(
+            build_node_end(stop=STOP_FORCED, failures=(CAUSE,)), STOP_FORCED.reason, id="failed while it was ended"
+        ),
+        pytest.param(build_node_end(stop=STOP_REQUESTED), PEERS_ENDED_REASON, id="no failure was recorded"),
+        pytest.param(
+            build_node_end(stop=STOP_REQUESTED, failures=(VICTIM,)), PEERS_ENDED_REASON, id="only a victim failed"
+        ),
+        pytest.param(
+            build_node_end(exit_code=0, is_command=True, stop=STOP_REQUESTED),
             "stopped on request",
             id="a command exits with 0",
         ),
         pytest.param(
-            build_node_end(is_command=True, stop=REQUESTED, failures=(CAUSE,)),
+            build_node_end(is_command=True, stop=STOP_REQUESTED, failures=(CAUSE,)),
             "stopped on request",
             id="a command fails",
         ),
-        pytest.param(build_node_end(is_command=True, stop=FORCED), FORCED.reason, id="a command is ended"),
+        pytest.param(build_node_end(is_command=True, stop=STOP_FORCED), STOP_FORCED.reason, id="a command is ended"),
     ],
 )
 def test_node_is_stopped_after_a_stop_request(node_end: NodeEnd, reason: str) -> None:
-    assert judge(node_end) == build_stop_message(RUNNING, reason, now=100.0)
+    assert judge(node_end) == build_stop_message(RUNNING_MESSAGE, reason, now=100.0)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +102,13 @@ def test_node_is_stopped_after_a_stop_request(node_end: NodeEnd, reason: str) ->
         pytest.param(build_node_end(failures=(CAUSE,)), CAUSE, id="a rank failed"),
         pytest.param(build_node_end(failures=(VICTIM, CAUSE)), CAUSE, id="a victim failed first"),
         pytest.param(build_node_end(failures=(VICTIM,)), VICTIM, id="only a victim failed"),
-        pytest.param(build_node_end(failures=(CAUSE,), stop=REQUESTED), CAUSE, id="a rank failed after a stop request"),
+        pytest.param(
+            build_node_end(failures=(CAUSE,), stop=STOP_REQUESTED), CAUSE, id="a rank failed after a stop request"
+        ),
         pytest.param(build_node_end(exit_code=-9, hang=HANG, failures=(CAUSE,)), HANG, id="a rank hangs"),
-        pytest.param(build_node_end(exit_code=-9, hang=HANG, stop=REQUESTED), HANG, id="a rank hangs and is stopped"),
+        pytest.param(
+            build_node_end(exit_code=-9, hang=HANG, stop=STOP_REQUESTED), HANG, id="a rank hangs and is stopped"
+        ),
         pytest.param(build_node_end(is_command=True, exit_code=-9, hang=HANG), HANG, id="a command hangs"),
         pytest.param(build_node_end(is_command=True, failures=(CAUSE,)), CAUSE, id="a rank of a command failed"),
     ],
@@ -110,7 +120,7 @@ def test_first_failure_of_a_rank_is_reported(node_end: NodeEnd, failure: RankFai
         True,
         contract.FAILED,
         contract.TRAIN,
-        RUNNING.progress,
+        RUNNING_MESSAGE.progress,
     )
     assert (final.error_type, final.message, final.stack) == (failure.error_type, failure.message, failure.stack)
     assert (final.exit_code, final.signal, final.victim) == (failure.exit_code, failure.signal, failure.victim)
@@ -145,7 +155,7 @@ def test_launcher_failure_is_reported_if_no_rank_failure_is_known(
 ) -> None:
     final = judge(build_node_end(exit_code=exit_code, output_tail="last line"))
 
-    assert final == build_failure_message(RUNNING, error_type, message, now=100.0)
+    assert final == build_failure_message(RUNNING_MESSAGE, error_type, message, now=100.0)
 
 
 def test_mixture_of_done_and_stopped_ranks_is_a_failure() -> None:
@@ -171,10 +181,10 @@ def test_last_line_is_reported_for_a_command_without_an_exception() -> None:
 @pytest.mark.parametrize(
     ("final_message", "exit_code"),
     [
-        (build_success_message(RUNNING, now=1.0), 0),
-        (build_stop_message(RUNNING, SAVED, now=1.0), 143),
-        (build_failure_message(RUNNING, "DatasetError", "no rows", now=1.0), 2),
-        (build_failure_message(RUNNING, "ValueError", "x", now=1.0), 1),
+        (build_success_message(RUNNING_MESSAGE, now=1.0), 0),
+        (build_stop_message(RUNNING_MESSAGE, SAVED_REASON, now=1.0), 143),
+        (build_failure_message(RUNNING_MESSAGE, "DatasetError", "no rows", now=1.0), 2),
+        (build_failure_message(RUNNING_MESSAGE, "ValueError", "x", now=1.0), 1),
     ],
 )
 def test_exit_code_depends_on_the_outcome(final_message: TerminationMessage, exit_code: int) -> None:

@@ -12,9 +12,9 @@ SAVING = StopRequest(grace_seconds=60, requested_at=100.0)
 TERMINATED = StopRequest(
     grace_seconds=60, requested_at=100.0, terminated_at=110.0, reason="stopped before training began"
 )
-TOO_EARLY = "stopped before training began"
-SECOND_SIGNAL = "stopped by a second signal; no checkpoint was saved"
-GRACE_OVER = "the ranks did not end within the grace period of 60s (FINETUNE_GRACE_SECONDS)"
+TOO_EARLY_REASON = "stopped before training began"
+SECOND_SIGNAL_REASON = "stopped by a second signal; no checkpoint was saved"
+GRACE_OVER_REASON = "the ranks did not end within the grace period of 60s (FINETUNE_GRACE_SECONDS)"
 
 
 def advance(
@@ -45,7 +45,7 @@ def test_first_signal_before_training_ends_the_ranks(phase: str) -> None:
     stop, actions = advance(RUNNING, phase=phase)
 
     assert actions == (StopAction.TERMINATE,)
-    assert (stop.requested_at, stop.terminated_at, stop.reason) == (100.0, 100.0, TOO_EARLY)
+    assert (stop.requested_at, stop.terminated_at, stop.reason) == (100.0, 100.0, TOO_EARLY_REASON)
 
 
 @pytest.mark.parametrize("phase", ["", contract.INIT, contract.TRAIN])
@@ -60,14 +60,14 @@ def test_two_simultaneous_signals_cause_both_actions() -> None:
     stop, actions = advance(RUNNING, signal_count=2)
 
     assert actions == (StopAction.SAVE, StopAction.TERMINATE)
-    assert stop.reason == SECOND_SIGNAL
+    assert stop.reason == SECOND_SIGNAL_REASON
 
 
 def test_second_signal_ends_the_ranks_without_a_checkpoint() -> None:
     stop, actions = advance(SAVING, signal_count=2, now=105.0)
 
     assert actions == (StopAction.TERMINATE,)
-    assert (stop.terminated_at, stop.reason) == (105.0, SECOND_SIGNAL)
+    assert (stop.terminated_at, stop.reason) == (105.0, SECOND_SIGNAL_REASON)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_ranks_are_ended_shortly_before_the_grace_period_expires(
     stop, actions = advance(StopRequest(grace_seconds=grace_seconds, requested_at=100.0), now=now)
 
     assert actions == ((StopAction.TERMINATE,) if has_expired else ())
-    assert stop.reason == (GRACE_OVER.replace("60", str(grace_seconds)) if has_expired else "")
+    assert stop.reason == (GRACE_OVER_REASON.replace("60", str(grace_seconds)) if has_expired else "")
 
 
 @pytest.mark.parametrize(("now", "actions"), [(113.0, ()), (113.1, (StopAction.KILL,)), (900.0, (StopAction.KILL,))])

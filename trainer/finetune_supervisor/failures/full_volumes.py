@@ -8,16 +8,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  a volume of the pod
-_NO_SPACE = re.compile(r"no space left|errno 28\b|disk quota exceeded|errno 122\b|SIGBUS|bus error", re.IGNORECASE)
+_NO_SPACE_ERROR = re.compile(
+    r"no space left|errno 28\b|disk quota exceeded|errno 122\b|SIGBUS|bus error", re.IGNORECASE
+)
 _FULL_BELOW_BYTES = 2**20  # not 0, because the failed write may have released some space
 
 
 def append_full_volumes(message: str, folders: Iterable[Path]) -> str:
     """Append the names of full volumes to a message about missing space; other messages are unchanged."""
-    if not _NO_SPACE.search(message):
+    if not _NO_SPACE_ERROR.search(message):
         return message
-    full = sorted({str(folder) for folder in folders if str(folder) not in message and is_volume_full(folder)})
-    return f"{message} (full: {', '.join(full)})" if full else message
+    full_volumes = sorted({str(folder) for folder in folders if str(folder) not in message and is_volume_full(folder)})
+    return f"{message} (full: {', '.join(full_volumes)})" if full_volumes else message
 
 
 def is_volume_full(folder: Path) -> bool:

@@ -17,7 +17,7 @@ _TRACEBACK_HEADER = "Traceback (most recent call last):"
 _RANK_PREFIX = re.compile(r"^\[rank(\d+)\]:(?: |$)")
 _FRAME_LINE = re.compile(r'^  File ".*", line \d+')
 _EXCEPTION_LINE = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: ?(.*))?$")
-_ROOT_CAUSE = re.compile(
+_ROOT_CAUSE_REPORT = re.compile(
     r"Root Cause \(first observed failure\):.*?\brank\s*: (\d+) \(local_rank: (\d+)\).*?\bexitcode\s*: (-?\d+)",
     re.DOTALL,
 )
@@ -50,9 +50,12 @@ def parse_exceptions(text: str) -> tuple[PrintedException, ...]:
             closed_by_rank.pop(rank, None)
         elif block is not None:
             block.lines.append(line)
-            last = _EXCEPTION_LINE.match(line)
-            if last and any(_FRAME_LINE.match(earlier) for earlier in block.lines):
-                block.error_type, block.message = last.group(1).rpartition(".")[2], last.group(2) or ""
+            exception_line = _EXCEPTION_LINE.match(line)
+            if exception_line and any(_FRAME_LINE.match(block_line) for block_line in block.lines):
+                block.error_type, block.message = (
+                    exception_line.group(1).rpartition(".")[2],
+                    exception_line.group(2) or "",
+                )
                 exceptions.append(block)
                 closed_by_rank[rank] = open_by_rank.pop(rank)
         elif rank in closed_by_rank and line.startswith((" ", "\t")) and len(closed_by_rank[rank].message) < 2000:
@@ -138,7 +141,7 @@ def _add_exception(failure: RankFailure, exception: PrintedException) -> RankFai
 
 def parse_failure_report(text: str, *, code: int, time: float) -> RankFailure:
     """Parse the failure of a user's launcher: torchrun's root cause, or else the launcher's exit code."""
-    root_causes = _ROOT_CAUSE.findall(text)
+    root_causes = _ROOT_CAUSE_REPORT.findall(text)
     if root_causes:
         rank, local_rank, exit_code = (int(number) for number in root_causes[-1])
         failure = explain_failure(build_failure_from_exit_code(local_rank, exit_code, time), text, rank=rank)
@@ -165,8 +168,10 @@ def find_last_line(text: str, *, rank: int | None) -> str:
 
     A carriage return of a progress bar starts a new line.
     """
-    numbered = _split_rank_prefixes(text.partition("\n" + "=" * 60)[0].rstrip("\r\n"))
-    lines = (line.rpartition("\r")[2].strip() for prefix, line in numbered if rank is None or prefix in (None, rank))
+    prefixed_lines = _split_rank_prefixes(text.partition("\n" + "=" * 60)[0].rstrip("\r\n"))
+    lines = (
+        line.rpartition("\r")[2].strip() for prefix, line in prefixed_lines if rank is None or prefix in (None, rank)
+    )
     return next((line for line in reversed([*lines]) if line and "torch/distributed/elastic" not in line), "")
 
 

@@ -169,8 +169,8 @@ class _RunningRanks:
         temporary.replace(self.run.exits)
         if self.failed_at is None:
             self.failed_at = time.monotonic()
-            killed = code == -signal.SIGKILL  # killed externally, so the other ranks have no better error
-            self.terminate_at = self.failed_at + (0.0 if killed else _FAILURE_GRACE_SECONDS)
+            was_killed = code == -signal.SIGKILL  # killed externally, so the other ranks have no better error
+            self.terminate_at = self.failed_at + (0.0 if was_killed else _FAILURE_GRACE_SECONDS)
             others = "; stopping the other ranks of this node" if self.local_ranks else ""
             print(f"launcher: local rank {local_rank} ended with {code}{others}", file=sys.stderr, flush=True)
 

@@ -73,7 +73,7 @@ def _list_imported_packages(statement: ast.Import | ast.ImportFrom) -> Iterator[
 
 def _list_standard_modules() -> frozenset[str]:
     """Return the names of standard library modules; on Python 3.9, which has no list of them, only common ones."""
-    common = (
+    common_modules = (
         "__future__",
         "argparse",
         "collections",
@@ -85,8 +85,8 @@ def _list_standard_modules() -> frozenset[str]:
         "math",
         "os",
     )
-    more = ("pathlib", "random", "re", "signal", "sys", "time", "typing", "warnings", "contextlib", "datetime")
-    return frozenset(getattr(sys, "stdlib_module_names", (*common, *more)))
+    more_modules = ("pathlib", "random", "re", "signal", "sys", "time", "typing", "warnings", "contextlib", "datetime")
+    return frozenset(getattr(sys, "stdlib_module_names", (*common_modules, *more_modules)))
 
 
 def _is_harmless(statement: ast.stmt) -> bool:

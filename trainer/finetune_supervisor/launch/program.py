@@ -49,5 +49,7 @@ def enable_flight_recorder(env: Mapping[str, str], node: Node) -> dict[str, str]
         (("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"),
         (("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), dump_prefix),
     )
-    missing = {name: value for names, value in defaults if not any(name in env for name in names) for name in names}
-    return {**missing, **env}
+    missing_variables = {
+        name: value for names, value in defaults if not any(name in env for name in names) for name in names
+    }
+    return {**missing_variables, **env}

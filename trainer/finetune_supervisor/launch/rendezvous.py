@@ -61,10 +61,10 @@ class Rendezvous:
                 keys, timedelta(seconds=self._timeout_seconds)
             )  # a single wait, because torch logs each timeout
         except RuntimeError as error:
-            missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
-            if missing:
+            missing_ranks = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
+            if missing_ranks:
                 raise RendezvousTimeoutError(
-                    f"node ranks {', '.join(missing)} of {self._node.nodes} did not join within"
+                    f"node ranks {', '.join(missing_ranks)} of {self._node.nodes} did not join within"
                     f" {self._timeout_seconds:.0f}s"
                 ) from error
 

@@ -16,7 +16,7 @@ from finetune_supervisor import contract
 from finetune_supervisor.contract import Node
 from finetune_supervisor.launch.program import LaunchProgram, build_supervisor_command
 
-_VARIABLE = re.compile(r"\$?\$\((\w+)\)")
+_VARIABLE_REFERENCE = re.compile(r"\$?\$\((\w+)\)")
 
 
 class InvalidCommand(Exception):
@@ -67,7 +67,7 @@ def expand_variables(argument: str, env: Mapping[str, str]) -> str:
         reference = match.group(0)
         return reference[1:] if reference.startswith("$$") else env.get(match.group(1), reference)
 
-    return _VARIABLE.sub(expand, argument)
+    return _VARIABLE_REFERENCE.sub(expand, argument)
 
 
 def _build_exec_argv(command: UserCommand, folder: Path, env: Mapping[str, str]) -> tuple[str, ...]:

@@ -32,15 +32,15 @@ def wait_for_master(host: str, *, node_rank: int, pause: Callable[[float], None]
         error = _find_lookup_error(host)
         if error is None:
             return
-        waited = time.monotonic() - started_at
-        if waited >= timeout_seconds and not is_required:
+        waited_seconds = time.monotonic() - started_at
+        if waited_seconds >= timeout_seconds and not is_required:
             return
-        if waited >= timeout_seconds:
+        if waited_seconds >= timeout_seconds:
             raise DnsTimeout(
                 f"{host}, the address of node rank 0, did not resolve within {timeout_seconds:.0f}s ({error});"
                 " check that its pod was created and that the cluster's DNS answers"
             )
-        interval = min(max(interval * 1.5, 0.5), MAX_INTERVAL_SECONDS, timeout_seconds - waited)
+        interval = min(max(interval * 1.5, 0.5), MAX_INTERVAL_SECONDS, timeout_seconds - waited_seconds)
 
 
 def _find_lookup_error(host: str) -> str | None:

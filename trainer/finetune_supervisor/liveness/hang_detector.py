@@ -21,9 +21,9 @@ _PHASE_FACTORS: Mapping[str, float] = {
 }
 _FIRST_STEP_FACTOR = 6
 _SLOW_STEP_FACTOR = 5  # multiple of the 99th percentile of recent step times
-_RECENT_STEPS = 200
+_MAX_RECENT_STEPS = 200
 _SUPERVISOR_PAUSE_SECONDS = 5.0  # a longer gap between calls means that the supervisor was suspended
-_NEAR_TIMEOUT = 0.8  # fraction of the limit after which a stopped rank counts as hanging
+_NEAR_TIMEOUT_FRACTION = 0.8  # fraction of the limit after which a stopped rank counts as hanging
 
 # Stack frames of a rank that waits for other ranks: collectives, and calls that wait for a collective.
 _WAITING_FRAMES = re.compile(
@@ -62,7 +62,7 @@ class HangDetector:
         self._last_heartbeat_at: dict[int, float] = {}
         self._heartbeats: dict[int, Heartbeat] = {}
         self._last_step_at: dict[int, float] = {}
-        self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._step_seconds: deque[float] = deque(maxlen=_MAX_RECENT_STEPS)
 
     def expect_heartbeats(self, local_ranks: Iterable[int], *, now: float) -> None:
         """Apply time limits to these local ranks from now on; the launcher has its own timeout before their start."""
@@ -108,7 +108,7 @@ class HangDetector:
     def find_near_timeout(self, *, now: float) -> HeartbeatTimeout | None:
         """Return the timeout of a rank close to its limit, or None; used after a stop caused by another node."""
         timeout = self._find_longest_silence(now)
-        return timeout if timeout and timeout.silent_seconds > _NEAR_TIMEOUT * timeout.limit_seconds else None
+        return timeout if timeout and timeout.silent_seconds > _NEAR_TIMEOUT_FRACTION * timeout.limit_seconds else None
 
     def get_silent_seconds(self, local_rank: int, *, now: float) -> float:
         """Return the seconds since the last heartbeat of a local rank."""
@@ -138,8 +138,8 @@ class HangDetector:
     @property
     def _p99_step_seconds(self) -> float:
         """99th percentile of the recent seconds per step."""
-        ordered = sorted(self._step_seconds)
-        return ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
+        sorted_seconds = sorted(self._step_seconds)
+        return sorted_seconds[math.ceil(0.99 * len(sorted_seconds)) - 1] if sorted_seconds else 0.0
 
 
 @dataclass(frozen=True)

@@ -30,18 +30,18 @@ def request_stack_dumps(run: RunFolder, pids: Iterable[tuple[int, int]]) -> dict
 
     The dump of a stopped process is empty.
     """
-    requested = []
+    requested_dumps = []
     for local_rank, pid in pids:
         path = _get_dump_file(run, local_rank)
         with contextlib.suppress(OSError):
             os.truncate(path, 0)  # fails if the rank has no handler, so that the signal would kill it
             os.kill(pid, DUMP_SIGNAL)
-            requested.append((local_rank, path))
+            requested_dumps.append((local_rank, path))
     deadline = time.monotonic() + _DUMP_TIMEOUT_SECONDS
-    while time.monotonic() < deadline and not all(path.stat().st_size for _, path in requested):
+    while time.monotonic() < deadline and not all(path.stat().st_size for _, path in requested_dumps):
         time.sleep(0.05)
     time.sleep(0.1)  # time for the last rank to finish its dump
-    return {local_rank: path.read_text(encoding="utf-8", errors="replace") for local_rank, path in requested}
+    return {local_rank: path.read_text(encoding="utf-8", errors="replace") for local_rank, path in requested_dumps}
 
 
 def inspect_ranks(

@@ -28,7 +28,7 @@ class Snapshot:
 
 def render_status(node: Node, snapshot: Snapshot, *, now: float) -> dict[str, object]:
     """Return the JSON body of /status; `now` is in seconds since the epoch."""
-    first = snapshot.heartbeats[0] if snapshot.heartbeats else None
+    first_heartbeat = snapshot.heartbeats[0] if snapshot.heartbeats else None
     return {
         "version": 1,
         "namespace": node.namespace,
@@ -38,8 +38,8 @@ def render_status(node: Node, snapshot: Snapshot, *, now: float) -> dict[str, ob
         "nodeRank": node.node_rank,
         "attempt": node.attempt,
         "worldSize": node.world_size,
-        "firstStep": first.first_step if first else None,
-        "progress": to_json_object(to_status_progress(first)) if first else None,
+        "firstStep": first_heartbeat.first_step if first_heartbeat else None,
+        "progress": to_json_object(to_status_progress(first_heartbeat)) if first_heartbeat else None,
         "ranks": [
             {
                 "rank": heartbeat.rank,
@@ -64,14 +64,16 @@ def render_metrics(node: Node, snapshot: Snapshot, *, now: float) -> str:
     samples = list(_build_rank_samples(snapshot, now=now))
     if node.node_rank == 0 and snapshot.heartbeats:
         samples += _build_progress_samples(snapshot.heartbeats[0])
-    common = f'namespace="{node.namespace}",job="{node.job}",attempt="{node.attempt}",node_rank="{node.node_rank}"'
+    common_labels = (
+        f'namespace="{node.namespace}",job="{node.job}",attempt="{node.attempt}",node_rank="{node.node_rank}"'
+    )
     lines = []
-    described = set()
+    described_metrics = set()
     for name, help_text, labels, value in samples:
-        if name not in described:
-            described.add(name)
+        if name not in described_metrics:
+            described_metrics.add(name)
             lines += [f"# HELP {name} {help_text}", f"# TYPE {name} gauge"]
-        lines.append(f"{name}{{{common}{labels}}} {value}")
+        lines.append(f"{name}{{{common_labels}{labels}}} {value}")
     return "\n".join(lines) + "\n"
 
 

@@ -45,10 +45,10 @@ class ProgressReports:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(self._token)
         url = f"http://127.0.0.1:{self._node.status_port}{REPORT_PATH}"
-        inherited = {
+        inherited_variables = {
             name: value for name, value in env.items() if name != _CA_CERT
         }  # not needed for HTTP within the pod
-        return {**inherited, **_bypass_proxy(env), _URL: url, _TOKEN: str(self._node.run.token)}
+        return {**inherited_variables, **_bypass_proxy(env), _URL: url, _TOKEN: str(self._node.run.token)}
 
     def is_authorized(self, authorization: str) -> bool:
         """Return whether an Authorization header contains the token of this node."""

@@ -8,16 +8,16 @@ import pytest
 
 from finetune_supervisor.failures.full_volumes import append_full_volumes
 
-FREE = {"/shm": 0, "/tmp": 4096, "/output": 2**30}
-FOLDERS = [Path(folder) for folder in FREE]
+FREE_BYTES = {"/shm": 0, "/tmp": 4096, "/output": 2**30}
+FOLDERS = [Path(folder) for folder in FREE_BYTES]
 
 
 @pytest.fixture(autouse=True)
-def volumes(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_volumes(monkeypatch: pytest.MonkeyPatch) -> None:
     def statvfs(folder: Path) -> SimpleNamespace:
-        if str(folder) not in FREE:
+        if str(folder) not in FREE_BYTES:
             raise FileNotFoundError(folder)
-        return SimpleNamespace(f_blocks=2**20, f_frsize=4096, f_bavail=FREE[str(folder)] // 4096)
+        return SimpleNamespace(f_blocks=2**20, f_frsize=4096, f_bavail=FREE_BYTES[str(folder)] // 4096)
 
     monkeypatch.setattr(os, "statvfs", statvfs)
 

@@ -9,7 +9,7 @@ import pytest
 from finetune_supervisor.contract import RunFolder
 from finetune_supervisor.failures.rank_failures import find_first_failure, read_failures
 
-LOST = "[../gloo/transport/tcp/pair.cc:537] Connection closed by peer [10.0.0.7]:4321"
+CONNECTION_LOST = "[../gloo/transport/tcp/pair.cc:537] Connection closed by peer [10.0.0.7]:4321"
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def write_error_file(run_folder: RunFolder, local_rank: int, error: str, *, modi
     """Write an error file in the format of torchrun's @record."""
     path = run_folder.torchrun / "none_x1" / "attempt_0" / str(local_rank) / "error.json"
     path.parent.mkdir(parents=True)
-    extra = {"py_callstack": f"Traceback\n{error}", "timestamp": str(int(modified_at))}
-    path.write_text(json.dumps({"message": {"message": error, "extraInfo": extra}}))
+    extra_info = {"py_callstack": f"Traceback\n{error}", "timestamp": str(int(modified_at))}
+    path.write_text(json.dumps({"message": {"message": error, "extraInfo": extra_info}}))
     os.utime(path, (modified_at, modified_at))
 
 
@@ -61,7 +61,7 @@ def test_earliest_exception_is_the_first_failure(run_folder: RunFolder) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        f"RuntimeError: {LOST}",
+        f"RuntimeError: {CONNECTION_LOST}",
         "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp",
         "RuntimeError: Timed out waiting 30000ms for recv operation to complete",
         "DistNetworkError: The client socket has timed out",
@@ -80,7 +80,7 @@ def test_earliest_failure_is_ignored_if_it_is_a_victim(run_folder: RunFolder, er
 
 
 def test_victim_is_the_first_failure_if_all_failures_are_victims(run_folder: RunFolder) -> None:
-    write_error_file(run_folder, 0, f"RuntimeError: {LOST}", modified_at=100.1)
+    write_error_file(run_folder, 0, f"RuntimeError: {CONNECTION_LOST}", modified_at=100.1)
 
     failure = find_first_failure(read_failures(run_folder))
 
@@ -89,7 +89,7 @@ def test_victim_is_the_first_failure_if_all_failures_are_victims(run_folder: Run
 
 
 def test_killed_rank_without_error_file_is_the_first_failure(run_folder: RunFolder) -> None:
-    write_error_file(run_folder, 0, f"RuntimeError: {LOST}", modified_at=99.5)
+    write_error_file(run_folder, 0, f"RuntimeError: {CONNECTION_LOST}", modified_at=99.5)
     write_exits(run_folder, rank0=1, rank1=-9)
 
     failure = find_first_failure(read_failures(run_folder))

@@ -13,7 +13,7 @@ from finetune_supervisor import contract
 from finetune_supervisor.failures.termination_message import encode_termination, write_termination
 from finetune_supervisor.messages import PeakMemory, TerminationMessage, TrainingProgress
 
-FULL = TerminationMessage(
+COMPLETE_MESSAGE = TerminationMessage(
     node_rank=1,
     attempt=2,
     final=True,
@@ -41,11 +41,11 @@ FULL = TerminationMessage(
 
 
 def test_operator_parses_every_field_written_by_the_supervisor() -> None:
-    parsed = parse_termination(encode_termination(FULL).decode())
+    parsed = parse_termination(encode_termination(COMPLETE_MESSAGE).decode())
 
     assert parsed is not None
     assert parsed.progress is not None
-    for message, expected in ((parsed, FULL), (parsed.progress, FULL.progress)):
+    for message, expected in ((parsed, COMPLETE_MESSAGE), (parsed.progress, COMPLETE_MESSAGE.progress)):
         for field in fields(message):
             if field.name != "progress":
                 assert getattr(message, field.name) == getattr(expected, field.name), field.name
@@ -101,7 +101,7 @@ def test_lone_surrogates_are_encoded() -> None:
 def test_shorter_message_replaces_a_longer_one_completely(tmp_path: Path) -> None:
     path = tmp_path / "termination-log"
 
-    write_termination(path, FULL)
+    write_termination(path, COMPLETE_MESSAGE)
     write_termination(path, TerminationMessage(node_rank=0, attempt=0))
 
     assert path.read_bytes() == encode_termination(TerminationMessage(node_rank=0, attempt=0))

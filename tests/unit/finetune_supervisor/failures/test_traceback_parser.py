@@ -12,14 +12,14 @@ from finetune_supervisor.failures.traceback_parser import (
     parse_failure_report,
 )
 
-OWN = """\
+USER_EXCEPTION = """\
 step 1 loss 2.3
 Traceback (most recent call last):
   File "/workspace/train.py", line 10, in <module>
     raise ValueError("row 7 has no label")
 ValueError: row 7 has no label
 """
-MIXED = """\
+INTERLEAVED_EXCEPTIONS = """\
 [rank1]: Traceback (most recent call last):
 [rank0]: Traceback (most recent call last):
 [rank1]:   File "/workspace/train.py", line 10, in <module>
@@ -30,7 +30,7 @@ MIXED = """\
 [rank0]:     ^^^^^^^^^^^^^^^
 [rank0]: RuntimeError: [gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:63194.
 """
-CHAINED = """\
+CHAINED_EXCEPTIONS = """\
 Traceback (most recent call last):
   File "a.py", line 1, in load
     open("x")
@@ -43,7 +43,7 @@ Traceback (most recent call last):
     raise my.app.ConfigError("no config")
 my.app.ConfigError: no config
 """
-REPORT = """
+TORCHRUN_REPORT = """
 ============================================================
 train.py FAILED
 ------------------------------------------------------------
@@ -66,7 +66,7 @@ Root Cause (first observed failure):
   traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
 ============================================================
 """
-LAUNCHER = """\
+LAUNCHER_EXCEPTION = """\
 Traceback (most recent call last):
   File "/usr/bin/torchrun", line 8, in <module>
     sys.exit(main())
@@ -75,7 +75,7 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 
 
 def test_exception_has_type_message_and_stack() -> None:
-    (exception,) = parse_exceptions(OWN)
+    (exception,) = parse_exceptions(USER_EXCEPTION)
 
     assert (exception.rank, exception.error_type, exception.message) == (None, "ValueError", "row 7 has no label")
     assert exception.stack.startswith("Traceback")
@@ -83,39 +83,39 @@ def test_exception_has_type_message_and_stack() -> None:
 
 
 def test_interleaved_lines_of_two_ranks_are_separated() -> None:
-    assert [(exception.rank, exception.error_type) for exception in parse_exceptions(MIXED)] == [
+    assert [(exception.rank, exception.error_type) for exception in parse_exceptions(INTERLEAVED_EXCEPTIONS)] == [
         (1, "ValueError"),
         (0, "RuntimeError"),
     ]
 
 
 def test_victim_printed_last_is_not_the_root_exception() -> None:
-    cause = find_root_exception(MIXED, rank=None)
+    cause = find_root_exception(INTERLEAVED_EXCEPTIONS, rank=None)
 
     assert cause is not None
     assert cause.rank == 1
 
 
 def test_root_exception_of_a_given_rank_is_found() -> None:
-    cause = find_root_exception(MIXED, rank=0)
+    cause = find_root_exception(INTERLEAVED_EXCEPTIONS, rank=0)
 
     assert cause is not None
     assert cause.error_type == "RuntimeError"
 
 
 def test_exceptions_of_other_ranks_are_ignored() -> None:
-    assert find_root_exception(MIXED, rank=7) is None
+    assert find_root_exception(INTERLEAVED_EXCEPTIONS, rank=7) is None
 
 
 def test_last_exception_of_a_chain_is_the_root_exception() -> None:
-    cause = find_root_exception(CHAINED, rank=None)
+    cause = find_root_exception(CHAINED_EXCEPTIONS, rank=None)
 
     assert cause is not None
     assert (cause.error_type, cause.message) == ("ConfigError", "no config")
 
 
 def test_multi_line_message_is_parsed() -> None:
-    text = OWN.replace("row 7 has no label\n", "two keys do not fit:\n\tsize of a\n\tsize of b\nstep 2\n")
+    text = USER_EXCEPTION.replace("row 7 has no label\n", "two keys do not fit:\n\tsize of a\n\tsize of b\nstep 2\n")
 
     (exception,) = parse_exceptions(text)
 
@@ -138,22 +138,24 @@ def test_output_without_exception_has_no_root_exception(text: str) -> None:
 
 @pytest.mark.parametrize("code", [1, -6], ids=["exit code 1", "SIGABRT"])
 def test_exception_of_a_terminated_rank_is_the_cause_of_its_victim(code: int) -> None:
-    output = MIXED.replace("[rank1]", "[rank4]").replace("[rank0]", "[rank5]")
+    output = INTERLEAVED_EXCEPTIONS.replace("[rank1]", "[rank4]").replace("[rank0]", "[rank5]")
 
-    failure = parse_failure_report(output + REPORT.format(code=code) + LAUNCHER, code=1, time=5.0)
+    failure = parse_failure_report(output + TORCHRUN_REPORT.format(code=code) + LAUNCHER_EXCEPTION, code=1, time=5.0)
 
     assert (failure.local_rank, failure.error_type, failure.exit_code) == (0, "ValueError", 1)
     assert (failure.victim, failure.signal) == (False, None)
 
 
 def test_abort_is_the_cause_if_no_other_rank_raised_an_exception() -> None:
-    failure = parse_failure_report(REPORT.format(code=-6) + LAUNCHER, code=1, time=5.0)
+    failure = parse_failure_report(TORCHRUN_REPORT.format(code=-6) + LAUNCHER_EXCEPTION, code=1, time=5.0)
 
     assert (failure.local_rank, failure.signal, failure.victim) == (1, 6, False)
 
 
 def test_exception_logged_earlier_is_not_the_cause() -> None:
-    text = OWN.replace("ValueError", "TimeoutError").replace("row 7 has no label", "try again") + OWN
+    text = (
+        USER_EXCEPTION.replace("ValueError", "TimeoutError").replace("row 7 has no label", "try again") + USER_EXCEPTION
+    )
 
     cause = find_root_exception(text, rank=None)
 
@@ -162,7 +164,9 @@ def test_exception_logged_earlier_is_not_the_cause() -> None:
 
 
 def test_launcher_exception_is_not_the_cause() -> None:
-    failure = parse_failure_report(OWN + REPORT.format(code=1) + LAUNCHER, code=1, time=5.0)
+    failure = parse_failure_report(
+        USER_EXCEPTION + TORCHRUN_REPORT.format(code=1) + LAUNCHER_EXCEPTION, code=1, time=5.0
+    )
 
     assert (failure.error_type, failure.message, failure.local_rank, failure.exit_code) == (
         "ValueError",
@@ -180,7 +184,7 @@ def test_victim_detected_first_does_not_hide_the_cause() -> None:
     """The victim aborts on shutdown, and torchrun terminates the rank with the exception before it exits."""
     aborted, terminated = build_failure_from_exit_code(0, -6, 5.0), build_failure_from_exit_code(1, -15, 5.0)
 
-    victim, cause = explain_failures((aborted, terminated), MIXED, find_rank=find_rank)
+    victim, cause = explain_failures((aborted, terminated), INTERLEAVED_EXCEPTIONS, find_rank=find_rank)
 
     assert (victim.error_type, victim.victim, victim.signal) == ("RuntimeError", True, None)
     assert (cause.error_type, cause.message, cause.victim, cause.signal) == (
@@ -194,17 +198,17 @@ def test_victim_detected_first_does_not_hide_the_cause() -> None:
 def test_terminated_rank_keeps_its_failure_if_another_rank_is_the_cause() -> None:
     killed, terminated = build_failure_from_exit_code(0, -9, 5.0), build_failure_from_exit_code(1, -15, 5.0)
 
-    assert explain_failures((killed, terminated), MIXED, find_rank=find_rank) == (killed, terminated)
+    assert explain_failures((killed, terminated), INTERLEAVED_EXCEPTIONS, find_rank=find_rank) == (killed, terminated)
 
 
 def test_crash_is_not_attributed_to_an_exception_logged_earlier() -> None:
     crashed = build_failure_from_exit_code(1, -6, 5.0)
 
-    assert explain_failures((crashed,), MIXED, find_rank=find_rank) == (crashed,)
+    assert explain_failures((crashed,), INTERLEAVED_EXCEPTIONS, find_rank=find_rank) == (crashed,)
 
 
 def test_killed_rank_is_parsed_from_the_torchrun_report() -> None:
-    failure = parse_failure_report(REPORT.format(code=-9) + LAUNCHER, code=1, time=5.0)
+    failure = parse_failure_report(TORCHRUN_REPORT.format(code=-9) + LAUNCHER_EXCEPTION, code=1, time=5.0)
 
     assert (failure.error_type, failure.signal, failure.local_rank, failure.victim) == ("RankKilled", 9, 1, False)
 
@@ -227,21 +231,21 @@ def test_program_without_torchrun_fails_with_its_exit_code() -> None:
 def test_killed_rank_is_not_attributed_to_an_exception_of_another_rank() -> None:
     killed = build_failure_from_exit_code(1, -9, 5.0)
 
-    assert explain_failure(killed, OWN, rank=1) == killed
+    assert explain_failure(killed, USER_EXCEPTION, rank=1) == killed
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    ("output", "last_line"),
     [
         pytest.param("", "", id="no output"),
         pytest.param("train: error: --lr is required\n\n", "train: error: --lr is required", id="error line"),
         pytest.param("10%\r50%\r100%", "100%", id="progress bar"),
-        pytest.param("no GPU\n" + REPORT.format(code=3), "no GPU", id="before torchrun's report"),
+        pytest.param("no GPU\n" + TORCHRUN_REPORT.format(code=3), "no GPU", id="before torchrun's report"),
     ],
 )
-def test_last_non_empty_line_is_found(text: str, line: str) -> None:
-    assert find_last_line(text, rank=None) == line
-    assert find_last_line(text, rank=1) == line
+def test_last_non_empty_line_is_found(output: str, last_line: str) -> None:
+    assert find_last_line(output, rank=None) == last_line
+    assert find_last_line(output, rank=1) == last_line
 
 
 def test_last_line_of_another_rank_is_ignored() -> None:

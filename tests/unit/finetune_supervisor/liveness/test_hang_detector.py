@@ -23,9 +23,9 @@ from finetune_supervisor.liveness.heartbeat import Heartbeat
 from finetune_supervisor.liveness.stack_dump import inspect_ranks, read_process_state
 from finetune_supervisor.messages import TrainingProgress
 
-LIMIT = 10.0
-COLLECTIVE = ("/v/torch/distributed/distributed_c10d.py:2806 in all_reduce",)
-LOADING = ("/v/finetune_trainer/data/images.py:40 in open", "/v/torch/utils/data/fetch.py:54 in fetch")
+LIMIT_SECONDS = 10.0
+COLLECTIVE_STACK = ("/v/torch/distributed/distributed_c10d.py:2806 in all_reduce",)
+LOADING_STACK = ("/v/finetune_trainer/data/images.py:40 in open", "/v/torch/utils/data/fetch.py:54 in fetch")
 
 
 def build_heartbeat(local_rank: int = 0, *, step: int = 5, phase: str = contract.TRAIN, time: float = 0.0) -> Heartbeat:
@@ -41,7 +41,7 @@ def build_heartbeat(local_rank: int = 0, *, step: int = 5, phase: str = contract
 
 
 def build_detector(
-    *heartbeats: Heartbeat, rank_count: int = 1, limit_seconds: float = LIMIT, is_stopped: bool = False
+    *heartbeats: Heartbeat, rank_count: int = 1, limit_seconds: float = LIMIT_SECONDS, is_stopped: bool = False
 ) -> HangDetector:
     detector = HangDetector(limit_seconds=limit_seconds, now=0.0, is_stopped=lambda _: is_stopped)
     detector.expect_heartbeats(range(rank_count), now=0.0)
@@ -168,7 +168,7 @@ def test_user_command_is_monitored_after_its_first_report() -> None:
 
 
 def build_stuck_rank(
-    rank: int, *, state: str = "S", stack: tuple[str, ...] = COLLECTIVE, silent_seconds: float = 11.0
+    rank: int, *, state: str = "S", stack: tuple[str, ...] = COLLECTIVE_STACK, silent_seconds: float = 11.0
 ) -> StuckRank:
     return StuckRank(rank % 4, rank, silent_seconds, contract.TRAIN, 12, state, "", stack)
 
@@ -189,7 +189,7 @@ TIMEOUT = HeartbeatTimeout(0, 12.0, 10.0)
         ),
         (build_stuck_rank(6, state="", stack=()), "rank 6 has disappeared"),
         (build_stuck_rank(6, stack=()), "rank 6 does not respond"),
-        (build_stuck_rank(6, stack=LOADING), "rank 6 is in /v/finetune_trainer/data/images.py:40 in open"),
+        (build_stuck_rank(6, stack=LOADING_STACK), "rank 6 is in /v/finetune_trainer/data/images.py:40 in open"),
     ],
 )
 def test_rank_that_does_not_wait_for_others_is_the_suspect(suspect: StuckRank, message_start: str) -> None:
@@ -213,7 +213,7 @@ def test_hang_before_the_ranks_start_has_no_suspect() -> None:
     assert explain_hang([], TIMEOUT) == (None, "no heartbeat for 12 s (limit 10 s)")
 
 
-DUMP = """Thread 0x00007f6 (most recent call first):
+STACK_DUMP = """Thread 0x00007f6 (most recent call first):
   File "/x/threading.py", line 327 in wait
 
 Current thread 0x00007f7 (most recent call first):
@@ -223,11 +223,11 @@ Current thread 0x00007f7 (most recent call first):
 
 
 def test_stack_of_the_main_thread_is_parsed() -> None:
-    assert parse_stack(DUMP) == ("/x/stuck.py:9 in forever", "/x/stuck.py:12 in <module>")
+    assert parse_stack(STACK_DUMP) == ("/x/stuck.py:9 in forever", "/x/stuck.py:12 in <module>")
     assert parse_stack("") == ()
 
 
-SLEEPER = """
+SLEEPING_PROGRAM = """
 import sys, threading, time
 from pathlib import Path
 from finetune_supervisor.contract import RunFolder
@@ -243,7 +243,7 @@ forever()
 
 @pytest.fixture
 def sleeping_process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", SLEEPER, str(tmp_path)]
+    command = [sys.executable, "-c", SLEEPING_PROGRAM, str(tmp_path)]
     path = os.pathsep.join(path for path in sys.path if path)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
