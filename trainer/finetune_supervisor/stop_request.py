@@ -14,7 +14,7 @@ _PHASES_BEFORE_TRAINING = ("", INIT, LOAD)
 class StopAction(Enum):
     """Action of the supervisor while it stops its program."""
 
-    FORWARD = "send the command SIGTERM, so that it saves"
+    FORWARD = "forward SIGTERM to the command, so that it can save"
     SAVE = "request a checkpoint from the ranks"
     TERMINATE = "send SIGTERM without waiting for a checkpoint"
     KILL = "send SIGKILL"
