@@ -16,7 +16,7 @@ def find_helm() -> Path | None:
     """Return the path of Helm, None if it is not installed and cannot be built; the first build takes minutes."""
     pinned = Cache.from_environment().binaries("helm", PINNED.helm) / "helm"
     if not pinned.exists() and shutil.which("go"):
-        build_all(Cache.from_environment(), PINNED, only=("helm",))
+        build_all(Cache.from_environment(), PINNED, component_names=("helm",))
     if pinned.exists():
         return pinned
     installed = shutil.which("helm")

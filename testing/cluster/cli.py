@@ -20,7 +20,7 @@ from testing.cluster.throwaway import ThrowawayCluster
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     try:
         cluster = ThrowawayCluster.named(options.name)
         if options.verb in SETUP_VERBS:
@@ -33,13 +33,17 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="cluster", description="Run a disposable real Kubernetes cluster on this host.")
-    top.add_argument("--name", default="dev", help="name of the cluster, at most 8 letters and digits (default: dev)")
-    verbs = top.add_subparsers(required=True, metavar="verb", dest="verb")
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cluster", description="Run a disposable real Kubernetes cluster on this host."
+    )
+    parser.add_argument(
+        "--name", default="dev", help="name of the cluster, at most 8 letters and digits (default: dev)"
+    )
+    verbs = parser.add_subparsers(required=True, metavar="verb", dest="verb")
     add_setup_verbs(verbs)
     add_chaos_verbs(verbs)
-    return top
+    return parser
 
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -104,13 +108,13 @@ def up(cluster: ThrowawayCluster, options: argparse.Namespace) -> None:
     print(f"export KUBECONFIG={cluster.kubeconfig}")
 
 
-def shared_claim(cluster: ThrowawayCluster, options: argparse.Namespace) -> None:
+def create_shared_claim(cluster: ThrowawayCluster, options: argparse.Namespace) -> None:
     provider = ThrowawayProvider(cluster)
     cluster.kubectl.apply(*provider.shared_claim(options.namespace, options.claim))
     print(provider.shared_folder(options.namespace, options.claim))
 
 
-def kwok(cluster: ThrowawayCluster, options: argparse.Namespace) -> None:
+def start_or_stop_kwok(cluster: ThrowawayCluster, options: argparse.Namespace) -> None:
     if options.state == "up":
         start_kwok(cluster, options.nodes)
     else:
@@ -134,8 +138,8 @@ SETUP_VERBS: dict[str, Callable[[ThrowawayCluster, argparse.Namespace], object]]
     "down": lambda cluster, options: cluster.down(purge=options.purge),
     "build-image": build_images,
     "load-image": lambda cluster, options: cluster.load_image(options.archive),
-    "shared-claim": shared_claim,
-    "kwok": kwok,
+    "shared-claim": create_shared_claim,
+    "kwok": start_or_stop_kwok,
 }
 CHAOS_VERBS: dict[str, Callable[[Chaos, argparse.Namespace], object]] = {
     "stop-kubelet": lambda chaos, options: chaos.stop_kubelet(options.node),

@@ -1,4 +1,4 @@
-"""Provider for an existing cluster: the one of kubectl's current context."""
+"""Provider for an existing cluster, selected by kubectl's current context."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pathlib import Path
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.commands import HarnessError, run
 from testing.cluster.images.tools import find_tool
-from testing.cluster.storage import Object, create_shared_folder, shared_claim_objects
+from testing.cluster.storage import Object, create_shared_folder, render_shared_claim
 
 
 @dataclass(frozen=True)
 class CurrentProvider:
     """A cluster that the tests neither start nor stop.
 
-    `shared` must be mounted at the same path on this host and on every node, for example by NFS.
+    `shared_root` must be mounted at the same path on this host and on every node, for example by NFS.
     """
 
     cache: Cache
     kubeconfig: Path
-    shared: Path
+    shared_root: Path
     load_command: str
 
     @classmethod
     def from_environment(cls, cache: Cache, environment: Mapping[str, str]) -> CurrentProvider:
-        shared, load_command = environment.get("CLUSTER_SHARED_FOLDER"), environment.get("CLUSTER_LOAD_IMAGE")
-        if not shared or not load_command:
+        shared_root, load_command = environment.get("CLUSTER_SHARED_FOLDER"), environment.get("CLUSTER_LOAD_IMAGE")
+        if not shared_root or not load_command:
             raise HarnessError(
                 "CLUSTER=current needs CLUSTER_SHARED_FOLDER, a folder mounted at the same path on this host and every "
                 'node, and CLUSTER_LOAD_IMAGE, a command that accepts an image archive ("minikube image load")'
@@ -39,7 +39,7 @@ class CurrentProvider:
         return cls(
             cache=cache,
             kubeconfig=Path(kubeconfigs.split(os.pathsep)[0]),
-            shared=Path(shared),
+            shared_root=Path(shared_root),
             load_command=load_command,
         )
 
@@ -66,8 +66,8 @@ class CurrentProvider:
         run(*shlex.split(self.load_command), archive)
 
     def shared_folder(self, namespace: str, claim: str) -> Path:
-        return create_shared_folder(self.shared, namespace, claim)
+        return create_shared_folder(self.shared_root, namespace, claim)
 
     def shared_claim(self, namespace: str, claim: str) -> tuple[Object, ...]:
         folder = self.shared_folder(namespace, claim)
-        return shared_claim_objects(namespace, claim, host_path=str(folder))
+        return render_shared_claim(namespace, claim, host_path=str(folder))

@@ -1,4 +1,4 @@
-"""Fault injection: lost nodes, killed ranks, partitions, outages, slow nodes, stale DNS."""
+"""Inject faults into the throwaway cluster, such as lost nodes, killed ranks, partitions and stale DNS."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from testing.cluster.host.cgroups import set_cpu_limit
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.layout import NodeLayout
-from testing.cluster.host.processes import end_processes
+from testing.cluster.host.processes import terminate_processes
 from testing.cluster.node.config_files import render_corefile
 from testing.cluster.node.network import run_in_node
 from testing.cluster.node.partition import drop_all, drop_between, remove_drop_tables
-from testing.cluster.node.pod_processes import PodProcess, processes_of_pod, running_container_id
+from testing.cluster.node.pod_processes import PodProcess, find_processes_of_pod, find_running_container_id
 from testing.cluster.state import write_state
 from testing.cluster.throwaway import ThrowawayCluster
 
@@ -30,30 +30,30 @@ class Chaos:
 
     def stop_kubelet(self, node: str) -> None:
         """Stop the kubelet of a node; its containers keep running."""
-        self.cluster.daemon(f"kubelet-{self.node(node).name}").stop()
+        self.cluster.daemon(f"kubelet-{self.find_node(node).name}").stop()
 
     def start_kubelet(self, node: str) -> None:
-        self.cluster.daemon(f"kubelet-{self.node(node).name}").start()
+        self.cluster.daemon(f"kubelet-{self.find_node(node).name}").start()
 
     def partition(self, node: str, *, away_from: str | None = None) -> None:
-        """Silently drop all packets between a node and everything else, or only those to another node."""
+        """Silently drop all packets of a node, or only those between it and another node."""
         if away_from is None:
-            drop_all(self.node(node))
+            drop_all(self.find_node(node))
         else:
-            drop_between(self.node(node), self.node(away_from))
+            drop_between(self.find_node(node), self.find_node(away_from))
 
     def heal(self, node: str) -> None:
-        """Remove every partition that was created with this node as first argument."""
+        """Remove all partitions created with this node as the first argument."""
         for layout in self.cluster.layout.nodes:
-            remove_drop_tables(layout, partitioned=self.node(node))
+            remove_drop_tables(layout, partitioned_node=self.find_node(node))
 
     def kill_container(self, namespace: str, pod: str, *, container: str | None = None) -> None:
-        """Send SIGKILL to the first process of a container; the kernel then kills its other processes."""
-        body = self.pod(namespace, pod)
-        container_id = running_container_id(body, container)
-        for process in self.processes(body):
+        """Send SIGKILL to PID 1 of a container; the kernel then kills its other processes."""
+        body = self.get_pod(namespace, pod)
+        container_id = find_running_container_id(body, container)
+        for process in self.find_processes(body):
             if process.container_id == container_id and process.namespace_pid == 1:
-                end_processes([process.pid], grace_seconds=0)
+                terminate_processes([process.pid], grace_seconds=0)
                 return
         raise HarnessError(f"pod {namespace}/{pod}: container {container_id[:12]} has no running process")
 
@@ -68,7 +68,7 @@ class Chaos:
     def ranks(self, namespace: str, pod: str) -> dict[int, tuple[PodProcess, ...]]:
         """Return the processes of a pod by global rank, including child processes such as data loader workers."""
         by_rank: dict[int, tuple[PodProcess, ...]] = {}
-        for process in self.processes(self.pod(namespace, pod)):
+        for process in self.find_processes(self.get_pod(namespace, pod)):
             if process.rank is not None:
                 by_rank[process.rank] = (*by_rank.get(process.rank, ()), process)
         return by_rank
@@ -87,36 +87,36 @@ class Chaos:
         self.cluster.wait_until_api_server_is_ready()
 
     def limit_cpu(self, node: str, *, cores: float | None) -> None:
-        """Limit the CPU time of all containers of a node together; None removes the limit."""
-        set_cpu_limit(self.node(node).cgroup, cores=cores)
+        """Limit the total CPU time of a node's containers; None removes the limit."""
+        set_cpu_limit(self.find_node(node).cgroup, cores=cores)
 
     def limit_network(self, node: str, *, kbit_per_second: int | None) -> None:
-        """Limit the bandwidth of packets that a node sends; None removes the limit."""
-        layout = self.node(node)
+        """Limit the outgoing bandwidth of a node; None removes the limit."""
+        layout = self.find_node(node)
         run_in_node(layout, "tc", "qdisc", "replace", "dev", "eth0", "root", "pfifo")
         if kbit_per_second is not None:
             rate = ("rate", f"{kbit_per_second}kbit", "burst", "32kbit", "latency", "400ms")
             run_in_node(layout, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", *rate)
 
-    def set_dns_cache(self, cached: bool) -> None:
-        """Turn caching of DNS answers (30 s, negative answers too) on or off; restarting CoreDNS empties the cache."""
+    def set_dns_cache(self, enabled: bool) -> None:
+        """Enable or disable DNS caching (30 s, including negative answers) and empty the cache."""
         cluster = self.cluster
-        write_state(cluster.root, cluster.state.with_dns_cache(cached))
-        cluster.layout.corefile.write_text(render_corefile(cluster.layout, cached=cached))
+        write_state(cluster.root, cluster.state.with_dns_cache(enabled))
+        cluster.layout.corefile.write_text(render_corefile(cluster.layout, cache_answers=enabled))
         dns = cluster.daemon("coredns")
         dns.stop()
         dns.start()
-        cluster.wait_until_dns_answers()
+        cluster.wait_until_dns_is_ready()
 
-    def node(self, name: str) -> NodeLayout:
+    def find_node(self, name: str) -> NodeLayout:
         nodes = {node.name: node for node in self.cluster.layout.nodes}
         if name not in nodes:
             raise HarnessError(f"cluster {self.cluster.name} has no node {name}; it has {', '.join(nodes)}")
         return nodes[name]
 
-    def pod(self, namespace: str, pod: str) -> dict[str, Any]:
+    def get_pod(self, namespace: str, pod: str) -> dict[str, Any]:
         return self.cluster.kubectl.get("pod", pod, namespace=namespace)
 
-    def processes(self, pod: dict[str, Any]) -> tuple[PodProcess, ...]:
-        node = self.node(pod["spec"].get("nodeName", "(not scheduled)"))
-        return processes_of_pod(node.cgroup, pod["metadata"]["uid"])
+    def find_processes(self, pod: dict[str, Any]) -> tuple[PodProcess, ...]:
+        node = self.find_node(pod["spec"].get("nodeName", "(not scheduled)"))
+        return find_processes_of_pod(node.cgroup, pod["metadata"]["uid"])

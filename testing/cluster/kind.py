@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.commands import HarnessError, attempt, run, stage
+from testing.cluster.host.commands import HarnessError, run, stage, try_run
 from testing.cluster.images.oci import stream_missing
 from testing.cluster.images.tools import find_tool
-from testing.cluster.storage import Object, create_shared_folder, shared_claim_objects
+from testing.cluster.storage import Object, create_shared_folder, render_shared_claim
 
 SHARED_IN_NODES = "/shared"
 
@@ -52,13 +52,13 @@ class KindProvider:
         return
 
     def up(self) -> None:
-        if reason := kind_unavailable_reason():
+        if reason := find_kind_problem():
             raise HarnessError(f"{reason}; or set CLUSTER=throwaway")
-        self.shared.mkdir(parents=True, exist_ok=True)
+        self.shared_root.mkdir(parents=True, exist_ok=True)
         if self.cluster in run("kind", "get", "clusters").split():
             run("kind", "export", "kubeconfig", "--name", self.cluster, "--kubeconfig", self.kubeconfig)
             return
-        configuration = json.dumps(render_kind_config(node_count=self.node_count, shared=self.shared))
+        configuration = json.dumps(render_kind_config(node_count=self.node_count, shared_folder=self.shared_root))
         with stage(f"kind cluster {self.cluster} up"):
             run(
                 *("kind", "create", "cluster", "--name", self.cluster, "--kubeconfig", self.kubeconfig),
@@ -71,30 +71,30 @@ class KindProvider:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def load_image(self, archive: Path) -> None:
-        """Load an image; kind accepts only archives, so an OCI layout is packed first."""
+        """Load an image; an OCI layout is packed into an archive first, because kind accepts only archives."""
         with stage(f"load {archive.name} into kind"), tempfile.TemporaryDirectory() as scratch:
             image = archive
             if archive.is_dir():
                 image = Path(scratch) / "image.tar"
                 with image.open("wb") as target:
-                    stream_missing(archive, target, present=())
+                    stream_missing(archive, target, present_digests=())
             run("kind", "load", "image-archive", image, "--name", self.cluster)
 
     @property
-    def shared(self) -> Path:
+    def shared_root(self) -> Path:
         return self.root / "shared"
 
     def shared_folder(self, namespace: str, claim: str) -> Path:
-        return create_shared_folder(self.shared, namespace, claim)
+        return create_shared_folder(self.shared_root, namespace, claim)
 
     def shared_claim(self, namespace: str, claim: str) -> tuple[Object, ...]:
         self.shared_folder(namespace, claim)
-        return shared_claim_objects(namespace, claim, host_path=f"{SHARED_IN_NODES}/{namespace}/{claim}")
+        return render_shared_claim(namespace, claim, host_path=f"{SHARED_IN_NODES}/{namespace}/{claim}")
 
 
-def render_kind_config(*, node_count: int, shared: Path) -> dict[str, Any]:
+def render_kind_config(*, node_count: int, shared_folder: Path) -> dict[str, Any]:
     """Return the kind configuration; all nodes mount the same folder, so that a claim can be ReadWriteMany."""
-    mounts = [{"hostPath": str(shared), "containerPath": SHARED_IN_NODES}]
+    mounts = [{"hostPath": str(shared_folder), "containerPath": SHARED_IN_NODES}]
     roles = ("control-plane", *("worker" for _ in range(node_count)))
     return {
         "kind": "Cluster",
@@ -103,7 +103,7 @@ def render_kind_config(*, node_count: int, shared: Path) -> dict[str, Any]:
     }
 
 
-def kind_unavailable_reason() -> str | None:
-    if not shutil.which("docker") or attempt("docker", "info").returncode != 0:
+def find_kind_problem() -> str | None:
+    if not shutil.which("docker") or try_run("docker", "info").returncode != 0:
         return "kind needs Docker, which is not running"
     return None if shutil.which("kind") else "kind is not installed (https://kind.sigs.k8s.io)"

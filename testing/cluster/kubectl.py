@@ -1,4 +1,4 @@
-"""Access to the cluster's API: readiness over HTTP, everything else through kubectl."""
+"""Access the Kubernetes API, over HTTP for readiness and through kubectl for all other requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testing.cluster.host.commands import HarnessError, attempt, run
+from testing.cluster.host.commands import HarnessError, run, try_run
 
 POLL_SECONDS = 0.1
 
@@ -27,7 +27,7 @@ class Kubectl:
         return run(self.program, "--kubeconfig", self.kubeconfig, *arguments, stdin=stdin)
 
     def succeeds(self, *arguments: str) -> bool:
-        return attempt(self.program, "--kubeconfig", self.kubeconfig, *arguments).returncode == 0
+        return try_run(self.program, "--kubeconfig", self.kubeconfig, *arguments).returncode == 0
 
     def apply(self, *objects: Mapping[str, Any]) -> None:
         self("apply", "--filename", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
@@ -42,9 +42,9 @@ class Kubectl:
         return frozenset(line.removesuffix("=True") for line in lines if line.endswith("=True"))
 
 
-def wait_for_api_server(server: str, *, authority: Path, token: str, timeout_seconds: float = 60) -> None:
-    """Wait until /readyz returns 200: every start-up hook has run, for example the default roles exist."""
-    context = ssl.create_default_context(cafile=str(authority))
+def wait_for_api_server(server: str, *, ca_file: Path, token: str, timeout_seconds: float = 60) -> None:
+    """Wait until /readyz returns 200, which implies that the start-up hooks have created the default roles."""
+    context = ssl.create_default_context(cafile=str(ca_file))
     deadline = time.monotonic() + timeout_seconds
     while not is_healthy(f"{server}/readyz", token=token, context=context):
         if time.monotonic() > deadline:
@@ -53,7 +53,7 @@ def wait_for_api_server(server: str, *, authority: Path, token: str, timeout_sec
 
 
 def is_healthy(url: str, *, token: str = "", context: ssl.SSLContext | None = None) -> bool:
-    """Return whether a GET of the URL returns 200; proxies of the host are bypassed, they cannot reach the cluster."""
+    """Return whether a GET of the URL returns 200, without the host's proxies, which cannot reach the cluster."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:

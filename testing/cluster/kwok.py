@@ -1,4 +1,4 @@
-"""Fake nodes by KWOK: their pods are Running at once without containers, for load tests."""
+"""Fake Kubernetes nodes for load tests: KWOK sets their pods to Running at once, without containers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ LABELS = {"type": "kwok", "kubernetes.io/os": "linux", "kubernetes.io/arch": "am
 
 def start_kwok(cluster: ThrowawayCluster, node_count: int) -> None:
     """Create fake nodes, labelled `type: kwok` and tainted so that only pods with a toleration run there."""
-    build_all(cluster.cache, cluster.state.versions, only=("kwok",))
+    build_all(cluster.cache, cluster.state.versions, component_names=("kwok",))
     cluster.kubectl.apply(*(render_fake_node(number) for number in range(1, node_count + 1)))
-    kwok_daemon(cluster).start()
+    build_kwok_daemon(cluster).start()
     cluster.kubectl("wait", "--for=condition=Ready", "node", "--selector=type=kwok", "--timeout=60s")
 
 
 def stop_kwok(cluster: ThrowawayCluster) -> None:
     """Stop KWOK and delete its nodes; their pods are deleted with them, without graceful termination."""
-    kwok_daemon(cluster).stop()
+    build_kwok_daemon(cluster).stop()
     cluster.kubectl("delete", "node", "--selector=type=kwok", "--ignore-not-found")
 
 
@@ -41,7 +41,7 @@ def render_fake_node(number: int) -> Mapping[str, Any]:
     }
 
 
-def kwok_daemon(cluster: ThrowawayCluster) -> Daemon:
+def build_kwok_daemon(cluster: ThrowawayCluster) -> Daemon:
     folder = cluster.cache.binaries("kwok", cluster.state.versions.kwok)
     arguments = (
         f"--kubeconfig={cluster.layout.kubeconfig('kwok')}",

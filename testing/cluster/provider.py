@@ -1,4 +1,4 @@
-"""Interface of the clusters that tests and the demo run on, and the choice of one."""
+"""Interface of the clusters that tests and the demo run on, and the selection of a cluster."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.preflight import unsupported_host_reason
 from testing.cluster.host.versions import PINNED
 from testing.cluster.images.go_build import build_all
-from testing.cluster.kind import KindProvider, kind_unavailable_reason
-from testing.cluster.storage import Object, create_shared_folder, shared_claim_objects
+from testing.cluster.kind import KindProvider, find_kind_problem
+from testing.cluster.storage import Object, create_shared_folder, render_shared_claim
 from testing.cluster.throwaway import ThrowawayCluster
 
 
@@ -31,7 +31,7 @@ class ClusterKind(StrEnum):
 
 
 class Provider(Protocol):
-    """A cluster that can load images, and whose shared claims are folders of this host."""
+    """A cluster that loads images and stores shared claims in folders of this host."""
 
     @property
     def cache(self) -> Cache: ...
@@ -82,7 +82,7 @@ class ThrowawayProvider:
         return Chaos(self.cluster)
 
     def up(self) -> None:
-        build_all(self.cache, PINNED, only=("helm",))
+        build_all(self.cache, PINNED, component_names=("helm",))
         self.cluster.up()
 
     def down(self) -> None:
@@ -92,16 +92,16 @@ class ThrowawayProvider:
         self.cluster.load_image(archive)
 
     def shared_folder(self, namespace: str, claim: str) -> Path:
-        return create_shared_folder(self.cluster.layout.shared, namespace, claim)
+        return create_shared_folder(self.cluster.layout.shared_root, namespace, claim)
 
     def shared_claim(self, namespace: str, claim: str) -> tuple[Object, ...]:
         folder = self.shared_folder(namespace, claim)
-        return shared_claim_objects(namespace, claim, host_path=str(folder))
+        return render_shared_claim(namespace, claim, host_path=str(folder))
 
 
 @dataclass(frozen=True)
 class ProviderChoice:
-    """The chosen cluster; `explanation` is a message with the reason for this kind, or for none."""
+    """The selected cluster; `explanation` states why it, or none, was selected."""
 
     kind: ClusterKind
     explanation: str
@@ -109,17 +109,17 @@ class ProviderChoice:
 
 
 def choose_provider(environment: Mapping[str, str]) -> ProviderChoice:
-    """Return the cluster that CLUSTER selects (throwaway, kind, current, none), or else one this host can run."""
+    """Return the cluster selected by CLUSTER (throwaway, kind, current, none); by default, one the host supports."""
     requested = environment.get("CLUSTER", "")
     if requested and requested not in tuple(ClusterKind):
         raise HarnessError(f"CLUSTER={requested}: expected one of {', '.join(ClusterKind)}")
     if requested:
         kind = ClusterKind(requested)
         return ProviderChoice(kind, f"CLUSTER={requested}", create_provider(kind, environment))
-    kind_problem = kind_unavailable_reason()
+    kind_problem = find_kind_problem()
     if kind_problem is None:
         return ProviderChoice(ClusterKind.KIND, "Docker is running", create_provider(ClusterKind.KIND, {}))
-    throwaway_problem = unsupported_host_reason() or go_missing_reason()
+    throwaway_problem = unsupported_host_reason() or find_go_problem()
     if throwaway_problem is None:
         provider = create_provider(ClusterKind.THROWAWAY, {})
         explanation = f"{kind_problem}; this host has root, Linux and Go"
@@ -127,7 +127,7 @@ def choose_provider(environment: Mapping[str, str]) -> ProviderChoice:
     return ProviderChoice(ClusterKind.NONE, f"{kind_problem}; {throwaway_problem}", None)
 
 
-def go_missing_reason() -> str | None:
+def find_go_problem() -> str | None:
     return None if shutil.which("go") else "the throwaway cluster is built with Go, which is not installed"
 
 

@@ -1,4 +1,4 @@
-"""Parameters of a started cluster, stored in its folder so that later commands use the same ones."""
+"""Parameters of a started cluster, stored in its folder for later commands."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ class ClusterState:
     def layout(self, root: Path) -> Layout:
         return Layout(name=self.name, root=root, node_count=self.node_count, network=IPv4Network(self.network))
 
-    def with_dns_cache(self, cached: bool) -> ClusterState:
-        return replace(self, dns_cache=cached)
+    def with_dns_cache(self, enabled: bool) -> ClusterState:
+        return replace(self, dns_cache=enabled)
 
 
-def state_file(root: Path) -> Path:
+def get_state_file(root: Path) -> Path:
     return root / "cluster.json"
 
 
 def write_state(root: Path, state: ClusterState) -> None:
     root.mkdir(parents=True, exist_ok=True)
-    state_file(root).write_text(json.dumps(asdict(state), indent=2) + "\n")
+    get_state_file(root).write_text(json.dumps(asdict(state), indent=2) + "\n")
 
 
 def read_state(root: Path) -> ClusterState | None:
     try:
-        document = json.loads(state_file(root).read_text())
+        document = json.loads(get_state_file(root).read_text())
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise HarnessError(f"{state_file(root)} is unreadable ({error}); run `down`") from error
+        raise HarnessError(f"{get_state_file(root)} is unreadable ({error}); run `down`") from error
     return ClusterState(**{**document, "versions": Versions(**document["versions"])})
 
 
 def require_state(root: Path) -> ClusterState:
     state = read_state(root)
     if state is None:
-        raise HarnessError(f"cluster {root.name} is not up ({state_file(root)} is missing); run `up` first")
+        raise HarnessError(f"cluster {root.name} is not up ({get_state_file(root)} is missing); run `up` first")
     return state

@@ -1,4 +1,4 @@
-"""Persistent volume claims that every node can mount and whose content is a folder on this host."""
+"""Persistent volume claims that every node can mount, backed by a folder on this host."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SIZE = "100Gi"
 Object = Mapping[str, Any]
 
 
-def shared_claim_objects(namespace: str, claim: str, *, host_path: str) -> tuple[Object, ...]:
-    """Return storage class, volume and claim; the volume is reserved for this claim, so its folder is known."""
+def render_shared_claim(namespace: str, claim: str, *, host_path: str) -> tuple[Object, ...]:
+    """Return the StorageClass, PersistentVolume and claim; `claimRef` reserves the volume for this claim."""
     return (
         {
             "apiVersion": "storage.k8s.io/v1",
@@ -36,11 +36,11 @@ def shared_claim_objects(namespace: str, claim: str, *, host_path: str) -> tuple
                 "hostPath": {"path": host_path, "type": "Directory"},
             },
         },
-        claim_object(namespace, claim, storage_class=STORAGE_CLASS),
+        render_claim(namespace, claim, storage_class=STORAGE_CLASS),
     )
 
 
-def claim_object(namespace: str, claim: str, *, storage_class: str) -> Object:
+def render_claim(namespace: str, claim: str, *, storage_class: str) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -54,7 +54,7 @@ def claim_object(namespace: str, claim: str, *, storage_class: str) -> Object:
 
 
 def create_shared_folder(root: Path, namespace: str, claim: str) -> Path:
-    """Create the claim's folder, owned by the user of trainer pods, or writable for all users without root."""
+    """Create the claim's folder, owned by the user of trainer pods or, without root, writable for all users."""
     folder = root / namespace / claim
     if not folder.exists():
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The throwaway cluster: a Kubernetes cluster of plain processes on one host."""
+"""Throwaway Kubernetes cluster of plain processes on one host."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.cgroups import cgroups_with_prefix
+from testing.cluster.host.cgroups import list_cgroups_with_prefix
 from testing.cluster.host.commands import HarnessError, stage
 from testing.cluster.host.debian_packages import RUNTIME, ensure_packages
 from testing.cluster.host.layout import DNS_READY_PORT, MAX_NODES, Layout, check_name, choose_network
 from testing.cluster.host.preflight import require_free_ports, require_supported_host
-from testing.cluster.host.processes import Daemon, daemons_in, stop_together
+from testing.cluster.host.processes import Daemon, find_daemons, stop_all
 from testing.cluster.host.versions import PINNED, Versions
 from testing.cluster.images.go_build import build_all
-from testing.cluster.images.image_loading import load_into_nodes, pause_archive
+from testing.cluster.images.image_loading import build_pause_archive, load_into_nodes
 from testing.cluster.kubectl import Kubectl, is_healthy, wait_for_api_server
 from testing.cluster.node import nodes, program_arguments
 from testing.cluster.node.config_files import render_corefile, render_files
 from testing.cluster.node.network import (
     ensure_network,
-    host_routes,
-    network_links,
-    network_namespaces,
+    list_host_routes,
+    list_network_links,
+    list_network_namespaces,
     remove_network,
 )
-from testing.cluster.node.partition import host_drop_tables, remove_host_drop_tables
-from testing.cluster.node.pki import ensure_certificates, users
+from testing.cluster.node.partition import list_host_drop_tables, remove_host_drop_tables
+from testing.cluster.node.pki import ensure_certificates, list_users
 from testing.cluster.state import ClusterState, read_state, require_state, write_state
 
 REQUIRED_COMPONENTS = ("kubernetes", "etcd", "coredns", "pause", "containerd")
@@ -69,31 +69,31 @@ class ThrowawayCluster:
         return Kubectl(program=program, kubeconfig=self.kubeconfig)
 
     def up(self, *, node_count: int = 2, versions: Versions = PINNED, dns_cache: bool = False) -> None:
-        """Start the cluster if it is not running; after a reboot of the host, create it again."""
+        """Start the cluster if it is not running; recreate it after a reboot of the host."""
         if not 1 <= node_count <= MAX_NODES:
             raise HarnessError(f"{node_count} nodes: expected 1 to {MAX_NODES}")
         require_supported_host(self.cache, self.root)
         ensure_packages(RUNTIME)
-        build_all(self.cache, versions, only=REQUIRED_COMPONENTS)
+        build_all(self.cache, versions, component_names=REQUIRED_COMPONENTS)
         with self.cache.locked("cluster"), stage(f"cluster {self.name} up with {node_count} nodes"):
             state = self.prepare_state(node_count=node_count, versions=versions, dns_cache=dns_cache)
             self.start(state)
 
     def prepare_state(self, *, node_count: int, versions: Versions, dns_cache: bool) -> ClusterState:
-        before = read_state(self.root)
-        if before is not None and self.running():
-            if (before.node_count, before.versions) != (node_count, versions):
+        previous = read_state(self.root)
+        if previous is not None and self.list_running_daemons():
+            if (previous.node_count, previous.versions) != (node_count, versions):
                 raise HarnessError(
-                    f"cluster {self.name} is up with {before.node_count} nodes of Kubernetes "
-                    f"{before.versions.kubernetes}, requested {node_count} of {versions.kubernetes}; run `down` first"
+                    f"cluster {self.name} is up with {previous.node_count} nodes of Kubernetes "
+                    f"{previous.versions.kubernetes}, requested {node_count} of {versions.kubernetes}; run `down` first"
                 )
-            return before
-        if before is not None:
-            self.remove(before, keep_images=True)
+            return previous
+        if previous is not None:
+            self.remove(previous, keep_images=True)
         state = ClusterState(
             name=self.name,
             node_count=node_count,
-            network=str(choose_network(self.name, host_routes())),
+            network=str(choose_network(self.name, list_host_routes())),
             versions=versions,
             dns_cache=dns_cache,
         )
@@ -102,63 +102,65 @@ class ThrowawayCluster:
 
     def start(self, state: ClusterState) -> None:
         layout = state.layout(self.root)
-        fresh = not self.running()
+        is_new = not self.list_running_daemons()
         ensure_network(layout)
-        if fresh:
+        if is_new:
             require_free_ports(layout)
         ensure_certificates(layout)
         for path, text in render_files(layout).items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        layout.corefile.write_text(render_corefile(layout, cached=state.dns_cache))
-        layout.shared.mkdir(exist_ok=True)
-        etcd, api_server, *others = program_arguments.control_plane(layout, self.cache, state.versions)
+        layout.corefile.write_text(render_corefile(layout, cache_answers=state.dns_cache))
+        layout.shared_root.mkdir(exist_ok=True)
+        etcd, api_server, *control_plane_daemons = program_arguments.build_control_plane(
+            layout, self.cache, state.versions
+        )
         etcd.start()
         api_server.start()
         node_daemons = []
         for node in layout.nodes:
             nodes.prepare_node(node)
-            containerd, *rest = program_arguments.node_programs(layout, node, self.cache, state.versions)
+            containerd, *other_daemons = program_arguments.build_node_programs(layout, node, self.cache, state.versions)
             containerd.start()
-            node_daemons += rest
+            node_daemons += other_daemons
         self.wait_until_api_server_is_ready()
-        for daemon in (*others, *node_daemons):
+        for daemon in (*control_plane_daemons, *node_daemons):
             daemon.start()
-        load_into_nodes(self.cache, state.versions, layout, pause_archive(self.cache))
+        load_into_nodes(self.cache, state.versions, layout, build_pause_archive(self.cache))
         self.wait_until_ready()
-        self.wait_until_dns_answers()
+        self.wait_until_dns_is_ready()
 
-    def daemons(self) -> tuple[Daemon, ...]:
+    def list_daemons(self) -> tuple[Daemon, ...]:
         state, layout = self.state, self.layout
         return (
-            *program_arguments.control_plane(layout, self.cache, state.versions),
+            *program_arguments.build_control_plane(layout, self.cache, state.versions),
             *(
                 d
                 for node in layout.nodes
-                for d in program_arguments.node_programs(layout, node, self.cache, state.versions)
+                for d in program_arguments.build_node_programs(layout, node, self.cache, state.versions)
             ),
         )
 
     def daemon(self, name: str) -> Daemon:
-        daemons = {daemon.name: daemon for daemon in self.daemons()}
+        daemons = {daemon.name: daemon for daemon in self.list_daemons()}
         if name not in daemons:
             raise HarnessError(f"cluster {self.name} has no program {name}; it has {', '.join(daemons)}")
         return daemons[name]
 
-    def running(self) -> tuple[str, ...]:
-        return tuple(daemon.name for daemon in self.daemons() if daemon.pid() is not None)
+    def list_running_daemons(self) -> tuple[str, ...]:
+        return tuple(daemon.name for daemon in self.list_daemons() if daemon.pid() is not None)
 
     def wait_until_api_server_is_ready(self) -> None:
         layout = self.layout
-        admin = next(user for user in users(layout) if user.name == "admin")
+        admin = next(user for user in list_users(layout) if user.name == "admin")
         try:
-            wait_for_api_server(layout.api_server, authority=layout.pki / "ca.crt", token=admin.token)
+            wait_for_api_server(layout.api_server, ca_file=layout.pki / "ca.crt", token=admin.token)
         except HarnessError:
-            for daemon in self.daemons()[:2]:
+            for daemon in self.list_daemons()[:2]:
                 daemon.require_running()
             raise
 
-    def wait_until_dns_answers(self, *, timeout_seconds: float = 20) -> None:
+    def wait_until_dns_is_ready(self, *, timeout_seconds: float = 20) -> None:
         deadline = time.monotonic() + timeout_seconds
         while not is_healthy(f"http://{self.layout.host_address}:{DNS_READY_PORT}/ready"):
             self.daemon("coredns").require_running()
@@ -169,10 +171,10 @@ class ThrowawayCluster:
     def wait_until_ready(self, *, timeout_seconds: int = 90) -> None:
         node_names = {node.name for node in self.layout.nodes}
         deadline = time.monotonic() + timeout_seconds
-        # all kubelets create the same device plugin socket; if two do so at the same moment, one of them exits
+        # a kubelet exits if another one creates the device plugin socket, which all kubelets share, at the same moment
         restartable = {f"kubelet-{name}" for name in node_names}
         while not node_names <= self.kubectl.ready_nodes():
-            for daemon in self.daemons():
+            for daemon in self.list_daemons():
                 if daemon.pid() is None and daemon.name in restartable:
                     restartable.remove(daemon.name)
                     daemon.start()
@@ -198,20 +200,20 @@ class ThrowawayCluster:
     def remove(self, state: ClusterState, *, keep_images: bool) -> None:
         """Stop all processes and remove all files.
 
-        The kubelets stop first, because they would restart ended containers; containerd stops last, because its
-        container records are removed through it.
+        The kubelets stop first, because they would restart ended containers; containerd stops last, because
+        removing the container records requires it.
         """
         layout = state.layout(self.root)
-        started = daemons_in(layout.daemons)
-        runtimes = {program_arguments.containerd_name(node): node for node in layout.nodes}
-        sockets = nodes.shim_sockets(layout)
-        stop_together((d for d in started if d.name not in runtimes), grace_seconds=2)
-        nodes.end_containers(layout)
-        for daemon in started:
+        daemons = find_daemons(layout.daemons)
+        runtimes = {program_arguments.get_containerd_name(node): node for node in layout.nodes}
+        sockets = nodes.find_shim_sockets(layout)
+        stop_all((d for d in daemons if d.name not in runtimes), grace_seconds=2)
+        nodes.kill_containers(layout)
+        for daemon in daemons:
             if daemon.name in runtimes and daemon.pid() is not None:
                 nodes.remove_container_records(self.cache, state.versions, runtimes[daemon.name])
-        stop_together(started, grace_seconds=5)
-        nodes.end_leftover_processes(layout)
+        stop_all(daemons, grace_seconds=5)
+        nodes.kill_leftover_processes(layout)
         for socket in sockets:
             socket.unlink(missing_ok=True)
         nodes.unmount_below(layout.root)
@@ -222,14 +224,14 @@ class ThrowawayCluster:
         nodes.remove_files(layout, keep_images=keep_images)
 
     def leftovers(self) -> tuple[str, ...]:
-        """Return a description of each resource that `down` failed to remove; empty after a clean `down`."""
+        """Describe each resource that `down` failed to remove; empty after a clean `down`."""
         layout = Layout(self.name, self.root, MAX_NODES, choose_network(self.name, ()))
         return (
-            *(f"network namespace {name}" for name in network_namespaces(layout)),
-            *(f"network link {name}" for name in network_links(layout)),
-            *(f"packet filter {name}" for name in host_drop_tables(layout)),
-            *(f"mount {path}" for path in nodes.mounts_below(self.root)),
-            *(f"cgroup {name}" for name in cgroups_with_prefix(layout.device_prefix)),
-            *(f"CNI result {path}" for path in nodes.cni_results(layout)),
-            *(f"process {line}" for line in nodes.processes_with_path(self.root)),
+            *(f"network namespace {name}" for name in list_network_namespaces(layout)),
+            *(f"network link {name}" for name in list_network_links(layout)),
+            *(f"packet filter {name}" for name in list_host_drop_tables(layout)),
+            *(f"mount {path}" for path in nodes.list_mounts_below(self.root)),
+            *(f"cgroup {name}" for name in list_cgroups_with_prefix(layout.device_prefix)),
+            *(f"CNI result {path}" for path in nodes.find_cni_results(layout)),
+            *(f"process {line}" for line in nodes.find_processes_with_path(self.root)),
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testing.cluster.node.pki import users
+from testing.cluster.node.pki import list_users
 from testing.cluster.throwaway import ThrowawayCluster
 
 RawBody = dict[str, Any]
@@ -46,7 +46,7 @@ class JobRecorder(threading.Thread):
     def __init__(self, cluster: ThrowawayCluster, job: tuple[str, str], output: Path) -> None:
         super().__init__(daemon=True)
         layout, (namespace, name) = cluster.layout, job
-        admin = next(user for user in users(layout) if user.name == "admin")
+        admin = next(user for user in list_users(layout) if user.name == "admin")
         self._headers = {"Authorization": f"Bearer {admin.token}"}
         self._server = layout.api_server.removeprefix("https://")
         self._context = ssl.create_default_context(cafile=str(layout.pki / "ca.crt"))

@@ -13,8 +13,8 @@ from typing import Any
 from finetune_operator import names
 from testing.cluster.fault_injection import Chaos
 from testing.cluster.host.commands import HarnessError
-from testing.cluster.host.processes import end_processes
-from testing.cluster.node.pod_processes import running_container_id
+from testing.cluster.host.processes import terminate_processes
+from testing.cluster.node.pod_processes import find_running_container_id
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.faults.job_recorder import POLL_SECONDS, JobRecorder
 from testing.processes.operator_stack import OPERATOR_NAMESPACE, Stack
@@ -59,7 +59,7 @@ class JobUnderTest:
 
     def k8s_node(self, node_rank: int) -> str:
         """Return the Kubernetes node on which the pod runs."""
-        pod = self.chaos.pod(self.stack.namespace, self.pod(node_rank))
+        pod = self.chaos.get_pod(self.stack.namespace, self.pod(node_rank))
         return str(pod["spec"]["nodeName"])
 
     def k8s_node_names(self) -> list[str]:
@@ -67,16 +67,16 @@ class JobUnderTest:
 
     def container_pid(self, node_rank: int) -> int:
         """Return the pid of the container's PID 1 in the host's PID namespace; needs the API server."""
-        pod = self.chaos.pod(self.stack.namespace, self.pod(node_rank))
-        container = running_container_id(pod, names.CONTAINER)
+        pod = self.chaos.get_pod(self.stack.namespace, self.pod(node_rank))
+        container = find_running_container_id(pod, names.CONTAINER)
         return next(
             process.pid
-            for process in self.chaos.processes(pod)
+            for process in self.chaos.find_processes(pod)
             if process.container_id == container and process.namespace_pid == 1
         )
 
     def kill_container(self, node_rank: int) -> None:
-        end_processes([self.container_pid(node_rank)], grace_seconds=0)
+        terminate_processes([self.container_pid(node_rank)], grace_seconds=0)
 
     def wait_until(self, predicate: Callable[[JobRecorder], bool], *, goal: str, timeout_seconds: float) -> None:
         """Wait until the recorder shows the goal.

@@ -76,7 +76,10 @@ class Stack:
         self.helm(
             *("upgrade", "--install", "finetune-operator", str(CHART), "--namespace", OPERATOR_NAMESPACE),
             *("--create-namespace", "--wait", "--timeout", "120s", *helm_values()),
-            *("--set-string", f"podAnnotations.image={ImageBuilder(self.provider.cache).content_key('operator')}"),
+            *(
+                "--set-string",
+                f"podAnnotations.image={ImageBuilder(self.provider.cache).compute_content_key('operator')}",
+            ),
         )
 
     def helm(self, *arguments: str) -> str:

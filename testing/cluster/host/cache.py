@@ -1,4 +1,4 @@
-"""The cache folder outside the repository: Go caches, binaries, images and the files of running clusters."""
+"""Cache folder outside the repository for Go caches, binaries, images and files of running clusters."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Cache:
 
     @classmethod
     def from_environment(cls) -> Cache:
-        configured = os.environ.get("FINETUNE_CACHE")
-        root = Path(configured) if configured else Path.home() / ".cache" / "finetune-operator"
+        configured_root = os.environ.get("FINETUNE_CACHE")
+        root = Path(configured_root) if configured_root else Path.home() / ".cache" / "finetune-operator"
         return cls(root.expanduser().resolve())
 
     def binaries(self, component: str, version: str) -> Path:
@@ -34,7 +34,7 @@ class Cache:
 
     @property
     def go_environment(self) -> dict[str, str]:
-        """Return variables for Go; `-modcacherw`, because a read-only module cache cannot be deleted by its owner."""
+        """Environment variables for Go; `-modcacherw` lets the owner of the module cache delete it."""
         return {
             "GOMODCACHE": str(self.root / "go" / "mod"),
             "GOCACHE": str(self.root / "go" / "build"),
@@ -45,7 +45,7 @@ class Cache:
 
     @contextmanager
     def locked(self, purpose: str) -> Iterator[None]:
-        """Hold a lock file so that two builds, or two `up`, wait for each other."""
+        """Hold a lock file, so that concurrent builds or `up` commands wait for each other."""
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / f"{purpose}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

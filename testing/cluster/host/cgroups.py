@@ -1,4 +1,4 @@
-"""The cgroup of each node, for cgroup v1 (one hierarchy per controller) and v2 (one unified hierarchy)."""
+"""Manage the cgroup of each node, with cgroup v1 (one hierarchy per controller) or v2 (one unified hierarchy)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.layout import NodeLayout
-from testing.cluster.host.processes import end_processes
+from testing.cluster.host.processes import terminate_processes
 
 ROOT = Path("/sys/fs/cgroup")
 CPU_PERIOD_MICROSECONDS = 100_000
@@ -21,25 +21,25 @@ def is_unified(root: Path = ROOT) -> bool:
     return (root / "cgroup.controllers").exists()
 
 
-def hierarchies(root: Path = ROOT) -> tuple[Path, ...]:
+def list_hierarchies(root: Path = ROOT) -> tuple[Path, ...]:
     """Return the hierarchy roots: one for v2, one per controller for v1, without symlinks such as cpuacct."""
     if is_unified(root):
         return (root,)
     return tuple(sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink()))
 
 
-def missing_controllers(root: Path = ROOT) -> tuple[str, ...]:
+def find_missing_controllers(root: Path = ROOT) -> tuple[str, ...]:
     if is_unified(root):
-        present = (root / "cgroup.controllers").read_text().split()
+        available = (root / "cgroup.controllers").read_text().split()
     else:
-        present = [path.name for path in root.iterdir()] if root.is_dir() else []
-    return tuple(name for name in REQUIRED_CONTROLLERS if name not in present)
+        available = [path.name for path in root.iterdir()] if root.is_dir() else []
+    return tuple(name for name in REQUIRED_CONTROLLERS if name not in available)
 
 
 def ensure_cgroup(node: NodeLayout) -> None:
     if is_unified():
         delegate_controllers(ROOT)
-    for hierarchy in hierarchies():
+    for hierarchy in list_hierarchies():
         folder = hierarchy / node.cgroup
         folder.mkdir(exist_ok=True)
         for setting in ("cpuset.cpus", "cpuset.mems"):  # a new v1 cpuset is empty and accepts no process
@@ -61,29 +61,29 @@ def delegate_controllers(folder: Path) -> None:
         ) from error
 
 
-def cgroup_folders(cgroup: str) -> Iterator[Path]:
-    """Yield the node's cgroups in every hierarchy, children first; any of them may disappear meanwhile."""
-    for hierarchy in hierarchies():
+def walk_cgroup_folders(cgroup: str) -> Iterator[Path]:
+    """Yield the node's cgroups in every hierarchy, children first; a cgroup may disappear during the iteration."""
+    for hierarchy in list_hierarchies():
         for folder, _, _ in os.walk(hierarchy / cgroup, topdown=False):
             yield Path(folder)
 
 
-def processes_below(cgroup: str) -> frozenset[int]:
-    return frozenset(pid for folder in cgroup_folders(cgroup) for pid in processes_of(folder))
+def list_pids_below(cgroup: str) -> frozenset[int]:
+    return frozenset(pid for folder in walk_cgroup_folders(cgroup) for pid in read_pids(folder))
 
 
-def processes_of(folder: Path) -> tuple[int, ...]:
-    """Return the pids in one cgroup, none if the cgroup has been removed."""
+def read_pids(folder: Path) -> tuple[int, ...]:
+    """Return the pids in one cgroup; empty if the cgroup has been removed."""
     with suppress(OSError):
         return tuple(int(line) for line in (folder / "cgroup.procs").read_text().split())
     return ()
 
 
-def end_processes_below(cgroup: str) -> None:
-    """Kill the processes of a cgroup until none is left; a process may fork between listing and kill."""
+def kill_processes_below(cgroup: str) -> None:
+    """Kill the processes of a cgroup repeatedly until none is left, because a process may fork before it is killed."""
     deadline = time.monotonic() + 20
-    while pids := processes_below(cgroup):
-        end_processes(pids, grace_seconds=0)
+    while pids := list_pids_below(cgroup):
+        terminate_processes(pids, grace_seconds=0)
         if time.monotonic() > deadline:
             raise HarnessError(f"cgroup {cgroup} still has processes {sorted(pids)}")
 
@@ -91,10 +91,10 @@ def end_processes_below(cgroup: str) -> None:
 def remove_cgroup(cgroup: str) -> None:
     deadline = time.monotonic() + 10
     while True:
-        for folder in cgroup_folders(cgroup):
-            with suppress(OSError):  # EBUSY for a moment after the last process ended
+        for folder in walk_cgroup_folders(cgroup):
+            with suppress(OSError):  # rmdir fails with EBUSY for a moment after the last process ended
                 folder.rmdir()
-        remaining = tuple(cgroup_folders(cgroup))
+        remaining = tuple(walk_cgroup_folders(cgroup))
         if not remaining:
             return
         if time.monotonic() > deadline:
@@ -111,5 +111,9 @@ def set_cpu_limit(cgroup: str, *, cores: float | None, root: Path = ROOT) -> Non
         (root / "cpu" / cgroup / "cpu.cfs_quota_us").write_text(str(-1 if quota is None else quota))
 
 
-def cgroups_with_prefix(prefix: str) -> tuple[str, ...]:
-    return tuple(sorted({path.name for top in hierarchies() for path in top.glob(f"{prefix}-n*") if path.is_dir()}))
+def list_cgroups_with_prefix(prefix: str) -> tuple[str, ...]:
+    return tuple(
+        sorted(
+            {path.name for hierarchy in list_hierarchies() for path in hierarchy.glob(f"{prefix}-n*") if path.is_dir()}
+        )
+    )

@@ -1,4 +1,4 @@
-"""Run other programs and report a failure in one message."""
+"""Run other programs and report each failure as one message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class HarnessError(Exception):
-    """The test harness cannot continue; the message addresses the person who started it."""
+    """Raised if the test harness cannot continue; the message addresses the person who started it."""
 
 
 def run(
@@ -28,7 +28,7 @@ def run(
     Raises:
         HarnessError: the program is not installed or its exit code is not 0.
     """
-    result = attempt(*argv, cwd=cwd, environment=environment, stdin=stdin)
+    result = try_run(*argv, cwd=cwd, environment=environment, stdin=stdin)
     if result.returncode != 0:
         streams = (result.stdout, result.stderr)
         output = "\n".join(text.strip()[-1500:] for text in streams if text.strip()) or "no output"
@@ -37,7 +37,7 @@ def run(
     return result.stdout
 
 
-def attempt(
+def try_run(
     *argv: str | Path,
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,

@@ -1,4 +1,4 @@
-"""Debian packages that the harness needs and installs if they are missing."""
+"""Install the Debian packages that the test harness needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testing.cluster.host.commands import HarnessError, run, stage
 
 @dataclass(frozen=True)
 class Package:
-    """A Debian package and the path by which its installation is detected."""
+    """A Debian package, which counts as installed if `provides` exists."""
 
     name: str
     provides: str

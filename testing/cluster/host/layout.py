@@ -1,4 +1,4 @@
-"""Folders, addresses and device names of a cluster, computed without changing the host."""
+"""Compute the folders, addresses and device names of a cluster, without changing the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DNS_READY_PORT = 28181
 
 @dataclass(frozen=True)
 class NodeLayout:
-    """Folders, addresses and device names of one node of the cluster."""
+    """Folders, addresses and device names of one cluster node."""
 
     name: str
     root: Path
@@ -54,7 +54,7 @@ class NodeLayout:
 
     @property
     def containerd_root(self) -> Path:
-        """containerd's data; kept by `down`, so that images need not be imported again."""
+        """Data folder of containerd; `down` keeps it, so that images need not be imported again."""
         return self.root / "containerd"
 
     @property
@@ -77,7 +77,7 @@ class Layout:
 
     @property
     def device_prefix(self) -> str:
-        """Name prefix of the cluster's bridge, links, network namespaces and cgroups (Linux: 15 characters)."""
+        """Name prefix of the cluster's bridge, links, network namespaces and cgroups; Linux allows 15 characters."""
         return f"ftc-{self.name}"
 
     @property
@@ -94,7 +94,7 @@ class Layout:
 
     @property
     def pods_network(self) -> IPv4Network:
-        """Pod addresses, without node addresses: kube-proxy must masquerade calls of the host to a Service."""
+        """Pod network; it excludes the host, so that kube-proxy masquerades requests from the host to a Service."""
         return tuple(self.network.subnets(new_prefix=18))[1]
 
     @property
@@ -123,7 +123,7 @@ class Layout:
         return self.root / "pki"
 
     @property
-    def shared(self) -> Path:
+    def shared_root(self) -> Path:
         return self.root / "shared"
 
     @property
@@ -156,7 +156,7 @@ def check_root(root: Path) -> Path:
 
 
 def choose_network(name: str, host_routes: Collection[IPv4Network]) -> IPv4Network:
-    """Return a /16 that overlaps no route of the host, starting at a hash of the cluster's name."""
+    """Return a /16 network that overlaps no route of the host; the first candidate is a hash of the cluster's name."""
     candidates = [IPv4Network(f"10.{octet}.0.0/16") for octet in range(80, 240)]
     first = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(candidates)
     for candidate in candidates[first:] + candidates[:first]:

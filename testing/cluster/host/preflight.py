@@ -1,4 +1,4 @@
-"""Preflight checks: whether this host can run the throwaway cluster."""
+"""Preflight checks that this host can run the throwaway cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.cgroups import missing_controllers
+from testing.cluster.host.cgroups import find_missing_controllers
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.layout import API_SERVER_PORT, DNS_READY_PORT, ETCD_PEER_PORT, ETCD_PORT, Layout, check_root
 
@@ -20,14 +20,14 @@ MINIMUM_FREE_GIB = 5
 
 
 def unsupported_host_reason() -> str | None:
-    """Return why this host cannot run the cluster, or None; changes nothing on the host."""
+    """Return why this host cannot run the cluster, or None if it can; does not change the host."""
     if platform.system() != "Linux":
         return f"the throwaway cluster needs Linux, this is {platform.system()}"
     if os.geteuid() != 0:
         return "the throwaway cluster must be started by root: it creates network namespaces, mounts and cgroups"
     if not all(has_capability(number) for number in (CAP_NET_ADMIN, CAP_SYS_ADMIN)):
         return "root has no CAP_SYS_ADMIN or CAP_NET_ADMIN here (a container without --privileged?)"
-    if missing := missing_controllers():
+    if missing := find_missing_controllers():
         return f"/sys/fs/cgroup has no {', '.join(missing)} controller"
     if "overlay" not in Path("/proc/filesystems").read_text():
         return "the kernel has no overlay file system (modprobe overlay)"
@@ -46,18 +46,18 @@ def require_supported_host(cache: Cache, cluster_root: Path) -> None:
     free_gib = shutil.disk_usage(cache.root).free / 2**30
     if free_gib < MINIMUM_FREE_GIB:
         raise HarnessError(f"{cache.root} has {free_gib:.1f} GiB free; the cluster needs {MINIMUM_FREE_GIB}")
-    file_system = file_system_of(cache.root)
+    file_system = get_file_system_type(cache.root)
     if file_system in ("overlay", "tmpfs", "nfs", "nfs4", "9p"):
         raise HarnessError(f"{cache.root} is on {file_system}, which cannot hold container layers; set FINETUNE_CACHE")
 
 
 def has_capability(number: int) -> bool:
     lines = Path("/proc/self/status").read_text().splitlines()
-    effective = next(line for line in lines if line.startswith("CapEff:")).split()[1]
-    return bool(int(effective, 16) >> number & 1)
+    capabilities = next(line for line in lines if line.startswith("CapEff:")).split()[1]
+    return bool(int(capabilities, 16) >> number & 1)
 
 
-def file_system_of(path: Path) -> str:
+def get_file_system_type(path: Path) -> str:
     """Return the file system type of the innermost mount that contains the path."""
     mounts = (line.split(" - ", 1) for line in Path("/proc/self/mountinfo").read_text().splitlines())
     types = {Path(mount.split()[4]): source.split()[0] for mount, source in mounts}
@@ -65,7 +65,9 @@ def file_system_of(path: Path) -> str:
 
 
 def require_free_ports(layout: Layout) -> None:
-    """Check the ports once the bridge exists: only a program listening on all addresses can conflict.
+    """Check that no program listens on the cluster's ports; the bridge must exist.
+
+    Only a program that listens on all addresses can conflict.
 
     Raises:
         HarnessError: a port is in use.

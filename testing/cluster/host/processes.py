@@ -1,4 +1,4 @@
-"""Daemons of the cluster, tracked by pid files that also contain the start time, because pids are reused."""
+"""Start and stop daemons, tracked by pid files that also contain the start time, because pids are reused."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Daemon:
         return self.folder / f"{self.name}.pid"
 
     def pid(self) -> int | None:
-        """Return the pid while the daemon runs, None if it ended, even if its pid has been reused."""
+        """Return the pid of the running daemon, or None if it ended, even if its pid has been reused."""
         try:
             pid, started_at = (int(word) for word in self.pid_file.read_text().split())
         except (FileNotFoundError, ValueError):
             return None
-        return pid if start_time(pid) == started_at else None
+        return pid if read_start_time(pid) == started_at else None
 
     def start(self) -> None:
         if self.pid() is not None:
@@ -48,11 +48,11 @@ class Daemon:
             process = subprocess.Popen(
                 self.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        self.pid_file.write_text(f"{process.pid} {start_time(process.pid)}\n")
+        self.pid_file.write_text(f"{process.pid} {read_start_time(process.pid)}\n")
 
     def stop(self, *, grace_seconds: float = 5) -> None:
         """Send SIGTERM, and SIGKILL after the grace period."""
-        stop_together([self], grace_seconds=grace_seconds)
+        stop_all([self], grace_seconds=grace_seconds)
 
     def require_running(self) -> None:
         if self.pid() is None:
@@ -65,44 +65,46 @@ class Daemon:
             return "(no log)"
 
 
-def stop_together(daemons: Iterable[Daemon], *, grace_seconds: float) -> None:
-    """Stop several daemons in parallel, with one common grace period."""
+def stop_all(daemons: Iterable[Daemon], *, grace_seconds: float) -> None:
+    """Stop several daemons in parallel, with a common grace period."""
     stopped = tuple(daemons)
     pids = (daemon.pid() for daemon in stopped)
-    end_processes([pid for pid in pids if pid is not None], grace_seconds=grace_seconds)
+    terminate_processes([pid for pid in pids if pid is not None], grace_seconds=grace_seconds)
     for daemon in stopped:
         daemon.pid_file.unlink(missing_ok=True)
 
 
-def daemons_in(folder: Path) -> tuple[Daemon, ...]:
+def find_daemons(folder: Path) -> tuple[Daemon, ...]:
     """Return all daemons that have a pid file in the folder, including those of an earlier version."""
     return tuple(Daemon(name=path.stem, argv=(), folder=folder) for path in sorted(folder.glob("*.pid")))
 
 
-def start_time(pid: int) -> int | None:
+def read_start_time(pid: int) -> int | None:
     """Return the start time of a running process in clock ticks since boot, None if it ended or is a zombie."""
     with suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)  # reap the process if it is a child of this one
+        os.waitpid(pid, os.WNOHANG)  # reap the process if it is a child of this process
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = stat.rsplit(")", 1)[1].split()  # the name before it may contain spaces and parentheses
+    fields = stat.rsplit(")", 1)[1].split()  # the process name, which ends at the last ")", may contain spaces
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def end_processes(pids: Iterable[int], *, grace_seconds: float) -> None:
-    """End processes and wait until they are gone; `patience_seconds` 0 kills at once."""
-    alive = {pid: started_at for pid in pids if (started_at := start_time(pid)) is not None}
+def terminate_processes(pids: Iterable[int], *, grace_seconds: float) -> None:
+    """Terminate processes and wait until they have ended; a grace period of 0 sends SIGKILL at once."""
+    live_processes = {pid: started_at for pid in pids if (started_at := read_start_time(pid)) is not None}
     signals = (signal.SIGTERM, signal.SIGKILL) if grace_seconds else (signal.SIGKILL,)
-    for number in signals:
-        for pid in alive:
+    for signal_number in signals:
+        for pid in live_processes:
             with suppress(ProcessLookupError):
-                os.kill(pid, number)
-        deadline = time.monotonic() + (grace_seconds if number == signal.SIGTERM else 10)
-        while alive and time.monotonic() < deadline:
+                os.kill(pid, signal_number)
+        deadline = time.monotonic() + (grace_seconds if signal_number == signal.SIGTERM else 10)
+        while live_processes and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-            alive = {pid: started_at for pid, started_at in alive.items() if start_time(pid) == started_at}
-        if not alive:
+            live_processes = {
+                pid: started_at for pid, started_at in live_processes.items() if read_start_time(pid) == started_at
+            }
+        if not live_processes:
             return
-    raise HarnessError(f"processes {sorted(alive)} did not exit after SIGKILL")
+    raise HarnessError(f"processes {sorted(live_processes)} did not exit after SIGKILL")

@@ -72,7 +72,7 @@ def kubernetes_minor(version: str) -> int:
     return minor
 
 
-def staging_modules(version: str) -> tuple[str, ...]:
+def list_staging_modules(version: str) -> tuple[str, ...]:
     """Return the modules of the Kubernetes repository's staging folder; each needs a replace line in go.mod."""
     streaming = ("cri-streaming", "streaming") if kubernetes_minor(version) >= STREAMING_SPLIT_MINOR else ()
     return tuple(sorted((*STAGING_MODULES, *streaming)))

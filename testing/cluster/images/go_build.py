@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.commands import HarnessError, attempt, run, stage
-from testing.cluster.host.versions import PINNED, Versions, kubernetes_minor, staging_modules
+from testing.cluster.host.commands import HarnessError, run, stage, try_run
+from testing.cluster.host.versions import PINNED, Versions, kubernetes_minor, list_staging_modules
 
 SOURCES = Path(__file__).parent / "go"
 GO_LANGUAGE = "1.26.0"
@@ -49,7 +49,7 @@ class GoInstallComponent:
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """File names that exist once the component is built."""
+        """Names of the files that the build creates."""
         return (
             *(package.rsplit("/", 1)[-1] for package in self.packages),
             *(("documents.yaml",) if self.documents else ()),
@@ -66,7 +66,7 @@ class LocalMainComponent:
     component: str
     version: str
     module: str
-    pinned: bool
+    is_pinned: bool
     tags: str = ""
     linker_flags: str = "-s -w"
     symlinks: tuple[str, ...] = ()
@@ -79,14 +79,14 @@ class LocalMainComponent:
 Component = GoInstallComponent | LocalMainComponent
 
 
-def components(versions: Versions) -> dict[str, Component]:
+def list_components(versions: Versions) -> dict[str, Component]:
     containerd = "github.com/containerd/containerd/v2"
-    built: tuple[Component, ...] = (
+    all_components: tuple[Component, ...] = (
         LocalMainComponent(
             component="kubernetes",
             version=versions.kubernetes,
             module="k8s.io/kubernetes",
-            pinned=versions.kubernetes == PINNED.kubernetes,
+            is_pinned=versions.kubernetes == PINNED.kubernetes,
             tags=KUBERNETES_TAGS,
             linker_flags=kubernetes_linker_flags(versions.kubernetes),
             symlinks=KUBERNETES_PROGRAMS,
@@ -95,15 +95,15 @@ def components(versions: Versions) -> dict[str, Component]:
             component="etcd",
             version=versions.etcd,
             module="go.etcd.io/etcd/server/v3",
-            pinned=versions.etcd == PINNED.etcd,
+            is_pinned=versions.etcd == PINNED.etcd,
         ),
         LocalMainComponent(
             component="coredns",
             version=versions.coredns,
             module="github.com/coredns/coredns",
-            pinned=versions.coredns == PINNED.coredns,
+            is_pinned=versions.coredns == PINNED.coredns,
         ),
-        LocalMainComponent(component="pause", version="1", module="", pinned=True),
+        LocalMainComponent(component="pause", version="1", module="", is_pinned=True),
         GoInstallComponent(
             component="containerd",
             version=versions.containerd,
@@ -125,12 +125,12 @@ def components(versions: Versions) -> dict[str, Component]:
             linker_flags=f"-s -w -X helm.sh/helm/v4/internal/version.version=v{versions.helm}",
         ),
     )
-    return {component.component: component for component in built}
+    return {component.component: component for component in all_components}
 
 
 def kubernetes_linker_flags(version: str) -> str:
-    """Return flags that stamp the version into component-base and client-go; kubectl and Helm check both."""
-    stamps = {
+    """Return linker flags that set the version in component-base and client-go, because kubectl and Helm check both."""
+    values = {
         "gitVersion": f"v{version}",
         "gitMajor": "1",
         "gitMinor": str(kubernetes_minor(version)),
@@ -140,30 +140,32 @@ def kubernetes_linker_flags(version: str) -> str:
     }
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
     return " ".join(
-        ("-s -w", *(f"-X {package}.{key}={value}" for package in packages for key, value in stamps.items()))
+        ("-s -w", *(f"-X {package}.{key}={value}" for package in packages for key, value in values.items()))
     )
 
 
 def render_go_mod(component: LocalMainComponent) -> str:
     """Render a minimal go.mod for `go mod tidy` to complete.
 
-    The go.mod of Kubernetes refers to its staging modules by folder, so each of them needs a replace line.
+    The go.mod of Kubernetes refers to its staging modules by folder, so each staging module needs a replace line.
     """
     lines = [f"module example.invalid/{component.component}", "", f"go {GO_LANGUAGE}"]
     if component.module:
         lines += ["", f"require {component.module} v{component.version}"]
     if component.component == "kubernetes":
         staging = "v0." + component.version.split(".", 1)[1]
-        replaced = [f"\tk8s.io/{name} => k8s.io/{name} {staging}" for name in staging_modules(component.version)]
-        lines += ["", "replace (", *replaced, ")"]
+        replace_lines = [
+            f"\tk8s.io/{name} => k8s.io/{name} {staging}" for name in list_staging_modules(component.version)
+        ]
+        lines += ["", "replace (", *replace_lines, ")"]
     return "\n".join(lines) + "\n"
 
 
-def build_all(cache: Cache, versions: Versions, *, only: tuple[str, ...] = ()) -> None:
-    """Build the components missing in the cache, one after another because each build uses all cores."""
+def build_all(cache: Cache, versions: Versions, *, component_names: tuple[str, ...] = ()) -> None:
+    """Build the components that are missing in the cache, one at a time because each build uses all cores."""
     with cache.locked("build"):
-        for component in components(versions).values():
-            if not only or component.component in only:
+        for component in list_components(versions).values():
+            if not component_names or component.component in component_names:
                 build(cache, component)
 
 
@@ -179,7 +181,7 @@ def build(cache: Cache, component: Component) -> None:
         if isinstance(component, GoInstallComponent):
             go_install(cache, component, output)
         else:
-            compile_own_main(cache, component, Path(scratch) / "source", output)
+            compile_local_main(cache, component, Path(scratch) / "source", output)
         shutil.rmtree(target, ignore_errors=True)
         shutil.move(output, target)
 
@@ -193,13 +195,13 @@ def go_install(cache: Cache, component: GoInstallComponent, target: Path) -> Non
     )
     if component.documents:
         source = cache.root / "go" / "mod" / f"{component.module}@v{component.version}"
-        texts = ((source / document).read_text() for document in component.documents)
-        (target / "documents.yaml").write_text("---\n".join(texts))
+        documents = ((source / document).read_text() for document in component.documents)
+        (target / "documents.yaml").write_text("---\n".join(documents))
 
 
-def compile_own_main(cache: Cache, component: LocalMainComponent, source: Path, target: Path) -> None:
+def compile_local_main(cache: Cache, component: LocalMainComponent, source: Path, target: Path) -> None:
     shutil.copytree(SOURCES / component.component, source)
-    if not component.pinned:
+    if not component.is_pinned:
         (source / "go.mod").write_text(render_go_mod(component))
         (source / "go.sum").unlink(missing_ok=True)
         run("go", "mod", "tidy", cwd=source, environment=cache.go_environment)
@@ -214,8 +216,8 @@ def compile_own_main(cache: Cache, component: LocalMainComponent, source: Path, 
 
 
 def pin_versions(cache: Cache) -> None:
-    """Regenerate go.mod and go.sum of the pinned versions; run it after a change of versions.py."""
-    for component in components(PINNED).values():
+    """Regenerate go.mod and go.sum of the pinned versions, which is required after changing versions.py."""
+    for component in list_components(PINNED).values():
         if isinstance(component, LocalMainComponent):
             folder = SOURCES / component.component
             (folder / "go.mod").write_text(render_go_mod(component))
@@ -223,7 +225,7 @@ def pin_versions(cache: Cache) -> None:
 
 
 def require_go() -> None:
-    version = attempt("go", "env", "GOVERSION").stdout.strip().removeprefix("go")
+    version = try_run("go", "env", "GOVERSION").stdout.strip().removeprefix("go")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     minimum = tuple(int(part) for part in GO_LANGUAGE.split(".")[:2])
     if numbers < minimum:

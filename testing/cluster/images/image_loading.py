@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.commands import HarnessError, attempt, run
+from testing.cluster.host.commands import HarnessError, run, try_run
 from testing.cluster.host.layout import Layout, NodeLayout
 from testing.cluster.host.versions import Versions
 from testing.cluster.images.oci import stream_missing, write_single_layer_image
 from testing.cluster.node.config_files import PAUSE_IMAGE
-from testing.cluster.node.nodes import ctr
+from testing.cluster.node.nodes import build_ctr_command
 
 
 def load_into_nodes(cache: Cache, versions: Versions, layout: Layout, image: Path) -> None:
@@ -20,7 +20,9 @@ def load_into_nodes(cache: Cache, versions: Versions, layout: Layout, image: Pat
     if not image.exists():
         raise HarnessError(f"image archive {image} does not exist")
     with ThreadPoolExecutor(max_workers=len(layout.nodes)) as pool:
-        imports = [pool.submit(load_into_node, ctr(cache, versions, node), node, image) for node in layout.nodes]
+        imports = [
+            pool.submit(load_into_node, build_ctr_command(cache, versions, node), node, image) for node in layout.nodes
+        ]
         for future in imports:
             future.result()
 
@@ -38,36 +40,36 @@ def load_into_node(command: tuple[str, ...], node: NodeLayout, image: Path) -> N
 
 
 def import_missing(command: tuple[str, ...], image: Path) -> str:
-    """Import the blobs that the node lacks; return containerd's error message, empty on success."""
-    present = frozenset(run(*command, "content", "list", "--quiet").split())
-    importing = subprocess.Popen(
+    """Import the blobs missing on the node; return containerd's error message, empty on success."""
+    present_digests = frozenset(run(*command, "content", "list", "--quiet").split())
+    process = subprocess.Popen(
         (*command, "images", "import", "--local", "-"),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
-    assert importing.stdin is not None
-    assert importing.stderr is not None
+    assert process.stdin is not None
+    assert process.stderr is not None
     try:
-        with importing.stdin:
-            stream_missing(image, importing.stdin, present=present)
+        with process.stdin:
+            stream_missing(image, process.stdin, present_digests=present_digests)
     except BrokenPipeError:
         pass  # ctr exited early; its stderr is read below
-    error = importing.stderr.read().decode(errors="replace").strip()
-    code = importing.wait()
-    return error or f"exit {code}" if code else ""
+    error = process.stderr.read().decode(errors="replace").strip()
+    exit_code = process.wait()
+    return error or f"exit {exit_code}" if exit_code else ""
 
 
 def remove_untagged_images(command: tuple[str, ...]) -> None:
-    """Remove images that have only an id left after their tag moved to a newer image; they occupy gigabytes."""
+    """Remove untagged images, which remain after their tag moved to a newer image and occupy gigabytes."""
     rows = [line.split() for line in run(*command, "images", "list").splitlines()[1:]]
     targets = {name: target for name, _, target, *_ in rows}
     tagged = {target for name, target in targets.items() if not name.startswith("sha256:")}
-    if replaced := [name for name, target in targets.items() if target not in tagged]:
-        attempt(*command, "images", "remove", *replaced)
+    if untagged_names := [name for name, target in targets.items() if target not in tagged]:
+        try_run(*command, "images", "remove", *untagged_names)
 
 
-def pause_archive(cache: Cache) -> Path:
+def build_pause_archive(cache: Cache) -> Path:
     """Return the archive of the pause image, which keeps a pod's namespaces open."""
     archive = cache.images / "pause-1.tar"
     if not archive.exists():

@@ -1,4 +1,4 @@
-"""OCI image archives: write a single-layer image, and stream an image without blobs that the receiver has."""
+"""Write OCI image archives, and stream images without the blobs that the receiver already has."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ CHUNK_BYTES = 1 << 20
 def write_single_layer_image(
     archive: Path, *, name: str, files: Mapping[str, bytes], entrypoint: tuple[str, ...]
 ) -> None:
-    """Write an image without an image builder; the output is reproducible."""
-    layer = tar_bytes(files, mode=0o755)
-    config = json_bytes(
+    """Write a reproducible single-layer image, without an image builder."""
+    layer = pack_tar(files, mode=0o755)
+    config = encode_json(
         {
             "architecture": "amd64",
             "os": "linux",
             "config": {"Entrypoint": list(entrypoint), "User": "65535:65535"},
-            "rootfs": {"type": "layers", "diff_ids": [digest(layer)]},
+            "rootfs": {"type": "layers", "diff_ids": [compute_digest(layer)]},
         }
     )
-    manifest = json_bytes(
+    manifest = encode_json(
         {
             "schemaVersion": 2,
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "config": descriptor(config, "application/vnd.oci.image.config.v1+json"),
-            "layers": [descriptor(layer, "application/vnd.oci.image.layer.v1.tar")],
+            "config": make_descriptor(config, "application/vnd.oci.image.config.v1+json"),
+            "layers": [make_descriptor(layer, "application/vnd.oci.image.layer.v1.tar")],
         }
     )
-    entry = descriptor(manifest, "application/vnd.oci.image.manifest.v1+json") | {
+    entry = make_descriptor(manifest, "application/vnd.oci.image.manifest.v1+json") | {
         "annotations": {NAME_ANNOTATION: name}
     }
-    blobs = {BLOBS + digest(part).removeprefix("sha256:"): part for part in (layer, config, manifest)}
-    index = json_bytes({"schemaVersion": 2, "manifests": [entry]})
+    blobs = {BLOBS + compute_digest(blob).removeprefix("sha256:"): blob for blob in (layer, config, manifest)}
+    index = encode_json({"schemaVersion": 2, "manifests": [entry]})
     archive.parent.mkdir(parents=True, exist_ok=True)
-    archive.write_bytes(tar_bytes({"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": index, **blobs}))
+    archive.write_bytes(pack_tar({"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": index, **blobs}))
 
 
-def tar_bytes(files: Mapping[str, bytes], *, mode: int = 0o644) -> bytes:
+def pack_tar(files: Mapping[str, bytes], *, mode: int = 0o644) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path, content in files.items():
@@ -56,56 +56,58 @@ def tar_bytes(files: Mapping[str, bytes], *, mode: int = 0o644) -> bytes:
     return buffer.getvalue()
 
 
-def json_bytes(value: object) -> bytes:
+def encode_json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
 
 
-def digest(content: bytes) -> str:
+def compute_digest(content: bytes) -> str:
     return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
-def descriptor(content: bytes, media_type: str) -> dict[str, object]:
-    return {"mediaType": media_type, "digest": digest(content), "size": len(content)}
+def make_descriptor(content: bytes, media_type: str) -> dict[str, object]:
+    return {"mediaType": media_type, "digest": compute_digest(content), "size": len(content)}
 
 
-def stream_missing(image: Path, target: IO[bytes], *, present: Collection[str]) -> None:
-    """Write an image archive, or an unpacked OCI layout, as a tar without the blobs in `present` (digests)."""
+def stream_missing(image: Path, target: IO[bytes], *, present_digests: Collection[str]) -> None:
+    """Write an image archive, or an unpacked OCI layout, as a tar without the blobs in `present_digests`."""
     with tarfile.open(fileobj=target, mode="w|") as archive:
         if image.is_dir():
             for path in sorted(path for path in image.rglob("*") if path.is_file()):
                 name = str(path.relative_to(image))
-                if not is_present(name, present):
+                if not is_present(name, present_digests):
                     archive.add(path, name)
             return
         with tarfile.open(image, mode="r:") as source:
-            for member in missing_members(source, present):
+            for member in list_missing_members(source, present_digests):
                 archive.addfile(member, source.extractfile(member) if member.isfile() else None)
 
 
-def missing_members(source: tarfile.TarFile, present: Collection[str]) -> Iterator[tarfile.TarInfo]:
-    return (member for member in source if not is_present(member.name, present))
+def list_missing_members(source: tarfile.TarFile, present_digests: Collection[str]) -> Iterator[tarfile.TarInfo]:
+    return (member for member in source if not is_present(member.name, present_digests))
 
 
-def is_present(name: str, present: Collection[str]) -> bool:
+def is_present(name: str, present_digests: Collection[str]) -> bool:
     path = name.removeprefix("./")
-    return path.startswith(BLOBS) and f"sha256:{path.removeprefix(BLOBS)}" in present
+    return path.startswith(BLOBS) and f"sha256:{path.removeprefix(BLOBS)}" in present_digests
 
 
 def keep_newest_image_uncompressed(layout: Path) -> None:
     """Delete superseded images from a layout and store gzip layers uncompressed, under their content digest.
 
-    This spares each node the decompression. It also lets the next push skip existing layers: buildah always
-    compresses into a layout and does not recognize its own compressed layers.
+    Nodes need not decompress the layers, and the next push skips existing layers: buildah compresses all layers of
+    a layout and does not recognize its own compressed layers.
     """
     index = json.loads((layout / "index.json").read_text())
     entry = index["manifests"][-1]
     manifest = json.loads(blob_path(layout, entry["digest"]).read_bytes())
     manifest["layers"] = [decompress_layer(layout, layer) for layer in manifest["layers"]]
-    written = json_bytes(manifest)
-    blob_path(layout, digest(written)).write_bytes(written)
-    newest = entry | {"digest": digest(written), "size": len(written)}
-    (layout / "index.json").write_bytes(json_bytes(index | {"manifests": [newest]}))
-    referenced = {blob_path(layout, part["digest"]) for part in (newest, manifest["config"], *manifest["layers"])}
+    manifest_bytes = encode_json(manifest)
+    blob_path(layout, compute_digest(manifest_bytes)).write_bytes(manifest_bytes)
+    newest = entry | {"digest": compute_digest(manifest_bytes), "size": len(manifest_bytes)}
+    (layout / "index.json").write_bytes(encode_json(index | {"manifests": [newest]}))
+    referenced = {
+        blob_path(layout, descriptor["digest"]) for descriptor in (newest, manifest["config"], *manifest["layers"])
+    }
     for path in (layout / BLOBS).iterdir():
         if path not in referenced:
             path.unlink()
@@ -115,13 +117,13 @@ def decompress_layer(layout: Path, layer: dict[str, object]) -> dict[str, object
     media_type = str(layer["mediaType"])
     if not media_type.endswith("+gzip"):
         return layer
-    hashed, size, unfinished = hashlib.sha256(), 0, layout / "layer.unfinished"
-    with gzip.open(blob_path(layout, str(layer["digest"]))) as source, unfinished.open("wb") as target:
+    content_hash, size, temporary_path = hashlib.sha256(), 0, layout / "layer.unfinished"
+    with gzip.open(blob_path(layout, str(layer["digest"]))) as source, temporary_path.open("wb") as target:
         while chunk := source.read(CHUNK_BYTES):
-            hashed.update(chunk)
+            content_hash.update(chunk)
             size += target.write(chunk)
-    content_digest = f"sha256:{hashed.hexdigest()}"
-    unfinished.rename(blob_path(layout, content_digest))
+    content_digest = f"sha256:{content_hash.hexdigest()}"
+    temporary_path.rename(blob_path(layout, content_digest))
     return {"mediaType": media_type.removesuffix("+gzip"), "digest": content_digest, "size": size}
 
 

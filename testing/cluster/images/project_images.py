@@ -1,4 +1,4 @@
-"""Build the operator and trainer images with buildah, without a registry, and only after changes."""
+"""Build the operator and trainer images with buildah, without a registry, and only if their sources changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.commands import attempt, run, stage
+from testing.cluster.host.commands import run, stage, try_run
 from testing.cluster.host.debian_packages import IMAGE_BUILDING, ensure_packages
 from testing.cluster.images.base_image import ensure_root_file_system
 from testing.cluster.images.oci import keep_newest_image_uncompressed
@@ -52,7 +52,7 @@ class ImageBuilder:
         """Return the image as an archive or OCI layout, built only if its content key has changed."""
         with self.cache.locked("images"):
             image, key_file = self.cache.images / target, self.cache.images / f"{target}.key"
-            key = self.content_key(target)
+            key = self.compute_content_key(target)
             if key_file.exists() and key_file.read_text() == key and image.exists():
                 return image
             self.cache.images.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,16 @@ class ImageBuilder:
     def build_with_docker(self, target: str, archive: Path) -> None:
         name = image_name(target)
         with stage(f"build image {target} with Docker"):
-            run("docker", "build", "--target", target, "--tag", name, *docker_arguments(os.environ), self.repository)
+            run(
+                "docker",
+                "build",
+                "--target",
+                target,
+                "--tag",
+                name,
+                *docker_build_arguments(os.environ),
+                self.repository,
+            )
             run("docker", "save", "--output", archive, name)
 
     def build_layout(self, target: str, layout: Path) -> None:
@@ -80,22 +89,22 @@ class ImageBuilder:
         unmount_below(self.cache.images)
 
     def prune(self) -> None:
-        """Empty the image store when it has grown too large; the removed layers are also the build cache."""
+        """Empty the image store if it exceeds MAX_STORED_BYTES; this also empties the build cache."""
         layers = json.loads((self.cache.images / "storage" / "overlay-layers" / "layers.json").read_text())
         if sum(layer.get("diff-size", 0) for layer in layers) > MAX_STORED_BYTES:
             with stage("remove old layers of image builds"):
                 self.buildah("rm", "--all")
                 self.buildah("rmi", "--prune")
 
-    def content_key(self, target: str) -> str:
-        """Return a hash of all files that go into the image."""
-        hashed = hashlib.sha256()
+    def compute_content_key(self, target: str) -> str:
+        """Return a hash of all source files of the image."""
+        key_hash = hashlib.sha256()
         for path in source_files(self.repository, target):
             content = path.read_bytes()
-            hashed.update(f"{path.relative_to(self.repository)} {len(content)}\n".encode() + content)
-        for folder in wheel_folders(self.repository):
-            hashed.update(" ".join(sorted(path.name for path in folder.glob("*.whl"))).encode())
-        return hashed.hexdigest()
+            key_hash.update(f"{path.relative_to(self.repository)} {len(content)}\n".encode() + content)
+        for folder in find_wheel_folders(self.repository):
+            key_hash.update(" ".join(sorted(path.name for path in folder.glob("*.whl"))).encode())
+        return key_hash.hexdigest()
 
     def buildah(self, *arguments: str | Path) -> str:
         storage = self.cache.images
@@ -113,10 +122,10 @@ class ImageBuilder:
         return name
 
     def build_image(self, target: str, *, base: str) -> None:
-        """Build one target; pip settings of the host are passed as secrets, so that layers do not depend on them."""
-        with tempfile.TemporaryDirectory() as scratch, serve_folders(wheel_folders(self.repository)) as find_links:
+        """Build one target; the host's pip settings are passed as secrets, so that layers do not depend on them."""
+        with tempfile.TemporaryDirectory() as scratch, serve_folders(find_wheel_folders(self.repository)) as find_links:
             settings = Path(scratch) / "pip.conf"
-            settings.write_text(render_pip_settings(host_pip_settings(), find_links=find_links))
+            settings.write_text(render_pip_settings(read_host_pip_settings(), find_links=find_links))
             self.buildah(
                 *("build", "--layers", "--pull-never", "--isolation", "chroot", "--network", "host"),
                 *("--secret", f"id=pip.conf,src={settings}", "--secret", f"id=certificates,src={CERTIFICATES}"),
@@ -135,7 +144,7 @@ class ImageBuilder:
 
 @contextmanager
 def serve_folders(folders: tuple[Path, ...]) -> Iterator[tuple[str, ...]]:
-    """Serve folders by HTTP and yield their URLs; a mounted folder would leave its mount point in a layer."""
+    """Serve folders over HTTP and yield their URLs; mounting a folder would add its mount point to a layer."""
     with ExitStack() as servers:
         addresses = []
         for folder in folders:
@@ -149,7 +158,7 @@ def serve_folders(folders: tuple[Path, ...]) -> Iterator[tuple[str, ...]]:
 
 class QuietFileServer(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (name of the base class)
-        """Log nothing; pip reports its downloads."""
+        """Suppress request logs, because pip reports its downloads."""
 
 
 def source_files(repository: Path, target: str) -> Iterator[Path]:
@@ -160,26 +169,28 @@ def source_files(repository: Path, target: str) -> Iterator[Path]:
 
 
 def can_use_buildah() -> bool:
-    """Return whether buildah can be used: it needs root, and is installed on demand. Otherwise Docker is used."""
+    """Return whether buildah can be used, which needs root and is installed on demand; if not, Docker is used."""
     return os.geteuid() == 0 and bool(shutil.which("buildah") or shutil.which("apt-get"))
 
 
-def docker_arguments(environment: Mapping[str, str]) -> tuple[str, ...]:
+def docker_build_arguments(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the Dockerfile's build arguments that are set in the environment."""
     names = [name for name in ("BASE_IMAGE", "PIP_EXTRA_INDEX_URL") if environment.get(name)]
     return tuple(word for name in names for word in ("--build-arg", f"{name}={environment[name]}"))
 
 
-def wheel_folders(repository: Path) -> tuple[Path, ...]:
-    """Return folders with wheels that pip should prefer, for example torch for CPUs."""
-    configured = [Path(word) for word in shlex.split(os.environ.get("PIP_FIND_LINKS", "")) if Path(word).is_dir()]
-    folders = (*configured, (repository.parent / "shared" / "wheels"))
+def find_wheel_folders(repository: Path) -> tuple[Path, ...]:
+    """Return folders with wheels that pip should prefer, such as the CPU build of torch."""
+    configured_folders = [
+        Path(word) for word in shlex.split(os.environ.get("PIP_FIND_LINKS", "")) if Path(word).is_dir()
+    ]
+    folders = (*configured_folders, (repository.parent / "shared" / "wheels"))
     return tuple(folder for folder in folders if any(folder.glob("*.whl")))
 
 
-def host_pip_settings() -> dict[str, str]:
+def read_host_pip_settings() -> dict[str, str]:
     """Return the host's package index settings from pip's configuration files and PIP_ variables."""
-    listing = attempt(sys.executable, "-m", "pip", "config", "list").stdout
+    listing = try_run(sys.executable, "-m", "pip", "config", "list").stdout
     pairs = (line.partition("=") for line in listing.splitlines() if "=" in line)
     settings = {key.split(".", 1)[-1]: value.strip("'\"") for key, _, value in pairs}
     return {key: value for key, value in settings.items() if key in PIP_SETTINGS}

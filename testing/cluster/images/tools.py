@@ -1,4 +1,4 @@
-"""Find kubectl and helm, for clusters that the harness did not build."""
+"""Find kubectl and helm, for clusters that the test harness did not start."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from testing.cluster.images.go_build import build_all
 
 
 def find_tool(name: str, cache: Cache) -> Path:
-    """Return the program from PATH, or else build it into the cache."""
+    """Return the path of a program: from PATH, or built in the cache if it is not installed."""
     installed = shutil.which(name)
     if installed:
         return Path(installed)
     component, version = {"kubectl": ("kubernetes", PINNED.kubernetes), "helm": ("helm", PINNED.helm)}[name]
-    build_all(cache, PINNED, only=(component,))
+    build_all(cache, PINNED, component_names=(component,))
     return cache.binaries(component, version) / name

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from testing.cluster.host.layout import DNS_READY_PORT, Layout, NodeLayout
-from testing.cluster.node.pki import users
+from testing.cluster.node.pki import list_users
 
 PAUSE_IMAGE = "localhost/pause:1"
 CNI_PLUGINS = "/usr/lib/cni"
@@ -16,9 +16,9 @@ def render_files(layout: Layout) -> dict[Path, str]:
     """Return all configuration files except the Corefile, which fault injection may have changed."""
     files = {
         layout.kubeconfig(user.name): render_kubeconfig(
-            server=layout.api_server, authority=layout.pki / "ca.crt", token=user.token, context=layout.device_prefix
+            server=layout.api_server, ca_file=layout.pki / "ca.crt", token=user.token, context=layout.device_prefix
         )
-        for user in users(layout)
+        for user in list_users(layout)
     }
     for node in layout.nodes:
         files[node.root / "cni" / "10-bridge.conflist"] = render_cni(node)
@@ -26,12 +26,12 @@ def render_files(layout: Layout) -> dict[Path, str]:
     return files
 
 
-def render_kubeconfig(*, server: str, authority: Path, token: str, context: str) -> str:
+def render_kubeconfig(*, server: str, ca_file: Path, token: str, context: str) -> str:
     return as_json(
         {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": context, "cluster": {"server": server, "certificate-authority": str(authority)}}],
+            "clusters": [{"name": context, "cluster": {"server": server, "certificate-authority": str(ca_file)}}],
             "users": [{"name": context, "user": {"token": token}}],
             "contexts": [{"name": context, "context": {"cluster": context, "user": context}}],
             "current-context": context,
@@ -39,18 +39,18 @@ def render_kubeconfig(*, server: str, authority: Path, token: str, context: str)
     )
 
 
-def render_corefile(layout: Layout, *, cached: bool) -> str:
-    """Render the Corefile; with the cache, a name that did not exist when it was queried is unknown for 30 s."""
+def render_corefile(layout: Layout, *, cache_answers: bool) -> str:
+    """Render the Corefile; if `cache_answers`, CoreDNS caches answers, including negative ones, for 30 s."""
     return f"""\
 .:53 {{
   bind {layout.host_address}
   errors
   ready {layout.host_address}:{DNS_READY_PORT}
-  {"cache 30" if cached else ""}
+  {"cache 30" if cache_answers else ""}
   kubernetes cluster.local in-addr.arpa {{
     kubeconfig {layout.kubeconfig("dns")} {layout.device_prefix}
     pods insecure
-    ttl {30 if cached else 5}
+    ttl {30 if cache_answers else 5}
   }}
 }}
 """
@@ -78,7 +78,7 @@ def render_cni(node: NodeLayout) -> str:
 def render_containerd(node: NodeLayout, *, restrict_oom_score: bool) -> str:
     """Render containerd's configuration.
 
-    Without CAP_SYS_RESOURCE no container starts unless `restrict_oom_score` is set. NRI is disabled because its
+    Without CAP_SYS_RESOURCE, containers start only if `restrict_oom_score` is set. NRI is disabled because its
     socket path is fixed and each node runs a containerd; for the same reason network namespaces of pods are
     stored in the node's folder.
     """

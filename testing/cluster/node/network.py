@@ -7,11 +7,11 @@ from contextlib import suppress
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from testing.cluster.host.commands import attempt, run
+from testing.cluster.host.commands import run, try_run
 from testing.cluster.host.layout import Layout, NodeLayout
 
 
-def host_routes() -> tuple[IPv4Network, ...]:
+def list_host_routes() -> tuple[IPv4Network, ...]:
     """Return every network that the host has a route to, except the default route."""
     routes = json.loads(run("ip", "-4", "-json", "route", "show", "table", "all"))
     networks = []
@@ -35,7 +35,7 @@ def ensure_network(layout: Layout) -> None:
         for other in layout.nodes:
             if other != node:
                 run_in_node(node, "ip", "route", "replace", str(other.pod_network), "via", str(other.address))
-    # the API server calls webhooks by their Service; the host has no kube-proxy, so the first node's does it
+    # the API server calls webhooks through their Service: routed by the first node, as the host has no kube-proxy
     run("ip", "route", "replace", str(layout.services_network), "via", str(layout.nodes[0].address))
 
 
@@ -59,37 +59,37 @@ def run_in_node(node: NodeLayout, *argv: str, stdin: str | None = None) -> str:
     return run("nsenter", f"--net={node.network_namespace_path}", *argv, stdin=stdin)
 
 
-def forward_rule(layout: Layout) -> tuple[str, ...]:
+def build_forward_rule(layout: Layout) -> tuple[str, ...]:
     return ("FORWARD", "-i", layout.bridge, "-o", layout.bridge, "-j", "ACCEPT")
 
 
 def allow_bridged_traffic(layout: Layout) -> None:
-    """Accept packets of the bridge: Docker sets the host's FORWARD policy to DROP, which may affect bridges."""
-    policy = attempt("iptables", "-w", "-S", "FORWARD")
-    if "-P FORWARD DROP" in policy.stdout and attempt("iptables", "-w", "-C", *forward_rule(layout)).returncode:
-        run("iptables", "-w", "-I", *forward_rule(layout))
+    """Accept forwarded packets of the bridge, because Docker sets the host's FORWARD policy to DROP."""
+    policy = try_run("iptables", "-w", "-S", "FORWARD")
+    if "-P FORWARD DROP" in policy.stdout and try_run("iptables", "-w", "-C", *build_forward_rule(layout)).returncode:
+        run("iptables", "-w", "-I", *build_forward_rule(layout))
 
 
 def remove_network(layout: Layout) -> None:
-    """Delete namespaces and links of the cluster; the kernel removes their routes with them."""
-    if "-P FORWARD DROP" in attempt("iptables", "-w", "-S", "FORWARD").stdout:
-        attempt("iptables", "-w", "-D", *forward_rule(layout))
-    for namespace in network_namespaces(layout):
+    """Delete the cluster's network namespaces and links; the kernel then removes their routes."""
+    if "-P FORWARD DROP" in try_run("iptables", "-w", "-S", "FORWARD").stdout:
+        try_run("iptables", "-w", "-D", *build_forward_rule(layout))
+    for namespace in list_network_namespaces(layout):
         run("ip", "netns", "delete", namespace)
-    for link in network_links(layout):
-        if Path(f"/sys/class/net/{link}").exists():  # a veth disappears together with its peer
-            attempt("ip", "link", "delete", link)
+    for link in list_network_links(layout):
+        if Path(f"/sys/class/net/{link}").exists():  # a veth may have been removed together with its peer
+            try_run("ip", "link", "delete", link)
 
 
-def network_namespaces(layout: Layout) -> tuple[str, ...]:
-    return names_with_prefix(layout, Path("/run/netns"))
+def list_network_namespaces(layout: Layout) -> tuple[str, ...]:
+    return list_names_with_prefix(layout, Path("/run/netns"))
 
 
-def network_links(layout: Layout) -> tuple[str, ...]:
-    return names_with_prefix(layout, Path("/sys/class/net"))
+def list_network_links(layout: Layout) -> tuple[str, ...]:
+    return list_names_with_prefix(layout, Path("/sys/class/net"))
 
 
-def names_with_prefix(layout: Layout, folder: Path) -> tuple[str, ...]:
+def list_names_with_prefix(layout: Layout, folder: Path) -> tuple[str, ...]:
     """Return the cluster's entries in a folder, including those of an earlier, larger cluster of this name."""
     prefix = layout.device_prefix
     return tuple(

@@ -1,4 +1,4 @@
-"""Prepare a node of the cluster, and remove everything that it and its containers leave behind."""
+"""Prepare a node of the cluster, and clean up after the node and its containers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.cgroups import cgroups_with_prefix, end_processes_below, ensure_cgroup, remove_cgroup
-from testing.cluster.host.commands import HarnessError, attempt
+from testing.cluster.host.cgroups import ensure_cgroup, kill_processes_below, list_cgroups_with_prefix, remove_cgroup
+from testing.cluster.host.commands import HarnessError, try_run
 from testing.cluster.host.layout import Layout, NodeLayout
 from testing.cluster.host.preflight import CAP_SYS_RESOURCE, has_capability
-from testing.cluster.host.processes import end_processes
+from testing.cluster.host.processes import terminate_processes
 from testing.cluster.host.versions import Versions
 from testing.cluster.node.config_files import render_containerd
-from testing.cluster.node.network import network_namespaces
+from testing.cluster.node.network import list_network_namespaces
 
 SHIM_SOCKETS = Path("/run/containerd/s")
 LOG_LINKS = Path("/var/log/containers")
@@ -29,35 +29,35 @@ def prepare_node(node: NodeLayout) -> None:
     (node.root / "containerd.toml").write_text(configuration)
 
 
-def ctr(cache: Cache, versions: Versions, node: NodeLayout) -> tuple[str, ...]:
+def build_ctr_command(cache: Cache, versions: Versions, node: NodeLayout) -> tuple[str, ...]:
     program = cache.binaries("containerd", versions.containerd) / "ctr"
     return (str(program), "--address", str(node.containerd_socket), "--namespace", "k8s.io")
 
 
-def end_containers(layout: Layout) -> None:
-    for cgroup in cgroups_with_prefix(layout.device_prefix):
-        end_processes_below(cgroup)
+def kill_containers(layout: Layout) -> None:
+    for cgroup in list_cgroups_with_prefix(layout.device_prefix):
+        kill_processes_below(cgroup)
 
 
 def remove_container_records(cache: Cache, versions: Versions, node: NodeLayout) -> None:
     """Remove the records and file systems of stopped containers, so that only images remain in containerd."""
-    command = ctr(cache, versions, node)
+    command = build_ctr_command(cache, versions, node)
     for kind, removal in (("tasks", ("rm", "--force")), ("containers", ("rm",)), ("sandboxes", ("rm", "--force"))):
-        listing = attempt(*command, kind, "list", "-q") if kind != "sandboxes" else attempt(*command, kind, "list")
+        listing = try_run(*command, kind, "list", "-q") if kind != "sandboxes" else try_run(*command, kind, "list")
         lines = listing.stdout.splitlines()
         names = [line.split()[0] for line in (lines[1:] if kind == "sandboxes" else lines) if line.strip()]
         if names:
-            attempt(*command, kind, *removal, *names)
+            try_run(*command, kind, *removal, *names)
 
 
-def end_leftover_processes(layout: Layout) -> None:
-    """End the shims, which keep running in the node's network namespace after containerd has stopped."""
-    for namespace in network_namespaces(layout):
-        listing = attempt("ip", "netns", "pids", namespace)
-        end_processes((int(pid) for pid in listing.stdout.split()), grace_seconds=0)
+def kill_leftover_processes(layout: Layout) -> None:
+    """Kill the containerd shims, which keep running in the node's network namespace after containerd has stopped."""
+    for namespace in list_network_namespaces(layout):
+        listing = try_run("ip", "netns", "pids", namespace)
+        terminate_processes((int(pid) for pid in listing.stdout.split()), grace_seconds=0)
 
 
-def mounts_below(folder: Path) -> tuple[Path, ...]:
+def list_mounts_below(folder: Path) -> tuple[Path, ...]:
     """Return the mount points below a folder, innermost first."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     mount_points = (Path(line.split()[4].encode().decode("unicode_escape")) for line in lines)
@@ -65,9 +65,9 @@ def mounts_below(folder: Path) -> tuple[Path, ...]:
 
 
 def unmount_below(folder: Path) -> None:
-    for mount_point in mounts_below(folder):
-        attempt("umount", "--lazy", mount_point)
-    if remaining := mounts_below(folder):
+    for mount_point in list_mounts_below(folder):
+        try_run("umount", "--lazy", mount_point)
+    if remaining := list_mounts_below(folder):
         raise HarnessError(f"cannot unmount {', '.join(str(path) for path in remaining[:3])}")
 
 
@@ -76,24 +76,24 @@ def remove_files_outside_root(layout: Layout) -> None:
     for link in LOG_LINKS.glob("*.log"):
         if link.is_symlink() and Path(link.readlink()).is_relative_to(layout.root):
             link.unlink(missing_ok=True)
-    for result in cni_results(layout):
+    for result in find_cni_results(layout):
         result.unlink(missing_ok=True)
 
 
-def cni_results(layout: Layout) -> tuple[Path, ...]:
+def find_cni_results(layout: Layout) -> tuple[Path, ...]:
     """Return the result files of the CNI plugins for this cluster's pods.
 
     A result file contains the path of the pod's network namespace, which is below the cluster's folder.
     """
     matches = []
     for path in CNI_RESULTS.glob("*"):
-        with suppress(FileNotFoundError):  # another cluster's pod ended meanwhile
+        with suppress(FileNotFoundError):  # a pod of another cluster has ended
             if f"{layout.root}/" in path.read_text(errors="replace"):
                 matches.append(path)
     return tuple(matches)
 
 
-def shim_sockets(layout: Layout) -> tuple[Path, ...]:
+def find_shim_sockets(layout: Layout) -> tuple[Path, ...]:
     """Return the sockets of the cluster's shims, read from bootstrap.json while the containers exist.
 
     The socket names are hashes, so they cannot be derived from the container.
@@ -106,13 +106,13 @@ def shim_sockets(layout: Layout) -> tuple[Path, ...]:
 
 
 def remove_node_cgroups(layout: Layout) -> None:
-    for cgroup in cgroups_with_prefix(layout.device_prefix):
+    for cgroup in list_cgroups_with_prefix(layout.device_prefix):
         remove_cgroup(cgroup)
 
 
 def remove_files(layout: Layout, *, keep_images: bool) -> None:
-    """Delete the cluster's folder; refuse while something is mounted below it, whose content would be deleted."""
-    if mounts_below(layout.root):
+    """Delete the cluster's folder, unless a file system is mounted below it, whose content would be deleted."""
+    if list_mounts_below(layout.root):
         raise HarnessError(f"{layout.root} still contains mounts; nothing was deleted")
     if not keep_images:
         shutil.rmtree(layout.root, ignore_errors=True)
@@ -122,22 +122,22 @@ def remove_files(layout: Layout, *, keep_images: bool) -> None:
         if child in {node.root for node in layout.nodes}:
             for part in child.iterdir():
                 if part not in image_folders:
-                    remove(part)
+                    remove_path(part)
         else:
-            remove(child)
+            remove_path(child)
 
 
-def remove(path: Path) -> None:
+def remove_path(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def processes_with_path(folder: Path) -> tuple[str, ...]:
+def find_processes_with_path(folder: Path) -> tuple[str, ...]:
     """Return pid and command line of processes whose arguments contain a path below the folder.
 
-    This applies to all daemons and shims of a cluster.
+    All daemons and shims of a cluster have such an argument.
     """
     matches = []
     for command_line in Path("/proc").glob("[0-9]*/cmdline"):

@@ -1,14 +1,14 @@
-"""Network partitions: packets are silently dropped at the node's link, in both directions."""
+"""Partition nodes from the network by silently dropping packets at a node's link, in both directions."""
 
 from __future__ import annotations
 
 import shutil
 
-from testing.cluster.host.commands import attempt, run
+from testing.cluster.host.commands import run, try_run
 from testing.cluster.host.layout import Layout, NodeLayout
 from testing.cluster.node.network import run_in_node
 
-EVERYTHING = ""
+MATCH_ALL = ""
 
 
 def drop_all(node: NodeLayout) -> None:
@@ -16,50 +16,50 @@ def drop_all(node: NodeLayout) -> None:
 
     An egress drop inside the node would return an error to the sender.
     """
-    table = table_name(node)
-    run_in_node(node, "nft", "--file", "-", stdin=render_drop_rules(table, device="eth0", matching=EVERYTHING))
-    run("nft", "--file", "-", stdin=render_drop_rules(table, device=node.host_link, matching=EVERYTHING))
+    table = get_table_name(node)
+    run_in_node(node, "nft", "--file", "-", stdin=render_drop_rules(table, device="eth0", match=MATCH_ALL))
+    run("nft", "--file", "-", stdin=render_drop_rules(table, device=node.host_link, match=MATCH_ALL))
 
 
-def drop_between(node: NodeLayout, other: NodeLayout) -> None:
-    """Drop in each of the two nodes the packets from the other node and its pods."""
-    for receiver, sender in ((node, other), (other, node)):
-        matching = f"ip saddr {{ {sender.address}, {sender.pod_network} }}"
-        script = render_drop_rules(table_name(node), device="eth0", matching=matching)
+def drop_between(node: NodeLayout, other_node: NodeLayout) -> None:
+    """Drop packets between two nodes: each node drops the packets from the other node and its pods."""
+    for receiver, sender in ((node, other_node), (other_node, node)):
+        match = f"ip saddr {{ {sender.address}, {sender.pod_network} }}"
+        script = render_drop_rules(get_table_name(node), device="eth0", match=match)
         run_in_node(receiver, "nft", "--file", "-", stdin=script)
 
 
-def remove_drop_tables(node: NodeLayout, *, partitioned: NodeLayout) -> None:
-    """Remove from a node, and from the host's end of its link, the tables of the partition of `partitioned`."""
-    table = ("nft", "delete", "table", "netdev", table_name(partitioned))
-    attempt("nsenter", f"--net={node.network_namespace_path}", *table)
-    if node == partitioned:
-        attempt(*table)
+def remove_drop_tables(node: NodeLayout, *, partitioned_node: NodeLayout) -> None:
+    """Remove the tables that partition `partitioned_node` from a node and from the host's end of its link."""
+    table = ("nft", "delete", "table", "netdev", get_table_name(partitioned_node))
+    try_run("nsenter", f"--net={node.network_namespace_path}", *table)
+    if node == partitioned_node:
+        try_run(*table)
 
 
-def host_drop_tables(layout: Layout) -> tuple[str, ...]:
-    """Return the cluster's nftables on the host; they remain after their device is deleted.
+def list_host_drop_tables(layout: Layout) -> tuple[str, ...]:
+    """Return the cluster's nftables on the host, which remain after their device is deleted.
 
-    Newer kernels attach them again to the next device of that name.
+    Newer kernels attach such a table to the next device of that name.
     """
     if not shutil.which("nft"):
         return ()
-    lines = (line.split() for line in attempt("nft", "list", "tables", "netdev").stdout.splitlines())
+    lines = (line.split() for line in try_run("nft", "list", "tables", "netdev").stdout.splitlines())
     prefix = layout.device_prefix.replace("-", "_") + "_"
     return tuple(fields[2] for fields in lines if fields[2:] and fields[2].startswith(prefix))
 
 
 def remove_host_drop_tables(layout: Layout) -> None:
-    for table in host_drop_tables(layout):
+    for table in list_host_drop_tables(layout):
         run("nft", "delete", "table", "netdev", table)
 
 
-def table_name(node: NodeLayout) -> str:
-    """Return a name unique per cluster and node, because the tables of all host ends share one namespace."""
+def get_table_name(node: NodeLayout) -> str:
+    """Return a table name unique per cluster and node, because all tables on the host share one namespace."""
     return node.network_namespace.replace("-", "_") + "_partition"
 
 
-def render_drop_rules(table: str, *, device: str, matching: str) -> str:
+def render_drop_rules(table: str, *, device: str, match: str) -> str:
     """Render an idempotent nft script."""
     return f"""\
 table netdev {table} {{
@@ -68,5 +68,5 @@ table netdev {table} {{
   }}
 }}
 flush chain netdev {table} incoming
-add rule netdev {table} incoming {matching} counter drop
+add rule netdev {table} incoming {match} counter drop
 """

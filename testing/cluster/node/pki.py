@@ -1,4 +1,4 @@
-"""Create the certificate authority, the API server's certificates, and tokens for all other users."""
+"""Create the certificate authority, the API server's certificates and the tokens of its users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class User:
         return f"{self.name}-token"
 
 
-def users(layout: Layout) -> tuple[User, ...]:
+def list_users(layout: Layout) -> tuple[User, ...]:
     nodes = (User(node.name, f"system:node:{node.name}", ("system:nodes",)) for node in layout.nodes)
     return (
         User("admin", "admin", ("system:masters",)),
@@ -38,7 +38,7 @@ def users(layout: Layout) -> tuple[User, ...]:
 
 
 def render_tokens(layout: Layout) -> str:
-    return "".join(f'{user.token},{user.login},{user.name},"{",".join(user.groups)}"\n' for user in users(layout))
+    return "".join(f'{user.token},{user.login},{user.name},"{",".join(user.groups)}"\n' for user in list_users(layout))
 
 
 def render_api_server_names(layout: Layout) -> str:
@@ -48,7 +48,7 @@ def render_api_server_names(layout: Layout) -> str:
 
 
 def ensure_certificates(layout: Layout) -> None:
-    """Create keys and certificates once per cluster; elliptic curve keys, because RSA takes a second each."""
+    """Create keys and certificates once per cluster, with elliptic curves, because an RSA key takes a second."""
     folder = layout.pki
     if (folder / "tokens.csv").exists():
         return
@@ -58,8 +58,8 @@ def ensure_certificates(layout: Layout) -> None:
         *("openssl", "req", "-x509", "-new", "-key", folder / "ca.key", "-out", folder / "ca.crt"),
         *("-days", DAYS, "-subj", f"/CN={layout.device_prefix}"),
     )
-    sign(folder, "apiserver", subject="/CN=kube-apiserver", names=render_api_server_names(layout))
-    sign(folder, "apiserver-kubelet", subject="/O=system:masters/CN=kube-apiserver", names="DNS:apiserver")
+    sign_certificate(folder, "apiserver", subject="/CN=kube-apiserver", names=render_api_server_names(layout))
+    sign_certificate(folder, "apiserver-kubelet", subject="/O=system:masters/CN=kube-apiserver", names="DNS:apiserver")
     create_key(folder / "service-accounts.key")
     (folder / "tokens.csv").write_text(render_tokens(layout))
 
@@ -68,7 +68,7 @@ def create_key(path: Path) -> None:
     run("openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", path)
 
 
-def sign(folder: Path, name: str, *, subject: str, names: str) -> None:
+def sign_certificate(folder: Path, name: str, *, subject: str, names: str) -> None:
     key, request, extensions = (folder / f"{name}.{suffix}" for suffix in ("key", "csr", "ext"))
     create_key(key)
     extensions.write_text(f"subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\n")

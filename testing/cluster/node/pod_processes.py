@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testing.cluster.host.cgroups import cgroup_folders, processes_of
+from testing.cluster.host.cgroups import read_pids, walk_cgroup_folders
 from testing.cluster.host.commands import HarnessError
 
 
@@ -23,25 +23,25 @@ class PodProcess:
 
     @property
     def rank(self) -> int | None:
-        """Global rank: from the process name that the launcher sets, or from torchrun's variables."""
+        """Global rank, from the process name that the launcher sets or from torchrun's variables."""
         if self.name.startswith("rank-"):
             return int(self.name.removeprefix("rank-"))
         return int(self.environment["RANK"]) if {"RANK", "LOCAL_RANK"} <= self.environment.keys() else None
 
 
-def processes_of_pod(node_cgroup: str, pod_uid: str) -> tuple[PodProcess, ...]:
+def find_processes_of_pod(node_cgroup: str, pod_uid: str) -> tuple[PodProcess, ...]:
     """Return every process in `.../pod<uid>/<container id>`, including the pause container."""
     processes: dict[int, PodProcess] = {}
-    for folder in cgroup_folders(node_cgroup):
+    for folder in walk_cgroup_folders(node_cgroup):
         if folder.parent.name == f"pod{pod_uid}":
-            for pid in processes_of(folder):
+            for pid in read_pids(folder):
                 if pid not in processes and (process := read_process(pid, container_id=folder.name)):
                     processes[pid] = process
     return tuple(processes.values())
 
 
 def read_process(pid: int, *, container_id: str) -> PodProcess | None:
-    """Read a process from /proc; return None if it has ended meanwhile."""
+    """Read a process from /proc; return None if it has ended."""
     with suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text()
         environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
@@ -56,8 +56,8 @@ def read_process(pid: int, *, container_id: str) -> PodProcess | None:
     return None
 
 
-def running_container_id(pod: dict[str, Any], container: str | None) -> str:
-    """Return the id of the named container, or of the pod's only running one.
+def find_running_container_id(pod: dict[str, Any], container: str | None) -> str:
+    """Return the id of the named container, or of the pod's only running container.
 
     Raises:
         HarnessError: no or several running containers match; the message lists the running ones.

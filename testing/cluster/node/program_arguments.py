@@ -12,10 +12,10 @@ from testing.cluster.host.versions import Versions
 NODE_MONITOR_GRACE = "20s"
 
 
-def etcd(layout: Layout, folder: Path) -> Daemon:
-    """etcd without fsync: its data need not survive a crash of the host."""
+def build_etcd(layout: Layout, folder: Path) -> Daemon:
+    """Build etcd's command line, without fsync because its data need not survive a crash of the host."""
     client = f"http://{layout.host_address}:{ETCD_PORT}"
-    return daemon(
+    return build_daemon(
         layout,
         "etcd",
         str(folder / "etcd"),
@@ -29,10 +29,10 @@ def etcd(layout: Layout, folder: Path) -> Daemon:
     )
 
 
-def api_server(layout: Layout, folder: Path) -> Daemon:
-    """kube-apiserver; it prefers `InternalIP`, because `kubectl logs` cannot resolve the names of nodes."""
+def build_api_server(layout: Layout, folder: Path) -> Daemon:
+    """Build kube-apiserver's command line, with `InternalIP` because `kubectl logs` cannot resolve node names."""
     pki = layout.pki
-    return daemon(
+    return build_daemon(
         layout,
         "kube-apiserver",
         str(folder / "kube-apiserver"),
@@ -58,10 +58,10 @@ def api_server(layout: Layout, folder: Path) -> Daemon:
     )
 
 
-def controller_manager(layout: Layout, folder: Path) -> Daemon:
-    """kube-controller-manager; nodes become NotReady after 20 s instead of 50 s, which shortens tests."""
+def build_controller_manager(layout: Layout, folder: Path) -> Daemon:
+    """Build kube-controller-manager's command line; nodes become NotReady after 20 s, not 50 s, to speed up tests."""
     pki = layout.pki
-    return daemon(
+    return build_daemon(
         layout,
         "kube-controller-manager",
         str(folder / "kube-controller-manager"),
@@ -78,8 +78,8 @@ def controller_manager(layout: Layout, folder: Path) -> Daemon:
     )
 
 
-def scheduler(layout: Layout, folder: Path) -> Daemon:
-    return daemon(
+def build_scheduler(layout: Layout, folder: Path) -> Daemon:
+    return build_daemon(
         layout,
         "kube-scheduler",
         str(folder / "kube-scheduler"),
@@ -89,43 +89,43 @@ def scheduler(layout: Layout, folder: Path) -> Daemon:
     )
 
 
-def coredns(layout: Layout, folder: Path) -> Daemon:
-    return daemon(layout, "coredns", str(folder / "coredns"), "-conf", str(layout.corefile))
+def build_coredns(layout: Layout, folder: Path) -> Daemon:
+    return build_daemon(layout, "coredns", str(folder / "coredns"), "-conf", str(layout.corefile))
 
 
-def control_plane(layout: Layout, cache: Cache, versions: Versions) -> tuple[Daemon, ...]:
+def build_control_plane(layout: Layout, cache: Cache, versions: Versions) -> tuple[Daemon, ...]:
     """Return the daemons of the control plane in start order."""
     kubernetes = cache.binaries("kubernetes", versions.kubernetes)
     return (
-        etcd(layout, cache.binaries("etcd", versions.etcd)),
-        api_server(layout, kubernetes),
-        controller_manager(layout, kubernetes),
-        scheduler(layout, kubernetes),
-        coredns(layout, cache.binaries("coredns", versions.coredns)),
+        build_etcd(layout, cache.binaries("etcd", versions.etcd)),
+        build_api_server(layout, kubernetes),
+        build_controller_manager(layout, kubernetes),
+        build_scheduler(layout, kubernetes),
+        build_coredns(layout, cache.binaries("coredns", versions.coredns)),
     )
 
 
-def containerd(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
-    """containerd, with a PATH on which it finds its shim and runc."""
+def build_containerd(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
+    """Build containerd's command line, with a PATH that contains its shim and runc."""
     path = f"PATH={folder}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    return daemon(
+    return build_daemon(
         layout,
-        containerd_name(node),
-        *nsenter_command(node),
+        get_containerd_name(node),
+        *build_nsenter_command(node),
         *("env", path, str(folder / "containerd"), "--config", str(node.root / "containerd.toml")),
         *("--log-level", "warn"),
     )
 
 
-def containerd_name(node: NodeLayout) -> str:
+def get_containerd_name(node: NodeLayout) -> str:
     return f"containerd-{node.name}"
 
 
-def kubelet(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
-    return daemon(
+def build_kubelet(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
+    return build_daemon(
         layout,
         f"kubelet-{node.name}",
-        *nsenter_command(node),
+        *build_nsenter_command(node),
         str(folder / "kubelet"),
         f"--config={node.root / 'kubelet.yaml'}",
         f"--kubeconfig={layout.kubeconfig(node.name)}",
@@ -136,11 +136,11 @@ def kubelet(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
     )
 
 
-def kube_proxy(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
-    return daemon(
+def build_kube_proxy(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
+    return build_daemon(
         layout,
         f"kube-proxy-{node.name}",
-        *nsenter_command(node),
+        *build_nsenter_command(node),
         str(folder / "kube-proxy"),
         f"--kubeconfig={layout.kubeconfig('proxy')}",
         f"--hostname-override={node.name}",
@@ -150,20 +150,20 @@ def kube_proxy(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
     )
 
 
-def node_programs(layout: Layout, node: NodeLayout, cache: Cache, versions: Versions) -> tuple[Daemon, ...]:
+def build_node_programs(layout: Layout, node: NodeLayout, cache: Cache, versions: Versions) -> tuple[Daemon, ...]:
     """Return the daemons of a node in start order."""
     kubernetes = cache.binaries("kubernetes", versions.kubernetes)
     return (
-        containerd(layout, node, cache.binaries("containerd", versions.containerd)),
-        kubelet(layout, node, kubernetes),
-        kube_proxy(layout, node, kubernetes),
+        build_containerd(layout, node, cache.binaries("containerd", versions.containerd)),
+        build_kubelet(layout, node, kubernetes),
+        build_kube_proxy(layout, node, kubernetes),
     )
 
 
-def nsenter_command(node: NodeLayout) -> tuple[str, ...]:
+def build_nsenter_command(node: NodeLayout) -> tuple[str, ...]:
     """Return a command prefix that enters the node's network namespace; `ip netns exec` would hide /sys/fs/cgroup."""
     return ("nsenter", f"--net={node.network_namespace_path}")
 
 
-def daemon(layout: Layout, name: str, *argv: str) -> Daemon:
+def build_daemon(layout: Layout, name: str, *argv: str) -> Daemon:
     return Daemon(name=name, argv=argv, folder=layout.daemons)

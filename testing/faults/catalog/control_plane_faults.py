@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from testing.cluster.host.commands import HarnessError
-from testing.cluster.host.processes import end_processes
+from testing.cluster.host.processes import terminate_processes
 from testing.fakes.dead_peer import drop_incoming_packets_of
 from testing.faults.catalog.fault import InjectedFault, InjectionTime, program_fields, runs_program
 from testing.faults.job_under_test import JobUnderTest, RawBody
@@ -28,7 +28,7 @@ def kill_container_without_api_server(job: JobUnderTest) -> Iterator[None]:
     """Kill PID 1 of node 1; its pid is looked up before the API server stops, because that needs the API."""
     container_pid = job.container_pid(1)
     with stop_api_server(job):
-        end_processes([container_pid], grace_seconds=0)
+        terminate_processes([container_pid], grace_seconds=0)
         yield
 
 
@@ -84,7 +84,7 @@ def partition_leader(job: JobUnderTest) -> Iterator[None]:
 @contextmanager
 def drop_connections(job: JobUnderTest) -> Iterator[None]:
     """Drop the existing connections of the leader, as a load balancer does at failover; new ones work."""
-    for process in job.chaos.processes(job.leader()):
+    for process in job.chaos.find_processes(job.leader()):
         drop_incoming_packets_of(process.pid)
     job.kill_container(1)
     yield

@@ -110,7 +110,7 @@ def stop_dns(job: JobUnderTest) -> Iterator[None]:
         yield
     finally:
         dns.start()
-        job.cluster.wait_until_dns_answers()
+        job.cluster.wait_until_dns_is_ready()
 
 
 @contextmanager

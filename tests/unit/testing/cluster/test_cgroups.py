@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from testing.cluster.host.cgroups import hierarchies, missing_controllers, set_cpu_limit
+from testing.cluster.host.cgroups import find_missing_controllers, list_hierarchies, set_cpu_limit
 
 
 def version_one(root: Path) -> Path:
@@ -21,22 +21,22 @@ def version_two(root: Path) -> Path:
 def test_cgroup_v1_has_one_hierarchy_per_controller_and_ignores_symlinks(tmp_path: Path) -> None:
     root = version_one(tmp_path)
 
-    assert [path.name for path in hierarchies(root)] == ["cpu", "cpuset", "memory", "pids"]
-    assert missing_controllers(root) == ()
+    assert [path.name for path in list_hierarchies(root)] == ["cpu", "cpuset", "memory", "pids"]
+    assert find_missing_controllers(root) == ()
 
 
 def test_cgroup_v2_has_one_unified_hierarchy(tmp_path: Path) -> None:
     root = version_two(tmp_path)
 
-    assert hierarchies(root) == (root,)
-    assert missing_controllers(root) == ()
+    assert list_hierarchies(root) == (root,)
+    assert find_missing_controllers(root) == ()
 
 
 def test_missing_controllers_are_listed(tmp_path: Path) -> None:
     root = version_two(tmp_path)
     (root / "cgroup.controllers").write_text("cpu memory\n")
 
-    assert missing_controllers(root) == ("cpuset", "pids")
+    assert find_missing_controllers(root) == ("cpuset", "pids")
 
 
 def test_cpu_limit_is_written_as_quota_per_100_ms_and_can_be_removed(tmp_path: Path) -> None:

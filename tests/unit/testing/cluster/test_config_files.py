@@ -17,8 +17,8 @@ from testing.cluster.node.config_files import (
     render_kubelet,
 )
 from testing.cluster.node.partition import render_drop_rules
-from testing.cluster.node.pki import render_api_server_names, render_tokens, users
-from testing.cluster.node.program_arguments import control_plane, node_programs
+from testing.cluster.node.pki import list_users, render_api_server_names, render_tokens
+from testing.cluster.node.program_arguments import build_control_plane, build_node_programs
 
 LAYOUT = Layout(name="dev", root=Path("/cache/cluster/dev"), node_count=2, network=IPv4Network("10.90.0.0/16"))
 NODE = LAYOUT.nodes[1]
@@ -29,8 +29,8 @@ def test_every_user_has_a_kubeconfig_with_a_token_of_the_api_servers_token_file(
     files = render_files(LAYOUT)
     tokens = {line.split(",")[0] for line in render_tokens(LAYOUT).splitlines()}
 
-    assert len(tokens) == len(users(LAYOUT)) == 8
-    for user in users(LAYOUT):
+    assert len(tokens) == len(list_users(LAYOUT)) == 8
+    for user in list_users(LAYOUT):
         kubeconfig = json.loads(files[LAYOUT.kubeconfig(user.name)])
         assert kubeconfig["users"][0]["user"]["token"] == user.token
         assert user.token in tokens
@@ -50,7 +50,7 @@ def test_api_server_certificate_contains_its_address_and_the_service_address() -
 
 
 def test_dns_answers_are_cached_for_30_seconds_only_with_the_cache_enabled() -> None:
-    cached, uncached = (render_corefile(LAYOUT, cached=cached) for cached in (True, False))
+    cached, uncached = (render_corefile(LAYOUT, cache_answers=cached) for cached in (True, False))
 
     assert "cache 30" in cached
     assert "ttl 30" in cached
@@ -83,21 +83,21 @@ def test_kubelet_uses_the_cgroup_of_its_node_and_the_dns_of_the_cluster() -> Non
 
 
 def test_control_plane_listens_only_on_the_clusters_host_address() -> None:
-    for daemon in control_plane(LAYOUT, CACHE, PINNED):
+    for daemon in build_control_plane(LAYOUT, CACHE, PINNED):
         assert "0.0.0.0" not in " ".join(daemon.argv)
         assert "127.0.0.1" not in " ".join(daemon.argv)
 
 
 def test_all_programs_of_a_node_run_in_its_network_namespace() -> None:
-    daemons = node_programs(LAYOUT, NODE, CACHE, PINNED)
+    daemons = build_node_programs(LAYOUT, NODE, CACHE, PINNED)
 
     assert [daemon.name for daemon in daemons] == ["containerd-node2", "kubelet-node2", "kube-proxy-node2"]
     assert all(daemon.argv[:2] == ("nsenter", "--net=/run/netns/ftc-dev-n2") for daemon in daemons)
 
 
 def test_partition_between_two_nodes_drops_only_packets_of_the_other_node() -> None:
-    everything = render_drop_rules("t", device="eth0", matching="")
-    between = render_drop_rules("t", device="eth0", matching="ip saddr { 10.90.0.11 }")
+    everything = render_drop_rules("t", device="eth0", match="")
+    between = render_drop_rules("t", device="eth0", match="ip saddr { 10.90.0.11 }")
 
     assert "incoming  counter drop" in everything
     assert "ip saddr { 10.90.0.11 } counter drop" in between

@@ -4,14 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from testing.cluster.host.versions import PINNED, staging_modules
-from testing.cluster.images.go_build import KUBERNETES_PROGRAMS, SOURCES, LocalMainComponent, components, render_go_mod
+from testing.cluster.host.versions import PINNED, list_staging_modules
+from testing.cluster.images.go_build import (
+    KUBERNETES_PROGRAMS,
+    SOURCES,
+    LocalMainComponent,
+    list_components,
+    render_go_mod,
+)
 
-OWN_MAINS = [component for component in components(PINNED).values() if isinstance(component, LocalMainComponent)]
+OWN_MAINS = [component for component in list_components(PINNED).values() if isinstance(component, LocalMainComponent)]
 
 
 def kubernetes(version: str) -> LocalMainComponent:
-    component = components(replace(PINNED, kubernetes=version))["kubernetes"]
+    component = list_components(replace(PINNED, kubernetes=version))["kubernetes"]
     assert isinstance(component, LocalMainComponent)
     return component
 
@@ -27,7 +33,7 @@ def test_every_staging_module_has_a_replace_line_with_the_matching_version(versi
     text = render_go_mod(kubernetes(version))
 
     replaced = [line for line in text.splitlines() if "=>" in line]
-    assert len(replaced) == len(staging_modules(version)) == count
+    assert len(replaced) == len(list_staging_modules(version)) == count
     assert all(line.endswith(f" v0.{version.removeprefix('1.')}") for line in replaced)
 
 
@@ -44,8 +50,8 @@ def test_committed_go_mod_matches_the_pinned_version(component: LocalMainCompone
 
 
 def test_other_kubernetes_versions_do_not_use_the_committed_go_mod() -> None:
-    assert kubernetes(PINNED.kubernetes).pinned
-    assert not kubernetes("1.35.4").pinned
+    assert kubernetes(PINNED.kubernetes).is_pinned
+    assert not kubernetes("1.35.4").is_pinned
 
 
 def test_version_is_stamped_into_the_packages_that_kubectl_and_helm_read() -> None:

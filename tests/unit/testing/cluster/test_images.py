@@ -16,7 +16,7 @@ from testing.cluster.images.project_images import (
     CODE,
     REPOSITORY,
     ImageBuilder,
-    docker_arguments,
+    docker_build_arguments,
     render_pip_settings,
     source_files,
 )
@@ -29,7 +29,7 @@ def member_names(archive: bytes) -> set[str]:
 
 def streamed_names(image: Path, *, present: set[str]) -> set[str]:
     target = io.BytesIO()
-    stream_missing(image, target, present=present)
+    stream_missing(image, target, present_digests=present)
     return member_names(target.getvalue())
 
 
@@ -134,11 +134,11 @@ def write_repository(folder: Path) -> Path:
 def test_content_key_changes_only_with_files_of_the_image(tmp_path: Path, changed: str, rebuilt: set[str]) -> None:
     source = write_repository(tmp_path)
     builder = ImageBuilder(Cache(tmp_path / "cache"), repository=source)
-    before = {target: builder.content_key(target) for target in CODE}
+    before = {target: builder.compute_content_key(target) for target in CODE}
 
     (source / changed).write_text("changed")
 
-    assert {target for target in CODE if builder.content_key(target) != before[target]} == rebuilt
+    assert {target for target in CODE if builder.compute_content_key(target) != before[target]} == rebuilt
 
 
 def test_source_files_of_this_repository_are_found() -> None:
@@ -161,5 +161,5 @@ def test_pip_settings_contain_certificates_and_wheel_folders() -> None:
 
 
 def test_docker_gets_a_base_image_only_if_the_environment_sets_one() -> None:
-    assert docker_arguments({}) == ()
-    assert docker_arguments({"BASE_IMAGE": "x@sha256:1"}) == ("--build-arg", "BASE_IMAGE=x@sha256:1")
+    assert docker_build_arguments({}) == ()
+    assert docker_build_arguments({"BASE_IMAGE": "x@sha256:1"}) == ("--build-arg", "BASE_IMAGE=x@sha256:1")

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from testing.cluster.host.processes import Daemon, daemons_in, start_time, stop_together
+from testing.cluster.host.processes import Daemon, find_daemons, read_start_time, stop_all
 
 
 def sleeper(folder: Path, *, stubborn: bool = False) -> Daemon:
@@ -35,7 +35,7 @@ def test_second_start_keeps_the_running_process(tmp_path: Path) -> None:
     assert daemon.pid() == pid
     daemon.stop()
     assert daemon.pid() is None
-    assert start_time(pid) is None
+    assert read_start_time(pid) is None
 
 
 def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 
     daemon.stop(grace_seconds=0.2)
 
-    assert start_time(pid) is None
+    assert read_start_time(pid) is None
 
 
 def test_reused_pid_is_not_signalled(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_reused_pid_is_not_signalled(tmp_path: Path) -> None:
     assert daemon.pid() is None
     daemon.stop()
 
-    assert start_time(os.getpid()) is not None
+    assert read_start_time(os.getpid()) is not None
 
 
 def test_killed_process_counts_as_ended_before_it_is_reaped(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_killed_process_counts_as_ended_before_it_is_reaped(tmp_path: Path) -> N
 def test_all_daemons_with_a_pid_file_in_a_folder_are_stopped(tmp_path: Path) -> None:
     pid = start_and_wait(sleeper(tmp_path))
 
-    stop_together(daemons_in(tmp_path), grace_seconds=1)
+    stop_all(find_daemons(tmp_path), grace_seconds=1)
 
-    assert start_time(pid) is None
+    assert read_start_time(pid) is None
     assert not list(tmp_path.glob("*.pid"))

@@ -15,9 +15,9 @@ def patch_host(
     monkeypatch: pytest.MonkeyPatch, *, kind: str | None = None, throwaway: str | None = None, go: str | None = None
 ) -> None:
     """Set the reason why kind, the throwaway cluster and Go are unavailable; None means available."""
-    monkeypatch.setattr(provider, "kind_unavailable_reason", lambda: kind)
+    monkeypatch.setattr(provider, "find_kind_problem", lambda: kind)
     monkeypatch.setattr(provider, "unsupported_host_reason", lambda: throwaway)
-    monkeypatch.setattr(provider, "go_missing_reason", lambda: go)
+    monkeypatch.setattr(provider, "find_go_problem", lambda: go)
 
 
 def test_kind_is_preferred_if_available(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.versions import PINNED
 from testing.cluster.kind import SHARED_IN_NODES, render_kind_config
 from testing.cluster.state import ClusterState, read_state, require_state, write_state
-from testing.cluster.storage import create_shared_folder, shared_claim_objects
+from testing.cluster.storage import create_shared_folder, render_shared_claim
 
 STATE = ClusterState(name="dev", node_count=3, network="10.90.0.0/16", versions=PINNED)
 
@@ -35,7 +35,7 @@ def test_unreadable_state_is_reported_with_the_remedy(tmp_path: Path) -> None:
 
 
 def test_shared_claim_is_bound_to_its_own_read_write_many_volume() -> None:
-    storage_class, volume, claim = shared_claim_objects("jobs", "models", host_path="/shared/jobs/models")
+    storage_class, volume, claim = render_shared_claim("jobs", "models", host_path="/shared/jobs/models")
 
     assert volume["spec"]["claimRef"] == {"namespace": "jobs", "name": "models"}
     assert volume["spec"]["hostPath"]["path"] == "/shared/jobs/models"
@@ -52,7 +52,7 @@ def test_shared_folder_is_writable_by_the_trainers_user(tmp_path: Path) -> None:
 
 
 def test_every_kind_node_mounts_the_same_folder() -> None:
-    config = render_kind_config(node_count=2, shared=Path("/host/shared"))
+    config = render_kind_config(node_count=2, shared_folder=Path("/host/shared"))
 
     assert [node["role"] for node in config["nodes"]] == ["control-plane", "worker", "worker"]
     mounts = [node["extraMounts"] for node in config["nodes"]]
