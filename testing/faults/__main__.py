@@ -1,4 +1,4 @@
-"""`make chaos`: run every fault of the matrix on a real cluster and render the fault matrix from the results."""
+"""`make chaos`: inject every fault of the matrix on a real cluster and render the results as a page."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from testing.processes.operator_stack import Stack
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "operations" / "fault-matrix.md"
-RUNS = PAGE.with_suffix(".jsonl")  # beside the page, so that results of other hosts and earlier runs can be combined
+RUNS = PAGE.with_suffix(".jsonl")  # next to the page, so that results of several hosts and runs can be combined
 INJECT = REPOSITORY / "testing" / "fakes" / "inject"
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
-    selected = select_expectations(options.only)
+    selected_expectations = select_expectations(options.only)
     provider = ThrowawayProvider(ThrowawayCluster.named())
     stack = Stack(provider)
     try:
         stack.prepare()
         copy_programs(stack)
         if not options.add:
-            remove_earlier_runs([expected.name for expected in selected], all_of_them=not options.only)
-        run_all(stack, provider.chaos, [*selected] * options.runs, at_once=options.at_once)
+            remove_earlier_runs([expected.name for expected in selected_expectations], remove_all=not options.only)
+        run_all(stack, provider.chaos, [*selected_expectations] * options.runs, concurrency=options.at_once)
         runs = read_runs()
         PAGE.write_text(render_page(EXPECTATIONS, runs, describe_setup(provider.cluster, options.note)))
     finally:
         if not options.keep:
             provider.down()
-    return exit_code(selected, runs)
+    return exit_code(selected_expectations, runs)
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -64,33 +64,33 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def select_expectations(only: str) -> tuple[Expectation, ...]:
-    """Return the selected expectations in the order of the table.
+def select_expectations(selected_names: str) -> tuple[Expectation, ...]:
+    """Return the expectations of the faults named in a comma-separated list, or all; in the order of the page.
 
     Raises: SystemExit if a name is unknown.
     """
     expectations = {expected.name: expected for expected in EXPECTATIONS}
-    selected = [name for name in only.split(",") if name] or [*expectations]
+    selected = [name for name in selected_names.split(",") if name] or [*expectations]
     unknown = [name for name in selected if name not in expectations]
     if unknown:
         raise SystemExit(f"chaos: unknown fault {', '.join(unknown)}; expected one of {', '.join(expectations)}")
     return tuple(expected for name, expected in expectations.items() if name in selected)
 
 
-def run_all(stack: Stack, chaos: Chaos, selected: Sequence[Expectation], *, at_once: int) -> None:
-    """First run the faults that can share the cluster, then those that affect other jobs."""
+def run_all(stack: Stack, chaos: Chaos, expectations: Sequence[Expectation], *, concurrency: int) -> None:
+    """Run the isolated faults concurrently, then one by one the faults that affect other jobs."""
     lock = Lock()
 
     def run_one(expected: Expectation) -> None:
         fault = FAULTS[expected.name]
-        run, evidence = run_fault(stack, chaos, fault, expected, at_once=at_once if fault.is_isolated else 1)
+        run, evidence = run_fault(stack, chaos, fault, expected, concurrency=concurrency if fault.is_isolated else 1)
         with lock:
             append_run(run)
             print_run(expected, run, evidence)
 
-    with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(run_one, (expected for expected in selected if FAULTS[expected.name].is_isolated)))
-    for expected in selected:
+    with ThreadPoolExecutor(concurrency) as pool:
+        list(pool.map(run_one, (expected for expected in expectations if FAULTS[expected.name].is_isolated)))
+    for expected in expectations:
         if not FAULTS[expected.name].is_isolated:
             run_one(expected)
 
@@ -105,14 +105,14 @@ def copy_programs(stack: Stack) -> None:
         path.chmod(0o755)
 
 
-def remove_earlier_runs(faults: Sequence[str], *, all_of_them: bool) -> None:
-    """Remove the earlier runs of these faults from the file."""
-    remaining = [] if all_of_them else [run for run in read_runs() if run.fault not in faults]
+def remove_earlier_runs(fault_names: Sequence[str], *, remove_all: bool) -> None:
+    """Remove the earlier runs of these faults from the results file."""
+    remaining = [] if remove_all else [run for run in read_runs() if run.fault not in fault_names]
     RUNS.write_text("".join(f"{run.to_json()}\n" for run in remaining))
 
 
 def append_run(run: FaultRun) -> None:
-    """Append the run to the file at once, because a matrix takes an hour and may be interrupted."""
+    """Append the run to the results file immediately, because all runs take an hour and may be interrupted."""
     with RUNS.open("a") as file:
         file.write(f"{run.to_json()}\n")
 
@@ -139,9 +139,9 @@ def describe_setup(cluster: ThrowawayCluster, note: str) -> Setup:
     )
 
 
-def exit_code(selected: Sequence[Expectation], runs: Sequence[FaultRun]) -> int:
+def exit_code(expectations: Sequence[Expectation], runs: Sequence[FaultRun]) -> int:
     """Return 1 if a run deviates from its expectation, or a fault was not run."""
-    for expected in selected:
+    for expected in expectations:
         runs_of_fault = [run for run in runs if run.fault == expected.name]
         if not runs_of_fault or any(find_deviations(expected, run) for run in runs_of_fault):
             return 1

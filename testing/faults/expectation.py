@@ -1,4 +1,4 @@
-"""The expected course of a job after a fault."""
+"""Expected result of a job after a fault."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from finetune_operator.failures.restart_budget import INFRASTRUCTURE_FAULTS
 
 @dataclass(frozen=True)
 class Failure:
-    """An expected failed attempt: its reason and what follows; the fault follows from the reason."""
+    """An expected failed attempt, with its reason and the action that follows."""
 
     reason: Reason
     action: FailureAction
@@ -29,24 +29,25 @@ class Failure:
 
 @dataclass(frozen=True)
 class Expectation:
-    """How a fault is injected, and everything that is expected of the job afterwards.
+    """The description of a fault and the expected result of its job.
 
-    `failures` lists all failed attempts. `node_rank` and `rank` are to blame for the first failure, if a single one
-    is the root cause. `avoids`: the last attempt avoids a Kubernetes node.
+    failures: all failed attempts.
+    node_rank, rank: the root cause of the first failure, if there is a single one.
+    avoids_node: the last attempt avoids a Kubernetes node.
     """
 
     name: str
-    injected: str
+    description: str
     failures: tuple[Failure, ...] = ()
-    waits_for: Reason | None = None
+    pending_reason: Reason | None = None
     node_rank: int | None = None
     rank: int | None = None
-    steps_lost: int | None = None
-    avoids: bool = False
+    max_steps_lost: int | None = None
+    avoids_node: bool = False
 
     @property
     def phase(self) -> Phase:
-        """The phase in which the job must end."""
+        """Expected final phase of the job."""
         failed = bool(self.failures) and self.failures[-1].action is FailureAction.FAIL
         return Phase.FAILED if failed else Phase.COMPLETE
 
@@ -55,18 +56,18 @@ class Expectation:
         return sum(failure.action is not FailureAction.FAIL for failure in self.failures)
 
     @property
-    def counted(self) -> int:
-        """Restarts that must count against the budget at the end."""
+    def counted_restarts(self) -> int:
+        """Expected number of restarts that count against the budget."""
         return sum(failure.is_counted for failure in self.failures)
 
 
-def restarted(reason: Reason) -> tuple[Failure, ...]:
+def expect_restart(reason: Reason) -> tuple[Failure, ...]:
     return (Failure(reason, FailureAction.RESTART),)
 
 
-def repaired(reason: Reason) -> tuple[Failure, ...]:
+def expect_repair(reason: Reason) -> tuple[Failure, ...]:
     return (Failure(reason, FailureAction.REPAIR),)
 
 
-def failed(reason: Reason) -> tuple[Failure, ...]:
+def expect_failure(reason: Reason) -> tuple[Failure, ...]:
     return (Failure(reason, FailureAction.FAIL),)

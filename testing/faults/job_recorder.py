@@ -1,4 +1,4 @@
-"""Records the status of one job, from the API, and its steps, from the logs in its output, during a fault."""
+"""Record the status and the training steps of a job while a fault is injected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INJECTION = re.compile(r"^fault injected at ([\d.]+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class StatusChange:
-    """A status that differs from the previous one, and when it was read."""
+    """A status that differs from the previous one, with the time at which it was read."""
 
     time: float
     status: RawBody
@@ -33,7 +33,7 @@ class StatusChange:
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """A step that the log of node 0 reports, and when it was read."""
+    """A training step in the log of node 0, with the time at which it was read."""
 
     time: float
     attempt: int
@@ -41,7 +41,7 @@ class RecordedStep:
 
 
 class JobRecorder(threading.Thread):
-    """A thread that polls the status and the logs; a failed request is repeated at the next poll."""
+    """Thread that polls the status from the API and the steps from the logs; each poll retries a failed request."""
 
     def __init__(self, cluster: ThrowawayCluster, job: tuple[str, str], output: Path) -> None:
         super().__init__(daemon=True)
@@ -57,7 +57,7 @@ class JobRecorder(threading.Thread):
         self._stop_requested = threading.Event()
         self.status_changes: list[StatusChange] = []
         self.steps: list[RecordedStep] = []
-        self.injected_at: float | None = None  # the time that the program logs when it injects the fault itself
+        self.injected_at: float | None = None  # injection time that the program logs
 
     def run(self) -> None:
         while not self._stop_requested.is_set():
@@ -89,7 +89,7 @@ class JobRecorder(threading.Thread):
         if self._connection is None:
             self._connection = http.client.HTTPSConnection(self._server, timeout=2, context=self._context)
         connection = self._connection
-        self._connection = None  # restored once the response was read
+        self._connection = None  # set again after the response has been read
         connection.request("GET", self._path, headers=self._headers)
         response = connection.getresponse()
         body = response.read()
@@ -110,7 +110,7 @@ class JobRecorder(threading.Thread):
                 self.steps += [RecordedStep(time.time(), attempt, int(step)) for step in _STEP.findall(text)]
 
     def _read_new_lines(self, path: Path) -> str:
-        """Return the complete lines that were added since the last call."""
+        """Return the complete lines appended since the last call."""
         with path.open("rb") as file:
             file.seek(self._read_bytes.get(path, 0))
             complete_lines = file.read().rpartition(b"\n")[0]

@@ -1,4 +1,4 @@
-"""The job that a fault is injected into, and where its pods and processes run on the throwaway cluster."""
+"""Access to the job that a fault is injected into, and to its pods and processes on the throwaway cluster."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from testing.processes.operator_stack import OPERATOR_NAMESPACE, Stack
 
 RawBody = dict[str, Any]
 
-# raised by the cluster, or by waiting for it
+# raised by operations on the cluster and by timeouts
 HARNESS_ERRORS = (HarnessError, RuntimeError, OSError, subprocess.SubprocessError)
 
 
 @dataclass(frozen=True)
 class JobUnderTest:
-    """A job of the fault matrix by its name.
+    """A job of the fault matrix.
 
-    It is followed by `recorder`, so that waiting works while the API server is down.
+    `recorder` records its status, so that waiting works while the API server is down.
     """
 
     stack: Stack
@@ -53,20 +53,20 @@ class JobUnderTest:
         """Return the pod name of the node in the first attempt, into which all faults are injected."""
         return f"{self.name}-0-{node_rank}"
 
-    def config_map(self, *, attempt: int) -> str:
-        """Return the name of the ConfigMap of an attempt, which may not exist yet."""
+    def get_config_map_name(self, *, attempt: int) -> str:
+        """Return the name of an attempt's ConfigMap, which may not exist yet."""
         return names.config_map_name(self.name, self.stack.job(self.name)["metadata"]["uid"], attempt)
 
-    def k8s_node(self, node_rank: int) -> str:
+    def get_k8s_node(self, node_rank: int) -> str:
         """Return the Kubernetes node on which the pod runs."""
         pod = self.chaos.get_pod(self.stack.namespace, self.pod(node_rank))
         return str(pod["spec"]["nodeName"])
 
-    def k8s_node_names(self) -> list[str]:
+    def list_k8s_node_names(self) -> list[str]:
         return [node.name for node in self.cluster.layout.nodes]
 
-    def container_pid(self, node_rank: int) -> int:
-        """Return the pid of the container's PID 1 in the host's PID namespace; needs the API server."""
+    def get_container_pid(self, node_rank: int) -> int:
+        """Return the host's pid of the container's PID 1; requires the API server."""
         pod = self.chaos.get_pod(self.stack.namespace, self.pod(node_rank))
         container = find_running_container_id(pod, names.CONTAINER)
         return next(
@@ -76,10 +76,10 @@ class JobUnderTest:
         )
 
     def kill_container(self, node_rank: int) -> None:
-        terminate_processes([self.container_pid(node_rank)], grace_seconds=0)
+        terminate_processes([self.get_container_pid(node_rank)], grace_seconds=0)
 
     def wait_until(self, predicate: Callable[[JobRecorder], bool], *, goal: str, timeout_seconds: float) -> None:
-        """Wait until the recorder shows the goal.
+        """Wait until the predicate returns true for the recorder; `goal` is used in the error message.
 
         Raises: TimeoutError with the phase and the last step of the job.
         """
@@ -94,35 +94,35 @@ class JobUnderTest:
             time.sleep(POLL_SECONDS / 2)
 
     def wait_for_step(self, step: int) -> None:
-        def reached(recorder: JobRecorder) -> bool:
+        def has_reached_step(recorder: JobRecorder) -> bool:
             return bool(recorder.steps) and recorder.steps[-1].step >= step
 
-        self.wait_until(reached, goal=f"at step {step}", timeout_seconds=120)
+        self.wait_until(has_reached_step, goal=f"at step {step}", timeout_seconds=120)
 
     def request_finish(self) -> None:
-        """Let the program end successfully at its next step.
+        """Make the program end successfully at its next step.
 
-        Raises: FileNotFoundError if it never ran. The folder is not created here: the programs could not write to it.
+        Raises: FileNotFoundError if the program never ran; a folder created here would not be writable for it.
         """
         (self.output / "finish").touch()
 
-    def operator_pods(self) -> list[RawBody]:
-        """Return the pods of the operator that are not being deleted."""
+    def list_operator_pods(self) -> list[RawBody]:
+        """Return the operator's pods, except terminating ones."""
         output = self.stack.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "json")
         pods: list[RawBody] = json.loads(output)["items"]
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
-    def leader(self) -> RawBody:
+    def find_leader(self) -> RawBody:
         """Return the operator pod that holds the Lease."""
         leases = json.loads(self.stack.kubectl("get", "leases", "-n", OPERATOR_NAMESPACE, "-o", "json"))["items"]
         holders = {str(lease["spec"].get("holderIdentity")).partition("_")[0] for lease in leases}
-        return next(pod for pod in self.operator_pods() if pod["metadata"]["name"] in holders)
+        return next(pod for pod in self.list_operator_pods() if pod["metadata"]["name"] in holders)
 
 
 def wait_until_settled(stack: Stack, cluster: ThrowawayCluster, *, timeout_seconds: float = 120) -> None:
-    """Wait until every Kubernetes node is Ready and two fresh operator replicas run on two of them, one as leader.
+    """Wait until all Kubernetes nodes are Ready and two operator replicas, one of them leader, run on different nodes.
 
-    Replicas whose container was restarted are replaced: with the kubelet's backoff they would delay later runs.
+    Replicas with a restarted container are replaced, because the kubelet's backoff would delay later runs.
     """
     cluster.wait_until_ready()
     job = JobUnderTest(stack, Chaos(cluster), "none")
@@ -134,23 +134,23 @@ def wait_until_settled(stack: Stack, cluster: ThrowawayCluster, *, timeout_secon
 
 
 def is_settled(job: JobUnderTest) -> bool:
-    pods = job.operator_pods()
-    unusable = [pod for pod in pods if restart_count(pod)]
+    pods = job.list_operator_pods()
+    unusable = [pod for pod in pods if count_restarts(pod)]
     k8s_nodes = [pod["spec"].get("nodeName") for pod in pods]
     ready_pods = [pod for pod in pods if is_ready(pod)]
     if len(ready_pods) == len(pods) == 2 and not unusable and len(set(k8s_nodes)) == 1:
-        unusable = pods[:1]  # both on one Kubernetes node: the scheduler prefers the other one
+        unusable = pods[:1]  # both are on one Kubernetes node; the scheduler will place a new pod on the other node
     for pod in unusable:
         job.stack.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, pod["metadata"]["name"], "--wait=false")
     if unusable or len(ready_pods) != 2:
         return False
     try:
-        return job.leader() in ready_pods
+        return job.find_leader() in ready_pods
     except StopIteration:
         return False
 
 
-def restart_count(pod: RawBody) -> int:
+def count_restarts(pod: RawBody) -> int:
     return sum(status["restartCount"] for status in pod.get("status", {}).get("containerStatuses", ()))
 
 

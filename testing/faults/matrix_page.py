@@ -1,4 +1,4 @@
-"""Renders docs/operations/fault-matrix.md: the expectation and the observed result of each fault. Pure functions."""
+"""Render docs/operations/fault-matrix.md, the expected and observed result of each fault, without I/O."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Setup:
-    """What is needed to repeat the runs."""
+    """The setup on which the faults were injected."""
 
     kubernetes: str
     nodes: int
     cores: int
     cgroups: str
-    note: str = ""  # further remarks on these runs
+    note: str = ""  # additional remark on these runs
 
 
 def render_page(expectations: Sequence[Expectation], runs: Sequence[FaultRun], setup: Setup) -> str:
-    """Return the whole page; faults without a run are listed as not run."""
+    """Render the whole page; faults without a run are listed as not run."""
     by_fault = {expected.name: [run for run in runs if run.fault == expected.name] for expected in expectations}
     deviation_lines = [
         f"- {run.fault}, {run.began}: {'; '.join(deviations)}"
@@ -41,7 +41,7 @@ def render_page(expectations: Sequence[Expectation], runs: Sequence[FaultRun], s
         if (deviations := find_deviations(expected, run))
     ]
     days = sorted({run.began[:10] for run in runs})
-    run_count = sum(len(each) for each in by_fault.values())
+    run_count = sum(len(fault_runs) for fault_runs in by_fault.values())
     introduction = _HEAD.format(
         when=" to ".join(dict.fromkeys((days[0], days[-1]))) if days else "never",
         summary=f"{run_count} runs of {len(expectations)} faults; {len(deviation_lines)} not as expected.",
@@ -55,10 +55,10 @@ def render_page(expectations: Sequence[Expectation], runs: Sequence[FaultRun], s
     return f"{introduction}\n{_table(rows)}{deviation_section}"
 
 
-def _describe_concurrency(at_once: int) -> str:
-    if at_once == 1:
+def _describe_concurrency(concurrency: int) -> str:
+    if concurrency == 1:
         return "one at a time"
-    return f"up to {at_once} at a time if they affect no other job (which makes them slower)"
+    return f"up to {concurrency} at a time if they affect no other job, which slows them down"
 
 
 _HEAD = """\
@@ -74,17 +74,17 @@ Runs: {when}. {summary}
 counts as lost after 20 s without its kubelet. The operator is installed by its chart with two replicas. A job has two
 nodes, on two Kubernetes nodes. Unless the row mentions the operator's trainer, it runs
 `testing/faults/training_program.py`: steps of 0.1 s, a checkpoint every 10 steps, one process per node, or two per node
-if a rank is mentioned. Each fault has a job of its own. The faults ran
+if a rank is mentioned. Each fault has a separate job. The faults ran
 {at_once}.
 `make chaos RUNS=3` repeats all faults, `make chaos ONLY=name,name` some of them
 ([development-cluster.md](../contributing/development-cluster.md)).
 {note}
 **Columns.** Expected and observed: the reason of each failed attempt, its fault, the action, and the phase in which the
-job ended. Detected: seconds until the status shows the failure. Training again: seconds until the first step of the
-next attempt, or, if the job could not start, from the end of the obstacle to its first step. Both count from the start
-of the injection. Steps lost: trained twice. Figures are medians, with the minimum and maximum of several runs. A run
-is as expected if also the blamed node and rank, the restarts counted against the budget and the steps lost match, no
-step is missing, and nothing of the job remains after its deletion.
+job ended. Detected: seconds from the injection until the status reports the failure. Training again: seconds from the
+injection to the first step of the next attempt; for a job that could not start, seconds from the removal of the fault
+to its first step. Steps lost: steps trained twice. Figures are medians, with the minimum and maximum of several runs.
+A run is as expected if, in addition, the root cause (node and rank), the restarts counted against the budget and the
+steps lost match, no step is missing, and no child of the job remains after its deletion.
 """
 
 
@@ -92,7 +92,7 @@ def _row(expected: Expectation, runs: Sequence[FaultRun]) -> tuple[str, ...]:
     ok_count = sum(not find_deviations(expected, run) for run in runs)
     mark = f"{ok_count} of {len(runs)}" if runs else "not run"
     return (
-        f"`{expected.name}`: {expected.injected}",
+        f"`{expected.name}`: {expected.description}",
         _describe_expectation(expected),
         "<br>".join(dict.fromkeys(_describe_result(run) for run in runs)) or "not run",
         median_and_range(run.detected_seconds for run in runs),
@@ -104,7 +104,11 @@ def _row(expected: Expectation, runs: Sequence[FaultRun]) -> tuple[str, ...]:
 
 def _describe_expectation(expected: Expectation) -> str:
     failures = ", then ".join(f"{f.reason} ({f.fault}), {f.action}" for f in expected.failures)
-    parts = (f"waits: {expected.waits_for}" if expected.waits_for else "", failures or "no failure", expected.phase)
+    parts = (
+        f"waits: {expected.pending_reason}" if expected.pending_reason else "",
+        failures or "no failure",
+        expected.phase,
+    )
     return "; ".join(filter(None, parts))
 
 

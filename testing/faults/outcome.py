@@ -1,4 +1,4 @@
-"""The result of one run of a fault, and its deviations from the expectation. Pure functions."""
+"""Result of one run of a fault and its deviations from the expectation, computed without I/O."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class ObservedFailure:
 
 @dataclass(frozen=True)
 class FaultRun:
-    """One run of a fault. Seconds count from the start of the injection."""
+    """One run of a fault; seconds count from the start of the injection."""
 
     fault: str
-    began: str  # UTC, ISO 8601
-    at_once: int = 1  # how many faults ran at the same time, at most
+    began: str  # start time in UTC, ISO 8601
+    at_once: int = 1  # maximum number of faults that ran at the same time
     phase: str = ""
     failures: tuple[ObservedFailure, ...] = ()
     waited_for: tuple[str, ...] = ()
@@ -41,25 +41,25 @@ class FaultRun:
     detected_seconds: float | None = None
     again_seconds: float | None = None
     avoided: tuple[str, ...] = ()  # Kubernetes nodes that the last attempt avoided
-    steps_lost: int = 0  # trained twice
-    steps_missing: int = 0  # never trained, although a later step was
+    steps_lost: int = 0  # steps trained twice
+    steps_missing: int = 0  # steps never trained although a later step was trained
     leftovers: tuple[str, ...] = ()
-    trouble: str = ""  # error of the harness, such as a timeout
-    message: str = ""  # of the job's Finished condition
+    trouble: str = ""  # error of the test harness, such as a timeout
+    message: str = ""  # message of the job's Finished condition
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, line: str) -> FaultRun:
-        raw: RawBody = json.loads(line)
-        raw["failures"] = tuple(ObservedFailure(**failure) for failure in raw["failures"])
-        fields: RawBody = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
+        document: RawBody = json.loads(line)
+        document["failures"] = tuple(ObservedFailure(**failure) for failure in document["failures"])
+        fields: RawBody = {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
         return cls(**fields)
 
 
 def parse_status(status: RawBody) -> RawBody:
-    """Return the fields of a FaultRun that follow from the final status of the job."""
+    """Return the FaultRun fields that are derived from the final status of the job."""
     failures = tuple(
         ObservedFailure(
             reason=attempt.get("reason", ""),
@@ -84,7 +84,7 @@ def parse_status(status: RawBody) -> RawBody:
 
 
 def find_deviations(expected: Expectation, run: FaultRun) -> tuple[str, ...]:
-    """Return every deviation of the run from the expectation; empty if there is none."""
+    """Return all deviations of the run from the expectation."""
     return (*_check_verdicts(expected, run), *_check_blame(expected, run), *_check_losses(expected, run))
 
 
@@ -98,25 +98,25 @@ def _check_verdicts(expected: Expectation, run: FaultRun) -> Iterator[str]:
         yield f"observed {describe_failures(run.failures)}"
     if run.restarts != expected.restarts:
         yield f"{run.restarts} restarts, expected {expected.restarts}"
-    if run.counted != expected.counted:
-        yield f"{run.counted} restarts counted against the budget, expected {expected.counted}"
-    if expected.waits_for is not None and expected.waits_for not in run.waited_for:
-        yield f"reported to wait for {', '.join(run.waited_for) or 'nothing'}, expected {expected.waits_for}"
+    if run.counted != expected.counted_restarts:
+        yield f"{run.counted} restarts counted against the budget, expected {expected.counted_restarts}"
+    if expected.pending_reason is not None and expected.pending_reason not in run.waited_for:
+        yield f"reported to wait for {', '.join(run.waited_for) or 'nothing'}, expected {expected.pending_reason}"
 
 
 def _check_blame(expected: Expectation, run: FaultRun) -> Iterator[str]:
-    if bool(run.avoided) != expected.avoids:
+    if bool(run.avoided) != expected.avoids_node:
         yield f"avoided {', '.join(run.avoided) or 'no Kubernetes node'}"
     if run.failures and expected.failures:
-        blamed = run.failures[0]
+        first_failure = run.failures[0]
         for name, expected_number in (("node_rank", expected.node_rank), ("rank", expected.rank)):
-            if expected_number is not None and getattr(blamed, name) != expected_number:
-                yield f"blamed {name} {getattr(blamed, name)}, expected {expected_number}"
+            if expected_number is not None and getattr(first_failure, name) != expected_number:
+                yield f"blamed {name} {getattr(first_failure, name)}, expected {expected_number}"
 
 
 def _check_losses(expected: Expectation, run: FaultRun) -> Iterator[str]:
-    if expected.steps_lost is not None and run.steps_lost > expected.steps_lost:
-        yield f"{run.steps_lost} steps lost, expected at most {expected.steps_lost}"
+    if expected.max_steps_lost is not None and run.steps_lost > expected.max_steps_lost:
+        yield f"{run.steps_lost} steps lost, expected at most {expected.max_steps_lost}"
     if run.steps_missing:
         yield f"{run.steps_missing} steps were never trained"
     if run.leftovers:

@@ -1,4 +1,4 @@
-"""Run one fault once: start a job, inject the fault, wait for the recovery and the end, and measure."""
+"""Run one fault: start a job, inject the fault, wait for recovery and completion, and measure the times."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class FaultTimes:
 
 
 def run_fault(
-    stack: Stack, chaos: Chaos, fault: InjectedFault, expected: Expectation, *, at_once: int = 1
+    stack: Stack, chaos: Chaos, fault: InjectedFault, expected: Expectation, *, concurrency: int = 1
 ) -> tuple[FaultRun, str]:
     """Run the fault once and restore the cluster.
 
-    Returns the run, and the folder with the evidence if it deviates from the expectation.
+    Returns the run and, if it deviates from the expectation, the folder with the evidence.
     """
     # start with a healthy cluster
     wait_until_settled(stack, chaos.cluster)
@@ -45,7 +45,7 @@ def run_fault(
     times, started_at = FaultTimes(), datetime.now(UTC).isoformat(timespec="seconds")
     harness_error = ""
     leftovers: tuple[str, ...] = ()
-    # run the job with the fault; an error of the harness is part of the result
+    # run the job with the fault; the result includes errors of the test harness
     job.recorder.start()
     try:
         run_to_end(job, fault, expected, times)
@@ -57,31 +57,31 @@ def run_fault(
     run = FaultRun(
         fault=expected.name,
         began=started_at,
-        at_once=at_once,
+        at_once=concurrency,
         trouble=harness_error,
         leftovers=leftovers,
-        waited_for=pending_reasons(job.recorder.status_changes),
+        waited_for=list_pending_reasons(job.recorder.status_changes),
         **parse_status(job.recorder.status),
         **measure_recovery(job.recorder, times),
     )
-    evidence = keep_evidence_of_deviation(job, expected, run)  # before the job is deleted
+    evidence = save_evidence_of_deviation(job, expected, run)  # save evidence before the job is deleted
     try:
         run = replace(run, leftovers=(*leftovers, *delete_job(job)))
     except HARNESS_ERRORS as error:
         run = replace(run, trouble=harness_error or f"not removed: {error}")
-    return run, evidence or keep_evidence_of_deviation(job, expected, run)
+    return run, evidence or save_evidence_of_deviation(job, expected, run)
 
 
-def keep_evidence_of_deviation(job: JobUnderTest, expected: Expectation, run: FaultRun) -> str:
+def save_evidence_of_deviation(job: JobUnderTest, expected: Expectation, run: FaultRun) -> str:
     """Save evidence if the run deviates from the expectation; return its folder, or an empty string."""
     return str(save_evidence(job, run.began)) if find_deviations(expected, run) else ""
 
 
 def run_to_end(job: JobUnderTest, fault: InjectedFault, expected: Expectation, times: FaultTimes) -> None:
-    """Inject the fault and follow the job to its end; the fault is removed in any case."""
+    """Inject the fault and wait until the job has ended; always remove the fault."""
     with ExitStack() as injection:
         manifest = example_job(job.name, **fault.fields(job))
-        if fault.injection_time is InjectionTime.BEFORE:
+        if fault.injection_time is InjectionTime.BEFORE_CREATION:
             injection.enter_context(fault.inject(job))
         times.injected_at = time.time()
         job.stack.apply(manifest)
@@ -109,7 +109,7 @@ def run_to_end(job: JobUnderTest, fault: InjectedFault, expected: Expectation, t
 
 @contextmanager
 def finish_on_exit(job: JobUnderTest) -> Iterator[None]:
-    """Let the job end when the block ends, even after an error, so that its final status is recorded."""
+    """Make the job end when the block exits, even after an error, so that its final status is recorded."""
     try:
         yield
     finally:
@@ -118,16 +118,16 @@ def finish_on_exit(job: JobUnderTest) -> Iterator[None]:
 
 
 def has_recovered(recorder: JobRecorder, expected: Expectation, times: FaultTimes) -> bool:
-    """Whether the job ended, or trains in the attempt that is expected to be the last."""
+    """Return whether the job has ended, or trains in the attempt that is expected to be the last."""
     if recorder.is_finished:
         return True
-    since = max(times.injected_at, times.removed_at or 0.0)
-    new_steps = [step for step in recorder.steps if step.time > since and step.attempt >= expected.restarts]
+    recovery_start = max(times.injected_at, times.removed_at or 0.0)
+    new_steps = [step for step in recorder.steps if step.time > recovery_start and step.attempt >= expected.restarts]
     return len(new_steps) >= STEPS_AFTER_RECOVERY and expected.phase == "Complete"
 
 
 def find_stale_pods(job: JobUnderTest, *, timeout_seconds: float = 30) -> tuple[str, ...]:
-    """Return the pods of earlier attempts that still exist after the timeout; a finished job has none."""
+    """Return the pods of earlier attempts that still exist after the timeout, although the job has finished."""
     current_attempt = str(job.recorder.status.get("attempt", 0))
 
     def find_older_pods() -> tuple[str, ...]:
@@ -145,7 +145,7 @@ def find_stale_pods(job: JobUnderTest, *, timeout_seconds: float = 30) -> tuple[
 def delete_job(job: JobUnderTest, *, timeout_seconds: float = 180) -> tuple[str, ...]:
     """Delete the job and its output; return the names of children that still exist after the timeout.
 
-    After a long outage of the API server the watches of the garbage collector may pause for a minute.
+    After a long outage of the API server, the garbage collector's watches may be delayed by a minute.
     """
     job.stack.delete(job.name)
     selector = f"{names.JOB_NAME}={job.name}"
@@ -158,46 +158,48 @@ def delete_job(job: JobUnderTest, *, timeout_seconds: float = 180) -> tuple[str,
     return tuple(remaining)
 
 
-def pending_reasons(status_changes: Sequence[StatusChange]) -> tuple[str, ...]:
+def list_pending_reasons(status_changes: Sequence[StatusChange]) -> tuple[str, ...]:
     """Return the distinct reasons of `status.waiting`, in order."""
     reasons = ((change.status.get("waiting") or {}).get("reason") for change in status_changes)
     return tuple(dict.fromkeys(reason for reason in reasons if reason))
 
 
 def measure_recovery(recorder: JobRecorder, times: FaultTimes) -> RawBody:
-    """Return the fields of a FaultRun that depend on times and logged steps."""
+    """Return the FaultRun fields that are derived from times and logged steps."""
     injected_at = recorder.injected_at or times.injected_at
     trained_steps = [step.step for step in recorder.steps]
     detected_at = next(
         (
             change.time
             for change in recorder.status_changes
-            if change.time >= injected_at and shows_failure(change.status)
+            if change.time >= injected_at and reports_failure(change.status)
         ),
         None,
     )
     return {
         "detected_seconds": round(detected_at - injected_at, 2) if detected_at is not None else None,
-        "again_seconds": seconds_until_training(recorder.steps, injected_at, times.removed_at),
+        "again_seconds": measure_seconds_until_training(recorder.steps, injected_at, times.removed_at),
         "steps_lost": len(trained_steps) - len(set(trained_steps)),
         "steps_missing": max(trained_steps, default=0) - len(set(trained_steps)),
     }
 
 
-def shows_failure(status: RawBody) -> bool:
+def reports_failure(status: RawBody) -> bool:
     attempts = status.get("attempts", ())
     states = [attempt["state"] for attempt in attempts]
     return bool(status.get("waiting")) or any(state in ("Stopping", "Failed") for state in states)
 
 
-def seconds_until_training(steps: Sequence[RecordedStep], injected_at: float, removed_at: float | None) -> float | None:
+def measure_seconds_until_training(
+    steps: Sequence[RecordedStep], injected_at: float, removed_at: float | None
+) -> float | None:
     """Return the seconds until the next attempt trains its first step.
 
-    For a job that had not started, return the seconds from the end of the obstacle to its first step.
+    For a job that had not started, return the seconds from the removal of the fault to its first step.
     """
     steps_before = [step for step in steps if step.time < injected_at]
     if steps_before:
-        restarted_at = next((step.time for step in steps if step.attempt > steps_before[-1].attempt), None)
-        return round(restarted_at - injected_at, 2) if restarted_at is not None else None
-    since = removed_at if removed_at is not None else injected_at
-    return round(steps[0].time - since, 2) if steps else None
+        training_at = next((step.time for step in steps if step.attempt > steps_before[-1].attempt), None)
+        return round(training_at - injected_at, 2) if training_at is not None else None
+    recovery_start = removed_at if removed_at is not None else injected_at
+    return round(steps[0].time - recovery_start, 2) if steps else None

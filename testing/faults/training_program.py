@@ -1,8 +1,8 @@
-"""The program that jobs of the fault matrix run: ranks that step together, save, resume and inject one fault.
+"""Training program for the fault matrix: its ranks train in lockstep, save, resume and inject one fault.
 
-It is an example of a user's own program: standard library only, one process per node or, as a script, per rank.
+It is an example of a user's program: standard library only, one process per node or, as a script, per rank.
 The ranks synchronize with rank 0 at every step, as an all-reduce does, so that all ranks fail within one step after
-one has died. It trains until a file `finish` exists in the output folder.
+a rank has died. The program trains until a file `finish` exists in the output folder.
 """
 
 import argparse
@@ -22,25 +22,25 @@ from pathlib import Path
 RANK = int(os.environ.get("RANK", os.environ["NODE_RANK"]))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", os.environ["NNODES"]))
 OUTPUT = Path(os.environ["FINETUNE_OUTPUT"])
-SHARED_MEMORY = Path("/dev/shm/torch_1207")  # named as torch names its shared-memory files
+SHARED_MEMORY = Path("/dev/shm/torch_1207")  # same pattern as torch's shared-memory files
 MIB = b"x" * (1 << 20)
 GO, STOP, FINISH = b".", b"s", b"f"
 stop_requested = False
 
 
 class DistBackendError(RuntimeError):
-    """The name of the error that torch raises if a peer is gone."""
+    """Stand-in for torch's error for a lost peer, with the same name."""
 
 
 class OutOfMemoryError(RuntimeError):
-    """The name of torch's CUDA OOM error."""
+    """Stand-in for torch's CUDA OOM error, with the same name."""
 
 
 def main() -> None:
     options = read_options()
     signal.signal(signal.SIGTERM, signal.SIG_IGN if options.ignore_sigterm else request_stop)
     sys.excepthook = print_traceback_like_torch
-    peers = Peers(timeout_seconds=options.patience)
+    peers = Peers(timeout_seconds=options.peer_timeout)
     last_step = load_step()
     for step in range(last_step + 1, 10**6):
         time.sleep(options.seconds)
@@ -48,7 +48,7 @@ def main() -> None:
         if options.fault and injects_fault and step == options.at:
             log(f"fault injected at {time.time()}")
             FAULTS[options.fault](options.mib)
-        agreed_vote = peers.agree(own_vote())
+        agreed_vote = peers.agree(get_own_vote())
         if RANK == 0:
             log(f"step {step}")
             report(step)
@@ -69,13 +69,13 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.1, help="duration of a step")
     parser.add_argument("--save-steps", type=int, default=10)
     parser.add_argument("--save-seconds", type=float, default=0, help="duration of a save after SIGTERM")
-    parser.add_argument("--patience", type=float, default=60, help="seconds that a rank waits for its peers")
+    parser.add_argument("--peer-timeout", type=float, default=60, help="seconds that a rank waits for its peers")
     parser.add_argument("--ignore-sigterm", action="store_true")
     return parser.parse_args()
 
 
 def log(line: str) -> None:
-    """Write the whole line at once: print writes the newline separately, so that other output may come between."""
+    """Write a line atomically; print writes the newline separately, so lines of several ranks could be mixed."""
     os.write(1, f"{line}\n".encode())
 
 
@@ -84,39 +84,39 @@ def request_stop(_number: int, _frame: object) -> None:
     stop_requested = True
 
 
-def own_vote() -> bytes:
+def get_own_vote() -> bytes:
     if stop_requested:
         return STOP
     return FINISH if RANK == 0 and (OUTPUT / "finish").exists() else GO
 
 
 def wait_for_own_sigterm(agreed_vote: bytes) -> None:
-    """Wait for SIGTERM on this node: a drain stops one node first, and an earlier exit 0 counts as success."""
+    """Wait for SIGTERM on this node, because a drain stops one node first and exit 0 before SIGTERM means success."""
     deadline = time.monotonic() + 60
     while agreed_vote == STOP and not stop_requested and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 class Peers:
-    """The connection of a rank to rank 0, or those of rank 0 to all other ranks."""
+    """Connections between rank 0 and all other ranks."""
 
     def __init__(self, *, timeout_seconds: float) -> None:
         address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1)
         self._timeout_seconds = timeout_seconds
-        self._links = accept(address[1]) if RANK == 0 else [connect(address)]
-        for link in self._links:
-            link.settimeout(timeout_seconds)
+        self._links = accept_peers(address[1]) if RANK == 0 else [connect(address)]
+        for connection in self._links:
+            connection.settimeout(timeout_seconds)
 
     def agree(self, vote: bytes) -> bytes:
-        """Return GO unless any rank voted for something else; STOP has priority, because it has a deadline."""
+        """Return the common vote of all ranks: STOP if any rank must stop, else FINISH if requested, else GO."""
         try:
             if RANK != 0:
                 self._links[0].sendall(vote)
-                return receive(self._links[0])
-            votes = {vote, *(receive(link) for link in self._links)}
+                return receive_vote(self._links[0])
+            votes = {vote, *(receive_vote(connection) for connection in self._links)}
             agreed_vote = next(vote for vote in (STOP, FINISH, GO) if vote in votes)
-            for link in self._links:
-                link.sendall(agreed_vote)
+            for connection in self._links:
+                connection.sendall(agreed_vote)
         except TimeoutError:
             raise DistBackendError(f"timed out waiting {self._timeout_seconds:.0f} s for a peer") from None
         except OSError as error:
@@ -124,7 +124,7 @@ class Peers:
         return agreed_vote
 
 
-def accept(port: int) -> list[socket.socket]:
+def accept_peers(port: int) -> list[socket.socket]:
     with socket.create_server(("", port)) as server:
         server.settimeout(90)
         return [server.accept()[0] for _ in range(WORLD_SIZE - 1)]
@@ -141,8 +141,8 @@ def connect(address: tuple[str, int]) -> socket.socket:
             time.sleep(0.1)
 
 
-def receive(link: socket.socket) -> bytes:
-    vote = link.recv(1)
+def receive_vote(connection: socket.socket) -> bytes:
+    vote = connection.recv(1)
     if not vote:
         raise ConnectionError("end of stream")
     return vote
@@ -162,7 +162,7 @@ def save_step(step: int, *, seconds: float) -> None:
 
 
 def report(step: int) -> None:
-    """Report the progress as docs/user-guide/command.md describes; a failed report is ignored."""
+    """Report progress as described in docs/user-guide/command.md; ignore failures."""
     body = {"trainerStatus": {"metrics": [{"name": "current_step", "value": str(step)}]}}
     token = Path(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read_text()
     url, headers = os.environ["KUBEFLOW_TRAINER_SERVER_URL"], {"Authorization": f"Bearer {token}"}
@@ -173,7 +173,7 @@ def report(step: int) -> None:
         log(f"not reported: {error}")
 
 
-def print_traceback_like_torch(kind: type[BaseException], error: BaseException, stack: object) -> None:
+def print_traceback_like_torch(error_type: type[BaseException], error: BaseException, traceback_object: object) -> None:
     """Print an uncaught exception with the rank before every line, as torch.distributed does."""
     text = "".join(traceback.format_exception(error))
     sys.stderr.write("".join(f"[rank{RANK}]: {line}\n" for line in text.splitlines()))
@@ -219,7 +219,7 @@ def allocate_memory(mib: int) -> None:
 
 
 def fill_shared_memory(mib: int) -> None:
-    """Raise torch's error message; Python's own does not contain the file name."""
+    """Write a file to /dev/shm and raise torch's error message, which, unlike Python's, contains the file name."""
     try:
         write_file(SHARED_MEMORY, mib)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Faults of the data that the operator's own trainer resumes from: checkpoints and dataset files."""
+"""Data faults: the checkpoints or dataset files from which the operator's trainer resumes are damaged."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from testing.faults.catalog.fault import InjectedFault, trainer_fields
+from testing.faults.catalog.fault import InjectedFault, build_trainer_fields
 from testing.faults.catalog.rank_faults import kill_rank
 from testing.faults.job_under_test import JobUnderTest, RawBody
 
 
 @contextmanager
 def truncate_newest_checkpoint(job: JobUnderTest) -> Iterator[None]:
-    with kill_rank(job):  # first, so that no newer checkpoint is written
-        truncate_largest_file(complete_checkpoints(job)[-1])
+    with kill_rank(job):  # the rank is killed first, so that no newer checkpoint is written
+        truncate_largest_file(list_complete_checkpoints(job)[-1])
         yield
 
 
 @contextmanager
 def truncate_all_checkpoints(job: JobUnderTest) -> Iterator[None]:
     with kill_rank(job):
-        for checkpoint in complete_checkpoints(job):
+        for checkpoint in list_complete_checkpoints(job):
             truncate_largest_file(checkpoint)
         yield
 
 
-def complete_checkpoints(job: JobUnderTest) -> list[Path]:
+def list_complete_checkpoints(job: JobUnderTest) -> list[Path]:
     """Return the folders of the complete checkpoints, oldest first.
 
     Raises: TimeoutError if there is none.
@@ -48,25 +48,25 @@ def truncate_largest_file(checkpoint: Path) -> None:
 @contextmanager
 def remove_dataset(job: JobUnderTest) -> Iterator[None]:
     with kill_rank(job):
-        own_dataset(job).unlink()
+        get_dataset_path(job).unlink()
         yield
 
 
-def own_dataset(job: JobUnderTest) -> Path:
+def get_dataset_path(job: JobUnderTest) -> Path:
     return job.stack.folder("datasets") / f"{job.name}.jsonl"
 
 
-def with_own_dataset(job: JobUnderTest) -> RawBody:
-    shutil.copy(job.stack.folder("datasets") / "train.jsonl", own_dataset(job))
-    return trainer_fields(dataset={"train": [{"name": f"/data/{own_dataset(job).name}"}], "maxLength": 128})
+def copy_dataset(job: JobUnderTest) -> RawBody:
+    shutil.copy(job.stack.folder("datasets") / "train.jsonl", get_dataset_path(job))
+    return build_trainer_fields(dataset={"train": [{"name": f"/data/{get_dataset_path(job).name}"}], "maxLength": 128})
 
 
 DATA_FAULTS = {
     "checkpoint-truncated": InjectedFault(
-        lambda _: trainer_fields(), truncate_newest_checkpoint, at_step=45, is_isolated=True
+        lambda _: build_trainer_fields(), truncate_newest_checkpoint, at_step=45, is_isolated=True
     ),
     "checkpoints-truncated": InjectedFault(
-        lambda _: trainer_fields(), truncate_all_checkpoints, at_step=25, is_isolated=True
+        lambda _: build_trainer_fields(), truncate_all_checkpoints, at_step=25, is_isolated=True
     ),
-    "dataset-vanished": InjectedFault(with_own_dataset, remove_dataset, at_step=25, is_isolated=True),
+    "dataset-vanished": InjectedFault(copy_dataset, remove_dataset, at_step=25, is_isolated=True),
 }

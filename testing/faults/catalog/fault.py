@@ -1,4 +1,4 @@
-"""The parts of a fault: the job it is injected into, the time and the injection; and the jobs most faults use."""
+"""Define a fault: the job it is injected into, the injection and its time."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.processes.cluster_training import training
 
 Injection = Callable[[JobUnderTest], AbstractContextManager[None]]
-POD_FOLDER = "/data/chaos"  # where pods mount the training program
+POD_FOLDER = "/data/chaos"  # folder where pods mount the training program
 
 
 class InjectionTime(Enum):
-    """The point in the job's life at which the fault is injected."""
+    """The time at which a fault is injected, relative to the job."""
 
-    BEFORE = auto()  # before the job is created
-    STARTING = auto()  # as soon as its first attempt exists
-    TRAINING = auto()  # once it has trained `at_step` steps
-    BY_ITSELF = auto()  # the program injects the fault itself
+    BEFORE_CREATION = auto()
+    STARTING = auto()  # as soon as the first attempt exists
+    TRAINING = auto()  # after `at_step` training steps
+    BY_PROGRAM = auto()  # the training program injects the fault
 
 
 @contextmanager
 def no_injection(_job: JobUnderTest) -> Iterator[None]:
-    """Inject nothing, because the program or the spec is the fault."""
+    """Inject nothing, because the fault is in the program or the spec."""
     yield
 
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """A fault of the matrix, and the spec of the job it is injected into.
+    """A fault of the matrix and the spec of the job that it is injected into.
 
-    The context `inject` creates the fault when entered and removes it when left: after `duration_seconds`, or when
-    the job trains again. `fields` returns the fields of the spec that differ from the example. `is_isolated`: other
-    jobs are not affected, so that several such faults can be injected at the same time.
+    fields: returns the spec fields that differ from the example job.
+    inject: context manager that creates the fault on entry and removes it on exit, which is after `duration_seconds`
+        or when the job trains again.
+    is_isolated: the fault does not affect other jobs, so several such faults can be injected at the same time.
     """
 
     fields: Callable[[JobUnderTest], RawBody]
@@ -50,8 +51,8 @@ class InjectedFault:
     is_isolated: bool = False
 
 
-def program_fields(*arguments: str, ranks: int = 1, **fields: Any) -> RawBody:
-    """Return the fields of a job that runs training_program.py: as a script if a node has several ranks."""
+def build_program_fields(*arguments: str, ranks: int = 1, **fields: Any) -> RawBody:
+    """Return the spec fields of a job that runs training_program.py, as a script if a node has several ranks."""
     if ranks == 1:
         run: RawBody = {"exec": ["python3", f"{POD_FOLDER}/program.py", *arguments]}
         image = image_name("operator")  # the smallest image with Python
@@ -61,20 +62,20 @@ def program_fields(*arguments: str, ranks: int = 1, **fields: Any) -> RawBody:
     return command(run, **{"image": image, "nprocPerNode": ranks, **fields})
 
 
-def runs_program(*arguments: str, ranks: int = 1, **fields: Any) -> Callable[[JobUnderTest], RawBody]:
-    """Return a function that returns the same fields for every job."""
-    return lambda _job: program_fields(*arguments, ranks=ranks, **fields)
+def run_program(*arguments: str, ranks: int = 1, **fields: Any) -> Callable[[JobUnderTest], RawBody]:
+    """Return a function that returns the fields of `build_program_fields` for every job."""
+    return lambda _job: build_program_fields(*arguments, ranks=ranks, **fields)
 
 
-def program_fault(fault: str, *arguments: str, ranks: int = 1, **fields: Any) -> InjectedFault:
-    """Return a fault that the program injects itself, in its last rank and, by default, its first attempt only."""
+def build_program_fault(fault: str, *arguments: str, ranks: int = 1, **fields: Any) -> InjectedFault:
+    """Return a fault that the training program injects in its last rank and, by default, only in the first attempt."""
     return InjectedFault(
-        runs_program("--fault", fault, "--rank", str(2 * ranks - 1), *arguments, ranks=ranks, **fields),
-        injection_time=InjectionTime.BY_ITSELF,
+        run_program("--fault", fault, "--rank", str(2 * ranks - 1), *arguments, ranks=ranks, **fields),
+        injection_time=InjectionTime.BY_PROGRAM,
         is_isolated=True,
     )
 
 
-def trainer_fields(**fields: Any) -> RawBody:
-    """Return the fields of a job that runs the operator's trainer on 2 nodes x 2 ranks, long enough to recover."""
+def build_trainer_fields(**fields: Any) -> RawBody:
+    """Return the spec fields of a job that runs the operator's trainer on 2 nodes x 2 ranks, long enough to recover."""
     return {"training": training(max_steps=90, save_steps=20), **fields}

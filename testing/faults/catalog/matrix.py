@@ -1,4 +1,4 @@
-"""All faults of the matrix by name."""
+"""Combine the faults of all modules by name."""
 
 from testing.faults.catalog.control_plane_faults import CONTROL_PLANE_FAULTS
 from testing.faults.catalog.data_faults import DATA_FAULTS

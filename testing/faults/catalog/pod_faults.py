@@ -1,4 +1,4 @@
-"""Faults of pods and Kubernetes nodes, caused by users, kubelets and the scheduler."""
+"""Pod and Kubernetes node faults, caused by users, kubelets and the scheduler."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 from finetune_operator import names
 from testing.cluster.images.project_images import image_name
-from testing.faults.catalog.fault import InjectedFault, runs_program
+from testing.faults.catalog.fault import InjectedFault, run_program
 from testing.faults.job_under_test import JobUnderTest, RawBody
 
 PREEMPTOR = "chaos-preemptor"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
-SHORT_TOLERATIONS = {  # evict from a lost Kubernetes node after 5 s instead of a minute
+SHORT_TOLERATIONS = {  # evict pods from a lost Kubernetes node after 5 s instead of a minute
     "tolerations": [
         {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}
         for key in ("not-ready", "unreachable")
@@ -51,7 +51,7 @@ def evict_pod(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def drain(job: JobUnderTest) -> Iterator[None]:
-    k8s_node = job.k8s_node(1)
+    k8s_node = job.get_k8s_node(1)
     try:
         job.stack.kubectl("drain", k8s_node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s")
         yield
@@ -61,7 +61,7 @@ def drain(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def preempt(job: JobUnderTest) -> Iterator[None]:
-    """Create a pod of higher priority that needs the resources of node 1; it belongs to no job."""
+    """Create a pod of higher priority that needs the resources of node 1."""
     priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1000}
     container = {"name": "sleep", "image": image_name("operator"), "command": ["sleep", "600"]}
     job.cluster.kubectl.apply(
@@ -71,7 +71,7 @@ def preempt(job: JobUnderTest) -> Iterator[None]:
             "kind": "Pod",
             "metadata": {"name": PREEMPTOR, "namespace": "default"},
             "spec": {
-                "nodeSelector": {"kubernetes.io/hostname": job.k8s_node(1)},
+                "nodeSelector": {"kubernetes.io/hostname": job.get_k8s_node(1)},
                 "priorityClassName": PREEMPTOR,
                 "terminationGracePeriodSeconds": 0,
                 "containers": [
@@ -95,20 +95,20 @@ def relabel_pod(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def edit_image(job: JobUnderTest) -> Iterator[None]:
-    """Change the image to another one that can run the same program."""
+    """Replace the image of a pod by another image that can run the same program."""
     job.stack.kubectl("set", "image", f"pod/{job.pod(1)}", f"{names.CONTAINER}={image_name('trainer')}")
     yield
 
 
 @contextmanager
 def take_next_config_map_name(job: JobUnderTest) -> Iterator[None]:
-    name = job.config_map(attempt=1)
+    name = job.get_config_map_name(attempt=1)
     job.stack.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"theirs": "1"}})
     job.kill_container(1)
     try:
         yield
     finally:
-        job.stack.kubectl("delete", "configmap", name)  # fails if the operator removed it
+        job.stack.kubectl("delete", "configmap", name)  # fails if the operator has already deleted the ConfigMap
 
 
 @contextmanager
@@ -120,13 +120,13 @@ def delete_service(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def edit_service(job: JobUnderTest) -> Iterator[None]:
-    def selector() -> str:
+    def get_selector() -> str:
         return job.stack.kubectl("get", "service", job.name, "-o", "jsonpath={.spec.selector}", "--ignore-not-found")
 
-    original = selector()
+    original = get_selector()
     job.stack.kubectl("patch", "service", job.name, "--type=merge", "-p", '{"spec":{"selector":{"app":"theirs"}}}')
     deadline = time.monotonic() + 20
-    while (current := selector()) != original:
+    while (current := get_selector()) != original:
         if time.monotonic() > deadline:
             raise TimeoutError(f"the Service still selects {current or 'nothing'} after 20 s")
         time.sleep(0.1)
@@ -144,7 +144,7 @@ def recreate_job(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def stop_kubelet(job: JobUnderTest) -> Iterator[None]:
-    k8s_node = job.k8s_node(1)
+    k8s_node = job.get_k8s_node(1)
     job.chaos.stop_kubelet(k8s_node)
     try:
         yield
@@ -154,7 +154,7 @@ def stop_kubelet(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def partition(job: JobUnderTest) -> Iterator[None]:
-    k8s_node = job.k8s_node(1)
+    k8s_node = job.get_k8s_node(1)
     job.chaos.partition(k8s_node)
     try:
         yield
@@ -164,19 +164,19 @@ def partition(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def delete_node(job: JobUnderTest) -> Iterator[None]:
-    k8s_node = job.k8s_node(1)
+    k8s_node = job.get_k8s_node(1)
     job.chaos.stop_kubelet(k8s_node)
     try:
         job.stack.kubectl("delete", "node", k8s_node)
         yield
     finally:
-        job.chaos.start_kubelet(k8s_node)  # which registers the Node again
+        job.chaos.start_kubelet(k8s_node)  # the kubelet registers the Node again
 
 
 @contextmanager
 def taint_out_of_service(job: JobUnderTest) -> Iterator[None]:
-    """Stop the kubelet and taint the Node as out of service, as administrators do for a host without power."""
-    k8s_node = job.k8s_node(1)
+    """Stop the kubelet and taint the Node as out of service, as administrators do after a power failure of a host."""
+    k8s_node = job.get_k8s_node(1)
     job.chaos.stop_kubelet(k8s_node)
     try:
         wait_until_unready(job, k8s_node)
@@ -195,34 +195,34 @@ def wait_until_unready(job: JobUnderTest, k8s_node: str) -> None:
         time.sleep(0.5)
 
 
-def requests(cpu: str) -> RawBody:
+def request_cpu(cpu: str) -> RawBody:
     return {"requests": {"cpu": cpu}}
 
 
 POD_FAULTS = {
-    "container-kill": InjectedFault(runs_program(), kill_container, is_isolated=True),
-    "pod-delete": InjectedFault(runs_program(), delete_pod, is_isolated=True),
-    "pod-evict": InjectedFault(runs_program(), evict_pod, is_isolated=True),
-    "drain": InjectedFault(runs_program(), drain),
-    "preemption": InjectedFault(runs_program(resources=requests("1100m")), preempt, duration_seconds=8),
-    "sigterm-ignored": InjectedFault(runs_program("--ignore-sigterm"), delete_pod_with_short_grace, is_isolated=True),
-    "service-deleted": InjectedFault(runs_program(), delete_service, is_isolated=True),
-    "service-edited": InjectedFault(runs_program(), edit_service, is_isolated=True),
-    "image-edited": InjectedFault(runs_program(), edit_image, is_isolated=True),
-    "name-taken-later": InjectedFault(runs_program(), take_next_config_map_name, duration_seconds=8, is_isolated=True),
-    "pod-relabelled": InjectedFault(runs_program(), relabel_pod, is_isolated=True),
-    "applied-again": InjectedFault(runs_program(), recreate_job, is_isolated=True),
+    "container-kill": InjectedFault(run_program(), kill_container, is_isolated=True),
+    "pod-delete": InjectedFault(run_program(), delete_pod, is_isolated=True),
+    "pod-evict": InjectedFault(run_program(), evict_pod, is_isolated=True),
+    "drain": InjectedFault(run_program(), drain),
+    "preemption": InjectedFault(run_program(resources=request_cpu("1100m")), preempt, duration_seconds=8),
+    "sigterm-ignored": InjectedFault(run_program("--ignore-sigterm"), delete_pod_with_short_grace, is_isolated=True),
+    "service-deleted": InjectedFault(run_program(), delete_service, is_isolated=True),
+    "service-edited": InjectedFault(run_program(), edit_service, is_isolated=True),
+    "image-edited": InjectedFault(run_program(), edit_image, is_isolated=True),
+    "name-taken-later": InjectedFault(run_program(), take_next_config_map_name, duration_seconds=8, is_isolated=True),
+    "pod-relabelled": InjectedFault(run_program(), relabel_pod, is_isolated=True),
+    "applied-again": InjectedFault(run_program(), recreate_job, is_isolated=True),
 }
 
 K8S_NODE_FAULTS = {
     "kubelet-stop": InjectedFault(
-        runs_program(podTemplate=SHORT_TOLERATIONS), stop_kubelet, recovery_timeout_seconds=330
+        run_program(podTemplate=SHORT_TOLERATIONS), stop_kubelet, recovery_timeout_seconds=330
     ),
-    "kubelet-restart": InjectedFault(runs_program(), stop_kubelet, duration_seconds=10),
+    "kubelet-restart": InjectedFault(run_program(), stop_kubelet, duration_seconds=10),
     "partition": InjectedFault(
-        runs_program("--patience", "15", podTemplate=SHORT_TOLERATIONS), partition, recovery_timeout_seconds=240
+        run_program("--peer-timeout", "15", podTemplate=SHORT_TOLERATIONS), partition, recovery_timeout_seconds=240
     ),
-    "partition-healed": InjectedFault(runs_program(), partition, duration_seconds=6),
-    "node-delete": InjectedFault(runs_program(), delete_node, recovery_timeout_seconds=330),
-    "out-of-service": InjectedFault(runs_program(), taint_out_of_service, recovery_timeout_seconds=330),
+    "partition-healed": InjectedFault(run_program(), partition, duration_seconds=6),
+    "node-delete": InjectedFault(run_program(), delete_node, recovery_timeout_seconds=330),
+    "out-of-service": InjectedFault(run_program(), taint_out_of_service, recovery_timeout_seconds=330),
 }

@@ -1,4 +1,4 @@
-"""Faults of ranks, and of their memory and files."""
+"""Rank faults: crashes, hangs, hardware errors, and exhausted memory or storage."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from testing.faults.catalog.fault import (
     POD_FOLDER,
     InjectedFault,
     InjectionTime,
-    program_fault,
-    runs_program,
-    trainer_fields,
+    build_program_fault,
+    build_trainer_fields,
+    run_program,
 )
 from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.processes.cluster_training import training
 
-ALWAYS = ("--failing-attempts", "99")  # every attempt uses as much memory; the repair raises the limit
+ALWAYS = ("--failing-attempts", "99")  # every attempt uses the same amount of memory; the repair raises the limit
 
 
 @contextmanager
@@ -32,73 +32,85 @@ def stop_rank(job: JobUnderTest) -> Iterator[None]:
     yield
 
 
-def limits(**quantities: str) -> RawBody:
+def limit_resources(**quantities: str) -> RawBody:
     return {"requests": {"cpu": "100m"}, "limits": quantities}
 
 
-def scratch(**empty_dir: str) -> list[RawBody]:
-    """Return the example's dataset volume and an empty scratch volume."""
+def build_scratch_volumes(**empty_dir: str) -> list[RawBody]:
+    """Return the dataset volume of the example job and an empty scratch volume."""
     return [
         {"name": "data", "mountPath": "/data", "readOnly": True, "persistentVolumeClaim": {"claimName": "datasets"}},
         {"name": "scratch", "mountPath": "/scratch", "emptyDir": empty_dir},
     ]
 
 
-def injected(**environment: str) -> list[RawBody]:
-    """Return environment variables with which testing/fakes/inject injects a fault into the operator's trainer."""
+def build_injection_environment(**environment: str) -> list[RawBody]:
+    """Return the environment variables that make testing/fakes/inject inject a fault into the operator's trainer."""
     return [
         {"name": name, "value": value} for name, value in {"PYTHONPATH": f"{POD_FOLDER}/inject", **environment}.items()
     ]
 
 
-def hang_timeout(seconds: int) -> RawBody:
+def set_hang_timeout(seconds: int) -> RawBody:
     return {"hangTimeoutSeconds": seconds}
 
 
 RANK_FAULTS = {
-    "rank-exception": program_fault("exception", ranks=2),
-    "rank-exit-42": program_fault("exit-42", ranks=2),
-    "rank-sigkill": InjectedFault(runs_program(ranks=2), kill_rank, is_isolated=True),
-    "rank-segfault": program_fault("segfault", ranks=2),
-    "rank-sigstop": InjectedFault(lambda _: trainer_fields(restartPolicy=hang_timeout(20)), stop_rank, at_step=25),
-    "program-hangs": program_fault("hang", restartPolicy=hang_timeout(10)),
+    "rank-exception": build_program_fault("exception", ranks=2),
+    "rank-exit-42": build_program_fault("exit-42", ranks=2),
+    "rank-sigkill": InjectedFault(run_program(ranks=2), kill_rank, is_isolated=True),
+    "rank-segfault": build_program_fault("segfault", ranks=2),
+    "rank-sigstop": InjectedFault(
+        lambda _: build_trainer_fields(restartPolicy=set_hang_timeout(20)), stop_rank, at_step=25
+    ),
+    "program-hangs": build_program_fault("hang", restartPolicy=set_hang_timeout(10)),
     "cuda-oom": InjectedFault(
         lambda _: {
             "training": training(max_steps=60, save_steps=20, perDeviceTrainBatchSize=2),
-            "env": injected(MOST_SAMPLES="1", FINE_PASSES="25"),
+            "env": build_injection_environment(MOST_SAMPLES="1", FINE_PASSES="25"),
         },
-        injection_time=InjectionTime.BY_ITSELF,
+        injection_time=InjectionTime.BY_PROGRAM,
         is_isolated=True,
     ),
-    "cuda-oom-command": program_fault("cuda-oom", ranks=2),
-    "gpu-ecc": program_fault("ecc", ranks=2),
-    "port-in-use": program_fault("port-in-use", ranks=2),
-    "link-lost": program_fault("link", ranks=2),
+    "cuda-oom-command": build_program_fault("cuda-oom", ranks=2),
+    "gpu-ecc": build_program_fault("ecc", ranks=2),
+    "port-in-use": build_program_fault("port-in-use", ranks=2),
+    "link-lost": build_program_fault("link", ranks=2),
     "nan-loss": InjectedFault(
-        lambda _: trainer_fields(env=injected(GIVE_NAN="1", FINE_PASSES="25")),
-        injection_time=InjectionTime.BY_ITSELF,
+        lambda _: build_trainer_fields(env=build_injection_environment(GIVE_NAN="1", FINE_PASSES="25")),
+        injection_time=InjectionTime.BY_PROGRAM,
         is_isolated=True,
     ),
 }
 
 RESOURCE_FAULTS = {
-    "rank-oom": program_fault("memory", "--mib", "900", ranks=2, resources=limits(memory="900Mi")),
-    "container-oom": program_fault(
-        "fill", "--mib", "300", resources=limits(memory="200Mi"), volumes=scratch(medium="Memory")
+    "rank-oom": build_program_fault("memory", "--mib", "900", ranks=2, resources=limit_resources(memory="900Mi")),
+    "container-oom": build_program_fault(
+        "fill",
+        "--mib",
+        "300",
+        resources=limit_resources(memory="200Mi"),
+        volumes=build_scratch_volumes(medium="Memory"),
     ),
-    "oom-more-memory": program_fault(
-        "memory", *ALWAYS, "--mib", "300", resources=limits(memory="256Mi"), restartPolicy={"maxMemory": "1Gi"}
+    "oom-more-memory": build_program_fault(
+        "memory", *ALWAYS, "--mib", "300", resources=limit_resources(memory="256Mi"), restartPolicy={"maxMemory": "1Gi"}
     ),
-    "shm-full": program_fault("shm", *ALWAYS, "--mib", "650", ranks=2, resources=limits(memory="1200Mi")),
-    "shm-sigbus": program_fault("shm-mmap", *ALWAYS, "--mib", "650", ranks=2, resources=limits(memory="1200Mi")),
-    "disk-full": program_fault("disk", "--mib", "32", volumes=scratch(medium="Memory", sizeLimit="16Mi")),
-    "storage-limit": program_fault(
+    "shm-full": build_program_fault(
+        "shm", *ALWAYS, "--mib", "650", ranks=2, resources=limit_resources(memory="1200Mi")
+    ),
+    "shm-sigbus": build_program_fault(
+        "shm-mmap", *ALWAYS, "--mib", "650", ranks=2, resources=limit_resources(memory="1200Mi")
+    ),
+    "disk-full": build_program_fault(
+        "disk", "--mib", "32", volumes=build_scratch_volumes(medium="Memory", sizeLimit="16Mi")
+    ),
+    "storage-limit": build_program_fault(
         "fill",
         "--mib",
         "100",
-        "--patience",  # the kubelet measures volumes once a minute, then checks limits every 10 s
+        "--peer-timeout",  # the kubelet measures volumes once a minute, then checks limits every 10 s
         "150",
         resources={"requests": {"cpu": "100m"}, "limits": {"ephemeral-storage": "50Mi"}},
-        volumes=scratch(),
+        volumes=build_scratch_volumes(),
     ),
 }

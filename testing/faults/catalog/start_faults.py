@@ -1,4 +1,4 @@
-"""Faults that keep a job from starting, temporarily or permanently."""
+"""Start faults, which prevent a job from starting, temporarily or permanently."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 
 from finetune_operator import names
-from testing.faults.catalog.fault import InjectedFault, InjectionTime, program_fields, runs_program
+from testing.faults.catalog.fault import InjectedFault, InjectionTime, build_program_fields, run_program
 from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.processes.operator_stack import example_job
 
-ROOM_LABEL, SECRET, QUOTA = "chaos-room", "chaos-token", "chaos-quota"
+SCHEDULABLE_LABEL, SECRET, QUOTA = "chaos-room", "chaos-token", "chaos-quota"
 ONE_POD_PER_NODE = {
     "topologyKey": "kubernetes.io/hostname",
     "labelSelector": {"matchExpressions": [{"key": names.JOB_NAME, "operator": "Exists"}]},
@@ -22,20 +22,20 @@ ONE_POD_PER_NODE = {
 
 
 @contextmanager
-def remove_room(job: JobUnderTest) -> Iterator[None]:
-    """Remove the label that the job's nodeSelector needs from all Kubernetes nodes."""
-    job.stack.kubectl("label", "node", *job.k8s_node_names(), f"{ROOM_LABEL}-")
+def make_unschedulable(job: JobUnderTest) -> Iterator[None]:
+    """Remove the label in the job's nodeSelector from all Kubernetes nodes."""
+    job.stack.kubectl("label", "node", *job.list_k8s_node_names(), f"{SCHEDULABLE_LABEL}-")
     try:
         yield
     finally:
-        job.stack.kubectl("label", "node", *job.k8s_node_names(), f"{ROOM_LABEL}=yes", "--overwrite")
+        job.stack.kubectl("label", "node", *job.list_k8s_node_names(), f"{SCHEDULABLE_LABEL}=yes", "--overwrite")
 
 
 @contextmanager
-def leave_room_for_one(job: JobUnderTest) -> Iterator[None]:
-    first, *_ = job.k8s_node_names()
-    with remove_room(job):
-        job.stack.kubectl("label", "node", first, f"{ROOM_LABEL}=yes")
+def allow_one_node(job: JobUnderTest) -> Iterator[None]:
+    first, *_ = job.list_k8s_node_names()
+    with make_unschedulable(job):
+        job.stack.kubectl("label", "node", first, f"{SCHEDULABLE_LABEL}=yes")
         yield
 
 
@@ -51,7 +51,7 @@ def limit_quota(job: JobUnderTest, *, pods: int = 0) -> Iterator[None]:
 
 
 def wait_for_quota(job: JobUnderTest) -> None:
-    """Wait until the quota controller has counted: before, the quota rejects everything with another message."""
+    """Wait for the quota controller, because a quota without status rejects all pods with another message."""
     deadline = time.monotonic() + 20
     while not json.loads(job.stack.kubectl("get", "resourcequota", QUOTA, "-o", "json")).get("status", {}).get("hard"):
         if time.monotonic() > deadline:
@@ -61,7 +61,7 @@ def wait_for_quota(job: JobUnderTest) -> None:
 
 @contextmanager
 def remove_secret(job: JobUnderTest) -> Iterator[None]:
-    """Remove the Secret and create it afterwards."""
+    """Delete the Secret while the fault lasts; create it on exit."""
     job.stack.kubectl("delete", "secret", SECRET, "--ignore-not-found")
     try:
         yield
@@ -73,14 +73,14 @@ def remove_secret(job: JobUnderTest) -> Iterator[None]:
 @contextmanager
 def remove_config_map(job: JobUnderTest) -> Iterator[None]:
     """Delete the job's ConfigMap while its pods are unschedulable."""
-    with remove_room(job):
+    with make_unschedulable(job):
         yield
-        job.stack.kubectl("delete", "configmap", job.config_map(attempt=0))
+        job.stack.kubectl("delete", "configmap", job.get_config_map_name(attempt=0))
 
 
 @contextmanager
 def break_webhook(job: JobUnderTest) -> Iterator[None]:
-    """Register an admission webhook for this job's pods whose Service does not exist."""
+    """Register an admission webhook for the job's pods, with a Service that does not exist."""
     rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
     hook = {
         "name": "policy.example.com",
@@ -120,12 +120,12 @@ def create_foreign_service(job: JobUnderTest) -> Iterator[None]:
     try:
         yield
     finally:
-        job.stack.kubectl("delete", "service", job.name)  # fails if the operator removed it
+        job.stack.kubectl("delete", "service", job.name)  # fails if the operator has already deleted the Service
 
 
 @contextmanager
 def remove_seccomp_profile(job: JobUnderTest) -> Iterator[None]:
-    """Install the seccomp profile on every Kubernetes node only afterwards."""
+    """Leave the seccomp profile uninstalled; install it on every Kubernetes node on exit."""
     try:
         yield
     finally:
@@ -135,28 +135,29 @@ def remove_seccomp_profile(job: JobUnderTest) -> Iterator[None]:
             profile.write_text('{"defaultAction": "SCMP_ACT_ALLOW"}')
 
 
-def needs_room_label(**fields: Any) -> RawBody:
-    """Return the fields of a job for labelled Kubernetes nodes only, with at most one pod per Kubernetes node."""
+def require_schedulable_label(**fields: Any) -> RawBody:
+    """Return the spec fields of a job that needs labelled Kubernetes nodes and runs at most one pod on each."""
     anti_affinity = {"requiredDuringSchedulingIgnoredDuringExecution": [ONE_POD_PER_NODE]}
-    return program_fields(
-        podTemplate={"nodeSelector": {ROOM_LABEL: "yes"}, "affinity": {"podAntiAffinity": anti_affinity}}, **fields
+    return build_program_fields(
+        podTemplate={"nodeSelector": {SCHEDULABLE_LABEL: "yes"}, "affinity": {"podAntiAffinity": anti_affinity}},
+        **fields,
     )
 
 
-def with_seccomp_profile(job: JobUnderTest) -> RawBody:
-    """Return the fields of a job whose containers need a seccomp profile of their own."""
+def require_seccomp_profile(job: JobUnderTest) -> RawBody:
+    """Return the spec fields of a job whose containers need a custom seccomp profile."""
     profile = {"type": "Localhost", "localhostProfile": f"{job.name}.json"}
     restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    return program_fields(podTemplate={"containerSecurityContext": {**restricted, "seccompProfile": profile}})
+    return build_program_fields(podTemplate={"containerSecurityContext": {**restricted, "seccompProfile": profile}})
 
 
-def with_token_file() -> RawBody:
-    """Return the fields of a job that mounts the Secret besides the example's volumes."""
+def mount_secret() -> RawBody:
+    """Return the spec fields of a job that mounts the Secret in addition to the example job's volumes."""
     token = {"name": "token", "mountPath": "/token", "secret": {"secretName": SECRET}}
-    return program_fields(volumes=[*example_job("any")["spec"]["volumes"], token])
+    return build_program_fields(volumes=[*example_job("any")["spec"]["volumes"], token])
 
 
-def image_without_python(job: JobUnderTest) -> str:
+def find_image_without_python(job: JobUnderTest) -> str:
     """Return the name of the pause image, which every Kubernetes node has."""
     (node, *_) = json.loads(job.stack.kubectl("get", "nodes", "-o", "json"))["items"]
     image_names = (str(name) for image in node["status"]["images"] for name in image["names"] or ())
@@ -167,62 +168,74 @@ TOKEN = [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": SECRET, "key":
 
 START_FAULTS = {
     "image-missing": InjectedFault(
-        runs_program(image="localhost/chaos/none:v0", pendingDeadlineSeconds=30),
-        injection_time=InjectionTime.BEFORE,
+        run_program(image="localhost/chaos/none:v0", pendingDeadlineSeconds=30),
+        injection_time=InjectionTime.BEFORE_CREATION,
         is_isolated=True,
     ),
     "image-name-invalid": InjectedFault(
-        runs_program(image="localhost/Not A Name"), injection_time=InjectionTime.BEFORE, is_isolated=True
+        run_program(image="localhost/Not A Name"), injection_time=InjectionTime.BEFORE_CREATION, is_isolated=True
     ),
     "image-without-python": InjectedFault(
-        lambda job: program_fields(image=image_without_python(job)),
-        injection_time=InjectionTime.BEFORE,
+        lambda job: build_program_fields(image=find_image_without_python(job)),
+        injection_time=InjectionTime.BEFORE_CREATION,
         is_isolated=True,
     ),
     "unschedulable": InjectedFault(
-        lambda _: needs_room_label(), remove_room, injection_time=InjectionTime.BEFORE, duration_seconds=8
+        lambda _: require_schedulable_label(),
+        make_unschedulable,
+        injection_time=InjectionTime.BEFORE_CREATION,
+        duration_seconds=8,
     ),
     "unschedulable-for-ever": InjectedFault(
-        lambda _: needs_room_label(pendingDeadlineSeconds=10), remove_room, injection_time=InjectionTime.BEFORE
+        lambda _: require_schedulable_label(pendingDeadlineSeconds=10),
+        make_unschedulable,
+        injection_time=InjectionTime.BEFORE_CREATION,
     ),
     "gang-incomplete": InjectedFault(
-        lambda _: needs_room_label(startupDeadlineSeconds=8, restartPolicy={"maxBackoffSeconds": 5}),
-        leave_room_for_one,
-        injection_time=InjectionTime.BEFORE,
+        lambda _: require_schedulable_label(startupDeadlineSeconds=8, restartPolicy={"maxBackoffSeconds": 5}),
+        allow_one_node,
+        injection_time=InjectionTime.BEFORE_CREATION,
         duration_seconds=16,
     ),
-    "quota": InjectedFault(runs_program(), limit_quota, injection_time=InjectionTime.BEFORE, duration_seconds=8),
+    "quota": InjectedFault(
+        run_program(), limit_quota, injection_time=InjectionTime.BEFORE_CREATION, duration_seconds=8
+    ),
     "quota-incomplete": InjectedFault(
-        runs_program(startupDeadlineSeconds=8, restartPolicy={"maxBackoffSeconds": 5}),
+        run_program(startupDeadlineSeconds=8, restartPolicy={"maxBackoffSeconds": 5}),
         partial(limit_quota, pods=1),
-        injection_time=InjectionTime.BEFORE,
+        injection_time=InjectionTime.BEFORE_CREATION,
         duration_seconds=16,
     ),
     "webhook-down": InjectedFault(
-        runs_program(), break_webhook, injection_time=InjectionTime.BEFORE, duration_seconds=8, is_isolated=True
+        run_program(), break_webhook, injection_time=InjectionTime.BEFORE_CREATION, duration_seconds=8, is_isolated=True
     ),
     "config-map-deleted": InjectedFault(
-        lambda _: needs_room_label(), remove_config_map, injection_time=InjectionTime.BEFORE, duration_seconds=8
+        lambda _: require_schedulable_label(),
+        remove_config_map,
+        injection_time=InjectionTime.BEFORE_CREATION,
+        duration_seconds=8,
     ),
     "volume-missing": InjectedFault(
-        lambda _: with_token_file(),
+        lambda _: mount_secret(),
         remove_secret,
-        injection_time=InjectionTime.BEFORE,
+        injection_time=InjectionTime.BEFORE_CREATION,
         duration_seconds=65,
         recovery_timeout_seconds=300,
     ),
     "container-not-made": InjectedFault(
-        with_seccomp_profile,
+        require_seccomp_profile,
         remove_seccomp_profile,
-        injection_time=InjectionTime.BEFORE,
+        injection_time=InjectionTime.BEFORE_CREATION,
         duration_seconds=8,
         is_isolated=True,
     ),
     "secret-missing": InjectedFault(
-        runs_program(env=TOKEN), remove_secret, injection_time=InjectionTime.BEFORE, duration_seconds=8
+        run_program(env=TOKEN), remove_secret, injection_time=InjectionTime.BEFORE_CREATION, duration_seconds=8
     ),
-    "dns-blocked": InjectedFault(runs_program(), stop_dns, injection_time=InjectionTime.BEFORE, duration_seconds=20),
+    "dns-blocked": InjectedFault(
+        run_program(), stop_dns, injection_time=InjectionTime.BEFORE_CREATION, duration_seconds=20
+    ),
     "name-taken": InjectedFault(
-        runs_program(), create_foreign_service, injection_time=InjectionTime.BEFORE, is_isolated=True
+        run_program(), create_foreign_service, injection_time=InjectionTime.BEFORE_CREATION, is_isolated=True
     ),
 }

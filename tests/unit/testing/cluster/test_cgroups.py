@@ -5,44 +5,44 @@ from pathlib import Path
 from testing.cluster.host.cgroups import find_missing_controllers, list_hierarchies, set_cpu_limit
 
 
-def version_one(root: Path) -> Path:
+def create_cgroup_v1(root: Path) -> Path:
     for name in ("cpu", "cpuset", "memory", "pids"):
         (root / name / "node").mkdir(parents=True)
     (root / "cpuacct").symlink_to("cpu")
     return root
 
 
-def version_two(root: Path) -> Path:
+def create_cgroup_v2(root: Path) -> Path:
     (root / "node").mkdir()
     (root / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
     return root
 
 
-def test_cgroup_v1_has_one_hierarchy_per_controller_and_ignores_symlinks(tmp_path: Path) -> None:
-    root = version_one(tmp_path)
+def test_cgroup_v1_has_one_hierarchy_per_controller_without_symlinks(tmp_path: Path) -> None:
+    root = create_cgroup_v1(tmp_path)
 
     assert [path.name for path in list_hierarchies(root)] == ["cpu", "cpuset", "memory", "pids"]
     assert find_missing_controllers(root) == ()
 
 
 def test_cgroup_v2_has_one_unified_hierarchy(tmp_path: Path) -> None:
-    root = version_two(tmp_path)
+    root = create_cgroup_v2(tmp_path)
 
     assert list_hierarchies(root) == (root,)
     assert find_missing_controllers(root) == ()
 
 
 def test_missing_controllers_are_listed(tmp_path: Path) -> None:
-    root = version_two(tmp_path)
+    root = create_cgroup_v2(tmp_path)
     (root / "cgroup.controllers").write_text("cpu memory\n")
 
     assert find_missing_controllers(root) == ("cpuset", "pids")
 
 
-def test_cpu_limit_is_written_as_quota_per_100_ms_and_can_be_removed(tmp_path: Path) -> None:
+def test_cpu_limit_is_written_as_quota_per_100_ms_and_removed(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    one, two = version_one(tmp_path / "one"), version_two(tmp_path / "two")
+    one, two = create_cgroup_v1(tmp_path / "one"), create_cgroup_v2(tmp_path / "two")
 
     set_cpu_limit("node", cores=0.5, root=one)
     set_cpu_limit("node", cores=0.5, root=two)

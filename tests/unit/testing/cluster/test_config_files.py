@@ -25,7 +25,7 @@ NODE = LAYOUT.nodes[1]
 CACHE = Cache(Path("/cache"))
 
 
-def test_every_user_has_a_kubeconfig_with_a_token_of_the_api_servers_token_file() -> None:
+def test_kubeconfig_of_every_user_contains_a_token_of_the_token_file() -> None:
     files = render_files(LAYOUT)
     tokens = {line.split(",")[0] for line in render_tokens(LAYOUT).splitlines()}
 
@@ -49,7 +49,7 @@ def test_api_server_certificate_contains_its_address_and_the_service_address() -
     assert {"IP:10.90.0.1", "IP:10.90.128.1", "DNS:kubernetes.default.svc"} <= {*names}
 
 
-def test_dns_answers_are_cached_for_30_seconds_only_with_the_cache_enabled() -> None:
+def test_dns_answers_are_cached_for_30_seconds_only_if_enabled() -> None:
     cached, uncached = (render_corefile(LAYOUT, cache_answers=cached) for cached in (True, False))
 
     assert "cache 30" in cached
@@ -68,14 +68,14 @@ def test_nodes_share_neither_pod_addresses_nor_state_folders() -> None:
     assert str(LAYOUT.nodes[0].root) not in configurations[1]
 
 
-@pytest.mark.parametrize("restricted", [True, False])
-def test_oom_score_restriction_is_written_to_the_containerd_configuration(restricted: bool) -> None:
-    text = render_containerd(NODE, restrict_oom_score=restricted)
+@pytest.mark.parametrize("restrict_oom_score", [True, False])
+def test_oom_score_restriction_is_written_to_containerd_configuration(restrict_oom_score: bool) -> None:
+    text = render_containerd(NODE, restrict_oom_score=restrict_oom_score)
 
-    assert f"restrict_oom_score_adj = {str(restricted).lower()}" in text
+    assert f"restrict_oom_score_adj = {str(restrict_oom_score).lower()}" in text
 
 
-def test_kubelet_uses_the_cgroup_of_its_node_and_the_dns_of_the_cluster() -> None:
+def test_kubelet_uses_cgroup_of_its_node_and_cluster_dns() -> None:
     kubelet = json.loads(render_kubelet(LAYOUT, NODE))
 
     assert kubelet["cgroupRoot"] == "/ftc-dev-n2"
@@ -95,7 +95,7 @@ def test_all_programs_of_a_node_run_in_its_network_namespace() -> None:
     assert all(daemon.argv[:2] == ("nsenter", "--net=/run/netns/ftc-dev-n2") for daemon in daemons)
 
 
-def test_partition_between_two_nodes_drops_only_packets_of_the_other_node() -> None:
+def test_partition_between_two_nodes_drops_only_packets_between_them() -> None:
     everything = render_drop_rules("t", device="eth0", match="")
     between = render_drop_rules("t", device="eth0", match="ip saddr { 10.90.0.11 }")
 

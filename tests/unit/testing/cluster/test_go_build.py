@@ -1,4 +1,4 @@
-"""Tests of the components that are built from Go modules."""
+"""Tests of building components from Go modules."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from testing.cluster.images.go_build import (
 OWN_MAINS = [component for component in list_components(PINNED).values() if isinstance(component, LocalMainComponent)]
 
 
-def kubernetes(version: str) -> LocalMainComponent:
+def build_kubernetes(version: str) -> LocalMainComponent:
     component = list_components(replace(PINNED, kubernetes=version))["kubernetes"]
     assert isinstance(component, LocalMainComponent)
     return component
@@ -29,8 +29,8 @@ def kubernetes(version: str) -> LocalMainComponent:
         pytest.param("1.36.3", 33, id="with streaming modules"),
     ],
 )
-def test_every_staging_module_has_a_replace_line_with_the_matching_version(version: str, count: int) -> None:
-    text = render_go_mod(kubernetes(version))
+def test_every_staging_module_has_a_replace_line_with_matching_version(version: str, count: int) -> None:
+    text = render_go_mod(build_kubernetes(version))
 
     replaced = [line for line in text.splitlines() if "=>" in line]
     assert len(replaced) == len(list_staging_modules(version)) == count
@@ -39,7 +39,7 @@ def test_every_staging_module_has_a_replace_line_with_the_matching_version(versi
 
 @pytest.mark.parametrize("component", OWN_MAINS, ids=lambda component: component.component)
 def test_committed_go_mod_matches_the_pinned_version(component: LocalMainComponent) -> None:
-    """A failure means that `python -m testing.cluster pin` was not run after a change of versions.py."""
+    """Fails if `python -m testing.cluster pin` was not run after a change of versions.py."""
     pinned = (SOURCES / component.component / "go.mod").read_text()
 
     expected = [
@@ -49,13 +49,13 @@ def test_committed_go_mod_matches_the_pinned_version(component: LocalMainCompone
     assert all(line.removeprefix("require ").strip() in lines for line in expected if "(" not in line)
 
 
-def test_other_kubernetes_versions_do_not_use_the_committed_go_mod() -> None:
-    assert kubernetes(PINNED.kubernetes).is_pinned
-    assert not kubernetes("1.35.4").is_pinned
+def test_other_kubernetes_versions_do_not_use_committed_go_mod() -> None:
+    assert build_kubernetes(PINNED.kubernetes).is_pinned
+    assert not build_kubernetes("1.35.4").is_pinned
 
 
-def test_version_is_stamped_into_the_packages_that_kubectl_and_helm_read() -> None:
-    flags = kubernetes("1.35.4").linker_flags
+def test_linker_flags_set_the_version_that_kubectl_and_helm_check() -> None:
+    flags = build_kubernetes("1.35.4").linker_flags
 
     assert "-X k8s.io/component-base/version.gitVersion=v1.35.4" in flags
     assert "-X k8s.io/client-go/pkg/version.gitMinor=35" in flags
@@ -64,10 +64,10 @@ def test_version_is_stamped_into_the_packages_that_kubectl_and_helm_read() -> No
 @pytest.mark.parametrize("version", ["1.36", "v1.36.3", "2.0.0", "1.x.3", "1.20.0"])
 def test_unsupported_kubernetes_version_is_rejected(version: str) -> None:
     with pytest.raises(ValueError, match="version"):
-        kubernetes(version)
+        build_kubernetes(version)
 
 
-def test_kubernetes_binary_contains_every_program_that_the_cluster_starts() -> None:
+def test_kubernetes_binary_contains_every_kubernetes_program() -> None:
     source = (SOURCES / "kubernetes" / "main.go").read_text()
 
     assert len(KUBERNETES_PROGRAMS) == 6

@@ -26,21 +26,21 @@ elif sys.argv[4:] == ["list"]:
 
 
 @pytest.mark.parametrize(
-    ("failures", "imports"), [pytest.param(0, 1, id="no failure"), pytest.param(1, 2, id="one failure")]
+    ("failure_count", "import_count"), [pytest.param(0, 1, id="no failure"), pytest.param(1, 2, id="one failure")]
 )
-def test_failed_import_is_retried_once(tmp_path: Path, failures: int, imports: int) -> None:
-    assert load(tmp_path, failures=failures).count("images import") == imports
+def test_failed_import_is_retried_once(tmp_path: Path, failure_count: int, import_count: int) -> None:
+    assert load_image(tmp_path, failure_count=failure_count).count("images import") == import_count
 
 
-def test_second_failure_reports_node_image_and_error(tmp_path: Path) -> None:
+def test_error_after_second_failure_contains_node_and_image(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match=r"node1 cannot import .*small\.tar: parent snapshot does not exist"):
-        load(tmp_path, failures=2)
+        load_image(tmp_path, failure_count=2)
 
 
-def load(folder: Path, *, failures: int) -> str:
-    """Load an image and return the logged arguments of the fake `ctr`."""
+def load_image(folder: Path, *, failure_count: int) -> str:
+    """Load an image with a fake `ctr` and return its logged arguments."""
     image, log = folder / "small.tar", folder / "ctr.log"
     write_single_layer_image(image, name="localhost/small:1", files={"run": b"program"}, entrypoint=("/run",))
     node = Layout("test", folder, 1, choose_network("test", ())).nodes[0]
-    load_into_node((sys.executable, "-c", FAKE_CTR, str(log), str(failures)), node, image)
+    load_into_node((sys.executable, "-c", FAKE_CTR, str(log), str(failure_count)), node, image)
     return log.read_text()

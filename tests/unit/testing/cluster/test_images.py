@@ -1,4 +1,4 @@
-"""Tests of image archives and of the inputs of image builds."""
+"""Tests of image archives and image build inputs."""
 
 import gzip
 import hashlib
@@ -22,15 +22,15 @@ from testing.cluster.images.project_images import (
 )
 
 
-def member_names(archive: bytes) -> set[str]:
+def list_member_names(archive: bytes) -> set[str]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
         return {member.name for member in opened}
 
 
-def streamed_names(image: Path, *, present: set[str]) -> set[str]:
+def list_streamed_names(image: Path, *, present_digests: set[str]) -> set[str]:
     target = io.BytesIO()
-    stream_missing(image, target, present_digests=present)
-    return member_names(target.getvalue())
+    stream_missing(image, target, present_digests=present_digests)
+    return list_member_names(target.getvalue())
 
 
 def write_small_image(folder: Path) -> Path:
@@ -61,24 +61,24 @@ def test_single_layer_images_are_reproducible(tmp_path: Path) -> None:
     assert write_small_image(tmp_path / "a").read_bytes() == write_small_image(tmp_path / "b").read_bytes()
 
 
-def test_blobs_that_a_node_has_are_not_streamed(tmp_path: Path) -> None:
+def test_blobs_present_on_the_node_are_not_streamed(tmp_path: Path) -> None:
     archive = write_small_image(tmp_path)
-    all_names = streamed_names(archive, present=set())
+    all_names = list_streamed_names(archive, present_digests=set())
     blob = next(name for name in sorted(all_names) if name.startswith("blobs/"))
 
-    sent = streamed_names(archive, present={"sha256:" + blob.rpartition("/")[2]})
+    sent = list_streamed_names(archive, present_digests={"sha256:" + blob.rpartition("/")[2]})
 
     assert all_names - sent == {blob}
     assert {"oci-layout", "index.json"} <= sent
 
 
-def test_unpacked_layout_is_streamed_like_its_archive(tmp_path: Path) -> None:
+def test_unpacked_layout_and_archive_are_streamed_identically(tmp_path: Path) -> None:
     archive = write_small_image(tmp_path)
     layout = tmp_path / "layout"
     with tarfile.open(archive) as opened:
         opened.extractall(layout, filter="data")
 
-    assert streamed_names(layout, present=set()) == streamed_names(archive, present=set())
+    assert list_streamed_names(layout, present_digests=set()) == list_streamed_names(archive, present_digests=set())
 
 
 def add_blob(layout: Path, content: bytes) -> dict[str, object]:
@@ -95,7 +95,7 @@ def add_image(layout: Path, layer: bytes) -> dict[str, object]:
     return add_blob(layout, json.dumps(manifest).encode())
 
 
-def test_layout_retains_only_the_newest_image_with_uncompressed_layers(tmp_path: Path) -> None:
+def test_layout_keeps_only_newest_image_with_uncompressed_layers(tmp_path: Path) -> None:
     images = [add_image(tmp_path, layer) for layer in (b"old layer", b"new layer")]
     (tmp_path / "index.json").write_text(json.dumps({"manifests": images}))
 
@@ -122,7 +122,7 @@ def write_repository(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("changed", "rebuilt"),
+    ("changed_path", "rebuilt_targets"),
     [
         pytest.param("operator/finetune_operator/module.py", {"operator"}, id="operator"),
         pytest.param("trainer/finetune_trainer/module.py", {"trainer"}, id="trainer"),
@@ -131,14 +131,18 @@ def write_repository(folder: Path) -> Path:
         pytest.param("constraints.txt", {"operator", "trainer"}, id="constraints"),
     ],
 )
-def test_content_key_changes_only_with_files_of_the_image(tmp_path: Path, changed: str, rebuilt: set[str]) -> None:
+def test_content_key_changes_only_with_source_files_of_the_image(
+    tmp_path: Path, changed_path: str, rebuilt_targets: set[str]
+) -> None:
     source = write_repository(tmp_path)
     builder = ImageBuilder(Cache(tmp_path / "cache"), repository=source)
-    before = {target: builder.compute_content_key(target) for target in CODE}
+    previous_keys = {target: builder.compute_content_key(target) for target in CODE}
 
-    (source / changed).write_text("changed")
+    (source / changed_path).write_text("changed")
 
-    assert {target for target in CODE if builder.compute_content_key(target) != before[target]} == rebuilt
+    assert {
+        target for target in CODE if builder.compute_content_key(target) != previous_keys[target]
+    } == rebuilt_targets
 
 
 def test_source_files_of_this_repository_are_found() -> None:
@@ -160,6 +164,6 @@ def test_pip_settings_contain_certificates_and_wheel_folders() -> None:
     ]
 
 
-def test_docker_gets_a_base_image_only_if_the_environment_sets_one() -> None:
+def test_docker_build_argument_sets_base_image_only_if_environment_does() -> None:
     assert docker_build_arguments({}) == ()
     assert docker_build_arguments({"BASE_IMAGE": "x@sha256:1"}) == ("--build-arg", "BASE_IMAGE=x@sha256:1")

@@ -11,7 +11,7 @@ LARGEST = Layout(name="abcdefgh", root=Path("/c"), node_count=MAX_NODES, network
 LONGEST_DEVICE_NAME = 15
 
 
-def test_device_names_of_the_longest_cluster_name_fit_the_kernel_limit() -> None:
+def test_device_names_of_longest_cluster_name_fit_kernel_limit() -> None:
     names = {LARGEST.bridge, *(node.host_link for node in LARGEST.nodes)}
 
     assert len(names) == MAX_NODES + 1
@@ -43,17 +43,17 @@ def test_network_with_a_route_on_the_host_is_not_chosen() -> None:
     assert not second.overlaps(first)
 
 
-def test_different_cluster_names_choose_different_networks() -> None:
+def test_clusters_with_different_names_use_different_networks() -> None:
     assert choose_network("dev", ()) != choose_network("bench", ())
 
 
-def test_missing_free_network_is_reported() -> None:
+def test_error_is_raised_if_no_network_is_free() -> None:
     with pytest.raises(ValueError, match="no free network"):
         choose_network("dev", [IPv4Network("10.0.0.0/8")])
 
 
 @pytest.mark.parametrize("name", ["", "Dev", "1st", "too-long", "ninechars"])
-def test_name_that_cannot_be_part_of_a_device_name_is_rejected(name: str) -> None:
+def test_name_invalid_in_device_names_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="at most 8"):
         check_name(name)
 

@@ -1,4 +1,4 @@
-"""Tests of the choice of a cluster for tests and the demo."""
+"""Tests of selecting a cluster for tests and the demo."""
 
 from pathlib import Path
 
@@ -12,12 +12,16 @@ from testing.cluster.provider import ClusterKind, ThrowawayProvider, choose_prov
 
 
 def patch_host(
-    monkeypatch: pytest.MonkeyPatch, *, kind: str | None = None, throwaway: str | None = None, go: str | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    kind_problem: str | None = None,
+    throwaway_problem: str | None = None,
+    go_problem: str | None = None,
 ) -> None:
-    """Set the reason why kind, the throwaway cluster and Go are unavailable; None means available."""
-    monkeypatch.setattr(provider, "find_kind_problem", lambda: kind)
-    monkeypatch.setattr(provider, "unsupported_host_reason", lambda: throwaway)
-    monkeypatch.setattr(provider, "find_go_problem", lambda: go)
+    """Patch the reasons why kind, the throwaway cluster and Go are unavailable; None means available."""
+    monkeypatch.setattr(provider, "find_kind_problem", lambda: kind_problem)
+    monkeypatch.setattr(provider, "unsupported_host_reason", lambda: throwaway_problem)
+    monkeypatch.setattr(provider, "find_go_problem", lambda: go_problem)
 
 
 def test_kind_is_preferred_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,8 +34,8 @@ def test_kind_is_preferred_if_available(monkeypatch: pytest.MonkeyPatch) -> None
     assert choice.provider.chaos is None
 
 
-def test_throwaway_cluster_is_chosen_without_docker(monkeypatch: pytest.MonkeyPatch) -> None:
-    patch_host(monkeypatch, kind="Docker does not run")
+def test_throwaway_cluster_is_selected_without_docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_host(monkeypatch, kind_problem="Docker does not run")
 
     choice = choose_provider({})
 
@@ -41,9 +45,11 @@ def test_throwaway_cluster_is_chosen_without_docker(monkeypatch: pytest.MonkeyPa
     assert "Docker does not run" in choice.explanation
 
 
-@pytest.mark.parametrize("missing", ["throwaway", "go"])
-def test_both_reasons_are_reported_if_no_cluster_is_available(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    patch_host(monkeypatch, kind="Docker does not run", **{missing: "something is missing"})
+@pytest.mark.parametrize("unavailable", ["throwaway_problem", "go_problem"], ids=["throwaway cluster", "Go"])
+def test_explanation_contains_both_reasons_if_no_cluster_is_available(
+    monkeypatch: pytest.MonkeyPatch, unavailable: str
+) -> None:
+    patch_host(monkeypatch, kind_problem="Docker does not run", **{unavailable: "something is missing"})
 
     choice = choose_provider({})
 
@@ -53,7 +59,7 @@ def test_both_reasons_are_reported_if_no_cluster_is_available(monkeypatch: pytes
 
 
 def test_environment_variable_overrides_detection(monkeypatch: pytest.MonkeyPatch) -> None:
-    patch_host(monkeypatch, kind="Docker does not run")
+    patch_host(monkeypatch, kind_problem="Docker does not run")
 
     assert choose_provider({"CLUSTER": "kind"}).kind is ClusterKind.KIND
     assert choose_provider({"CLUSTER": "none"}).provider is None

@@ -21,20 +21,20 @@ def test_state_round_trips_through_its_file(tmp_path: Path) -> None:
     assert len(STATE.layout(tmp_path).nodes) == 3
 
 
-def test_missing_state_is_reported_as_cluster_not_up(tmp_path: Path) -> None:
+def test_error_for_missing_state_is_that_cluster_is_not_up(tmp_path: Path) -> None:
     assert read_state(tmp_path) is None
     with pytest.raises(HarnessError, match="run `up` first"):
         require_state(tmp_path)
 
 
-def test_unreadable_state_is_reported_with_the_remedy(tmp_path: Path) -> None:
+def test_error_for_unreadable_state_contains_remedy(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("{")
 
     with pytest.raises(HarnessError, match="run `down`"):
         read_state(tmp_path)
 
 
-def test_shared_claim_is_bound_to_its_own_read_write_many_volume() -> None:
+def test_shared_claim_is_bound_to_dedicated_read_write_many_volume() -> None:
     storage_class, volume, claim = render_shared_claim("jobs", "models", host_path="/shared/jobs/models")
 
     assert volume["spec"]["claimRef"] == {"namespace": "jobs", "name": "models"}
@@ -43,7 +43,7 @@ def test_shared_claim_is_bound_to_its_own_read_write_many_volume() -> None:
     assert volume["spec"]["storageClassName"] == claim["spec"]["storageClassName"] == storage_class["metadata"]["name"]
 
 
-def test_shared_folder_is_writable_by_the_trainers_user(tmp_path: Path) -> None:
+def test_shared_folder_is_writable_by_trainer_user(tmp_path: Path) -> None:
     folder = create_shared_folder(tmp_path, "jobs", "models")
 
     stat = folder.stat()

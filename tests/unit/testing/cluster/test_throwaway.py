@@ -1,4 +1,4 @@
-"""Tests of the start of a throwaway cluster."""
+"""Tests of starting a throwaway cluster."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -11,17 +11,17 @@ from testing.cluster.throwaway import ThrowawayCluster
 
 @dataclass
 class FakeKubelet:
-    """A kubelet that exits immediately on its first `exits` starts."""
+    """A kubelet that exits immediately on its first `exit_count` starts."""
 
-    exits: int
+    exit_count: int
     name: str = "kubelet-node1"
-    starts: int = field(default=1)
+    start_count: int = field(default=1)
 
     def pid(self) -> int | None:
-        return 1 if self.starts > self.exits else None
+        return 1 if self.start_count > self.exit_count else None
 
     def start(self) -> None:
-        self.starts += 1
+        self.start_count += 1
 
     def require_running(self) -> None:
         if self.pid() is None:
@@ -37,12 +37,12 @@ def wait_until_ready(kubelet: FakeKubelet, monkeypatch: pytest.MonkeyPatch) -> N
     ThrowawayCluster.wait_until_ready(object.__new__(ThrowawayCluster))
 
 
-def test_kubelet_is_restarted_once_after_an_early_exit_and_a_second_exit_is_reported(
+def test_kubelet_is_restarted_once_and_its_second_exit_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kubelet = FakeKubelet(exits=1)
+    kubelet = FakeKubelet(exit_count=1)
     wait_until_ready(kubelet, monkeypatch)
-    assert kubelet.starts == 2
+    assert kubelet.start_count == 2
 
     with pytest.raises(HarnessError, match="kubelet-node1 has ended"):
-        wait_until_ready(FakeKubelet(exits=2), monkeypatch)
+        wait_until_ready(FakeKubelet(exit_count=2), monkeypatch)

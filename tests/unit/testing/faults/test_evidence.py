@@ -1,4 +1,4 @@
-"""Tests that evidence of a deviating run is saved, even if the cluster does not answer."""
+"""Tests of saving evidence of a deviating run, even if the cluster is unreachable."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (output / "logs" / "attempt-0").mkdir(parents=True)
     (output / "logs" / "attempt-0" / "node-0.log").write_text("step 1\n")
     daemons.mkdir()
-    (daemons / "scheduler.log").write_text("no room\n")
+    (daemons / "scheduler.log").write_text("no node fits\n")
     return SimpleNamespace(
         name="quota-1a2b",
         output=output,
@@ -29,28 +29,28 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             status_changes=[StatusChange(5.0, {"phase": "Running"})], steps=[RecordedStep(6.0, 0, 1)]
         ),
         cluster=SimpleNamespace(layout=SimpleNamespace(daemons=daemons)),
-        operator_pods=lambda: [{"metadata": {"name": "operator-0"}}],
+        list_operator_pods=lambda: [{"metadata": {"name": "operator-0"}}],
         stack=SimpleNamespace(kubectl=lambda *arguments: " ".join(arguments)),
     )
 
 
-def test_statuses_steps_logs_and_events_are_saved(job: Any) -> None:
+def test_evidence_contains_statuses_steps_logs_and_events(job: Any) -> None:
     folder = evidence.save_evidence(job, BEGAN)
 
     assert folder.name == "quota-1a2b-2026-11-22T204724"
     assert json.loads((folder / "statuses.jsonl").read_text()) == {"time": 5.0, "phase": "Running"}
     assert json.loads((folder / "steps.jsonl").read_text()) == {"time": 6.0, "attempt": 0, "step": 1}
     assert (folder / "logs" / "attempt-0" / "node-0.log").read_text() == "step 1\n"
-    assert (folder / "scheduler.log").read_text() == "no room\n"
+    assert (folder / "scheduler.log").read_text() == "no node fits\n"
     assert (folder / "events.json").read_text() == "get events -A -o json"
     assert (folder / "operator-0.log").read_text().startswith("logs -n")
 
 
-def test_a_failed_kubectl_command_leaves_its_error_message(job: Any) -> None:
+def test_error_message_of_failed_kubectl_command_is_saved(job: Any) -> None:
     def raise_error(*_arguments: str) -> str:
         raise RuntimeError("connection refused")
 
-    job.stack.kubectl = job.operator_pods = raise_error
+    job.stack.kubectl = job.list_operator_pods = raise_error
 
     folder = evidence.save_evidence(job, BEGAN)
 

@@ -1,4 +1,4 @@
-"""Tests of the list of faults and of the expectations."""
+"""Tests of the fault catalog and its expectations."""
 
 from collections import Counter
 
@@ -8,11 +8,11 @@ from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Fault
 from testing.faults.__main__ import select_expectations
 from testing.faults.catalog.matrix import FAULTS
-from testing.faults.expectation import Expectation, failed, repaired, restarted
+from testing.faults.expectation import Expectation, expect_failure, expect_repair, expect_restart
 from testing.faults.expectations import EXPECTATIONS
 
 
-def test_every_expectation_has_its_fault_and_every_fault_its_expectation() -> None:
+def test_every_fault_has_exactly_one_expectation() -> None:
     names = Counter(expected.name for expected in EXPECTATIONS)
 
     assert names.keys() == FAULTS.keys()
@@ -20,14 +20,17 @@ def test_every_expectation_has_its_fault_and_every_fault_its_expectation() -> No
     assert len(names) >= 25
 
 
-def test_the_expected_phase_follows_from_the_last_failure() -> None:
+def test_expected_phase_is_derived_from_last_failure() -> None:
     assert Expectation("none", "").phase == "Complete"
-    assert Expectation("repaired", "", repaired(Reason.CUDA_OUT_OF_MEMORY)).phase == "Complete"
-    assert Expectation("twice", "", (*restarted(Reason.HANG), *failed(Reason.DATASET_ERROR))).phase == "Failed"
+    assert Expectation("repaired", "", expect_repair(Reason.CUDA_OUT_OF_MEMORY)).phase == "Complete"
+    assert (
+        Expectation("twice", "", (*expect_restart(Reason.HANG), *expect_failure(Reason.DATASET_ERROR))).phase
+        == "Failed"
+    )
 
 
 @pytest.mark.parametrize(
-    ("reason", "fault", "counted"),
+    ("reason", "fault", "counted_restarts"),
     [
         pytest.param(Reason.RANK_KILLED, Fault.TRANSIENT, 1, id="transient"),
         pytest.param(Reason.RANK_CRASHED, Fault.UNKNOWN, 1, id="unknown"),
@@ -35,13 +38,13 @@ def test_the_expected_phase_follows_from_the_last_failure() -> None:
         pytest.param(Reason.PREEMPTED, Fault.PREEMPTION, 0, id="preemption"),
     ],
 )
-def test_restarts_caused_by_the_cluster_do_not_count_against_the_budget(
-    reason: Reason, fault: Fault, counted: int
+def test_only_restarts_not_caused_by_the_cluster_count_against_the_budget(
+    reason: Reason, fault: Fault, counted_restarts: int
 ) -> None:
-    expected = Expectation("one", "", restarted(reason))
+    expected = Expectation("one", "", expect_restart(reason))
 
     assert [failure.fault for failure in expected.failures] == [fault]
-    assert (expected.restarts, expected.counted) == (1, counted)
+    assert (expected.restarts, expected.counted_restarts) == (1, counted_restarts)
 
 
 def test_faults_are_selected_by_name() -> None:

@@ -1,4 +1,4 @@
-"""Tests of the jobs that faults are injected into, and of the program they run."""
+"""Tests of the jobs that faults are injected into, and of their training program."""
 
 import json
 import os
@@ -24,16 +24,18 @@ StartProgram = Callable[..., list[subprocess.Popen[bytes]]]
 
 @pytest.fixture
 def job_under_test(tmp_path: Path) -> Any:
-    """The fields of JobUnderTest that the specs of some jobs depend on."""
+    """Return the attributes of a JobUnderTest that some job specs depend on."""
     (tmp_path / "train.jsonl").write_text("{}\n")
     nodes = {"items": [{"status": {"images": [{"names": ["localhost/pause:3.10"]}]}}]}
     stack = SimpleNamespace(folder=lambda _claim: tmp_path, kubectl=lambda *_arguments: json.dumps(nodes))
     leader = {"spec": {"nodeName": "node1"}}
-    return SimpleNamespace(name="rows", stack=stack, leader=lambda: leader, k8s_node_names=lambda: ["node1", "node2"])
+    return SimpleNamespace(
+        name="rows", stack=stack, find_leader=lambda: leader, list_k8s_node_names=lambda: ["node1", "node2"]
+    )
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_fault_is_injected_into_a_valid_job(job_under_test: Any, fault: str) -> None:
+def test_job_of_every_fault_is_valid(job_under_test: Any, fault: str) -> None:
     metadata = {"name": fault, "namespace": "default", "uid": "u", "generation": 1, "resourceVersion": "1"}
 
     job = FineTuneJob.parse({**example_job(fault, **FAULTS[fault].fields(job_under_test)), "metadata": metadata})
@@ -43,7 +45,7 @@ def test_every_fault_is_injected_into_a_valid_job(job_under_test: Any, fault: st
 
 @pytest.fixture
 def start_program(tmp_path: Path) -> StartProgram:
-    """Return a function that starts two nodes of the program as processes, with the variables of the operator."""
+    """Return a function that starts the program as two processes, one per node, with the operator's variables."""
     (tmp_path / "token").write_text("t")
 
     def run(*arguments: str, attempt: int = 0) -> list[subprocess.Popen[bytes]]:
@@ -54,7 +56,7 @@ def start_program(tmp_path: Path) -> StartProgram:
             "MASTER_PORT": str(free_port()),
             "FINETUNE_OUTPUT": str(tmp_path),
             "FINETUNE_ATTEMPT": str(attempt),
-            "KUBEFLOW_TRAINER_SERVER_URL": f"http://127.0.0.1:{free_port()}",  # no server listens here
+            "KUBEFLOW_TRAINER_SERVER_URL": f"http://127.0.0.1:{free_port()}",  # no server listens on this port
             "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "token"),
         }
         command = [sys.executable, str(PROGRAM), "--seconds", "0.01", *arguments]
@@ -69,12 +71,12 @@ def start_program(tmp_path: Path) -> StartProgram:
 
 
 def wait_for_exit(processes: list[subprocess.Popen[bytes]]) -> tuple[list[int], list[str]]:
-    """Return exit codes and output of the processes."""
+    """Wait for the processes and return their exit codes and output."""
     outputs = [process.communicate(timeout=60)[0].decode() for process in processes]
     return [process.returncode for process in processes], outputs
 
 
-def saved_step(folder: Path) -> int:
+def read_saved_step(folder: Path) -> int:
     return int(json.loads((folder / "saved.json").read_text())["step"])
 
 
@@ -85,15 +87,13 @@ def wait_for_save(folder: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_fault_ends_all_ranks_and_the_next_attempt_resumes_and_completes(
-    start_program: StartProgram, tmp_path: Path
-) -> None:
+def test_fault_ends_all_ranks_and_next_attempt_resumes(start_program: StartProgram, tmp_path: Path) -> None:
     codes, outputs = wait_for_exit(start_program("--fault", "exception"))
     assert codes == [1, 1]
     assert "[rank1]: ValueError: row 1207 has no label" in outputs[1]
     assert "fault injected at " in outputs[1]
     assert "[rank0]: DistBackendError: Connection closed by peer" in outputs[0]
-    assert saved_step(tmp_path) == 20
+    assert read_saved_step(tmp_path) == 20
 
     (tmp_path / "finish").touch()
     codes, outputs = wait_for_exit(start_program("--fault", "exception", attempt=1))
@@ -101,18 +101,16 @@ def test_a_fault_ends_all_ranks_and_the_next_attempt_resumes_and_completes(
     assert [line for line in outputs[0].splitlines() if line.startswith("step")] == ["step 21"]
 
 
-def test_sigterm_of_one_node_makes_the_program_save_and_exit_on_all_nodes(
-    start_program: StartProgram, tmp_path: Path
-) -> None:
+def test_sigterm_on_one_node_makes_all_nodes_save_and_exit(start_program: StartProgram, tmp_path: Path) -> None:
     processes = start_program()
     wait_for_save(tmp_path)
 
     processes[1].send_signal(signal.SIGTERM)
     assert processes[1].wait(timeout=60) == 0
-    assert processes[0].poll() is None, "the other node waits for its own SIGTERM"
+    assert processes[0].poll() is None, "the other node waits for SIGTERM"
     processes[0].send_signal(signal.SIGTERM)
 
     codes, outputs = wait_for_exit(processes)
     assert codes == [0, 0]
     last_line = [line for line in outputs[0].splitlines() if line.startswith("step")][-1]
-    assert last_line == f"step {saved_step(tmp_path)}"
+    assert last_line == f"step {read_saved_step(tmp_path)}"

@@ -1,4 +1,4 @@
-"""Tests that every deviation of a run from its expectation is reported and marked on the page."""
+"""Tests of finding deviations of a run from its expectation and rendering them on the page."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,12 +7,12 @@ import pytest
 
 from finetune_api.v1alpha1.reasons import Reason
 from testing.faults.__main__ import exit_code
-from testing.faults.expectation import Expectation, restarted
+from testing.faults.expectation import Expectation, expect_restart
 from testing.faults.matrix_page import Setup, median_and_range, render_page
 from testing.faults.outcome import FaultRun, ObservedFailure, find_deviations, parse_status
 
 EXPECTED = Expectation(
-    "rank-sigkill", "SIGKILL to rank 3", restarted(Reason.RANK_KILLED), node_rank=1, rank=3, steps_lost=10
+    "rank-sigkill", "SIGKILL to rank 3", expect_restart(Reason.RANK_KILLED), node_rank=1, rank=3, max_steps_lost=10
 )
 KILLED = ObservedFailure("RankKilled", "transient", "Restart", node_rank=1, rank=3)
 GOOD = FaultRun(
@@ -32,29 +32,29 @@ DEVIATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "another reason": ({"failures": (replace(KILLED, reason="PeerLost"),)}, "observed PeerLost (transient), Restart"),
     "another fault": ({"failures": (replace(KILLED, fault="unknown"),)}, "observed RankKilled (unknown), Restart"),
     "another action": ({"failures": (replace(KILLED, action="Fail"),)}, "observed RankKilled (transient), Fail"),
-    "another end": ({"phase": "Failed"}, "ended Failed, expected Complete"),
-    "no end": ({"phase": ""}, "ended in no phase, expected Complete"),
+    "another phase": ({"phase": "Failed"}, "ended Failed, expected Complete"),
+    "no phase": ({"phase": ""}, "ended in no phase, expected Complete"),
     "not detected": ({"failures": (), "restarts": 0, "counted": 0}, "observed no failure"),
     "one more restart": ({"failures": (KILLED, KILLED), "restarts": 2}, "2 restarts, expected 1"),
     "not counted": ({"counted": 0}, "0 restarts counted against the budget, expected 1"),
-    "another node blamed": ({"failures": (replace(KILLED, node_rank=0),)}, "blamed node_rank 0, expected 1"),
-    "no rank blamed": ({"failures": (replace(KILLED, rank=None),)}, "blamed rank None, expected 3"),
+    "wrong node rank": ({"failures": (replace(KILLED, node_rank=0),)}, "blamed node_rank 0, expected 1"),
+    "missing rank": ({"failures": (replace(KILLED, rank=None),)}, "blamed rank None, expected 3"),
     "too many steps lost": ({"steps_lost": 11}, "11 steps lost, expected at most 10"),
     "missing steps": ({"steps_missing": 2}, "2 steps were never trained"),
-    "an avoided Kubernetes node": ({"avoided": ("node1",)}, "avoided node1"),
+    "unexpectedly avoided Kubernetes node": ({"avoided": ("node1",)}, "avoided node1"),
     "leftovers": ({"leftovers": ("service/x",)}, "left behind: service/x"),
-    "a timeout of the harness": ({"trouble": "not training again within 90 s"}, "not training again within 90 s"),
+    "timeout of the test harness": ({"trouble": "not training again within 90 s"}, "not training again within 90 s"),
 }
 
 
-def test_a_run_as_expected_has_no_deviations() -> None:
+def test_run_that_meets_expectation_has_no_deviations() -> None:
     assert find_deviations(EXPECTED, GOOD) == ()
     assert exit_code([EXPECTED], [GOOD]) == 0
 
 
-@pytest.mark.parametrize("case", DEVIATIONS)
-def test_a_deviation_is_reported_marked_on_the_page_and_fails_the_matrix(case: str) -> None:
-    fields, message = DEVIATIONS[case]
+@pytest.mark.parametrize("deviation", DEVIATIONS)
+def test_deviation_is_listed_on_the_page_and_fails_the_matrix(deviation: str) -> None:
+    fields, message = DEVIATIONS[deviation]
     run = replace(GOOD, **fields)
 
     assert message in find_deviations(EXPECTED, run)
@@ -65,15 +65,15 @@ def test_a_deviation_is_reported_marked_on_the_page_and_fails_the_matrix(case: s
     assert message in page
 
 
-def test_a_pending_reason_that_was_not_reported_is_a_deviation() -> None:
-    expected = Expectation("quota", "no pod is allowed", waits_for=Reason.CREATE_REFUSED)
+def test_missing_pending_reason_is_a_deviation() -> None:
+    expected = Expectation("quota", "no pod is allowed", pending_reason=Reason.CREATE_REFUSED)
     run = FaultRun(fault="quota", began="2026-01-01T12:00:00+00:00", phase="Complete")
 
     assert find_deviations(expected, run) == ("reported to wait for nothing, expected CreateRefused",)
     assert find_deviations(expected, replace(run, waited_for=("CreateRefused",))) == ()
 
 
-def test_a_fault_without_a_run_is_listed_and_fails_the_matrix() -> None:
+def test_fault_without_run_is_listed_and_fails_the_matrix() -> None:
     other = replace(EXPECTED, name="rank-segfault")
 
     page = render_page([EXPECTED, other], [GOOD], SETUP)
@@ -82,7 +82,7 @@ def test_a_fault_without_a_run_is_listed_and_fails_the_matrix() -> None:
     assert exit_code([EXPECTED, other], [GOOD]) == 1
 
 
-def test_the_table_has_medians_and_the_range_if_runs_differ() -> None:
+def test_table_contains_median_and_range_of_different_runs() -> None:
     slower = replace(GOOD, detected_seconds=2.0, again_seconds=None)
 
     page = render_page([EXPECTED], [GOOD, slower, GOOD], SETUP)
@@ -104,11 +104,11 @@ def test_the_table_has_medians_and_the_range_if_runs_differ() -> None:
     assert median_and_range([None]) == ""
 
 
-def test_a_run_survives_serialization_to_a_line() -> None:
+def test_run_round_trips_through_json() -> None:
     assert FaultRun.from_json(GOOD.to_json()) == GOOD
 
 
-def test_the_fields_of_a_run_are_parsed_from_the_final_status() -> None:
+def test_run_fields_are_parsed_from_final_status() -> None:
     attempts = [
         {
             "attempt": 0,

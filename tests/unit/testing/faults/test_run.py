@@ -1,4 +1,4 @@
-"""Tests of what is measured from the status changes and logged steps of a run."""
+"""Tests of the measurements derived from a run's status changes and logged steps."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from finetune_api.v1alpha1.reasons import Reason
-from testing.faults.expectation import Expectation, restarted
+from testing.faults.expectation import Expectation, expect_restart
 from testing.faults.job_recorder import JobRecorder, RecordedStep, StatusChange
-from testing.faults.run import FaultTimes, has_recovered, measure_recovery, pending_reasons
+from testing.faults.run import FaultTimes, has_recovered, list_pending_reasons, measure_recovery
 
 STOPPING = {"attempts": [{"attempt": 0, "state": "Stopping"}]}
 RUNNING = {"attempts": [{"attempt": 0, "state": "Running"}]}
@@ -18,18 +18,18 @@ RUNNING = {"attempts": [{"attempt": 0, "state": "Running"}]}
 def fake_recorder(
     *steps: RecordedStep, status_changes: tuple[StatusChange, ...] = (), injected_at: float | None = None
 ) -> Any:
-    """Return the attributes of a JobRecorder, without its thread."""
+    """Return a fake JobRecorder without a thread."""
     return SimpleNamespace(
         steps=list(steps), status_changes=list(status_changes), injected_at=injected_at, is_finished=False
     )
 
 
-def steps(attempt: int, numbers: range, *, start: float) -> list[RecordedStep]:
-    return [RecordedStep(start + index / 10, attempt, number) for index, number in enumerate(numbers)]
+def steps(attempt: int, numbers: range, *, start_seconds: float) -> list[RecordedStep]:
+    return [RecordedStep(start_seconds + index / 10, attempt, number) for index, number in enumerate(numbers)]
 
 
-def test_steps_that_are_trained_twice_count_as_lost() -> None:
-    recorder = fake_recorder(*steps(0, range(1, 18), start=100), *steps(1, range(11, 30), start=110))
+def test_steps_trained_twice_count_as_lost() -> None:
+    recorder = fake_recorder(*steps(0, range(1, 18), start_seconds=100), *steps(1, range(11, 30), start_seconds=110))
     status_changes = (StatusChange(101.0, RUNNING), StatusChange(102.5, STOPPING))
     recorder.status_changes += status_changes
 
@@ -41,44 +41,48 @@ def test_steps_that_are_trained_twice_count_as_lost() -> None:
     }
 
 
-def test_a_step_that_was_never_trained_is_missing() -> None:
-    recorder = fake_recorder(*steps(0, range(1, 11), start=100), *steps(1, range(13, 20), start=110))
+def test_steps_never_trained_count_as_missing() -> None:
+    recorder = fake_recorder(*steps(0, range(1, 11), start_seconds=100), *steps(1, range(13, 20), start_seconds=110))
 
     assert measure_recovery(recorder, FaultTimes(injected_at=101.0))["steps_missing"] == 2
 
 
-def test_the_injection_time_logged_by_the_program_has_priority() -> None:
+def test_injection_time_logged_by_the_program_takes_precedence() -> None:
     recorder = fake_recorder(
-        *steps(0, range(1, 11), start=100), status_changes=(StatusChange(105.0, STOPPING),), injected_at=104.0
+        *steps(0, range(1, 11), start_seconds=100), status_changes=(StatusChange(105.0, STOPPING),), injected_at=104.0
     )
 
     assert measure_recovery(recorder, FaultTimes(injected_at=90.0))["detected_seconds"] == 1.0
 
 
-def test_recovery_of_a_job_that_could_not_start_counts_from_the_end_of_the_obstacle() -> None:
-    recorder = fake_recorder(*steps(0, range(1, 11), start=112))
+def test_recovery_time_of_unstarted_job_counts_from_removal_of_the_fault() -> None:
+    recorder = fake_recorder(*steps(0, range(1, 11), start_seconds=112))
 
     assert measure_recovery(recorder, FaultTimes(injected_at=100.0, removed_at=108.0))["again_seconds"] == 4.0
 
 
-def test_a_job_that_was_not_interrupted_has_no_recovery_time() -> None:
+def test_uninterrupted_job_has_no_recovery_time() -> None:
     measurement = measure_recovery(
-        fake_recorder(*steps(0, range(1, 50), start=100)), FaultTimes(injected_at=101.0, removed_at=102.0)
+        fake_recorder(*steps(0, range(1, 50), start_seconds=100)), FaultTimes(injected_at=101.0, removed_at=102.0)
     )
 
     assert (measurement["again_seconds"], measurement["detected_seconds"], measurement["steps_lost"]) == (None, None, 0)
 
 
-def test_a_job_has_recovered_only_in_the_last_expected_attempt() -> None:
-    expected = Expectation("one", "", restarted(Reason.RANK_KILLED))
-    earlier_steps = steps(0, range(1, 30), start=100)
+def test_job_has_recovered_only_in_last_expected_attempt() -> None:
+    expected = Expectation("one", "", expect_restart(Reason.RANK_KILLED))
+    earlier_steps = steps(0, range(1, 30), start_seconds=100)
 
     assert not has_recovered(fake_recorder(*earlier_steps), expected, FaultTimes(injected_at=101.0))
     assert not has_recovered(
-        fake_recorder(*earlier_steps, *steps(1, range(11, 15), start=110)), expected, FaultTimes(injected_at=101.0)
+        fake_recorder(*earlier_steps, *steps(1, range(11, 15), start_seconds=110)),
+        expected,
+        FaultTimes(injected_at=101.0),
     )
     assert has_recovered(
-        fake_recorder(*earlier_steps, *steps(1, range(11, 16), start=110)), expected, FaultTimes(injected_at=101.0)
+        fake_recorder(*earlier_steps, *steps(1, range(11, 16), start_seconds=110)),
+        expected,
+        FaultTimes(injected_at=101.0),
     )
 
 
@@ -86,18 +90,18 @@ def test_pending_reasons_are_listed_once() -> None:
     reasons = ["Unschedulable", None, "Unschedulable", "ImagePullFailed"]
     status_changes = [StatusChange(0, {"waiting": {"reason": reason}} if reason else {}) for reason in reasons]
 
-    assert pending_reasons(status_changes) == ("Unschedulable", "ImagePullFailed")
+    assert list_pending_reasons(status_changes) == ("Unschedulable", "ImagePullFailed")
 
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> JobRecorder:
-    """A JobRecorder that never sends a request to an API server."""
+    """Return a JobRecorder that does not connect to an API server."""
     recorder = JobRecorder.__new__(JobRecorder)
     recorder._logs, recorder._read_bytes, recorder.steps, recorder.injected_at = tmp_path, {}, [], None
     return recorder
 
 
-def test_complete_lines_of_the_logs_are_read_once(recorder: JobRecorder, tmp_path: Path) -> None:
+def test_each_complete_log_line_is_read_once(recorder: JobRecorder, tmp_path: Path) -> None:
     log = tmp_path / "attempt-2" / "node-0.log"
     log.parent.mkdir()
     log.write_text("supervisor: x\nstep 1\nstep 2/90  loss 1.0\nstep 2/90  eval_loss 1.0\nste")
