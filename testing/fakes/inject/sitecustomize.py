@@ -22,10 +22,10 @@ if ("LOCAL_RANK" in os.environ or "ranks" in sys.orig_argv) and "FINE_PASSES" in
         if _passes <= int(os.environ["FINE_PASSES"]):
             return _embed(self, ids)
         if "MOST_SAMPLES" in os.environ and len(ids) > int(os.environ["MOST_SAMPLES"]):
-            print(f"fault strikes at {time.time()}", flush=True)
+            print(f"fault injected at {time.time()}", flush=True)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         if "GIVE_NAN" in os.environ:
-            print(f"fault strikes at {time.time()}", flush=True)
+            print(f"fault injected at {time.time()}", flush=True)
             return _embed(self, ids) * torch.nan
         return _embed(self, ids)
 
