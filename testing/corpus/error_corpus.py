@@ -1,8 +1,8 @@
-"""Corpus of real error texts with labels; one third was held out before the error patterns were written.
+"""Corpus of labelled error messages; one third was held out before the error patterns were written.
 
-The texts are program output. `source` names the thread or page that quotes a text, or marks it as provoked: a failure
-caused on purpose for the corpus. They are truncated to 400 characters, with names of people and hosts replaced. For
-provoked failures a local server replaced the Hub.
+The messages are real program output, truncated to 400 characters, with names of people and hosts replaced. `source`
+is the thread or page that quotes the message, or marks it as provoked, which means that the failure was caused for the
+corpus; a local server then replaced the Hub.
 """
 
 import json
@@ -17,7 +17,7 @@ _ALIASES = {"NameResolution": Reason.RENDEZVOUS_TIMEOUT, "Segfault": Reason.RANK
 
 @dataclass(frozen=True)
 class LabelledError:
-    """An error text with its manually assigned reason."""
+    """An error message with its manually assigned reason."""
 
     reason: Reason
     error_type: str
@@ -33,8 +33,8 @@ class LabelledError:
 class LabelledStartFailure:
     """A kubelet message about a container that never started.
 
-    `kind` is the waiting reason of Kubernetes. `label` is the manually assigned Reason, or `RegistryInTrouble`, for
-    which the operator retries without a timeout.
+    `kind` is the waiting reason of Kubernetes. `label` is the manually assigned Reason, or `RegistryInTrouble` if the
+    operator retries without a timeout.
     """
 
     kind: str

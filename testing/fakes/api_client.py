@@ -1,4 +1,4 @@
-"""The operator's API client, connected to an HttpApi on the loopback interface."""
+"""Client fixture: the operator's API client with a fake API server on the loopback interface."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ from testing.fakes.http_api import HttpApi, serve_api
 
 @asynccontextmanager
 async def connected(api: HttpApi, *middlewares: aiohttp.ClientMiddlewareType) -> AsyncIterator[ApiClient]:
-    """Serve an HttpApi and yield the operator's real client, connected to it."""
+    """Serve an HttpApi and yield the operator's client for it."""
     async with serve_api(api) as url:
         access = ClusterCredentials(server=url)
         async with open_session(access, connections=10, middlewares=middlewares) as session:

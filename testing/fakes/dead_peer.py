@@ -14,27 +14,27 @@ from contextlib import suppress
 from pathlib import Path
 
 SO_ATTACH_FILTER = 26
-PIDFD_GETFD = 438  # system call number, not available in Python; the same on every architecture
-RETURN_CONSTANT = 0x06  # BPF_RET | BPF_K: accept this many bytes of each packet
+PIDFD_GETFD = 438  # system call number, which Python does not define; equal on all architectures
+RETURN_CONSTANT = 0x06  # BPF_RET | BPF_K: return the number of bytes to accept of each packet
 
 
 def drop_incoming_packets(connection: socket.socket) -> None:
     """Drop all incoming packets of a socket, including acknowledgements, with a BPF program of one instruction.
 
-    Cannot be undone. Source: man 7 socket, SO_ATTACH_FILTER.
+    This cannot be undone. Source: man 7 socket, SO_ATTACH_FILTER.
     """
     program = ctypes.create_string_buffer(struct.pack("HBBI", RETURN_CONSTANT, 0, 0, 0))
     connection.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
 
 
 def drop_incoming_packets_of(pid: int) -> int:
-    """Drop incoming packets of all current TCP connections of a process, and return their number.
+    """Drop incoming packets of all current TCP connections of a process and return the number of connections.
 
     For another process this needs CAP_SYS_PTRACE.
     """
     count = 0
     for connection in copy_connections(pid):
-        with connection, suppress(OSError):  # not connected
+        with connection, suppress(OSError):  # the socket is not connected
             connection.getpeername()
             drop_incoming_packets(connection)
             count += 1
@@ -42,12 +42,12 @@ def drop_incoming_packets_of(pid: int) -> int:
 
 
 def copy_connections(pid: int) -> Iterator[socket.socket]:
-    """Yield duplicates of the TCP sockets of a process, to be closed by the caller."""
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):  # closed meanwhile
-            if not os.readlink(link).startswith("socket:"):
+    """Yield duplicates of the TCP sockets of a process, which the caller must close."""
+    for descriptor_path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # the descriptor has been closed
+            if not os.readlink(descriptor_path).startswith("socket:"):
                 continue
-            duplicate = socket.socket(fileno=_duplicate_descriptor(pid, int(link.name)))
+            duplicate = socket.socket(fileno=_duplicate_descriptor(pid, int(descriptor_path.name)))
             if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
                 yield duplicate
             else:
@@ -57,11 +57,11 @@ def copy_connections(pid: int) -> Iterator[socket.socket]:
 def _duplicate_descriptor(pid: int, descriptor: int) -> int:
     if pid == os.getpid():
         return os.dup(descriptor)
-    process = os.pidfd_open(pid)
+    pidfd = os.pidfd_open(pid)
     try:
-        duplicate: int = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, descriptor, 0)
+        duplicate: int = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, pidfd, descriptor, 0)
     finally:
-        os.close(process)
+        os.close(pidfd)
     if duplicate < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), f"descriptor {descriptor} of {pid}")
     return duplicate

@@ -1,4 +1,4 @@
-"""Download settings for tests, with and without downloads."""
+"""Download settings for tests."""
 
 from pathlib import Path
 

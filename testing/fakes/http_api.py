@@ -1,6 +1,6 @@
-"""An in-memory Kubernetes API server over HTTP for tests of clients, with scripted faults.
+"""In-memory Kubernetes API server over HTTP, with scripted faults, for tests of clients.
 
-tests/e2e/test_cluster_client.py verifies the same behaviour against a real API server.
+tests/e2e/test_cluster_client.py verifies its behaviour against a real API server.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ class ResourcePath:
 
 @dataclass
 class ScriptedFault:
-    """The error response to the next `times` matching requests; status 0 aborts the connection.
+    """An error response to the next `times` matching requests; status 0 aborts the connection.
 
-    With `after_execution` the request is executed first, so that only its response is lost.
+    If `after_execution` is set, the request is executed before the error response is sent.
     """
 
     method: str
@@ -65,7 +65,7 @@ class Request:
 
 
 class HttpApi:
-    """The server; tests can read and change its objects and watch history directly."""
+    """Fake API server; tests can read and change its objects and watch history directly."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], RawBody] = {}
@@ -81,12 +81,12 @@ class HttpApi:
         """Create or replace an object, as another client would."""
         metadata = {"namespace": namespace, "uid": str(uuid4()), **body["metadata"]}
         key = (plural, namespace, metadata["name"])
-        if (before := self.objects.get(key)) and "uid" not in body["metadata"]:
-            metadata["uid"] = before["metadata"]["uid"]
-        return self._commit("MODIFIED" if before else "ADDED", key, {**body, "metadata": metadata})
+        if (previous := self.objects.get(key)) and "uid" not in body["metadata"]:
+            metadata["uid"] = previous["metadata"]["uid"]
+        return self._commit("MODIFIED" if previous else "ADDED", key, {**body, "metadata": metadata})
 
     def remove(self, plural: str, name: str, *, namespace: str = "default", silently: bool = False) -> None:
-        """Delete an object, as another client would; with `silently` no watch receives an event."""
+        """Delete an object, as another client would; with `silently`, without a watch event."""
         key = (plural, namespace, name)
         deleted = self.objects.pop(key)
         self._version += 1
@@ -95,12 +95,12 @@ class HttpApi:
             self._publish("DELETED", plural, deleted)
 
     def end_watches(self) -> None:
-        """Close all watch streams, as a server does after its timeout."""
+        """Close all watch streams, as an API server does after a timeout."""
         for queue in self._watchers:
             queue.put_nowait(None)
 
     def compact(self) -> None:
-        """Drop the watch history: a watch from an earlier version gets 410 Gone."""
+        """Drop the watch history, so that a watch from an earlier version gets 410 Gone."""
         self._version += 1
         self._oldest_version = self._version
         self._history.clear()
@@ -122,18 +122,24 @@ class HttpApi:
 
     def requests_of(self, method: str, plural: str) -> list[Request]:
         """Return the requests with this method and resource, in order."""
-        return [r for r in self.requests if r.method == method and r.resource.plural == plural]
+        return [request for request in self.requests if request.method == method and request.resource.plural == plural]
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Handle a request to any path."""
+        """Record a request and return its response."""
         resource = parse_path(request.path)
         body = json.loads(await request.read()) if request.can_read_body else None
         params = dict(request.query)
         self.requests.append(Request(request.method, resource, params, body, dict(request.headers)))
         if self.allowed_token and request.headers.get("Authorization") != f"Bearer {self.allowed_token}":
-            return status_response(401, "Unauthorized", "Unauthorized")
+            return build_status_response(401, "Unauthorized", "Unauthorized")
         fault = next(
-            (f for f in self.faults if (f.method, f.plural) == (request.method, resource.plural) and f.times), None
+            (
+                scripted_fault
+                for scripted_fault in self.faults
+                if (scripted_fault.method, scripted_fault.plural) == (request.method, resource.plural)
+                and scripted_fault.times
+            ),
+            None,
         )
         if fault is not None:
             fault.times -= 1
@@ -142,7 +148,7 @@ class HttpApi:
             if fault.status == 0:
                 assert request.transport is not None
                 request.transport.abort()
-            return status_response(fault.status or 500, "Scripted", fault.message, headers=fault.headers)
+            return build_status_response(fault.status or 500, "Scripted", fault.message, headers=fault.headers)
         if not resource.plural:
             return web.json_response(discover(request.path))
         if params.get("watch"):
@@ -161,8 +167,8 @@ class HttpApi:
         return handlers[method]()
 
     def _get(self, resource: ResourcePath) -> web.Response:
-        body = self.objects.get(_key(resource))
-        return web.json_response(body) if body else _not_found(resource)
+        body = self.objects.get(_build_key(resource))
+        return web.json_response(body) if body else _respond_not_found(resource)
 
     def _list(self, resource: ResourcePath, params: dict[str, str]) -> web.Response:
         start, limit = int(params.get("continue", 0)), int(params.get("limit", 10**9))
@@ -170,7 +176,8 @@ class HttpApi:
             self.objects[key] for key in sorted(self.objects) if _matches(self.objects[key], key[0], resource, params)
         ]
         page = [
-            {k: v for k, v in body.items() if k not in ("kind", "apiVersion")} for body in bodies[start : start + limit]
+            {key_name: value for key_name, value in body.items() if key_name not in ("kind", "apiVersion")}
+            for body in bodies[start : start + limit]
         ]
         next_page = {"continue": str(start + limit)} if start + limit < len(bodies) else {}
         kind = f"{KINDS[resource.plural]}List"
@@ -186,30 +193,30 @@ class HttpApi:
     def _create(self, resource: ResourcePath, body: RawBody) -> web.Response:
         key = (resource.plural, resource.namespace or "default", body["metadata"]["name"])
         if key in self.objects:
-            return status_response(409, "AlreadyExists", f"{resource.plural} {key[2]!r} already exists")
+            return build_status_response(409, "AlreadyExists", f"{resource.plural} {key[2]!r} already exists")
         metadata = {**body["metadata"], "namespace": key[1], "uid": str(uuid4())}
         return web.json_response(self._commit("ADDED", key, {**body, "metadata": metadata}), status=201)
 
     def _update(self, resource: ResourcePath, body: RawBody) -> web.Response:
-        stored = self.objects.get(_key(resource))
+        stored = self.objects.get(_build_key(resource))
         if stored is None:
-            return _not_found(resource)
+            return _respond_not_found(resource)
         for name in ("resourceVersion", "uid"):
             if (required := body["metadata"].get(name)) and required != stored["metadata"][name]:
-                return status_response(409, "Conflict", f"{resource.name}: the object has been modified")
+                return build_status_response(409, "Conflict", f"{resource.name}: the object has been modified")
         field = "status" if resource.subresource == "status" else "spec"
         updated = {**stored, field: body[field]}
         if updated == stored:
-            return web.json_response(stored)  # like Kubernetes: no new version, no event
-        return web.json_response(self._commit("MODIFIED", _key(resource), updated))
+            return web.json_response(stored)  # like Kubernetes, without a new version or an event
+        return web.json_response(self._commit("MODIFIED", _build_key(resource), updated))
 
     def _delete(self, resource: ResourcePath, options: RawBody) -> web.Response:
-        stored = self.objects.get(_key(resource))
+        stored = self.objects.get(_build_key(resource))
         if stored is None:
-            return _not_found(resource)
+            return _respond_not_found(resource)
         uid = (options.get("preconditions") or {}).get("uid")
         if uid is not None and uid != stored["metadata"]["uid"]:
-            return status_response(409, "Conflict", f"the UID in the precondition ({uid}) does not match")
+            return build_status_response(409, "Conflict", f"the UID in the precondition ({uid}) does not match")
         self.remove(resource.plural, resource.name or "", namespace=resource.namespace or "default")
         return web.json_response(stored)
 
@@ -217,18 +224,18 @@ class HttpApi:
         params = dict(request.query)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
-        since = int(params.get("resourceVersion", 0))
-        if since < self._oldest_version:
+        start_version = int(params.get("resourceVersion", 0))
+        if start_version < self._oldest_version:
             expired = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
             await response.write(json.dumps({"type": "ERROR", "object": expired}).encode() + b"\n")
             return response
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         for version, kind, plural, body in self._history:
-            if version > since and _matches(body, plural, resource, params):
-                queue.put_nowait(_line(kind, body))
+            if version > start_version and _matches(body, plural, resource, params):
+                queue.put_nowait(_encode_event(kind, body))
         self._watchers.add(queue)
         try:
-            async for line in _lines(queue):
+            async for line in _read_lines(queue):
                 event = json.loads(line)
                 if event["type"] in ("BOOKMARK", "ERROR") or _matches(
                     event["object"], f"{event['object'].get('kind', '').lower()}s", resource, params
@@ -249,7 +256,7 @@ class HttpApi:
     def _publish(self, event: str, plural: str, body: RawBody) -> None:
         self._history.append((self._version, event, plural, body))
         for queue in self._watchers:
-            queue.put_nowait(_line(event, body))
+            queue.put_nowait(_encode_event(event, body))
 
 
 def parse_path(path: str) -> ResourcePath:
@@ -264,29 +271,31 @@ def parse_path(path: str) -> ResourcePath:
 
 
 def discover(path: str) -> RawBody:
-    """Return the discovery document of a path; kopf and the operator read it before they watch."""
+    """Return the discovery document of a path, which kopf and the operator request before watching."""
     verbs = ["create", "delete", "get", "list", "patch", "update", "watch"]
 
-    def resource(name: str, kind: str) -> RawBody:
+    def build_resource(name: str, kind: str) -> RawBody:
         return {"name": name, "kind": kind, "singularName": kind.lower(), "namespaced": True, "verbs": verbs}
 
-    def group(name: str, version: str) -> RawBody:
+    def build_group(name: str, version: str) -> RawBody:
         group_version = {"groupVersion": f"{name}/{version}", "version": version}
         return {"name": name, "versions": [group_version], "preferredVersion": group_version}
 
     documents: dict[str, RawBody] = {
         "/api": {"versions": ["v1"]},
-        "/api/v1": {"resources": [resource("namespaces", "Namespace"), resource("events", "Event")]},
-        "/apis": {"groups": [group("finetune.dev", "v1alpha1"), group("apiextensions.k8s.io", "v1")]},
+        "/api/v1": {"resources": [build_resource("namespaces", "Namespace"), build_resource("events", "Event")]},
+        "/apis": {"groups": [build_group("finetune.dev", "v1alpha1"), build_group("apiextensions.k8s.io", "v1")]},
         "/apis/apiextensions.k8s.io/v1": {
-            "resources": [resource("customresourcedefinitions", "CustomResourceDefinition")]
+            "resources": [build_resource("customresourcedefinitions", "CustomResourceDefinition")]
         },
-        "/apis/finetune.dev/v1alpha1": {"resources": [resource("finetunejobs", "FineTuneJob")]},
+        "/apis/finetune.dev/v1alpha1": {"resources": [build_resource("finetunejobs", "FineTuneJob")]},
     }
     return documents[path.rstrip("/")]
 
 
-def status_response(status: int, reason: str, message: str, *, headers: dict[str, str] | None = None) -> web.Response:
+def build_status_response(
+    status: int, reason: str, message: str, *, headers: dict[str, str] | None = None
+) -> web.Response:
     """Return an error response with a Kubernetes Status object."""
     body = {"kind": "Status", "status": "Failure", "code": status, "reason": reason, "message": message}
     return web.json_response(body, status=status, headers=headers)
@@ -308,12 +317,12 @@ async def serve_api(api: HttpApi) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def _lines(queue: asyncio.Queue[bytes | None]) -> AsyncIterator[bytes]:
+async def _read_lines(queue: asyncio.Queue[bytes | None]) -> AsyncIterator[bytes]:
     while (line := await queue.get()) is not None:
         yield line
 
 
-def _line(event: str, body: RawBody) -> bytes:
+def _encode_event(event: str, body: RawBody) -> bytes:
     return json.dumps({"type": event, "object": body}).encode() + b"\n"
 
 
@@ -323,9 +332,9 @@ def _matches(body: RawBody, plural: str, resource: ResourcePath, params: dict[st
     return plural == resource.plural and in_namespace and matches_selector(body, params.get("labelSelector", ""))
 
 
-def _key(resource: ResourcePath) -> tuple[str, str, str]:
+def _build_key(resource: ResourcePath) -> tuple[str, str, str]:
     return resource.plural, resource.namespace or "default", resource.name or ""
 
 
-def _not_found(resource: ResourcePath) -> web.Response:
-    return status_response(404, "NotFound", f"{resource.plural} {resource.name!r} not found")
+def _respond_not_found(resource: ResourcePath) -> web.Response:
+    return build_status_response(404, "NotFound", f"{resource.plural} {resource.name!r} not found")

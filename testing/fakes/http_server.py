@@ -1,4 +1,4 @@
-"""A local HTTP server in a background thread, for fakes of hubs."""
+"""Local HTTP server in a background thread, for fake hubs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from threading import Thread
 
 @contextmanager
 def serve_in_background(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Yield the address of a server with this handler on a free port of the loopback interface."""
+    """Serve HTTP requests with the handler on a free port of the loopback interface and yield the address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -1,4 +1,4 @@
-"""A fake of the Hugging Face Hub's HTTP API for uploads and downloads; commits are kept in memory."""
+"""Fake of the Hugging Face Hub's HTTP API for uploads and downloads, which keeps commits in memory."""
 
 import base64
 import json
@@ -19,14 +19,14 @@ TOKEN = "hf_may_write"  # noqa: S105 (a fake token)
 
 @dataclass
 class FakeHub:
-    """Repositories by name, each with its files.
+    """Fake Hub with repositories and datasets by name, each a dictionary of files.
 
-    `error_status` is returned for every request; `delay_seconds` delays each step of an upload.
+    If `error_status` is set, every request returns it; `delay_seconds` delays each upload request.
     """
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     visibility: dict[str, str] = field(default_factory=dict)
-    datasets: dict[str, dict[str, bytes]] = field(default_factory=dict)  # all at commit SHA
+    datasets: dict[str, dict[str, bytes]] = field(default_factory=dict)  # every dataset is at commit SHA
     requested_paths: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     error_status: int | None = None
@@ -34,7 +34,7 @@ class FakeHub:
     address: str = ""
 
     def handle_get(self, path: str, token: str) -> tuple[int, Any, dict[str, str]]:
-        """Return status, body and headers for a dataset, its file list or one of its files."""
+        """Return status, body and headers for a request for a dataset, its file list or a file."""
         self.requested_paths.append(path)
         if self.error_status:
             return self.error_status, {"error": "out of order"}, {}
@@ -57,7 +57,7 @@ class FakeHub:
         return 200, content, {"ETag": f'"{sha256(content).hexdigest()}"', "X-Repo-Commit": SHA}
 
     def handle_post(self, path: str, body: bytes, token: str) -> tuple[int, Any]:
-        """Return status and body for a step of an upload; create repositories and store committed files."""
+        """Return status and body for an upload request; create repositories and store committed files."""
         if self.error_status:
             return self.error_status, {"error": "out of order"}
         if path == "/api/repos/create":
@@ -70,7 +70,7 @@ class FakeHub:
         if path == "/api/repos/create":
             self.repositories[name], self.visibility[name] = {}, request["visibility"]
             return 200, {"url": f"{self.address}/{name}"}
-        if path == "/api/validate-yaml":  # metadata of a README.md
+        if path == "/api/validate-yaml":  # validates the metadata of a README.md
             return 200, {"errors": [], "warnings": []}
         time.sleep(self.delay_seconds)
         repository, _, action = path.removeprefix("/api/models/").rpartition("/main")[0].rpartition("/")
@@ -115,7 +115,7 @@ def serve_hub() -> Iterator[FakeHub]:
         do_HEAD = do_GET  # noqa: N815 (name required by http.server)
 
         def log_message(self, *_: object) -> None:
-            """Log nothing."""
+            """Suppress request logs."""
 
     with serve_in_background(HubHandler) as hub.address:
         yield hub

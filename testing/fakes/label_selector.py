@@ -1,4 +1,4 @@
-"""Equality-based label selectors of list and watch requests."""
+"""Match objects with equality-based label selectors of list and watch requests."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A fake of ModelScope's HTTP API for uploads; commits are kept in memory."""
+"""Fake of ModelScope's HTTP API for uploads, which keeps commits in memory."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ _MODEL_EXISTS = 10010101001
 
 @dataclass
 class FakeModelScope:
-    """Repositories by name, each with its files; `error_status` is returned for every request."""
+    """Fake ModelScope with repositories by name; if `error_status` is set, every request returns it."""
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     created: list[dict[str, Any]] = field(default_factory=list)
@@ -26,7 +26,7 @@ class FakeModelScope:
     address: str = ""
 
     def handle(self, path: str, body: bytes, token: str) -> tuple[int, Any]:
-        """Return status and body for a step of an upload; create repositories and store committed files."""
+        """Return status and body for an upload request; create repositories and store committed files."""
         if self.error_status:
             return self.error_status, {"Code": self.error_status, "Message": "out of order", "Success": False}
         if token != f"Bearer {TOKEN}":
@@ -42,7 +42,7 @@ class FakeModelScope:
         name, _, action = path.removeprefix("/api/v1/repos/models/").partition("/commit/")
         if action:
             self.messages.append(request["commit_message"])
-            self.repositories[name] |= {action["path"]: self._content(action) for action in request["actions"]}
+            self.repositories[name] |= {action["path"]: self._read_content(action) for action in request["actions"]}
             return 200, {"Code": 200, "Success": True, "Data": {"oid": "1"}}
         uploads = [(blob["oid"], f"{self.address}/blobs/{blob['oid']}") for blob in request["objects"]]
         objects = [{"oid": oid, "actions": {"upload": {"href": href}}} for oid, href in uploads]
@@ -56,7 +56,7 @@ class FakeModelScope:
         self.created.append(request)
         return 200, {"Code": 200, "Success": True, "Data": {"Path": request["Path"], "Name": request["Name"]}}
 
-    def _content(self, action: dict[str, Any]) -> bytes:
+    def _read_content(self, action: dict[str, Any]) -> bytes:
         return self.blobs[action["sha256"]] if action["type"] == "lfs" else base64.b64decode(action["content"])
 
 
@@ -78,7 +78,7 @@ def serve_modelscope() -> Iterator[FakeModelScope]:
         do_GET = do_PUT = do_POST  # noqa: N815 (name required by http.server)
 
         def log_message(self, *_: object) -> None:
-            """Log nothing."""
+            """Suppress request logs."""
 
     with serve_in_background(ModelScopeHandler) as hub.address:
         yield hub

@@ -1,4 +1,4 @@
-"""A fake Cluster that records its requests in order and returns prepared objects or errors."""
+"""Fake Cluster that records its requests in order and returns prepared objects or errors."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +10,10 @@ RawBody = dict[str, Any]
 
 @dataclass
 class RecordingCluster:
-    """Records each request as a line of text; `errors` maps such a line to the exception raised for it."""
+    """Records each request as one line; `errors` maps such a line to the exception that it raises."""
 
     pods: tuple[RawBody, ...] = ()
-    unlisted_pods: dict[str, RawBody] = field(default_factory=dict)  # pods by name that only `get` returns
+    unlisted_pods: dict[str, RawBody] = field(default_factory=dict)  # pods that only `get` returns, by name
     access_modes: dict[str, list[str]] = field(default_factory=dict)
     errors: dict[str, Exception] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)

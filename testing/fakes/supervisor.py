@@ -1,9 +1,7 @@
-"""A fake supervisor without training: performs an act from the environment variable PLAY.
+"""Fake supervisor that writes a real termination message without training.
 
-It writes a real termination message.
-
-PLAY is a comma-separated list such as `3:crash` (node 3), `0.3:crash` (node 3 of attempt 0) or `*:crash` (all nodes).
-The first matching entry is performed; without one the node succeeds.
+The environment variable PLAY determines how it ends: a comma-separated list such as `3:crash` (node 3), `0.3:crash`
+(node 3 of attempt 0) or `*:crash` (all nodes). The first matching entry applies; by default the node succeeds.
 """
 
 import json
@@ -51,8 +49,8 @@ def stop(*_: object) -> None:
 def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     node, attempt = os.environ["NODE_RANK"], os.environ["FINETUNE_ATTEMPT"]
-    for part in os.environ["PLAY"].split(","):
-        target, _, act = part.partition(":")
+    for entry in os.environ["PLAY"].split(","):
+        target, _, act = entry.partition(":")
         if target in ("*", node, f"{attempt}.{node}"):
             return perform(act)
     return perform("succeed")

@@ -1,5 +1,5 @@
-"""A file that exists but cannot be read, as on a failed file system."""
+"""File that exists but cannot be read, as on a failed file system."""
 
 from pathlib import Path
 
-UNREADABLE = Path("/proc/self/mem")  # reading its beginning fails with an input/output error
+UNREADABLE = Path("/proc/self/mem")  # reading at offset 0 fails with an input/output error

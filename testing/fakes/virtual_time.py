@@ -1,6 +1,6 @@
-"""An event loop with virtual time: when all tasks wait, its clock jumps to the next timer.
+"""Event loop with virtual time: when all tasks wait, its clock jumps to the next timer.
 
-Only for code that waits on timers and tasks: sockets and other threads are not supported.
+It supports timers and tasks only, not sockets or other threads.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time starts at 0 and advances only while all tasks wait."""
+    """Event loop whose time starts at 0 and advances only while all tasks wait."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -41,6 +41,6 @@ class _TimeJumpSelector(selectors.SelectSelector):
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine like asyncio.run, without waiting in real time."""
+    """Run a coroutine like asyncio.run, but in virtual time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)

@@ -1,8 +1,8 @@
-"""Fault injection into ranks: out of memory or NaN after a number of forward passes.
+"""Inject faults into ranks: an out-of-memory error or NaN after a number of forward passes.
 
 Python imports a module of this name at startup; tests put its folder first on the PYTHONPATH of launcher and ranks.
-After FINE_PASSES forward passes, a micro-batch of more than MOST_SAMPLES sequences raises an out-of-memory error, or,
-with GIVE_NAN, the model's output becomes NaN.
+After FINE_PASSES forward passes, a micro-batch of more than MOST_SAMPLES sequences raises an out-of-memory error or,
+with INJECT_NAN, the model's output becomes NaN.
 """
 
 import os
@@ -18,13 +18,13 @@ if ("LOCAL_RANK" in os.environ or "ranks" in sys.orig_argv) and "FINE_PASSES" in
 
     def _embed_or_fail(self: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
         global _passes
-        _passes += type(ids) is torch.Tensor  # without the fake tensors of the memory forecast
+        _passes += type(ids) is torch.Tensor  # do not count the fake tensors of the memory forecast
         if _passes <= int(os.environ["FINE_PASSES"]):
             return _embed(self, ids)
         if "MOST_SAMPLES" in os.environ and len(ids) > int(os.environ["MOST_SAMPLES"]):
             print(f"fault injected at {time.time()}", flush=True)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        if "GIVE_NAN" in os.environ:
+        if "INJECT_NAN" in os.environ:
             print(f"fault injected at {time.time()}", flush=True)
             return _embed(self, ids) * torch.nan
         return _embed(self, ids)

@@ -77,7 +77,7 @@ RANK_FAULTS = {
     "port-in-use": build_program_fault("port-in-use", ranks=2),
     "link-lost": build_program_fault("link", ranks=2),
     "nan-loss": InjectedFault(
-        lambda _: build_trainer_fields(env=build_injection_environment(GIVE_NAN="1", FINE_PASSES="25")),
+        lambda _: build_trainer_fields(env=build_injection_environment(INJECT_NAN="1", FINE_PASSES="25")),
         injection_time=InjectionTime.BY_PROGRAM,
         is_isolated=True,
     ),

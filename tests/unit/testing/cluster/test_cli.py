@@ -4,11 +4,11 @@ import argparse
 
 import pytest
 
-from testing.cluster.cli import CHAOS_VERBS, SETUP_VERBS, main, parser
+from testing.cluster.cli import CHAOS_VERBS, SETUP_VERBS, build_parser, main
 
 
 def test_every_verb_has_an_implementation() -> None:
-    (verbs,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
+    (verbs,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
 
     assert {*verbs.choices} == {*SETUP_VERBS, *CHAOS_VERBS}
     assert len(verbs.choices) > 15
