@@ -37,11 +37,11 @@ def run_on_cluster(choice: ProviderChoice) -> int:
     stack = Stack(choice.provider)
     stack.prepare()
     stack.delete(JOB)
-    shutil.rmtree(stack.output(JOB), ignore_errors=True)  # output of an earlier demo job
+    shutil.rmtree(stack.output(JOB), ignore_errors=True)  # remove the output of an earlier demo job
     with stack.stage("job from apply to Complete"):
         print_lines("$ kubectl apply -f manifests/examples/cpu-two-nodes.yaml")
         stack.apply(example_job(JOB))
-        job = follow(stack)
+        job = follow_job(stack)
     print_result(stack)
     print_lines("\nduration of each stage in seconds:")
     for title, seconds in stack.stages.items():
@@ -49,13 +49,13 @@ def run_on_cluster(choice: ProviderChoice) -> int:
     return 0 if has_condition(job, "Complete") else 1
 
 
-def follow(stack: Stack) -> dict[str, object]:
+def follow_job(stack: Stack) -> dict[str, object]:
     """Print the job's row of `kubectl get` whenever it changes, until the job is finished."""
     previous: list[str] = []
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         header, row = stack.kubectl("get", "ftj", JOB).splitlines()
-        columns = row.split()[:-1]  # without the age, which always changes
+        columns = row.split()[:-1]  # omit the age, which always changes
         if columns != previous:
             print_lines(*([] if previous else [header]), row)
             previous = columns
@@ -67,7 +67,7 @@ def follow(stack: Stack) -> dict[str, object]:
 
 
 def print_result(stack: Stack) -> None:
-    """Print the finished job: its row, events, loss curve and result files."""
+    """Print the row, events, loss curve and result files of the finished job."""
     print_lines("\n$ kubectl get ftj\n" + stack.kubectl("get", "ftj"))
     print_lines("$ kubectl describe ftj demo  (events)")
     description = stack.kubectl("describe", "ftj", JOB)

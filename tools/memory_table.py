@@ -85,7 +85,7 @@ def render_row(comparison: ForecastComparison) -> str:
         row.model,
         describe_method(row),
         f"{row.batch} x {row.length}{_VARIED_LENGTHS_MARK if row.has_varied_lengths else ''}",
-        f"{row.published:.{digits}f} {UNITS[unit]}",
+        f"{row.published_value:.{digits}f} {UNITS[unit]}",
         f"{comparison.forecast / unit:.{digits}f} {UNITS[unit]}",
         f"{comparison.error:+.1%}",
     )

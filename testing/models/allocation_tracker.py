@@ -1,4 +1,4 @@
-"""Measure the memory that tensors of a training occupy on the CPU, between steps and at the peak of each step."""
+"""Measure the CPU memory of a training's tensors between steps and at the peak of each step."""
 
 import gc
 import weakref
@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tracks the storage of every tensor from its creation until it is freed.
 
-    Sizes are read again each time, because FSDP2 frees memory by resizing storages.
+    The current sizes are read on every access, because FSDP2 frees memory by resizing storages.
     """
 
     def __init__(self) -> None:
@@ -24,15 +24,17 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of all tracked storages."""
-        references = list(self._storages.values())  # a copy: threads of collectives may free one meanwhile
+        """Total size in bytes of all tracked storages."""
+        references = list(
+            self._storages.values()
+        )  # copied, because threads of collectives may free a storage during the iteration
         return sum(storage.nbytes() for reference in references if (storage := reference()) is not None)
 
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
-                # a DTensor has the global shape, but only the memory of its local shard
+                # a DTensor has the global shape, but only its local shard uses memory
                 storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
                 if storage._cdata not in self._storages:
                     self._storages[storage._cdata] = weakref.ref(storage)
@@ -43,7 +45,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass
 class AllocationCallback(TrainerCallback):  # type: ignore[misc]
-    """Records held and peak bytes of every step, without the saves between steps."""
+    """Records the held and peak bytes of every step; saves between steps do not count."""
 
     tracker: AllocationTracker
     held_bytes: list[int] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Short versions of the chat templates of well-known model families.
 
-They contain only what affects the loss mask: how turns begin and end, how a system prompt is rendered, and which text
-a family changes. Tools, dates and defaults inside the system prompt are omitted.
+They only contain code that affects the loss mask: the start and end of turns, the system prompt, and changes to the
+text. Tools, dates and default system prompts are omitted.
 """
 
 from dataclasses import dataclass
@@ -17,21 +17,28 @@ SPLIT_SYSTEM = (
 
 
 def render_template(
-    before: str, after: str, *, begin: str = "", content: str = "m['content']", answer: str = "assistant"
+    turn_prefix: str,
+    turn_suffix: str,
+    *,
+    conversation_prefix: str = "",
+    content_expression: str = "m['content']",
+    assistant_role: str = "assistant",
 ) -> str:
-    """Return a template with every turn between `before` and `after`, in which ROLE is replaced by the role."""
-    turn_start, prompt = (f"'{before}'".replace("ROLE", f"' + {role} + '") for role in ("role", f"'{answer}'"))
+    """Render a template that puts every turn between a prefix, in which ROLE is replaced by the role, and a suffix."""
+    turn_start, prompt = (
+        f"'{turn_prefix}'".replace("ROLE", f"' + {role} + '") for role in ("role", f"'{assistant_role}'")
+    )
     return (
-        f"{begin}{{%- for m in messages -%}}"
-        f"{{%- set role = '{answer}' if m['role'] == 'assistant' else m['role'] -%}}"
-        f"{{{{ {turn_start} + {content} + '{after}' }}}}{{%- endfor -%}}"
+        f"{conversation_prefix}{{%- for m in messages -%}}"
+        f"{{%- set role = '{assistant_role}' if m['role'] == 'assistant' else m['role'] -%}}"
+        f"{{{{ {turn_start} + {content_expression} + '{turn_suffix}' }}}}{{%- endfor -%}}"
         f"{{%- if add_generation_prompt -%}}{{{{ {prompt} }}}}{{%- endif -%}}"
     )
 
 
 @dataclass(frozen=True)
 class TemplateFamily:
-    """A chat template with its special tokens; the first two of `tokens` are BOS and EOS."""
+    """A chat template with its special tokens, of which the first two are BOS and EOS."""
 
     template: str
     tokens: tuple[str, ...]
@@ -65,7 +72,7 @@ FAMILIES: dict[str, TemplateFamily] = {
         render_template(
             "<|im_start|>ROLE\\n",
             "<|im_end|>\\n",
-            content="('<think>\\n\\n</think>\\n\\n' if loop.last and role == 'assistant' else '')"
+            content_expression="('<think>\\n\\n</think>\\n\\n' if loop.last and role == 'assistant' else '')"
             " + m['content'].split('</think>')[-1].lstrip('\\n')",
         ),
         ("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<think>", "</think>"),
@@ -75,8 +82,8 @@ FAMILIES: dict[str, TemplateFamily] = {
         render_template(
             "<|start_header_id|>ROLE<|end_header_id|>\\n\\n",
             "<|eot_id|>",
-            begin="{{ bos_token }}",
-            content="m['content'] | trim",
+            conversation_prefix="{{ bos_token }}",
+            content_expression="m['content'] | trim",
         ),
         ("<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"),
         "<|eot_id|>",
@@ -110,9 +117,9 @@ FAMILIES: dict[str, TemplateFamily] = {
         + render_template(
             "<start_of_turn>ROLE\\n",
             "<end_of_turn>\\n",
-            begin="{{ bos_token }}",
-            content="m['content'] | trim",
-            answer="model",
+            conversation_prefix="{{ bos_token }}",
+            content_expression="m['content'] | trim",
+            assistant_role="model",
         ),
         ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
         "<end_of_turn>",
@@ -144,8 +151,8 @@ FAMILIES: dict[str, TemplateFamily] = {
         ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
         "<｜end▁of▁sentence｜>",
     ),
-    "GLM-4": TemplateFamily(  # turns have no end token, the next turn's start token ends them
-        render_template("<|ROLE|>\\n", "", begin="[gMASK]<sop>"),
+    "GLM-4": TemplateFamily(  # turns have no end token; each turn ends at the start token of the next turn
+        render_template("<|ROLE|>\\n", "", conversation_prefix="[gMASK]<sop>"),
         ("[gMASK]", "<|endoftext|>", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"),
         "<|endoftext|>",
         inner_end="<|user|>",
@@ -154,9 +161,9 @@ FAMILIES: dict[str, TemplateFamily] = {
         render_template(
             "<|START_OF_TURN_TOKEN|><|ROLE_TOKEN|>",
             "<|END_OF_TURN_TOKEN|>",
-            begin="{{ bos_token }}",
-            content="m['content'] | trim",
-            answer="CHATBOT",
+            conversation_prefix="{{ bos_token }}",
+            content_expression="m['content'] | trim",
+            assistant_role="CHATBOT",
         ),
         ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>"),
         "<|END_OF_TURN_TOKEN|>",

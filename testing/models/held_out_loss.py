@@ -1,4 +1,4 @@
-"""Print the loss on assistant turns of some rows, without and with an adapter: held_out_loss.py MODEL ADAPTER ROWS."""
+"""Print the loss on assistant turns with and without an adapter: held_out_loss.py MODEL ADAPTER ROWS."""
 
 import json
 import sys
@@ -12,13 +12,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 def main(model_folder: str, adapter_folder: str, rows_file: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     rows = [json.loads(line)["messages"] for line in Path(rows_file).read_text().splitlines()[:32]]
-    base = AutoModelForCausalLM.from_pretrained(model_folder)
-    losses = {"base": mean_loss(base, tokenizer, rows)}
-    losses["adapted"] = mean_loss(PeftModel.from_pretrained(base, adapter_folder), tokenizer, rows)
+    base_model = AutoModelForCausalLM.from_pretrained(model_folder)
+    losses = {"base": compute_mean_loss(base_model, tokenizer, rows)}
+    losses["adapted"] = compute_mean_loss(PeftModel.from_pretrained(base_model, adapter_folder), tokenizer, rows)
     print(json.dumps(losses))
 
 
-def mean_loss(model: torch.nn.Module, tokenizer: AutoTokenizer, rows: list[list[dict[str, str]]]) -> float:
+def compute_mean_loss(model: torch.nn.Module, tokenizer: AutoTokenizer, rows: list[list[dict[str, str]]]) -> float:
     """Return the mean loss per token over the last turn of each conversation."""
     total, count = 0.0, 0
     for messages in rows:

@@ -1,4 +1,4 @@
-"""Read the losses of a job from its output folder and render them as a text chart."""
+"""Read a job's losses from its output folder and render them as a text chart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WIDTH, HEIGHT = 60, 8
 
 
 def read_losses(output: Path) -> dict[int, float]:
-    """Return the loss by step from the trainer state of the result."""
+    """Return the losses in the result's trainer state, by step."""
     state = json.loads((output / "result" / "trainer_state.json").read_text())
     return {entry["step"]: entry["loss"] for entry in state["log_history"] if "loss" in entry}
 
@@ -18,9 +18,9 @@ def loss_curve(losses: dict[int, float]) -> str:
     """Render a text chart of the losses, with the step on the horizontal axis."""
     steps = sorted(losses)
     columns = (
-        [losses[steps[i * len(steps) // WIDTH]] for i in range(WIDTH)]
+        [losses[steps[index * len(steps) // WIDTH]] for index in range(WIDTH)]
         if len(steps) > WIDTH
-        else [losses[s] for s in steps]
+        else [losses[step] for step in steps]
     )
     low, high = min(columns), max(columns)
     span = (high - low) or 1.0

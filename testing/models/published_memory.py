@@ -1,7 +1,7 @@
-"""Memory measurements that other projects published, and the forecasts of the same jobs.
+"""Memory measurements published by other projects, and memory forecasts of the same jobs.
 
-Model configs are built from the numbers below, so nothing is downloaded. `tools/memory_table.py` generates the table
-of docs/user-guide/memory.md from this module.
+Model configs are built from the sizes below, so that no downloads are needed. `tools/memory_table.py` generates the
+table in docs/user-guide/memory.md from this module.
 """
 
 from collections.abc import Mapping
@@ -26,46 +26,48 @@ _QWEN = {
     "model_type": "qwen2",
     "max_position_embeddings": 8192,
     "tie_word_embeddings": False,
-}  # the first generation has the architecture of Qwen2
+}  # the first generation of Qwen has the architecture of Qwen2
 _PHI = {
     "model_type": "phi",
     "hidden_act": "gelu_pytorch_tanh",
     "vocab_size": 51200,
-}  # litgpt's GELU is one kernel
+}  # litgpt's GELU is a single kernel
 
 
-def _sizes(hidden: int, layers: int, heads: int, intermediate: int, **others: Any) -> dict[str, Any]:
+def _describe_sizes(hidden: int, layers: int, heads: int, intermediate: int, **other_fields: Any) -> dict[str, Any]:
     return {
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "intermediate_size": intermediate,
-        **others,
+        **other_fields,
     }
 
 
 MODELS: Mapping[str, dict[str, Any]] = {
-    "Qwen-1.8B": {**_QWEN, **_sizes(2048, 24, 16, 5504, num_key_value_heads=16, vocab_size=151936)},
-    "Qwen-7B": {**_QWEN, **_sizes(4096, 32, 32, 11008, num_key_value_heads=32, vocab_size=151936)},
-    "Qwen-14B": {**_QWEN, **_sizes(5120, 40, 40, 13696, num_key_value_heads=40, vocab_size=152064)},
-    "Qwen-72B": {**_QWEN, **_sizes(8192, 80, 64, 24576, num_key_value_heads=64, vocab_size=152064)},
-    "Qwen2.5-7B": {**_QWEN, **_sizes(3584, 28, 28, 18944, num_key_value_heads=4, vocab_size=152064)},
-    "Yi-6B": {**_LLAMA, **_sizes(4096, 32, 32, 11008, num_key_value_heads=4, vocab_size=64000)},
-    "Yi-34B": {**_LLAMA, **_sizes(7168, 60, 56, 20480, num_key_value_heads=8, vocab_size=64000)},
-    "Llama-2-7B": {**_LLAMA, **_sizes(4096, 32, 32, 11008, vocab_size=32000)},
-    "Llama-2-13B": {**_LLAMA, **_sizes(5120, 40, 40, 13824, vocab_size=32000)},
-    "Llama-3-8B": {**_LLAMA, **_sizes(4096, 32, 32, 14336, num_key_value_heads=8, vocab_size=128256)},
+    "Qwen-1.8B": {**_QWEN, **_describe_sizes(2048, 24, 16, 5504, num_key_value_heads=16, vocab_size=151936)},
+    "Qwen-7B": {**_QWEN, **_describe_sizes(4096, 32, 32, 11008, num_key_value_heads=32, vocab_size=151936)},
+    "Qwen-14B": {**_QWEN, **_describe_sizes(5120, 40, 40, 13696, num_key_value_heads=40, vocab_size=152064)},
+    "Qwen-72B": {**_QWEN, **_describe_sizes(8192, 80, 64, 24576, num_key_value_heads=64, vocab_size=152064)},
+    "Qwen2.5-7B": {**_QWEN, **_describe_sizes(3584, 28, 28, 18944, num_key_value_heads=4, vocab_size=152064)},
+    "Yi-6B": {**_LLAMA, **_describe_sizes(4096, 32, 32, 11008, num_key_value_heads=4, vocab_size=64000)},
+    "Yi-34B": {**_LLAMA, **_describe_sizes(7168, 60, 56, 20480, num_key_value_heads=8, vocab_size=64000)},
+    "Llama-2-7B": {**_LLAMA, **_describe_sizes(4096, 32, 32, 11008, vocab_size=32000)},
+    "Llama-2-13B": {**_LLAMA, **_describe_sizes(5120, 40, 40, 13824, vocab_size=32000)},
+    "Llama-3-8B": {**_LLAMA, **_describe_sizes(4096, 32, 32, 14336, num_key_value_heads=8, vocab_size=128256)},
     "Llama-3.2-3B": {
         **_LLAMA,
-        **_sizes(3072, 28, 24, 8192, num_key_value_heads=8, vocab_size=128256, head_dim=128, tie_word_embeddings=True),
+        **_describe_sizes(
+            3072, 28, 24, 8192, num_key_value_heads=8, vocab_size=128256, head_dim=128, tie_word_embeddings=True
+        ),
     },
-    "TinyLlama-1.1B": {**_LLAMA, **_sizes(2048, 22, 32, 5632, num_key_value_heads=4, vocab_size=32000)},
-    "Mistral-7B": {**_LLAMA, **_sizes(4096, 32, 32, 14336, num_key_value_heads=8, vocab_size=32000)},
-    "phi-1.5": {**_PHI, **_sizes(2048, 24, 32, 8192, partial_rotary_factor=0.5)},
-    "phi-2": {**_PHI, **_sizes(2560, 32, 32, 10240, partial_rotary_factor=0.4)},
+    "TinyLlama-1.1B": {**_LLAMA, **_describe_sizes(2048, 22, 32, 5632, num_key_value_heads=4, vocab_size=32000)},
+    "Mistral-7B": {**_LLAMA, **_describe_sizes(4096, 32, 32, 14336, num_key_value_heads=8, vocab_size=32000)},
+    "phi-1.5": {**_PHI, **_describe_sizes(2048, 24, 32, 8192, partial_rotary_factor=0.5)},
+    "phi-2": {**_PHI, **_describe_sizes(2560, 32, 32, 10240, partial_rotary_factor=0.4)},
     "StableLM-alpha-3B": {
         "model_type": "gpt_neox",
-        **_sizes(4096, 16, 32, 16384, vocab_size=50688, use_parallel_residual=True),
+        **_describe_sizes(4096, 16, 32, 16384, vocab_size=50688, use_parallel_residual=True),
     },
     "Falcon-7B": {
         "model_type": "falcon",
@@ -78,13 +80,13 @@ MODELS: Mapping[str, dict[str, Any]] = {
     },
     "Gemma-2B": {
         "model_type": "gemma",
-        **_sizes(2048, 18, 8, 16384, num_key_value_heads=1, head_dim=256, vocab_size=256000),
+        **_describe_sizes(2048, 18, 8, 16384, num_key_value_heads=1, head_dim=256, vocab_size=256000),
     },
 }
 
 
 class Measure(StrEnum):
-    """Which memory a source measured."""
+    """Kind of memory that a source measured."""
 
     ALLOCATED = "tensors"
     RESERVED = "tensors and the allocator's gaps"
@@ -100,149 +102,158 @@ _NOT_COUNTED = {
 
 @dataclass(frozen=True)
 class PublishedSource:
-    """A page with measurements, and how its trainer differs from this one."""
+    """A page with measurements, and the differences between its trainer and this one."""
 
     name: str
     page: str
-    unit: int  # in bytes
+    unit: int  # unit of its measurements in bytes
     measure: Measure
-    in_16_bits: bool  # adapters, gradients and optimizer states too, without autocast
-    unfused_adamw: bool = False  # its update allocates a copy of the trained parameters
+    uses_16_bit_states: bool  # adapters, gradients and optimizer states are in 16 bits, without autocast
+    has_unfused_adamw: bool = False  # the optimizer step allocates a copy of the trained parameters
 
 
-QWEN = PublishedSource("QwenLM/Qwen", "README.md", GB, Measure.DEVICE, in_16_bits=False)
+QWEN = PublishedSource("QwenLM/Qwen", "README.md", GB, Measure.DEVICE, uses_16_bit_states=False)
 SWIFT = PublishedSource(
-    "modelscope/ms-swift", "docs/source/LLM/Benchmark.md", MIB, Measure.RESERVED, in_16_bits=False, unfused_adamw=True
+    "modelscope/ms-swift",
+    "docs/source/LLM/Benchmark.md",
+    MIB,
+    Measure.RESERVED,
+    uses_16_bit_states=False,
+    has_unfused_adamw=True,
 )
-LITGPT = PublishedSource("Lightning-AI/litgpt", "tutorials/resource-tables.md", GB, Measure.ALLOCATED, in_16_bits=True)
+LITGPT = PublishedSource(
+    "Lightning-AI/litgpt", "tutorials/resource-tables.md", GB, Measure.ALLOCATED, uses_16_bit_states=True
+)
 LITGPT_HUB = PublishedSource(
-    "Lightning-AI/litgpt", "config_hub/finetune/README.md", GB, Measure.ALLOCATED, in_16_bits=True
+    "Lightning-AI/litgpt", "config_hub/finetune/README.md", GB, Measure.ALLOCATED, uses_16_bit_states=True
 )
-TORCHTUNE = PublishedSource("pytorch/torchtune", "README.md", GIB, Measure.ALLOCATED, in_16_bits=True)
-SWIFT_EXAMPLES = PublishedSource("modelscope/ms-swift", "examples/train", GIB, Measure.DEVICE, in_16_bits=False)
+TORCHTUNE = PublishedSource("pytorch/torchtune", "README.md", GIB, Measure.ALLOCATED, uses_16_bit_states=True)
+SWIFT_EXAMPLES = PublishedSource("modelscope/ms-swift", "examples/train", GIB, Measure.DEVICE, uses_16_bit_states=False)
 SOURCES = (QWEN, SWIFT, SWIFT_EXAMPLES, LITGPT, LITGPT_HUB, TORCHTUNE)
 
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A published measurement of one GPU."""
+    """A published memory measurement of one GPU."""
 
     source: PublishedSource
     model: str
     lora: Lora | None
     length: int
-    published: float  # in the source's unit
+    published_value: float  # measurement in the source's unit
     batch: int = 1
     checkpointing: bool = True
     has_varied_lengths: bool = False  # most samples are shorter than `length`
     ranks: int = 1
-    zero: ZeroStrategy | None = None  # None: DDP
+    zero: ZeroStrategy | None = None  # None means DDP
 
     @property
     def published_bytes(self) -> float:
-        return self.published * self.source.unit
+        return self.published_value * self.source.unit
 
 
 def forecast_row(row: PublishedRow) -> int:
-    """Return the forecast in bytes of the memory that the row's source measured."""
+    """Return the memory forecast in bytes for a row, without the components that its source did not measure."""
     source, bf16 = row.source, torch.bfloat16
     config = AutoConfig.for_model(**MODELS[row.model])
-    # ms-swift keeps the weights in 16 bits in full fine-tuning, too.
-    uniform_dtype = source.in_16_bits or row.lora is None or row.zero is not None
+    # ms-swift also keeps the weights in 16 bits in full fine-tuning
+    uniform_dtype = source.uses_16_bit_states or row.lora is None or row.zero is not None
     architecture = Architecture(config, bf16, row.lora, uniform_dtype=uniform_dtype)
     autocast = None if uniform_dtype else bf16
     step = SimulatedStep(row.batch, row.length, row.checkpointing, autocast, unmasked_token_loss)
     shape, peak = measure_shape(architecture), measure_step_peak(architecture, step)
-    if source.unfused_adamw and row.zero is None and shape.trained_bytes > peak.total:
+    if source.has_unfused_adamw and row.zero is None and shape.trained_bytes > peak.total:
         peak = ActivationMemory(activations=shape.trained_bytes)
     layout = RankLayout(row.ranks, ranks_per_node=1, loader_workers_per_rank=0, on_gpu=True, sharding=row.zero)
     parts = break_down_rank_memory(shape, peak, layout).parts
     return sum(part.size for part in parts if part.name not in _NOT_COUNTED[source.measure])
 
 
-def _lora(r: int, *targets: str) -> Lora:
+def _create_lora(r: int, *targets: str) -> Lora:
     return Lora(r=r, lora_dropout=0.05, target_modules=targets)
 
 
-def _by_length(
-    source: PublishedSource, model: str, lora: Lora | None, published: Mapping[int, float]
+def _create_rows(
+    source: PublishedSource, model: str, lora: Lora | None, values_by_length: Mapping[int, float]
 ) -> tuple[PublishedRow, ...]:
-    """ms-swift truncates samples of 3234 tokens on average: below that, nearly all have the maximum length."""
+    """Create one row per maximum length; up to 2048, nearly all of ms-swift's samples have the maximum length."""
     return tuple(
         PublishedRow(source, model, lora, length, value, has_varied_lengths=source is SWIFT and length > 2048)
-        for length, value in published.items()
+        for length, value in values_by_length.items()
     )
 
 
-def _by_gpus(
-    ranks: int, zero: ZeroStrategy, model: str, lora: Lora | None, published: Mapping[int, float]
+def _create_sharded_rows(
+    ranks: int, zero: ZeroStrategy, model: str, lora: Lora | None, values_by_length: Mapping[int, float]
 ) -> tuple[PublishedRow, ...]:
-    """Divide the sum over all GPUs, which Qwen's page states, by the number of ranks."""
+    """Create one row per length; the sum over all GPUs on Qwen's page is divided by the number of ranks."""
     return tuple(
         PublishedRow(QWEN, model, lora, length, value / ranks, ranks=ranks, zero=zero)
-        for length, value in published.items()
+        for length, value in values_by_length.items()
     )
 
 
-def _zero(stage: int, hidden: int) -> ZeroStrategy:
-    """Return the strategy that both projects configure for DeepSpeed."""
+def _create_zero_strategy(stage: int, hidden_size: int) -> ZeroStrategy:
+    """Return the DeepSpeed configuration that both projects use."""
     billion = 1_000_000_000
-    bucket_size, buckets = (hidden**2, 1) if stage == 3 else (200_000_000, 2)
-    return ZeroStrategy(stage, 2, bucket_size, buckets, max_live_parameters=billion, sub_group_size=billion)
+    bucket_size, bucket_count = (hidden_size**2, 1) if stage == 3 else (200_000_000, 2)
+    return ZeroStrategy(stage, 2, bucket_size, bucket_count, max_live_parameters=billion, sub_group_size=billion)
 
 
-_ALL_LINEAR = _lora(64, "all-linear")
-_ATTENTION = _lora(8, "q_proj", "k_proj", "v_proj")
-_FUSED_QKV = _lora(8, "query_key_value")
-_QUERY_VALUE, _QUERY_VALUE_32 = _lora(8, "q_proj", "v_proj"), _lora(32, "q_proj", "v_proj")
+_ALL_LINEAR = _create_lora(64, "all-linear")
+_ATTENTION = _create_lora(8, "q_proj", "k_proj", "v_proj")
+_FUSED_QKV = _create_lora(8, "query_key_value")
+_QUERY_VALUE, _QUERY_VALUE_32 = _create_lora(8, "q_proj", "v_proj"), _create_lora(32, "q_proj", "v_proj")
 
 _QWEN_ROWS = (
-    *_by_length(QWEN, "Qwen-1.8B", _ALL_LINEAR, {256: 6.7, 512: 7.4, 1024: 8.4, 2048: 11.0, 4096: 16.2, 8192: 21.8}),
-    *_by_length(QWEN, "Qwen-7B", _ALL_LINEAR, {256: 20.1, 512: 20.4, 1024: 21.5, 2048: 23.8, 4096: 29.7, 8192: 36.6}),
-    *_by_length(QWEN, "Qwen-14B", _ALL_LINEAR, {256: 34.6, 512: 35.1, 1024: 35.3, 2048: 37.4, 4096: 42.5, 8192: 55.2}),
+    *_create_rows(QWEN, "Qwen-1.8B", _ALL_LINEAR, {256: 6.7, 512: 7.4, 1024: 8.4, 2048: 11.0, 4096: 16.2, 8192: 21.8}),
+    *_create_rows(QWEN, "Qwen-7B", _ALL_LINEAR, {256: 20.1, 512: 20.4, 1024: 21.5, 2048: 23.8, 4096: 29.7, 8192: 36.6}),
+    *_create_rows(
+        QWEN, "Qwen-14B", _ALL_LINEAR, {256: 34.6, 512: 35.1, 1024: 35.3, 2048: 37.4, 4096: 42.5, 8192: 55.2}
+    ),
 )
 _SHARDED_ROWS = (
-    *_by_gpus(2, _zero(3, 4096), "Qwen-7B", None, {256: 139.2, 512: 148.0, 1024: 162.0}),
-    *_by_gpus(
+    *_create_sharded_rows(2, _create_zero_strategy(3, 4096), "Qwen-7B", None, {256: 139.2, 512: 148.0, 1024: 162.0}),
+    *_create_sharded_rows(
         1,
-        _zero(3, 2048),
+        _create_zero_strategy(3, 2048),
         "Qwen-1.8B",
         None,
         {256: 43.5, 512: 43.5, 1024: 43.5, 2048: 43.5, 4096: 47.1, 8192: 48.3},
     ),
-    *_by_gpus(
+    *_create_sharded_rows(
         4,
-        _zero(2, 4096),
+        _create_zero_strategy(2, 4096),
         "Qwen-7B",
         _ALL_LINEAR,
         {256: 74.7, 512: 77.6, 1024: 84.9, 2048: 95.1, 4096: 121.1, 8192: 155.5},
     ),
-    *_by_gpus(
+    *_create_sharded_rows(
         4,
-        _zero(3, 8192),
+        _create_zero_strategy(3, 8192),
         "Qwen-72B",
         _ALL_LINEAR,
         {256: 215.4, 512: 217.7, 1024: 222.6, 2048: 228.8, 4096: 249.0, 8192: 289.2},
     ),
-    PublishedRow(SWIFT_EXAMPLES, "Qwen2.5-7B", None, 8192, 54, ranks=4, zero=_zero(3, 3584)),
+    PublishedRow(SWIFT_EXAMPLES, "Qwen2.5-7B", None, 8192, 54, ranks=4, zero=_create_zero_strategy(3, 3584)),
 )
 _SWIFT_ROWS = (
-    *_by_length(SWIFT, "Qwen-1.8B", _ATTENTION, {512: 4610, 1024: 5576, 2048: 7624, 4096: 17324, 8192: 36620}),
-    *_by_length(SWIFT, "Qwen-7B", _ATTENTION, {512: 15926, 1024: 17096, 2048: 19362, 4096: 29264, 8192: 48560}),
-    *_by_length(SWIFT, "Qwen-14B", _ATTENTION, {512: 28466, 1024: 29708, 2048: 32186, 4096: 42098, 8192: 61412}),
-    *_by_length(SWIFT, "Qwen-1.8B", None, {512: 18010, 1024: 18072, 2048: 20286, 4096: 26436, 8192: 37530}),
-    *_by_length(SWIFT, "Qwen-7B", None, {512: 75213, 1024: 75627, 2048: 76520, 4096: 78986}),
+    *_create_rows(SWIFT, "Qwen-1.8B", _ATTENTION, {512: 4610, 1024: 5576, 2048: 7624, 4096: 17324, 8192: 36620}),
+    *_create_rows(SWIFT, "Qwen-7B", _ATTENTION, {512: 15926, 1024: 17096, 2048: 19362, 4096: 29264, 8192: 48560}),
+    *_create_rows(SWIFT, "Qwen-14B", _ATTENTION, {512: 28466, 1024: 29708, 2048: 32186, 4096: 42098, 8192: 61412}),
+    *_create_rows(SWIFT, "Qwen-1.8B", None, {512: 18010, 1024: 18072, 2048: 20286, 4096: 26436, 8192: 37530}),
+    *_create_rows(SWIFT, "Qwen-7B", None, {512: 75213, 1024: 75627, 2048: 76520, 4096: 78986}),
     PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 24842, batch=2),
     PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 34842, batch=4),
     PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 54844, batch=8),
     PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 30316, checkpointing=False),
-    PublishedRow(SWIFT, "Qwen-7B", _lora(2, "q_proj", "k_proj", "v_proj"), 2048, 19300),
-    PublishedRow(SWIFT, "Qwen-7B", _lora(64, "q_proj", "k_proj", "v_proj"), 2048, 20728),
-    PublishedRow(SWIFT, "Qwen-7B", _lora(8, "all-linear"), 2048, 19670),
+    PublishedRow(SWIFT, "Qwen-7B", _create_lora(2, "q_proj", "k_proj", "v_proj"), 2048, 19300),
+    PublishedRow(SWIFT, "Qwen-7B", _create_lora(64, "q_proj", "k_proj", "v_proj"), 2048, 20728),
+    PublishedRow(SWIFT, "Qwen-7B", _create_lora(8, "all-linear"), 2048, 19670),
     PublishedRow(SWIFT, "Yi-6B", _ATTENTION, 2048, 14386),
     PublishedRow(SWIFT, "Yi-34B", _ATTENTION, 2048, 70482),
 )
-# The length is that of the longest sample, which litgpt trains on first.
+# the length is the length of the longest sample, on which litgpt trains first
 
 _LITGPT_ROWS = tuple(
     PublishedRow(LITGPT, model, lora, length, published, batch=batch, checkpointing=False)
@@ -261,14 +272,14 @@ _LITGPT_ROWS = tuple(
 _LITGPT_HUB_ROWS = tuple(
     PublishedRow(LITGPT_HUB, model, lora, 512, published, batch=batch, checkpointing=False)
     for model, lora, published, batch in (
-        ("Falcon-7B", _lora(32, "query_key_value"), 16.69, 1),
-        ("Gemma-2B", _lora(8, "all-linear"), 12.62, 2),
+        ("Falcon-7B", _create_lora(32, "query_key_value"), 16.69, 1),
+        ("Gemma-2B", _create_lora(8, "all-linear"), 12.62, 2),
         ("Llama-2-7B", _QUERY_VALUE_32, 19.77, 2),
         ("Llama-3-8B", _QUERY_VALUE_32, 19.73, 1),
         ("Mistral-7B", _QUERY_VALUE_32, 20.66, 2),
-        ("phi-2", _lora(8, "all-linear"), 13.98, 4),
-        ("StableLM-alpha-3B", _lora(32, "query_key_value"), 8.58, 1),
-        ("TinyLlama-1.1B", _lora(32, "all-linear"), 13.50, 8),
+        ("phi-2", _create_lora(8, "all-linear"), 13.98, 4),
+        ("StableLM-alpha-3B", _create_lora(32, "query_key_value"), 8.58, 1),
+        ("TinyLlama-1.1B", _create_lora(32, "all-linear"), 13.50, 8),
         ("TinyLlama-1.1B", None, 14.10, 4),
     )
 )

@@ -1,4 +1,4 @@
-"""Helpers for tests of rendered rows: a renderer with another chat template, and the text of target tokens."""
+"""Helpers for tests of rendered rows: change the chat template and decode target tokens."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ WITH_GENERATION_TAGS = (
 
 @contextmanager
 def use_template(tokenizer: PreTrainedTokenizerFast, template: str | None) -> Iterator[ExampleRenderer]:
-    """Yield a renderer whose tokenizer has this chat template."""
+    """Yield a renderer with this chat template, and restore the tokenizer's template afterwards."""
     previous = tokenizer.chat_template
     tokenizer.chat_template = template
     try:
@@ -26,7 +26,7 @@ def use_template(tokenizer: PreTrainedTokenizerFast, template: str | None) -> It
 
 
 def decode_targets(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> list[str]:
-    """Return the text of every run of target tokens."""
+    """Return the text of every contiguous run of target tokens."""
     runs: list[list[int]] = []
     previous_weight = 0.0
     for token, weight in zip(sample.input_ids, sample.weights, strict=True):

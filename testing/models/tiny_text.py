@@ -1,7 +1,7 @@
 """Build a tiny model, tokenizer and chat dataset for tests and the demo, from Python's built-in help topics.
 
-`python -m testing.models.tiny_text DIR` creates DIR/model, DIR/train.jsonl and DIR/eval.jsonl, and the same rows as
-preference pairs in DIR/train.pairs.jsonl and DIR/eval.pairs.jsonl.
+`python -m testing.models.tiny_text DIR` creates DIR/model, DIR/train.jsonl and DIR/eval.jsonl, and writes the same rows
+as preference pairs to DIR/train.pairs.jsonl and DIR/eval.pairs.jsonl.
 """
 
 import argparse
@@ -24,9 +24,9 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
-_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_VOCABULARY = 1024
-_POSITIONS = 512
+_SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_VOCABULARY_SIZE = 1024
+_MAX_POSITIONS = 512
 
 Row = dict[str, Any]
 
@@ -41,7 +41,7 @@ class TinyFiles:
 
 
 def preferences_path(rows: Path) -> Path:
-    """Return the path of the preference pairs that belong to a file of chat rows."""
+    """Return the path of the preference pairs for a file of chat rows."""
     return rows.with_suffix(".pairs.jsonl")
 
 
@@ -64,10 +64,10 @@ def build(folder: Path, *, rows: int = 400, eval_rows: int = 40, seed: int = 0) 
         raise ValueError(f"{rows} + {eval_rows} rows requested; the help topics contain {len(all_rows)}")
     step = len(all_rows) // (rows + eval_rows)
     selected = all_rows[::step][: rows + eval_rows]
-    held_out = {int(index * len(selected) / eval_rows) for index in range(eval_rows)}
+    eval_indices = {int(index * len(selected) / eval_rows) for index in range(eval_rows)}
     for path, split in (
-        (files.train, [row for index, row in enumerate(selected) if index not in held_out][:rows]),
-        (files.eval, [row for index, row in enumerate(selected) if index in held_out]),
+        (files.train, [row for index, row in enumerate(selected) if index not in eval_indices][:rows]),
+        (files.eval, [row for index, row in enumerate(selected) if index in eval_indices]),
     ):
         write_jsonl(path, split)
         write_jsonl(preferences_path(path), [as_preference(row) for row in split])
@@ -81,8 +81,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator(
         topics.values(),
         trainers.BpeTrainer(
-            vocab_size=_VOCABULARY,
-            special_tokens=list(_SPECIALS),
+            vocab_size=_VOCABULARY_SIZE,
+            special_tokens=list(_SPECIAL_TOKENS),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         ),
@@ -93,23 +93,23 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         pad_token="<|endoftext|>",  # noqa: S106
         additional_special_tokens=["<|im_start|>"],
         chat_template=CHAT_TEMPLATE,
-        model_max_length=_POSITIONS,
+        model_max_length=_MAX_POSITIONS,
         clean_up_tokenization_spaces=False,
     )
 
 
-def build_model(vocabulary: int, *, seed: int = 0) -> Qwen2ForCausalLM:
+def build_model(vocabulary_size: int, *, seed: int = 0) -> Qwen2ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=vocabulary,
+        vocab_size=vocabulary_size,
         hidden_size=96,
         intermediate_size=192,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=_POSITIONS,
+        max_position_embeddings=_MAX_POSITIONS,
         tie_word_embeddings=True,
-        initializer_range=0.1,  # adapters cannot scale frozen embeddings; with the default 0.02 the loss would not fall
+        initializer_range=0.1,  # with the default 0.02, the loss of adapters, which cannot scale embeddings, does not fall
         bos_token_id=None,
         eos_token_id=2,
         pad_token_id=0,
@@ -119,7 +119,7 @@ def build_model(vocabulary: int, *, seed: int = 0) -> Qwen2ForCausalLM:
 
 
 def chat_rows() -> Iterator[Row]:
-    """Yield one question and answer per paragraph of the help topics; answers vary in length."""
+    """Yield a question and an answer for each paragraph of the help topics; the answers vary in length."""
     for topic, text in topics.items():
         paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
         for number, paragraph in enumerate(filter(None, paragraphs), start=1):
@@ -131,7 +131,7 @@ def chat_rows() -> Iterator[Row]:
 
 
 def as_preference(row: Row) -> Row:
-    """Return the row as a preference pair; the rejected answer is the first two thirds of the words in reverse."""
+    """Convert a row to a preference pair; the rejected answer is the first two thirds of the words in reverse order."""
     words = row["messages"][-1]["content"].split()
     return {**row, "rejected_response": " ".join(reversed(words[: len(words) - len(words) // 3]))}
 

@@ -1,4 +1,4 @@
-"""Build tiny vision-language models of each family with random weights, and chat rows with images and videos."""
+"""Build a tiny vision-language model of each family with random weights, and chat rows with images and videos."""
 
 import json
 from collections.abc import Callable
@@ -53,32 +53,32 @@ _TEXT = {
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """How to build the tiny model of a model type."""
+    """Recipe for building a tiny model of a model type."""
 
-    image: str  # placeholder of an image in the chat template
+    image_placeholder: str  # image placeholder in the chat template
     special_tokens: tuple[str, ...]
-    config: Callable[[int, PreTrainedTokenizerFast], PretrainedConfig]
-    processor: Callable[[], Any]
-    pixels: tuple[int, int] | None = None  # minimum and maximum pixels of a video, if the model accepts videos
+    build_config: Callable[[int, PreTrainedTokenizerFast], PretrainedConfig]
+    build_processor: Callable[[], Any]
+    video_pixels: tuple[int, int] | None = None  # minimum and maximum number of pixels, if the model accepts videos
 
 
-def _template(image: str) -> str:
+def _render_template(image_placeholder: str) -> str:
     return (
         "{%- for message in messages -%}{{ '<|im_start|>' + message['role'] + '\\n' }}"
         "{%- for part in message['content'] -%}"
-        "{%- if part['type'] == 'image' -%}{{ '" + image + "' }}"
+        "{%- if part['type'] == 'image' -%}{{ '" + image_placeholder + "' }}"
         "{%- elif part['type'] == 'video' -%}{{ '" + _QWEN_VIDEO + "' }}{%- else -%}{{ part['text'] }}{%- endif -%}"
         "{%- endfor -%}{{ '<|im_end|>\\n' }}{%- endfor -%}"
         "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
     )
 
 
-def _qwen_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+def _get_qwen_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
     names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
     return dict(zip(names, tokenizer.convert_tokens_to_ids(list(_QWEN_TOKENS)), strict=True))
 
 
-def _qwen2_vl(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+def _build_qwen2_vl_config(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
     vision: dict[str, Any] = {
         "depth": 2,
         "embed_dim": 32,
@@ -89,10 +89,10 @@ def _qwen2_vl(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> Pretrained
     }
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
     text = {**_TEXT, "vocab_size": vocabulary, "rope_parameters": rope}
-    return Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **_qwen_ids(tokenizer))
+    return Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **_get_qwen_ids(tokenizer))
 
 
-_QWEN_TOWER: dict[str, Any] = {  # vision tower since Qwen2.5-VL
+_QWEN_TOWER: dict[str, Any] = {  # vision tower of Qwen2.5-VL and later versions
     "depth": 2,
     "hidden_size": 32,
     "num_heads": 2,
@@ -101,21 +101,23 @@ _QWEN_TOWER: dict[str, Any] = {  # vision tower since Qwen2.5-VL
 }
 
 
-def _qwen2_5_vl(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+def _build_qwen2_5_vl_config(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
     vision = {**_QWEN_TOWER, "fullatt_block_indexes": [1], "window_size": 56}
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
     text = {**_TEXT, "vocab_size": vocabulary, "rope_parameters": rope}
-    return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **_qwen_ids(tokenizer))
+    return Qwen2_5_VLConfig(
+        text_config=text, vision_config=vision, tie_word_embeddings=True, **_get_qwen_ids(tokenizer)
+    )
 
 
-def _qwen3_vl(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+def _build_qwen3_vl_config(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
     vision = {**_QWEN_TOWER, "patch_size": 16, "deepstack_visual_indexes": [0], "num_position_embeddings": 64}
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
     text = {**_TEXT, "vocab_size": vocabulary, "rope_parameters": rope, "head_dim": 8}
-    return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **_qwen_ids(tokenizer))
+    return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **_get_qwen_ids(tokenizer))
 
 
-def _internvl(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+def _build_internvl_config(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
     vision = InternVLVisionConfig(
         hidden_size=32,
         num_hidden_layers=2,
@@ -129,7 +131,7 @@ def _internvl(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> Pretrained
     return InternVLConfig(vision_config=vision, text_config=text, image_token_id=image, image_seq_length=4)
 
 
-def _llava(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+def _build_llava_config(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
     vision = CLIPVisionConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=56, patch_size=14
     )
@@ -140,7 +142,7 @@ def _llava(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedCon
     )
 
 
-def _gemma3(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+def _build_gemma3_config(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
     vision = SiglipVisionConfig(
         hidden_size=32,
         num_hidden_layers=2,
@@ -163,36 +165,47 @@ def _gemma3(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedCo
     )
 
 
-def _qwen_processor(**options: Any) -> Any:
+def _build_qwen_processor(**options: Any) -> Any:
     return Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 64}, **options)
 
 
 _SMALL = {"height": 56, "width": 56}
 RECIPES: dict[str, ModelRecipe] = {
-    "qwen2_vl": ModelRecipe(_QWEN_IMAGE, _QWEN_TOKENS, _qwen2_vl, _qwen_processor, (28 * 28, 28 * 28 * 8)),
-    "qwen2_5_vl": ModelRecipe(_QWEN_IMAGE, _QWEN_TOKENS, _qwen2_5_vl, _qwen_processor, (28 * 28, 28 * 28 * 8)),
+    "qwen2_vl": ModelRecipe(
+        _QWEN_IMAGE, _QWEN_TOKENS, _build_qwen2_vl_config, _build_qwen_processor, (28 * 28, 28 * 28 * 8)
+    ),
+    "qwen2_5_vl": ModelRecipe(
+        _QWEN_IMAGE, _QWEN_TOKENS, _build_qwen2_5_vl_config, _build_qwen_processor, (28 * 28, 28 * 28 * 8)
+    ),
     "qwen3_vl": ModelRecipe(
-        _QWEN_IMAGE, _QWEN_TOKENS, _qwen3_vl, lambda: _qwen_processor(patch_size=16), (32 * 32 * 2, 32 * 32 * 64)
+        _QWEN_IMAGE,
+        _QWEN_TOKENS,
+        _build_qwen3_vl_config,
+        lambda: _build_qwen_processor(patch_size=16),
+        (32 * 32 * 2, 32 * 32 * 64),
     ),
     "internvl": ModelRecipe(
         "<IMG_CONTEXT>\\n",
         ("<img>", "</img>", "<IMG_CONTEXT>"),
-        _internvl,
+        _build_internvl_config,
         lambda: GotOcr2ImageProcessorPil(size=_SMALL, max_patches=4),
     ),
     "llava": ModelRecipe(
-        "<image>\\n", ("<image>",), _llava, lambda: CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size=_SMALL)
+        "<image>\\n",
+        ("<image>",),
+        _build_llava_config,
+        lambda: CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size=_SMALL),
     ),
     "gemma3": ModelRecipe(
         "<start_of_image>",
         ("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
-        _gemma3,
+        _build_gemma3_config,
         lambda: Gemma3ImageProcessorPil(size=_SMALL),
     ),
 }
 
 
-VIDEO_MODEL_TYPES = tuple(model_type for model_type, recipe in RECIPES.items() if recipe.pixels)
+VIDEO_MODEL_TYPES = tuple(model_type for model_type, recipe in RECIPES.items() if recipe.video_pixels)
 
 
 def build_tokenizer(model_type: str) -> PreTrainedTokenizerFast:
@@ -201,37 +214,37 @@ def build_tokenizer(model_type: str) -> PreTrainedTokenizerFast:
     tokenizer.add_special_tokens(
         {"additional_special_tokens": [AddedToken(token, special=True) for token in special_tokens]}
     )
-    tokenizer.chat_template = _template(RECIPES[model_type].image)
+    tokenizer.chat_template = _render_template(RECIPES[model_type].image_placeholder)
     return tokenizer
 
 
 def build(folder: Path, model_type: str = "qwen2_vl", *, seed: int = 0) -> Path:
-    """Create a model, its tokenizer and its processors in a folder, and return the folder."""
+    """Create a model, its tokenizer and its processors in a folder and return the folder."""
     tokenizer = build_tokenizer(model_type)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(seed)
-    config = RECIPES[model_type].config(len(tokenizer), tokenizer)
+    config = RECIPES[model_type].build_config(len(tokenizer), tokenizer)
     model = AutoModelForImageTextToText.from_config(config)
     for parameter in model.parameters():
         if parameter.dim() == 2 and not parameter.any():  # Gemma 3 initializes its aligner with zeros
             torch.nn.init.normal_(parameter, std=0.1)
     tiny_text.save_model(model, folder)
-    RECIPES[model_type].processor().save_pretrained(folder)
-    if pixels := RECIPES[model_type].pixels:
+    RECIPES[model_type].build_processor().save_pretrained(folder)
+    if pixels := RECIPES[model_type].video_pixels:
         size = dict(zip(("shortest_edge", "longest_edge"), pixels, strict=True))
         (folder / "video_preprocessor_config.json").write_text(json.dumps({"size": size}))
     return folder
 
 
 def write_image(folder: Path, name: str, size: tuple[int, int], *, seed: int) -> str:
-    """Write an image of random colours and return its file name; `size` is (width, height)."""
+    """Write an image with random pixels and return its file name; `size` is (width, height)."""
     noise = torch.randint(0, 256, (size[1], size[0], 3), generator=torch.Generator().manual_seed(seed))
     Image.fromarray(noise.to(torch.uint8).numpy()).save(folder / name)
     return name
 
 
 def write_video(folder: Path, name: str, size: tuple[int, int], *, frames: int, fps: int, seed: int = 0) -> str:
-    """Write a video with frames of one random colour each and return its file name; `size` is (width, height)."""
+    """Write a video with one random colour per frame and return its file name; `size` is (width, height)."""
     colours = torch.randint(0, 256, (frames, 3), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
     with av.open(str(folder / name), "w") as file:
         stream = file.add_stream("mpeg4", rate=fps)
@@ -243,20 +256,24 @@ def write_video(folder: Path, name: str, size: tuple[int, int], *, frames: int, 
     return name
 
 
-def zero(_row_number: int) -> int:
+def return_zero(_row_number: int) -> int:
     return 0
 
 
 def write_rows(
-    folder: Path, count: int, *, images: Callable[[int], int] = zero, videos: Callable[[int], int] = zero
+    folder: Path,
+    row_count: int,
+    *,
+    images: Callable[[int], int] = return_zero,
+    videos: Callable[[int], int] = return_zero,
 ) -> Path:
-    """Write chat rows with their images and videos, and the same rows as preference pairs; return the rows' path.
+    """Write chat rows with images and videos, and the same rows as preference pairs; return the path of the rows.
 
-    `images` and `videos` return the number of images and videos of a row by its index.
+    `images` and `videos` return the number of images and videos for a row number.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
-    for number, row in zip(range(count), tiny_text.chat_rows(), strict=False):
+    for number, row in zip(range(row_count), tiny_text.chat_rows(), strict=False):
         image_names = [
             write_image(
                 folder, f"{number}-{index}.png", (28 + 28 * ((number + index) % 3), 56), seed=10 * number + index

@@ -1,4 +1,4 @@
-"""Helpers for unit tests of tiny vision-language models."""
+"""Helpers for unit tests with tiny vision-language models."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ ASSISTANT_TURNS = build_sft_renderer("assistant")
 
 @dataclass(frozen=True)
 class LoadedVisionModel:
-    """A loaded vision-language model, and a folder for its rows."""
+    """A loaded vision-language model and a folder for its rows."""
 
     folder: Path
     pretrained: Pretrained
@@ -47,9 +47,11 @@ class LoadedVisionModel:
         )
         return load_data(Dataset.model_validate({"train": [{"name": str(rows)}], **fields}), config)
 
-    def collate(self, *always: Modality) -> MultimodalCollator:
+    def collate(self, *required_modalities: Modality) -> MultimodalCollator:
         assert self.pretrained.vision is not None
-        return MultimodalCollator(pad_token_id(self.pretrained.tokenizer), self.pretrained.vision, required=always)
+        return MultimodalCollator(
+            pad_token_id(self.pretrained.tokenizer), self.pretrained.vision, required=required_modalities
+        )
 
 
 def describe_folder(folder: Path, **fields: Any) -> Pretrained:

@@ -1,4 +1,4 @@
-"""Helpers of the end-to-end tests: short training settings, and access to checkpoints in the output folder."""
+"""Helpers for end-to-end tests: short training settings and access to checkpoints in the output folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def training(*, max_steps: int, save_steps: int = 100_000, **fields: Any) -> dic
 
 
 def last_checkpoint(stack: Stack, job: str) -> int:
-    """Return the step of the newest complete checkpoint, 0 if there is none."""
+    """Return the step of the newest complete checkpoint, or 0 without one."""
     folder = stack.output(job) / "checkpoints"
     steps = [int(path.parent.name.removeprefix("step-")) for path in folder.glob("step-*/manifest.json")]
     return max(steps, default=0)
 
 
 def wait_for_checkpoint(stack: Stack, job: str, *, after: int = 0, timeout_seconds: float = 150) -> int:
-    """Wait for a checkpoint after the given step and return its step.
+    """Wait for a checkpoint newer than the given step and return its step.
 
     Raises:
         TimeoutError: no such checkpoint was saved in time.

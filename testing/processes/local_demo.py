@@ -1,4 +1,4 @@
-"""The demo without a cluster: the same job as local processes."""
+"""Demo without a cluster, which runs the example job as local processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testing.processes.operator_stack import example_job
 
 
 def run_locally() -> int:
-    """Run the example job with `finetune run`, then print its loss curve and result files; return the exit code."""
+    """Run the example job with `finetune run`, print its loss curve and result files, and return the exit code."""
     with tempfile.TemporaryDirectory(prefix="finetune-demo-") as scratch:
         folder = Path(scratch)
         tiny_text.build(folder / "data")

@@ -1,4 +1,4 @@
-"""Jobs started with `finetune run`, and access to their files and processes."""
+"""Start jobs with `finetune run`, and access their files and processes."""
 
 import json
 import os
@@ -23,7 +23,7 @@ TIMEOUT_SECONDS = 240  # importing torch on a busy host is slow
 
 @dataclass(frozen=True)
 class LocalJob:
-    """A job file, and the host folders that replace its volumes."""
+    """A job file and the host folders that replace its volumes."""
 
     folder: Path
     volumes: Mapping[str, Path]
@@ -46,7 +46,7 @@ class LocalJob:
         return JobStatus.model_validate(json.loads((self.local_folder / "status.json").read_text())["status"])
 
     def start(self, *options: str) -> subprocess.Popen[str]:
-        """Start the job in its own session, so that a signal to its process group acts like Ctrl-C in a terminal."""
+        """Start the job in a new session, so that a signal to its process group works like Ctrl-C in a terminal."""
         volumes = (word for name, path in self.volumes.items() for word in ("--volume", f"{name}={path}"))
         command = [sys.executable, "-m", "finetune_cli", "run", self.job_file.name, *volumes, *options]
         paths = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
@@ -61,11 +61,11 @@ class LocalJob:
         )
 
     def run(self, *options: str) -> tuple[int, str]:
-        """Run the job to its end; return exit code and output."""
+        """Run the job to completion and return its exit code and output."""
         return finish(self.start(*options))
 
     def heartbeat(self, *, node_rank: int, attempt: int = 0) -> RawBody | None:
-        """Return the latest heartbeat of a node's only rank, None before the first."""
+        """Return the latest heartbeat of a node's only rank, or None before the first heartbeat."""
         path = self.local_folder / f"attempt-{attempt}/node-{node_rank}/run/ranks/rank-0.json"
         try:
             heartbeat: RawBody = json.loads(path.read_text())
@@ -74,17 +74,17 @@ class LocalJob:
         return heartbeat
 
     def wait_for_step(self, step: int, *, node_rank: int) -> int:
-        """Wait until the node's rank has completed `step` steps and return its pid."""
+        """Wait until the node's only rank has completed `step` steps and return its pid."""
 
-        def pid_at_step() -> int | None:
+        def find_pid() -> int | None:
             heartbeat = self.heartbeat(node_rank=node_rank)
             return int(heartbeat["pid"]) if heartbeat and heartbeat["progress"]["step"] >= step else None
 
-        return wait_until(pid_at_step, f"step {step} on node {node_rank}")
+        return wait_until(find_pid, f"step {step} on node {node_rank}")
 
 
 def write_job(folder: Path, tiny: TinyFiles, **fields: Any) -> LocalJob:
-    """Write a job of two nodes with one rank each; `fields` (camelCase) update the spec."""
+    """Write a job with two nodes of one rank each; `fields` (camelCase) update the spec."""
     spec = {
         "model": {"name": "/data/model"},
         "dataset": {"train": [{"name": "/data/train.jsonl"}], "maxLength": 256},
@@ -100,7 +100,7 @@ def write_job(folder: Path, tiny: TinyFiles, **fields: Any) -> LocalJob:
 
 
 def write_command(folder: Path, command: RawBody, *, data: Path | None = None, **fields: Any) -> LocalJob:
-    """Write a command-mode job of two nodes with two ranks each; a field that is None is removed."""
+    """Write a command-mode job with two nodes of two ranks each; fields that are None are removed from the spec."""
     data_volume = {"name": "data", "mountPath": "/data", "persistentVolumeClaim": {"claimName": "datasets"}}
     spec = {
         "command": command,
@@ -128,7 +128,7 @@ def write_body(folder: Path, body: RawBody, volumes: Mapping[str, Path]) -> Loca
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Wait for the end of a run and return exit code and output; on timeout kill it and fail the test."""
+    """Wait until a run has ended and return its exit code and output; on timeout, kill it and fail the test."""
     try:
         output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
@@ -149,12 +149,12 @@ def wait_until(probe: Callable[[], int | None], description: str) -> int:
 
 
 def wait_for_processes_to_end(folder: Path) -> None:
-    """Wait until no process of the job runs; helpers of multiprocessing exit a moment after their rank."""
+    """Wait until no process of the job is running; multiprocessing helpers may exit shortly after their rank."""
     wait_until(lambda: None if pids_with_folder(folder) else 0, f"the end of {pids_with_folder(folder)}")
 
 
 def pids_with_folder(folder: Path) -> list[int]:
-    """Return processes whose environment contains the folder, as all processes of a job do (Linux only)."""
+    """Return the pids of a job's processes, identified by the folder in their environment (Linux only)."""
     pids = []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:

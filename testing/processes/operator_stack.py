@@ -1,4 +1,4 @@
-"""A cluster with the operator installed by Helm, as used by the demo and the end-to-end tests."""
+"""Cluster with the operator installed by Helm, for the demo and the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPERATOR_NAMESPACE = "finetune-system"
 
 RawBody = dict[str, Any]
 
-# Runs in a pod and prints phase, process state and stack of each rank.
+# script for a pod that prints the phase, process state and stack of each rank
 _PRINT_RANKS = """
 import os
 from pathlib import Path
@@ -40,7 +40,7 @@ print(*inspect_ranks(run, beats, dict.fromkeys((beat.local_rank for beat in beat
 
 @dataclass
 class Stack:
-    """One cluster with one namespace for jobs; `stages` contains the duration of each setup step in seconds."""
+    """A cluster with a namespace for jobs; `stages` contains the duration of each setup step in seconds."""
 
     provider: Provider
     namespace: str = "finetune-jobs"
@@ -53,14 +53,14 @@ class Stack:
         self.stages[title] = time.monotonic() - started_at
 
     def prepare(self) -> None:
-        """Set up cluster, images, operator and storage with a tiny model and dataset; reuse what already exists."""
+        """Set up the cluster, images, operator and storage with a tiny model and dataset, reusing existing ones."""
         self.prepare_operator()
         with self.stage("model and dataset created"):
             self.prepare_namespace()
             self.prepare_storage()
 
     def prepare_operator(self) -> None:
-        """Set up the cluster, the images and the operator; reuse what already exists."""
+        """Set up the cluster, images and operator, reusing existing ones."""
         with self.stage("cluster up"):
             self.provider.up()
         with self.stage("images built"):
@@ -72,7 +72,7 @@ class Stack:
             self.install_operator()
 
     def install_operator(self) -> None:
-        """Install the operator with Helm and the images of this checkout; pods of older images are replaced."""
+        """Install the operator with Helm and the images of this checkout; pods with older images are replaced."""
         self.helm(
             *("upgrade", "--install", "finetune-operator", str(CHART), "--namespace", OPERATOR_NAMESPACE),
             *("--create-namespace", "--wait", "--timeout", "120s", *helm_values()),
@@ -95,7 +95,7 @@ class Stack:
         self.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(objects))
 
     def prepare_namespace(self) -> None:
-        """Create the namespace with the restricted pod security level enforced."""
+        """Create the namespace with the enforced pod security level `restricted`."""
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": labels}})
 
@@ -109,11 +109,11 @@ class Stack:
             run(["chmod", "-R", "a+rX", str(data)])
 
     def folder(self, claim: str) -> Path:
-        """Return the folder of a claim on this host."""
+        """Return the host folder of a claim."""
         return self.provider.shared_folder(self.namespace, claim)
 
     def output(self, job: str) -> Path:
-        """Return the output folder of a job on this host."""
+        """Return the host folder of a job's output."""
         return self.folder("models") / self.namespace / job
 
     def job(self, name: str) -> RawBody:
@@ -143,13 +143,13 @@ class Stack:
             time.sleep(0.3)
 
     def diagnose(self, name: str) -> str:
-        """Return `kubectl describe` of the job, and log tail and rank states of each of its pods."""
+        """Return the output of `kubectl describe` for the job, and the log tail and rank states of each pod."""
         sections = [self.kubectl("describe", "ftj", name), self.kubectl("get", "pods", "-o", "wide")]
         for pod in (pod["metadata"]["name"] for pod in self.pods(name)):
             for arguments in (("logs", pod, "--tail=20"), ("exec", pod, "--", "python", "-c", _PRINT_RANKS)):
                 try:
                     sections.append(f"{pod}:\n{self.kubectl(*arguments)}")
-                except RuntimeError as error:  # the container is not running
+                except RuntimeError as error:  # kubectl exec fails if the container is not running
                     sections.append(f"{pod}: {error}")
         return "\n".join(sections)
 
@@ -176,7 +176,7 @@ def run(command: list[str], *, stdin: str | None = None) -> str:
 
 
 def helm_values() -> tuple[str, ...]:
-    """Return Helm options for the images of this checkout, which are in no registry."""
+    """Return Helm options for the images of this checkout, which are not in a registry."""
     repository, _, tag = image_name("operator").rpartition(":")
     values = {
         "image.repository": repository,
@@ -187,20 +187,20 @@ def helm_values() -> tuple[str, ...]:
     return tuple(word for key, value in values.items() for word in ("--set-string", f"{key}={value}"))
 
 
-def has_condition(job: RawBody, kind: str) -> bool:
+def has_condition(job: RawBody, condition_type: str) -> bool:
     """Return whether the job's condition of the given type is True."""
     conditions = job.get("status", {}).get("conditions", [])
-    return any(c["type"] == kind and c["status"] == "True" for c in conditions)
+    return any(c["type"] == condition_type and c["status"] == "True" for c in conditions)
 
 
-def reported_step(job: RawBody) -> int:
-    """Return the step in the job's status, 0 before the first."""
+def get_reported_step(job: RawBody) -> int:
+    """Return the step in the job's status, or 0 before the first step."""
     step: int = (job.get("status", {}).get("progress") or {}).get("step", 0)
     return step
 
 
 def example_job(name: str, **fields: Any) -> RawBody:
-    """Return the CPU example with another name and changed spec fields; None removes a field."""
+    """Return the CPU example job with another name and changed spec fields; None removes a field."""
     body: RawBody = yaml.safe_load(EXAMPLE.read_text())
     body["metadata"]["name"] = name
     spec = {**body["spec"], "imagePullPolicy": "Never", **fields}

@@ -1,4 +1,4 @@
-"""The jobs of manifests/examples, reduced in size so that they run on CPUs in seconds."""
+"""Reduce the jobs in manifests/examples, so that they run on CPUs in seconds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +14,9 @@ SHORT_TRAINING = {"maxSteps": 2, "saveSteps": 100, "learningRate": 0.01}
 
 
 def create_example_inputs(folder: Path) -> Path:
-    """Create tiny models and datasets at the paths of the examples, in one folder per volume.
+    """Create tiny models and datasets at the paths in the examples, in one folder per volume.
 
-    Models with a Hub id are in folders of that name beside the job files.
+    Models with a Hub id are in folders of that name next to the job files.
     """
     text = tiny_text.build(folder / "text", rows=256, eval_rows=40)
     data, models = folder / "data", folder / "models"
@@ -47,7 +47,7 @@ def write_small_example(folder: Path, example: str, change: Callable[[RawBody], 
     spec.pop("resources")
     spec["nprocPerNode"] = 2 // spec.get("numNodes", 1)
     if "command" in spec:
-        spec["command"]["workingDir"] = "workspace"  # in the example a folder of the image
+        spec["command"]["workingDir"] = "workspace"  # in the example, it is a folder in the image
     else:
         spec["model"]["torchDtype"] = "float32"
         spec["training"] = {**spec["training"], **SHORT_TRAINING}

@@ -1,4 +1,4 @@
-"""Environment variables of a supervisor that runs as a plain process."""
+"""Environment variables for a supervisor that runs as a local process."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from testing.processes.supervisors import REPOSITORY
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of node 1 of two, with all paths to write below `folder`."""
+    """Return the environment of node 1 of two, with all output paths below `folder`."""
     (folder / "run").mkdir()
     return {
         **os.environ,

@@ -1,4 +1,4 @@
-"""The zipped supervisor that the operator mounts into images of users."""
+"""Build the zipped supervisor that the operator mounts into users' images."""
 
 import base64
 from pathlib import Path

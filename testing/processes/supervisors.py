@@ -1,4 +1,4 @@
-"""Supervisors as plain processes, each with the environment and folders of a pod."""
+"""Run supervisors as local processes, each with the environment and folders of a pod."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Pod:
-    """A supervisor process with its folder and status port, in place of a pod."""
+    """A supervisor process that replaces a pod, with its folder and status port."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -72,7 +72,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Job:
-    """A job whose pods are processes on this host; every attempt has its own folders below `folder`."""
+    """A job whose pods are local processes; every attempt has separate folders below `folder`."""
 
     folder: Path
     spec: dict[str, Any]
@@ -94,7 +94,7 @@ class Job:
         return [self._start_pod(attempt, node_rank, port) for node_rank in range(self.nodes)]
 
     def run(self, *, attempt: int = 0) -> list[Pod]:
-        """Start all pods and wait until they have ended."""
+        """Start all pods of an attempt and wait until they have ended."""
         pods = self.start(attempt=attempt)
         for pod in pods:
             pod.wait()

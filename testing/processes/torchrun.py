@@ -20,7 +20,7 @@ def run_cells(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", "")),
         "OMP_NUM_THREADS": "1",
-        "PYTHONFAULTHANDLER": "1",  # prints the stack of a rank that crashes
+        "PYTHONFAULTHANDLER": "1",  # print the stack of a crashing rank
         "FINETUNE_WORLD_SIZE": str(ranks),
         "FINETUNE_CONFIG": "unused",
         "FINETUNE_OUTPUT": "unused",
@@ -40,12 +40,12 @@ def run_cells(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int
         str(folder / "results.json"),
     )
     completed = subprocess.run((sys.executable, *torchrun, *script), env=environment, capture_output=True, timeout=900)
-    assert completed.returncode == 0, completed.stderr.decode()[-3_000:] + stderr_tails(folder / "logs of ranks")
+    assert completed.returncode == 0, completed.stderr.decode()[-3_000:] + read_stderr_tails(folder / "logs of ranks")
     results: Results = json.loads((folder / "results.json").read_text())
     return results
 
 
-def stderr_tails(folder: Path) -> str:
-    """Return the end of each rank's stderr; the rank that stopped writing first, a likely cause, comes last."""
+def read_stderr_tails(folder: Path) -> str:
+    """Return the end of each rank's stderr; the rank that stopped writing first, the likely cause, comes last."""
     logs = sorted(folder.glob("**/stderr.log"), key=lambda log: log.stat().st_mtime, reverse=True)
     return "".join(f"\n--- rank {log.parent.name}:\n{log.read_text()[-10_000:]}" for log in logs)

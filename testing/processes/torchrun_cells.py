@@ -1,12 +1,12 @@
 """Run several small trainings (cells) in one launch of torchrun: `torchrun_cells.py CELLS.json RESULTS.json`.
 
-One launch for all cells, because importing torch and transformers takes ten times as long as such a training.
+All cells share one launch, because importing torch and transformers takes ten times as long as such a training.
 The name of a cell selects a variant:
 
-- `X (again)`: run X again after its result was removed.
-- `X (from step 2)`: as `(again)`, with the checkpoints after that step removed too.
-- `Y <- X`: run spec Y, resuming from the first checkpoint of X.
-- `X (mixed)`: the last rank reports a different GPU.
+- `X (again)`: remove the result of X and run X again.
+- `X (from step 2)`: like `(again)`, but also remove the checkpoints after that step.
+- `Y <- X`: run spec Y and resume from the first checkpoint of X.
+- `X (mixed)`: the last rank reports another GPU model.
 - `X (in 900 MiB)`: each rank has this much memory.
 - `X (at most 4 sequences)`: rank 1 runs out of memory above this batch size.
 - `X (tracked)`: the results contain the bytes allocated by each step.
@@ -54,14 +54,14 @@ RESUMED_FROM = " <- "
 
 
 def train_cell(name: str, spec: dict[str, Any], folder: Path, context: RankContext) -> dict[str, Any]:
-    """Run one training; return its logged metrics and a digest of its weights, or the error that ended it."""
+    """Run one training and return its logged metrics and a digest of its weights, or the error that ended it."""
     print(f"rank {context.ranks.rank}: {name}", file=sys.stderr, flush=True)
     reset_global_state()
     uid = name.rpartition(RESUMED_FROM)[2]
     if variant := RERUN_VARIANT.search(name):
         name = uid = name[: variant.start()]
         step = int(variant["step"]) if variant["step"] else None
-        run_on_rank_zero(lambda: rewind_output(folder / name, to_step=step))
+        run_on_rank_zero(lambda: rewind_output(folder / name, last_step=step))
     elif name != uid:
         run_on_rank_zero(lambda: copy_first_checkpoint(folder / uid, folder / name))
     context = replace(context, output=folder / name, uid=uid, job=uid, run=RunFolder(folder / "run"))
@@ -71,7 +71,7 @@ def train_cell(name: str, spec: dict[str, Any], folder: Path, context: RankConte
     try:
         with (
             track_allocations(callback) if name.endswith("(tracked)") else nullcontext(),
-            limited_memory(name, context),
+            limit_memory(name, context),
             patch.object(
                 train,
                 describe_rank_hardware.__name__,
@@ -79,12 +79,15 @@ def train_cell(name: str, spec: dict[str, Any], folder: Path, context: RankConte
             ),
         ):
             train.run(TrainerSpec.model_validate(spec), context, reporter)
-    except (MixedHardware, NonFiniteLoss) as error:  # raised on all ranks; any other error may be on one rank only
+    except (
+        MixedHardware,
+        NonFiniteLoss,
+    ) as error:  # these errors are raised on all ranks; other errors may be raised on one rank only
         return {"error": type(error).__name__, "message": str(error)}
     result = folder / name / "result"
     (weights,) = result.glob("*.safetensors")
     log = json.loads((result / "trainer_state.json").read_text())["log_history"]
-    log = [entry for entry in log if "train_runtime" not in entry]  # without the summary, which contains durations
+    log = [entry for entry in log if "train_runtime" not in entry]  # omit the summary, which contains durations
     metric_names = {name for entry in log for name in entry} - {"step", "epoch", *LOGGED_METRICS}
     metrics = {name: [entry[name] for entry in log if name in entry] for name in sorted(metric_names)}
     allocations = {"held_bytes": callback.held_bytes, "peak_bytes": callback.peak_bytes}
@@ -103,8 +106,8 @@ def track_allocations(callback: AllocationCallback) -> Iterator[None]:
 
 
 @contextmanager
-def limited_memory(name: str, context: RankContext) -> Iterator[None]:
-    """Limit memory or batch size as the cell's name requires."""
+def limit_memory(name: str, context: RankContext) -> Iterator[None]:
+    """Limit memory or batch size as specified by the cell's name."""
     variant = MEMORY_VARIANT.search(name)
     with ExitStack() as stack:
         if variant and variant["mib"]:
@@ -114,11 +117,11 @@ def limited_memory(name: str, context: RankContext) -> Iterator[None]:
             stack.enter_context(patch.object(build_trainer, "can_measure_memory", return_value=True))
             if not context.ranks.is_first:
                 limit = int(variant["most"])
-                stack.enter_context(patch.object(torch.nn.Embedding, "forward", embedding_with_limit(limit)))
+                stack.enter_context(patch.object(torch.nn.Embedding, "forward", limit_embedding_batch(limit)))
         yield
 
 
-def embedding_with_limit(max_sequences: int) -> Callable[[torch.nn.Embedding, torch.Tensor], torch.Tensor]:
+def limit_embedding_batch(max_sequences: int) -> Callable[[torch.nn.Embedding, torch.Tensor], torch.Tensor]:
     embed = torch.nn.Embedding.forward
 
     def embed_or_fail(embedding: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
@@ -129,20 +132,22 @@ def embedding_with_limit(max_sequences: int) -> Callable[[torch.nn.Embedding, to
     return embed_or_fail
 
 
-def rewind_output(output: Path, *, to_step: int | None) -> None:
-    """Remove the result, and the checkpoints after `to_step`, as if the training had been interrupted."""
+def rewind_output(output: Path, *, last_step: int | None) -> None:
+    """Remove the result, and the checkpoints after `last_step`, as if the training had been interrupted."""
     shutil.rmtree(output / "result")
-    if to_step is None:
+    if last_step is None:
         return
-    by_step = {int(folder.name.removeprefix("step-")): folder for folder in (output / "checkpoints").glob("step-*")}
-    assert to_step in by_step, sorted(by_step)
-    for step, folder in by_step.items():
-        if step > to_step:
+    folders_by_step = {
+        int(folder.name.removeprefix("step-")): folder for folder in (output / "checkpoints").glob("step-*")
+    }
+    assert last_step in folders_by_step, sorted(folders_by_step)
+    for step, folder in folders_by_step.items():
+        if step > last_step:
             shutil.rmtree(folder)
 
 
 def reset_global_state() -> None:
-    """Reset accelerate and transformers, whose global state contains the sharding of the previous cell."""
+    """Reset the global state of accelerate and transformers, which contains the sharding of the previous cell."""
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
     unset_hf_deepspeed_config()
@@ -153,8 +158,8 @@ def reset_global_state() -> None:
 
 def copy_first_checkpoint(source: Path, target: Path) -> None:
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("result"))
-    for later in sorted((target / "checkpoints").iterdir())[1:]:
-        shutil.rmtree(later)
+    for checkpoint in sorted((target / "checkpoints").iterdir())[1:]:
+        shutil.rmtree(checkpoint)
 
 
 def describe_other_gpu(device: torch.device) -> RankHardware:
@@ -162,20 +167,20 @@ def describe_other_gpu(device: torch.device) -> RankHardware:
 
 
 def slow_down() -> None:
-    """Make this rank slow, like a thermally throttled GPU."""
+    """Slow this rank down, like a thermally throttled GPU."""
     compute = SftTrainer.sum_losses
 
-    def slow(trainer: SftTrainer, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
+    def compute_slowly(trainer: SftTrainer, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
         time.sleep(0.15)
         return compute(trainer, model, batch)
 
-    setattr(SftTrainer, compute.__name__, slow)
+    setattr(SftTrainer, compute.__name__, compute_slowly)
 
 
 def main(cells_file: Path, results_file: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
-    gc.freeze()  # like `finetune_trainer.entrypoint`
+    gc.freeze()  # as in finetune_trainer.entrypoint
     context = RankContext.from_environment(os.environ)
     if os.environ.get("TEST_SLOW_RANK") == str(context.ranks.rank):
         slow_down()
@@ -188,4 +193,4 @@ def main(cells_file: Path, results_file: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]))
-    exit_without_teardown(0)  # like the trainer: threads of collectives may abort during interpreter shutdown
+    exit_without_teardown(0)  # as in the trainer, because threads of collectives may abort during interpreter shutdown

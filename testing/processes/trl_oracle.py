@@ -1,6 +1,6 @@
 """Run trainings with TRL as a reference for the trainer's losses: `trl_oracle.py CELLS.json RESULTS.json`.
 
-Every step uses all rows in one micro-batch, so that neither the order of rows nor the averaging affects the loss.
+Every step uses all rows in one micro-batch, so that the loss depends neither on the order of rows nor on averaging.
 """
 
 import json
@@ -25,7 +25,7 @@ from finetune_trainer.model.lora import add_adapters
 
 
 def train_cell(spec: TrainerSpec, folder: str) -> dict[str, list[float]]:
-    """Run one training with TRL and return the logged metrics by name, one value per step."""
+    """Run one training with TRL and return the logged metrics by name, with one value per step."""
     rows = [json.loads(line) for line in Path(spec.dataset.train[0].name).read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(spec.model.name)
     trainer = build_trainer(spec, Dataset.from_list(rows), tokenizer, folder)
@@ -35,12 +35,12 @@ def train_cell(spec: TrainerSpec, folder: str) -> dict[str, list[float]]:
 
 
 def build_trainer(spec: TrainerSpec, rows: Dataset, tokenizer: PreTrainedTokenizerBase, folder: str) -> Trainer:
-    arguments = common_arguments(spec, folder, len(rows))
+    arguments = build_common_arguments(spec, folder, len(rows))
     if spec.sft:
         config = SFTConfig(**arguments, completion_only_loss=True)
         return SFTTrainer(model=load_model(spec), args=config, train_dataset=rows, processing_class=tokenizer)
     assert spec.dpo
-    config = DPOConfig(**arguments, **dpo_arguments(spec.dpo))
+    config = DPOConfig(**arguments, **build_dpo_arguments(spec.dpo))
     reference = None if spec.lora else AutoModelForCausalLM.from_pretrained(spec.model.name)
     return DPOTrainer(
         model=load_model(spec), ref_model=reference, args=config, train_dataset=rows, processing_class=tokenizer
@@ -48,12 +48,12 @@ def build_trainer(spec: TrainerSpec, rows: Dataset, tokenizer: PreTrainedTokeniz
 
 
 def load_model(spec: TrainerSpec) -> torch.nn.Module:
-    """Load the model, with adapters initialized as by the trainer if the spec has LoRA."""
+    """Load the model; if the spec has LoRA, add adapters initialized as in the trainer."""
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(spec.model.name, dtype=torch.float32)
     return add_adapters(model, spec.lora, seed=spec.training.seed) if spec.lora else model
 
 
-def common_arguments(spec: TrainerSpec, folder: str, batch: int) -> dict[str, Any]:
+def build_common_arguments(spec: TrainerSpec, folder: str, batch: int) -> dict[str, Any]:
     training = spec.training
     return {
         "output_dir": folder,
@@ -73,7 +73,7 @@ def common_arguments(spec: TrainerSpec, folder: str, batch: int) -> dict[str, An
     }
 
 
-def dpo_arguments(dpo: Dpo) -> dict[str, Any]:
+def build_dpo_arguments(dpo: Dpo) -> dict[str, Any]:
     losses: list[str] = [dpo.loss_type]
     weights = [1.0]
     if dpo.rpo_alpha:

@@ -1,4 +1,4 @@
-"""A typical training script of a user: plain torch and DDP with its own arguments and checkpoint."""
+"""Typical training script of a user: plain torch and DDP with custom arguments and checkpoints."""
 
 import argparse
 import os

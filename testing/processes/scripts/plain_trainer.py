@@ -1,4 +1,4 @@
-"""A training script like the examples of transformers: a Trainer without any reference to the operator."""
+"""Training script like the examples of transformers, which does not depend on the operator."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 
 class SlowRows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Rows with a delay, so that the training lasts long enough to be observed."""
+    """Dataset that delays each row, so that tests can observe the training."""
 
     def __len__(self) -> int:
         return 64
