@@ -1,4 +1,4 @@
-"""Run all checks of `make check` in parallel; print their durations and the output of failed checks."""
+"""Run the checks of `make check` in parallel and print their durations and the output of failed checks."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ BIN = Path(PYTHON).parent
 
 @dataclass(frozen=True)
 class Check:
-    """A command that exits with 0 if the check passes."""
+    """A command that returns exit code 0 if the check passes."""
 
     name: str
     command: Sequence[str | Path]
@@ -25,16 +25,16 @@ class Check:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a check; `output` also contains its SKIPPED lines."""
+    """Result of a check; `output` includes SKIPPED lines."""
 
     check: Check
-    ok: bool
+    passed: bool
     seconds: float
     output: str
 
 
 CHECKS = (
-    Check("types", (BIN / "mypy",)),  # first, because it is the slowest
+    Check("types", (BIN / "mypy",)),  # started first, because it is the slowest check
     Check("manifests", (PYTHON, "tools/check_manifests.py")),
     Check("imports", (BIN / "lint-imports", "--no-cache")),
     Check("generated files", (PYTHON, "tools/generate.py", "--check")),
@@ -46,14 +46,14 @@ CHECKS = (
 
 
 def main() -> int:
-    """Run all checks and return exit code 1 if any failed; checks that cannot run are reported as SKIPPED."""
-    helm = find_helm()  # may build it, which must not count as duration of a check
+    """Run all checks and return exit code 1 if a check failed; report checks that cannot run as SKIPPED."""
+    helm = find_helm()  # find_helm may build Helm, which must not count as the duration of a check
     checks = (*CHECKS, Check("helm lint", (helm, "lint", "--strict", "--quiet", CHART))) if helm else CHECKS
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = [print_result(result) for result in pool.map(run, checks)]
     if helm is None:
         print("SKIPPED helm lint and all checks of the rendered chart: install helm, or Go to build it")
-    failed = [result.check.name for result in results if not result.ok]
+    failed = [result.check.name for result in results if not result.passed]
     print(f"make check: failed: {', '.join(failed)}" if failed else f"make check: {len(results)} checks passed")
     return 1 if failed else 0
 
@@ -67,10 +67,10 @@ def run(check: Check) -> Result:
 
 
 def print_result(result: Result) -> Result:
-    """Print one line for a check, and the whole output of a failed one; return the result."""
-    print(f"{'ok' if result.ok else 'FAILED':<7} {result.check.name:<16} {result.seconds:5.1f} s", flush=True)
+    """Print one line for a check, and the whole output if it failed; return the result."""
+    print(f"{'ok' if result.passed else 'FAILED':<7} {result.check.name:<16} {result.seconds:5.1f} s", flush=True)
     for line in result.output.splitlines():
-        if not result.ok or line.startswith("SKIPPED"):
+        if not result.passed or line.startswith("SKIPPED"):
             print(f"        {line}")
     return result
 

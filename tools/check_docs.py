@@ -1,6 +1,6 @@
-"""Check all Markdown files: relative links exist, anchors are headings of their page, prose is wrapped.
+"""Check that links and anchors in all Markdown files exist and that prose is wrapped.
 
-A link to a file outside of docs/ is absolute, so that it also works on the documentation site; its path is checked too.
+Links to files outside docs/ are absolute, so that they work on the documentation site; their paths are checked, too.
 """
 
 import re
@@ -19,22 +19,27 @@ MAX_WIDTH = 110
 
 
 def main() -> int:
-    """Exit code 1 if a link is broken or a line of prose is too long."""
-    problems = [problem for path in markdown_files() for check in (broken_links, long_lines) for problem in check(path)]
+    """Print all problems and return exit code 1 if there are any."""
+    problems = [
+        problem
+        for path in list_markdown_files()
+        for check in (find_broken_links, find_long_lines)
+        for problem in check(path)
+    ]
     for problem in problems:
         print(problem)
     return 1 if problems else 0
 
 
-def markdown_files() -> list[Path]:
-    """All Markdown files that git tracks or would track."""
+def list_markdown_files() -> list[Path]:
+    """Return all Markdown files that git does not ignore."""
     command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md")
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-    return sorted(ROOT / path for path in set(listed) if path and (ROOT / path).exists())
+    listed_paths = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    return sorted(ROOT / path for path in set(listed_paths) if path and (ROOT / path).exists())
 
 
-def broken_links(path: Path) -> Iterator[str]:
-    """One line per broken link of a page: file, link and what is missing."""
+def find_broken_links(path: Path) -> Iterator[str]:
+    """Yield an error message for each broken link of a page."""
     for link in LINK.findall(FENCE.sub("", path.read_text())):
         name, _, anchor = link.partition("#")
         if REPOSITORY.match(link):
@@ -45,22 +50,22 @@ def broken_links(path: Path) -> Iterator[str]:
             target = (path.parent / name).resolve() if name else path
         if not target.exists():
             yield f"{path.relative_to(ROOT)}: {link}: no such file"
-        elif anchor and target.suffix == ".md" and anchor not in anchors(target):
+        elif anchor and target.suffix == ".md" and anchor not in list_anchors(target):
             yield f"{path.relative_to(ROOT)}: {link}: {target.relative_to(ROOT)} has no heading #{anchor}"
 
 
-def long_lines(path: Path) -> Iterator[str]:
-    """One line per line of prose that is longer than MAX_WIDTH; generated text is not wrapped."""
-    written = path.read_text().partition("<!-- Generated")[0]
-    text = FENCE.sub(lambda block: "\n" * block[0].count("\n"), written)
+def find_long_lines(path: Path) -> Iterator[str]:
+    """Yield an error message for each line of prose longer than MAX_WIDTH, except in generated text."""
+    prose = path.read_text().partition("<!-- Generated")[0]
+    text = FENCE.sub(lambda block: "\n" * block[0].count("\n"), prose)
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) > MAX_WIDTH and not line.startswith(UNWRAPPED):
             yield f"{path.relative_to(ROOT)}:{number}: {len(line)} characters; wrap prose at {MAX_WIDTH}"
 
 
 @cache
-def anchors(path: Path) -> frozenset[str]:
-    """The anchors of a page's headings, as repository hosts derive them."""
+def list_anchors(path: Path) -> frozenset[str]:
+    """Return the anchors that repository hosts derive from a page's headings."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE)
     return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
 

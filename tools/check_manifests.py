@@ -29,24 +29,24 @@ CHART_SETTINGS: dict[str, tuple[str, ...]] = {
         'networkPolicy={"enabled":true,"namespaces":["a","b"],"metricsFrom":[{"namespaceSelector":{}}]}',
     ),
 }
-THIRD_PARTY_KINDS = ("PodMonitor",)  # not in the schema of Kubernetes
+THIRD_PARTY_KINDS = ("PodMonitor",)  # kinds that the schema of Kubernetes does not contain
 
 
 def main() -> int:
     """Print all problems and return exit code 1 if there are any."""
-    problems = list(example_problems())
+    problems = list(find_example_problems())
     schema = load_kubernetes_schema()
     if schema is None:
         print("SKIPPED the check against the Kubernetes API: its schema is in a Go module, and Go is not installed")
     else:
-        problems += kubernetes_problems(schema)
+        problems += find_kubernetes_problems(schema)
     for problem in problems:
         print(problem)
     return 1 if problems else 0
 
 
-def example_problems() -> Iterator[str]:
-    """Yield problems of the examples, from the JSON schema for editors and from the parser of the CLI."""
+def find_example_problems() -> Iterator[str]:
+    """Yield problems of the examples that the JSON schema for editors or the CLI's parser detects."""
     validator = Draft202012Validator(json.loads((MANIFESTS / "finetunejob.schema.json").read_text()))
     paths = sorted((MANIFESTS / "examples").glob("*.yaml"))
     if not paths:
@@ -61,23 +61,23 @@ def example_problems() -> Iterator[str]:
             yield str(error)
 
 
-def kubernetes_problems(schema: KubernetesSchema) -> Iterator[str]:
-    """Yield problems of the CRD, install.yaml and the rendered chart, from the schema of Kubernetes."""
+def find_kubernetes_problems(schema: KubernetesSchema) -> Iterator[str]:
+    """Yield problems of the CRD, install.yaml and the rendered chart that the schema of Kubernetes detects."""
     for path in (MANIFESTS / "crd" / "finetunejobs.yaml", MANIFESTS / "install.yaml"):
-        yield from _problems(schema, path.name, yaml.safe_load_all(path.read_text()))
+        yield from _find_problems(schema, path.name, yaml.safe_load_all(path.read_text()))
     helm = find_helm()
     if helm is None:
         print("SKIPPED rendering the chart: neither helm nor Go to build it is installed")
         return
     for name, settings in CHART_SETTINGS.items():
         documents = list(yaml.safe_load_all(render_chart(helm, *settings)))
-        yield from _problems(schema, f"chart ({name})", documents)
+        yield from _find_problems(schema, f"chart ({name})", documents)
 
 
-def _problems(schema: KubernetesSchema, source: str, documents: Iterable[Schema | None]) -> Iterator[str]:
+def _find_problems(schema: KubernetesSchema, source: str, documents: Iterable[Schema | None]) -> Iterator[str]:
     for document in documents:
         if document and document["kind"] not in THIRD_PARTY_KINDS:
-            yield from (f"{source}: {problem}" for problem in schema.problems(document))
+            yield from (f"{source}: {problem}" for problem in schema.find_problems(document))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Check the words of identifiers and docstrings: no private vocabulary, docstrings on public names, unique class names.
+"""Check that identifiers and docstrings use standard vocabulary and that class names are unique.
 
-The rules come from docs/glossary.md. To allow an exception, add it to ALLOWED with a reason.
+docs/glossary.md lists the terms to use. To allow an exception, add it to ALLOWED with a reason.
 """
 
 import ast
@@ -15,22 +15,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("operator/", "trainer/")
 MIN_DOCSTRING_WORDS = 5
-# A function returns, a message reports, a field contains: docs/glossary.md names the terms to use instead.
+# words to avoid; functions return, messages report, fields contain
 BANNED_BY_THEME = {
     "speech": "tell tells told telling say says said saying hear hears heard unheard speak speaks spoke",
     "senses": "see sees seeing sight sighted thought wanted wish wishes asked answered obey obeys farewell",
     "homely": "stir stirs spared outlived outlives dice patience patient album sieve eye",
 }
 BANNED = frozenset(word for words in BANNED_BY_THEME.values() for word in words.split())
-ALLOWED: dict[str, str] = {  # "path:identifier" or "identifier" -> reason
+ALLOWED: dict[str, str] = {  # reason by "path:identifier" or "identifier"
     "early_stopping_patience": "name in transformers and in the API",
 }
-ALLOWED_DUPLICATES: dict[str, str] = {}  # class name -> reason
+ALLOWED_DUPLICATES: dict[str, str] = {}  # reason by class name
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One violation, at a line of a file."""
+    """A rule violation at a line of a file."""
 
     path: str
     line: int
@@ -41,8 +41,8 @@ class Problem:
 
 
 def main() -> int:
-    """Exit code 1 if any file violates a rule."""
-    trees = {path: ast.parse((ROOT / path).read_text()) for path in tracked_files()}
+    """Print all rule violations and return exit code 1 if there are any."""
+    trees = {path: ast.parse((ROOT / path).read_text()) for path in list_tracked_files()}
     problems = [problem for path, tree in trees.items() for problem in check_file(path, tree)]
     problems += check_class_names(trees)
     for problem in problems:
@@ -50,28 +50,28 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def tracked_files() -> list[str]:
-    """Paths of all Python files that git tracks or would track."""
+def list_tracked_files() -> list[str]:
+    """Return the paths of all Python files that git does not ignore."""
     command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py")
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    return sorted(path for path in set(listed) if (ROOT / path).exists())
+    listed_paths = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return sorted(path for path in set(listed_paths) if (ROOT / path).exists())
 
 
 def check_file(path: str, tree: ast.Module) -> Iterator[Problem]:
-    """Problems of one file, at most one per identifier."""
-    reported: set[str] = set()
-    for name, line in identifiers(tree):
-        words = banned_words(name)
-        if words and name not in reported and not is_allowed(path, name):
-            reported.add(name)
+    """Yield the problems of a file, at most one per identifier."""
+    reported_names: set[str] = set()
+    for name, line in list_identifiers(tree):
+        words = find_banned_words(name)
+        if words and name not in reported_names and not is_allowed(path, name):
+            reported_names.add(name)
             yield Problem(path, line, f"identifier {name}: avoid {', '.join(words)}")
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from check_docstring(path, node)
 
 
-def identifiers(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Every name that the file defines: modules aside, also parameters and attributes of self."""
+def list_identifiers(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield all names that a file defines, including parameters and attributes, with their lines."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -87,43 +87,45 @@ def identifiers(tree: ast.Module) -> Iterator[tuple[str, int]]:
 def check_docstring(
     path: str, node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ) -> Iterator[Problem]:
-    """The first paragraph avoids the banned words; a public one of the product has at least five words."""
+    """Check that the first paragraph has no banned words and, for public names, at least five words."""
     docstring = ast.get_docstring(node)
     if docstring is None:
         return
     name = getattr(node, "name", "module")
-    first = re.sub(r"`[^`]*`", "x", docstring.split("\n\n")[0])
-    words = re.findall(r"[a-z]+", first.lower())
-    banned = sorted(BANNED.intersection(words))
+    first_paragraph = re.sub(r"`[^`]*`", "x", docstring.split("\n\n")[0])
+    words = re.findall(r"[a-z]+", first_paragraph.lower())
+    banned_words = sorted(BANNED.intersection(words))
     line = getattr(node, "lineno", 1)
-    if banned and not is_allowed(path, name):
-        yield Problem(path, line, f"docstring of {name}: avoid {', '.join(banned)}")
-    public = path.startswith(PRODUCT) and not name.startswith("_") and not isinstance(node, ast.Module)
-    if public and len(first.split()) < MIN_DOCSTRING_WORDS:
-        yield Problem(path, line, f"docstring of {name} has fewer than {MIN_DOCSTRING_WORDS} words: {first!r}")
+    if banned_words and not is_allowed(path, name):
+        yield Problem(path, line, f"docstring of {name}: avoid {', '.join(banned_words)}")
+    is_public = path.startswith(PRODUCT) and not name.startswith("_") and not isinstance(node, ast.Module)
+    if is_public and len(first_paragraph.split()) < MIN_DOCSTRING_WORDS:
+        yield Problem(
+            path, line, f"docstring of {name} has fewer than {MIN_DOCSTRING_WORDS} words: {first_paragraph!r}"
+        )
 
 
 def check_class_names(trees: dict[str, ast.Module]) -> Iterator[Problem]:
-    """Every class name has one meaning in the whole tree."""
-    places: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    """Check that no class name is defined twice."""
+    locations_by_name: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for path, tree in trees.items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
-                places[node.name].append((path, node.lineno))
-    for name, defined in places.items():
-        if len(defined) > 1 and name not in ALLOWED_DUPLICATES:
-            others = ", ".join(path for path, _ in defined[1:])
-            yield Problem(*defined[0], f"class {name} is also defined in {others}")
+                locations_by_name[node.name].append((path, node.lineno))
+    for name, locations in locations_by_name.items():
+        if len(locations) > 1 and name not in ALLOWED_DUPLICATES:
+            other_paths = ", ".join(path for path, _ in locations[1:])
+            yield Problem(*locations[0], f"class {name} is also defined in {other_paths}")
 
 
-def banned_words(name: str) -> list[str]:
-    """Words of a snake_case or CamelCase identifier that are banned."""
-    parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)
-    return sorted(BANNED.intersection(part.lower() for part in parts))
+def find_banned_words(name: str) -> list[str]:
+    """Return the banned words in a snake_case or CamelCase identifier."""
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)
+    return sorted(BANNED.intersection(word.lower() for word in words))
 
 
 def is_allowed(path: str, name: str) -> bool:
-    """Whether the name is an exception, everywhere or in this file."""
+    """Return whether ALLOWED lists the name, for all files or for this file."""
     return name in ALLOWED or f"{path}:{name}" in ALLOWED
 
 

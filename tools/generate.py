@@ -1,4 +1,4 @@
-"""Write the files generated from the models and the chart; `--check` only reports outdated files."""
+"""Generate files from the models and the chart; with `--check`, only report outdated files."""
 
 import argparse
 import json
@@ -25,23 +25,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is out of date")
     check = parser.parse_args().check
-    outdated = sum(write_if_changed(ROOT / path, text, check=check) for path, text in render_from_models().items())
+    outdated = sum(write_if_changed(ROOT / path, text, check_only=check) for path, text in render_from_models().items())
     helm = find_helm()
     if helm is None:
         print("SKIPPED manifests/install.yaml: it is rendered by helm; install helm, or Go to build it")
     else:
-        # after the files above: the chart contains one of them
-        outdated += write_if_changed(ROOT / "manifests/install.yaml", render_install(render_chart(helm)), check=check)
+        # rendered after the other files, because the chart contains one of them
+        outdated += write_if_changed(
+            ROOT / "manifests/install.yaml", render_install(render_chart(helm)), check_only=check
+        )
     return 1 if check and outdated else 0
 
 
-def write_if_changed(path: Path, text: str, *, check: bool) -> bool:
-    """Write the file unless `check` is set; return whether its content was outdated."""
+def write_if_changed(path: Path, text: str, *, check_only: bool) -> bool:
+    """Write the file unless `check_only` is set; return whether its content was outdated."""
     if path.exists() and path.read_text() == text:
         return False
     name = path.relative_to(ROOT)
-    print(f"{name} is out of date; run `make generate`" if check else f"wrote {name}")
-    if not check:
+    print(f"{name} is out of date; run `make generate`" if check_only else f"wrote {name}")
+    if not check_only:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return True
@@ -62,35 +64,35 @@ def render_from_models() -> dict[Path, str]:
 
 
 def render_install(rendered: str) -> str:
-    """Return the rendered chart for `kubectl apply`: with its namespace, without Helm's labels and annotations."""
+    """Convert the rendered chart for `kubectl apply`: add the namespace, remove Helm's labels and annotations."""
     namespace = {
         "apiVersion": "v1",
         "kind": "Namespace",
         "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
     }
     documents = [namespace, *(document for document in yaml.safe_load_all(rendered) if document)]
-    return f"# {INSTALL_NOTE}\n" + "---\n".join(dump_yaml(without_helm(document)) for document in documents)
+    return f"# {INSTALL_NOTE}\n" + "---\n".join(dump_yaml(remove_helm_metadata(document)) for document in documents)
 
 
-def without_helm(node: Any) -> Any:
-    """Return the document without the labels and annotations of Helm."""
+def remove_helm_metadata(node: Any) -> Any:
+    """Return the document without Helm's labels and annotations."""
     if isinstance(node, list):
-        return [without_helm(item) for item in node]
+        return [remove_helm_metadata(item) for item in node]
     if not isinstance(node, dict):
         return node
-    remaining = {key: without_helm(value) for key, value in node.items() if key not in HELM_ONLY}
+    remaining = {key: remove_helm_metadata(value) for key, value in node.items() if key not in HELM_ONLY}
     return {key: value for key, value in remaining.items() if key != "annotations" or value}
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Writes repeated values in full: anchors and aliases make diffs hard to read."""
+    """Dumper that writes no anchors and aliases, which make diffs hard to read."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 (PyYAML's signature)
         return True
 
 
 def dump_yaml(document: object) -> str:
-    """Format a document as YAML, with keys in their original order."""
+    """Format a document as YAML and keep the order of its keys."""
     return yaml.dump(document, Dumper=_PlainDumper, sort_keys=False, width=110, allow_unicode=True)
 
 

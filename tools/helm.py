@@ -1,4 +1,4 @@
-"""Find Helm: the pinned version if Go can build it, else the installed one."""
+"""Find Helm, in the pinned version if Go can build it, else the installed version, and render the chart."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ NAMESPACE = "finetune-system"
 
 
 def find_helm() -> Path | None:
-    """Return the path of Helm, None if it is not installed and cannot be built; the first build takes minutes."""
+    """Return the path of Helm, or None if it is not installed and cannot be built; the first build takes minutes."""
     pinned = Cache.from_environment().binaries("helm", PINNED.helm) / "helm"
     if not pinned.exists() and shutil.which("go"):
         build_all(Cache.from_environment(), PINNED, component_names=("helm",))

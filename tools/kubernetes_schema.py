@@ -1,4 +1,4 @@
-"""The OpenAPI schema of Kubernetes, made strict: unknown fields are errors."""
+"""OpenAPI schema of Kubernetes in a strict version, which rejects unknown fields."""
 
 import json
 import shutil
@@ -25,8 +25,8 @@ class KubernetesSchema:
     definitions: Schema
     kinds: dict[tuple[str, str], str]
 
-    def problems(self, document: Schema) -> Iterator[str]:
-        """Yield what the API server would reject or drop, each with its path in the document."""
+    def find_problems(self, document: Schema) -> Iterator[str]:
+        """Yield an error message for each field that the API server would reject or drop."""
         version, kind = document.get("apiVersion", ""), document.get("kind", "")
         if (version, kind) not in self.kinds:
             yield f"{version} {kind}: no such kind in Kubernetes {PINNED.kubernetes}"
@@ -38,7 +38,7 @@ class KubernetesSchema:
 
 
 def load_kubernetes_schema() -> KubernetesSchema | None:
-    """Load the schema from the Go module of Kubernetes; None if Go, which downloads it, is not installed."""
+    """Load the schema from the Go module of Kubernetes; return None if Go is needed to download it but missing."""
     cache = Cache.from_environment()
     module = Path(cache.go_environment["GOMODCACHE"]) / f"k8s.io/kubernetes@v{PINNED.kubernetes}"
     if not module.exists():
@@ -51,8 +51,8 @@ def load_kubernetes_schema() -> KubernetesSchema | None:
 
 
 def parse_openapi(document: Schema) -> KubernetesSchema:
-    """Parse the OpenAPI document; objects reject unknown fields, and quantities accept numbers and strings."""
-    definitions = {name: _strict(name, schema) for name, schema in document["definitions"].items()}
+    """Parse the OpenAPI document so that objects reject unknown fields and quantities accept numbers and strings."""
+    definitions = {name: _make_strict(name, schema) for name, schema in document["definitions"].items()}
     kinds = {
         (f"{gvk['group']}/{gvk['version']}".lstrip("/"), gvk["kind"]): name
         for name, schema in document["definitions"].items()
@@ -61,14 +61,14 @@ def parse_openapi(document: Schema) -> KubernetesSchema:
     return KubernetesSchema(definitions, kinds)
 
 
-def _strict(name: str, schema: Schema) -> Schema:
+def _make_strict(name: str, schema: Schema) -> Schema:
     if schema.get("format") == "int-or-string" or name.endswith(".resource.Quantity"):
         return _NUMBER_OR_STRING
     strict = dict(schema)
     if "properties" in schema:
-        strict["properties"] = {field: _strict("", child) for field, child in schema["properties"].items()}
+        strict["properties"] = {field: _make_strict("", child) for field, child in schema["properties"].items()}
         strict["additionalProperties"] = False
     for key in ("items", "additionalProperties"):
         if isinstance(schema.get(key), dict):
-            strict[key] = _strict("", schema[key])
+            strict[key] = _make_strict("", schema[key])
     return strict

@@ -1,6 +1,6 @@
-"""Update constraints.txt: exact versions of all requirements in pyproject.toml, for every platform.
+"""Update constraints.txt, which pins all requirements in pyproject.toml for every platform.
 
-Uses only the standard library, like `environment.py`.
+It uses only the standard library, like `environment.py`.
 """
 
 import argparse
@@ -11,14 +11,14 @@ import tempfile
 import venv
 from pathlib import Path
 
-from environment import ROOT, UV, requirements, uv_environment
+from environment import ROOT, UV, read_requirements, uv_environment
 
-BUILD = ("hatchling", "editables")  # needed to build the project for images and editable installs
+BUILD = ("hatchling", "editables")  # build requirements of images and editable installs
 HEADER = "# Exact versions of everything the project installs; `make lock` renews it.\n"
 
 
 def main() -> int:
-    """Resolve all versions, without the wheels beside the checkout, whose local versions are on no index."""
+    """Resolve all versions without the wheels next to the checkout, whose local versions no package index contains."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--upgrade", action="store_true", help="use the newest versions instead of keeping compatible ones"
@@ -30,11 +30,11 @@ def main() -> int:
         venv.create(python.parent.parent, with_pip=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", UV], check=True)
         resolved = Path(scratch) / "constraints.txt"
-        resolved.write_text(constraints.read_text())  # existing versions are kept if compatible
+        resolved.write_text(constraints.read_text())  # uv keeps existing versions if they are compatible
         options = ["--system-certs", "--universal", "--python-version", "3.11", "--no-header", "--no-annotate"]
         subprocess.run(
             [python.parent / "uv", "pip", "compile", "--quiet", *options, *upgrade, "--output-file", resolved, "-"],
-            input="\n".join((*requirements(ROOT / "pyproject.toml"), *BUILD)),
+            input="\n".join((*read_requirements(ROOT / "pyproject.toml"), *BUILD)),
             text=True,
             check=True,
             env=uv_environment(os.environ),

@@ -1,6 +1,6 @@
-"""Forecast every job of testing/models/published_memory.py and write the table of docs/user-guide/memory.md.
+"""Forecast the memory of all published jobs and write the table in docs/user-guide/memory.md.
 
-`--check` only compares.
+The jobs are in testing/models/published_memory.py. With `--check`, the table is only compared.
 """
 
 import argparse
@@ -31,30 +31,31 @@ class ForecastComparison:
 
 
 def main() -> int:
-    """Write or check the table, which takes minutes. Return exit code 1 if --check found an outdated table."""
+    """Write or check the table, which takes minutes; return exit code 1 if `--check` found an outdated table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the table is out of date")
     check = parser.parse_args().check
     head, mark, _ = PAGE.read_text().partition(MARK)
-    stale = write_if_changed(PAGE, head + mark + render(compare(ROWS)), check=check)
-    return 1 if check and stale else 0
+    is_outdated = write_if_changed(PAGE, head + mark + render_table(compare(ROWS)), check_only=check)
+    return 1 if check and is_outdated else 0
 
 
 def compare(rows: Iterable[PublishedRow]) -> tuple[ForecastComparison, ...]:
-    """Forecast each row."""
+    """Forecast all rows and compare them with the published measurements."""
     return tuple(ForecastComparison(row, forecast_row(row)) for row in rows)
 
 
-def render(comparisons: Sequence[ForecastComparison]) -> str:
-    """Return the summary and the table as Markdown."""
-    sharded = [each for each in comparisons if each.row.zero is not None]
-    fixed_length = [each for each in comparisons if not each.row.has_varied_lengths]
+def render_table(comparisons: Sequence[ForecastComparison]) -> str:
+    """Render the summary and the table as Markdown."""
+    sharded = [comparison for comparison in comparisons if comparison.row.zero is not None]
+    fixed_length = [comparison for comparison in comparisons if not comparison.row.has_varied_lengths]
     return "\n".join(
         [
             "",
-            f"- All rows: {summarise(comparisons)}.",
-            f"- Rows whose samples all have the length in the table (not marked \\*): {summarise(fixed_length)}.",
-            f"- Rows with sharded memory (zero2, zero3): {summarise(sharded)}.",
+            f"- All rows: {summarise_errors(comparisons)}.",
+            "- Rows whose samples all have the length in the table (not marked \\*):"
+            f" {summarise_errors(fixed_length)}.",
+            f"- Rows with sharded memory (zero2, zero3): {summarise_errors(sharded)}.",
             "",
             "| source | model | method | batch x length | published | forecast | error |",
             "| --- | --- | --- | --- | ---: | ---: | ---: |",
@@ -64,19 +65,19 @@ def render(comparisons: Sequence[ForecastComparison]) -> str:
     )
 
 
-def summarise(comparisons: Sequence[ForecastComparison]) -> str:
-    """Return how many forecasts are close, how many are too low, and the range of the errors."""
-    errors = [each.error for each in comparisons]
-    close = sum(abs(error) <= CLOSE for error in errors)
-    under = sum(error < -UNDER for error in errors)
+def summarise_errors(comparisons: Sequence[ForecastComparison]) -> str:
+    """Summarise the number of close and of too low forecasts and the range of the errors."""
+    errors = [comparison.error for comparison in comparisons]
+    close_count = sum(abs(error) <= CLOSE for error in errors)
+    low_count = sum(error < -UNDER for error in errors)
     return (
-        f"{close} of {len(errors)} ({close / len(errors):.0%}) within {CLOSE:.0%}, {under} more than {UNDER:.0%}"
-        f" under; errors from {min(errors):+.1%} to {max(errors):+.1%}"
+        f"{close_count} of {len(errors)} ({close_count / len(errors):.0%}) within {CLOSE:.0%},"
+        f" {low_count} more than {UNDER:.0%} under; errors from {min(errors):+.1%} to {max(errors):+.1%}"
     )
 
 
 def render_row(comparison: ForecastComparison) -> str:
-    """Return one row of the table."""
+    """Render one row of the table."""
     row = comparison.row
     unit = row.source.unit
     digits = 0 if UNITS[unit] == "MiB" else 2
@@ -93,7 +94,7 @@ def render_row(comparison: ForecastComparison) -> str:
 
 
 def describe_method(row: PublishedRow) -> str:
-    """Return what is trained, the ZeRO stage and whether gradient checkpointing is off."""
+    """Describe the trained parameters, the ZeRO stage and disabled gradient checkpointing."""
     method = "full" if row.lora is None else f"lora r={row.lora.r} {', '.join(row.lora.target_modules)}"
     if row.zero is not None:
         method = f"{method}; zero{row.zero.stage} on {row.ranks}"

@@ -1,4 +1,4 @@
-"""Run test suites one after another and print a summary with all skipped tests and their reasons."""
+"""Run test suites one by one and print a summary, including the reasons of skipped tests."""
 
 import argparse
 import os
@@ -16,10 +16,14 @@ from testing.cluster.host.debian_packages import BROWSER, ensure_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "reports"
-SUITES = {  # pytest options by suite; the timeout ends tests that hang
+SUITES = {  # pytest options by suite; the timeout ends hanging tests
     "unit": ("--timeout=120", "--numprocesses=auto"),
-    "simulation": ("--timeout=1200", "--numprocesses=auto"),  # few tests with thousands of histories each
-    "integration": ("--timeout=600", "--numprocesses=2", "--dist=loadscope"),  # a file shares launches of two ranks
+    "simulation": ("--timeout=1200", "--numprocesses=auto"),  # a few tests run thousands of histories each
+    "integration": (
+        "--timeout=600",
+        "--numprocesses=2",
+        "--dist=loadscope",
+    ),  # tests of a file share launches of two ranks
     "e2e": ("--timeout=900",),
 }
 
@@ -29,35 +33,38 @@ class SuiteResult:
     """Result of one suite: duration, number of tests by outcome, and skipped tests by reason."""
 
     name: str
-    ok: bool
+    passed: bool
     seconds: float
-    counts: Counter[str] = field(default_factory=Counter)
-    skipped: Counter[str] = field(default_factory=Counter)
+    count_by_outcome: Counter[str] = field(default_factory=Counter)
+    skipped_by_reason: Counter[str] = field(default_factory=Counter)
 
     @property
     def line(self) -> str:
         """Summary line of the suite, in the style of pytest."""
         kinds = ("passed", "failed", "error", "skipped", "xfailed")
-        counts = ", ".join(f"{self.counts[kind]} {kind}" for kind in kinds if self.counts[kind]) or "no tests"
-        return f"{self.name:<11} {'ok' if self.ok else 'FAILED':<6} {counts} in {self.seconds:.1f} s"
+        counts = (
+            ", ".join(f"{self.count_by_outcome[kind]} {kind}" for kind in kinds if self.count_by_outcome[kind])
+            or "no tests"
+        )
+        return f"{self.name:<11} {'ok' if self.passed else 'FAILED':<6} {counts} in {self.seconds:.1f} s"
 
 
 def main() -> int:
-    """Run all suites, even after a failure; return exit code 1 if one failed or was empty."""
+    """Run all suites, even after a failure; return exit code 1 if a suite failed or has no tests."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suites", nargs="+", choices=SUITES)
     suites: list[str] = parser.parse_args().suites
     if "unit" in suites and os.geteuid() == 0:
         install_browser()
     results = [run_suite(suite) for suite in suites]
-    summary = "\n".join(summary_lines(results))
+    summary = "\n".join(render_summary(results))
     print(f"\n{summary}", flush=True)
     (REPORTS / "summary.txt").write_text(summary + "\n")
-    return 0 if all(result.ok for result in results) else 1
+    return 0 if all(result.passed for result in results) else 1
 
 
 def install_browser() -> None:
-    """Install the browser for tests of the HTML report; without it they are skipped."""
+    """Install the browser for tests of the HTML report, which are skipped without a browser."""
     try:
         ensure_packages(BROWSER)
     except HarnessError as error:
@@ -65,7 +72,7 @@ def install_browser() -> None:
 
 
 def run_suite(suite: str) -> SuiteResult:
-    """Run one suite with pytest, whose output is passed through, and read its JUnit report."""
+    """Run one suite with pytest and parse its JUnit report."""
     REPORTS.mkdir(parents=True, exist_ok=True)
     report = REPORTS / f"{suite}.xml"
     report.unlink(missing_ok=True)
@@ -76,13 +83,13 @@ def run_suite(suite: str) -> SuiteResult:
     completed = subprocess.run(command, cwd=ROOT, check=False)
     seconds = time.monotonic() - started_at
     if not report.exists():
-        return SuiteResult(suite, ok=False, seconds=seconds)
+        return SuiteResult(suite, passed=False, seconds=seconds)
     counts, skipped = read_report(report.read_text())
     return SuiteResult(suite, completed.returncode == 0, seconds, counts, skipped)
 
 
 def read_report(text: str) -> tuple[Counter[str], Counter[str]]:
-    """Return the number of tests by outcome, and of skipped tests by reason, from a JUnit report."""
+    """Parse a JUnit report; return the number of tests by outcome and of skipped tests by reason."""
     counts: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     for case in ElementTree.fromstring(text).iter("testcase"):  # noqa: S314 (written by pytest)
@@ -99,15 +106,15 @@ def read_report(text: str) -> tuple[Counter[str], Counter[str]]:
     return counts, skipped
 
 
-def summary_lines(results: list[SuiteResult]) -> Iterator[str]:
-    """Yield the summary: one line per suite, one per skip reason, and the total."""
+def render_summary(results: list[SuiteResult]) -> Iterator[str]:
+    """Yield one line per suite, one per skip reason, and the total."""
     yield from (result.line for result in results)
     for result in results:
-        for reason, tests in result.skipped.most_common():
+        for reason, tests in result.skipped_by_reason.most_common():
             yield f"SKIPPED  {tests} of {result.name}: {reason}"
-    total = sum((result.counts for result in results), Counter())
+    total = sum((result.count_by_outcome for result in results), Counter())
     counts = ", ".join(f"{tests} {kind}" for kind, tests in total.items())
-    yield f"{'ok' if all(r.ok for r in results) else 'FAILED'}: {counts} in {sum(r.seconds for r in results):.0f} s"
+    yield f"{'ok' if all(r.passed for r in results) else 'FAILED'}: {counts} in {sum(r.seconds for r in results):.0f} s"
 
 
 if __name__ == "__main__":

@@ -176,7 +176,7 @@ def _create_lora(r: int, *targets: str) -> Lora:
 def _create_rows(
     source: PublishedSource, model: str, lora: Lora | None, values_by_length: Mapping[int, float]
 ) -> tuple[PublishedRow, ...]:
-    """Create one row per maximum length; up to 2048, nearly all of ms-swift's samples have the maximum length."""
+    """Create one row per maximum length; ms-swift's samples have 3234 tokens on average, so most reach 2048."""
     return tuple(
         PublishedRow(source, model, lora, length, value, has_varied_lengths=source is SWIFT and length > 2048)
         for length, value in values_by_length.items()

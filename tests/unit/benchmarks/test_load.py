@@ -1,4 +1,4 @@
-"""Objects of the baseline that `make bench` creates without an operator."""
+"""Tests of the baseline objects that `make bench` creates without an operator."""
 
 import re
 
@@ -8,14 +8,14 @@ from finetune_operator import names
 DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
-def test_baseline_objects_have_names_that_the_api_server_accepts() -> None:
+def test_names_of_baseline_objects_are_valid_dns_subdomains() -> None:
     children = baseline_children("baseline-0", attempt=0, nodes=2)
 
     assert [child["kind"] for child in children].count("Pod") == 2
     assert [child for child in children if not DNS_SUBDOMAIN.fullmatch(child["metadata"]["name"])] == []
 
 
-def test_the_operator_ignores_baseline_objects() -> None:
+def test_operator_ignores_baseline_objects() -> None:
     for child in baseline_children("baseline-0", attempt=0, nodes=2):
         assert child["metadata"]["ownerReferences"] == []
         assert names.JOB_UID not in child["metadata"]["labels"]

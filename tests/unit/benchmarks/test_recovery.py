@@ -1,4 +1,4 @@
-"""Tests of the manifests that `make bench-recovery` installs and of the figures it prints."""
+"""Tests of the manifests that `make bench-recovery` installs and of the statistics that it prints."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ webhooks:
 """
 
 
-def test_webhooks_connect_to_the_process_that_replaces_the_deployment(tmp_path: Path) -> None:
+def test_webhooks_connect_to_local_process_instead_of_deployment(tmp_path: Path) -> None:
     (tmp_path / "documents.yaml").write_text(UPSTREAM)
 
     service, webhooks = render(JOBSET, tmp_path)
@@ -35,7 +35,7 @@ def test_webhooks_connect_to_the_process_that_replaces_the_deployment(tmp_path: 
     assert webhooks["webhooks"][0]["clientConfig"]["service"] == {**expected, "port": 9443}
 
 
-def test_stages_are_listed_in_the_order_in_which_they_are_reached() -> None:
+def test_stages_are_listed_in_chronological_order() -> None:
     reported = {"imported": 1004.0, "joined": 1004.5, "step 1": 1006.25}
 
     stages = by_stage(
@@ -49,7 +49,7 @@ def test_stages_are_listed_in_the_order_in_which_they_are_reached() -> None:
     )
 
 
-def test_the_peer_is_summarised_by_median_and_range() -> None:
+def test_peer_measurements_are_summarised_by_median_and_range() -> None:
     figures: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
     for seconds in (11.0, 14.5, 9.9):
         add_stages(figures, ({}, {RECOVERED: seconds}))

@@ -1,4 +1,4 @@
-"""Tests that the expected ends of `make soak` match the decisions of the operator."""
+"""Tests that the expected outcomes of `make soak` match the decisions of the operator."""
 
 import json
 from datetime import timedelta
@@ -15,9 +15,9 @@ DELETIONS = (Act.DELETE_POD, Act.DELETE_POD_BY_FORCE)
 MAX_ATTEMPTS = 6
 
 
-def run_attempt(current: FineTuneJob, act: Act, number: int) -> FineTuneJob:
-    """Return the job after an attempt of two nodes ran and the act was performed on it."""
-    attempt, now = current.status.attempt or 0, NOW + timedelta(minutes=10 * number)
+def run_attempt(current: FineTuneJob, act: Act, attempt_number: int) -> FineTuneJob:
+    """Run an attempt of two nodes, perform the act on it and return the job."""
+    attempt, now = current.status.attempt or 0, NOW + timedelta(minutes=10 * attempt_number)
     pods = tuple(running_pod(current, rank, attempt=attempt) for rank in range(2))
     current, _ = decide_once(current, observation_of(current, *pods), now=now)
     present_pods: tuple[RawBody, ...] = ()
@@ -36,8 +36,8 @@ def run_attempt(current: FineTuneJob, act: Act, number: int) -> FineTuneJob:
 
 
 @pytest.mark.parametrize("script", [script for script in SCRIPTS if script.phase != DELETED], ids=str)
-def test_a_job_ends_as_its_script_expects(script: Script) -> None:
-    dataset = job_body("bert", 2)["spec"]["dataset"]  # without data loader workers, whose number could change
+def test_job_ends_as_its_script_expects(script: Script) -> None:
+    dataset = job_body("bert", 2)["spec"]["dataset"]  # a dataset without data loader workers, whose number could change
     current, _ = decide_once(job(restartPolicy=RESTART_POLICY, dataset=dataset), observation_of(job()))
     number = 0
     while current.status.completion_time is None and number < MAX_ATTEMPTS:
@@ -48,7 +48,7 @@ def test_a_job_ends_as_its_script_expects(script: Script) -> None:
     assert len(script.acts) <= number <= max(len(script.acts), MAX_ACTS)
 
 
-def test_every_script_has_jobs_with_enough_time_for_its_acts() -> None:
+def test_every_script_has_jobs_with_enough_time_for_all_acts() -> None:
     plans = plan_jobs(2 * len(SCRIPTS), seconds=1800, seed=1)
 
     assert {plan.script for plan in plans} == set(SCRIPTS)
@@ -62,7 +62,7 @@ def test_termination_messages_are_json() -> None:
     assert [json.loads(message)["outcome"] for message in messages if message].count("failed") == 4
 
 
-def test_passes_are_counted_by_histogram_bucket() -> None:
+def test_passes_are_counted_per_histogram_bucket() -> None:
     text = "\n".join(
         f'finetune_reconcile_seconds_bucket{{le="{le}",result="{result}"}} {count}'
         for result, counts in (("changed", (3.0, 5.0, 5.0)), ("unchanged", (1.0, 1.0, 2.0)))

@@ -1,4 +1,4 @@
-"""Tests of the lines that `make bench-trainer` and `make bench-gpu` print."""
+"""Tests of the reports of `make bench-trainer` and `make bench-gpu`."""
 
 import pytest
 import torch
@@ -27,13 +27,13 @@ PEER = ContenderResult(
 )
 
 
-def test_a_speedup_is_computed_per_round_and_above_one_if_ours_is_faster() -> None:
+def test_speedup_is_computed_per_round_as_peer_time_over_own_time() -> None:
     assert speedups(OURS, PEER) == [2.0, 1.0, 1.5]
     assert speedups(OURS, PEER, cpu=True) == [1.5, 1.5, 1.5]
     assert median_and_range(speedups(OURS, PEER)) == "1.50 (1.00 to 2.00)"
 
 
-def test_a_contender_is_described_by_its_median_round() -> None:
+def test_report_describes_contender_by_median_round() -> None:
     title, ours, peer = describe_case(CASE, {"ours": OURS, "TRL": PEER})
 
     assert title == "LoRA SFT: 30 rows, 6000 tokens an epoch"
@@ -42,7 +42,7 @@ def test_a_contender_is_described_by_its_median_round() -> None:
     assert "ours/TRL: 1.50 (1.00 to 2.00)" in peer
 
 
-def test_a_contender_that_cannot_train_a_case_has_its_error_in_the_report() -> None:
+def test_report_contains_error_of_contender_that_cannot_train_a_case() -> None:
     lines = list(
         describe_case(CASE, {"ours": OURS, "ms-swift": ContenderResult(error="ValueError: needs flash attention")})
     )
@@ -50,7 +50,7 @@ def test_a_contender_that_cannot_train_a_case_has_its_error_in_the_report() -> N
     assert lines[-1].split(maxsplit=1) == ["ms-swift", "ValueError: needs flash attention"]
 
 
-def test_on_a_gpu_the_report_contains_mfu_and_memory() -> None:
+def test_gpu_report_contains_mfu_and_memory() -> None:
     ours = ContenderResult([Measurement(seconds=2, peak_bytes=5 * 2**30)])
     case = BenchmarkCase("LoRA SFT", TASK, EpochContent(samples=30, tokens=6000, flops=3e12, forecast_bytes=6 * 2**30))
 
@@ -60,14 +60,14 @@ def test_on_a_gpu_the_report_contains_mfu_and_memory() -> None:
     assert "peak 5.0 GiB   forecast 6.0 GiB" in line
 
 
-def test_every_title_is_used_once() -> None:
+def test_case_titles_are_unique() -> None:
     titles = [case_settings.title for case_settings in (*CPU_CASES, *GPU_CASES)]
 
     assert len(titles) == len(set(titles)) == 9
 
 
 @pytest.mark.parametrize("case_settings", GPU_CASES, ids=[case_settings.title for case_settings in GPU_CASES])
-def test_a_shrunk_case_keeps_the_kind_of_training(case_settings: CaseSettings) -> None:
+def test_shrunk_case_keeps_method_and_model_family(case_settings: CaseSettings) -> None:
     small = shrink(case_settings)
 
     assert (small.method, small.packing, small.lora, small.gradient_checkpointing, bool(small.shape.family)) == (
@@ -80,6 +80,6 @@ def test_a_shrunk_case_keeps_the_kind_of_training(case_settings: CaseSettings) -
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")
-def test_without_a_gpu_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_benchmark_measures_nothing_without_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu.main([]) == 0
     assert capsys.readouterr().out == "no CUDA device: nothing was measured\n"

@@ -1,4 +1,4 @@
-"""Tests of the rendered chart and of the validation of its values."""
+"""Tests of the rendered chart and the validation of its values."""
 
 import json
 import subprocess
@@ -22,21 +22,21 @@ def helm() -> Path:
     return program
 
 
-def rendered(helm: Path, *settings: str) -> list[dict[str, Any]]:
+def render_documents(helm: Path, *settings: str) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(render_chart(helm, *settings)) if document]
 
 
-def kinds(documents: list[dict[str, Any]]) -> list[str]:
+def list_kinds(documents: list[dict[str, Any]]) -> list[str]:
     return sorted({document["kind"] for document in documents})
 
 
-def arguments(documents: list[dict[str, Any]]) -> list[str]:
+def get_arguments(documents: list[dict[str, Any]]) -> list[str]:
     (deployment,) = (document for document in documents if document["kind"] == "Deployment")
     args: list[str] = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
     return args
 
 
-def test_values_and_their_schema_have_the_same_keys() -> None:
+def test_values_and_values_schema_have_the_same_keys() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())
 
@@ -44,30 +44,30 @@ def test_values_and_their_schema_have_the_same_keys() -> None:
 
 
 def test_operator_with_watched_namespaces_has_no_cluster_roles(helm: Path) -> None:
-    documents = rendered(helm, 'watchNamespaces=["a","b"]', "userRoles=false")
+    documents = render_documents(helm, 'watchNamespaces=["a","b"]', "userRoles=false")
 
-    assert "ClusterRole" not in kinds(documents)
-    assert "ClusterRoleBinding" not in kinds(documents)
+    assert "ClusterRole" not in list_kinds(documents)
+    assert "ClusterRoleBinding" not in list_kinds(documents)
     roles = [d["metadata"] for d in documents if d["kind"] == "Role"]
     assert [(role["namespace"], role["name"]) for role in roles] == [
         ("a", "finetune-operator"),
         ("b", "finetune-operator"),
         ("finetune-system", "finetune-operator-leader"),
     ]
-    assert arguments(documents)[-2:] == ["--namespace=a", "--namespace=b"]
+    assert get_arguments(documents)[-2:] == ["--namespace=a", "--namespace=b"]
 
 
 def test_single_replica_has_no_disruption_budget(helm: Path) -> None:
-    assert "PodDisruptionBudget" not in kinds(rendered(helm, "replicas=1"))
+    assert "PodDisruptionBudget" not in list_kinds(render_documents(helm, "replicas=1"))
 
 
 def test_crd_is_optional(helm: Path) -> None:
-    assert "CustomResourceDefinition" not in kinds(rendered(helm, "installCRD=false"))
+    assert "CustomResourceDefinition" not in list_kinds(render_documents(helm, "installCRD=false"))
 
 
 def test_images_are_configurable(helm: Path) -> None:
     image = 'image={"repository":"registry.example/operator","tag":"v9","pullPolicy":"Never"}'
-    documents = rendered(helm, image, 'trainerImage="registry.example/trainer:v9"')
+    documents = render_documents(helm, image, 'trainerImage="registry.example/trainer:v9"')
 
     (deployment,) = (document for document in documents if document["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
@@ -75,10 +75,10 @@ def test_images_are_configurable(helm: Path) -> None:
     assert container["env"] == [{"name": "FINETUNE_TRAINER_IMAGE", "value": "registry.example/trainer:v9"}]
 
 
-def test_training_pods_accept_traffic_only_from_peers_operator_and_metrics_scrapers(helm: Path) -> None:
+def test_training_pods_accept_traffic_only_from_peers_operator_and_scrapers(helm: Path) -> None:
     scraper = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
     settings = json.dumps({"enabled": True, "metricsFrom": [scraper]})
-    documents = rendered(helm, f"networkPolicy={settings}", 'watchNamespaces=["a","b"]')
+    documents = render_documents(helm, f"networkPolicy={settings}", 'watchNamespaces=["a","b"]')
 
     operator_policy, *training_policies = (document for document in documents if document["kind"] == "NetworkPolicy")
     (deployment,) = (document for document in documents if document["kind"] == "Deployment")
@@ -97,7 +97,7 @@ def test_training_pods_accept_traffic_only_from_peers_operator_and_metrics_scrap
 
 
 def test_network_policies_are_disabled_by_default(helm: Path) -> None:
-    assert "NetworkPolicy" not in kinds(rendered(helm, 'watchNamespaces=["a"]'))
+    assert "NetworkPolicy" not in list_kinds(render_documents(helm, 'watchNamespaces=["a"]'))
 
 
 @pytest.mark.parametrize("setting", ['replicas="two"', "replicaCount=2", "watchNamespaces=[1]", 'image="x:v1"'])
@@ -111,10 +111,10 @@ def test_kubernetes_schema_detects_a_misspelt_field(helm: Path, settings: tuple[
     schema = load_kubernetes_schema()
     if schema is None:
         pytest.skip("the schema of Kubernetes is in a Go module, and Go is not installed")
-    (deployment,) = (document for document in rendered(helm, *settings) if document["kind"] == "Deployment")
-    assert list(schema.problems(deployment)) == []
+    (deployment,) = (document for document in render_documents(helm, *settings) if document["kind"] == "Deployment")
+    assert list(schema.find_problems(deployment)) == []
 
     deployment["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
 
-    (problem,) = schema.problems(deployment)
+    (problem,) = schema.find_problems(deployment)
     assert "livenesProbe" in problem

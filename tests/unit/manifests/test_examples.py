@@ -1,4 +1,4 @@
-"""Tests that all examples in manifests and documentation are valid jobs."""
+"""Tests that all examples in manifests/ and docs/ are valid jobs."""
 
 import json
 import re
@@ -16,12 +16,12 @@ MANIFESTS = ROOT / "manifests"
 EXAMPLES = {path.stem: path for path in sorted((MANIFESTS / "examples").glob("*.yaml"))}
 
 
-def load(name: str) -> dict[str, Any]:
+def load_example(name: str) -> dict[str, Any]:
     body: dict[str, Any] = yaml.safe_load(EXAMPLES[name].read_text())
     return body
 
 
-def test_all_documented_examples_exist() -> None:
+def test_list_of_examples_is_complete() -> None:
     assert set(EXAMPLES) == {
         "first",
         "one-node-four-gpus",
@@ -39,21 +39,21 @@ def test_all_documented_examples_exist() -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_is_valid_and_named_after_its_file(name: str) -> None:
-    job = FineTuneJob.parse(load(name))
+    job = FineTuneJob.parse(load_example(name))
 
     assert job.metadata.name == name
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_is_valid_under_the_json_schema(name: str) -> None:
+def test_example_is_valid_against_the_json_schema(name: str) -> None:
     schema = json.loads((MANIFESTS / "finetunejob.schema.json").read_text())
 
-    Draft202012Validator(schema).validate(load(name))
+    Draft202012Validator(schema).validate(load_example(name))
 
 
 def test_json_schema_rejects_a_misspelt_field() -> None:
     schema = json.loads((MANIFESTS / "finetunejob.schema.json").read_text())
-    job = load("first")
+    job = load_example("first")
     job["spec"]["numNode"] = 2
 
     (error,) = Draft202012Validator(schema).iter_errors(job)
@@ -62,20 +62,20 @@ def test_json_schema_rejects_a_misspelt_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "effective"),
+    ("name", "effective_batch"),
     [("one-node-four-gpus", 64), ("two-nodes-eight-gpus", 128), ("cpu-two-nodes", 16), ("internvl", 16)],
 )
-def test_effective_batch_of_example_equals_its_comment(name: str, effective: int) -> None:
-    spec = FineTuneJob.parse(load(name)).spec
+def test_effective_batch_of_example_matches_its_comment(name: str, effective_batch: int) -> None:
+    spec = FineTuneJob.parse(load_example(name)).spec
     training = spec.training
     per_device = training.per_device_train_batch_size or 1
     computed = per_device * (training.gradient_accumulation_steps or 1) * spec.world_size
 
-    assert (training.global_batch_size or computed) == effective
+    assert (training.global_batch_size or computed) == effective_batch
 
 
 def read_documented_jobs() -> dict[str, dict[str, Any]]:
-    """Return the complete jobs in README and docs, by page and job name."""
+    """Return all complete jobs in the README and docs/ by page and job name."""
     jobs = {}
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
@@ -88,12 +88,12 @@ def read_documented_jobs() -> dict[str, dict[str, Any]]:
 DOCUMENTED_JOBS = read_documented_jobs()
 
 
-def test_jobs_of_readme_and_documentation_are_found() -> None:
+def test_jobs_in_readme_and_documentation_are_found() -> None:
     assert set(DOCUMENTED_JOBS) >= {"README: first", "command: minimind", "command: swift", "command: llamafactory"}
 
 
 @pytest.mark.parametrize("key", DOCUMENTED_JOBS)
-def test_job_of_a_page_is_valid(key: str) -> None:
+def test_documented_job_is_valid(key: str) -> None:
     FineTuneJob.parse(DOCUMENTED_JOBS[key])
 
 

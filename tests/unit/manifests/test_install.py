@@ -1,4 +1,4 @@
-"""Tests of install.yaml: least privilege, pod security, availability and generated headers."""
+"""Tests of install.yaml: least privilege, pod security, availability and headers of generated files."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def get_object(kind: str, name: str = "finetune-operator") -> dict[str, Any]:
     return body
 
 
-def granted_permissions(role: dict[str, Any]) -> set[str]:
+def list_permissions(role: dict[str, Any]) -> set[str]:
     return {
         f"{group or 'core'}/{resource}:{verb}"
         for rule in role["rules"]
@@ -32,18 +32,18 @@ def granted_permissions(role: dict[str, Any]) -> set[str]:
     }
 
 
-def pod() -> dict[str, Any]:
+def get_pod_spec() -> dict[str, Any]:
     spec: dict[str, Any] = get_object("Deployment")["spec"]["template"]["spec"]
     return spec
 
 
-def container() -> dict[str, Any]:
-    (only,) = pod()["containers"]
+def get_container() -> dict[str, Any]:
+    (only,) = get_pod_spec()["containers"]
     return dict(only)
 
 
-def test_operator_has_exactly_these_permissions() -> None:
-    assert granted_permissions(get_object("ClusterRole")) == {
+def test_operator_has_only_the_required_permissions() -> None:
+    assert list_permissions(get_object("ClusterRole")) == {
         *(f"finetune.dev/finetunejobs:{verb}" for verb in ("get", "list", "watch", "delete")),
         "finetune.dev/finetunejobs/status:update",
         "finetune.dev/finetunejobs/finalizers:update",
@@ -53,7 +53,7 @@ def test_operator_has_exactly_these_permissions() -> None:
         "core/persistentvolumeclaims:get",
         "core/events:create",
     }
-    assert granted_permissions(get_object("Role", "finetune-operator-leader")) == {
+    assert list_permissions(get_object("Role", "finetune-operator-leader")) == {
         f"coordination.k8s.io/leases:{verb}" for verb in ("get", "create", "update")
     }
 
@@ -62,7 +62,7 @@ def test_no_role_grants_secrets_or_wildcards() -> None:
     roles = [document for document in INSTALL if document["kind"] in ("Role", "ClusterRole")]
 
     assert len(roles) == 4
-    permissions = [permission for role in roles for permission in granted_permissions(role)]
+    permissions = [permission for role in roles for permission in list_permissions(role)]
     assert [permission for permission in permissions if "*" in permission or "secrets" in permission] == []
 
 
@@ -70,12 +70,12 @@ def test_view_role_grants_only_read_access_to_jobs() -> None:
     view = get_object("ClusterRole", "finetune-operator-view")
 
     assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
-    assert {permission.rsplit(":")[-1] for permission in granted_permissions(view)} == {"get", "list", "watch"}
+    assert {permission.rsplit(":")[-1] for permission in list_permissions(view)} == {"get", "list", "watch"}
     edit = get_object("ClusterRole", "finetune-operator-edit")
     assert "rbac.authorization.k8s.io/aggregate-to-view" not in edit["metadata"]["labels"]
 
 
-def test_bindings_refer_to_existing_roles_and_the_operators_service_account() -> None:
+def test_bindings_refer_to_existing_roles_and_service_account() -> None:
     bindings = [document for document in INSTALL if document["kind"].endswith("Binding")]
 
     assert len(bindings) == 2
@@ -85,13 +85,13 @@ def test_bindings_refer_to_existing_roles_and_the_operators_service_account() ->
         assert get_object("ServiceAccount", subject["name"])["metadata"]["namespace"] == subject["namespace"]
 
 
-def test_operator_pods_pass_the_restricted_pod_security_level() -> None:
+def test_operator_pods_meet_the_restricted_pod_security_level() -> None:
     assert get_object("Namespace", "finetune-system")["metadata"]["labels"] == {
         "pod-security.kubernetes.io/enforce": "restricted"
     }
-    assert pod()["securityContext"]["runAsNonRoot"] is True
-    assert pod()["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert container()["securityContext"] == {
+    assert get_pod_spec()["securityContext"]["runAsNonRoot"] is True
+    assert get_pod_spec()["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert get_container()["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
@@ -106,18 +106,18 @@ def test_disruption_budget_keeps_one_of_two_replicas() -> None:
 
 
 def test_probes_use_the_named_port() -> None:
-    assert container()["ports"] == [{"name": "http", "containerPort": 8080}]
-    assert container()["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
-    assert container()["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+    assert get_container()["ports"] == [{"name": "http", "containerPort": 8080}]
+    assert get_container()["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
+    assert get_container()["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
 
 
-def test_images_and_chart_have_the_version_of_the_project() -> None:
+def test_images_and_chart_have_the_project_version() -> None:
     version = next(
         line.split('"')[1] for line in (ROOT / "pyproject.toml").read_text().splitlines() if line.startswith("version")
     )
 
-    assert container()["image"] == f"ghcr.io/finetune-operator/operator:v{version}"
-    assert container()["env"] == [
+    assert get_container()["image"] == f"ghcr.io/finetune-operator/operator:v{version}"
+    assert get_container()["env"] == [
         {"name": "FINETUNE_TRAINER_IMAGE", "value": f"ghcr.io/finetune-operator/trainer:v{version}"}
     ]
     chart = yaml.safe_load((ROOT / "charts" / "finetune-operator" / "Chart.yaml").read_text())
@@ -137,7 +137,7 @@ def test_first_line_of_generated_file_names_source_and_command(path: str) -> Non
     assert "`make generate`" in first_line
 
 
-def test_uninstall_keeps_the_crd_of_the_chart() -> None:
+def test_helm_uninstall_keeps_the_crd() -> None:
     plain, annotated = (yaml.safe_load((ROOT / path).read_text()) for path in (GENERATED[0], GENERATED[4]))
 
     assert annotated["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}

@@ -1,4 +1,4 @@
-"""The vocabulary check reports banned words, short docstrings and class names with two meanings."""
+"""Tests of the vocabulary check: banned words, short docstrings and duplicate class names."""
 
 import ast
 
@@ -18,20 +18,20 @@ PATH = "operator/finetune_operator/core/example.py"
         pytest.param('def f():\n    """Return this one."""', "fewer than 5 words", id="short docstring"),
     ],
 )
-def test_a_violation_is_reported_with_its_line(source: str, message: str) -> None:
+def test_violation_is_reported_with_path_and_line(source: str, message: str) -> None:
     (problem,) = check_file(PATH, ast.parse(source))
 
     assert str(problem).startswith(f"{PATH}:1: ")
     assert message in str(problem)
 
 
-def test_a_class_name_with_two_meanings_is_reported() -> None:
+def test_duplicate_class_name_is_reported() -> None:
     (problem,) = check_class_names({"a.py": ast.parse("class Step: ..."), "b.py": ast.parse("class Step: ...")})
 
     assert str(problem) == "a.py:1: class Step is also defined in b.py"
 
 
-def test_plain_code_has_no_problems() -> None:
+def test_code_without_violations_has_no_problems() -> None:
     source = 'def list_pods():\n    """Return the pods of the current attempt."""'
 
     assert not list(check_file(PATH, ast.parse(source)))

@@ -1,10 +1,10 @@
-"""Tests of the programs behind the targets of the Makefile."""
+"""Tests of the programs that the Makefile runs."""
 
 import os
 from pathlib import Path
 
-from environment import prune, requirements, uv_environment
-from run_tests import SuiteResult, read_report, summary_lines
+from environment import delete_unused_environments, read_requirements, uv_environment
+from run_tests import SuiteResult, read_report, render_summary
 
 ROOT = Path(__file__).parents[3]
 
@@ -16,13 +16,13 @@ REPORT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_the_environment_contains_the_requirements_of_all_extras() -> None:
-    requirement_list = " ".join(requirements(ROOT / "pyproject.toml"))
+def test_environment_contains_requirements_of_all_extras() -> None:
+    requirement_list = " ".join(read_requirements(ROOT / "pyproject.toml"))
 
     assert [name for name in ("pydantic", "kopf", "torch", "typer", "pytest") if name not in requirement_list] == []
 
 
-def test_uv_gets_the_index_and_links_configured_for_pip() -> None:
+def test_uv_uses_the_index_and_links_configured_for_pip() -> None:
     environment = uv_environment(
         {"PIP_INDEX_URL": "https://mirror.example/simple", "UV_FIND_LINKS": "/wheels", "HOME": "/h"}
     )
@@ -44,14 +44,18 @@ def test_unused_and_incomplete_environments_are_removed(tmp_path: Path) -> None:
     used_at = (tmp_path / "used" / "complete").stat().st_mtime
     os.utime(tmp_path / "unused" / "complete", (used_at - 100, used_at - 100))
 
-    prune(tmp_path, unused_since=used_at - 50)
+    delete_unused_environments(tmp_path, unused_since=used_at - 50)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "used"]
 
 
-def test_the_summary_counts_results_and_lists_every_reason_for_a_skip() -> None:
+def test_summary_contains_counts_and_all_skip_reasons() -> None:
     counts, skipped = read_report(REPORT)
-    lines = list(summary_lines([SuiteResult("e2e", ok=False, seconds=2.0, counts=counts, skipped=skipped)]))
+    lines = list(
+        render_summary(
+            [SuiteResult("e2e", passed=False, seconds=2.0, count_by_outcome=counts, skipped_by_reason=skipped)]
+        )
+    )
 
     assert lines == [
         "e2e         FAILED 2 passed, 1 failed, 1 error, 1 skipped in 2.0 s",
