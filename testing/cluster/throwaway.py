@@ -130,7 +130,7 @@ class ThrowawayCluster:
         self.wait_until_ready()
         self.wait_until_dns_is_ready()
 
-    def list_daemons(self) -> tuple[Daemon, ...]:
+    def daemons(self) -> tuple[Daemon, ...]:
         state, layout = self.state, self.layout
         return (
             *program_arguments.build_control_plane(layout, self.cache, state.versions),
@@ -142,13 +142,13 @@ class ThrowawayCluster:
         )
 
     def daemon(self, name: str) -> Daemon:
-        daemons = {daemon.name: daemon for daemon in self.list_daemons()}
+        daemons = {daemon.name: daemon for daemon in self.daemons()}
         if name not in daemons:
             raise HarnessError(f"cluster {self.name} has no program {name}; it has {', '.join(daemons)}")
         return daemons[name]
 
     def list_running_daemons(self) -> tuple[str, ...]:
-        return tuple(daemon.name for daemon in self.list_daemons() if daemon.pid() is not None)
+        return tuple(daemon.name for daemon in self.daemons() if daemon.pid() is not None)
 
     def wait_until_api_server_is_ready(self) -> None:
         layout = self.layout
@@ -156,7 +156,7 @@ class ThrowawayCluster:
         try:
             wait_for_api_server(layout.api_server, ca_file=layout.pki / "ca.crt", token=admin.token)
         except HarnessError:
-            for daemon in self.list_daemons()[:2]:
+            for daemon in self.daemons()[:2]:
                 daemon.require_running()
             raise
 
@@ -174,7 +174,7 @@ class ThrowawayCluster:
         # a kubelet exits if another one creates the device plugin socket, which all kubelets share, at the same moment
         restartable = {f"kubelet-{name}" for name in node_names}
         while not node_names <= self.kubectl.ready_nodes():
-            for daemon in self.list_daemons():
+            for daemon in self.daemons():
                 if daemon.pid() is None and daemon.name in restartable:
                     restartable.remove(daemon.name)
                     daemon.start()

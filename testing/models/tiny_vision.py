@@ -58,7 +58,7 @@ class ModelRecipe:
     image_placeholder: str  # image placeholder in the chat template
     special_tokens: tuple[str, ...]
     build_config: Callable[[int, PreTrainedTokenizerFast], PretrainedConfig]
-    build_processor: Callable[[], Any]
+    processor: Callable[[], Any]
     video_pixels: tuple[int, int] | None = None  # minimum and maximum number of pixels, if the model accepts videos
 
 
@@ -229,7 +229,7 @@ def build(folder: Path, model_type: str = "qwen2_vl", *, seed: int = 0) -> Path:
         if parameter.dim() == 2 and not parameter.any():  # Gemma 3 initializes its aligner with zeros
             torch.nn.init.normal_(parameter, std=0.1)
     tiny_text.save_model(model, folder)
-    RECIPES[model_type].build_processor().save_pretrained(folder)
+    RECIPES[model_type].processor().save_pretrained(folder)
     if pixels := RECIPES[model_type].video_pixels:
         size = dict(zip(("shortest_edge", "longest_edge"), pixels, strict=True))
         (folder / "video_preprocessor_config.json").write_text(json.dumps({"size": size}))

@@ -32,7 +32,7 @@ def wait_until_ready(kubelet: FakeKubelet, monkeypatch: pytest.MonkeyPatch) -> N
     kubectl = SimpleNamespace(ready_nodes=lambda: {"node1"} if kubelet.pid() else set())
     monkeypatch.setattr(ThrowawayCluster, "layout", SimpleNamespace(nodes=[SimpleNamespace(name="node1")]))
     monkeypatch.setattr(ThrowawayCluster, "kubectl", kubectl)
-    monkeypatch.setattr(ThrowawayCluster, "list_daemons", lambda self: (kubelet,))
+    monkeypatch.setattr(ThrowawayCluster, "daemons", lambda self: (kubelet,))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     ThrowawayCluster.wait_until_ready(object.__new__(ThrowawayCluster))
 
