@@ -52,7 +52,7 @@ class Provider(Protocol):
         """Return the folder on this host that contains the claim's data."""
 
     def shared_claim(self, namespace: str, claim: str) -> tuple[Object, ...]:
-        """Return the objects to apply so that the claim is bound to that folder on every node."""
+        """Return the Kubernetes objects that bind the claim to its shared folder on every node."""
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,9 @@ def render_page(expectations: Sequence[Expectation], runs: Sequence[FaultRun], s
         f" cgroups {setup.cgroups}",
         note=f"\n{setup.note}\n" if setup.note else "",
     )
-    rows = [_row(expected, by_fault[expected.name]) for expected in expectations]
+    rows = [_render_row(expected, by_fault[expected.name]) for expected in expectations]
     deviation_section = "\n".join(["", "## Not as expected", "", *deviation_lines, ""]) if deviation_lines else ""
-    return f"{introduction}\n{_table(rows)}{deviation_section}"
+    return f"{introduction}\n{_render_table(rows)}{deviation_section}"
 
 
 def _describe_concurrency(concurrency: int) -> str:
@@ -88,16 +88,16 @@ steps lost match, no step is missing, and no child of the job remains after its 
 """
 
 
-def _row(expected: Expectation, runs: Sequence[FaultRun]) -> tuple[str, ...]:
+def _render_row(expected: Expectation, runs: Sequence[FaultRun]) -> tuple[str, ...]:
     ok_count = sum(not find_deviations(expected, run) for run in runs)
     mark = f"{ok_count} of {len(runs)}" if runs else "not run"
     return (
         f"`{expected.name}`: {expected.description}",
         _describe_expectation(expected),
         "<br>".join(dict.fromkeys(_describe_result(run) for run in runs)) or "not run",
-        median_and_range(run.detected_seconds for run in runs),
-        median_and_range(run.again_seconds for run in runs),
-        median_and_range((run.steps_lost for run in runs if run.restarts), digits=0),
+        format_median_and_range(run.detected_seconds for run in runs),
+        format_median_and_range(run.again_seconds for run in runs),
+        format_median_and_range((run.steps_lost for run in runs if run.restarts), digits=0),
         mark if ok_count == len(runs) and runs else f"**{mark}**",
     )
 
@@ -118,7 +118,7 @@ def _describe_result(run: FaultRun) -> str:
     return "; ".join(filter(None, parts))
 
 
-def median_and_range(values: Iterable[float | None], *, digits: int = 1) -> str:
+def format_median_and_range(values: Iterable[float | None], *, digits: int = 1) -> str:
     """Return the median, and the minimum and maximum if they differ."""
     numbers = sorted(value for value in values if value is not None)
     if not numbers:
@@ -127,6 +127,6 @@ def median_and_range(values: Iterable[float | None], *, digits: int = 1) -> str:
     return median if low == high else f"{median} ({low} to {high})"
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
+def _render_table(rows: Sequence[tuple[str, ...]]) -> str:
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (HEADER, *rows)]
     return "\n".join([lines[0], "| " + " | ".join("---" for _ in HEADER) + " |", *lines[1:]]) + "\n"

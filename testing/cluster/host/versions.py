@@ -57,7 +57,7 @@ class Versions:
 PINNED = Versions()
 
 
-def kubernetes_minor(version: str) -> int:
+def parse_kubernetes_minor(version: str) -> int:
     """Return the minor version, 36 for "1.36.3".
 
     Raises:
@@ -74,5 +74,5 @@ def kubernetes_minor(version: str) -> int:
 
 def list_staging_modules(version: str) -> tuple[str, ...]:
     """Return the modules of the Kubernetes repository's staging folder; each needs a replace line in go.mod."""
-    streaming = ("cri-streaming", "streaming") if kubernetes_minor(version) >= STREAMING_SPLIT_MINOR else ()
+    streaming = ("cri-streaming", "streaming") if parse_kubernetes_minor(version) >= STREAMING_SPLIT_MINOR else ()
     return tuple(sorted((*STAGING_MODULES, *streaming)))

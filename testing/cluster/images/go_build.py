@@ -9,7 +9,7 @@ from pathlib import Path
 
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.commands import HarnessError, run, stage, try_run
-from testing.cluster.host.versions import PINNED, Versions, kubernetes_minor, list_staging_modules
+from testing.cluster.host.versions import PINNED, Versions, list_staging_modules, parse_kubernetes_minor
 
 SOURCES = Path(__file__).parent / "go"
 GO_LANGUAGE = "1.26.0"
@@ -88,7 +88,7 @@ def list_components(versions: Versions) -> dict[str, Component]:
             module="k8s.io/kubernetes",
             is_pinned=versions.kubernetes == PINNED.kubernetes,
             tags=KUBERNETES_TAGS,
-            linker_flags=kubernetes_linker_flags(versions.kubernetes),
+            linker_flags=build_kubernetes_linker_flags(versions.kubernetes),
             symlinks=KUBERNETES_PROGRAMS,
         ),
         LocalMainComponent(
@@ -128,12 +128,12 @@ def list_components(versions: Versions) -> dict[str, Component]:
     return {component.component: component for component in all_components}
 
 
-def kubernetes_linker_flags(version: str) -> str:
+def build_kubernetes_linker_flags(version: str) -> str:
     """Return linker flags that set the version in component-base and client-go, because kubectl and Helm check both."""
     values = {
         "gitVersion": f"v{version}",
         "gitMajor": "1",
-        "gitMinor": str(kubernetes_minor(version)),
+        "gitMinor": str(parse_kubernetes_minor(version)),
         "gitCommit": "unknown",
         "gitTreeState": "clean",
         "buildDate": "2026-01-01T00:00:00Z",

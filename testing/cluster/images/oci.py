@@ -99,14 +99,14 @@ def keep_newest_image_uncompressed(layout: Path) -> None:
     """
     index = json.loads((layout / "index.json").read_text())
     entry = index["manifests"][-1]
-    manifest = json.loads(blob_path(layout, entry["digest"]).read_bytes())
+    manifest = json.loads(get_blob_path(layout, entry["digest"]).read_bytes())
     manifest["layers"] = [decompress_layer(layout, layer) for layer in manifest["layers"]]
     manifest_bytes = encode_json(manifest)
-    blob_path(layout, compute_digest(manifest_bytes)).write_bytes(manifest_bytes)
+    get_blob_path(layout, compute_digest(manifest_bytes)).write_bytes(manifest_bytes)
     newest = entry | {"digest": compute_digest(manifest_bytes), "size": len(manifest_bytes)}
     (layout / "index.json").write_bytes(encode_json(index | {"manifests": [newest]}))
     referenced = {
-        blob_path(layout, descriptor["digest"]) for descriptor in (newest, manifest["config"], *manifest["layers"])
+        get_blob_path(layout, descriptor["digest"]) for descriptor in (newest, manifest["config"], *manifest["layers"])
     }
     for path in (layout / BLOBS).iterdir():
         if path not in referenced:
@@ -118,14 +118,14 @@ def decompress_layer(layout: Path, layer: dict[str, object]) -> dict[str, object
     if not media_type.endswith("+gzip"):
         return layer
     content_hash, size, temporary_path = hashlib.sha256(), 0, layout / "layer.unfinished"
-    with gzip.open(blob_path(layout, str(layer["digest"]))) as source, temporary_path.open("wb") as target:
+    with gzip.open(get_blob_path(layout, str(layer["digest"]))) as source, temporary_path.open("wb") as target:
         while chunk := source.read(CHUNK_BYTES):
             content_hash.update(chunk)
             size += target.write(chunk)
     content_digest = f"sha256:{content_hash.hexdigest()}"
-    temporary_path.rename(blob_path(layout, content_digest))
+    temporary_path.rename(get_blob_path(layout, content_digest))
     return {"mediaType": media_type.removesuffix("+gzip"), "digest": content_digest, "size": size}
 
 
-def blob_path(layout: Path, blob_digest: str) -> Path:
+def get_blob_path(layout: Path, blob_digest: str) -> Path:
     return layout / BLOBS / blob_digest.removeprefix("sha256:")

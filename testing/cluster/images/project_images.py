@@ -73,7 +73,7 @@ class ImageBuilder:
                 target,
                 "--tag",
                 name,
-                *docker_build_arguments(os.environ),
+                *build_docker_arguments(os.environ),
                 self.repository,
             )
             run("docker", "save", "--output", archive, name)
@@ -85,28 +85,28 @@ class ImageBuilder:
             self.build_image(target, base=self.ensure_base())
         with stage(f"write image {target}"):
             self.write_layout(target, layout)
-        self.prune()
+        self.prune_image_store()
         unmount_below(self.cache.images)
 
-    def prune(self) -> None:
+    def prune_image_store(self) -> None:
         """Empty the image store if it exceeds MAX_STORED_BYTES; this also empties the build cache."""
         layers = json.loads((self.cache.images / "storage" / "overlay-layers" / "layers.json").read_text())
         if sum(layer.get("diff-size", 0) for layer in layers) > MAX_STORED_BYTES:
             with stage("remove old layers of image builds"):
-                self.buildah("rm", "--all")
-                self.buildah("rmi", "--prune")
+                self.run_buildah("rm", "--all")
+                self.run_buildah("rmi", "--prune")
 
     def compute_content_key(self, target: str) -> str:
         """Return a hash of all source files of the image."""
         key_hash = hashlib.sha256()
-        for path in source_files(self.repository, target):
+        for path in list_source_files(self.repository, target):
             content = path.read_bytes()
             key_hash.update(f"{path.relative_to(self.repository)} {len(content)}\n".encode() + content)
         for folder in find_wheel_folders(self.repository):
             key_hash.update(" ".join(sorted(path.name for path in folder.glob("*.whl"))).encode())
         return key_hash.hexdigest()
 
-    def buildah(self, *arguments: str | Path) -> str:
+    def run_buildah(self, *arguments: str | Path) -> str:
         storage = self.cache.images
         return run("buildah", "--root", storage / "storage", "--runroot", storage / "run", *arguments)
 
@@ -114,11 +114,11 @@ class ImageBuilder:
         """Return the name of the base image, imported into the image store once per archive."""
         archive = ensure_root_file_system(self.cache)
         name = f"{BASE_NAME}:{archive.stem}-{archive.stat().st_mtime_ns}"
-        if name not in self.buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():
-            container = self.buildah("from", "scratch").strip()
-            self.buildah("add", "--quiet", container, archive, "/")
-            self.buildah("config", "--cmd", "python3", container)
-            self.buildah("commit", "--quiet", "--rm", container, name)
+        if name not in self.run_buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():
+            container = self.run_buildah("from", "scratch").strip()
+            self.run_buildah("add", "--quiet", container, archive, "/")
+            self.run_buildah("config", "--cmd", "python3", container)
+            self.run_buildah("commit", "--quiet", "--rm", container, name)
         return name
 
     def build_image(self, target: str, *, base: str) -> None:
@@ -126,7 +126,7 @@ class ImageBuilder:
         with tempfile.TemporaryDirectory() as scratch, serve_folders(find_wheel_folders(self.repository)) as find_links:
             settings = Path(scratch) / "pip.conf"
             settings.write_text(render_pip_settings(read_host_pip_settings(), find_links=find_links))
-            self.buildah(
+            self.run_buildah(
                 *("build", "--layers", "--pull-never", "--isolation", "chroot", "--network", "host"),
                 *("--secret", f"id=pip.conf,src={settings}", "--secret", f"id=certificates,src={CERTIFICATES}"),
                 *("--build-arg", f"BASE_IMAGE={base}", "--target", target, "--tag", image_name(target)),
@@ -135,7 +135,7 @@ class ImageBuilder:
 
     def write_layout(self, target: str, layout: Path) -> None:
         """Push the image into the layout; existing layers are not written again."""
-        self.buildah(
+        self.run_buildah(
             *("push", "--quiet", "--compression-level", "1"),
             *(image_name(target), f"oci:{layout}:{image_name(target)}"),
         )
@@ -161,7 +161,7 @@ class QuietFileServer(SimpleHTTPRequestHandler):
         """Suppress request logs, because pip reports its downloads."""
 
 
-def source_files(repository: Path, target: str) -> Iterator[Path]:
+def list_source_files(repository: Path, target: str) -> Iterator[Path]:
     yield from (repository / name for name in BUILD_FILES)
     for folder in CODE[target]:
         files = (path for path in (repository / folder).rglob("*") if path.is_file())
@@ -173,7 +173,7 @@ def can_use_buildah() -> bool:
     return os.geteuid() == 0 and bool(shutil.which("buildah") or shutil.which("apt-get"))
 
 
-def docker_build_arguments(environment: Mapping[str, str]) -> tuple[str, ...]:
+def build_docker_arguments(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the Dockerfile's build arguments that are set in the environment."""
     names = [name for name in ("BASE_IMAGE", "PIP_EXTRA_INDEX_URL") if environment.get(name)]
     return tuple(word for name in names for word in ("--build-arg", f"{name}={environment[name]}"))

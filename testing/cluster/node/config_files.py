@@ -27,7 +27,7 @@ def render_files(layout: Layout) -> dict[Path, str]:
 
 
 def render_kubeconfig(*, server: str, ca_file: Path, token: str, context: str) -> str:
-    return as_json(
+    return format_json(
         {
             "apiVersion": "v1",
             "kind": "Config",
@@ -72,7 +72,7 @@ def render_cni(node: NodeLayout) -> str:
         "ipam": ipam,
     }
     ports = {"type": "portmap", "capabilities": {"portMappings": True}}
-    return as_json({"cniVersion": "1.0.0", "name": node.network_namespace, "plugins": [bridge, ports]})
+    return format_json({"cniVersion": "1.0.0", "name": node.network_namespace, "plugins": [bridge, ports]})
 
 
 def render_containerd(node: NodeLayout, *, restrict_oom_score: bool) -> str:
@@ -109,7 +109,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
 
 
 def render_kubelet(layout: Layout, node: NodeLayout) -> str:
-    return as_json(
+    return format_json(
         {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -135,6 +135,6 @@ def render_kubelet(layout: Layout, node: NodeLayout) -> str:
     )
 
 
-def as_json(value: object) -> str:
+def format_json(value: object) -> str:
     """Format a value as JSON, which is valid YAML and needs no library."""
     return json.dumps(value, indent=2) + "\n"

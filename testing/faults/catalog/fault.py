@@ -27,7 +27,7 @@ class InjectionTime(Enum):
 
 
 @contextmanager
-def no_injection(_job: JobUnderTest) -> Iterator[None]:
+def inject_nothing(_job: JobUnderTest) -> Iterator[None]:
     """Inject nothing, because the fault is in the program or the spec."""
     yield
 
@@ -43,7 +43,7 @@ class InjectedFault:
     """
 
     fields: Callable[[JobUnderTest], RawBody]
-    inject: Injection = no_injection
+    inject: Injection = inject_nothing
     injection_time: InjectionTime = InjectionTime.TRAINING
     at_step: int = 15
     duration_seconds: float | None = None

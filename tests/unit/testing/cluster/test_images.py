@@ -16,9 +16,9 @@ from testing.cluster.images.project_images import (
     CODE,
     REPOSITORY,
     ImageBuilder,
-    docker_build_arguments,
+    build_docker_arguments,
+    list_source_files,
     render_pip_settings,
-    source_files,
 )
 
 
@@ -147,7 +147,7 @@ def test_content_key_changes_only_with_source_files_of_the_image(
 
 def test_source_files_of_this_repository_are_found() -> None:
     for target in CODE:
-        names = [str(path.relative_to(REPOSITORY)) for path in source_files(REPOSITORY, target)]
+        names = [str(path.relative_to(REPOSITORY)) for path in list_source_files(REPOSITORY, target)]
         assert {"Dockerfile", "constraints.txt", "operator/finetune_api/v1alpha1/job.py"} <= {*names}
         assert not [name for name in names if "__pycache__" in name]
 
@@ -165,5 +165,5 @@ def test_pip_settings_contain_certificates_and_wheel_folders() -> None:
 
 
 def test_docker_build_argument_sets_base_image_only_if_environment_does() -> None:
-    assert docker_build_arguments({}) == ()
-    assert docker_build_arguments({"BASE_IMAGE": "x@sha256:1"}) == ("--build-arg", "BASE_IMAGE=x@sha256:1")
+    assert build_docker_arguments({}) == ()
+    assert build_docker_arguments({"BASE_IMAGE": "x@sha256:1"}) == ("--build-arg", "BASE_IMAGE=x@sha256:1")

@@ -8,7 +8,7 @@ import pytest
 from finetune_api.v1alpha1.reasons import Reason
 from testing.faults.__main__ import exit_code
 from testing.faults.expectation import Expectation, expect_restart
-from testing.faults.matrix_page import Setup, median_and_range, render_page
+from testing.faults.matrix_page import Setup, format_median_and_range, render_page
 from testing.faults.outcome import FaultRun, ObservedFailure, find_deviations, parse_status
 
 EXPECTED = Expectation(
@@ -101,7 +101,7 @@ def test_table_contains_median_and_range_of_different_runs() -> None:
     assert "one at a time" in page
     assert "The host was busy." in render_page([EXPECTED], [GOOD], replace(SETUP, note="The host was busy."))
     assert "up to 3 at a time" in render_page([EXPECTED], [GOOD, replace(GOOD, at_once=3)], SETUP)
-    assert median_and_range([None]) == ""
+    assert format_median_and_range([None]) == ""
 
 
 def test_run_round_trips_through_json() -> None:

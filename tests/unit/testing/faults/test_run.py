@@ -15,7 +15,7 @@ STOPPING = {"attempts": [{"attempt": 0, "state": "Stopping"}]}
 RUNNING = {"attempts": [{"attempt": 0, "state": "Running"}]}
 
 
-def fake_recorder(
+def create_fake_recorder(
     *steps: RecordedStep, status_changes: tuple[StatusChange, ...] = (), injected_at: float | None = None
 ) -> Any:
     """Return a fake JobRecorder without a thread."""
@@ -24,12 +24,14 @@ def fake_recorder(
     )
 
 
-def steps(attempt: int, numbers: range, *, start_seconds: float) -> list[RecordedStep]:
+def make_steps(attempt: int, numbers: range, *, start_seconds: float) -> list[RecordedStep]:
     return [RecordedStep(start_seconds + index / 10, attempt, number) for index, number in enumerate(numbers)]
 
 
 def test_steps_trained_twice_count_as_lost() -> None:
-    recorder = fake_recorder(*steps(0, range(1, 18), start_seconds=100), *steps(1, range(11, 30), start_seconds=110))
+    recorder = create_fake_recorder(
+        *make_steps(0, range(1, 18), start_seconds=100), *make_steps(1, range(11, 30), start_seconds=110)
+    )
     status_changes = (StatusChange(101.0, RUNNING), StatusChange(102.5, STOPPING))
     recorder.status_changes += status_changes
 
@@ -42,28 +44,33 @@ def test_steps_trained_twice_count_as_lost() -> None:
 
 
 def test_steps_never_trained_count_as_missing() -> None:
-    recorder = fake_recorder(*steps(0, range(1, 11), start_seconds=100), *steps(1, range(13, 20), start_seconds=110))
+    recorder = create_fake_recorder(
+        *make_steps(0, range(1, 11), start_seconds=100), *make_steps(1, range(13, 20), start_seconds=110)
+    )
 
     assert measure_recovery(recorder, FaultTimes(injected_at=101.0))["steps_missing"] == 2
 
 
 def test_injection_time_logged_by_the_program_takes_precedence() -> None:
-    recorder = fake_recorder(
-        *steps(0, range(1, 11), start_seconds=100), status_changes=(StatusChange(105.0, STOPPING),), injected_at=104.0
+    recorder = create_fake_recorder(
+        *make_steps(0, range(1, 11), start_seconds=100),
+        status_changes=(StatusChange(105.0, STOPPING),),
+        injected_at=104.0,
     )
 
     assert measure_recovery(recorder, FaultTimes(injected_at=90.0))["detected_seconds"] == 1.0
 
 
 def test_recovery_time_of_unstarted_job_counts_from_removal_of_the_fault() -> None:
-    recorder = fake_recorder(*steps(0, range(1, 11), start_seconds=112))
+    recorder = create_fake_recorder(*make_steps(0, range(1, 11), start_seconds=112))
 
     assert measure_recovery(recorder, FaultTimes(injected_at=100.0, removed_at=108.0))["again_seconds"] == 4.0
 
 
 def test_uninterrupted_job_has_no_recovery_time() -> None:
     measurement = measure_recovery(
-        fake_recorder(*steps(0, range(1, 50), start_seconds=100)), FaultTimes(injected_at=101.0, removed_at=102.0)
+        create_fake_recorder(*make_steps(0, range(1, 50), start_seconds=100)),
+        FaultTimes(injected_at=101.0, removed_at=102.0),
     )
 
     assert (measurement["again_seconds"], measurement["detected_seconds"], measurement["steps_lost"]) == (None, None, 0)
@@ -71,16 +78,16 @@ def test_uninterrupted_job_has_no_recovery_time() -> None:
 
 def test_job_has_recovered_only_in_last_expected_attempt() -> None:
     expected = Expectation("one", "", expect_restart(Reason.RANK_KILLED))
-    earlier_steps = steps(0, range(1, 30), start_seconds=100)
+    earlier_steps = make_steps(0, range(1, 30), start_seconds=100)
 
-    assert not has_recovered(fake_recorder(*earlier_steps), expected, FaultTimes(injected_at=101.0))
+    assert not has_recovered(create_fake_recorder(*earlier_steps), expected, FaultTimes(injected_at=101.0))
     assert not has_recovered(
-        fake_recorder(*earlier_steps, *steps(1, range(11, 15), start_seconds=110)),
+        create_fake_recorder(*earlier_steps, *make_steps(1, range(11, 15), start_seconds=110)),
         expected,
         FaultTimes(injected_at=101.0),
     )
     assert has_recovered(
-        fake_recorder(*earlier_steps, *steps(1, range(11, 16), start_seconds=110)),
+        create_fake_recorder(*earlier_steps, *make_steps(1, range(11, 16), start_seconds=110)),
         expected,
         FaultTimes(injected_at=101.0),
     )
