@@ -25,7 +25,7 @@ class FakeModelScope:
     error_status: int | None = None
     address: str = ""
 
-    def handle(self, path: str, body: bytes, token: str) -> tuple[int, Any]:
+    def handle_request(self, path: str, body: bytes, token: str) -> tuple[int, Any]:
         """Return status and body for an upload request; create repositories and store committed files."""
         if self.error_status:
             return self.error_status, {"Code": self.error_status, "Message": "out of order", "Success": False}
@@ -67,7 +67,9 @@ def serve_modelscope() -> Iterator[FakeModelScope]:
     class ModelScopeHandler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, document = hub.handle(self.path.partition("?")[0], body, self.headers.get("Authorization", ""))
+            status, document = hub.handle_request(
+                self.path.partition("?")[0], body, self.headers.get("Authorization", "")
+            )
             response = json.dumps(document).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

@@ -39,7 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
         stack.prepare()
         copy_programs(stack)
         if not options.add:
-            remove_earlier_runs([expected.name for expected in selected_expectations], remove_all=not options.only)
+            remove_earlier_runs(
+                [expectation.name for expectation in selected_expectations], remove_all=not options.only
+            )
         run_all(stack, provider.chaos, [*selected_expectations] * options.runs, concurrency=options.at_once)
         runs = read_runs()
         PAGE.write_text(render_page(EXPECTATIONS, runs, describe_setup(provider.cluster, options.note)))
@@ -69,30 +71,30 @@ def select_expectations(selected_names: str) -> tuple[Expectation, ...]:
 
     Raises: SystemExit if a name is unknown.
     """
-    expectations = {expected.name: expected for expected in EXPECTATIONS}
+    expectations = {expectation.name: expectation for expectation in EXPECTATIONS}
     selected = [name for name in selected_names.split(",") if name] or [*expectations]
     unknown = [name for name in selected if name not in expectations]
     if unknown:
         raise SystemExit(f"chaos: unknown fault {', '.join(unknown)}; expected one of {', '.join(expectations)}")
-    return tuple(expected for name, expected in expectations.items() if name in selected)
+    return tuple(expectation for name, expectation in expectations.items() if name in selected)
 
 
 def run_all(stack: Stack, chaos: Chaos, expectations: Sequence[Expectation], *, concurrency: int) -> None:
     """Run the isolated faults concurrently, then one by one the faults that affect other jobs."""
     lock = Lock()
 
-    def run_one(expected: Expectation) -> None:
-        fault = FAULTS[expected.name]
-        run, evidence = run_fault(stack, chaos, fault, expected, concurrency=concurrency if fault.is_isolated else 1)
+    def run_one(expectation: Expectation) -> None:
+        fault = FAULTS[expectation.name]
+        run, evidence = run_fault(stack, chaos, fault, expectation, concurrency=concurrency if fault.is_isolated else 1)
         with lock:
             append_run(run)
-            print_run(expected, run, evidence)
+            print_run(expectation, run, evidence)
 
     with ThreadPoolExecutor(concurrency) as pool:
-        list(pool.map(run_one, (expected for expected in expectations if FAULTS[expected.name].is_isolated)))
-    for expected in expectations:
-        if not FAULTS[expected.name].is_isolated:
-            run_one(expected)
+        list(pool.map(run_one, (expectation for expectation in expectations if FAULTS[expectation.name].is_isolated)))
+    for expectation in expectations:
+        if not FAULTS[expectation.name].is_isolated:
+            run_one(expectation)
 
 
 def copy_programs(stack: Stack) -> None:
@@ -121,29 +123,29 @@ def read_runs() -> list[FaultRun]:
     return [FaultRun.from_json(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
 
 
-def print_run(expected: Expectation, run: FaultRun, evidence: str) -> None:
-    deviations = [*find_deviations(expected, run), *([f"evidence: {evidence}"] if evidence else [])]
+def print_run(expectation: Expectation, run: FaultRun, evidence: str) -> None:
+    deviations = [*find_deviations(expectation, run), *([f"evidence: {evidence}"] if evidence else [])]
     observed = f"{describe_failures(run.failures)}; {run.phase}"
     figures = f"detected {run.detected_seconds}, again {run.again_seconds}, lost {run.steps_lost}"
-    line = f"{time.strftime('%H:%M:%S')} {'WRONG' if deviations else 'ok':5} {expected.name}: {observed}; {figures}"
+    line = f"{time.strftime('%H:%M:%S')} {'WRONG' if deviations else 'ok':5} {expectation.name}: {observed}; {figures}"
     print("\n        ".join([line, *deviations]), flush=True)
 
 
 def describe_setup(cluster: ThrowawayCluster, note: str) -> Setup:
     return Setup(
         kubernetes=cluster.state.versions.kubernetes,
-        nodes=cluster.state.node_count,
-        cores=os.cpu_count() or 0,
-        cgroups="version 2" if is_unified() else "version 1",
+        node_count=cluster.state.node_count,
+        core_count=os.cpu_count() or 0,
+        cgroup_version="version 2" if is_unified() else "version 1",
         note=note,
     )
 
 
 def exit_code(expectations: Sequence[Expectation], runs: Sequence[FaultRun]) -> int:
     """Return 1 if a run deviates from its expectation, or a fault was not run."""
-    for expected in expectations:
-        runs_of_fault = [run for run in runs if run.fault == expected.name]
-        if not runs_of_fault or any(find_deviations(expected, run) for run in runs_of_fault):
+    for expectation in expectations:
+        runs_of_fault = [run for run in runs if run.fault == expectation.name]
+        if not runs_of_fault or any(find_deviations(expectation, run) for run in runs_of_fault):
             return 1
     return 0
 

@@ -25,20 +25,22 @@ class Setup:
     """The setup on which the faults were injected."""
 
     kubernetes: str
-    nodes: int
-    cores: int
-    cgroups: str
+    node_count: int
+    core_count: int
+    cgroup_version: str
     note: str = ""  # additional remark on these runs
 
 
 def render_page(expectations: Sequence[Expectation], runs: Sequence[FaultRun], setup: Setup) -> str:
     """Render the whole page; faults without a run are listed as not run."""
-    by_fault = {expected.name: [run for run in runs if run.fault == expected.name] for expected in expectations}
+    by_fault = {
+        expectation.name: [run for run in runs if run.fault == expectation.name] for expectation in expectations
+    }
     deviation_lines = [
         f"- {run.fault}, {run.began}: {'; '.join(deviations)}"
-        for expected in expectations
-        for run in by_fault[expected.name]
-        if (deviations := find_deviations(expected, run))
+        for expectation in expectations
+        for run in by_fault[expectation.name]
+        if (deviations := find_deviations(expectation, run))
     ]
     days = sorted({run.began[:10] for run in runs})
     run_count = sum(len(fault_runs) for fault_runs in by_fault.values())
@@ -46,11 +48,11 @@ def render_page(expectations: Sequence[Expectation], runs: Sequence[FaultRun], s
         when=" to ".join(dict.fromkeys((days[0], days[-1]))) if days else "never",
         summary=f"{run_count} runs of {len(expectations)} faults; {len(deviation_lines)} not as expected.",
         at_once=_describe_concurrency(max((run.at_once for run in runs), default=1)),
-        setup=f"Kubernetes {setup.kubernetes}, {setup.nodes} nodes on one host of {setup.cores} cores,"
-        f" cgroups {setup.cgroups}",
+        setup=f"Kubernetes {setup.kubernetes}, {setup.node_count} nodes on one host of {setup.core_count} cores,"
+        f" cgroups {setup.cgroup_version}",
         note=f"\n{setup.note}\n" if setup.note else "",
     )
-    rows = [_render_row(expected, by_fault[expected.name]) for expected in expectations]
+    rows = [_render_row(expectation, by_fault[expectation.name]) for expectation in expectations]
     deviation_section = "\n".join(["", "## Not as expected", "", *deviation_lines, ""]) if deviation_lines else ""
     return f"{introduction}\n{_render_table(rows)}{deviation_section}"
 
@@ -88,12 +90,12 @@ steps lost match, no step is missing, and no child of the job remains after its 
 """
 
 
-def _render_row(expected: Expectation, runs: Sequence[FaultRun]) -> tuple[str, ...]:
-    ok_count = sum(not find_deviations(expected, run) for run in runs)
+def _render_row(expectation: Expectation, runs: Sequence[FaultRun]) -> tuple[str, ...]:
+    ok_count = sum(not find_deviations(expectation, run) for run in runs)
     mark = f"{ok_count} of {len(runs)}" if runs else "not run"
     return (
-        f"`{expected.name}`: {expected.description}",
-        _describe_expectation(expected),
+        f"`{expectation.name}`: {expectation.description}",
+        _describe_expectation(expectation),
         "<br>".join(dict.fromkeys(_describe_result(run) for run in runs)) or "not run",
         format_median_and_range(run.detected_seconds for run in runs),
         format_median_and_range(run.again_seconds for run in runs),
@@ -102,12 +104,12 @@ def _render_row(expected: Expectation, runs: Sequence[FaultRun]) -> tuple[str, .
     )
 
 
-def _describe_expectation(expected: Expectation) -> str:
-    failures = ", then ".join(f"{f.reason} ({f.fault}), {f.action}" for f in expected.failures)
+def _describe_expectation(expectation: Expectation) -> str:
+    failures = ", then ".join(f"{f.reason} ({f.fault}), {f.action}" for f in expectation.failures)
     parts = (
-        f"waits: {expected.pending_reason}" if expected.pending_reason else "",
+        f"waits: {expectation.pending_reason}" if expectation.pending_reason else "",
         failures or "no failure",
-        expected.phase,
+        expectation.phase,
     )
     return "; ".join(filter(None, parts))
 

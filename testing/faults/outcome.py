@@ -83,40 +83,40 @@ def parse_status(status: RawBody) -> RawBody:
     }
 
 
-def find_deviations(expected: Expectation, run: FaultRun) -> tuple[str, ...]:
+def find_deviations(expectation: Expectation, run: FaultRun) -> tuple[str, ...]:
     """Return all deviations of the run from the expectation."""
-    return (*_check_verdicts(expected, run), *_check_blame(expected, run), *_check_losses(expected, run))
+    return (*_check_verdicts(expectation, run), *_check_root_cause(expectation, run), *_check_losses(expectation, run))
 
 
-def _check_verdicts(expected: Expectation, run: FaultRun) -> Iterator[str]:
+def _check_verdicts(expectation: Expectation, run: FaultRun) -> Iterator[str]:
     if run.trouble:
         yield run.trouble
-    if run.phase != expected.phase:
-        yield f"ended {run.phase or 'in no phase'}, expected {expected.phase}"
-    expected_failures = tuple((failure.reason, failure.fault, failure.action) for failure in expected.failures)
+    if run.phase != expectation.phase:
+        yield f"ended {run.phase or 'in no phase'}, expected {expectation.phase}"
+    expected_failures = tuple((failure.reason, failure.fault, failure.action) for failure in expectation.failures)
     if tuple((failure.reason, failure.fault, failure.action) for failure in run.failures) != expected_failures:
         yield f"observed {describe_failures(run.failures)}"
-    if run.restarts != expected.restarts:
-        yield f"{run.restarts} restarts, expected {expected.restarts}"
-    if run.counted != expected.counted_restarts:
-        yield f"{run.counted} restarts counted against the budget, expected {expected.counted_restarts}"
-    if expected.pending_reason is not None and expected.pending_reason not in run.waited_for:
-        yield f"reported to wait for {', '.join(run.waited_for) or 'nothing'}, expected {expected.pending_reason}"
+    if run.restarts != expectation.restarts:
+        yield f"{run.restarts} restarts, expected {expectation.restarts}"
+    if run.counted != expectation.counted_restarts:
+        yield f"{run.counted} restarts counted against the budget, expected {expectation.counted_restarts}"
+    if expectation.pending_reason is not None and expectation.pending_reason not in run.waited_for:
+        yield f"reported to wait for {', '.join(run.waited_for) or 'nothing'}, expected {expectation.pending_reason}"
 
 
-def _check_blame(expected: Expectation, run: FaultRun) -> Iterator[str]:
-    if bool(run.avoided) != expected.avoids_node:
+def _check_root_cause(expectation: Expectation, run: FaultRun) -> Iterator[str]:
+    if bool(run.avoided) != expectation.avoids_node:
         yield f"avoided {', '.join(run.avoided) or 'no Kubernetes node'}"
-    if run.failures and expected.failures:
+    if run.failures and expectation.failures:
         first_failure = run.failures[0]
-        for name, expected_number in (("node_rank", expected.node_rank), ("rank", expected.rank)):
+        for name, expected_number in (("node_rank", expectation.node_rank), ("rank", expectation.rank)):
             if expected_number is not None and getattr(first_failure, name) != expected_number:
                 yield f"blamed {name} {getattr(first_failure, name)}, expected {expected_number}"
 
 
-def _check_losses(expected: Expectation, run: FaultRun) -> Iterator[str]:
-    if expected.max_steps_lost is not None and run.steps_lost > expected.max_steps_lost:
-        yield f"{run.steps_lost} steps lost, expected at most {expected.max_steps_lost}"
+def _check_losses(expectation: Expectation, run: FaultRun) -> Iterator[str]:
+    if expectation.max_steps_lost is not None and run.steps_lost > expectation.max_steps_lost:
+        yield f"{run.steps_lost} steps lost, expected at most {expectation.max_steps_lost}"
     if run.steps_missing:
         yield f"{run.steps_missing} steps were never trained"
     if run.leftovers:

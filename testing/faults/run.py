@@ -33,7 +33,7 @@ class FaultTimes:
 
 
 def run_fault(
-    stack: Stack, chaos: Chaos, fault: InjectedFault, expected: Expectation, *, concurrency: int = 1
+    stack: Stack, chaos: Chaos, fault: InjectedFault, expectation: Expectation, *, concurrency: int = 1
 ) -> tuple[FaultRun, str]:
     """Run the fault once and restore the cluster.
 
@@ -41,21 +41,21 @@ def run_fault(
     """
     # start with a healthy cluster
     wait_until_settled(stack, chaos.cluster)
-    job = JobUnderTest(stack, chaos, f"{expected.name[:40]}-{token_hex(2)}")
+    job = JobUnderTest(stack, chaos, f"{expectation.name[:40]}-{token_hex(2)}")
     times, started_at = FaultTimes(), datetime.now(UTC).isoformat(timespec="seconds")
     harness_error = ""
     leftovers: tuple[str, ...] = ()
     # run the job with the fault; the result includes errors of the test harness
     job.recorder.start()
     try:
-        run_to_end(job, fault, expected, times)
+        run_to_end(job, fault, expectation, times)
         leftovers = find_stale_pods(job)
     except HARNESS_ERRORS as error:
         harness_error = " ".join(str(error).split())[:300]
     finally:
         job.recorder.stop()
     run = FaultRun(
-        fault=expected.name,
+        fault=expectation.name,
         began=started_at,
         at_once=concurrency,
         trouble=harness_error,
@@ -64,20 +64,20 @@ def run_fault(
         **parse_status(job.recorder.status),
         **measure_recovery(job.recorder, times),
     )
-    evidence = save_evidence_of_deviation(job, expected, run)  # save evidence before the job is deleted
+    evidence = save_evidence_of_deviation(job, expectation, run)  # save evidence before the job is deleted
     try:
         run = replace(run, leftovers=(*leftovers, *delete_job(job)))
     except HARNESS_ERRORS as error:
         run = replace(run, trouble=harness_error or f"not removed: {error}")
-    return run, evidence or save_evidence_of_deviation(job, expected, run)
+    return run, evidence or save_evidence_of_deviation(job, expectation, run)
 
 
-def save_evidence_of_deviation(job: JobUnderTest, expected: Expectation, run: FaultRun) -> str:
+def save_evidence_of_deviation(job: JobUnderTest, expectation: Expectation, run: FaultRun) -> str:
     """Save evidence if the run deviates from the expectation; return its folder, or an empty string."""
-    return str(save_evidence(job, run.began)) if find_deviations(expected, run) else ""
+    return str(save_evidence(job, run.began)) if find_deviations(expectation, run) else ""
 
 
-def run_to_end(job: JobUnderTest, fault: InjectedFault, expected: Expectation, times: FaultTimes) -> None:
+def run_to_end(job: JobUnderTest, fault: InjectedFault, expectation: Expectation, times: FaultTimes) -> None:
     """Inject the fault and wait until the job has ended; always remove the fault."""
     with ExitStack() as injection:
         manifest = example_job(job.name, **fault.fields(job))
@@ -99,7 +99,7 @@ def run_to_end(job: JobUnderTest, fault: InjectedFault, expected: Expectation, t
         timeout = fault.recovery_timeout_seconds
         with finish_on_exit(job):
             job.wait_until(
-                lambda recorder: has_recovered(recorder, expected, times),
+                lambda recorder: has_recovered(recorder, expectation, times),
                 goal="training again",
                 timeout_seconds=timeout,
             )
@@ -117,13 +117,13 @@ def finish_on_exit(job: JobUnderTest) -> Iterator[None]:
             job.request_finish()
 
 
-def has_recovered(recorder: JobRecorder, expected: Expectation, times: FaultTimes) -> bool:
+def has_recovered(recorder: JobRecorder, expectation: Expectation, times: FaultTimes) -> bool:
     """Return whether the job has ended, or trains in the attempt that is expected to be the last."""
     if recorder.is_finished:
         return True
     recovery_start = max(times.injected_at, times.removed_at or 0.0)
-    new_steps = [step for step in recorder.steps if step.time > recovery_start and step.attempt >= expected.restarts]
-    return len(new_steps) >= STEPS_AFTER_RECOVERY and expected.phase == "Complete"
+    new_steps = [step for step in recorder.steps if step.time > recovery_start and step.attempt >= expectation.restarts]
+    return len(new_steps) >= STEPS_AFTER_RECOVERY and expectation.phase == "Complete"
 
 
 def find_stale_pods(job: JobUnderTest, *, timeout_seconds: float = 30) -> tuple[str, ...]:

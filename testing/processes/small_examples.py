@@ -40,8 +40,8 @@ def create_example_inputs(folder: Path) -> Path:
     return folder
 
 
-def write_small_example(folder: Path, example: str, change: Callable[[RawBody], None] | None = None) -> LocalJob:
-    """Write an example with at most two CPU ranks, float32 and two steps; `change` may further edit the spec."""
+def write_small_example(folder: Path, example: str, edit_spec: Callable[[RawBody], None] | None = None) -> LocalJob:
+    """Write an example with at most two CPU ranks, float32 and two steps; `edit_spec` may further edit the spec."""
     body: RawBody = yaml.safe_load((REPOSITORY / "manifests" / "examples" / f"{example}.yaml").read_text())
     spec: RawBody = body["spec"]
     spec.pop("resources")
@@ -52,6 +52,6 @@ def write_small_example(folder: Path, example: str, change: Callable[[RawBody], 
         spec["model"]["torchDtype"] = "float32"
         spec["training"] = {**spec["training"], **SHORT_TRAINING}
         spec["training"].pop("numTrainEpochs", None)
-    if change:
-        change(spec)
+    if edit_spec:
+        edit_spec(spec)
     return write_body(folder, body, {volume["name"]: folder / volume["name"] for volume in spec["volumes"]})

@@ -13,7 +13,7 @@ from testing.faults.expectations import EXPECTATIONS
 
 
 def test_every_fault_has_exactly_one_expectation() -> None:
-    names = Counter(expected.name for expected in EXPECTATIONS)
+    names = Counter(expectation.name for expectation in EXPECTATIONS)
 
     assert names.keys() == FAULTS.keys()
     assert set(names.values()) == {1}
@@ -41,14 +41,14 @@ def test_expected_phase_is_derived_from_last_failure() -> None:
 def test_only_restarts_not_caused_by_the_cluster_count_against_the_budget(
     reason: Reason, fault: Fault, counted_restarts: int
 ) -> None:
-    expected = Expectation("one", "", expect_restart(reason))
+    expectation = Expectation("one", "", expect_restart(reason))
 
-    assert [failure.fault for failure in expected.failures] == [fault]
-    assert (expected.restarts, expected.counted_restarts) == (1, counted_restarts)
+    assert [failure.fault for failure in expectation.failures] == [fault]
+    assert (expectation.restarts, expectation.counted_restarts) == (1, counted_restarts)
 
 
 def test_faults_are_selected_by_name() -> None:
-    assert [expected.name for expected in select_expectations("drain,rank-sigkill")] == ["rank-sigkill", "drain"]
+    assert [expectation.name for expectation in select_expectations("drain,rank-sigkill")] == ["rank-sigkill", "drain"]
     assert select_expectations("") == EXPECTATIONS
     with pytest.raises(SystemExit, match="unknown fault drian"):
         select_expectations("drian")

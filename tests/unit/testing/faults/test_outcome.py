@@ -26,7 +26,7 @@ GOOD = FaultRun(
     again_seconds=5.5,
     steps_lost=7,
 )
-SETUP = Setup(kubernetes="1.36.3", nodes=2, cores=2, cgroups="version 1")
+SETUP = Setup(kubernetes="1.36.3", node_count=2, core_count=2, cgroup_version="version 1")
 
 DEVIATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "another reason": ({"failures": (replace(KILLED, reason="PeerLost"),)}, "observed PeerLost (transient), Restart"),
@@ -66,11 +66,11 @@ def test_deviation_is_listed_on_the_page_and_fails_the_matrix(deviation: str) ->
 
 
 def test_missing_pending_reason_is_a_deviation() -> None:
-    expected = Expectation("quota", "no pod is allowed", pending_reason=Reason.CREATE_REFUSED)
+    expectation = Expectation("quota", "no pod is allowed", pending_reason=Reason.CREATE_REFUSED)
     run = FaultRun(fault="quota", began="2026-01-01T12:00:00+00:00", phase="Complete")
 
-    assert find_deviations(expected, run) == ("reported to wait for nothing, expected CreateRefused",)
-    assert find_deviations(expected, replace(run, waited_for=("CreateRefused",))) == ()
+    assert find_deviations(expectation, run) == ("reported to wait for nothing, expected CreateRefused",)
+    assert find_deviations(expectation, replace(run, waited_for=("CreateRefused",))) == ()
 
 
 def test_fault_without_run_is_listed_and_fails_the_matrix() -> None:

@@ -77,18 +77,18 @@ def test_uninterrupted_job_has_no_recovery_time() -> None:
 
 
 def test_job_has_recovered_only_in_last_expected_attempt() -> None:
-    expected = Expectation("one", "", expect_restart(Reason.RANK_KILLED))
+    expectation = Expectation("one", "", expect_restart(Reason.RANK_KILLED))
     earlier_steps = make_steps(0, range(1, 30), start_seconds=100)
 
-    assert not has_recovered(create_fake_recorder(*earlier_steps), expected, FaultTimes(injected_at=101.0))
+    assert not has_recovered(create_fake_recorder(*earlier_steps), expectation, FaultTimes(injected_at=101.0))
     assert not has_recovered(
         create_fake_recorder(*earlier_steps, *make_steps(1, range(11, 15), start_seconds=110)),
-        expected,
+        expectation,
         FaultTimes(injected_at=101.0),
     )
     assert has_recovered(
         create_fake_recorder(*earlier_steps, *make_steps(1, range(11, 16), start_seconds=110)),
-        expected,
+        expectation,
         FaultTimes(injected_at=101.0),
     )
 
