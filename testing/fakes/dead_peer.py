@@ -1,6 +1,6 @@
 """Make the peer of a TCP connection unresponsive without closing it, like a load balancer that dropped the flow.
 
-Linux only.
+It works on Linux only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def drop_incoming_packets(connection: socket.socket) -> None:
 def drop_incoming_packets_of(pid: int) -> int:
     """Drop incoming packets of all current TCP connections of a process and return the number of connections.
 
-    For another process this needs CAP_SYS_PTRACE.
+    Dropping packets of another process requires CAP_SYS_PTRACE.
     """
     count = 0
     for connection in copy_connections(pid):

@@ -50,7 +50,7 @@ class JobUnderTest:
         return self.stack.output(self.name)
 
     def pod(self, node_rank: int) -> str:
-        """Return the pod name of the node in the first attempt, into which all faults are injected."""
+        """Return the name of the node's pod in the first attempt, the attempt that faults are injected into."""
         return f"{self.name}-0-{node_rank}"
 
     def get_config_map_name(self, *, attempt: int) -> str:

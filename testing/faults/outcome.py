@@ -124,5 +124,5 @@ def _check_losses(expectation: Expectation, run: FaultRun) -> Iterator[str]:
 
 
 def describe_failures(failures: tuple[ObservedFailure, ...]) -> str:
-    """Return the failures in one line."""
+    """Format the failures as one line."""
     return ", then ".join(map(str, failures)) or "no failure"

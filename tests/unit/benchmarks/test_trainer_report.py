@@ -80,6 +80,6 @@ def test_shrunk_case_keeps_method_and_model_family(case_settings: CaseSettings) 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")
-def test_gpu_benchmark_measures_nothing_without_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_benchmark_is_skipped_without_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu.main([]) == 0
     assert capsys.readouterr().out == "no CUDA device: nothing was measured\n"

@@ -7,14 +7,14 @@ import pytest
 from testing.cluster.cli import CHAOS_VERBS, SETUP_VERBS, build_parser, main
 
 
-def test_every_verb_has_an_implementation() -> None:
+def test_every_verb_has_a_handler() -> None:
     (verbs,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
 
     assert {*verbs.choices} == {*SETUP_VERBS, *CHAOS_VERBS}
     assert len(verbs.choices) > 15
 
 
-def test_invalid_cluster_name_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_for_invalid_cluster_name_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--name", "Not-A-Name", "up"]) == 1
 
     error = capsys.readouterr().err
@@ -22,7 +22,7 @@ def test_invalid_cluster_name_is_reported_in_one_line(capsys: pytest.CaptureFixt
     assert error.count("\n") == 1
 
 
-def test_verb_on_a_stopped_cluster_is_reported_in_one_line(
+def test_verb_fails_on_stopped_cluster(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path))

@@ -15,7 +15,7 @@ BEGAN = "2026-11-22T20:47:24+00:00"
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A job that trained one step, on a cluster with one operator."""
+    """Return a job that trained one step on a cluster with one operator."""
     monkeypatch.setattr(evidence, "FOLDER", tmp_path / "kept")
     output, daemons = tmp_path / "output", tmp_path / "daemons"
     (output / "logs" / "attempt-0").mkdir(parents=True)
