@@ -1,7 +1,7 @@
 """Fake supervisor that writes a real termination message without training.
 
-The environment variable PLAY determines how it ends: a comma-separated list such as `3:crash` (node 3), `0.3:crash`
-(node 3 of attempt 0) or `*:crash` (all nodes). The first matching entry applies; by default the node succeeds.
+The environment variable PLAY is a comma-separated list of acts such as `3:crash` (node 3), `0.3:crash` (node 3 of
+attempt 0) or `*:crash` (all nodes). The first matching entry applies; by default the node succeeds.
 """
 
 import json

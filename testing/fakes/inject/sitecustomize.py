@@ -1,8 +1,8 @@
 """Inject faults into ranks: an out-of-memory error or NaN after a number of forward passes.
 
 Python imports a module of this name at startup; tests put its folder first on the PYTHONPATH of launcher and ranks.
-After FINE_PASSES forward passes, a micro-batch of more than MOST_SAMPLES sequences raises an out-of-memory error or,
-with INJECT_NAN, the model's output becomes NaN.
+After FINE_PASSES forward passes, a micro-batch of more than MOST_SAMPLES sequences raises an error or, with
+INJECT_NAN, the model's output becomes NaN.
 """
 
 import os
