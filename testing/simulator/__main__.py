@@ -1,4 +1,4 @@
-"""`make search`: run millions of histories in several processes; shrink and print those that violate an invariant."""
+"""Command line of `make search`: run histories in parallel; shrink and print those that violate an invariant."""
 
 import argparse
 import gc
@@ -21,20 +21,20 @@ Chunk = tuple[str, range]
 
 
 def main() -> int:
-    """Run the search; exit code 1 if an invariant was violated."""
+    """Run the search and exit with 1 if an invariant was violated."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--histories", type=int, default=100_000, help="in total, divided equally between the kinds")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one per core)")
     parser.add_argument("--start", type=int, default=1_000_000, help="first seed; `make test-simulation` begins at 0")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this time")
     options = parser.parse_args()
-    logging.disable(logging.WARNING)  # the operator logs a warning for every injected fault
+    logging.disable(logging.WARNING)  # the operator logs a warning for each injected fault
     started_at = time.monotonic()
     phases_by_kind: defaultdict[str, Counter[str]] = defaultdict(Counter)
     counterexamples: list[Counterexample] = []
     reported_at = started_at
     with multiprocessing.get_context("fork").Pool(options.workers, initializer=_reduce_garbage_collection) as pool:
-        for kind, result in pool.imap_unordered(_search, _chunks(options.histories, options.start)):
+        for kind, result in pool.imap_unordered(_search_chunk, _seed_chunks(options.histories, options.start)):
             phases_by_kind[kind] += result.phases
             if result.counterexample is not None:
                 counterexamples.append(result.counterexample)
@@ -57,11 +57,11 @@ def main() -> int:
 
 
 def render_table(phases_by_kind: dict[str, Counter[str]], *, seconds: float, first_seed: int) -> str:
-    """Return a Markdown table: histories of each kind, by the phase in which they ended."""
+    """Return a Markdown table that counts the histories of each kind by their final phase."""
     phases = sorted({phase for counter in phases_by_kind.values() for phase in counter})
-    lines = [_row("kind", "histories", *phases), "| --- |" + " ---: |" * (len(phases) + 1)]
+    lines = [_format_row("kind", "histories", *phases), "| --- |" + " ---: |" * (len(phases) + 1)]
     lines += [
-        _row(kind, counter.total(), *(counter[phase] for phase in phases))
+        _format_row(kind, counter.total(), *(counter[phase] for phase in phases))
         for kind, counter in sorted(phases_by_kind.items())
     ]
     count = sum(counter.total() for counter in phases_by_kind.values())
@@ -69,25 +69,25 @@ def render_table(phases_by_kind: dict[str, Counter[str]], *, seconds: float, fir
     return "\n".join((*lines, "", summary))
 
 
-def _row(*cells: object) -> str:
+def _format_row(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _chunks(histories: int, start: int) -> Iterator[Chunk]:
-    """Yield chunks of seeds, the kinds in turn."""
+def _seed_chunks(histories: int, first_seed: int) -> Iterator[Chunk]:
+    """Yield chunks of seeds, alternating between the kinds."""
     per_kind = -(-histories // len(SCENARIO_KINDS))
-    for first in range(start, start + per_kind, CHUNK_SIZE):
+    for first in range(first_seed, first_seed + per_kind, CHUNK_SIZE):
         for kind in SCENARIO_KINDS:
-            yield kind, range(first, min(first + CHUNK_SIZE, start + per_kind))
+            yield kind, range(first, min(first + CHUNK_SIZE, first_seed + per_kind))
 
 
-def _search(chunk: Chunk) -> tuple[str, SearchResult]:
+def _search_chunk(chunk: Chunk) -> tuple[str, SearchResult]:
     kind, seeds = chunk
     return kind, search(kind, seeds)
 
 
 def _reduce_garbage_collection() -> None:
-    gc.freeze()  # imported modules stay and a history is short: collecting less often is 6 % faster
+    gc.freeze()  # imported modules are never freed and histories are short: collecting less often saves 6 % of the time
     gc.set_threshold(50_000)
 
 

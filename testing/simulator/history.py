@@ -1,4 +1,4 @@
-"""Runs one history: a job, the faults injected into it, and the invariants they violate."""
+"""Run of one simulated history: a job, its faults, and the invariants that they violate."""
 
 import asyncio
 import functools
@@ -29,7 +29,7 @@ MAX_COMMITS = 5000
 
 @dataclass(frozen=True)
 class Trigger:
-    """The time of a fault: some seconds after the commit with this number, or after the start."""
+    """Defines when a fault is injected: `seconds` after the commit with this number, or after the start if it is 0."""
 
     seconds: float
     commits: int = 0
@@ -39,7 +39,7 @@ TWO_NODES = Workload(num_nodes=2)
 
 
 class Liveness(StrEnum):
-    """The liveness property of a history: the end that the job must reach under any faults."""
+    """Liveness property of a history: the outcome that the job must reach under any faults."""
 
     ENDS = "ends, or reports what it waits for"
     COMPLETES = "completes, or reports what it waits for"
@@ -48,7 +48,7 @@ class Liveness(StrEnum):
 
 @dataclass(frozen=True)
 class Scenario:
-    """The faults and settings chosen before a history starts; other choices are drawn while it runs."""
+    """Faults and settings that are chosen before a history starts; all other choices are drawn while it runs."""
 
     workload: Workload = TWO_NODES
     fields: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Scenario:
     incidents: tuple[tuple[Trigger, Incident], ...] = ()
     takeovers: tuple[
         tuple[Trigger, float], ...
-    ] = ()  # when another operator leads, and for how many seconds the old one still acts
+    ] = ()  # start of each new leader, and for how many seconds the old one still acts
     liveness: Liveness = Liveness.ENDS
     resumes_at_end: bool = True
     faults_end_seconds: float = 60.0
@@ -64,7 +64,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class HistoryResult:
-    """The violated invariants of a history, and how it ended."""
+    """Violated invariants and final state of a history."""
 
     violations: list[str]
     trace: list[str]
@@ -74,8 +74,8 @@ class HistoryResult:
 
 
 def run_history(scenario: Scenario, choices: Choices) -> HistoryResult:
-    """Run the whole history in virtual time."""
-    random.seed(choices.number(1000))  # for the jitter of the operator's backoff
+    """Run a history in virtual time."""
+    random.seed(choices.draw_number(1000))  # the operator adds jitter to its backoff
     with (
         asyncio.Runner(loop_factory=VirtualTimeLoop) as runner,
         mock.patch("time.monotonic", runner.get_loop().time),
@@ -86,7 +86,7 @@ def run_history(scenario: Scenario, choices: Choices) -> HistoryResult:
 def _report_task_error(monitor: InvariantMonitor, context: dict[str, Any]) -> None:
     """Report an exception of a background task.
 
-    Exception: a stream that a killed process left half read, which Python fails to close.
+    One error is ignored: Python cannot close a stream that a killed process was reading.
     """
     if "asynchronous generator is already running" not in str(context.get("exception")):
         monitor.report(f"a task failed: {context}")
@@ -119,30 +119,30 @@ async def _run_phases(world: World, monitor: InvariantMonitor, scenario: Scenari
     # start the operator and schedule the faults
     world.start_operator()
     for trigger, overlap in scenario.takeovers:
-        _plan(world, trigger, functools.partial(world.take_over, overlap))
+        _schedule_fault(world, trigger, functools.partial(world.take_over, overlap))
     for trigger, incident in scenario.incidents:
-        _plan(world, trigger, functools.partial(_inject, world, incident))
-    # let the faults happen, then stop them and repair what was broken temporarily
-    await _advance(world, monitor, until=None, limit=scenario.faults_end_seconds)
+        _schedule_fault(world, trigger, functools.partial(_inject, world, incident))
+    # inject the faults, then stop and repair the temporary ones
+    await _advance(world, monitor, is_done=None, limit=scenario.faults_end_seconds)
     world.end_faults()
     _recover_k8s_nodes(world, scenario)
     if scenario.resumes_at_end:
         world.edit_spec(suspend=False)
-    # now the job must end, or report legitimately what it waits for
-    is_ended = await _advance(world, monitor, until=world.is_finished, limit=HORIZON_SECONDS)
+    # the job must end, or report a valid reason to wait
+    is_ended = await _advance(world, monitor, is_done=world.is_finished, limit=HORIZON_SECONDS)
     if monitor.violations:
         return
     if not is_ended:
         if not _waits_legitimately(world):
             monitor.report(f"no end: {world.status.get('phase')} {world.status.get('conditions')}")
         return
-    # after its end nothing may happen any more
-    await _advance(world, monitor, until=None, limit=SETTLING_SECONDS)
+    # after the end of the job nothing may change
+    await _advance(world, monitor, is_done=None, limit=SETTLING_SECONDS)
     await _check_settled(world, monitor)
 
 
-def _plan(world: World, trigger: Trigger, inject: Callable[[], None]) -> None:
-    """Schedule a fault; it is dropped if its time comes after the end of the faults."""
+def _schedule_fault(world: World, trigger: Trigger, inject: Callable[[], None]) -> None:
+    """Schedule a fault; it is dropped if the faults have ended when it is due."""
 
     def start() -> None:
         asyncio.get_running_loop().call_later(trigger.seconds, lambda: None if world.faults_ended else inject())
@@ -163,33 +163,35 @@ def _inject(world: World, incident: Incident) -> None:
 
 
 def _recover_k8s_nodes(world: World, scenario: Scenario) -> None:
-    """Recover all but the spare nodes: with fewer nodes than it needs a job would be pending forever."""
+    """Recover all Kubernetes nodes but the spare ones, so that the job does not stay pending forever."""
     disconnected = [k8s_node for k8s_node in world.k8s_nodes.nodes if not k8s_node.connected.is_set()]
     for k8s_node in disconnected[SPARE_K8S_NODES:]:
         world.node_controllers.recover(k8s_node)
 
 
-async def _advance(world: World, monitor: InvariantMonitor, *, until: Callable[[], bool] | None, limit: float) -> bool:
-    """Run until the condition holds, an invariant is violated or the limit is reached; return whether it holds."""
+async def _advance(
+    world: World, monitor: InvariantMonitor, *, is_done: Callable[[], bool] | None, limit: float
+) -> bool:
+    """Run until `is_done` returns True, an invariant is violated or the limit is reached; return `is_done()`."""
     deadline = world.time + limit
     while not monitor.violations and world.time < deadline:
-        if until is not None and until():
+        if is_done is not None and is_done():
             return True
         if len(world.server.history) > MAX_COMMITS:
             monitor.report(f"no convergence: more than {MAX_COMMITS} commits")
         await asyncio.sleep(TICK_SECONDS)
         monitor.check_idle(TICK_SECONDS)
         monitor.check_service(TICK_SECONDS)
-    return until is not None and until()
+    return is_done is not None and is_done()
 
 
 def _waits_legitimately(world: World) -> bool:
-    """Whether nodes are missing or a name is taken, and the status reports that or backs off because of it."""
+    """Return whether the job waits for nodes or for a taken name, and its status reports that."""
     pending_reason: str = world.status.get("waiting", {}).get("reason", "")
     if pending_reason == Reason.NAME_TAKEN:
         return world.has_strangers()
     if pending_reason == Reason.PREDECESSOR_TERMINATING:
-        return any(world.is_lost(pod) for _, pod in world.all_pods())
+        return any(world.is_lost(pod) for _, pod in world.list_all_pods())
     is_backing_off = any(
         record.get("reason") == Reason.GANG_INCOMPLETE for record in world.status.get("attempts", ())[-2:]
     )
@@ -206,14 +208,14 @@ def _check_liveness(world: World, monitor: InvariantMonitor, liveness: Liveness)
 
 
 async def _check_settled(world: World, monitor: InvariantMonitor) -> None:
-    """Check that after the end nothing runs, nothing is written, and nothing of a deleted job remains."""
+    """Check that after the end no process runs, nothing is written, and no pod of a deleted job remains."""
     if not world.is_finished():
         monitor.report("the job did not stay ended")
-    for process in world.running_processes():
+    for process in world.list_running_processes():
         _, k8s_node = world.k8s_nodes.processes[process.pod_uid]
         if k8s_node.connected.is_set():
             monitor.report(f"a process of attempt {process.attempt} still runs on {k8s_node.name}")
-    remaining = [key.name for key, pod in world.all_pods() if not world.is_lost(pod)]
+    remaining = [key.name for key, pod in world.list_all_pods() if not world.is_lost(pod)]
     if world.job is None and remaining:
         monitor.report(f"the job was deleted, but these pods remain: {remaining}")
     before = len(world.server.history)

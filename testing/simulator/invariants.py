@@ -1,4 +1,4 @@
-"""Safety invariants, checked at every commit to the API server and at every publication to the output."""
+"""Safety invariants that must hold after every commit to the API server and every publication to the output."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -28,38 +28,38 @@ DEFAULT_STARTUP_DEADLINE_SECONDS = 600
 REASONS_WITH_OWN_TIMEOUT = (Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CREATING)
 ACTIVE_STATES = (AttemptState.STARTING, AttemptState.RUNNING)
 SERVICE = Key("Service", JOB.namespace, names.service_name(JOB.name))
-OPERATOR_REACTION_SECONDS = 120.0  # how long a running operator may need to react, under any network faults
+OPERATOR_REACTION_SECONDS = 120.0  # maximum reaction time of a running operator under network faults
 
 
 class InvariantMonitor:
-    """Checks every commit and collects the violations."""
+    """Checks every commit and collects violations of the invariants."""
 
     def __init__(self, world: World, *, has_split_brain: bool) -> None:
         self.violations: list[str] = []
         self._world = world
         self._has_split_brain = has_split_brain
-        # uids of pods that may still run although they were removed or lost their labels
+        # uids of removed or relabelled pods that may still run
         self._removed_while_running: set[str] = set()
-        self._confirmed_ended: set[str] = set()  # uids, kept even if a later status differs
-        self._newest_pod_uids: dict[str, str] = {}  # uid of the last pod of each name
-        self._last_job: tuple[RawBody, JobStatus] = ({}, JobStatus())  # the job at the last commit
-        # job and attempt, and for how many seconds running nodes have waited for pending ones
+        self._confirmed_ended: set[str] = set()  # uids of ended pods, whatever their later status
+        self._newest_pod_uids: dict[str, str] = {}  # pod name -> uid of the newest pod
+        self._last_job: tuple[RawBody, JobStatus] = ({}, JobStatus())  # body and parsed status at the last commit
+        # ((job uid, attempt), seconds for which running nodes have waited for pending ones)
         self._idle_seconds: tuple[tuple[str, int | None], float] = (("", None), 0.0)
-        self._seconds_without_service = 0.0  # while an attempt was active
+        self._seconds_without_service = 0.0  # of an active attempt
         world.server.listeners.append(self._on_commit)
 
     def report(self, message: str) -> None:
-        """Record a violation, with the time."""
+        """Record a violation with a timestamp."""
         self.violations.append(f"{self._world.time:8.3f} {message}")
 
     def check_idle(self, seconds: float) -> None:
-        """Check that running nodes release their GPUs if the others stay pending; called every `seconds`."""
+        """Check that running nodes release their GPUs if other nodes stay pending; called every `seconds`."""
         status, job = self._status(), self._world.job
         if job is None or status.waiting is None or status.waiting.reason in REASONS_WITH_OWN_TIMEOUT:
             self._idle_seconds = ("", None), 0.0
             return
         current_pods = [
-            p for _, p in self._world.pods() if p["metadata"]["labels"].get(names.ATTEMPT) == str(status.attempt)
+            p for _, p in self._world.list_pods() if p["metadata"]["labels"].get(names.ATTEMPT) == str(status.attempt)
         ]
         has_running_nodes = any(
             "running" in _container_state(pod) and not self._world.is_lost(pod) for pod in current_pods
@@ -72,7 +72,7 @@ class InvariantMonitor:
             self.report(f"nodes of attempt {status.attempt} waited {idle_seconds} s for others that do not start")
 
     def check_service(self, seconds: float) -> None:
-        """Check that the pods of an active attempt do not stay without their Service; called every `seconds`."""
+        """Check that an active attempt is not without its Service for long; called every `seconds`."""
         status, job, service = self._status(), self._world.job, self._world.server.get(SERVICE)
         job_exists = job is not None and "deletionTimestamp" not in job["metadata"]
         attempt = status.attempts[-1] if status.attempts else None
@@ -87,12 +87,12 @@ class InvariantMonitor:
             self.report(f"attempt {status.attempt} had no Service, or an edited one, for {duration} s")
 
     def _operator_can_act(self) -> bool:
-        """Whether an operator runs that can reach the API server and whose clock is about right."""
-        operators = (each for each in self._world.operators if each.is_running and not each.link.is_partitioned)
+        """Return whether an operator is running, can reach the API server and has a roughly correct clock."""
+        operators = (o for o in self._world.operators if o.is_running and not o.link.is_partitioned)
         return any(abs(operator.clock_offset.total_seconds()) < OPERATOR_REACTION_SECONDS for operator in operators)
 
     def check_output(self) -> None:
-        """Check that no zombie publishes, that there is one result, and that each process runs the spec of its job."""
+        """Check that no zombie publishes, that one result is published, and that processes run the spec of their job."""
         for folder in self._world.trainer.folders.values():
             groups = [(publication.attempt, publication.group) for publication in folder.publications]
             if groups != sorted(groups):
@@ -124,7 +124,7 @@ class InvariantMonitor:
 
     def _record_pod(self, change: Change) -> None:
         metadata = change.body["metadata"]
-        if (change.after is None and change.actor in ("user", *FORCING)) or _labels_changed(change):
+        if (change.after is None and change.actor in ("user", *FORCING)) or _has_changed_labels(change):
             self._removed_while_running.add(metadata["uid"])
         if change.before is None:
             self._newest_pod_uids[metadata["name"]] = metadata["uid"]
@@ -135,7 +135,7 @@ class InvariantMonitor:
         return not {controller_uid(body), body["metadata"]["uid"]} & set(self._world.job_uids)
 
     def _check_placement(self, change: Change) -> None:
-        """Check that no pod is assigned to a Kubernetes node that its attempt avoids or whose GPU failed before."""
+        """Check that no pod is assigned to a Kubernetes node that is avoided or whose GPU failed earlier."""
         pod, job = observe_pod(change.body, gone=False), self._world.job
         if pod is None or job is None or controller_uid(change.body) != self._world.job_uid:
             return
@@ -168,14 +168,14 @@ class InvariantMonitor:
             yield from self._check_older_attempts_ended(new_pod)
 
     def _check_older_attempts_ended(self, new_pod: NodeObservation) -> Iterator[str]:
-        """Check that nothing of another attempt runs, as far as the operator can know."""
-        for _, pod in self._world.pods():
+        """Check that no pod of another attempt runs, except where the operator cannot observe it."""
+        for _, pod in self._world.list_pods():
             other = observe_pod(pod, gone=False)
             if other is None or other.attempt == new_pod.attempt or other.uid in self._confirmed_ended:
                 continue
             if _counts_as_running(other) and other.may_run(self._world.now()):
                 yield f"{new_pod.pod_name} was created while {other.pod_name} may run"
-        for process in self._world.running_processes():
+        for process in self._world.list_running_processes():
             _, k8s_node = self._world.k8s_nodes.processes[process.pod_uid]
             is_excused = k8s_node.loss_count or process.pod_uid in self._removed_while_running
             is_current_job = process.job_uid == self._world.job_uid
@@ -208,22 +208,22 @@ class InvariantMonitor:
         yield from self._check_repair(before, after)
         yield from self._check_conditions(after)
 
-    def _check_attempts(self, before: JobStatus, after: JobStatus) -> Iterator[str]:
-        first_attempt = before.attempt if before.attempt is not None else -1
-        if after.attempt is None or after.attempt - first_attempt not in (0, 1):
-            if after.attempt is not None or before.attempt is not None:
-                yield f"the attempt went from {before.attempt} to {after.attempt}"
+    def _check_attempts(self, old_status: JobStatus, new_status: JobStatus) -> Iterator[str]:
+        first_attempt = old_status.attempt if old_status.attempt is not None else -1
+        if new_status.attempt is None or new_status.attempt - first_attempt not in (0, 1):
+            if new_status.attempt is not None or old_status.attempt is not None:
+                yield f"the attempt went from {old_status.attempt} to {new_status.attempt}"
             return
-        records = {record.attempt: record for record in after.attempts}
-        for record in before.attempts:
+        records = {record.attempt: record for record in new_status.attempts}
+        for record in old_status.attempts:
             if updated := records.get(record.attempt):
                 yield from self._check_record(record, updated, is_current=record.attempt >= first_attempt)
-        if after.attempt > first_attempt >= 0:
+        if new_status.attempt > first_attempt >= 0:
             ended_record = records[first_attempt]
             if ended_record.state not in (AttemptState.FAILED, AttemptState.STOPPED):
-                yield f"attempt {after.attempt} was started while attempt {first_attempt} is {ended_record.state}"
-            if after.restarts - before.restarts != (ended_record.state is AttemptState.FAILED):
-                change = f"{before.restarts} to {after.restarts}"
+                yield f"attempt {new_status.attempt} was started while attempt {first_attempt} is {ended_record.state}"
+            if new_status.restarts - old_status.restarts != (ended_record.state is AttemptState.FAILED):
+                change = f"{old_status.restarts} to {new_status.restarts}"
                 yield f"restarts went from {change} after attempt {first_attempt} {ended_record.state}"
 
     def _check_record(self, record: AttemptRecord, updated: AttemptRecord, *, is_current: bool) -> Iterator[str]:
@@ -243,25 +243,27 @@ class InvariantMonitor:
         if not is_current and updated != record:
             yield f"the record of attempt {record.attempt} changed after its end"
 
-    def _root_cause_is_observable(self, ended: AttemptRecord) -> bool:
-        """Whether the node that ended the training has reported its failure, or still can."""
-        cause = self._world.trainer.root_causes.get((self._world.job_uid, ended.attempt))
+    def _root_cause_is_observable(self, record: AttemptRecord) -> bool:
+        """Return whether the operator has received, or can still receive, the failure report of the root cause."""
+        cause = self._world.trainer.root_causes.get((self._world.job_uid, record.attempt))
         if cause is None or self._world.operator_clock_was_ahead:
             return False
-        evidence = next((each for each in ended.evidence if each.node_rank == cause.node_rank), None)
+        evidence = next((each for each in record.evidence if each.node_rank == cause.node_rank), None)
         if evidence and self._newest_pod_uids.get(evidence.pod_name, cause.pod_uid) != cause.pod_uid:
-            return False  # its pod is gone, and a pod created in its place has reported
+            return False  # the evidence comes from a pod that replaced the root cause
         if evidence and evidence.exit_code is not None:
-            return not evidence.victim  # after a network fault all nodes are victims
-        pod = next((pod for _, pod in self._world.pods() if pod["metadata"]["uid"] == cause.pod_uid), None)
+            return not evidence.victim  # after a network fault, all nodes are victims
+        pod = next((pod for _, pod in self._world.list_pods() if pod["metadata"]["uid"] == cause.pod_uid), None)
         return pod is not None and not self._world.is_lost(pod)
 
-    def _check_restart_counts(self, before: JobStatus, after: JobStatus, restart_policy: RawBody) -> Iterator[str]:
-        """Check that each restart is counted once, repairs and incomplete gangs not at all, and within the limits."""
-        if after.restarts == before.restarts:
+    def _check_restart_counts(
+        self, old_status: JobStatus, new_status: JobStatus, restart_policy: RawBody
+    ) -> Iterator[str]:
+        """Check the restart counts: one per restart, none for repairs and incomplete gangs, and within the limits."""
+        if new_status.restarts == old_status.restarts:
             return
-        ended, counts = after.attempts[-2], after.without_progress
-        expected_counts = before.without_progress
+        ended, counts = new_status.attempts[-2], new_status.without_progress
+        expected_counts = old_status.without_progress
         if counts.best_step > expected_counts.best_step:
             expected_counts = RestartCounts(best_step=counts.best_step)
         kind = "infrastructure" if ended.fault in (Fault.INFRASTRUCTURE, Fault.PREEMPTION) else "counted"
@@ -269,58 +271,59 @@ class InvariantMonitor:
             expected_counts = expected_counts.model_copy(update={kind: getattr(expected_counts, kind) + 1})
         policy = RestartPolicy.model_validate(restart_policy)
         if counts != expected_counts:
-            yield f"after {ended.reason} the counted restarts went from {before.without_progress} to {counts}"
+            yield f"after {ended.reason} the counted restarts went from {old_status.without_progress} to {counts}"
         if counts.counted > policy.max_restarts or counts.infrastructure > policy.max_infrastructure_restarts:
             yield f"more restarts than the policy allows: {counts}"
 
-    def _check_avoided_nodes(self, before: JobStatus, after: JobStatus) -> Iterator[str]:
-        """Check that only nodes with a broken GPU, or with two failures of the job, are avoided."""
-        if not after.attempts or after.attempt == before.attempt:
+    def _check_avoided_nodes(self, old_status: JobStatus, new_status: JobStatus) -> Iterator[str]:
+        """Check that only Kubernetes nodes with a broken GPU or at least two failures of the job are avoided."""
+        if not new_status.attempts or new_status.attempt == old_status.attempt:
             return
         records = {
-            record.attempt: record for record in (*before.attempts, *after.attempts)
-        }.values()  # the status keeps 20
+            record.attempt: record for record in (*old_status.attempts, *new_status.attempts)
+        }.values()  # the status keeps only 20 records
         failure_counts = Counter(record.k8s_node for record in records if record.state is AttemptState.FAILED)
         broken_nodes = {record.k8s_node for record in records if record.reason == Reason.GPU_HARDWARE}
-        for node in after.attempts[-1].avoids:
+        for node in new_status.attempts[-1].avoids:
             if failure_counts[node] < 2 and node not in broken_nodes:
                 yield f"{node} is avoided, but failed the job {failure_counts[node]} times"
 
-    def _check_repair(self, before: JobStatus, after: JobStatus) -> Iterator[str]:
+    def _check_repair(self, old_status: JobStatus, new_status: JobStatus) -> Iterator[str]:
         """Check that a repair keeps the effective batch and is never reverted."""
-        if before.repair == after.repair or before.batch is None or after.batch is None:
+        old_batch, new_batch = old_status.batch, new_status.batch
+        if old_status.repair == new_status.repair or old_batch is None or new_batch is None:
             return
-        was_resized = before.batch.world_size != after.batch.world_size  # by the user, while the attempt was stopping
-        if before.batch.effective != after.batch.effective and not was_resized:
-            yield f"a repair changed the effective batch from {before.batch.effective} to {after.batch.effective}"
-        changes = before.repair.model_dump(exclude_none=True) if before.repair else {}
-        if after.repair is None or not changes.keys() <= after.repair.model_dump(exclude_none=True).keys():
-            yield f"a repair was reverted: {before.repair} -> {after.repair}"
+        was_resized = old_batch.world_size != new_batch.world_size  # by a user, while the attempt was stopping
+        if old_batch.effective != new_batch.effective and not was_resized:
+            yield f"a repair changed the effective batch from {old_batch.effective} to {new_batch.effective}"
+        changes = old_status.repair.model_dump(exclude_none=True) if old_status.repair else {}
+        if new_status.repair is None or not changes.keys() <= new_status.repair.model_dump(exclude_none=True).keys():
+            yield f"a repair was reverted: {old_status.repair} -> {new_status.repair}"
 
-    def _check_conditions(self, after: JobStatus) -> Iterator[str]:
-        true_conditions = {condition.type for condition in after.conditions if condition.status == "True"}
+    def _check_conditions(self, status: JobStatus) -> Iterator[str]:
+        true_conditions = {condition.type for condition in status.conditions if condition.status == "True"}
         if "Complete" in true_conditions and not self._world.trainer.folders[self._world.job_uid].result:
             yield "Complete without a result"
-        if ("Complete" in true_conditions) + ("Failed" in true_conditions) != (after.completion_time is not None):
+        if ("Complete" in true_conditions) + ("Failed" in true_conditions) != (status.completion_time is not None):
             yield f"completionTime and the terminal conditions disagree: {sorted(true_conditions)}"
         if "Suspended" not in true_conditions or self._has_split_brain or self._world.operator_clock_was_ahead:
             return
-        for _, pod in self._world.pods():
+        for _, pod in self._world.list_pods():
             node = observe_pod(pod, gone=False)
             if node and _counts_as_running(node) and node.may_run(self._world.now()):
                 yield f"Suspended while {node.pod_name} may run"
 
 
 def _counts_as_running(pod: NodeObservation) -> bool:
-    """Whether the operator must treat the pod as running.
+    """Return whether the operator must treat the pod as running.
 
-    Not a terminating pod without labels: it ends by itself, and fencing keeps its processes from writing.
+    A terminating pod without labels does not count: it ends without a further request, and its processes are fenced.
     """
     return not (pod.relabelled and pod.deleting)
 
 
-def _labels_changed(change: Change) -> bool:
-    """Whether a user edited the labels, so that label selectors no longer match the pod, or match it wrongly."""
+def _has_changed_labels(change: Change) -> bool:
+    """Return whether the labels were changed, so that label selectors miss the pod or match it wrongly."""
     if change.before is None or change.after is None:
         return False
     return bool(change.before["metadata"].get("labels") != change.after["metadata"].get("labels"))

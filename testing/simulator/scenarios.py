@@ -1,4 +1,4 @@
-"""Kinds of histories; each kind injects only some of the faults, and each history only a few of those."""
+"""Kinds of histories; each kind draws a few faults per history from its own list."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,21 +9,21 @@ from testing.simulator.incidents.job_incidents import (
     TRAINER_INCIDENTS,
     USER_INCIDENTS,
     Incident,
-    container_killed,
-    gpu_out_of_memory,
-    operator_crashed,
-    pod_deleted,
-    pod_evicted,
-    rank_hung,
-    rank_killed,
-    suspended_temporarily,
+    crash_operator,
+    delete_pod,
+    evict_pod,
+    exhaust_gpu_memory,
+    hang_rank,
+    kill_container,
+    kill_rank,
+    suspend_job_temporarily,
 )
 from testing.simulator.incidents.node_incidents import (
     NODE_INCIDENTS,
     NODE_LOSSES,
-    gpu_broken,
-    k8s_nodes_occupied,
-    power_lost,
+    break_gpu,
+    cut_power,
+    occupy_k8s_nodes,
 )
 from testing.simulator.incidents.user_interference import USER_INTERFERENCE
 from testing.simulator.world.choices import Choices
@@ -41,35 +41,38 @@ DrawScenario = Callable[[Choices], Scenario]
 
 
 def all_faults(choices: Choices) -> Scenario:
-    """Inject any fault, with one operator at a time."""
+    """Inject any fault, with one leader at a time."""
     incidents = (*USER_INCIDENTS, *TRAINER_INCIDENTS, *NODE_INCIDENTS, *OPERATOR_INCIDENTS)
     return _scenario(choices, incidents, network_faults=_draw_network_faults(choices))
 
 
 def split_brain(choices: Choices) -> Scenario:
-    """Inject any fault while several operators all act as the leader."""
+    """Inject any fault while several operators act as leaders."""
     incidents = (*USER_INCIDENTS, *TRAINER_INCIDENTS, *NODE_INCIDENTS, *OPERATOR_INCIDENTS)
     return _scenario(
-        choices, incidents, network_faults=_draw_network_faults(choices), takeovers=_draw_takeovers(choices, minimum=1)
+        choices,
+        incidents,
+        network_faults=_draw_network_faults(choices),
+        takeovers=_draw_takeovers(choices, min_takeovers=1),
     )
 
 
 def stale_caches(choices: Choices) -> Scenario:
-    """Let operators and users act while the watch events lag far behind."""
+    """Delay watch events for a long time while operators and users act."""
     network_faults = NetworkFaults(
         slow=_draw_rate(choices, 10.0), crash=_draw_rate(choices, 5.0), watch_lag=choices.pick((50.0, 90.0))
     )
-    incidents = (suspended_temporarily, operator_crashed, container_killed, pod_deleted)
+    incidents = (suspend_job_temporarily, crash_operator, kill_container, delete_pod)
     return _scenario(choices, incidents, network_faults=network_faults)
 
 
 def failing_job_nodes(choices: Choices) -> Scenario:
-    """Let nodes of the job fail on a healthy cluster with a reliable network."""
-    return _scenario(choices, (container_killed, rank_killed, rank_hung, power_lost), network_faults=NO_FAULTS)
+    """Inject failures of the job's nodes on a healthy cluster with a reliable network."""
+    return _scenario(choices, (kill_container, kill_rank, hang_rank, cut_power), network_faults=NO_FAULTS)
 
 
 def operator_faults(choices: Choices) -> Scenario:
-    """Inject faults only into operators and their connections, which must never affect the training."""
+    """Inject faults only into operators and their connections; training must continue undisturbed."""
     return Scenario(
         workload=Workload(num_nodes=choices.pick((2, 1, 3)), rendezvous_timeout_seconds=3600.0),
         network_faults=_draw_network_faults(choices),
@@ -80,9 +83,9 @@ def operator_faults(choices: Choices) -> Scenario:
 
 
 def lost_k8s_nodes(choices: Choices) -> Scenario:
-    """Lose and recover Kubernetes nodes during long trainings; such losses must not use up the job's restarts.
+    """Lose and recover Kubernetes nodes during long training runs; the losses must not use up the restart budget.
 
-    A few restarts are allowed: if no operator observes a pod before its removal, the failure is unexplained.
+    A few restarts are allowed, because a failure is unexplained if a pod is removed before an operator observes it.
     """
     policy = {"maxRestarts": 3, "backoffSeconds": 1, "maxBackoffSeconds": 20, "avoidFailingNodes": choices.chance(50)}
     return Scenario(
@@ -95,7 +98,7 @@ def lost_k8s_nodes(choices: Choices) -> Scenario:
         fields={"restartPolicy": policy},
         network_faults=choices.pick((NO_FAULTS, _draw_network_faults(choices))),
         incidents=_draw_incidents(
-            choices, (*NODE_LOSSES, *NODE_LOSSES, pod_evicted, *OPERATOR_INCIDENTS), delays=(30.0, 300.0)
+            choices, (*NODE_LOSSES, *NODE_LOSSES, evict_pod, *OPERATOR_INCIDENTS), delays=(30.0, 300.0)
         ),
         takeovers=_draw_takeovers(choices),
         faults_end_seconds=choices.pick((240.0, 600.0, 1200.0)),
@@ -104,14 +107,14 @@ def lost_k8s_nodes(choices: Choices) -> Scenario:
 
 
 def resource_faults(choices: Choices) -> Scenario:
-    """Inject broken GPUs, full nodes, hangs and OOM; a job with a large restart budget must complete."""
+    """Inject broken GPUs, full nodes, hangs and OOM failures; a job with a large restart budget must complete."""
     fields = {
         "restartPolicy": {"maxRestarts": 20, "backoffSeconds": 1, "maxBackoffSeconds": 20},
         "startupDeadlineSeconds": choices.pick((20, 0, 60)),
         "training": {"perDeviceTrainBatchSize": choices.pick((4, 1, 6))},
     }
-    frequent = 3 * (rank_hung, gpu_out_of_memory, k8s_nodes_occupied, gpu_broken)
-    incidents = (*NODE_INCIDENTS, *frequent, rank_killed, operator_crashed)
+    frequent = 3 * (hang_rank, exhaust_gpu_memory, occupy_k8s_nodes, break_gpu)
+    incidents = (*NODE_INCIDENTS, *frequent, kill_rank, crash_operator)
     return Scenario(
         workload=Workload(
             num_nodes=choices.pick((2, 1, 3)), total_steps=choices.pick((6, 30)), hang_timeout_seconds=30.0
@@ -126,7 +129,7 @@ def resource_faults(choices: Choices) -> Scenario:
 
 
 def user_interference(choices: Choices) -> Scenario:
-    """Let users change what the job needs and operator clocks jump; a job with a large restart budget must complete."""
+    """Inject user interference and clock jumps; a job with a large restart budget must complete."""
     fields = {
         "restartPolicy": {
             "maxRestarts": 20,
@@ -185,7 +188,7 @@ def _scenario(
 
 
 def _draw_fields(choices: Choices) -> dict[str, Any]:
-    """Return the fields of the spec that the workload does not determine."""
+    """Draw the spec fields that do not follow from the workload."""
     policy = {
         "maxRestarts": choices.pick((1, 0, 3)),
         "maxInfrastructureRestarts": choices.pick((1, 0, 3)),
@@ -220,26 +223,26 @@ def _draw_network_faults(choices: Choices) -> NetworkFaults:
 
 
 def _draw_rate(choices: Choices, *percentages: float) -> float:
-    """Return a rate, most often 0."""
+    """Draw a rate, which is usually 0."""
     return choices.pick((0.0, 0.0, *percentages))
 
 
 def _draw_incidents(
     choices: Choices, incidents: Sequence[Incident], *, delays: tuple[float, ...] = ()
 ) -> tuple[tuple[Trigger, Incident], ...]:
-    """Return up to MAX_INCIDENTS incidents, each with its trigger; some triggers use the given delays in seconds."""
-    count = choices.number(MAX_INCIDENTS + 1)
+    """Draw up to MAX_INCIDENTS incidents with their triggers; `delays` adds possible delays in seconds."""
+    count = choices.draw_number(MAX_INCIDENTS + 1)
     return tuple((_draw_trigger(choices, delays), choices.pick(incidents)) for _ in range(count))
 
 
 def _draw_trigger(choices: Choices, extra_delays: tuple[float, ...] = ()) -> Trigger:
-    """Return a trigger, half of the time soon after a commit, where most races are."""
-    if choices.number(2):
-        return Trigger(seconds=choices.pick(DELAYS_AFTER_COMMIT_SECONDS), commits=4 + choices.number(37))
+    """Draw a trigger; half of the triggers fire soon after a commit, when most races occur."""
+    if choices.draw_number(2):
+        return Trigger(seconds=choices.pick(DELAYS_AFTER_COMMIT_SECONDS), commits=4 + choices.draw_number(37))
     return Trigger(seconds=choices.pick((*DELAYS_SECONDS, *(4 * extra_delays))))
 
 
-def _draw_takeovers(choices: Choices, *, minimum: int = 0) -> tuple[tuple[Trigger, float], ...]:
-    """Return when other operators take over, and how long the former leader still acts."""
-    count = minimum + choices.number(MAX_TAKEOVERS + 1 - minimum)
+def _draw_takeovers(choices: Choices, *, min_takeovers: int = 0) -> tuple[tuple[Trigger, float], ...]:
+    """Draw the triggers of leader changes, and for how many seconds the former leader still acts."""
+    count = min_takeovers + choices.draw_number(MAX_TAKEOVERS + 1 - min_takeovers)
     return tuple((_draw_trigger(choices), choices.pick(OVERLAPS_SECONDS)) for _ in range(count))

@@ -1,4 +1,4 @@
-"""Search for a history that violates an invariant, seed after seed; a counterexample is shrunk."""
+"""Search for histories that violate an invariant; a counterexample is shrunk."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,19 +17,19 @@ class Counterexample:
 
     kind: str
     seed: int
-    drawn: tuple[int, ...]  # its choices
+    drawn: tuple[int, ...]  # the recorded choices
 
 
 @dataclass
 class SearchResult:
-    """The first counterexample, if any, and the final phases of all histories run."""
+    """The first counterexample, if any, and a count of the final phases."""
 
     counterexample: Counterexample | None = None
     phases: Counter[str] = field(default_factory=Counter)
 
 
 def search(kind: str, seeds: Iterable[int]) -> SearchResult:
-    """Run the histories of one kind, one for each seed, until one violates an invariant."""
+    """Run one history of this kind per seed until one violates an invariant."""
     search_result = SearchResult()
     for seed in seeds:
         choices = SeededChoices(seed)
@@ -42,17 +42,19 @@ def search(kind: str, seeds: Iterable[int]) -> SearchResult:
 
 
 def explain(counterexample: Counterexample | None) -> str:
-    """Shrink a counterexample and return its violations and its trace."""
+    """Shrink a counterexample and return its violations and trace as text."""
     if counterexample is None:
         return "no invariant was violated"
     draw = SCENARIO_KINDS[counterexample.kind]
-    shrunk = shrink(list(counterexample.drawn), lambda drawn: bool(_replay(draw, drawn).violations), tries=SHRINK_TRIES)
+    shrunk = shrink(
+        list(counterexample.drawn), lambda drawn: bool(_replay(draw, drawn).violations), max_runs=SHRINK_TRIES
+    )
     result = _replay(draw, shrunk)
     return "\n".join(
         (f"{counterexample.kind}, seed {counterexample.seed}:", *result.violations, "trace:", *result.trace)
     )
 
 
-def _replay(draw: DrawScenario, drawn: Sequence[int]) -> HistoryResult:
-    choices = ReplayedChoices(drawn)
-    return run_history(draw(choices), choices)
+def _replay(draw_scenario: DrawScenario, recorded_choices: Sequence[int]) -> HistoryResult:
+    choices = ReplayedChoices(recorded_choices)
+    return run_history(draw_scenario(choices), choices)

@@ -27,14 +27,14 @@ from finetune_operator.observation.pods import NodeObservation
 from finetune_operator.plan import manifests, pod_manifest
 from finetune_operator.plan.run_plan import RunPlan
 from testing.simulator import scenarios
-from testing.simulator.incidents.job_incidents import Incident, suspended_temporarily
-from testing.simulator.incidents.node_incidents import k8s_nodes_occupied
+from testing.simulator.incidents.job_incidents import Incident, suspend_job_temporarily
+from testing.simulator.incidents.node_incidents import occupy_k8s_nodes
 from testing.simulator.incidents.user_interference import (
-    config_map_deleted,
-    job_recreated,
-    labels_edited,
-    quota_exhausted,
-    service_edited,
+    delete_config_map,
+    edit_labels,
+    edit_service,
+    exhaust_quota,
+    recreate_job,
 )
 from testing.simulator.search import search
 from testing.simulator.world.output_volume import Publication, SimulatedOutputFolder
@@ -315,14 +315,14 @@ PLANTED = (
     (delete_foreign_objects, "all_faults"),
 )
 PLANTED_FOR_INTERFERENCE: tuple[tuple[PlantBug, tuple[Incident, ...]], ...] = (
-    (treat_objects_of_a_predecessor_as_foreign, (job_recreated,)),
-    (hold_nodes_during_quota_errors, (quota_exhausted,)),
-    (never_recreate_the_config_map, (config_map_deleted, quota_exhausted)),
-    (share_the_config_map_name_between_jobs, (job_recreated,)),
-    (never_check_the_config_map, (config_map_deleted, quota_exhausted)),
-    (ignore_edited_services, (service_edited, k8s_nodes_occupied)),
-    (ignore_unlisted_pods, (labels_edited, suspended_temporarily)),
-    (accept_relabelled_pods, (labels_edited,)),
+    (treat_objects_of_a_predecessor_as_foreign, (recreate_job,)),
+    (hold_nodes_during_quota_errors, (exhaust_quota,)),
+    (never_recreate_the_config_map, (delete_config_map, exhaust_quota)),
+    (share_the_config_map_name_between_jobs, (recreate_job,)),
+    (never_check_the_config_map, (delete_config_map, exhaust_quota)),
+    (ignore_edited_services, (edit_service, occupy_k8s_nodes)),
+    (ignore_unlisted_pods, (edit_labels, suspend_job_temporarily)),
+    (accept_relabelled_pods, (edit_labels,)),
 )
 
 

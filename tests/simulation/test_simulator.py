@@ -30,7 +30,7 @@ def pod(name: str, *, node_rank: str = "0", **spec: object) -> RawBody:
 async def end_short_lived_pods(world: World) -> None:
     """End the process of short-lived pods with exit code 1."""
     while True:
-        for _, body in world.all_pods():
+        for _, body in world.list_all_pods():
             process, _ = world.k8s_nodes.processes.get(body["metadata"]["uid"], (None, None))
             if process and process.is_running and body["spec"].get("schedulerName") == SHORT_LIVED:
                 world.trainer.kill(process, code=1)
@@ -72,7 +72,7 @@ async def observe_loss_of_k8s_node(lose: Callable[[World, KubernetesNode], None]
     [(process, k8s_node)] = world.k8s_nodes.processes.values()
 
     def observe() -> tuple[bool, bool, bool, str]:
-        pods = [body for _, body in world.all_pods()]
+        pods = [body for _, body in world.list_all_pods()]
         reasons = [
             c["reason"] for body in pods for c in body["status"]["conditions"] if c["type"] == "DisruptionTarget"
         ]
@@ -138,7 +138,7 @@ def test_shrinking_removes_and_lowers_choices() -> None:
         tries.append(choices)
         return 7 in choices and choices[:1] != [7]
 
-    assert shrink([3, 1, 4, 7, 5, 9, 2, 6], fails, tries=100) == [0, 7]
+    assert shrink([3, 1, 4, 7, 5, 9, 2, 6], fails, max_runs=100) == [0, 7]
     assert len(tries) < 100
 
 

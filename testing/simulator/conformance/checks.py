@@ -1,4 +1,4 @@
-"""Conformance checks: requests sent to both the simulated and a real API server, and what they return."""
+"""Conformance checks, which send the same requests to the simulated and to a real API server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,20 +20,20 @@ LABEL = "contract"
 
 @dataclass(frozen=True)
 class ClusterUnderTest:
-    """An API server, simulated or real, and builders of pods with a known behaviour."""
+    """A simulated or real API server, with builders of pods whose behaviour is known."""
 
     api: ApiClient
     namespace: str
-    long_running: Callable[[str], RawBody]  # runs and ignores SIGTERM until the grace period is over
+    long_running: Callable[[str], RawBody]  # ignores SIGTERM until the grace period ends
     short_lived: Callable[[str], RawBody]  # exits soon with code 1
-    unschedulable: Callable[[str], RawBody]  # fits no Kubernetes node
+    unschedulable: Callable[[str], RawBody]  # does not fit on any Kubernetes node
 
     def path(self, kind: str, name: str) -> str:
         """Return the URL path of an object."""
         return object_path(kind, self.namespace, name)
 
     async def request(self, method: str, path: str, body: RawBody | None = None) -> str:
-        """Send a request; return `ok`, or the code and reason of the rejection."""
+        """Send a request and return `ok`, or the status code and reason of the error."""
         try:
             await self.api.call_once(method, path, body=body)
         except ApiError as error:
@@ -41,21 +41,21 @@ class ClusterUnderTest:
         return "ok"
 
     async def create(self, manifest: RawBody) -> str:
-        """Create an object (POST)."""
+        """Create an object with POST."""
         return await self.request("POST", collection_path(manifest["kind"], self.namespace), manifest)
 
     async def read(self, kind: str, name: str) -> RawBody:
-        """Return an object (GET)."""
+        """Read an object with GET."""
         return await self.api.call_once("GET", self.path(kind, name))
 
     async def wait_until(self, probe: Callable[[], Awaitable[bool]]) -> None:
-        """Wait until the probe returns True, for at most a minute."""
+        """Poll until the probe returns True, for at most one minute."""
         async with asyncio.timeout(60):
             while not await probe():  # noqa: ASYNC110  an API server has no asyncio.Event
                 await asyncio.sleep(0.05)
 
     async def wait_for_phase(self, name: str, *, phase: str) -> RawBody:
-        """Wait for the phase and return the pod."""
+        """Wait until the pod has this phase, and return the pod."""
 
         async def has_phase() -> bool:
             return bool((await self.read("Pod", name))["status"].get("phase") == phase)
@@ -78,7 +78,7 @@ def config_map(name: str, **labels: str) -> RawBody:
 
 
 def job(name: str) -> RawBody:
-    """Return a suspended job, which never starts."""
+    """Return a suspended job, so that it never starts."""
     metadata = {"name": name, "labels": {LABEL: name}}
     return {
         "apiVersion": names.API_VERSION,
@@ -88,8 +88,8 @@ def job(name: str) -> RawBody:
     }
 
 
-async def names_and_uids(cluster: ClusterUnderTest) -> Facts:
-    """Create an existing name, delete with a wrong uid precondition, and read a deleted object."""
+async def check_name_conflicts_and_uids(cluster: ClusterUnderTest) -> Facts:
+    """Check creates with an existing name, deletes with a uid precondition, and reads of a deleted object."""
     name = "names"
     facts: Facts = {"create": await cluster.create(in_namespace(cluster, config_map(name)))}
     facts["create again"] = await cluster.create(in_namespace(cluster, config_map(name)))
@@ -108,8 +108,8 @@ async def names_and_uids(cluster: ClusterUnderTest) -> Facts:
     return facts
 
 
-async def lists(cluster: ClusterUnderTest) -> Facts:
-    """List with a label selector; the resourceVersion of a list is that of the newest commit."""
+async def check_lists(cluster: ClusterUnderTest) -> Facts:
+    """Check lists with a label selector; their resourceVersion is at least that of the newest object."""
     for name in ("list-a", "list-b"):
         await cluster.create(in_namespace(cluster, config_map(name, shape="round" if name == "list-a" else "flat")))
     newest = await cluster.read("ConfigMap", "list-b")
@@ -125,8 +125,8 @@ async def lists(cluster: ClusterUnderTest) -> Facts:
     }
 
 
-async def status_of_a_job(cluster: ClusterUnderTest) -> Facts:
-    """Write the status with outdated resource versions and uids: optimistic locking of the status subresource."""
+async def check_status_updates(cluster: ClusterUnderTest) -> Facts:
+    """Check optimistic locking of the status subresource: writes with an outdated resourceVersion or uid fail."""
     name = "locked"
     facts: Facts = {"create": await cluster.create(in_namespace(cluster, job(name)))}
     path = cluster.path(names.FINETUNEJOB_KIND, name)
@@ -145,8 +145,8 @@ async def status_of_a_job(cluster: ClusterUnderTest) -> Facts:
     return facts
 
 
-async def graceful_deletion(cluster: ClusterUnderTest) -> Facts:
-    """Delete a running pod: its grace period can only be shortened, and its name stays taken meanwhile."""
+async def check_graceful_deletion(cluster: ClusterUnderTest) -> Facts:
+    """Check the deletion of a running pod: later requests only shorten its grace period; its name stays taken."""
     name = "terminating"
     facts: Facts = {"create": await cluster.create(in_namespace(cluster, cluster.long_running(name)))}
     await cluster.wait_for_phase(name, phase="Running")
@@ -173,8 +173,8 @@ async def graceful_deletion(cluster: ClusterUnderTest) -> Facts:
     return facts
 
 
-async def deletion_without_a_kubelet(cluster: ClusterUnderTest) -> Facts:
-    """Delete an unscheduled and an ended pod: both are removed without a grace period."""
+async def check_deletion_without_kubelet(cluster: ClusterUnderTest) -> Facts:
+    """Check that unscheduled and ended pods are removed without a grace period."""
     facts: Facts = {}
     await cluster.create(in_namespace(cluster, cluster.unschedulable("unscheduled")))
     facts["delete an unscheduled pod"] = await cluster.request(
@@ -190,8 +190,8 @@ async def deletion_without_a_kubelet(cluster: ClusterUnderTest) -> Facts:
     return facts
 
 
-async def order_of_events(cluster: ClusterUnderTest) -> Facts:
-    """Watch a pod: every commit is one event, in the same order for every watch from the same version."""
+async def check_event_order(cluster: ClusterUnderTest) -> Facts:
+    """Check that all watches from one version receive the same events, one per commit and in commit order."""
     page = await anext(cluster.api.list_pages(collection_path("Pod", cluster.namespace)))
     version = page["metadata"]["resourceVersion"]
     name = "watched"
@@ -215,8 +215,8 @@ async def order_of_events(cluster: ClusterUnderTest) -> Facts:
     }
 
 
-async def label_removed(cluster: ClusterUnderTest) -> Facts:
-    """Remove a label: a watch that selects it receives DELETED, with the last state that had the label."""
+async def check_label_removal(cluster: ClusterUnderTest) -> Facts:
+    """Check that a watch with a label selector receives DELETED when the label is removed."""
     path = collection_path("ConfigMap", cluster.namespace)
     version = (await anext(cluster.api.list_pages(path)))["metadata"]["resourceVersion"]
     await cluster.create(in_namespace(cluster, config_map("hidden", kept="yes")))
@@ -232,20 +232,20 @@ async def label_removed(cluster: ClusterUnderTest) -> Facts:
 
 
 CHECKS = (
-    names_and_uids,
-    lists,
-    status_of_a_job,
-    graceful_deletion,
-    deletion_without_a_kubelet,
-    order_of_events,
-    label_removed,
+    check_name_conflicts_and_uids,
+    check_lists,
+    check_status_updates,
+    check_graceful_deletion,
+    check_deletion_without_kubelet,
+    check_event_order,
+    check_label_removal,
 )
 
 
 async def events_of(
     cluster: ClusterUnderTest, name: str, *, version: str, kind: str = "Pod", selector: str = ""
 ) -> AsyncIterator[RawBody]:
-    """Yield the events of one object until it is deleted."""
+    """Yield the watch events of one object until its deletion."""
     path = collection_path(kind, cluster.namespace)
     async with asyncio.timeout(60), aclosing(cluster.api.watch(path, selector=selector, version=version)) as events:  # type: ignore[type-var]
         async for event in events:
@@ -257,17 +257,17 @@ async def events_of(
 
 
 def in_namespace(cluster: ClusterUnderTest, manifest: RawBody) -> RawBody:
-    """Return the manifest with the namespace of the cluster under test."""
+    """Return the manifest with the namespace set to that of the cluster under test."""
     return {**manifest, "metadata": {**manifest["metadata"], "namespace": cluster.namespace}}
 
 
 def event_types(events: list[RawBody]) -> list[str]:
-    """Return the types of the events."""
+    """Return the type of each event."""
     return [event["type"] for event in events]
 
 
 def phase_of(event: RawBody) -> str:
-    """Return the phase of the pod in the event."""
+    """Return the phase of the pod that the event contains."""
     phase: str = event["object"]["status"]["phase"]
     return phase
 
@@ -282,7 +282,7 @@ def _first_index(events: list[RawBody], predicate: Callable[[RawBody], bool]) ->
 
 
 async def _write_status(cluster: ClusterUnderTest, path: str) -> RawBody:
-    """Write a status on the newest version; retried, because a running operator may write in between."""
+    """Write a status, and retry on a conflict, because a running operator may write at the same time."""
     while True:
         current = await cluster.api.call_once("GET", path)
         try:

@@ -1,9 +1,9 @@
-"""Results of the checks in checks.py on Kubernetes 1.36.3, expected from the simulator and from a real cluster."""
+"""Expected results of the checks in checks.py, recorded on Kubernetes 1.36.3."""
 
 from typing import Any
 
 EXPECTED_RESULTS: dict[str, dict[str, Any]] = {
-    "names_and_uids": {
+    "check_name_conflicts_and_uids": {
         "create": "ok",
         "create again": "409 AlreadyExists",
         "delete another uid": "409 Conflict",
@@ -14,8 +14,8 @@ EXPECTED_RESULTS: dict[str, dict[str, Any]] = {
         "a new uid": True,
         "delete the new object with the old uid": "409 Conflict",
     },
-    "lists": {"selected": ["list-b"], "kind": "ConfigMapList", "has the newest version": True},
-    "status_of_a_job": {
+    "check_lists": {"selected": ["list-b"], "kind": "ConfigMapList", "has the newest version": True},
+    "check_status_updates": {
         "create": "ok",
         "the spec is unchanged": True,
         "generation": 1,
@@ -26,7 +26,7 @@ EXPECTED_RESULTS: dict[str, dict[str, Any]] = {
         "read right after the deletion": "404 NotFound",
         "write the status of a deleted job": "404 NotFound",
     },
-    "graceful_deletion": {
+    "check_graceful_deletion": {
         "create": "ok",
         "delete within 20 s": "ok",
         "grace period after the request of 20 s": 20,
@@ -41,13 +41,13 @@ EXPECTED_RESULTS: dict[str, dict[str, Any]] = {
         "force-delete": "ok",
         "read right after the deletion": "404 NotFound",
     },
-    "deletion_without_a_kubelet": {
+    "check_deletion_without_kubelet": {
         "delete an unscheduled pod": "ok",
         "read the unscheduled pod": "404 NotFound",
         "delete an ended pod": "ok",
         "read the ended pod": "404 NotFound",
     },
-    "order_of_events": {
+    "check_event_order": {
         "types": ["ADDED", "MODIFIED", "DELETED"],
         "versions increase": True,
         "one uid": 1,
@@ -56,7 +56,7 @@ EXPECTED_RESULTS: dict[str, dict[str, Any]] = {
         "the deletion has its own version": True,
         "phase in the deletion event": "Failed",
     },
-    "label_removed": {
+    "check_label_removal": {
         "remove the label": "ok",
         "event types": ["ADDED", "DELETED"],
         "labels of the last event": ["contract", "kept"],

@@ -1,31 +1,31 @@
-"""Faults of Kubernetes nodes: they are lost, recover, break, or are occupied by pods of other users."""
+"""Incidents of Kubernetes nodes: loss, recovery, broken GPUs, and pods of other users."""
 
 from testing.simulator.incidents.job_incidents import Incident, recover_later
 from testing.simulator.world.kubernetes_nodes import KubernetesNode
 from testing.simulator.world.world import World
 
 
-def kubelet_lost_temporarily(world: World) -> None:
-    """A kubelet dies and comes back; its containers keep running."""
+def stop_kubelet_temporarily(world: World) -> None:
+    """Stop a kubelet for a while; its containers keep running."""
     k8s_node = _pick_k8s_node(world, "is lost")
     world.node_controllers.stop_kubelet(k8s_node)
     recover_later(world, lambda: world.node_controllers.recover(k8s_node))
 
 
-def kubelet_lost_permanently(world: World) -> None:
-    """A kubelet dies and never comes back."""
+def stop_kubelet_permanently(world: World) -> None:
+    """Stop a kubelet without restarting it."""
     world.node_controllers.stop_kubelet(_pick_k8s_node(world, "is lost permanently"))
 
 
-def power_lost(world: World) -> None:
-    """A Kubernetes node and all its processes die without any report."""
+def cut_power(world: World) -> None:
+    """Stop a Kubernetes node and all its processes without any report."""
     k8s_node = _pick_k8s_node(world, "has no power")
     world.node_controllers.stop_kubelet(k8s_node)
     _kill_processes(world, k8s_node)
 
 
-def network_partitioned(world: World) -> None:
-    """A Kubernetes node can reach neither the API server nor the other ranks for a while."""
+def partition_k8s_node(world: World) -> None:
+    """Disconnect a Kubernetes node from the API server and from the other ranks for a while."""
     k8s_node = _pick_k8s_node(world, "is partitioned")
     world.node_controllers.partition(k8s_node)
     links = [world.trainer.partition(process) for process in world.k8s_nodes.processes_on(k8s_node)]
@@ -38,16 +38,16 @@ def network_partitioned(world: World) -> None:
     recover_later(world, reconnect)
 
 
-def k8s_node_reclaimed(world: World) -> None:
-    """A cloud provider reclaims a node and deletes its Node object."""
+def reclaim_k8s_node(world: World) -> None:
+    """Stop a node and delete its Node object, as a cloud provider does when it reclaims the node."""
     k8s_node = _pick_k8s_node(world, "is reclaimed")
     world.node_controllers.stop_kubelet(k8s_node)
     _kill_processes(world, k8s_node)
     world.node_controllers.delete_node(k8s_node)
 
 
-def k8s_node_deleted(world: World) -> None:
-    """kubectl delete node, of a healthy or a lost node."""
+def delete_k8s_node(world: World) -> None:
+    """Delete the Node object of a healthy or a lost node."""
     k8s_node = _pick_k8s_node(world, "is deleted")
     if world.choices.chance(50):
         world.node_controllers.stop_kubelet(k8s_node)
@@ -55,22 +55,22 @@ def k8s_node_deleted(world: World) -> None:
     recover_later(world, lambda: world.node_controllers.recover(k8s_node))
 
 
-def k8s_node_out_of_service(world: World) -> None:
-    """A Kubernetes node is lost and tainted as out of service; it recovers nevertheless."""
+def taint_k8s_node_out_of_service(world: World) -> None:
+    """Lose a Kubernetes node and taint it as out of service; it recovers later."""
     k8s_node = _pick_k8s_node(world, "is out of service")
     world.node_controllers.stop_kubelet(k8s_node)
     world.node_controllers.taint_out_of_service(k8s_node)
     recover_later(world, lambda: world.node_controllers.recover(k8s_node))
 
 
-def gpu_broken(world: World) -> None:
-    """A GPU fails every process on its Kubernetes node; at most one breaks."""
+def break_gpu(world: World) -> None:
+    """Break a GPU, so that every process on its Kubernetes node fails; at most one GPU breaks."""
     if not any(k8s_node.gpu_broken for k8s_node in world.k8s_nodes.nodes):
         world.k8s_nodes.break_gpu(_pick_k8s_node(world, "has a broken GPU"))
 
 
-def cluster_full(world: World) -> None:
-    """No pod can be scheduled for a while."""
+def fill_cluster(world: World) -> None:
+    """Prevent the scheduling of any pod for a while."""
     world.k8s_nodes.accepts_pods = False
 
     def free_resources() -> None:
@@ -79,10 +79,10 @@ def cluster_full(world: World) -> None:
     recover_later(world, free_resources)
 
 
-def k8s_nodes_occupied(world: World) -> None:
-    """Pods of other users occupy all Kubernetes nodes but one or two for a while."""
+def occupy_k8s_nodes(world: World) -> None:
+    """Occupy all Kubernetes nodes but one or two with pods of other users for a while."""
     k8s_nodes = world.k8s_nodes.nodes
-    free_names = {k8s_nodes[world.choices.number(len(k8s_nodes))].name for _ in range(2)}
+    free_names = {k8s_nodes[world.choices.draw_number(len(k8s_nodes))].name for _ in range(2)}
     occupied_nodes = [k8s_node for k8s_node in k8s_nodes if k8s_node.name not in free_names]
 
     def set_occupied(occupied: bool) -> None:
@@ -101,16 +101,16 @@ def _pick_k8s_node(world: World, event: str) -> KubernetesNode:
 
 def _kill_processes(world: World, k8s_node: KubernetesNode) -> None:
     for process in world.k8s_nodes.processes_on(k8s_node):
-        world.trainer.kill(process, reason="ContainerStatusUnknown")  # the reason that a restarted kubelet reports
+        world.trainer.kill(process, reason="ContainerStatusUnknown")  # a restarted kubelet reports this reason
 
 
 NODE_LOSSES: tuple[Incident, ...] = (
-    *(3 * (kubelet_lost_temporarily, kubelet_lost_permanently, power_lost)),
-    *(2 * (k8s_node_reclaimed, k8s_node_out_of_service, k8s_node_deleted)),
+    *(3 * (stop_kubelet_temporarily, stop_kubelet_permanently, cut_power)),
+    *(2 * (reclaim_k8s_node, taint_k8s_node_out_of_service, delete_k8s_node)),
 )
 
-NODE_INCIDENTS: tuple[Incident, ...] = (  # frequent ones several times
+NODE_INCIDENTS: tuple[Incident, ...] = (  # repeated incidents are drawn more often
     *NODE_LOSSES,
-    *(2 * (network_partitioned, cluster_full, k8s_nodes_occupied)),
-    gpu_broken,
+    *(2 * (partition_k8s_node, fill_cluster, occupy_k8s_nodes)),
+    break_gpu,
 )

@@ -1,32 +1,32 @@
-"""Changes by users to what a job needs: its Service, ConfigMap, labels and quota; also clock jumps."""
+"""Incidents caused by user changes to the Service, ConfigMap, labels or quota of a job, and by clock jumps."""
 
 from datetime import timedelta
 
 from finetune_operator import names
 from testing.simulator.incidents.job_incidents import (
     Incident,
-    operator_crashed,
-    pod_deleted,
-    rank_killed,
+    crash_operator,
+    delete_pod,
+    kill_rank,
     recover_later,
-    suspended_temporarily,
+    suspend_job_temporarily,
 )
-from testing.simulator.incidents.node_incidents import k8s_nodes_occupied, kubelet_lost_temporarily
+from testing.simulator.incidents.node_incidents import occupy_k8s_nodes, stop_kubelet_temporarily
 from testing.simulator.world.apiserver import Key
 from testing.simulator.world.world import JOB, World
 
 CLOCK_OFFSETS = (-20.0, 5.0, -20_000.0, 20_000.0)  # seconds
 
 
-def job_recreated(world: World) -> None:
-    """kubectl delete ftj, followed at once by kubectl apply."""
+def recreate_job(world: World) -> None:
+    """Delete the job and create it again at once."""
     if job := world.job:
         world.delete(JOB, {"propagationPolicy": "Background"})
         world.apply(job["spec"])
 
 
-def quota_exhausted(world: World) -> None:
-    """A ResourceQuota allows fewer pods than the job needs, for a while."""
+def exhaust_quota(world: World) -> None:
+    """Set a ResourceQuota that allows fewer pods than the job needs, for a while."""
     world.server.pod_quota = world.choices.pick((1, 0, 2))
 
     def remove_quota() -> None:
@@ -35,29 +35,29 @@ def quota_exhausted(world: World) -> None:
     recover_later(world, remove_quota)
 
 
-def service_deleted(world: World) -> None:
-    """kubectl delete service."""
+def delete_service(world: World) -> None:
+    """Delete the Service of the job."""
     world.delete(Key("Service", JOB.namespace, names.service_name(JOB.name)), {})
 
 
-def service_edited(world: World) -> None:
-    """kubectl edit service: its selector matches no pod any more."""
+def edit_service(world: World) -> None:
+    """Edit the Service so that its selector no longer matches any pod."""
     key = Key("Service", JOB.namespace, names.service_name(JOB.name))
     if service := world.server.get(key):
         world.server.change(key, actor="user", spec={**service["spec"], "selector": {"app": "another"}})
 
 
-def config_map_deleted(world: World) -> None:
-    """kubectl delete configmap, for the current attempt."""
+def delete_config_map(world: World) -> None:
+    """Delete the ConfigMap of the current attempt."""
     world.delete(world.config_map_key(), {})
 
 
-def labels_edited(world: World) -> None:
-    """kubectl label, of a pod or the Service: label selectors no longer match it, or match it wrongly."""
+def edit_labels(world: World) -> None:
+    """Change labels of a pod or of the Service, so that label selectors miss it or match it wrongly."""
     labelled_objects = [
         (key, body)
         for kind in ("Pod", "Service")
-        for key, body in world.server.all(kind)
+        for key, body in world.server.list_objects(kind)
         if "labels" in body["metadata"]
     ]
     if labelled_objects:
@@ -69,9 +69,9 @@ def labels_edited(world: World) -> None:
         world.server.change(key, actor="user", metadata={**existing["metadata"], "labels": nonempty_labels})
 
 
-def pods_rejected_by_kubelets(world: World) -> None:
-    """Kubelets have fewer free resources than the scheduler assumes, for a while."""
-    k8s_nodes = world.k8s_nodes.nodes[: 1 + world.choices.number(len(world.k8s_nodes.nodes))]
+def reject_pods_in_kubelets(world: World) -> None:
+    """Give kubelets fewer free resources than the scheduler assumes, for a while."""
+    k8s_nodes = world.k8s_nodes.nodes[: 1 + world.choices.draw_number(len(world.k8s_nodes.nodes))]
 
     def set_rejecting(rejecting: bool) -> None:
         for k8s_node in k8s_nodes:
@@ -81,8 +81,8 @@ def pods_rejected_by_kubelets(world: World) -> None:
     recover_later(world, lambda: set_rejecting(False))
 
 
-def clock_jumped(world: World) -> None:
-    """The clock of an operator's host is wrong for a while."""
+def shift_operator_clock(world: World) -> None:
+    """Shift the clock of an operator for a while."""
     operator = world.operators[-1]
     seconds = world.choices.pick(CLOCK_OFFSETS)
     world.operator_clock_was_ahead |= seconds > 0
@@ -94,23 +94,23 @@ def clock_jumped(world: World) -> None:
     recover_later(world, correct_clock)
 
 
-USER_INTERFERENCE: tuple[Incident, ...] = (  # frequent ones several times
-    *(4 * (job_recreated, quota_exhausted)),
+USER_INTERFERENCE: tuple[Incident, ...] = (  # repeated incidents are drawn more often
+    *(4 * (recreate_job, exhaust_quota)),
     *(
         2
         * (
-            service_deleted,
-            service_edited,
-            config_map_deleted,
-            labels_edited,
-            pods_rejected_by_kubelets,
-            clock_jumped,
-            rank_killed,
-            suspended_temporarily,
+            delete_service,
+            edit_service,
+            delete_config_map,
+            edit_labels,
+            reject_pods_in_kubelets,
+            shift_operator_clock,
+            kill_rank,
+            suspend_job_temporarily,
         )
     ),
-    pod_deleted,
-    operator_crashed,
-    kubelet_lost_temporarily,
-    k8s_nodes_occupied,
+    delete_pod,
+    crash_operator,
+    stop_kubelet_temporarily,
+    occupy_k8s_nodes,
 )

@@ -1,6 +1,6 @@
-"""The simulated API server: indistinguishable from a real one for a client of pods, services and jobs.
+"""Simulated API server, which behaves like a real one for clients of pods, services and jobs.
 
-Compared with a real API server by tests/e2e/test_simulator_contract.py. Bodies are never changed in
+tests/e2e/test_simulator_contract.py compares it with a real API server. Bodies are never changed in
 place, so that readers may keep references to them.
 """
 
@@ -34,7 +34,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """One commit: the object before and after it, and the actor who requested it."""
+    """One commit, with the object before and after it and the actor that requested it."""
 
     version: int
     kind: str
@@ -45,19 +45,19 @@ class Change:
 
     @property
     def body(self) -> RawBody:
-        """The object as a watch event contains it; a deletion contains the last state."""
+        """The object in the watch event: its new state, or its last state for a deletion."""
         body = self.after or self.before
         assert body is not None
         return body
 
     @property
     def type(self) -> str:
-        """Event type of a watch: ADDED, MODIFIED or DELETED."""
+        """Type of the watch event: ADDED, MODIFIED or DELETED."""
         return "DELETED" if self.after is None else "ADDED" if self.before is None else "MODIFIED"
 
 
 class SimulatedApiServer:
-    """Objects by key, one resourceVersion for all kinds, and the history of all commits."""
+    """In-memory API server with one resourceVersion counter for all kinds and a history of all commits."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self.now = now
@@ -67,15 +67,15 @@ class SimulatedApiServer:
         self.oldest_version = 0  # a watch from an older version gets 410 Gone
         self.history: list[Change] = []
         self.listeners: list[Callable[[Change], None]] = []
-        self.pod_quota: int | None = None  # most pods that may run or wait; None: no quota
+        self.pod_quota: int | None = None  # maximum number of active pods; None: no quota
         self._committed = asyncio.Event()
 
     def get(self, key: Key) -> RawBody | None:
         """Return the object with this key, or None."""
         return self._objects.get(key)
 
-    def all(self, kind: str) -> Iterator[tuple[Key, RawBody]]:
-        """Return an iterator over the current objects of a kind."""
+    def list_objects(self, kind: str) -> Iterator[tuple[Key, RawBody]]:
+        """Iterate over the current objects of a kind."""
         return iter([(key, body) for key, body in self._objects.items() if key.kind == kind])
 
     def handle(self, method: str, path: str, *, body: RawBody | None, params: dict[str, str], actor: str) -> RawBody:
@@ -100,7 +100,7 @@ class SimulatedApiServer:
         raise ApiError(f"{method} {path} is not simulated", status=405)
 
     def create(self, manifest: RawBody, *, actor: str) -> RawBody:
-        """POST; the name is taken as long as its object exists, also while it is being deleted."""
+        """Create an object; its name stays taken until the object is removed."""
         new_metadata = manifest["metadata"]
         key = Key(manifest["kind"], new_metadata["namespace"], new_metadata["name"])
         if existing := self._objects.get(key):
@@ -123,7 +123,7 @@ class SimulatedApiServer:
         return self._commit(key, body, actor=actor)
 
     def change(self, key: Key, *, actor: str, **fields: Any) -> RawBody | None:
-        """Replace top-level fields of an object, as a component of the cluster does; None if it does not exist."""
+        """Replace top-level fields of an object as a cluster component; return None if it does not exist."""
         existing = self._objects.get(key)
         if existing is None:
             return None
@@ -131,7 +131,7 @@ class SimulatedApiServer:
         return existing if body == existing else self._commit(key, body, actor=actor)
 
     def delete(self, key: Key, options: RawBody, *, actor: str) -> RawBody:
-        """DELETE; graceful for a pod that has a kubelet, in the foreground for an owner if requested."""
+        """Delete an object: gracefully for a pod with a kubelet, in the foreground if requested."""
         existing = self._read(key)
         expected_uid = options.get("preconditions", {}).get("uid")
         if expected_uid and expected_uid != existing["metadata"]["uid"]:
@@ -165,7 +165,7 @@ class SimulatedApiServer:
         await self._committed.wait()
 
     def _count_active_pods(self) -> int:
-        return sum(pod["status"]["phase"] not in TERMINAL for _, pod in self.all("Pod"))
+        return sum(pod["status"]["phase"] not in TERMINAL for _, pod in self.list_objects("Pod"))
 
     def _read(self, key: Key) -> RawBody:
         if (existing := self._objects.get(key)) is None:
@@ -175,7 +175,7 @@ class SimulatedApiServer:
     def _list(self, key: Key, selector: str) -> RawBody:
         items = [
             body
-            for k, body in self.all(key.kind)
+            for k, body in self.list_objects(key.kind)
             if key.namespace in ("", k.namespace) and matches_selector(body, selector)
         ]
         root, _ = COLLECTIONS[key.kind]
@@ -197,20 +197,20 @@ class SimulatedApiServer:
         updated = {**existing, section: body.get(section, {})}
         return existing if updated == existing else self._commit(key, updated, actor=actor)
 
-    def _delete_pod(self, key: Key, existing: RawBody, grace: int | None, *, actor: str) -> RawBody:
-        """Delete a pod; a later request can only shorten the grace period, counted from the first request."""
+    def _delete_pod(self, key: Key, existing: RawBody, grace_seconds: int | None, *, actor: str) -> RawBody:
+        """Delete a pod; later requests can only shorten the grace period, which starts at the first request."""
         metadata, phase = existing["metadata"], existing["status"].get("phase")
-        if grace is None:
-            grace = existing["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)
-        if grace == 0 or not existing["spec"].get("nodeName") or phase in TERMINAL:
+        if grace_seconds is None:
+            grace_seconds = existing["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)
+        if grace_seconds == 0 or not existing["spec"].get("nodeName") or phase in TERMINAL:
             return self.remove(key, actor=actor)
-        deadline = self.now() + timedelta(seconds=grace)
+        deadline = self.now() + timedelta(seconds=grace_seconds)
         if previous_deadline := parse_time(metadata.get("deletionTimestamp")):
             earlier_grace = metadata["deletionGracePeriodSeconds"]
-            if grace >= earlier_grace:
+            if grace_seconds >= earlier_grace:
                 return existing
-            deadline = previous_deadline + timedelta(seconds=grace - earlier_grace)
-        metadata = {**metadata, "deletionTimestamp": format_time(deadline), "deletionGracePeriodSeconds": grace}
+            deadline = previous_deadline + timedelta(seconds=grace_seconds - earlier_grace)
+        metadata = {**metadata, "deletionTimestamp": format_time(deadline), "deletionGracePeriodSeconds": grace_seconds}
         return self._commit(key, {**existing, "metadata": metadata}, actor=actor)
 
     def _commit(self, key: Key, body: RawBody, *, actor: str) -> RawBody:
@@ -222,7 +222,7 @@ class SimulatedApiServer:
 
     def _record(self, key: Key, before: RawBody | None, after: RawBody | None, *, actor: str) -> None:
         self.version += 1
-        if after is None and before is not None:  # a deletion has its own version
+        if after is None and before is not None:  # a deletion increments the version
             before = {**before, "metadata": {**before["metadata"], "resourceVersion": str(self.version)}}
         time = asyncio.get_running_loop().time()
         change = Change(self.version, key.kind, before, after, actor, time)
@@ -234,7 +234,7 @@ class SimulatedApiServer:
 
 
 def parse_path(path: str) -> tuple[Key, bool]:
-    """Return the key of a URL path, and whether it ends in /status; a list has an empty name or namespace."""
+    """Return the key of a URL path and whether it ends in /status; the name of a list path is empty."""
     segments = path.strip("/").split("/")
     segments = segments[2:] if segments[0] == "api" else segments[3:]
     namespace = ""
@@ -245,7 +245,7 @@ def parse_path(path: str) -> tuple[Key, bool]:
 
 
 def format_time(time: datetime) -> str:
-    """Format a time as the API server does, in whole seconds."""
+    """Format a time in whole seconds, as the API server does."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

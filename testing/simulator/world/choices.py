@@ -1,4 +1,4 @@
-"""Random choices of the simulator: drawn from a seed, or replayed from a recorded list that can be shrunk."""
+"""Random choices of the simulator, drawn from a seed or replayed from a recorded list that can be shrunk."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -8,29 +8,29 @@ Option = TypeVar("Option")
 
 
 class Choices:
-    """A source of choices; smaller numbers mean fewer and milder faults, so that shrinking simplifies a history."""
+    """Source of choices; smaller numbers mean fewer and milder faults, so shrinking simplifies a history."""
 
-    def number(self, below: int) -> int:
-        """Return a number from 0 up to, but not including, `below`."""
+    def draw_number(self, below: int) -> int:
+        """Draw a number from 0 to `below` - 1."""
         raise NotImplementedError
 
     def pick(self, options: Sequence[Option]) -> Option:
-        """Return one of the options."""
-        return options[self.number(len(options))]
+        """Draw one of the options."""
+        return options[self.draw_number(len(options))]
 
     def chance(self, percent: float) -> bool:
-        """Return True with the given probability, in percent."""
-        return percent > 0 and self.number(1000) >= 1000 - 10 * percent
+        """Draw a boolean that is True with this probability in percent."""
+        return percent > 0 and self.draw_number(1000) >= 1000 - 10 * percent
 
 
 class SeededChoices(Choices):
-    """Unlimited choices drawn from a seed; `drawn` records them."""
+    """Choices from a random generator, recorded in `drawn`."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self.drawn: list[int] = []
 
-    def number(self, below: int) -> int:
+    def draw_number(self, below: int) -> int:
         """Draw the next number from the random generator and record it."""
         number = int(self._random.random() * below)
         self.drawn.append(number)
@@ -38,33 +38,33 @@ class SeededChoices(Choices):
 
 
 class ReplayedChoices(Choices):
-    """Recorded choices, followed by zeros."""
+    """Choices from a recorded list, followed by zeros."""
 
     def __init__(self, drawn: Sequence[int]) -> None:
         self._recorded = iter(drawn)
 
-    def number(self, below: int) -> int:
-        """Return the next recorded number, or the largest one allowed if it is smaller."""
+    def draw_number(self, below: int) -> int:
+        """Return the next recorded number, limited to `below` - 1."""
         return min(next(self._recorded, 0), below - 1)
 
 
-def shrink(drawn: list[int], fails: Callable[[list[int]], bool], *, tries: int) -> list[int]:
-    """Return shorter lists of smaller choices that still fail.
+def shrink(choices: list[int], fails: Callable[[list[int]], bool], *, max_runs: int) -> list[int]:
+    """Return a shorter list of smaller choices that still fails.
 
-    Removes runs of choices or sets them to 0, longer runs first, in at most `tries` runs of `fails`.
+    Removes slices of choices or sets them to 0, longer slices first, in at most `max_runs` calls of `fails`.
     """
-    size = len(drawn)
+    size = len(choices)
     while size:
         start = 0
-        while start < len(drawn) and tries > 0:
-            prefix, suffix = drawn[:start], drawn[start + size :]
-            zeroed = [*prefix, *(0 for _ in drawn[start : start + size]), *suffix]
+        while start < len(choices) and max_runs > 0:
+            prefix, suffix = choices[:start], choices[start + size :]
+            zeroed = [*prefix, *(0 for _ in choices[start : start + size]), *suffix]
             for candidate in ([*prefix, *suffix], zeroed):
-                tries -= 1
-                if candidate != drawn and fails(candidate):
-                    drawn = candidate
+                max_runs -= 1
+                if candidate != choices and fails(candidate):
+                    choices = candidate
                     break
             else:
                 start += size
         size //= 2
-    return drawn
+    return choices

@@ -1,4 +1,4 @@
-"""Scheduler and kubelets: assign pods to Kubernetes nodes, run their containers and report their state."""
+"""Simulated scheduler and kubelets, which assign pods, run their containers and report their state."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
@@ -17,8 +17,8 @@ from testing.simulator.world.config_map_cache import ConfigMapCache
 from testing.simulator.world.trainer import EPOCH, ContainerExit, Process, Trainer
 
 POLL_SECONDS = 5.0
-PHASE_LAG_SECONDS = 1.1  # the pod phase lags behind the container state
-ORPHAN_GRACE_SECONDS = 30.0  # for a container whose pod object was removed
+PHASE_LAG_SECONDS = 1.1  # delay between the container state and the pod phase
+ORPHAN_GRACE_SECONDS = 30.0  # grace period of a container whose pod object was removed
 _TERMINATION = TypeAdapter(Termination)
 
 
@@ -27,29 +27,29 @@ class KubernetesNode:
     """A Kubernetes node; its processes keep running when its kubelet stops."""
 
     name: str
-    connected: asyncio.Event = field(default_factory=asyncio.Event)  # set while kubelet and API server can communicate
-    kubelet_running: bool = True  # the process; it may run and be partitioned from the API server
-    registered: bool = True  # its Node object exists
-    tainted: bool = False  # unreachable or out of service: nothing is scheduled here
-    occupied: bool = False  # by pods of other users
+    connected: asyncio.Event = field(default_factory=asyncio.Event)  # set while the kubelet can reach the API server
+    kubelet_running: bool = True  # also true while the kubelet is partitioned
+    registered: bool = True  # the Node object exists
+    tainted: bool = False  # unreachable or out of service; no pod is scheduled here
+    occupied: bool = False  # full of pods of other users
     gpu_broken: bool = False
-    rejects_pods: bool = False  # its kubelet has fewer free resources than the scheduler assumes
+    rejects_pods: bool = False  # the kubelet has fewer free resources than the scheduler assumes
     loss_count: int = 0
 
     @property
     def is_schedulable(self) -> bool:
-        """Whether the scheduler may assign a pod here, as far as the API server shows."""
+        """Whether the scheduler may assign a pod to this node."""
         return self.registered and not self.tainted and not self.occupied
 
 
 class KubernetesNodes:
-    """All Kubernetes nodes, the scheduler, and the kubelet of each node."""
+    """All Kubernetes nodes of the cluster, with their kubelets and the scheduler."""
 
     def __init__(self, server: SimulatedApiServer, trainer: Trainer, choices: Choices, *, count: int) -> None:
         self.nodes = [KubernetesNode(f"gpu-{number}") for number in range(count)]
-        self.processes: dict[str, tuple[Process, KubernetesNode]] = {}  # by pod uid
-        self.accepts_pods = True  # whether the scheduler finds resources anywhere
-        self.image_available = True  # whether the image can be pulled
+        self.processes: dict[str, tuple[Process, KubernetesNode]] = {}  # keyed by pod uid
+        self.accepts_pods = True  # False while no node has free resources
+        self.image_available = True
         self._server = server
         self._trainer = trainer
         self._choices = choices
@@ -64,23 +64,23 @@ class KubernetesNodes:
         return next((node for node in self.nodes if node.name == pod["spec"].get("nodeName")), None)
 
     def processes_on(self, k8s_node: KubernetesNode) -> list[Process]:
-        """Return the processes that run on the node, whether or not its kubelet reports them."""
+        """Return the running processes of the node, including those that its kubelet does not report."""
         return [process for process, node in self.processes.values() if node is k8s_node and process.is_running]
 
     def break_gpu(self, k8s_node: KubernetesNode) -> None:
-        """Let every current and future process on the node fail soon with an ECC error."""
+        """Break the GPU: all current and future processes on the node soon fail with an ECC error."""
         k8s_node.gpu_broken = True
         for process in self.processes_on(k8s_node):
             self.spawn(self._fail_after_delay(process))
 
     def set_status(self, key: Key, *, actor: str = "kubelet", **fields: Any) -> None:
-        """Replace fields of a pod's status, if the pod exists."""
+        """Replace status fields of a pod if it exists."""
         pod = self._server.get(key)
         if pod is not None:
             self._server.change(key, actor=actor, status={**pod["status"], **fields})
 
     def set_condition(self, key: Key, condition: RawBody, *, actor: str = "kubelet", **fields: Any) -> None:
-        """Replace one condition and further status fields of an existing pod; skip the write if nothing changes."""
+        """Replace one condition, and optionally status fields, of a pod if it exists and something changes."""
         if pod := self._server.get(key):
             others = {other["type"]: other for other in pod["status"].get("conditions", ())}
             before = others.pop(condition["type"], {})
@@ -88,7 +88,7 @@ class KubernetesNodes:
                 self.set_status(key, actor=actor, conditions=[*others.values(), condition], **fields)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in the background; its exceptions are raised."""
+        """Run a coroutine in the background and raise its exceptions."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._raise_task_error)
@@ -100,14 +100,14 @@ class KubernetesNodes:
 
     def _on_change(self, change: Change) -> None:
         if change.kind != "Pod" or "labels" not in change.body["metadata"]:
-            return  # a pod of a stranger never runs; it only occupies a name
+            return  # a foreign pod never runs; it only occupies a name
         if change.before is None:
             self.spawn(self._schedule(_key_of(change.body), change.body["metadata"]["uid"]))
         else:
             self._handle_deletion(change)
 
     async def _schedule(self, key: Key, uid: str) -> None:
-        """Run the scheduler and then the kubelet for the pod with this uid, not for a later pod of the same name."""
+        """Schedule and run the pod with this uid; a later pod of the same name is ignored."""
         await asyncio.sleep(self._choices.pick((0.02, 0.3)))
         while True:
             pod = self._server.get(key)
@@ -131,13 +131,13 @@ class KubernetesNodes:
         await self._run_pod(pod, k8s_node)
 
     def _schedulable_nodes(self, pod: RawBody) -> list[KubernetesNode]:
-        """Return the nodes that fit; a node that was just lost still counts as schedulable."""
+        """Return the nodes that fit the pod, including nodes whose loss is not detected yet."""
         if not self.accepts_pods or pod["spec"].get("nodeSelector"):
             return []
-        excluded = _excluded_nodes(pod)
+        excluded = _find_excluded_nodes(pod)
         occupied = {
             other["spec"].get("nodeName")
-            for _, other in self._server.all("Pod")
+            for _, other in self._server.list_objects("Pod")
             if other.get("status", {}).get("phase") not in TERMINAL
         }
         return [
@@ -145,7 +145,7 @@ class KubernetesNodes:
         ]
 
     async def _run_pod(self, pod: RawBody, k8s_node: KubernetesNode) -> None:
-        """Run the pod; a partitioned kubelet starts pods that it received before and learns of deletions afterwards."""
+        """Run the pod; a partitioned kubelet starts pods that it received earlier and handles deletions later."""
         key, uid = _key_of(pod), pod["metadata"]["uid"]
         await asyncio.sleep(self._choices.pick((0.5, 2.0, 6.0)))
         if not k8s_node.kubelet_running:
@@ -172,7 +172,7 @@ class KubernetesNodes:
         if not k8s_node.connected.is_set():
             await k8s_node.connected.wait()
             if process.is_running and self._is_terminating(key, uid):
-                self.spawn(self._terminate(process, k8s_node, after=2.0, grace=ORPHAN_GRACE_SECONDS))
+                self.spawn(self._terminate(process, k8s_node, delay_seconds=2.0, grace_seconds=ORPHAN_GRACE_SECONDS))
         self._report_state(key, uid, state, phase="Running")
         await self._report_exit(key, uid, process, k8s_node)
 
@@ -185,7 +185,7 @@ class KubernetesNodes:
         self.set_condition(key, condition)
 
     def _volumes_available(self, pod: RawBody) -> bool:
-        """Whether the pod's ConfigMaps exist; a missing one is reported by events only."""
+        """Return whether the pod's ConfigMaps exist; only events report a missing one."""
         return all(self._server.get(key) for key in _config_map_keys(pod))
 
     def _mount_config_maps(self, pod: RawBody, k8s_node: KubernetesNode) -> list[RawBody]:
@@ -195,7 +195,7 @@ class KubernetesNodes:
 
     async def _report_exit(self, key: Key, uid: str, process: Process, k8s_node: KubernetesNode) -> None:
         exit_result = await process.exit_future
-        finished_at = EPOCH + timedelta(seconds=process.end_time)  # maybe long ago, if the node was partitioned
+        finished_at = EPOCH + timedelta(seconds=process.end_time)  # long ago if the node was partitioned
         state = {"terminated": _terminated_state(exit_result, finished_at)}
         await asyncio.sleep(self._choices.pick((0.1, 0.8, 3.0)))
         await k8s_node.connected.wait()
@@ -213,21 +213,27 @@ class KubernetesNodes:
             self._trainer.fail(process, error_type="AcceleratorError", message=message)
 
     def _handle_deletion(self, change: Change) -> None:
-        """Send SIGTERM for every new deletion deadline; kill the container of a removed pod as an orphan."""
+        """Send SIGTERM for each new deletion deadline, and stop orphaned containers of removed pods."""
         metadata = change.body["metadata"]
         process, k8s_node = self.processes.get(metadata["uid"], (None, None))
         if process is None or k8s_node is None or not process.is_running:
             return
         before = (change.before or {"metadata": {}})["metadata"].get("deletionTimestamp")
         if change.after is None:
-            self.spawn(self._terminate(process, k8s_node, after=2.0, grace=ORPHAN_GRACE_SECONDS))
+            self.spawn(self._terminate(process, k8s_node, delay_seconds=2.0, grace_seconds=ORPHAN_GRACE_SECONDS))
         elif metadata.get("deletionTimestamp") != before:
-            self.spawn(self._terminate(process, k8s_node, after=0.02, grace=metadata["deletionGracePeriodSeconds"]))
+            self.spawn(
+                self._terminate(
+                    process, k8s_node, delay_seconds=0.02, grace_seconds=metadata["deletionGracePeriodSeconds"]
+                )
+            )
 
-    async def _terminate(self, process: Process, k8s_node: KubernetesNode, *, after: float, grace: float) -> None:
-        await asyncio.sleep(after)
+    async def _terminate(
+        self, process: Process, k8s_node: KubernetesNode, *, delay_seconds: float, grace_seconds: float
+    ) -> None:
+        await asyncio.sleep(delay_seconds)
         await k8s_node.connected.wait()
-        self._trainer.terminate(process, grace)
+        self._trainer.terminate(process, grace_seconds)
 
     def _report_state(self, key: Key, uid: str, state: RawBody, *, phase: str | None = None) -> None:
         pod = self._server.get(key)
@@ -248,7 +254,7 @@ class KubernetesNodes:
 
 
 def read_process(pod: RawBody, config_maps: Iterable[RawBody]) -> Process:
-    """Return the trainer process that the pod's container runs, from its environment and mounted ConfigMaps."""
+    """Build the trainer process of a pod from its environment variables and mounted ConfigMaps."""
     labels = pod["metadata"].get("labels", {})
     containers = pod["spec"].get("containers") or [{}]
     environment = {variable["name"]: variable.get("value") for variable in containers[0].get("env", ())}
@@ -273,8 +279,8 @@ def _key_of(body: RawBody) -> Key:
     return Key(body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])
 
 
-def _excluded_nodes(pod: RawBody) -> set[str]:
-    """Return the nodes that every term of the pod's required node affinity excludes by name."""
+def _find_excluded_nodes(pod: RawBody) -> set[str]:
+    """Return the names of the nodes that every required node affinity term of the pod excludes."""
     node_affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
     required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {})
     terms = [

@@ -1,4 +1,4 @@
-"""The connection between an operator and the API server, with delays, lost responses and operator crashes."""
+"""Simulated connection between an operator and the API server, with delays, lost responses and crashes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -14,12 +14,12 @@ LATENCIES = (0.001, 0.02, 0.3, 2.0, 8.0)
 
 @dataclass(frozen=True)
 class NetworkFaults:
-    """Probabilities of network faults, in percent of the requests or watch events."""
+    """Probabilities of network faults, in percent of all requests or watch events."""
 
     slow: float = 0.0
-    rejected: float = 0.0  # without any effect: 500, 429, or no answer
-    response_lost: float = 0.0  # the request had its effect, but the response is lost
-    crash: float = 0.0  # the operator dies before or after the request has its effect
+    rejected: float = 0.0  # requests fail without effect: 500, 429 or no response
+    response_lost: float = 0.0  # requests take effect, but their responses are lost
+    crash: float = 0.0  # the operator crashes before or after a request takes effect
     watch_lag: float = 0.0  # watch events are delayed
     watch_broken: float = 0.0  # watch streams end, some of them with an expired version
     watch_repeated: float = 0.0  # watch events are delivered twice
@@ -29,7 +29,7 @@ NO_FAULTS = NetworkFaults()
 
 
 class Link(ApiClient):
-    """The connection of one operator; retries are those of the real client, in virtual time."""
+    """Connection of one operator, which retries as the real client does, in virtual time."""
 
     def __init__(
         self, server: SimulatedApiServer, choices: Choices, *, actor: str, on_crash: Callable[[], None]
@@ -45,7 +45,7 @@ class Link(ApiClient):
     async def call_once(
         self, method: str, path: str, *, body: RawBody | None = None, params: Mapping[str, str] | None = None
     ) -> RawBody:
-        """Send one request, subject to the network faults."""
+        """Send one request under the configured network faults."""
         if self.is_partitioned or self._choices.chance(self.faults.rejected):
             await asyncio.sleep(self._latency())
             raise self._choices.pick(
@@ -69,7 +69,7 @@ class Link(ApiClient):
         return response
 
     async def watch(self, path: str, *, selector: str, version: str) -> AsyncIterator[RawBody]:
-        """Yield the events in order, each with its own delay."""
+        """Yield the watch events in order, each after a delay."""
         key, _ = parse_path(path)
         await asyncio.sleep(self._latency())
         if self.is_partitioned:
@@ -84,7 +84,7 @@ class Link(ApiClient):
                 await self._target.wait_for_commit()
             change = history[position]
             position += 1
-            event = _event(change, selector)
+            event = _event_for_watcher(change, selector)
             if change.kind != key.kind or event is None:
                 continue
             delivery_time = max(delivery_time, change.time + self._event_delay())
@@ -97,7 +97,7 @@ class Link(ApiClient):
                 yield {**event, "object": {**event["object"], "metadata": dict(event["object"]["metadata"])}}
 
     def drop_requests(self) -> None:
-        """Cancel the requests in flight; otherwise they arrive later, even if another operator leads by then."""
+        """Cancel the requests in flight, so that they do not arrive when another operator leads."""
         for handle in list(self._in_flight):
             handle.cancel()
         self._in_flight.clear()
@@ -105,7 +105,7 @@ class Link(ApiClient):
     async def _transmit(
         self, method: str, path: str, body: RawBody | None, params: dict[str, str]
     ) -> RawBody | ApiError:
-        """Deliver the request in a task-independent callback, so that the death of the sender does not stop it."""
+        """Deliver the request in a loop callback, which runs even if the task of the sender is cancelled."""
         loop = asyncio.get_running_loop()
         response_future: asyncio.Future[RawBody | ApiError] = loop.create_future()
 
@@ -125,7 +125,7 @@ class Link(ApiClient):
 
     async def _crash(self) -> None:
         self._on_crash()
-        await asyncio.get_running_loop().create_future()  # cancelled together with the tasks of this operator
+        await asyncio.get_running_loop().create_future()  # wait until the operator's tasks are cancelled
 
     def _latency(self) -> float:
         if not self._choices.chance(self.faults.slow):
@@ -144,10 +144,10 @@ def _stream_error() -> ApiError:
     return ApiError("no answer from the API server: the stream was cut", status=NO_RESPONSE)
 
 
-def _event(change: Change, selector: str) -> RawBody | None:
-    """Return the event that a watcher with this label selector receives.
+def _event_for_watcher(change: Change, selector: str) -> RawBody | None:
+    """Return the event that a watch with this label selector receives.
 
-    An object that loses the labels is DELETED, with its last state that had them.
+    If the object no longer matches, the event is DELETED with the last matching state.
     """
     before = change.before is not None and matches_selector(change.before, selector)
     if change.after is not None and matches_selector(change.after, selector):

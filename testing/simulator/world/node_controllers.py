@@ -1,4 +1,4 @@
-"""Simulated Kubernetes controllers: node lifecycle, taint eviction, pod and owner-reference garbage collection."""
+"""Simulated controllers of Kubernetes: node lifecycle, taint eviction, pod GC and the garbage collector."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,15 +8,15 @@ from testing.simulator.world.apiserver import FOREGROUND, TERMINAL, Change, Key,
 from testing.simulator.world.choices import Choices
 from testing.simulator.world.kubernetes_nodes import POLL_SECONDS, KubernetesNode, KubernetesNodes
 
-UNSCHEDULABLE_SECONDS = 50.0  # from the last heartbeat of a kubelet until its node is unschedulable
-UNREACHABLE_SECONDS = 60.0  # from the last heartbeat until the NoExecute taint
+UNSCHEDULABLE_SECONDS = 50.0  # delay from the last kubelet heartbeat to the NoSchedule taint
+UNREACHABLE_SECONDS = 60.0  # delay from the last kubelet heartbeat to the NoExecute taint
 POD_GC_SECONDS = 20.0
 TAINT_EVICTION, POD_GC, GARBAGE_COLLECTOR = "taint manager", "pod gc", "garbage collector"
-FORCING = (POD_GC, GARBAGE_COLLECTOR)  # their deletions may leave processes running
+FORCING = (POD_GC, GARBAGE_COLLECTOR)  # actors whose deletions may leave processes running
 
 
 class NodeControllers:
-    """Node lifecycle controller, taint eviction and pod garbage collector; also makes nodes fail and recover."""
+    """Simulates node failures and the controllers that react to them."""
 
     def __init__(self, server: SimulatedApiServer, k8s_nodes: KubernetesNodes, choices: Choices) -> None:
         self._server = server
@@ -24,28 +24,28 @@ class NodeControllers:
         self._choices = choices
 
     def stop_kubelet(self, k8s_node: KubernetesNode) -> None:
-        """Kill the kubelet; after the tolerated time the pods of the node are evicted."""
+        """Stop the kubelet; the pods of the node are evicted after their toleration time."""
         k8s_node.kubelet_running = False
         self.partition(k8s_node)
 
     def partition(self, k8s_node: KubernetesNode) -> None:
-        """Cut the node off from the API server; its containers start and end as before."""
+        """Disconnect the node from the API server; its containers continue."""
         k8s_node.connected.clear()
         k8s_node.loss_count += 1
         self._k8s_nodes.spawn(self._evict_after_toleration(k8s_node, k8s_node.loss_count))
 
     def recover(self, k8s_node: KubernetesNode) -> None:
-        """Restart or reconnect the kubelet, and register the node again if its object was deleted."""
+        """Restart or reconnect the kubelet, and register the node again if its Node object was deleted."""
         k8s_node.kubelet_running, k8s_node.registered, k8s_node.tainted = True, True, False
         k8s_node.connected.set()
 
     def delete_node(self, k8s_node: KubernetesNode) -> None:
-        """Delete the Node object (kubectl delete node, or a cloud that reclaims it); pod GC then removes its pods."""
+        """Delete the Node object; pod GC then removes the pods of the node."""
         k8s_node.registered = False
         self._k8s_nodes.spawn(self._collect_pods(k8s_node, lambda: not k8s_node.registered, terminating_only=False))
 
     def taint_out_of_service(self, k8s_node: KubernetesNode) -> None:
-        """Add the out-of-service taint, so that pods of a dead node are removed without waiting for its kubelet."""
+        """Add the out-of-service taint, so that pods are removed without waiting for the kubelet."""
         k8s_node.tainted = True
         for key, _ in self._pods_on(k8s_node):
             self.disrupt_pod(key, "DeletionByTaintManager", actor=TAINT_EVICTION)
@@ -59,7 +59,7 @@ class NodeControllers:
         )
 
     def disrupt_pod(self, key: Key, reason: str, *, actor: str = "eviction") -> None:
-        """Mark a pod with DisruptionTarget and delete it, as the eviction API and taint eviction do."""
+        """Add the DisruptionTarget condition to a pod and delete it, as the eviction API and taint eviction do."""
         if self._add_disruption_target(key, reason, actor=actor):
             self._server.delete(key, {}, actor=actor)
 
@@ -72,24 +72,26 @@ class NodeControllers:
         return True
 
     def _pods_on(self, k8s_node: KubernetesNode) -> list[tuple[Key, RawBody]]:
-        return [(key, pod) for key, pod in self._server.all("Pod") if pod["spec"].get("nodeName") == k8s_node.name]
+        return [
+            (key, pod) for key, pod in self._server.list_objects("Pod") if pod["spec"].get("nodeName") == k8s_node.name
+        ]
 
     async def _evict_after_toleration(self, k8s_node: KubernetesNode, loss_number: int) -> None:
-        """Taint eviction: evict each pod after the time that it tolerates an unreachable node."""
+        """Evict each pod of an unreachable node after its toleration time, as taint eviction does."""
         await asyncio.sleep(UNSCHEDULABLE_SECONDS)
         if k8s_node.loss_count == loss_number and not k8s_node.connected.is_set():
             k8s_node.tainted = True
         await asyncio.sleep(UNREACHABLE_SECONDS - UNSCHEDULABLE_SECONDS)
-        evicted_uids: set[str] = set()  # pods that are being deleted get the condition, too
+        evicted_uids: set[str] = set()  # includes pods that were already terminating
         waited_seconds = 0.0
         while k8s_node.loss_count == loss_number and not k8s_node.connected.is_set():
             remaining = [
                 (key, pod) for key, pod in self._pods_on(k8s_node) if pod["metadata"]["uid"] not in evicted_uids
             ]
-            if not remaining:  # and no further pod is assigned to an unreachable node
+            if not remaining:  # no further pod is assigned to an unreachable node
                 return
             for key, pod in remaining:
-                if waited_seconds >= _tolerated_seconds(pod):
+                if waited_seconds >= _get_toleration_seconds(pod):
                     evicted_uids.add(pod["metadata"]["uid"])
                     self.disrupt_pod(key, "DeletionByTaintManager", actor=TAINT_EVICTION)
             await asyncio.sleep(POLL_SECONDS)
@@ -98,9 +100,9 @@ class NodeControllers:
     async def _collect_pods(
         self, k8s_node: KubernetesNode, is_still_needed: Callable[[], bool], *, terminating_only: bool
     ) -> None:
-        """Pod GC: set the phase to Failed and force-delete the pods, even if their processes still run."""
+        """Force-delete pods and set their phase to Failed, as pod GC does, even if their processes still run."""
         await asyncio.sleep(self._choices.pick((1.0, 2.0)) * POD_GC_SECONDS)
-        while is_still_needed() and (pods := self._pods_on(k8s_node)):  # without pods, none will be added
+        while is_still_needed() and (pods := self._pods_on(k8s_node)):  # no pod is added once none is left
             for key, pod in pods:
                 if terminating_only and "deletionTimestamp" not in pod["metadata"]:
                     continue
@@ -110,7 +112,7 @@ class NodeControllers:
 
 
 class GarbageCollector:
-    """Garbage collector: deletes the children of a deleted owner."""
+    """Deletes the children of a deleted owner, as the Kubernetes garbage collector does."""
 
     def __init__(self, server: SimulatedApiServer, k8s_nodes: KubernetesNodes, choices: Choices) -> None:
         self._server = server
@@ -122,11 +124,11 @@ class GarbageCollector:
         if change.kind == names.FINETUNEJOB_KIND:
             if change.after is None or "deletionTimestamp" in change.body["metadata"]:
                 self._k8s_nodes.spawn(self._collect(change.body))
-        elif change.before is None and (owner := self._absent_owner(change.body)):
+        elif change.before is None and (owner := self._find_absent_owner(change.body)):
             self._k8s_nodes.spawn(self._collect(owner))
 
-    def _absent_owner(self, body: RawBody) -> RawBody | None:
-        """Return the owner that a new object references, if that owner no longer exists."""
+    def _find_absent_owner(self, body: RawBody) -> RawBody | None:
+        """Return the owner reference of a new object if that owner no longer exists."""
         for owner in body["metadata"].get("ownerReferences", ()):
             existing = self._server.get(Key(owner["kind"], body["metadata"]["namespace"], owner["name"]))
             if existing is None or existing["metadata"]["uid"] != owner["uid"]:
@@ -135,7 +137,7 @@ class GarbageCollector:
         return None
 
     async def _collect(self, owner: RawBody) -> None:
-        """Delete the children of the job, then the job itself if its deletion is in the foreground."""
+        """Delete the children of a job, then the job if its deletion is in the foreground."""
         await asyncio.sleep(self._choices.pick((0.2, 3.0)))
         key = Key(owner["kind"], owner["metadata"]["namespace"], owner["metadata"]["name"])
         uid = owner["metadata"]["uid"]
@@ -152,12 +154,12 @@ class GarbageCollector:
         return [
             key
             for kind in ("Pod", "Service", "ConfigMap")
-            for key, body in self._server.all(kind)
+            for key, body in self._server.list_objects(kind)
             if any(owner["uid"] == uid for owner in body["metadata"].get("ownerReferences", ()))
         ]
 
 
-def _tolerated_seconds(pod: RawBody) -> float:
+def _get_toleration_seconds(pod: RawBody) -> float:
     keys = (t for t in pod["spec"].get("tolerations", ()) if t.get("key") == "node.kubernetes.io/unreachable")
     toleration: RawBody = next(keys, {})
     return float(toleration.get("tolerationSeconds", 300))

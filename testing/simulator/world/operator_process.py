@@ -1,4 +1,4 @@
-"""One operator process: the real controller, informers, work queue and client on a simulated connection."""
+"""Operator process that runs the real controller, informers and work queue on a simulated connection."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -20,11 +20,11 @@ from testing.simulator.world.network import Link
 
 WORKERS = 2
 RESYNC_SECONDS = 300.0
-METRICS = Metrics()  # shared: nothing reads it, and a registry for each process is slow
+METRICS = Metrics()  # shared, because one registry per process is slow and its values are not read
 
 
 class SimulatedOperator:
-    """An operator, started as finetune_operator.manager.manager does, but without kopf and the Lease."""
+    """An operator started as in finetune_operator.manager.manager, but without kopf and leader election."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class SimulatedOperator:
         self._tasks = [self._spawn(self._start())]
 
     def crash(self) -> None:
-        """End the process at once, in the middle of any operation."""
+        """Stop the process at once, even in the middle of an operation."""
         self.is_running = False
         for task in self._tasks:
             task.cancel()
@@ -60,7 +60,7 @@ class SimulatedOperator:
         self._tasks.extend(self._spawn(self.controller.run_worker()) for _ in range(WORKERS))
 
     async def _watch_jobs(self) -> None:
-        """List, watch, and list again after an error, as kopf does; deletions in between are missed."""
+        """List and watch jobs, and relist after an error, as kopf does; deletions during the gap are missed."""
         path = collection_path(names.FINETUNEJOB_KIND, None)
         while True:
             try:
@@ -75,7 +75,7 @@ class SimulatedOperator:
                 await asyncio.sleep(1.0)
 
     async def _poll(self) -> None:
-        """Poll the progress as the progress poller does; the result exists only in the operator's memory."""
+        """Poll the progress, as the progress poller does, and keep it in memory."""
         while True:
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
             for key in self.controller.jobs:

@@ -1,4 +1,4 @@
-"""The output volume: checkpoints, the lock and the result. It persists when pods, nodes and operators end."""
+"""Simulated output volume with checkpoints, lock and result; it outlasts pods, nodes and operators."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ class LockLost(Exception):
 
 @dataclass(frozen=True)
 class Publication:
-    """Something published in the output folder: the checkpoint of a step, or the result."""
+    """A published checkpoint or result in the output folder."""
 
     attempt: int
     group: int
@@ -28,19 +28,25 @@ class SimulatedOutputFolder:
     publications: list[Publication] = field(default_factory=list)
 
     def take_lock(self, attempt: int) -> None:
-        """Take the lock when the attempt begins to train, as the trainer does, unless a newer attempt holds it."""
+        """Take the lock for an attempt, as the trainer does before training, unless a newer attempt holds it."""
         if attempt < self.holder:
             raise LockLost
         self.holder = attempt
         self.locks.append(attempt)
 
     def save(self, publication: Publication, *, step: int) -> None:
-        """Publish a checkpoint; only the holder of the lock may."""
+        """Publish a checkpoint.
+
+        Raises: LockLost
+        """
         self._publish(publication)
         self.step = step
 
     def finish(self, publication: Publication) -> None:
-        """Publish the result; only the holder of the lock may."""
+        """Publish the result.
+
+        Raises: LockLost
+        """
         self._publish(publication)
         self.result = True
 

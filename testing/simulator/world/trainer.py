@@ -1,4 +1,4 @@
-"""The trainer as seen from outside: when its processes train, how they exit and what they write."""
+"""Simulated trainer: when its processes train, how they exit and what they publish."""
 
 import asyncio
 from collections import defaultdict
@@ -20,19 +20,19 @@ KILLED, STOPPED = 137, 143
 
 @dataclass(frozen=True)
 class Workload:
-    """The training that the job runs."""
+    """Duration, checkpoints and timeouts of the simulated training."""
 
-    num_nodes: int  # at the first attempt
+    num_nodes: int  # of the first attempt
     total_steps: int = 6
     step_seconds: float = 2.0
     save_steps: int = 2
-    rendezvous_timeout_seconds: float = 120.0  # rendezvous timeout
-    hang_timeout_seconds: float = 60.0  # without a step, until the supervisors kill their ranks
+    rendezvous_timeout_seconds: float = 120.0
+    hang_timeout_seconds: float = 60.0  # time without a step until the supervisors kill their ranks
 
 
 @dataclass(frozen=True)
 class ContainerExit:
-    """The exit code, termination message and reason of a container."""
+    """Exit code, termination message and reason of a container."""
 
     code: int
     termination: Termination
@@ -71,36 +71,36 @@ class Process:
 
 
 class TrainingGroup:
-    """The processes that joined one rendezvous and train together."""
+    """Processes that joined one rendezvous and train together."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.members: dict[int, Process] = {}
-        self.state = "waiting"  # then training, then ended
+        self.state = "waiting"  # waiting -> training -> ended
         self.first_step = 0
         self.step = 0
         self.task: asyncio.Task[None] | None = None
         self.can_step = asyncio.Event()  # cleared while a rank hangs
         self.can_step.set()
-        self.hanging_process: Process | None = None  # its rank hangs; None if a network partition stops the training
+        self.hanging_process: Process | None = None  # None if a network partition stops the training
 
     @property
     def attempt(self) -> int:
-        """Return the attempt of rank 0, which publishes the checkpoints."""
+        """Attempt of rank 0, which publishes the checkpoints."""
         return self.members[0].attempt
 
 
 class Trainer:
-    """All trainer processes of the job, and of earlier jobs of the same name, with their output folders."""
+    """All trainer processes of the job and of earlier jobs of the same name, with their output folders."""
 
     def __init__(self, workload: Workload, choices: Choices) -> None:
-        self.folders: defaultdict[str, SimulatedOutputFolder] = defaultdict(SimulatedOutputFolder)  # by job uid
+        self.folders: defaultdict[str, SimulatedOutputFolder] = defaultdict(SimulatedOutputFolder)  # keyed by job uid
         self.processes: list[Process] = []
-        # by job uid and attempt: the process whose exit or hang ended the training
+        # (job uid, attempt) -> process whose exit or hang ended the training
         self.root_causes: dict[tuple[str, int], Process] = {}
         self._workload = workload
         self._choices = choices
-        self._groups: defaultdict[str, list[TrainingGroup]] = defaultdict(list)  # by rendezvous
+        self._groups: defaultdict[str, list[TrainingGroup]] = defaultdict(list)  # keyed by rendezvous
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, process: Process) -> Process:
@@ -110,47 +110,47 @@ class Trainer:
         return process
 
     def kill(self, process: Process, *, reason: str = "Error", code: int = KILLED) -> None:
-        """Kill the process from outside; its termination message is the last one that it wrote periodically."""
+        """Kill the process; its termination message is the last one that was written periodically."""
         self._end(
-            process, ContainerExit(code, self._termination_message(process, Outcome.RUNNING, final=False), reason)
+            process, ContainerExit(code, self._termination_message(process, Outcome.RUNNING, is_final=False), reason)
         )
 
     def fail(self, process: Process, *, error_type: str, message: str, **details: Any) -> None:
-        """Let a rank raise an error, or die by a signal while its supervisor still runs."""
+        """Let a rank fail with an error or a signal, which its supervisor reports."""
         termination = self._termination_message(
             process, Outcome.FAILED, error_type=error_type, message=message, **details
         )
         self._end(process, ContainerExit(1 if "signal" in details else 2, termination))
 
     def hang(self, process: Process) -> None:
-        """Let a rank of the process hang, so that all other ranks wait for it."""
-        if group := self._training_group_of(process):
+        """Let a rank of the process hang, so that all other ranks wait."""
+        if group := self._find_training_group(process):
             group.hanging_process = process
             self._stop_steps(group)
 
     def partition(self, process: Process) -> Callable[[], None]:
-        """Cut the process off from its peers; return a function that restores the connection."""
-        group = self._training_group_of(process)
+        """Disconnect the process from its peers and return a function that reconnects it."""
+        group = self._find_training_group(process)
         if group is None or len(group.members) == 1:
             return lambda: None
         self._stop_steps(group)
         return lambda: None if group.hanging_process else group.can_step.set()
 
     def exit_early(self, process: Process) -> None:
-        """Exit with code 0 without reporting success."""
-        self._end(process, ContainerExit(0, self._termination_message(process, Outcome.RUNNING, final=False)))
+        """Let the process exit with code 0 without reporting success."""
+        self._end(process, ContainerExit(0, self._termination_message(process, Outcome.RUNNING, is_final=False)))
 
     def terminate(self, process: Process, grace_seconds: float) -> None:
         """Send SIGTERM, and SIGKILL after the grace period."""
         self._spawn(self._handle_sigterm(process, grace_seconds))
 
     def attempts_per_rendezvous(self) -> list[set[int]]:
-        """Return, for each group, the attempts whose processes joined its rendezvous."""
+        """Return the attempts whose processes joined each rendezvous."""
         groups = (group for groups in self._groups.values() for group in groups)
         return [{process.attempt for process in group.members.values()} for group in groups]
 
     def progress(self, job_uid: str) -> Progress | None:
-        """Return what node rank 0 of the newest training group of the job reports when polled."""
+        """Return the progress that node 0 of the job's newest training group reports."""
         groups = (group for groups in self._groups.values() for group in groups if group.state == "training")
         training = [group for group in groups if group.members[0].job_uid == job_uid]
         return self._progress(training[-1]) if training else None
@@ -160,7 +160,7 @@ class Trainer:
             await asyncio.sleep(1.0)
             self._succeed(process)
             return
-        group = self._group_for(process)
+        group = self._find_waiting_group(process)
         if group is None:
             await self._time_out_rendezvous(process, 20.0)
             return
@@ -171,8 +171,8 @@ class Trainer:
         else:
             await self._time_out_rendezvous(process, self._workload.rendezvous_timeout_seconds, group)
 
-    def _group_for(self, process: Process) -> TrainingGroup | None:
-        """Return the group that waits for this rank, or None if the newest group has already started."""
+    def _find_waiting_group(self, process: Process) -> TrainingGroup | None:
+        """Return the group that waits for this rank, or None if the newest group is already training."""
         groups = self._groups[process.rendezvous]
         newest = groups[-1] if groups else None
         if newest is None or not any(member.is_running for member in newest.members.values()):
@@ -222,7 +222,7 @@ class Trainer:
 
     async def _handle_sigterm(self, process: Process, grace_seconds: float) -> None:
         process.stop_requests += 1
-        group = self._group_of(process)
+        group = self._find_group(process)
         if group is not None and not group.can_step.is_set():
             await asyncio.sleep(min(3.0, grace_seconds))
             self._report_hang(group, process)
@@ -238,11 +238,11 @@ class Trainer:
         await asyncio.wait((process.exit_future,), timeout=grace_seconds)
         self.kill(process)
 
-    def _group_of(self, process: Process) -> TrainingGroup | None:
+    def _find_group(self, process: Process) -> TrainingGroup | None:
         return next((g for g in self._groups[process.rendezvous] if process in g.members.values()), None)
 
-    def _training_group_of(self, process: Process) -> TrainingGroup | None:
-        group = self._group_of(process)
+    def _find_training_group(self, process: Process) -> TrainingGroup | None:
+        group = self._find_group(process)
         return group if group is not None and group.state == "training" else None
 
     def _stop_steps(self, group: TrainingGroup) -> None:
@@ -250,12 +250,12 @@ class Trainer:
         self._spawn(self._detect_hang(group))
 
     async def _detect_hang(self, group: TrainingGroup) -> None:
-        """Each supervisor detects the hang independently, in random order."""
+        """Let each supervisor detect the hang independently, in random order."""
         with suppress(TimeoutError):
             await asyncio.wait_for(group.can_step.wait(), self._workload.hang_timeout_seconds)
         members = list(group.members.values())
         while members and not group.can_step.is_set():
-            member = members.pop(self._choices.number(len(members)))
+            member = members.pop(self._choices.draw_number(len(members)))
             await asyncio.sleep(self._choices.pick((0.0, 0.3, 2.0)))
             self._report_hang(group, member)
 
@@ -276,7 +276,7 @@ class Trainer:
             return
         process.end_time = asyncio.get_running_loop().time()
         process.exit_future.set_result(exit_result)
-        group = self._group_of(process)
+        group = self._find_group(process)
         if group is None or group.state != "training":
             return
         group.state = "ended"
@@ -295,17 +295,17 @@ class Trainer:
             self.fail(process, error_type="DistBackendError", message="connection closed by peer", victim=True)
 
     def _termination_message(
-        self, process: Process, outcome: Outcome, *, final: bool = True, **details: Any
+        self, process: Process, outcome: Outcome, *, is_final: bool = True, **details: Any
     ) -> Termination:
-        group = self._group_of(process)
+        group = self._find_group(process)
         now = asyncio.get_running_loop().time()
         progress = self._progress(group) if group is not None and group.state != "waiting" else None
         return Termination(
-            final=final,
+            final=is_final,
             outcome=outcome,
             node_rank=process.node_rank,
             attempt=process.attempt,
-            time=(EPOCH + timedelta(seconds=now)).timestamp() if final else None,
+            time=(EPOCH + timedelta(seconds=now)).timestamp() if is_final else None,
             first_step=group.first_step if group and progress else None,
             progress=progress,
             **details,

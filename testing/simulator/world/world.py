@@ -1,4 +1,4 @@
-"""One simulated cluster with one job and its operators, and the faults that can be injected into it."""
+"""Simulated cluster with one job and its operators, into which faults can be injected."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ MAX_CLOCK_READS = 1000
 
 
 class World:
-    """The whole simulated cluster; `trace` is a readable log of what happened."""
+    """The simulated cluster; `trace` is a readable log of its events."""
 
     def __init__(
         self, choices: Choices, workload: Workload, *, network_faults: NetworkFaults = NO_FAULTS, **fields: Any
@@ -36,15 +36,15 @@ class World:
         self.trace: list[str] = []
         self._clock_reads, self._clock_reads_since = 0, 0.0
         self.server = SimulatedApiServer(self.now)
-        self.server.listeners.append(self._note_change)
+        self.server.listeners.append(self._trace_change)
         self.trainer = Trainer(workload, choices)
         self.k8s_nodes = KubernetesNodes(self.server, self.trainer, choices, count=MAX_NODES + SPARE_K8S_NODES)
         self.node_controllers = NodeControllers(self.server, self.k8s_nodes, choices)
         self.garbage_collector = GarbageCollector(self.server, self.k8s_nodes, choices)
         self.operators: list[SimulatedOperator] = []
         self.has_split_brain = False
-        self.faults_ended = False  # only lasting faults remain
-        self.operator_clock_was_ahead = False  # an operator may assume that a running grace period is over
+        self.faults_ended = False  # only permanent faults remain
+        self.operator_clock_was_ahead = False  # an operator may have assumed too early that a grace period ended
         self.pending_recoveries: list[Callable[[], None]] = []
         claim = {"kind": "PersistentVolumeClaim", "metadata": {"namespace": "default"}}
         for name in ("models", "datasets"):
@@ -52,11 +52,11 @@ class World:
             self.server.create(
                 {**claim, "metadata": metadata, "spec": {"accessModes": ["ReadWriteMany"]}}, actor="user"
             )
-        self.job_uids: list[str] = []  # of all jobs that had this name, oldest first
+        self.job_uids: list[str] = []  # of all jobs with this name, oldest first
         self.apply(spec(numNodes=workload.num_nodes, **fields))
 
     def now(self) -> datetime:
-        """Return the time that all clocks show; fails if the operator reads it too often, as it does in a busy loop."""
+        """Return the current time; fail if it is read too often, as in a busy loop of the operator."""
         if self.time > self._clock_reads_since + 10.0:
             self._clock_reads, self._clock_reads_since = 0, self.time
         self._clock_reads += 1
@@ -71,7 +71,7 @@ class World:
 
     @property
     def job_uid(self) -> str:
-        """The uid of the current job, or of the last one if it was deleted."""
+        """Uid of the current job, or of the last one if it was deleted."""
         return self.job_uids[-1]
 
     def config_map_key(self) -> Key:
@@ -81,29 +81,29 @@ class World:
 
     @property
     def job(self) -> RawBody | None:
-        """The job object in the API server, or None."""
+        """Body of the job in the API server, or None."""
         return self.server.get(JOB)
 
     @property
     def status(self) -> RawBody:
-        """The job's status; empty if the job or its status does not exist."""
+        """Status of the job; empty if the job or its status does not exist."""
         status: RawBody = (self.job or {}).get("status", {})
         return status
 
-    def pods(self) -> list[tuple[Key, RawBody]]:
-        """Return the existing pods of the current job, including terminating ones."""
-        return [(key, pod) for key, pod in self.all_pods() if controller_uid(pod) == self.job_uid]
+    def list_pods(self) -> list[tuple[Key, RawBody]]:
+        """Return the pods of the current job, including terminating ones."""
+        return [(key, pod) for key, pod in self.list_all_pods() if controller_uid(pod) == self.job_uid]
 
-    def all_pods(self) -> list[tuple[Key, RawBody]]:
-        """Return the pods of all jobs that had this name."""
-        return [(key, pod) for key, pod in self.server.all("Pod") if "labels" in pod["metadata"]]
+    def list_all_pods(self) -> list[tuple[Key, RawBody]]:
+        """Return the pods of all jobs with this name, including deleted jobs."""
+        return [(key, pod) for key, pod in self.server.list_objects("Pod") if "labels" in pod["metadata"]]
 
-    def running_processes(self) -> list[Process]:
-        """Return all running trainer processes, regardless of what the API server shows."""
+    def list_running_processes(self) -> list[Process]:
+        """Return all running trainer processes, including those unknown to the API server."""
         return [process for process in self.trainer.processes if process.is_running]
 
     def start_operator(self) -> SimulatedOperator:
-        """Start one more operator process."""
+        """Start another operator process."""
         name = f"operator-{len(self.operators)}"
         operator: SimulatedOperator
 
@@ -118,7 +118,7 @@ class World:
         return operator
 
     def crash(self, operator: SimulatedOperator) -> None:
-        """End an operator; another one starts later. Without split brain its requests in flight are dropped, too."""
+        """Crash an operator and start another one later; without split brain, drop its requests in flight."""
         if not operator.is_running:
             return
         self.add_trace(f"operator-{self.operators.index(operator)} dies")
@@ -127,15 +127,15 @@ class World:
             operator.link.drop_requests()
         asyncio.get_running_loop().call_later(self.choices.pick((1.0, 15.0, 90.0)), self.start_operator)
 
-    def take_over(self, overlap: float) -> None:
-        """Start another leader; former leaders act for `overlap` more seconds, and their requests arrive even later."""
+    def take_over(self, overlap_seconds: float) -> None:
+        """Start another leader, while former leaders act for `overlap_seconds` more."""
         earlier_leaders = [operator for operator in self.operators if operator.is_running]
         self.start_operator()
         for operator in earlier_leaders:
-            asyncio.get_running_loop().call_later(overlap, operator.crash)
+            asyncio.get_running_loop().call_later(overlap_seconds, operator.crash)
 
     def end_faults(self) -> None:
-        """Stop injecting faults and repair everything that was broken temporarily."""
+        """Stop injecting faults and repair all temporary ones."""
         self.add_trace("faults end")
         self.faults_ended = True
         self.network_faults = NO_FAULTS
@@ -146,7 +146,7 @@ class World:
             operator.link.is_partitioned = False
 
     def apply(self, spec: RawBody) -> None:
-        """Create the job (kubectl apply)."""
+        """Create the job as a user."""
         manifest = {
             "apiVersion": names.API_VERSION,
             "kind": names.FINETUNEJOB_KIND,
@@ -156,20 +156,20 @@ class World:
         self.job_uids.append(self.server.create(manifest, actor="user")["metadata"]["uid"])
 
     def edit_spec(self, **fields: Any) -> None:
-        """Change fields of the spec, as a user."""
+        """Change fields of the spec as a user."""
         if self.job is not None:
             metadata = self.job["metadata"]
             metadata = {**metadata, "generation": metadata["generation"] + 1}
             self.server.change(JOB, actor="user", metadata=metadata, spec={**self.job["spec"], **fields})
 
-    def touch(self) -> None:
-        """Change an annotation, as a user, so that resource versions read before are outdated."""
+    def edit_annotation(self) -> None:
+        """Change an annotation as a user, so that earlier resource versions are outdated."""
         if self.job is not None:
             annotations = {"touched": str(self.time)}
             self.server.change(JOB, actor="user", metadata={**self.job["metadata"], "annotations": annotations})
 
     def delete(self, key: Key, options: RawBody) -> None:
-        """Delete an object, as a user, if it exists."""
+        """Delete an object as a user if it exists."""
         try:
             self.server.delete(key, options, actor="user")
         except ApiError as error:
@@ -178,21 +178,21 @@ class World:
 
     def pick_pod(self) -> tuple[Key, RawBody] | None:
         """Return a random pod of the job."""
-        pods = self.pods()
+        pods = self.list_pods()
         return self.choices.pick(pods) if pods else None
 
     def pick_process(self) -> Process | None:
         """Return a random running trainer process."""
-        running = self.running_processes()
+        running = self.list_running_processes()
         return self.choices.pick(running) if running else None
 
     def pick_k8s_node(self) -> KubernetesNode:
         """Return a random Kubernetes node that has a pod of the job, or any node if none has."""
-        used = [k8s_node for _, pod in self.pods() if (k8s_node := self.k8s_nodes.k8s_node_of(pod))]
+        used = [k8s_node for _, pod in self.list_pods() if (k8s_node := self.k8s_nodes.k8s_node_of(pod))]
         return self.choices.pick(used or self.k8s_nodes.nodes)
 
     def lacks_k8s_nodes(self) -> bool:
-        """Whether the job needs more Kubernetes nodes than are healthy, free and not avoided."""
+        """Return whether the job needs more Kubernetes nodes than are usable: healthy, free and not avoided."""
         avoided = JobStatus.model_validate(self.status).attempts[-1].avoids if self.status.get("attempts") else ()
         usable = [
             node
@@ -203,15 +203,15 @@ class World:
         return len(usable) < required
 
     def has_strangers(self) -> bool:
-        """Whether objects exist that may occupy a name which the job needs."""
+        """Return whether foreign objects exist, which may occupy a name that the job needs."""
         kinds = ("Pod", "ConfigMap")
-        return any("labels" not in body["metadata"] for kind in kinds for _, body in self.server.all(kind))
+        return any("labels" not in body["metadata"] for kind in kinds for _, body in self.server.list_objects(kind))
 
     def add_trace(self, line: str) -> None:
-        """Append a line with the time to the trace."""
+        """Append a line with a timestamp to the trace."""
         self.trace.append(f"{self.time:8.3f} {line}")
 
-    def _note_change(self, change: Change) -> None:
+    def _trace_change(self, change: Change) -> None:
         body = change.body
         line = f"{change.actor}: {change.type} {change.kind} {body['metadata']['name']}"
         if change.kind == "Pod":
@@ -231,34 +231,34 @@ class World:
         self.add_trace(line)
 
     def is_finished(self) -> bool:
-        """Whether the job is Complete, Failed, suspended as requested, or deleted."""
+        """Return whether the job is Complete, Failed, suspended as requested, or deleted."""
         job = self.job
         if job is None:
             return True
         if job["metadata"].get("deletionTimestamp"):
-            return all(self.is_lost(pod) for _, pod in self.pods())  # Kubernetes waits for their kubelets forever
+            return all(self.is_lost(pod) for _, pod in self.list_pods())  # pods on lost nodes remain forever
         if "completionTime" in self.status:
             return True
         return bool(job["spec"].get("suspend")) and self.condition("Suspended") == "True"
 
-    def condition(self, kind: str) -> str | None:
+    def condition(self, condition_type: str) -> str | None:
         """Return the status of a condition of the job, or None if the condition is absent."""
-        statuses = (c["status"] for c in self.status.get("conditions", ()) if c["type"] == kind)
+        statuses = (c["status"] for c in self.status.get("conditions", ()) if c["type"] == condition_type)
         return next(statuses, None)
 
     def is_lost(self, pod: RawBody) -> bool:
-        """Whether the Kubernetes node of the pod is disconnected from the API server."""
+        """Return whether the Kubernetes node of the pod is disconnected from the API server."""
         k8s_node = self.k8s_nodes.k8s_node_of(pod)
         return k8s_node is not None and not k8s_node.connected.is_set()
 
 
 class ErrorLog(logging.Handler):
-    """A log handler that reports every error that the operator logs."""
+    """Log handler that reports every error that the operator logs."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         super().__init__(logging.ERROR)
         self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Report one error."""
+        """Report one logged error."""
         self._report(logging.Formatter().format(record))
