@@ -1,4 +1,4 @@
-"""Invalid specs with the expected error messages of the API server and of the pydantic models."""
+"""Invalid specs, with the error messages expected from the API server and from the pydantic models."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from testing.builders.jobs import RawBody, command
 
 @dataclass(frozen=True)
 class BadJob:
-    """Changes to a valid spec (None removes a field), and a part of each of the two error messages.
+    """Changes that make a valid spec invalid (None removes a field), with a substring of each error message.
 
     `api_server_error` is None if the API server accepts the job, because CEL cannot check the rule.
     """

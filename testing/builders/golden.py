@@ -1,4 +1,4 @@
-"""Comparison of whole objects with tests/golden; UPDATE_GOLDENS=1 rewrites the golden files."""
+"""Comparison of objects with golden files in tests/golden; UPDATE_GOLDENS=1 rewrites the files."""
 
 import os
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ HEADER = "# Written by `UPDATE_GOLDENS=1 pytest tests/unit/finetune_operator/pla
 
 
 def assert_golden(name: str, objects: Iterable[dict[str, Any]]) -> None:
-    """Assert that the objects equal the golden file, independent of the order of keys."""
+    """Assert that the objects equal the golden file, whatever the order of their keys."""
     path = FOLDER / f"{name}.yaml"
     text = HEADER + yaml.safe_dump_all(objects, sort_keys=True, width=1000, explicit_start=True)
     if os.environ.get("UPDATE_GOLDENS") == "1":

@@ -1,4 +1,4 @@
-"""Builder of the job identity that marks an output folder."""
+"""Builder of the job identity that is stored in an output folder."""
 
 from finetune_trainer.checkpoint.output_folder import Identity
 

@@ -1,4 +1,4 @@
-"""Builders of job files for tests of the command line."""
+"""Builders of job files for command-line tests."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from testing.builders.jobs import RawBody, spec
 
 
 def job_body(*, name: str = "bert", **fields: Any) -> RawBody:
-    """Return a valid job; `fields` (camelCase) update its spec, None removes a field."""
+    """Return the body of a valid job whose spec is updated with `fields` (camelCase); None removes a field."""
     fields = spec(**fields)
     return {
         "apiVersion": "finetune.dev/v1alpha1",
@@ -21,7 +21,7 @@ def job_body(*, name: str = "bert", **fields: Any) -> RawBody:
 
 
 def write_yaml(folder: Path, *documents: RawBody) -> Path:
-    """Write the documents to job.yaml and return its path."""
+    """Write the documents to job.yaml and return the path."""
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump_all(documents))
     return path

@@ -1,4 +1,4 @@
-"""Builders of jobs, pods and observations with defaults for everything a test does not set."""
+"""Builders of jobs, pods and observations with default values."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,7 +21,7 @@ RawBody = dict[str, Any]
 
 
 def spec(**fields: Any) -> RawBody:
-    """Return a valid spec with 2 nodes of 2 ranks, updated with `fields` (camelCase)."""
+    """Return a valid spec of two nodes with two ranks each, updated with `fields` (camelCase)."""
     return {
         "model": {"name": "/data/model"},
         "dataset": {"train": [{"name": "/data/train.jsonl"}]},
@@ -36,13 +36,13 @@ def spec(**fields: Any) -> RawBody:
 
 
 def command(program: RawBody, **fields: Any) -> RawBody:
-    """Return fields that turn the valid spec into a command-mode spec, without the fields of the trainer."""
+    """Return spec fields of a command-mode job; trainer fields are None, so that builders remove them."""
     removed = dict.fromkeys(("model", "dataset", "sft", "lora", "training"))
     return {**removed, "image": "registry.example/minimind:1", "command": program, **fields}
 
 
 def job(*, status: JobStatus | None = None, name: str = "bert", deleted: bool = False, **fields: Any) -> FineTuneJob:
-    """Return a parsed job; a field that is None is removed from the spec."""
+    """Return a parsed job; None removes a field from the spec."""
     metadata = {"name": name, "namespace": "default", "uid": UID, "generation": 1, "resourceVersion": "1"}
     if deleted:
         metadata["deletionTimestamp"] = NOW.isoformat()
@@ -51,13 +51,13 @@ def job(*, status: JobStatus | None = None, name: str = "bert", deleted: bool = 
     return parsed.model_copy(update={"status": status}) if status is not None else parsed
 
 
-def pod(owner: FineTuneJob, node_rank: int, *, attempt: int = 0, **status: Any) -> RawBody:
-    """Return the pod of a node as the API server returns it; pending by default, `status` adds or overrides fields."""
+def pod(owner: FineTuneJob, node_rank: int, *, attempt: int = 0, **status_fields: Any) -> RawBody:
+    """Return the raw body of a pending pod, whose status is updated with `status_fields`."""
     run = plan_run(owner, attempt=attempt, settings=SETTINGS)
     body: RawBody = build_pod(run, run.nodes[node_rank])
     body["metadata"]["uid"] = f"pod-{attempt}-{node_rank}"
     body["spec"]["nodeName"] = f"gpu-{node_rank}"
-    body["status"] = {"phase": "Pending", **status}
+    body["status"] = {"phase": "Pending", **status_fields}
     return body
 
 
@@ -68,32 +68,32 @@ def running_pod(owner: FineTuneJob, node_rank: int, *, attempt: int = 0) -> RawB
 
 
 def ended_pod(
-    owner: FineTuneJob, node_rank: int, *, attempt: int = 0, exit_code: int = 1, **terminated: Any
+    owner: FineTuneJob, node_rank: int, *, attempt: int = 0, exit_code: int = 1, **terminated_fields: Any
 ) -> RawBody:
-    """Return a pod whose trainer container has ended; `message` may be a termination message (JSON)."""
-    state = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", **terminated}
+    """Return a pod whose trainer container has terminated, with its terminated state updated."""
+    state = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", **terminated_fields}
     statuses = [{"name": "trainer", "state": {"terminated": state}}]
     return pod(
         owner, node_rank, attempt=attempt, phase="Failed" if exit_code else "Succeeded", containerStatuses=statuses
     )
 
 
-def terminating_pod(body: RawBody, *, deadline: datetime = NOW + timedelta(seconds=30)) -> RawBody:
-    """Return the pod with a deletion timestamp."""
-    return {**body, "metadata": {**body["metadata"], "deletionTimestamp": deadline.isoformat()}}
+def terminating_pod(pod_body: RawBody, *, deadline: datetime = NOW + timedelta(seconds=30)) -> RawBody:
+    """Return a copy of the pod with a deletion timestamp."""
+    return {**pod_body, "metadata": {**pod_body["metadata"], "deletionTimestamp": deadline.isoformat()}}
 
 
 def observation_of(
-    owner: FineTuneJob, *pods: RawBody, gone: tuple[RawBody, ...] = (), fresh: bool = True, **fields: Any
+    owner: FineTuneJob, *pods: RawBody, tombstones: tuple[RawBody, ...] = (), fresh: bool = True, **fields: Any
 ) -> Observation:
-    """Return an observation with the given pods and the job's Service."""
+    """Return an observation of these pods and tombstones, in which the Service exists."""
     assert build_service(plan_run(owner, attempt=0, settings=SETTINGS))["metadata"]["name"] == owner.metadata.name
-    return Observation(nodes=observe_pods(pods, gone), service_exists=True, fresh=fresh, **fields)
+    return Observation(nodes=observe_pods(pods, tombstones), service_exists=True, fresh=fresh, **fields)
 
 
 def decide_once(
     owner: FineTuneJob, observation: Observation, *, now: datetime = NOW, settings: Settings = SETTINGS
 ) -> tuple[FineTuneJob, Decision]:
-    """Run one decision; return the job with the new status, and the decision."""
+    """Call decide() once; return the job with the new status, and the decision."""
     decision = decide(owner, observation, now, settings)
     return owner.model_copy(update={"status": decision.status}), decision

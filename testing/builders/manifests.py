@@ -1,4 +1,4 @@
-"""Manifests of the pods of a job, and a job with every field set."""
+"""Builders of run plans and pod manifests, and a spec with all fields set."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from testing.builders.jobs import SETTINGS, job
 NOT_READY = "node.kubernetes.io/not-ready"
 
 
-EVERYTHING: dict[str, Any] = {
+ALL_FIELDS: dict[str, Any] = {
     "numNodes": 1,
     "nprocPerNode": None,
     "image": "registry.example/mine:2",
@@ -58,24 +58,24 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def run_of(*, attempt: int = 0, settings: Settings = SETTINGS, **fields: Any) -> RunPlan:
-    """Return the run plan of a job with these fields."""
+def run_plan_of(*, attempt: int = 0, settings: Settings = SETTINGS, **fields: Any) -> RunPlan:
+    """Return the run plan of a job with these spec fields."""
     return plan_run(job(**fields), attempt=attempt, settings=settings)
 
 
-def pods_of(run: RunPlan) -> list[Manifest]:
-    """Return the manifests of the pods of an attempt."""
-    pods = [child for child in build_children(run) if child["kind"] == "Pod"]
-    assert len(pods) == run.spec.num_nodes
+def pod_manifests_of(run_plan: RunPlan) -> list[Manifest]:
+    """Return the pod manifests of an attempt."""
+    pods = [child for child in build_children(run_plan) if child["kind"] == "Pod"]
+    assert len(pods) == run_plan.spec.num_nodes
     return pods
 
 
-def first_pod(**fields: Any) -> Manifest:
-    """Return the manifest of the pod of node 0."""
-    return pods_of(run_of(**fields))[0]
+def first_pod_manifest(**fields: Any) -> Manifest:
+    """Return the pod manifest of node 0."""
+    return pod_manifests_of(run_plan_of(**fields))[0]
 
 
-def container(**fields: Any) -> Manifest:
-    """Return the trainer container of node 0."""
-    trainer: Manifest = first_pod(**fields)["spec"]["containers"][0]
+def trainer_container(**fields: Any) -> Manifest:
+    """Return the trainer container in the pod manifest of node 0."""
+    trainer: Manifest = first_pod_manifest(**fields)["spec"]["containers"][0]
     return trainer

@@ -1,4 +1,4 @@
-"""Builder of the node that a supervisor parses from its environment."""
+"""Builder of a supervisor's Node, which production code parses from the environment."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 from finetune_supervisor.contract import Node, RunFolder
 
 
-def node(folder: Path, **changed: Any) -> Node:
-    """Return node 0 of two with two ranks each, which writes all its files below `folder`."""
+def node(folder: Path, **fields: Any) -> Node:
+    """Return node 0 of a job of two nodes with two ranks each; all its files are below `folder`."""
     base = Node(
         namespace="default",
         job="bert",
@@ -27,4 +27,4 @@ def node(folder: Path, **changed: Any) -> Node:
         grace_seconds=60,
         hang_seconds=0,
     )
-    return replace(base, **changed)
+    return replace(base, **fields)

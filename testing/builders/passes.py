@@ -1,4 +1,4 @@
-"""Reconcile passes over the job `bert` of two nodes, with a recording cluster."""
+"""Builders for reconcile passes over the two-node job `bert` with a recording cluster."""
 
 from datetime import timedelta
 from typing import Any
@@ -19,15 +19,15 @@ CLAIMS = ["get PersistentVolumeClaim default/models", "get PersistentVolumeClaim
 CREATES = ["create Service bert", "create ConfigMap bert-0-11111111", "create Pod bert-0-0", "create Pod bert-0-1"]
 
 
-def body(status: JobStatus | None = None, **fields: Any) -> RawBody:
-    """Return the job as the API server returns it."""
+def raw_job(status: JobStatus | None = None, **fields: Any) -> RawBody:
+    """Return the raw body of the job."""
     metadata = {"name": "bert", "namespace": "default", "uid": UID, "generation": 1, "resourceVersion": "7"}
     job_body: RawBody = {"metadata": metadata, "spec": spec(**fields)}
     return job_body if status is None else {**job_body, "status": render_status(status)}
 
 
 def status_after(*observed_pods: tuple[RawBody, ...], **fields: Any) -> JobStatus:
-    """Return the status after a first decision without pods, and one more for each of these sets of pods."""
+    """Return the status after a first decision without pods and one decision per set of observed pods."""
     current_job = job(**fields)
     for pods in ((), *observed_pods):
         current_job, _ = decide_once(current_job, observation_of(current_job, *pods))
@@ -40,20 +40,20 @@ def running_pods() -> tuple[RawBody, ...]:
 
 
 def cached_state(*pods: RawBody, **fields: Any) -> CachedState:
-    """Return caches with these pods and the Service."""
+    """Return a cached state with these pods and the Service."""
     return CachedState(pods=pods, services=(build_service(plan_run(job(), attempt=0, settings=SETTINGS)),), **fields)
 
 
 async def run_pass(cluster: RecordingCluster, job_body: RawBody, cached: CachedState = EMPTY_CACHE) -> PassResult:
-    """Run one pass a minute after NOW."""
+    """Run one reconcile pass one minute after NOW."""
     return await reconcile(PassDependencies(cluster, SETTINGS, lambda: LATER), job_body, cached)
 
 
 def create_requests(cluster: RecordingCluster) -> list[str]:
-    """Return the create requests in their order."""
+    """Return the create requests in order."""
     return [line for line in cluster.requests if line.startswith("create")]
 
 
 def written_status(result: PassResult) -> JobStatus:
-    """Return the status of the job after a pass."""
+    """Return the job status after the pass."""
     return FineTuneJob.parse(result.job).status

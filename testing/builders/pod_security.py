@@ -1,6 +1,6 @@
-"""Check of pods against the restricted level of Kubernetes' Pod Security Standards.
+"""Check of pods against the restricted profile of the Kubernetes Pod Security Standards.
 
-It covers only the fields that pods of a job can have.
+The check covers only fields that pods of a job can have.
 """
 
 from collections.abc import Iterator
@@ -15,19 +15,19 @@ VOLUME_KINDS = frozenset(
 
 
 def restricted_violations(pod: RawBody) -> tuple[str, ...]:
-    """Return a message for every rule of the restricted level that the pod violates."""
+    """Return a message for each violation of the restricted profile."""
     spec: RawBody = pod["spec"]
     violations = [f"{field} is set" for field in HOST_NAMESPACES if spec.get(field)]
     for volume in spec.get("volumes", ()):
         violations += [f"volume {volume['name']}: {kind}" for kind in volume if kind not in ("name", *VOLUME_KINDS)]
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
-        violations += _container_violations(spec.get("securityContext", {}), container)
+        violations += _find_container_violations(spec.get("securityContext", {}), container)
     return tuple(violations)
 
 
-def _container_violations(pod_context: RawBody, container: RawBody) -> Iterator[str]:
+def _find_container_violations(pod_context: RawBody, container: RawBody) -> Iterator[str]:
     context: RawBody = container.get("securityContext", {})
-    effective = {**pod_context, **context}
+    merged_context = {**pod_context, **context}
     if any(port.get("hostPort") for port in container.get("ports", ())):
         yield "hostPort is set"
     if context.get("privileged"):
@@ -38,9 +38,9 @@ def _container_violations(pod_context: RawBody, container: RawBody) -> Iterator[
         yield "capabilities.drop lacks ALL"
     if set(context.get("capabilities", {}).get("add", ())) - {"NET_BIND_SERVICE"}:
         yield "capabilities.add"
-    if effective.get("runAsNonRoot") is not True:
+    if merged_context.get("runAsNonRoot") is not True:
         yield "runAsNonRoot is not true"
-    if effective.get("runAsUser") == 0:
+    if merged_context.get("runAsUser") == 0:
         yield "runAsUser is 0"
-    if effective.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+    if merged_context.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
         yield "seccompProfile is not RuntimeDefault"

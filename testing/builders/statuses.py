@@ -1,4 +1,4 @@
-"""Statuses of jobs in every state, and statuses derived from them."""
+"""Builders of job statuses and progress reports, and helpers that derive a status from them."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,47 +13,47 @@ PULL = PendingReason("ImagePullFailed", "no such tag", image_pull=True)
 UNSCHEDULABLE = PendingReason("Unschedulable", "1 of 2 pods cannot be placed: 0/3 nodes fit")
 
 
-def status_with_attempts(*states: AttemptState, **last: Any) -> JobStatus:
-    """Return a status with an attempt in each of these states; `last` updates the last one."""
+def status_with_attempts(*states: AttemptState, **last_record_fields: Any) -> JobStatus:
+    """Return a status with one attempt per state; `last_record_fields` update the last attempt."""
     records = [
         AttemptRecord(attempt=number, state=state, reason="RankKilled", message="rank 3 was ended by SIGKILL")
         for number, state in enumerate(states)
     ]
-    records[-1] = records[-1].model_copy(update=last)
+    records[-1] = records[-1].model_copy(update=last_record_fields)
     return JobStatus(attempt=len(records) - 1, attempts=tuple(records), start_time=NOW)
 
 
-def finished(state: AttemptState) -> JobStatus:
-    """Return the status of a job whose only attempt ended in this state."""
+def finished_status(state: AttemptState) -> JobStatus:
+    """Return the status of a finished job whose only attempt ended in this state."""
     return status_with_attempts(state).model_copy(update={"completion_time": NOW})
 
 
-def status_of(
+def derived_status(
     status: JobStatus, *pods: RawBody, pending_reason: PendingReason | None = None, suspend: bool = False
 ) -> JobStatus:
-    """Return the derived status five minutes after NOW."""
+    """Return the status that is derived five minutes after NOW."""
     ftjob = job(status=status, suspend=suspend)
     return derive_status(ftjob, StatusContext(observation_of(ftjob, *pods), pending_reason, LATER))
 
 
-def seconds_after_start(seconds: int) -> datetime:
-    """Return a time after NOW, when the attempt started."""
+def time_after_start(seconds: int) -> datetime:
+    """Return the time `seconds` after the attempt started, which is NOW."""
     return NOW + timedelta(seconds=seconds)
 
 
-def report(step: int, *, seconds: int = 0, **fields: Any) -> Progress:
-    """Return a progress report of this step, updated `seconds` after NOW."""
-    return Progress(step=step, update_time=seconds_after_start(seconds), **fields)
+def progress_report(step: int, *, seconds: int = 0, **fields: Any) -> Progress:
+    """Return progress at this step, updated `seconds` after NOW."""
+    return Progress(step=step, update_time=time_after_start(seconds), **fields)
 
 
 def status_with_progress(
     *pods: RawBody,
-    before: Progress | None = None,
-    polled: Progress | None = None,
+    previous_progress: Progress | None = None,
+    polled_progress: Progress | None = None,
     state: AttemptState = AttemptState.RUNNING,
 ) -> JobStatus:
-    """Return the derived status of an attempt, with progress from the status before, from polls and from its pods."""
+    """Return the status derived from the previous progress, the polled progress and the pods of an attempt."""
     record = AttemptRecord(attempt=0, state=state)
-    status = JobStatus(attempt=0, attempts=(record,), start_time=NOW, progress=before)
+    status = JobStatus(attempt=0, attempts=(record,), start_time=NOW, progress=previous_progress)
     ftjob = job(status=status)
-    return derive_status(ftjob, StatusContext(observation_of(ftjob, *pods, progress=polled), None, NOW))
+    return derive_status(ftjob, StatusContext(observation_of(ftjob, *pods, progress=polled_progress), None, NOW))

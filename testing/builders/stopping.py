@@ -1,4 +1,4 @@
-"""A job whose first attempt runs, and pods that end it."""
+"""Builders of a running job and of pods that end its attempt."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ KILLED: RawBody = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:00Z"}
 
 
 def termination_message(**fields: Any) -> str:
-    """Return a termination message of a supervisor as JSON."""
+    """Return the JSON of a supervisor's termination message."""
     message = Termination(**{"final": True, "outcome": Outcome.FAILED, "time": NOW.timestamp() + 0.4, **fields})
     return encode_termination(message).decode()
 
@@ -27,14 +27,14 @@ def termination_message(**fields: Any) -> str:
 VICTIM: RawBody = {"message": termination_message(error_type="DistBackendError", message="Connection closed by peer")}
 
 
-def disrupted_pod(body: RawBody, reason: str) -> RawBody:
-    """Return the pod with a DisruptionTarget condition."""
+def disrupted_pod(pod_body: RawBody, reason: str) -> RawBody:
+    """Return a copy of the pod with a DisruptionTarget condition."""
     conditions = [{"type": "DisruptionTarget", "status": "True", "reason": reason}]
-    return {**body, "status": {**body["status"], "conditions": conditions}}
+    return {**pod_body, "status": {**pod_body["status"], "conditions": conditions}}
 
 
 def running_job(**fields: Any) -> FineTuneJob:
-    """Return a job whose first attempt is running."""
+    """Return a job whose attempt 0 is running."""
     ftjob = job(**fields)
     ftjob, _ = decide_once(ftjob, observation_of(ftjob))
     ftjob, _ = decide_once(

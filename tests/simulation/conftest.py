@@ -1,4 +1,4 @@
-"""Fixtures of the simulation tests: warnings are disabled, because the simulated faults cause thousands."""
+"""Disable warnings in simulation tests, because the simulated faults cause thousands of them."""
 
 import logging
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True, scope="session")
-def log_errors_only() -> Iterator[None]:
+def disable_warnings() -> Iterator[None]:
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)

@@ -1,4 +1,4 @@
-"""Properties of decide() on generated statuses and observations, including unreachable ones."""
+"""Property-based tests of decide() with generated statuses and observations, including unreachable ones."""
 
 import os
 from dataclasses import replace
@@ -26,7 +26,7 @@ from finetune_operator.observation.pods import (
 from testing.builders.jobs import NOW, SETTINGS, job
 
 EXAMPLES = int(os.environ.get("FINETUNE_EXAMPLES", "150"))
-MAX_STEPS = 8  # from any status to a stable one, with an unchanged observation
+MAX_STEPS = 8  # maximum number of decisions until the status is stable
 
 fuzzing = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=(HealthCheck.too_slow,))
 seconds = st.sampled_from((0, 1, 5, 30, 31, 100, 700, 5000))
@@ -102,7 +102,7 @@ ACTIVE_STATES = (AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPP
 
 @st.composite
 def statuses(draw: st.DrawFn) -> JobStatus:
-    """Generate the status of a job that is new, active or finished."""
+    """Generate the status of a new, active or finished job."""
     if draw(st.integers(0, 9)) == 0:
         return JobStatus(suspend_time=draw(moments))
     ended = draw(st.booleans()) and draw(st.booleans())
@@ -143,19 +143,21 @@ def jobs(draw: st.DrawFn) -> FineTuneJob:
     return job(status=draw(statuses()), deleted=draw(st.integers(0, 9)) == 0, **fields)
 
 
-def apply_status(ftjob: FineTuneJob, decision: Decision) -> FineTuneJob:
-    """Return the job with the status of the decision."""
-    return ftjob.model_copy(update={"status": decision.status})
+def apply_status(job: FineTuneJob, decision: Decision) -> FineTuneJob:
+    """Return a copy of the job with the status of the decision."""
+    return job.model_copy(update={"status": decision.status})
 
 
-def pod_actions(decision: Decision) -> list[Create | DeletePod]:
-    """Return the creations, and the deletions of pods."""
+def select_pod_actions(decision: Decision) -> list[Create | DeletePod]:
+    """Return the create actions and the pod deletions of the decision."""
     return [action for action in decision.actions if isinstance(action, Create | DeletePod)]
 
 
 @fuzzing
 @given(jobs(), observations, seconds)
-def test_decide_is_total_and_deterministic(ftjob: FineTuneJob, observation: Observation, elapsed_seconds: int) -> None:
+def test_decide_accepts_all_inputs_and_is_deterministic(
+    ftjob: FineTuneJob, observation: Observation, elapsed_seconds: int
+) -> None:
     now = NOW + timedelta(seconds=elapsed_seconds)
 
     assert decide(ftjob, observation, now, SETTINGS) == decide(ftjob, observation, now, SETTINGS)
@@ -163,7 +165,7 @@ def test_decide_is_total_and_deterministic(ftjob: FineTuneJob, observation: Obse
 
 @fuzzing
 @given(jobs(), observations)
-def test_every_job_becomes_stable_under_an_unchanged_observation(ftjob: FineTuneJob, observation: Observation) -> None:
+def test_status_becomes_stable_if_the_observation_does_not_change(ftjob: FineTuneJob, observation: Observation) -> None:
     observation = replace(observation, fresh=True)
     for _ in range(MAX_STEPS):
         decision = decide(ftjob, observation, NOW, SETTINGS)
@@ -178,21 +180,19 @@ def test_every_job_becomes_stable_under_an_unchanged_observation(ftjob: FineTune
 
 @fuzzing
 @given(jobs(), observations)
-def test_a_state_change_is_written_before_its_actions(ftjob: FineTuneJob, observation: Observation) -> None:
+def test_state_change_is_written_before_its_actions(ftjob: FineTuneJob, observation: Observation) -> None:
     decision = decide(ftjob, observation, NOW, SETTINGS)
     before, now = ftjob.status.attempts, decision.status.attempts
     if [(r.attempt, r.state) for r in before] != [
         (r.attempt, r.state) for r in now
     ] and not decision.needs_confirmation:
         current = {node.uid for node in observation.nodes if before and node.attempt == before[-1].attempt}
-        assert not [a for a in pod_actions(decision) if isinstance(a, Create) or a.uid in current]
+        assert not [a for a in select_pod_actions(decision) if isinstance(a, Create) or a.uid in current]
 
 
 @fuzzing
 @given(jobs(), observations)
-def test_pods_are_created_only_for_a_starting_attempt_and_after_older_pods_are_fenced(
-    ftjob: FineTuneJob, observation: Observation
-) -> None:
+def test_pods_are_created_only_after_older_pods_are_fenced(ftjob: FineTuneJob, observation: Observation) -> None:
     decision = decide(ftjob, replace(observation, fresh=True), NOW, SETTINGS)
     if not any(isinstance(action, Create) for action in decision.actions):
         return
@@ -207,7 +207,9 @@ def test_pods_are_created_only_for_a_starting_attempt_and_after_older_pods_are_f
 
 @fuzzing
 @given(jobs(), observations)
-def test_a_finished_status_is_final_and_attempts_increase_by_one(ftjob: FineTuneJob, observation: Observation) -> None:
+def test_finished_status_is_final_and_attempt_numbers_increase_by_one(
+    ftjob: FineTuneJob, observation: Observation
+) -> None:
     decision = decide(ftjob, observation, NOW, SETTINGS)
     before = ftjob.status.attempt if ftjob.status.attempt is not None else -1
     if ftjob.status.completion_time is not None:
@@ -226,11 +228,13 @@ def test_requeue_after_is_positive(ftjob: FineTuneJob, observation: Observation)
 
 @fuzzing
 @given(jobs(), observations, st.integers(0, 8000))
-def test_the_status_is_unchanged_until_the_requeue(ftjob: FineTuneJob, observation: Observation, elapsed: int) -> None:
+def test_status_does_not_change_before_the_requeue(
+    ftjob: FineTuneJob, observation: Observation, elapsed_seconds: int
+) -> None:
     observation = replace(observation, fresh=True)
     for _ in range(MAX_STEPS):
         ftjob = apply_status(ftjob, decide(ftjob, observation, NOW, SETTINGS))
     decision = decide(ftjob, observation, NOW, SETTINGS)
-    later: datetime = NOW + timedelta(seconds=elapsed)
+    later: datetime = NOW + timedelta(seconds=elapsed_seconds)
     if decision.requeue_after is None or later < NOW + decision.requeue_after:
         assert decide(ftjob, observation, later, SETTINGS).status == ftjob.status

@@ -1,4 +1,4 @@
-"""Invariants of simulated histories with faults of the job, the operator, Kubernetes nodes and the network.
+"""Invariants hold in simulated histories with faults of jobs, operators, Kubernetes nodes and the network.
 
 `make search HISTORIES=1000000` runs more histories.
 """
@@ -10,8 +10,8 @@ import pytest
 from testing.simulator.scenarios import SCENARIO_KINDS
 from testing.simulator.search import explain, search
 
-HISTORIES = int(os.environ.get("FINETUNE_HISTORIES", "10500"))  # of all kinds together
-CHUNKS = 6  # per kind, to run in parallel processes
+HISTORIES = int(os.environ.get("FINETUNE_HISTORIES", "10500"))  # total over all kinds
+CHUNKS = 6  # per kind; chunks run in parallel processes
 CHUNK_SIZE = -(-HISTORIES // len(SCENARIO_KINDS) // CHUNKS)
 
 # seeds that once violated an invariant in `make search`
@@ -33,7 +33,7 @@ REGRESSIONS = (
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize("kind", SCENARIO_KINDS)
-def test_every_history_keeps_the_invariants(kind: str, chunk: int) -> None:
+def test_histories_violate_no_invariant(kind: str, chunk: int) -> None:
     result = search(kind, range(chunk * CHUNK_SIZE, (chunk + 1) * CHUNK_SIZE))
 
     assert result.counterexample is None, explain(result.counterexample)
@@ -41,7 +41,7 @@ def test_every_history_keeps_the_invariants(kind: str, chunk: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "seed"), REGRESSIONS)
-def test_past_counterexamples_keep_the_invariants(kind: str, seed: int) -> None:
+def test_past_counterexamples_violate_no_invariant(kind: str, seed: int) -> None:
     result = search(kind, (seed,))
 
     assert result.counterexample is None, explain(result.counterexample)

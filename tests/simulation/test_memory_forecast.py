@@ -1,4 +1,4 @@
-"""Properties of memory forecasts for generated models and jobs."""
+"""Property-based tests of memory forecasts for generated models and jobs."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ SIZES = st.integers(min_value=0, max_value=10**12)
 
 
 @st.composite
-def shapes(draw: st.DrawFn) -> ModelShape:
+def model_shapes(draw: st.DrawFn) -> ModelShape:
     frozen, trained = draw(SIZES), draw(SIZES.filter(bool))
     return ModelShape(frozen + trained, trained, 2 * frozen, 4 * trained, draw(st.integers(0, 10**6)))
 
@@ -34,26 +34,30 @@ ACTIVATIONS = st.builds(ActivationMemory, SIZES, SIZES)
 LAYOUTS = st.builds(RankLayout, st.integers(1, 4096), st.integers(1, 16), st.integers(0, 8), st.booleans())
 
 
-def sizes(breakdown: MemoryBreakdown) -> dict[str, int]:
+def sizes_by_name(breakdown: MemoryBreakdown) -> dict[str, int]:
     return {part.name: part.size for part in breakdown.parts}
 
 
-@given(shapes(), ACTIVATIONS, LAYOUTS)
-def test_parts_are_positive_and_have_unique_names(
-    shape: ModelShape, live: ActivationMemory, layout: RankLayout
+@given(model_shapes(), ACTIVATIONS, LAYOUTS)
+def test_component_sizes_are_positive_and_their_names_unique(
+    shape: ModelShape, activation_memory: ActivationMemory, layout: RankLayout
 ) -> None:
-    for breakdown in (rank := break_down_rank_memory(shape, live, layout), break_down_node_memory(shape, rank, layout)):
+    for breakdown in (
+        rank := break_down_rank_memory(shape, activation_memory, layout),
+        break_down_node_memory(shape, rank, layout),
+    ):
         assert all(part.size > 0 for part in breakdown.parts)
-        assert len(sizes(breakdown)) == len(breakdown.parts)
-        assert breakdown.total == sum(sizes(breakdown).values()) >= breakdown.largest.size
+        assert len(sizes_by_name(breakdown)) == len(breakdown.parts)
+        assert breakdown.total == sum(sizes_by_name(breakdown).values()) >= breakdown.largest.size
 
 
-@given(shapes(), ACTIVATIONS, LAYOUTS, st.integers(2, 4096), st.integers(2, 4096))
-def test_without_sharding_the_world_size_does_not_change_the_memory_of_a_rank(
-    shape: ModelShape, live: ActivationMemory, layout: RankLayout, fewer_ranks: int, more_ranks: int
+@given(model_shapes(), ACTIVATIONS, LAYOUTS, st.integers(2, 4096), st.integers(2, 4096))
+def test_world_size_does_not_affect_rank_memory_without_sharding(
+    shape: ModelShape, activation_memory: ActivationMemory, layout: RankLayout, fewer_ranks: int, more_ranks: int
 ) -> None:
     first, second = (
-        break_down_rank_memory(shape, live, replace(layout, world_size=ranks)) for ranks in (fewer_ranks, more_ranks)
+        break_down_rank_memory(shape, activation_memory, replace(layout, world_size=ranks))
+        for ranks in (fewer_ranks, more_ranks)
     )
 
     assert first == second
@@ -75,50 +79,56 @@ STRATEGIES = st.one_of(
 )
 
 
-@given(shapes(), ACTIVATIONS, LAYOUTS, STRATEGIES, st.integers(2, 64), st.integers(0, 64))
-def test_sharding_over_more_ranks_needs_no_more_memory_per_rank(
+@given(model_shapes(), ACTIVATIONS, LAYOUTS, STRATEGIES, st.integers(2, 64), st.integers(0, 64))
+def test_sharding_over_more_ranks_does_not_increase_memory_per_rank(
     shape: ModelShape,
-    live: ActivationMemory,
+    activation_memory: ActivationMemory,
     layout: RankLayout,
     strategy: ShardingStrategy,
     fewer_ranks: int,
     added_ranks: int,
 ) -> None:
     first, second = (
-        break_down_rank_memory(shape, live, replace(layout, sharding=strategy, world_size=ranks))
+        break_down_rank_memory(shape, activation_memory, replace(layout, sharding=strategy, world_size=ranks))
         for ranks in (fewer_ranks, fewer_ranks + added_ranks)
     )
 
     assert second.total <= first.total
-    assert len(sizes(second)) == len(second.parts)
+    assert len(sizes_by_name(second)) == len(second.parts)
 
 
-@given(shapes(), ACTIVATIONS, LAYOUTS)
+@given(model_shapes(), ACTIVATIONS, LAYOUTS)
 def test_node_memory_is_proportional_to_its_ranks(
-    shape: ModelShape, live: ActivationMemory, layout: RankLayout
+    shape: ModelShape, activation_memory: ActivationMemory, layout: RankLayout
 ) -> None:
-    rank = break_down_rank_memory(shape, live, layout)
+    rank = break_down_rank_memory(shape, activation_memory, layout)
     fewer, more = (break_down_node_memory(shape, rank, replace(layout, ranks_per_node=ranks)) for ranks in (1, 2))
 
     assert more.total == 2 * fewer.total
 
 
-@given(shapes(), ACTIVATIONS, LAYOUTS, st.integers(0, 10**12))
-def test_a_larger_part_never_lowers_the_total(
-    shape: ModelShape, live: ActivationMemory, layout: RankLayout, added_bytes: int
+@given(model_shapes(), ACTIVATIONS, LAYOUTS, st.integers(0, 10**12))
+def test_total_grows_at_least_by_added_bytes(
+    shape: ModelShape, activation_memory: ActivationMemory, layout: RankLayout, added_bytes: int
 ) -> None:
-    before = break_down_rank_memory(shape, live, layout).total
+    before = break_down_rank_memory(shape, activation_memory, layout).total
 
     assert (
-        break_down_rank_memory(shape, replace(live, activations=live.activations + added_bytes), layout).total
+        break_down_rank_memory(
+            shape, replace(activation_memory, activations=activation_memory.activations + added_bytes), layout
+        ).total
         >= before + added_bytes
     )
     assert (
-        break_down_rank_memory(shape, replace(live, logits=live.logits + added_bytes), layout).total
+        break_down_rank_memory(
+            shape, replace(activation_memory, logits=activation_memory.logits + added_bytes), layout
+        ).total
         >= before + added_bytes
     )
     assert (
-        break_down_rank_memory(replace(shape, frozen_bytes=shape.frozen_bytes + added_bytes), live, layout).total
+        break_down_rank_memory(
+            replace(shape, frozen_bytes=shape.frozen_bytes + added_bytes), activation_memory, layout
+        ).total
         >= before + added_bytes
     )
 
@@ -139,20 +149,22 @@ def architectures(draw: st.DrawFn) -> Architecture:
     return Architecture(config, torch.bfloat16 if lora else torch.float32, lora)
 
 
-def total(architecture: Architecture, **fields: Any) -> int:
+def measure_total_bytes(architecture: Architecture, **fields: Any) -> int:
     given = {"checkpointing": False, "autocast": torch.bfloat16, "loss": unmasked_token_loss, **fields}
     return measure_step_peak(architecture, SimulatedStep(**given)).total
 
 
 @settings(max_examples=6, deadline=None)
 @given(architectures(), st.integers(1, 3), st.integers(16, 200), st.integers(1, 100), st.booleans())
-def test_step_memory_grows_with_batch_and_length(
-    architecture: Architecture, batch: int, length: int, further: int, checkpointing: bool
+def test_step_memory_never_decreases_with_batch_or_length(
+    architecture: Architecture, batch: int, length: int, added_length: int, checkpointing: bool
 ) -> None:
-    total_bytes = total(architecture, batch=batch, length=length, checkpointing=checkpointing)
+    total_bytes = measure_total_bytes(architecture, batch=batch, length=length, checkpointing=checkpointing)
 
-    assert total_bytes <= total(architecture, batch=batch + 1, length=length, checkpointing=checkpointing)
-    assert total_bytes <= total(architecture, batch=batch, length=length + further, checkpointing=checkpointing)
+    assert total_bytes <= measure_total_bytes(architecture, batch=batch + 1, length=length, checkpointing=checkpointing)
+    assert total_bytes <= measure_total_bytes(
+        architecture, batch=batch, length=length + added_length, checkpointing=checkpointing
+    )
 
 
 @settings(max_examples=6, deadline=None)
@@ -160,22 +172,24 @@ def test_step_memory_grows_with_batch_and_length(
 def test_gradient_checkpointing_adds_at_most_the_layer_inputs(
     architecture: Architecture, batch: int, length: int
 ) -> None:
-    """With one layer it saves nothing and costs at most the stored layer inputs."""
-    stored = total(architecture, batch=batch, length=length)
-    recomputed = total(architecture, batch=batch, length=length, checkpointing=True)
+    """With one layer, checkpointing saves no memory and adds at most the stored layer inputs."""
+    stored = measure_total_bytes(architecture, batch=batch, length=length)
+    recomputed = measure_total_bytes(architecture, batch=batch, length=length, checkpointing=True)
 
     assert recomputed <= stored + 2 * batch * length * architecture.config.hidden_size * 4
 
 
 @settings(max_examples=6, deadline=None)
 @given(architectures(), st.integers(16, 200))
-def test_evaluation_needs_no_more_than_training(architecture: Architecture, length: int) -> None:
-    assert total(architecture, batch=1, length=length, is_training=False) <= total(architecture, batch=1, length=length)
+def test_evaluation_needs_at_most_the_memory_of_training(architecture: Architecture, length: int) -> None:
+    assert measure_total_bytes(architecture, batch=1, length=length, is_training=False) <= measure_total_bytes(
+        architecture, batch=1, length=length
+    )
 
 
 @settings(max_examples=6, deadline=None)
 @given(architectures())
-def test_the_parameter_count_equals_that_of_the_real_model(architecture: Architecture) -> None:
+def test_parameter_count_equals_that_of_the_real_model(architecture: Architecture) -> None:
     from transformers import AutoModelForCausalLM
 
     real = AutoModelForCausalLM.from_config(architecture.config)

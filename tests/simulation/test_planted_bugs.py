@@ -1,4 +1,4 @@
-"""Bugs planted one at a time into operator or trainer: the search of the simulator finds each of them."""
+"""The simulator finds each of these bugs, which are planted into the operator or the trainer one at a time."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,19 +39,19 @@ from testing.simulator.incidents.user_interference import (
 from testing.simulator.search import search
 from testing.simulator.world.output_volume import Publication, SimulatedOutputFolder
 
-MAX_HISTORIES = 1500  # within which a bug has to be found
+MAX_HISTORIES = 1500  # a bug must be found within this number
 RawBody = dict[str, Any]
 PlantBug = Callable[[pytest.MonkeyPatch], None]
 
 
-def skip_the_fresh_list(patch: pytest.MonkeyPatch) -> None:
-    """Decisions based on absence are not confirmed by a fresh LIST."""
+def skip_fresh_list(patch: pytest.MonkeyPatch) -> None:
+    """Skip the fresh LIST that confirms decisions based on missing objects."""
     patch.setattr(decide, "require_confirmation", lambda context, decision: decision)
     patch.setattr(stop_attempt, "require_confirmation", lambda context, decision: decision)
 
 
-def treat_absence_in_the_cache_as_loss(patch: pytest.MonkeyPatch) -> None:
-    """A pod missing in a stale cache counts as lost."""
+def treat_missing_in_cache_as_lost(patch: pytest.MonkeyPatch) -> None:
+    """Treat a pod that is missing in a stale cache as lost."""
     patch.setattr(
         decide,
         "require_confirmation",
@@ -59,8 +59,8 @@ def treat_absence_in_the_cache_as_loss(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def act_before_the_status_write(patch: pytest.MonkeyPatch) -> None:
-    """The actions of a pass precede its status write."""
+def act_before_status_write(patch: pytest.MonkeyPatch) -> None:
+    """Execute the actions of a pass before its status write."""
 
     async def reconcile(run: PassDependencies, job: RawBody, cached: CachedState) -> PassResult:
         parsed = FineTuneJob.parse(job)
@@ -79,13 +79,13 @@ def act_before_the_status_write(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(controller, "reconcile", reconcile)
 
 
-def start_while_older_pods_may_run(patch: pytest.MonkeyPatch) -> None:
-    """An attempt begins without fencing the pods of the last one."""
+def skip_fencing_of_older_pods(patch: pytest.MonkeyPatch) -> None:
+    """Start an attempt without fencing the pods of the previous one."""
     patch.setattr(NodeObservation, "may_run", lambda node, now: False)
 
 
-def do_not_count_restarts(patch: pytest.MonkeyPatch) -> None:
-    """Restarts do not use the budget."""
+def never_count_restarts(patch: pytest.MonkeyPatch) -> None:
+    """Do not charge restarts to the restart budget."""
 
     def plan_restart(verdict: Any, ended: Any, earlier: Any, counts: Any, job: Any) -> restart_budget.RestartPlan:
         return replace(restart_budget.plan_restart(verdict, ended, earlier, counts, job), counts=counts)
@@ -94,13 +94,13 @@ def do_not_count_restarts(patch: pytest.MonkeyPatch) -> None:
 
 
 def restart_after_success(patch: pytest.MonkeyPatch) -> None:
-    """A node that published its result counts as failed."""
+    """Treat a node that published its result as failed."""
     patch.setattr(NodeObservation, "succeeded", property(lambda node: False))
     patch.setattr(rules, "_has_succeeded", lambda evidence: False)
 
 
 def report_suspended_too_early(patch: pytest.MonkeyPatch) -> None:
-    """A terminating pod counts as stopped."""
+    """Treat a terminating pod as stopped."""
 
     def running_pods(self: JobContext) -> list[NodeObservation]:
         return [node for node in self.observation.live_nodes() if node.may_run(self.now) and not node.deleting]
@@ -108,8 +108,8 @@ def report_suspended_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JobContext, "running_pods", running_pods)
 
 
-def overwrite_a_newer_status(patch: pytest.MonkeyPatch) -> None:
-    """The status is written without the resourceVersion of the job."""
+def overwrite_newer_status(patch: pytest.MonkeyPatch) -> None:
+    """Write the status without the resourceVersion of the job."""
     write = KubernetesCluster.write_status
 
     async def write_status(self: KubernetesCluster, job: RawBody, status: RawBody) -> RawBody:
@@ -118,8 +118,8 @@ def overwrite_a_newer_status(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KubernetesCluster, "write_status", write_status)
 
 
-def judge_on_the_first_evidence(patch: pytest.MonkeyPatch) -> None:
-    """The node observed to end first is taken for the root cause."""
+def judge_on_first_evidence(patch: pytest.MonkeyPatch) -> None:
+    """Treat the first node whose end is observed as the root cause."""
 
     def judge_at_once(context: JobContext) -> Decision:
         return (
@@ -132,8 +132,8 @@ def judge_on_the_first_evidence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decide, "continue_stopping", judge_at_once)
 
 
-def stop_a_finished_job(patch: pytest.MonkeyPatch) -> None:
-    """A job suspended after its end is stopped again."""
+def stop_finished_job(patch: pytest.MonkeyPatch) -> None:
+    """Stop a job again if it is suspended after its end."""
     original = decide._clean_up_finished
 
     def clean_up_finished(context: JobContext) -> Decision:
@@ -147,12 +147,12 @@ def stop_a_finished_job(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_fence_lost_pods(patch: pytest.MonkeyPatch) -> None:
-    """A terminating pod may run as long as it exists, even on a lost Kubernetes node."""
+    """Assume that a terminating pod on a lost Kubernetes node may run as long as it exists."""
     patch.setattr(NodeObservation, "may_run", lambda node, now: not node.ended)
 
 
 def let_zombies_publish(patch: pytest.MonkeyPatch) -> None:
-    """The trainer publishes without checking that no newer attempt has the lock."""
+    """Let the trainer publish without checking whether a newer attempt holds the lock."""
 
     def publish(folder: SimulatedOutputFolder, publication: Publication) -> None:
         folder.publications.append(publication)
@@ -160,18 +160,18 @@ def let_zombies_publish(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimulatedOutputFolder, "_publish", publish)
 
 
-def share_the_rendezvous_name_between_attempts(patch: pytest.MonkeyPatch) -> None:
-    """The rendezvous address is the same for every attempt."""
+def share_rendezvous_address_between_attempts(patch: pytest.MonkeyPatch) -> None:
+    """Use the same rendezvous address for every attempt."""
     patch.setattr(RunPlan, "master_addr", property(lambda run: f"{run.job_name}-0.{run.service_name}"))
 
 
-def count_lost_k8s_nodes_against_the_job(patch: pytest.MonkeyPatch) -> None:
-    """Restarts after the loss of a Kubernetes node use the budget of the job."""
+def charge_lost_k8s_nodes_to_job_budget(patch: pytest.MonkeyPatch) -> None:
+    """Charge restarts after the loss of a Kubernetes node to the budget of the job."""
     patch.setattr(restart_budget, "INFRASTRUCTURE_FAULTS", ())
 
 
-def blame_a_node_never_created(patch: pytest.MonkeyPatch) -> None:
-    """A pod not yet created when another was evicted is the root cause."""
+def blame_uncreated_pod(patch: pytest.MonkeyPatch) -> None:
+    """Treat a pod that was never created as the root cause, although another pod was evicted."""
 
     def initial(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Evidence:
         return Evidence(node_rank=rank, ended=True) if node is None else original(node, rank, record)
@@ -181,7 +181,7 @@ def blame_a_node_never_created(patch: pytest.MonkeyPatch) -> None:
 
 
 def treat_every_hang_as_root_cause(patch: pytest.MonkeyPatch) -> None:
-    """A node that waited for a hanging one is taken for the root cause."""
+    """Treat a node that waited for a hanging node as the root cause."""
 
     def hang(evidence_of_node: Evidence) -> Verdict | None:
         return original(evidence_of_node.model_copy(update={"victim": False}))
@@ -191,27 +191,27 @@ def treat_every_hang_as_root_cause(patch: pytest.MonkeyPatch) -> None:
 
 
 def avoid_after_one_failure(patch: pytest.MonkeyPatch) -> None:
-    """A Kubernetes node is avoided after one suspicious failure."""
+    """Avoid a Kubernetes node after its first suspicious failure."""
     patch.setattr(node_avoidance, "_STRIKE_LIMIT", 1)
 
 
 def avoid_every_k8s_node(patch: pytest.MonkeyPatch) -> None:
-    """Every Kubernetes node is avoided after any failure."""
+    """Avoid all Kubernetes nodes after any failure."""
     patch.setattr(attempt_record, "nodes_to_avoid", lambda attempts, now: tuple(f"gpu-{number}" for number in range(5)))
 
 
 def omit_avoidance_from_pods(patch: pytest.MonkeyPatch) -> None:
-    """Avoided Kubernetes nodes are in the status but not in the affinity of the pods."""
+    """Omit avoided Kubernetes nodes from the affinity of the pods, but not from the status."""
     patch.setattr(pod_manifest, "exclude_nodes", lambda affinity, nodes: affinity)
 
 
 def never_avoid_k8s_nodes(patch: pytest.MonkeyPatch) -> None:
-    """No Kubernetes node is ever avoided."""
+    """Never avoid a Kubernetes node."""
     patch.setattr(attempt_record, "nodes_to_avoid", lambda attempts, now: ())
 
 
-def never_restart_released_nodes(patch: pytest.MonkeyPatch) -> None:
-    """A job whose nodes could not all be scheduled is not restarted."""
+def never_restart_incomplete_gangs(patch: pytest.MonkeyPatch) -> None:
+    """Fail a job instead of restarting it if some of its nodes could not be scheduled."""
 
     def plan_restart(verdict: Any, *others: Any) -> restart_budget.RestartPlan:
         restart = restart_budget.plan_restart(verdict, *others)
@@ -221,13 +221,13 @@ def never_restart_released_nodes(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_release_running_nodes(patch: pytest.MonkeyPatch) -> None:
-    """Running nodes wait for others until their rendezvous times out, which counts as a failure."""
+    """Let running nodes wait until their rendezvous times out, which counts as a failure."""
     patch.setattr(deadlines, "release_time", lambda context: None)
     patch.setattr(decide, "_check_incomplete_gang", lambda context: None)
 
 
 def halve_the_effective_batch(patch: pytest.MonkeyPatch) -> None:
-    """The micro-batch is halved without more gradient accumulation."""
+    """Halve the micro-batch without doubling the gradient accumulation."""
 
     def smaller(shortage: oom_repair.MemoryShortage) -> Any:
         chosen = original(shortage)
@@ -239,7 +239,7 @@ def halve_the_effective_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def delete_foreign_objects(patch: pytest.MonkeyPatch) -> None:
-    """Objects are identified by their name alone."""
+    """Identify objects by name only."""
 
     async def find(cluster: KubernetesCluster, target: ObjectRef) -> str | None:
         live = await cluster.get(target.kind, target.namespace, target.name)
@@ -248,78 +248,78 @@ def delete_foreign_objects(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KubernetesCluster, "_find_controlled_uid", find)
 
 
-def treat_objects_of_a_predecessor_as_foreign(patch: pytest.MonkeyPatch) -> None:
-    """Children of a deleted job of the same name count as foreign objects."""
+def treat_predecessor_objects_as_foreign(patch: pytest.MonkeyPatch) -> None:
+    """Treat children of a deleted job with the same name as foreign objects."""
     patch.setattr(cluster, "_group_kind_name", lambda owner: (owner["uid"], "", ""))
 
 
-def hold_nodes_during_quota_errors(patch: pytest.MonkeyPatch) -> None:
-    """Running nodes are released when others are unschedulable, but not when their create is rejected."""
+def keep_nodes_during_quota_errors(patch: pytest.MonkeyPatch) -> None:
+    """Keep running nodes when the creation of other pods is rejected."""
     patch.setattr(PendingReason, "has_no_timeout", property(lambda pending: pending.reason == Reason.UNSCHEDULABLE))
 
 
-def never_recreate_the_config_map(patch: pytest.MonkeyPatch) -> None:
-    """A deleted ConfigMap is not created again."""
+def never_recreate_config_map(patch: pytest.MonkeyPatch) -> None:
+    """Do not recreate a deleted ConfigMap."""
     patch.setattr(ensure_children, "build_config_map", manifests.build_service)
 
 
-def share_the_config_map_name_between_jobs(patch: pytest.MonkeyPatch) -> None:
-    """The name of a ConfigMap does not contain the uid of the job."""
+def share_config_map_name_between_jobs(patch: pytest.MonkeyPatch) -> None:
+    """Leave the uid of the job out of the name of a ConfigMap."""
     patch.setattr(names, "config_map_name", lambda job_name, job_uid, attempt: f"{job_name}-{attempt}")
 
 
-def never_check_the_config_map(patch: pytest.MonkeyPatch) -> None:
-    """A pod that waits for its ConfigMap does not requeue the job."""
+def never_check_config_map(patch: pytest.MonkeyPatch) -> None:
+    """Do not requeue the job while a pod waits for its ConfigMap."""
     patch.setattr(decide, "next_config_map_check", lambda context: None)
 
 
 def ignore_edited_services(patch: pytest.MonkeyPatch) -> None:
-    """An edited Service counts as intact."""
+    """Treat an edited Service as intact."""
     patch.setattr(gather, "is_intact_headless_service", lambda service, job_uid: True)
 
 
 def ignore_unlisted_pods(patch: pytest.MonkeyPatch) -> None:
-    """A pod without the job label counts as gone."""
+    """Treat a pod without the job label as gone."""
     patch.setattr(gather, "_unlisted_pod_names", lambda job, listed: [])
 
 
 def accept_relabelled_pods(patch: pytest.MonkeyPatch) -> None:
-    """An existing pod without the job label counts as created."""
+    """Treat an existing pod without the job label as created."""
     patch.setattr(cluster, "has_job_label", lambda live: True)
 
 
 PLANTED = (
-    (skip_the_fresh_list, "stale_caches"),
-    (treat_absence_in_the_cache_as_loss, "operator_faults"),
-    (act_before_the_status_write, "all_faults"),
-    (start_while_older_pods_may_run, "all_faults"),
-    (do_not_count_restarts, "all_faults"),
+    (skip_fresh_list, "stale_caches"),
+    (treat_missing_in_cache_as_lost, "operator_faults"),
+    (act_before_status_write, "all_faults"),
+    (skip_fencing_of_older_pods, "all_faults"),
+    (never_count_restarts, "all_faults"),
     (restart_after_success, "operator_faults"),
     (report_suspended_too_early, "all_faults"),
-    (overwrite_a_newer_status, "split_brain"),
-    (judge_on_the_first_evidence, "failing_job_nodes"),
-    (stop_a_finished_job, "all_faults"),
+    (overwrite_newer_status, "split_brain"),
+    (judge_on_first_evidence, "failing_job_nodes"),
+    (stop_finished_job, "all_faults"),
     (never_fence_lost_pods, "lost_k8s_nodes"),
     (let_zombies_publish, "lost_k8s_nodes"),
-    (share_the_rendezvous_name_between_attempts, "lost_k8s_nodes"),
-    (count_lost_k8s_nodes_against_the_job, "lost_k8s_nodes"),
-    (blame_a_node_never_created, "lost_k8s_nodes"),
+    (share_rendezvous_address_between_attempts, "lost_k8s_nodes"),
+    (charge_lost_k8s_nodes_to_job_budget, "lost_k8s_nodes"),
+    (blame_uncreated_pod, "lost_k8s_nodes"),
     (treat_every_hang_as_root_cause, "failing_job_nodes"),
     (avoid_after_one_failure, "lost_k8s_nodes"),
     (avoid_every_k8s_node, "lost_k8s_nodes"),
     (omit_avoidance_from_pods, "resource_faults"),
     (never_avoid_k8s_nodes, "resource_faults"),
-    (never_restart_released_nodes, "resource_faults"),
+    (never_restart_incomplete_gangs, "resource_faults"),
     (never_release_running_nodes, "resource_faults"),
     (halve_the_effective_batch, "resource_faults"),
     (delete_foreign_objects, "all_faults"),
 )
 PLANTED_FOR_INTERFERENCE: tuple[tuple[PlantBug, tuple[Incident, ...]], ...] = (
-    (treat_objects_of_a_predecessor_as_foreign, (recreate_job,)),
-    (hold_nodes_during_quota_errors, (exhaust_quota,)),
-    (never_recreate_the_config_map, (delete_config_map, exhaust_quota)),
-    (share_the_config_map_name_between_jobs, (recreate_job,)),
-    (never_check_the_config_map, (delete_config_map, exhaust_quota)),
+    (treat_predecessor_objects_as_foreign, (recreate_job,)),
+    (keep_nodes_during_quota_errors, (exhaust_quota,)),
+    (never_recreate_config_map, (delete_config_map, exhaust_quota)),
+    (share_config_map_name_between_jobs, (recreate_job,)),
+    (never_check_config_map, (delete_config_map, exhaust_quota)),
     (ignore_edited_services, (edit_service, occupy_k8s_nodes)),
     (ignore_unlisted_pods, (edit_labels, suspend_job_temporarily)),
     (accept_relabelled_pods, (edit_labels,)),
@@ -327,7 +327,7 @@ PLANTED_FOR_INTERFERENCE: tuple[tuple[PlantBug, tuple[Incident, ...]], ...] = (
 
 
 @pytest.mark.parametrize(("plant", "kind"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
-def test_the_search_finds_a_planted_bug(plant: PlantBug, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_finds_planted_bug(plant: PlantBug, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
 
     assert search(kind, range(MAX_HISTORIES)).counterexample is not None
@@ -336,7 +336,7 @@ def test_the_search_finds_a_planted_bug(plant: PlantBug, kind: str, monkeypatch:
 @pytest.mark.parametrize(
     ("plant", "incidents"), PLANTED_FOR_INTERFERENCE, ids=[plant.__name__ for plant, _ in PLANTED_FOR_INTERFERENCE]
 )
-def test_the_search_finds_a_planted_bug_under_user_interference(
+def test_search_finds_planted_bug_under_user_interference(
     plant: PlantBug, incidents: tuple[Incident, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scenarios, "USER_INTERFERENCE", incidents)

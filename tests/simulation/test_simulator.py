@@ -1,4 +1,4 @@
-"""The simulator behaves like Kubernetes; tests/e2e/test_simulator_contract.py checks a real cluster."""
+"""Tests that the simulator behaves like Kubernetes; tests/e2e/test_simulator_contract.py checks a real cluster."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -28,7 +28,7 @@ def pod(name: str, *, node_rank: str = "0", **spec: object) -> RawBody:
 
 
 async def end_short_lived_pods(world: World) -> None:
-    """End the process of short-lived pods with exit code 1."""
+    """End the processes of short-lived pods with exit code 1."""
     while True:
         for _, body in world.list_all_pods():
             process, _ = world.k8s_nodes.processes.get(body["metadata"]["uid"], (None, None))
@@ -55,14 +55,16 @@ async def run_check(check: Check) -> Facts:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=[check.__name__ for check in CHECKS])
-def test_the_simulator_passes_the_conformance_checks(check: Check) -> None:
+def test_simulator_passes_the_conformance_checks(check: Check) -> None:
     assert run_in_virtual_time(run_check(check)) == EXPECTED_RESULTS[check.__name__]
 
 
-async def observe_loss_of_k8s_node(lose: Callable[[World, KubernetesNode], None]) -> list[tuple[bool, bool, bool, str]]:
-    """Return whether a pod exists, is terminating, its process runs, and its disruption.
+async def observe_pod_on_lost_k8s_node(
+    lose_k8s_node: Callable[[World, KubernetesNode], None],
+) -> list[tuple[bool, bool, bool, str]]:
+    """Observe a pod before the loss of its Kubernetes node, ten minutes later and after the recovery.
 
-    Observed before the loss of its Kubernetes node, ten minutes after, and after its recovery.
+    Each observation is (pod exists, pod is terminating, process runs, reason of the disruption).
     """
     world = World(SeededChoices(0), Workload(num_nodes=2, rendezvous_timeout_seconds=3600.0))
     body = pod("lost")
@@ -80,7 +82,7 @@ async def observe_loss_of_k8s_node(lose: Callable[[World, KubernetesNode], None]
         return bool(pods), terminating, process.is_running, "".join(reasons)
 
     observations = [observe()]
-    lose(world, k8s_node)
+    lose_k8s_node(world, k8s_node)
     await asyncio.sleep(600.0)
     observations.append(observe())
     world.node_controllers.recover(k8s_node)
@@ -88,11 +90,11 @@ async def observe_loss_of_k8s_node(lose: Callable[[World, KubernetesNode], None]
     return [*observations, observe()]
 
 
-def stop_the_kubelet(world: World, k8s_node: KubernetesNode) -> None:
+def stop_kubelet(world: World, k8s_node: KubernetesNode) -> None:
     world.node_controllers.stop_kubelet(k8s_node)
 
 
-def delete_the_node(world: World, k8s_node: KubernetesNode) -> None:
+def delete_k8s_node(world: World, k8s_node: KubernetesNode) -> None:
     world.node_controllers.stop_kubelet(k8s_node)
     world.node_controllers.delete_node(k8s_node)
 
@@ -105,26 +107,26 @@ def taint_out_of_service(world: World, k8s_node: KubernetesNode) -> None:
 @pytest.mark.parametrize(
     ("lose", "expected"),
     [
-        (stop_the_kubelet, (True, True, True, "DeletionByTaintManager")),
-        (delete_the_node, (False, False, True, "")),
+        (stop_kubelet, (True, True, True, "DeletionByTaintManager")),
+        (delete_k8s_node, (False, False, True, "")),
         (taint_out_of_service, (False, False, True, "")),
     ],
 )
-def test_a_process_on_a_lost_kubernetes_node_runs_until_its_kubelet_recovers(
-    lose: Callable[[World, KubernetesNode], None], expected: tuple[bool, bool, bool, str]
+def test_process_on_lost_kubernetes_node_runs_until_kubelet_recovers(
+    lose_k8s_node: Callable[[World, KubernetesNode], None], expected: tuple[bool, bool, bool, str]
 ) -> None:
-    before, lost, recovered = run_in_virtual_time(observe_loss_of_k8s_node(lose))
+    before, lost, recovered = run_in_virtual_time(observe_pod_on_lost_k8s_node(lose_k8s_node))
 
     assert before == (True, False, True, "")
     assert lost == expected
     assert recovered == (False, False, False, "")
 
 
-def test_every_expected_result_has_a_check() -> None:
+def test_expected_results_match_the_checks() -> None:
     assert set(EXPECTED_RESULTS) == {check.__name__ for check in CHECKS}
 
 
-def test_a_history_without_faults_completes_in_one_attempt_with_few_writes() -> None:
+def test_history_without_faults_completes_with_few_writes() -> None:
     history = run_history(Scenario(), SeededChoices(0))
 
     assert (history.violations, history.phase, history.restarts) == ([], "Complete", 0)
@@ -132,14 +134,14 @@ def test_a_history_without_faults_completes_in_one_attempt_with_few_writes() -> 
 
 
 def test_shrinking_removes_and_lowers_choices() -> None:
-    tries = []
+    candidates = []
 
     def fails(choices: list[int]) -> bool:
-        tries.append(choices)
+        candidates.append(choices)
         return 7 in choices and choices[:1] != [7]
 
     assert shrink([3, 1, 4, 7, 5, 9, 2, 6], fails, max_runs=100) == [0, 7]
-    assert len(tries) < 100
+    assert len(candidates) < 100
 
 
 def test_recorded_choices_replay_the_history() -> None:

@@ -16,14 +16,22 @@ from testing.builders.jobs import (
     job,
     running_pod,
 )
-from testing.builders.passes import CREATES, body, cached_state, create_requests, run_pass, running_pods, status_after
+from testing.builders.passes import (
+    CREATES,
+    cached_state,
+    create_requests,
+    raw_job,
+    run_pass,
+    running_pods,
+    status_after,
+)
 from testing.fakes.recording_cluster import RecordingCluster
 
 
 async def test_all_actions_are_executed_before_an_error_is_raised() -> None:
     cluster = RecordingCluster(errors={line: ClusterError("timeout") for line in CREATES[2:]})
     with pytest.raises(ClusterError, match="timeout"):
-        await run_pass(cluster, body(status_after()))
+        await run_pass(cluster, raw_job(status_after()))
 
     assert create_requests(cluster) == CREATES
 
@@ -32,7 +40,7 @@ async def test_all_actions_are_executed_before_an_error_is_raised() -> None:
 async def test_no_pod_is_created_without_the_config_map_that_it_mounts(error: Exception) -> None:
     cluster = RecordingCluster(errors={CREATES[1]: error})
     with contextlib.suppress(ClusterError):
-        await run_pass(cluster, body(status_after()))
+        await run_pass(cluster, raw_job(status_after()))
 
     assert create_requests(cluster) == CREATES[:2]
 
@@ -46,7 +54,7 @@ async def test_new_rejected_creates_are_returned_and_requeue_the_job_at_once() -
             CREATES[3]: error,
         }
     )
-    result = await run_pass(cluster, body(status_after()))
+    result = await run_pass(cluster, raw_job(status_after()))
 
     taken, predecessor, quota = result.rejected_creates
     assert (taken.kind, taken.name, taken.name_taken, taken.predecessor_terminating) == ("Service", "bert", True, False)
@@ -60,7 +68,7 @@ async def test_pods_are_deleted_by_uid_with_their_grace_period() -> None:
     status = status_after(running_pods(), (running_pod(job(), 0), ended_pod(job(), 1)))
     assert status.attempts[-1].state is AttemptState.STOPPING
     cluster = RecordingCluster()
-    await run_pass(cluster, body(status), cached_state(running_pod(job(), 0), ended_pod(job(), 1)))
+    await run_pass(cluster, raw_job(status), cached_state(running_pod(job(), 0), ended_pod(job(), 1)))
 
     assert cluster.requests == ["delete Pod bert-0-0 pod-0-0 within 10 s"]
 
@@ -68,7 +76,7 @@ async def test_pods_are_deleted_by_uid_with_their_grace_period() -> None:
 async def test_a_job_is_deleted_by_uid_after_its_ttl() -> None:
     status = status_after().model_copy(update={"completion_time": NOW})
     cluster = RecordingCluster()
-    await run_pass(cluster, body(status, ttlSecondsAfterFinished=60))
+    await run_pass(cluster, raw_job(status, ttlSecondsAfterFinished=60))
 
     assert cluster.requests == [f"delete FineTuneJob bert {UID}"]
 
@@ -77,6 +85,6 @@ async def test_a_new_attempt_deletes_the_config_map_of_the_previous_one() -> Non
     [record] = status_after().attempts
     status = status_after().model_copy(update={"attempt": 1, "attempts": (record.model_copy(update={"attempt": 1}),)})
     cluster = RecordingCluster()
-    await run_pass(cluster, body(status), cached_state())
+    await run_pass(cluster, raw_job(status), cached_state())
 
     assert f"delete ConfigMap {names.config_map_name('bert', UID, 0)}" in cluster.requests

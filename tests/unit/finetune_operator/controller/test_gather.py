@@ -22,9 +22,9 @@ from testing.builders.passes import (
     CLAIMS,
     CREATES,
     LIST,
-    body,
     cached_state,
     create_requests,
+    raw_job,
     run_pass,
     running_pods,
     status_after,
@@ -37,7 +37,7 @@ async def test_only_pods_that_the_list_lacks_are_read_by_name() -> None:
     unlabelled_pod = running_pod(job(), 1)
     unlabelled_pod["metadata"]["labels"] = {}
     cluster = RecordingCluster(pods=(running_pod(job(), 0),), unlisted_pods={"bert-0-1": unlabelled_pod})
-    result = await run_pass(cluster, body(status_after(running_pods())), cached_state(running_pod(job(), 0)))
+    result = await run_pass(cluster, raw_job(status_after(running_pods())), cached_state(running_pod(job(), 0)))
 
     assert cluster.requests == [LIST, "get Pod default/bert-0-1", "write status"]
     assert written_status(result).attempts[-1].evidence[1].deleted
@@ -53,7 +53,7 @@ async def test_a_pod_with_the_labels_of_the_job_but_another_owner_is_ignored() -
     foreign_pod["metadata"]["ownerReferences"][0]["uid"] = "another"
     cluster = RecordingCluster(pods=(running_pod(job(), 0), foreign_pod))
     result = await run_pass(
-        cluster, body(status_after(running_pods())), cached_state(running_pod(job(), 0), foreign_pod)
+        cluster, raw_job(status_after(running_pods())), cached_state(running_pod(job(), 0), foreign_pod)
     )
 
     assert written_status(result).attempts[-1].state is AttemptState.STOPPING
@@ -61,7 +61,7 @@ async def test_a_pod_with_the_labels_of_the_job_but_another_owner_is_ignored() -
 
 async def test_children_are_created_only_after_uncached_reads() -> None:
     cluster = RecordingCluster()
-    await run_pass(cluster, body(status_after()))
+    await run_pass(cluster, raw_job(status_after()))
 
     assert sorted(cluster.requests[:3]) == sorted([*CLAIMS, LIST])
     assert cluster.requests[3:] == CREATES
@@ -69,14 +69,14 @@ async def test_children_are_created_only_after_uncached_reads() -> None:
 
 async def test_a_pod_that_only_the_list_contains_is_not_created_again() -> None:
     cluster = RecordingCluster(pods=(pod(job(), 0),))
-    await run_pass(cluster, body(status_after()))
+    await run_pass(cluster, raw_job(status_after()))
 
     assert create_requests(cluster) == [line for line in CREATES if line != "create Pod bert-0-0"]
 
 
 async def test_a_pod_missing_in_the_cache_but_listed_counts_as_running() -> None:
     cluster = RecordingCluster(pods=running_pods())
-    result = await run_pass(cluster, body(status_after(running_pods())), cached_state(running_pod(job(), 0)))
+    result = await run_pass(cluster, raw_job(status_after(running_pods())), cached_state(running_pod(job(), 0)))
 
     assert cluster.requests == [LIST]  # claims are read only before the attempt has started
     assert result.requeue_after is None
@@ -84,7 +84,7 @@ async def test_a_pod_missing_in_the_cache_but_listed_counts_as_running() -> None
 
 async def test_a_pod_that_only_the_cache_contains_counts_as_deleted_and_is_not_created_again() -> None:
     cluster = RecordingCluster(pods=())
-    result = await run_pass(cluster, body(status_after()), cached_state(pod(job(), 0)))
+    result = await run_pass(cluster, raw_job(status_after()), cached_state(pod(job(), 0)))
 
     assert create_requests(cluster) == []
     assert written_status(result).attempts[-1].evidence[0].deleted
@@ -92,7 +92,7 @@ async def test_a_pod_that_only_the_cache_contains_counts_as_deleted_and_is_not_c
 
 async def test_claims_are_checked_before_pods_are_created() -> None:
     cluster = RecordingCluster(access_modes={"models": ["ReadWriteOnce"]})
-    result = await run_pass(cluster, body(status_after()))
+    result = await run_pass(cluster, raw_job(status_after()))
 
     assert written_status(result).attempts[-1].reason == "InvalidSpec"
     assert create_requests(cluster) == []
@@ -101,7 +101,7 @@ async def test_claims_are_checked_before_pods_are_created() -> None:
 async def test_progress_of_an_earlier_attempt_is_ignored() -> None:
     cluster = RecordingCluster()
     stale = Progress(step=5, update_time=NOW - timedelta(seconds=1))
-    await run_pass(cluster, body(status_after(running_pods())), cached_state(*running_pods(), progress=stale))
+    await run_pass(cluster, raw_job(status_after(running_pods())), cached_state(*running_pods(), progress=stale))
 
     assert cluster.requests == []
 
@@ -109,7 +109,7 @@ async def test_progress_of_an_earlier_attempt_is_ignored() -> None:
 async def test_a_foreign_service_does_not_count_as_the_service_of_the_job() -> None:
     foreign = {"metadata": {"name": "bert", "ownerReferences": [{"uid": "another", "controller": True}]}}
     cluster = RecordingCluster(pods=running_pods())
-    await run_pass(cluster, body(status_after()), CachedState(pods=running_pods(), services=(foreign,)))
+    await run_pass(cluster, raw_job(status_after()), CachedState(pods=running_pods(), services=(foreign,)))
 
     assert "create Service bert" in cluster.requests
 
@@ -127,7 +127,7 @@ async def test_an_edited_service_is_deleted_and_an_intact_one_is_not(edit: RawBo
     metadata = {**service["metadata"], "uid": "uid-9"}
     intact = {"metadata": metadata, "spec": {**service["spec"], "type": "ClusterIP", "sessionAffinity": "None"}}
     edited = {"metadata": metadata, "spec": {**service["spec"], **edit}}
-    job_body = body(status_after(running_pods()))
+    job_body = raw_job(status_after(running_pods()))
     for existing, requests in ((intact, []), (edited, ["delete Service bert uid-9"])):
         cluster = RecordingCluster(pods=running_pods())
         await run_pass(cluster, job_body, CachedState(pods=running_pods(), services=(existing,)))

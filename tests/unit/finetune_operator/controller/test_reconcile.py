@@ -18,8 +18,8 @@ from finetune_operator.observation.pods import RejectedCreate
 from testing.builders.passes import (
     CREATES,
     LATER,
-    body,
     cached_state,
+    raw_job,
     run_pass,
     running_pods,
     status_after,
@@ -30,7 +30,7 @@ from testing.fakes.recording_cluster import RecordingCluster
 
 async def test_the_status_is_written_before_any_action() -> None:
     cluster = RecordingCluster()
-    result = await run_pass(cluster, body(status_after()), cached_state(*running_pods()))
+    result = await run_pass(cluster, raw_job(status_after()), cached_state(*running_pods()))
 
     assert cluster.requests == ["write status", "event Running"]
     assert written_status(result).attempts[-1].state is AttemptState.RUNNING
@@ -40,7 +40,7 @@ async def test_the_status_is_written_before_any_action() -> None:
 async def test_a_conflict_ends_the_pass_before_any_action() -> None:
     cluster = RecordingCluster(errors={"write status": Conflict("changed")})
     with pytest.raises(Conflict):
-        await run_pass(cluster, body(status_after()), cached_state(*running_pods()))
+        await run_pass(cluster, raw_job(status_after()), cached_state(*running_pods()))
 
     assert cluster.requests == ["write status"]
 
@@ -48,17 +48,17 @@ async def test_a_conflict_ends_the_pass_before_any_action() -> None:
 async def test_an_unchanged_status_is_not_written() -> None:
     cluster = RecordingCluster()
     status = status_after(running_pods())
-    result = await run_pass(cluster, body(status), cached_state(*running_pods()))
+    result = await run_pass(cluster, raw_job(status), cached_state(*running_pods()))
 
     assert cluster.requests == []
-    assert result == PassResult(body(status))
+    assert result == PassResult(raw_job(status))
 
 
 async def test_a_known_rejected_create_is_retried_after_a_delay() -> None:
     rejected_before = (RejectedCreate("Pod", "bert-0-1", 403, "exceeded quota"),)
     error = CreateRejected("exceeded quota", status=403, kind="Pod", name="bert-0-1")
     cluster = RecordingCluster(errors={CREATES[3]: error})
-    first = await run_pass(cluster, body(status_after()), CachedState(rejected_creates=rejected_before))
+    first = await run_pass(cluster, raw_job(status_after()), CachedState(rejected_creates=rejected_before))
     second = await run_pass(cluster, first.job, CachedState(rejected_creates=rejected_before))
 
     assert first.requeue_after == timedelta()  # the pending reason was written
@@ -72,7 +72,7 @@ async def test_the_requeue_delay_is_limited_so_that_a_corrected_clock_takes_effe
     deadline: int, requeue_after: timedelta
 ) -> None:
     status = status_after(running_pods(), running_pods(), activeDeadlineSeconds=deadline)
-    job_body = body(status, activeDeadlineSeconds=deadline)
+    job_body = raw_job(status, activeDeadlineSeconds=deadline)
     result = await run_pass(RecordingCluster(), job_body, cached_state(*running_pods()))
 
     assert result.requeue_after == requeue_after
@@ -87,7 +87,7 @@ async def test_the_requeue_delay_is_limited_so_that_a_corrected_clock_takes_effe
     ],
 )
 async def test_a_cosmetic_status_write_is_postponed(since_status_write: timedelta | None, written: bool) -> None:
-    cluster, job_body = RecordingCluster(), body(status_after(running_pods()))
+    cluster, job_body = RecordingCluster(), raw_job(status_after(running_pods()))
     polled = Progress(step=5, update_time=LATER)
     result = await run_pass(
         cluster, job_body, cached_state(*running_pods(), progress=polled, since_status_write=since_status_write)
@@ -100,14 +100,14 @@ async def test_a_cosmetic_status_write_is_postponed(since_status_write: timedelt
 
 async def test_a_status_write_that_changes_the_state_is_never_postponed() -> None:
     cluster = RecordingCluster()
-    await run_pass(cluster, body(status_after()), cached_state(*running_pods(), since_status_write=timedelta()))
+    await run_pass(cluster, raw_job(status_after()), cached_state(*running_pods(), since_status_write=timedelta()))
 
     assert cluster.requests[0] == "write status"
 
 
 async def test_an_invalid_spec_fails_the_job_once_with_a_message() -> None:
     cluster = RecordingCluster()
-    first = await run_pass(cluster, body(numNodes=0))
+    first = await run_pass(cluster, raw_job(numNodes=0))
     second = await run_pass(cluster, first.job)
 
     [status] = cluster.statuses
@@ -121,7 +121,7 @@ async def test_an_invalid_spec_fails_the_job_once_with_a_message() -> None:
 
 async def test_a_spec_that_became_invalid_stops_the_running_pods() -> None:
     cluster = RecordingCluster()
-    broken = body(status_after(running_pods()), numNodes=0)
+    broken = raw_job(status_after(running_pods()), numNodes=0)
     first = await run_pass(cluster, broken, cached_state(*running_pods()))
     deletions = ["delete Pod bert-0-0 pod-0-0 within 10 s", "delete Pod bert-0-1 pod-0-1 within 10 s"]
 
@@ -136,7 +136,7 @@ async def test_a_spec_that_became_invalid_stops_the_running_pods() -> None:
 async def test_a_job_whose_status_cannot_be_parsed_is_left_alone() -> None:
     cluster = RecordingCluster()
     with pytest.raises(ClusterError, match=r"status cannot be read, the job is left alone: status.phase: "):
-        await run_pass(cluster, {**body(), "status": {"phase": "Evaluating"}}, cached_state(*running_pods()))
+        await run_pass(cluster, {**raw_job(), "status": {"phase": "Evaluating"}}, cached_state(*running_pods()))
 
     assert cluster.requests == []
 
@@ -147,4 +147,4 @@ def test_empty_fields_of_the_status_are_omitted_except_restarts() -> None:
 
 def test_a_rendered_status_is_parsed_to_the_same_status() -> None:
     status = status_after(running_pods())
-    assert FineTuneJob.parse(body(status)).status == status
+    assert FineTuneJob.parse(raw_job(status)).status == status

@@ -15,7 +15,7 @@ from finetune_api.v1alpha1.status import (
 from finetune_operator.core.conditions import keep_transition_times
 from finetune_operator.core.derive_status import StatusContext, derive_status
 from testing.builders.jobs import NOW, command, job, observation_of, pod, running_pod
-from testing.builders.statuses import LATER, PULL, UNSCHEDULABLE, finished, status_of, status_with_attempts
+from testing.builders.statuses import LATER, PULL, UNSCHEDULABLE, derived_status, finished_status, status_with_attempts
 
 JOB = job()
 
@@ -31,70 +31,70 @@ def true_conditions(status: JobStatus) -> dict[str, str]:
 
 
 STAGES = [
-    pytest.param(status_of(JobStatus()), Phase.QUEUED, {"Reconciling": "Queued"}, id="new"),
+    pytest.param(derived_status(JobStatus()), Phase.QUEUED, {"Reconciling": "Queued"}, id="new"),
     pytest.param(
-        status_of(JobStatus(), suspend=True), Phase.SUSPENDED, {"Suspended": "Suspended"}, id="created suspended"
+        derived_status(JobStatus(), suspend=True), Phase.SUSPENDED, {"Suspended": "Suspended"}, id="created suspended"
     ),
     pytest.param(
-        status_of(status_with_attempts(AttemptState.STARTING)),
+        derived_status(status_with_attempts(AttemptState.STARTING)),
         Phase.QUEUED,
         {"Reconciling": "Starting"},
         id="starting without pods",
     ),
     pytest.param(
-        status_of(status_with_attempts(AttemptState.STARTING), pod(JOB, 0)),
+        derived_status(status_with_attempts(AttemptState.STARTING), pod(JOB, 0)),
         Phase.STARTING,
         {"Reconciling": "Starting"},
         id="starting with a scheduled pod",
     ),
     pytest.param(
-        status_of(status_with_attempts(AttemptState.STARTING), pending_reason=UNSCHEDULABLE),
+        derived_status(status_with_attempts(AttemptState.STARTING), pending_reason=UNSCHEDULABLE),
         Phase.QUEUED,
         {"Reconciling": "Unschedulable"},
         id="unschedulable",
     ),
     pytest.param(
-        status_of(status_with_attempts(AttemptState.RUNNING)), Phase.RUNNING, {"Running": "Running"}, id="running"
+        derived_status(status_with_attempts(AttemptState.RUNNING)), Phase.RUNNING, {"Running": "Running"}, id="running"
     ),
     pytest.param(
-        status_of(status_with_attempts(AttemptState.STOPPING)),
+        derived_status(status_with_attempts(AttemptState.STOPPING)),
         Phase.RESTARTING,
         {"Reconciling": "Stopping"},
         id="stopping after a failure",
     ),
     pytest.param(
-        status_of(status_with_attempts(AttemptState.STOPPING), suspend=True),
+        derived_status(status_with_attempts(AttemptState.STOPPING), suspend=True),
         Phase.SUSPENDED,
         {"Reconciling": "Stopping"},
         id="stopping to suspend",
     ),
     pytest.param(
-        status_of(status_with_attempts(AttemptState.STOPPED), suspend=True),
+        derived_status(status_with_attempts(AttemptState.STOPPED), suspend=True),
         Phase.SUSPENDED,
         {"Suspended": "Suspended"},
         id="suspended",
     ),
-    pytest.param(status_of(restarting()), Phase.RESTARTING, {"Reconciling": "Restarting"}, id="restarting"),
+    pytest.param(derived_status(restarting()), Phase.RESTARTING, {"Reconciling": "Restarting"}, id="restarting"),
     pytest.param(
-        status_of(status_with_attempts(AttemptState.STOPPED, AttemptState.STARTING), pod(JOB, 0, attempt=1)),
+        derived_status(status_with_attempts(AttemptState.STOPPED, AttemptState.STARTING), pod(JOB, 0, attempt=1)),
         Phase.STARTING,
         {"Reconciling": "Starting"},
         id="resumed, which is not a restart",
     ),
     pytest.param(
-        status_of(finished(AttemptState.SUCCEEDED)),
+        derived_status(finished_status(AttemptState.SUCCEEDED)),
         Phase.COMPLETE,
         {"Complete": "RankKilled", "Finished": "RankKilled"},
         id="complete, with the reason of its last attempt",
     ),
     pytest.param(
-        status_of(finished(AttemptState.FAILED)),
+        derived_status(finished_status(AttemptState.FAILED)),
         Phase.FAILED,
         {"Failed": "RankKilled", "Finished": "RankKilled", "Stalled": "RankKilled"},
         id="failed, with the reason of its last attempt",
     ),
     pytest.param(
-        status_of(finished(AttemptState.SUCCEEDED), suspend=True),
+        derived_status(finished_status(AttemptState.SUCCEEDED), suspend=True),
         Phase.COMPLETE,
         {"Complete": "RankKilled", "Finished": "RankKilled"},
         id="complete, with spec.suspend set later",
@@ -128,13 +128,13 @@ def test_running_and_suspended_are_always_present_and_the_others_only_while_true
         pytest.param(
             status_with_attempts(AttemptState.STOPPING), True, "Suspending", id="suspend set and pods running"
         ),
-        pytest.param(finished(AttemptState.FAILED), True, "Active", id="suspend set after the end"),
+        pytest.param(finished_status(AttemptState.FAILED), True, "Active", id="suspend set after the end"),
     ],
 )
 def test_the_suspended_condition_of_a_job_with_pods_is_false_with_a_reason(
     status: JobStatus, suspend: bool, reason: str
 ) -> None:
-    [condition] = [c for c in status_of(status, suspend=suspend).conditions if c.type == "Suspended"]
+    [condition] = [c for c in derived_status(status, suspend=suspend).conditions if c.type == "Suspended"]
     assert (condition.status, condition.reason, condition.message) == ("False", reason, "")
 
 
@@ -142,31 +142,39 @@ def test_the_suspended_condition_of_a_job_with_pods_is_false_with_a_reason(
     ("status", "message"),
     [
         pytest.param(
-            status_of(JobStatus(), suspend=True),
+            derived_status(JobStatus(), suspend=True),
             "not started; set spec.suspend to false to start",
             id="created suspended",
         ),
-        pytest.param(status_of(status_with_attempts(AttemptState.STARTING)), "attempt 0 is starting", id="starting"),
         pytest.param(
-            status_of(status_with_attempts(AttemptState.STARTING), pending_reason=PULL), "no such tag", id="pending"
+            derived_status(status_with_attempts(AttemptState.STARTING)), "attempt 0 is starting", id="starting"
         ),
-        pytest.param(status_of(status_with_attempts(AttemptState.RUNNING)), "attempt 0 runs on 2 nodes", id="running"),
         pytest.param(
-            status_of(status_with_attempts(AttemptState.STOPPING)), "attempt 0 is stopping: RankKilled", id="stopping"
+            derived_status(status_with_attempts(AttemptState.STARTING), pending_reason=PULL),
+            "no such tag",
+            id="pending",
         ),
-        pytest.param(status_of(restarting()), "attempt 1 starts; rank 3 was ended by SIGKILL", id="restarting"),
         pytest.param(
-            status_of(restarting(not_before=LATER)),
+            derived_status(status_with_attempts(AttemptState.RUNNING)), "attempt 0 runs on 2 nodes", id="running"
+        ),
+        pytest.param(
+            derived_status(status_with_attempts(AttemptState.STOPPING)),
+            "attempt 0 is stopping: RankKilled",
+            id="stopping",
+        ),
+        pytest.param(derived_status(restarting()), "attempt 1 starts; rank 3 was ended by SIGKILL", id="restarting"),
+        pytest.param(
+            derived_status(restarting(not_before=LATER)),
             "attempt 1 starts after 12:05:00; rank 3 was ended by SIGKILL",
             id="restarting later",
         ),
         pytest.param(
-            status_of(status_with_attempts(AttemptState.STOPPED), suspend=True),
+            derived_status(status_with_attempts(AttemptState.STOPPED), suspend=True),
             "every pod is released; no checkpoint was written yet",
             id="suspended without a checkpoint",
         ),
         pytest.param(
-            status_of(
+            derived_status(
                 status_with_attempts(AttemptState.STOPPED).model_copy(
                     update={"progress": Progress(last_checkpoint="step-8")}
                 ),
@@ -175,7 +183,7 @@ def test_the_suspended_condition_of_a_job_with_pods_is_false_with_a_reason(
             "every pod is released; it resumes from step-8",
             id="suspended",
         ),
-        pytest.param(status_of(finished(AttemptState.FAILED)), "rank 3 was ended by SIGKILL", id="failed"),
+        pytest.param(derived_status(finished_status(AttemptState.FAILED)), "rank 3 was ended by SIGKILL", id="failed"),
     ],
 )
 def test_a_condition_message_describes_the_state_of_the_job(status: JobStatus, message: str) -> None:

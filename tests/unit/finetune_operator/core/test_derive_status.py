@@ -14,13 +14,13 @@ from finetune_api.v1alpha1.status import (
 from finetune_operator.core.derive_status import StatusContext, derive_status, without_cosmetic_fields
 from finetune_operator.observation.pods import Observation
 from testing.builders.jobs import NOW, job, observation_of, pod, running_pod, terminating_pod
-from testing.builders.statuses import LATER, PULL, UNSCHEDULABLE, finished, status_of, status_with_attempts
+from testing.builders.statuses import LATER, PULL, UNSCHEDULABLE, derived_status, finished_status, status_with_attempts
 
 JOB = job()
 
 
 def test_deriving_the_status_again_changes_nothing() -> None:
-    first = status_of(status_with_attempts(AttemptState.STARTING), pod(JOB, 0), pending_reason=UNSCHEDULABLE)
+    first = derived_status(status_with_attempts(AttemptState.STARTING), pod(JOB, 0), pending_reason=UNSCHEDULABLE)
     second = derive_status(
         job(status=first), StatusContext(observation_of(JOB, pod(JOB, 0)), UNSCHEDULABLE, LATER + timedelta(hours=1))
     )
@@ -31,20 +31,20 @@ def test_a_pending_reason_keeps_its_since_and_gets_the_newest_message() -> None:
     before = status_with_attempts(AttemptState.STARTING).model_copy(
         update={"waiting": WaitStatus(reason="Unschedulable", message="2 of 2 pods", since=NOW)}
     )
-    assert status_of(before, pending_reason=UNSCHEDULABLE).waiting == WaitStatus(
+    assert derived_status(before, pending_reason=UNSCHEDULABLE).waiting == WaitStatus(
         reason="Unschedulable", message=UNSCHEDULABLE.message, since=NOW
     )
-    assert status_of(before, pending_reason=PULL).waiting == WaitStatus(
+    assert derived_status(before, pending_reason=PULL).waiting == WaitStatus(
         reason="ImagePullFailed", message="no such tag", since=LATER
     )
-    assert status_of(before).waiting is None
+    assert derived_status(before).waiting is None
 
 
 @pytest.mark.parametrize(
-    "status", [status_with_attempts(AttemptState.RUNNING), finished(AttemptState.FAILED), JobStatus()]
+    "status", [status_with_attempts(AttemptState.RUNNING), finished_status(AttemptState.FAILED), JobStatus()]
 )
 def test_only_a_starting_attempt_has_a_pending_reason(status: JobStatus) -> None:
-    assert status_of(status, pending_reason=UNSCHEDULABLE).waiting is None
+    assert derived_status(status, pending_reason=UNSCHEDULABLE).waiting is None
 
 
 def test_the_status_lists_nodes_by_rank_without_deleted_pods() -> None:
@@ -57,7 +57,9 @@ def test_the_status_lists_nodes_by_rank_without_deleted_pods() -> None:
         (0, "bert-0-0", "gpu-0", "ErrImagePull"),
         (1, "bert-0-1", "gpu-1", "Terminating"),
     ]
-    with_tombstone = Observation(nodes=observation_of(JOB, running_pod(JOB, 0), gone=(running_pod(JOB, 1),)).nodes)
+    with_tombstone = Observation(
+        nodes=observation_of(JOB, running_pod(JOB, 0), tombstones=(running_pod(JOB, 1),)).nodes
+    )
     nodes = derive_status(
         job(status=status_with_attempts(AttemptState.RUNNING)), StatusContext(with_tombstone, None, NOW)
     ).nodes
@@ -65,7 +67,7 @@ def test_the_status_lists_nodes_by_rank_without_deleted_pods() -> None:
 
 
 def test_progress_columns_nodes_and_steps_are_cosmetic_fields() -> None:
-    before = status_of(status_with_attempts(AttemptState.RUNNING), running_pod(JOB, 0))
+    before = derived_status(status_with_attempts(AttemptState.RUNNING), running_pod(JOB, 0))
     [record] = before.attempts
     steps = record.model_copy(
         update={"first_step": 0, "first_step_time": NOW, "last_step": 9, "evidence": (Evidence(node_rank=0),)}

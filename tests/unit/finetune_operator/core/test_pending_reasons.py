@@ -225,7 +225,7 @@ def test_a_terminating_child_of_a_deleted_job_of_the_same_name_is_awaited() -> N
 
 
 def test_a_deleted_pod_has_no_pending_reason() -> None:
-    gone = Observation(nodes=observation_of(JOB, gone=(waiting_pod(0, "ErrImagePull"),)).nodes)
+    gone = Observation(nodes=observation_of(JOB, tombstones=(waiting_pod(0, "ErrImagePull"),)).nodes)
     assert len(gone.nodes) == 1
     assert find_pending_reason(JOB, gone, gone.nodes, NOW + timedelta(hours=1)) is None
 

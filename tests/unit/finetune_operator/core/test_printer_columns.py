@@ -7,7 +7,7 @@ import pytest
 from finetune_api.v1alpha1.status import AttemptState, Display
 from finetune_operator.core.printer_columns import format_duration, format_number
 from testing.builders.jobs import RawBody, job, pod, running_pod, terminating_pod
-from testing.builders.statuses import report, status_with_progress
+from testing.builders.statuses import progress_report, status_with_progress
 
 JOB = job()
 
@@ -19,26 +19,26 @@ def columns(*pods: RawBody, **fields: Any) -> Display:
 
 
 def test_columns_of_a_running_job_show_step_loss_throughput_and_eta() -> None:
-    progress = report(40, total_steps=120, loss=1.23456, tokens_per_second=18432.0, eta_seconds=1320)
+    progress = progress_report(40, total_steps=120, loss=1.23456, tokens_per_second=18432.0, eta_seconds=1320)
     assert columns(running_pod(JOB, 0), running_pod(JOB, 1), polled=progress) == Display(
         nodes="2/2", progress="33% 40/120", loss="1.235", tokens_per_second="18.4k", eta="22m"
     )
 
 
 def test_columns_of_a_stopping_job_have_no_throughput_and_eta() -> None:
-    progress = report(40, total_steps=120, loss=1.0, tokens_per_second=18432.0, eta_seconds=1320)
+    progress = progress_report(40, total_steps=120, loss=1.0, tokens_per_second=18432.0, eta_seconds=1320)
     assert columns(before=progress, state=AttemptState.STOPPING) == Display(
         nodes="0/2", progress="33% 40/120", loss="1.000"
     )
 
 
 def test_the_progress_column_after_early_stopping_has_no_percentage() -> None:
-    progress = report(40, total_steps=120, loss=1.0, stopped_early=True)
+    progress = progress_report(40, total_steps=120, loss=1.0, stopped_early=True)
     assert columns(before=progress, state=AttemptState.SUCCEEDED).progress == "stopped early 40/120"
 
 
 def test_unknown_columns_are_blank() -> None:
-    assert columns(polled=report(0)) == columns() == Display(nodes="0/2")
+    assert columns(polled=progress_report(0)) == columns() == Display(nodes="0/2")
 
 
 def test_the_nodes_column_counts_running_pods_that_are_not_terminating() -> None:

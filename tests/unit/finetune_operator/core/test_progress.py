@@ -16,7 +16,7 @@ from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.progress import step_range
 from finetune_supervisor.messages import to_json_object
 from testing.builders.jobs import NOW, SETTINGS, RawBody, ended_pod, job, observation_of, running_pod
-from testing.builders.statuses import report, seconds_after_start, status_with_progress
+from testing.builders.statuses import progress_report, status_with_progress, time_after_start
 
 JOB = job()
 RECORD = AttemptRecord(attempt=0, state=AttemptState.RUNNING, created=True)
@@ -28,36 +28,44 @@ def ended_with_progress(progress: Progress, *, node_rank: int = 0) -> RawBody:
 
 
 def test_polled_progress_is_in_the_status() -> None:
-    assert status_with_progress(polled=report(5)).progress == report(5)
+    assert status_with_progress(polled_progress=progress_report(5)).progress == progress_report(5)
 
 
 def test_progress_stays_without_a_new_report() -> None:
-    assert status_with_progress(before=report(5)).progress == report(5)
+    assert status_with_progress(previous_progress=progress_report(5)).progress == progress_report(5)
     assert status_with_progress().progress is None
 
 
 def test_an_older_report_does_not_replace_a_newer_one() -> None:
-    assert status_with_progress(before=report(9, seconds=60), polled=report(5)).progress == report(9, seconds=60)
+    assert status_with_progress(
+        previous_progress=progress_report(9, seconds=60), polled_progress=progress_report(5)
+    ).progress == progress_report(9, seconds=60)
 
 
 def test_an_attempt_resumed_from_a_checkpoint_may_report_a_smaller_step() -> None:
-    assert status_with_progress(before=report(9), polled=report(8, seconds=60)).progress == report(8, seconds=60)
+    assert status_with_progress(
+        previous_progress=progress_report(9), polled_progress=progress_report(8, seconds=60)
+    ).progress == progress_report(8, seconds=60)
 
 
 def test_the_termination_message_is_newer_than_polled_progress() -> None:
-    progress = status_with_progress(ended_with_progress(report(12, seconds=2)), polled=report(11, seconds=1)).progress
-    assert progress == report(12, seconds=2)
+    progress = status_with_progress(
+        ended_with_progress(progress_report(12, seconds=2)), polled_progress=progress_report(11, seconds=1)
+    ).progress
+    assert progress == progress_report(12, seconds=2)
 
 
 def test_only_node_0_reports_progress() -> None:
-    assert status_with_progress(ended_with_progress(report(12), node_rank=1)).progress is None
+    assert status_with_progress(ended_with_progress(progress_report(12), node_rank=1)).progress is None
 
 
 def test_a_report_without_a_checkpoint_keeps_the_last_one() -> None:
-    before = report(9, last_checkpoint="step-8")
-    progress = status_with_progress(before=before, polled=report(10, seconds=1)).progress
-    assert progress == report(10, seconds=1, last_checkpoint="step-8")
-    newer = status_with_progress(before=before, polled=report(17, seconds=1, last_checkpoint="step-16")).progress
+    before = progress_report(9, last_checkpoint="step-8")
+    progress = status_with_progress(previous_progress=before, polled_progress=progress_report(10, seconds=1)).progress
+    assert progress == progress_report(10, seconds=1, last_checkpoint="step-8")
+    newer = status_with_progress(
+        previous_progress=before, polled_progress=progress_report(17, seconds=1, last_checkpoint="step-16")
+    ).progress
     assert newer is not None
     assert newer.last_checkpoint == "step-16"
 
@@ -68,11 +76,13 @@ def test_the_update_time_of_progress_never_decreases(polls: list[tuple[int, int]
     for step, seconds in polls:
         before, current = (
             current,
-            status_with_progress(before=current, polled=report(step, seconds=seconds)).progress,
+            status_with_progress(
+                previous_progress=current, polled_progress=progress_report(step, seconds=seconds)
+            ).progress,
         )
         assert current is not None
         assert current.update_time is not None
-        assert current.update_time >= seconds_after_start(seconds)
+        assert current.update_time >= time_after_start(seconds)
         if before is not None and before.update_time is not None:
             assert current.update_time >= before.update_time
 
@@ -102,8 +112,8 @@ def test_the_batch_chosen_for_auto_is_in_the_status_once_reported_and_stays() ->
     ftjob = job(
         status=JobStatus(attempt=0, attempts=(AttemptRecord(attempt=0, state=AttemptState.RUNNING),)), training=AUTO
     )
-    before, unknown = status_and_batch(ftjob, polled=report(0))
-    chosen, current = status_and_batch(ftjob, polled=report(0, per_device_train_batch_size=4))
+    before, unknown = status_and_batch(ftjob, polled=progress_report(0))
+    chosen, current = status_and_batch(ftjob, polled=progress_report(0, per_device_train_batch_size=4))
     _, later = status_and_batch(ftjob.model_copy(update={"status": chosen}))
 
     assert (before.batch, unknown) == (None, "unknown")
@@ -116,20 +126,20 @@ def test_an_impossible_micro_batch_size_is_ignored(size: int) -> None:
         status=JobStatus(attempt=0, attempts=(AttemptRecord(attempt=0, state=AttemptState.RUNNING),)), training=AUTO
     )
 
-    assert status_and_batch(ftjob, polled=report(0, per_device_train_batch_size=size))[1] == "unknown"
+    assert status_and_batch(ftjob, polled=progress_report(0, per_device_train_batch_size=size))[1] == "unknown"
 
 
 def test_a_reported_size_does_not_override_the_spec() -> None:
     ftjob = job(training={"perDeviceTrainBatchSize": 2, "gradientAccumulationSteps": 4})
 
-    assert status_and_batch(ftjob, polled=report(0, per_device_train_batch_size=8))[1] == "2 x 4 x 4"
+    assert status_and_batch(ftjob, polled=progress_report(0, per_device_train_batch_size=8))[1] == "2 x 4 x 4"
 
 
 def test_a_repair_replaces_auto() -> None:
     repair = Repair(per_device_train_batch_size=1, gradient_accumulation_steps=8)
     ftjob = job(status=JobStatus(repair=repair), training=AUTO)
 
-    assert status_and_batch(ftjob, polled=report(0, per_device_train_batch_size=4))[1] == "1 x 8 x 4"
+    assert status_and_batch(ftjob, polled=progress_report(0, per_device_train_batch_size=4))[1] == "1 x 8 x 4"
 
 
 def termination_message(outcome: Outcome = Outcome.FAILED, **fields: Any) -> str:

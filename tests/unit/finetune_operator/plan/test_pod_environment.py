@@ -6,14 +6,14 @@ import pytest
 
 from finetune_operator.plan.pod_environment import build_environment
 from finetune_operator.plan.run_plan import GRACE_SECONDS
-from testing.builders.manifests import EVERYTHING, container, first_pod, run_of
+from testing.builders.manifests import ALL_FIELDS, first_pod_manifest, run_plan_of, trainer_container
 
 
 def variables(**fields: Any) -> dict[str, str]:
-    return {variable["name"]: variable.get("value", "") for variable in container(**fields)["env"]}
+    return {variable["name"]: variable.get("value", "") for variable in trainer_container(**fields)["env"]}
 
 
-@pytest.mark.parametrize("fields", [pytest.param({}, id="minimal"), pytest.param(EVERYTHING, id="everything")])
+@pytest.mark.parametrize("fields", [pytest.param({}, id="minimal"), pytest.param(ALL_FIELDS, id="everything")])
 def test_variables_that_torchrun_sets_are_not_in_the_pod(fields: dict[str, Any]) -> None:
     variable_names = variables(**fields).keys()
     assert {"MASTER_ADDR", "NODE_RANK"} <= variable_names
@@ -21,7 +21,7 @@ def test_variables_that_torchrun_sets_are_not_in_the_pod(fields: dict[str, Any])
 
 
 def test_pet_variables_equal_those_of_the_trainer() -> None:
-    run = run_of()
+    run = run_plan_of()
     for node in run.nodes:
         environment = build_environment(run, node)
         torchrun_variables = {
@@ -33,15 +33,15 @@ def test_pet_variables_equal_those_of_the_trainer() -> None:
 
 
 def test_torchrun_stops_within_the_grace_period() -> None:
-    pod = first_pod()
+    pod = first_pod_manifest()
     assert pod["spec"]["terminationGracePeriodSeconds"] == GRACE_SECONDS
     assert int(variables()["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < GRACE_SECONDS
 
 
 def test_a_variable_of_the_user_replaces_the_default_one() -> None:
-    variable_names = [variable["name"] for variable in container(**EVERYTHING)["env"]]
+    variable_names = [variable["name"] for variable in trainer_container(**ALL_FIELDS)["env"]]
     assert len(variable_names) == len(set(variable_names))
-    assert variables(**EVERYTHING)["HF_HOME"] == "/models/hub"
+    assert variables(**ALL_FIELDS)["HF_HOME"] == "/models/hub"
 
 
 @pytest.mark.parametrize(

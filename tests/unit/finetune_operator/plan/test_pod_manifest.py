@@ -8,7 +8,14 @@ import pytest
 from finetune_operator import names
 from finetune_operator.plan.pod_manifest import LOST_NODE_SECONDS, exclude_nodes
 from testing.builders.jobs import command
-from testing.builders.manifests import EVERYTHING, NOT_READY, container, first_pod, pods_of, run_of
+from testing.builders.manifests import (
+    ALL_FIELDS,
+    NOT_READY,
+    first_pod_manifest,
+    pod_manifests_of,
+    run_plan_of,
+    trainer_container,
+)
 from testing.builders.pod_security import restricted_violations
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -18,7 +25,7 @@ UNREACHABLE = "node.kubernetes.io/unreachable"
 
 def tolerations(*given: dict[str, Any]) -> dict[str, int | None]:
     """Return tolerationSeconds by taint key, as in the pod manifest."""
-    tolerations_of_pod = first_pod(podTemplate={"tolerations": list(given)})["spec"]["tolerations"]
+    tolerations_of_pod = first_pod_manifest(podTemplate={"tolerations": list(given)})["spec"]["tolerations"]
     assert len({toleration["key"] for toleration in tolerations_of_pod}) == len(tolerations_of_pod)
     return {toleration["key"]: toleration.get("tolerationSeconds") for toleration in tolerations_of_pod}
 
@@ -32,7 +39,7 @@ def tolerations(*given: dict[str, Any]) -> dict[str, int | None]:
     ],
 )
 def test_the_size_of_shared_memory_is_limited(limits: dict[str, Any], size: int) -> None:
-    volumes = first_pod(resources={"limits": limits})["spec"]["volumes"]
+    volumes = first_pod_manifest(resources={"limits": limits})["spec"]["volumes"]
     [shm] = [volume for volume in volumes if volume["name"] == "shm"]
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": str(size)}
 
@@ -48,12 +55,12 @@ def test_a_toleration_of_the_user_replaces_the_default() -> None:
 
 def test_a_toleration_of_every_taint_adds_no_default() -> None:
     toleration = {"operator": "Exists"}
-    assert first_pod(podTemplate={"tolerations": [toleration]})["spec"]["tolerations"] == [toleration]
+    assert first_pod_manifest(podTemplate={"tolerations": [toleration]})["spec"]["tolerations"] == [toleration]
 
 
 def test_a_toleration_of_another_effect_keeps_the_default() -> None:
     toleration = {"key": NOT_READY, "operator": "Exists", "effect": "NoSchedule"}
-    tolerations_of_pod = first_pod(podTemplate={"tolerations": [toleration]})["spec"]["tolerations"]
+    tolerations_of_pod = first_pod_manifest(podTemplate={"tolerations": [toleration]})["spec"]["tolerations"]
     assert [(toleration["key"], toleration["effect"]) for toleration in tolerations_of_pod] == [
         (NOT_READY, "NoSchedule"),
         (NOT_READY, "NoExecute"),
@@ -62,29 +69,29 @@ def test_a_toleration_of_another_effect_keeps_the_default() -> None:
 
 
 def test_an_empty_security_context_of_the_user_is_kept() -> None:
-    pod_spec = first_pod(podTemplate={"securityContext": {}, "containerSecurityContext": {}})["spec"]
+    pod_spec = first_pod_manifest(podTemplate={"securityContext": {}, "containerSecurityContext": {}})["spec"]
     assert (pod_spec["securityContext"], pod_spec["containers"][0]["securityContext"]) == ({}, {})
 
 
 def test_labels_of_the_operator_override_those_of_the_user() -> None:
-    labels = first_pod(**EVERYTHING)["metadata"]["labels"]
+    labels = first_pod_manifest(**ALL_FIELDS)["metadata"]["labels"]
     assert (labels["team"], labels[names.MANAGED_BY]) == ("a", names.MANAGER)
 
 
 def test_unset_fields_are_not_in_the_manifest() -> None:
-    spec, trainer = first_pod()["spec"], container()
+    spec, trainer = first_pod_manifest()["spec"], trainer_container()
     assert not {"nodeSelector", "affinity", "priorityClassName", "imagePullSecrets", "serviceAccountName"} & spec.keys()
     assert not {"resources", "imagePullPolicy"} & trainer.keys()
 
 
 def test_pods_conform_to_the_restricted_pod_security_standard() -> None:
     for fields in ({}, command({"script": "train.py"})):
-        for pod in pods_of(run_of(**fields)):
+        for pod in pod_manifests_of(run_plan_of(**fields)):
             assert restricted_violations(pod) == ()
 
 
 def test_only_fields_of_the_user_violate_the_restricted_standard() -> None:
-    assert restricted_violations(first_pod(**EVERYTHING)) == (
+    assert restricted_violations(first_pod_manifest(**ALL_FIELDS)) == (
         "volume models: nfs",
         "volume disk: hostPath",
         "allowPrivilegeEscalation is not false",
