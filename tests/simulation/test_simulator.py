@@ -105,7 +105,7 @@ def taint_out_of_service(world: World, k8s_node: KubernetesNode) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lose", "expected"),
+    ("lose_k8s_node", "expected"),
     [
         (stop_kubelet, (True, True, True, "DeletionByTaintManager")),
         (delete_k8s_node, (False, False, True, "")),

@@ -1,4 +1,4 @@
-"""Tests of the index of children by job, and of the tombstones of deleted pods."""
+"""Tests of the child cache: index of children by job, and tombstones of deleted pods."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def tombstone(name: str, *, attempt: int = 0, deleted_at: float = 0.0) -> Tombst
 
 
 class CacheUnderTest:
-    """A ChildCache whose clock and current attempts a test sets, and which records the changed jobs."""
+    """ChildCache with a clock and current attempts set by the test; records the changed jobs."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -35,7 +35,7 @@ class CacheUnderTest:
         )
 
 
-def test_pods_are_indexed_by_job_and_changes_are_reported_by_job() -> None:
+def test_pods_and_changes_are_indexed_by_job() -> None:
     cache = CacheUnderTest()
     cache.children.on_pod_event(None, pod("a-0-0"))
     cache.children.on_pod_event(None, pod("b-0-0", job="other"))
@@ -43,7 +43,7 @@ def test_pods_are_indexed_by_job_and_changes_are_reported_by_job() -> None:
     assert cache.changed == [KEY, JobKey("default", "other")]
 
 
-def test_a_modified_pod_replaces_its_older_version() -> None:
+def test_modified_pod_replaces_older_version() -> None:
     cache = CacheUnderTest()
     cache.children.on_pod_event(None, pod())
     cache.children.on_pod_event(pod(), pod(status={"phase": "Running"}))
@@ -58,7 +58,7 @@ def test_a_deleted_pod_leaves_a_tombstone_with_its_last_state() -> None:
     assert cache.children.deleted_pods(KEY) == (pod(status={"phase": "Failed"}),)
 
 
-def test_a_pod_with_a_changed_job_label_moves_to_the_other_job() -> None:
+def test_pod_with_changed_job_label_moves_to_the_other_job() -> None:
     cache = CacheUnderTest()
     cache.children.on_pod_event(None, pod())
     cache.children.on_pod_event(pod(), pod(job="other"))
@@ -66,7 +66,7 @@ def test_a_pod_with_a_changed_job_label_moves_to_the_other_job() -> None:
     assert cache.children.pods(JobKey("default", "other")) == (pod(job="other"),)
 
 
-def test_an_object_without_the_job_label_is_ignored() -> None:
+def test_object_without_job_label_is_ignored() -> None:
     cache = CacheUnderTest()
     unlabelled = {"metadata": {"name": "x", "namespace": "default", "uid": "x", "labels": {}}}
     cache.children.on_pod_event(None, unlabelled)
@@ -87,7 +87,7 @@ def test_tombstones_of_a_deleted_job_expire() -> None:
     cache = CacheUnderTest()
     cache.children.on_pod_event(None, pod())
     cache.children.forget(KEY)
-    cache.attempts.clear()  # the garbage collector deletes the pods after the job
+    cache.attempts.clear()  # pods are deleted after the job, by the garbage collector
     cache.children.on_pod_event(pod(), None)
     cache.now = TOMBSTONE_TTL.total_seconds()
     cache.children.prune()
@@ -99,12 +99,12 @@ def test_a_tombstone_of_the_current_attempt_never_expires() -> None:
     assert retained == (tombstone("a-1-0", attempt=1),)
 
 
-def test_the_current_attempt_keeps_a_tombstone_for_every_node() -> None:
+def test_current_attempt_keeps_one_tombstone_per_node() -> None:
     tombstones = [tombstone(f"a-1-{rank}", attempt=1, deleted_at=rank) for rank in range(1000)]
     assert prune_tombstones(tombstones, current_attempt=1, now=FOREVER) == tuple(tombstones)
 
 
-def test_the_current_attempt_keeps_only_the_last_tombstone_of_a_pod_name() -> None:
+def test_current_attempt_keeps_only_the_newest_tombstone_of_a_pod_name() -> None:
     tombstones = [tombstone("a-0-0", deleted_at=1.0), tombstone("a-0-0", deleted_at=2.0)]
     assert prune_tombstones(tombstones, current_attempt=0, now=3.0) == (tombstone("a-0-0", deleted_at=2.0),)
 

@@ -1,4 +1,4 @@
-"""Tests of the controller with its work queue and informers, against an API server in memory."""
+"""Tests of the controller with its work queue and informers against an in-memory API server."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ def put_job(api: HttpApi, name: str, **fields: Any) -> RawBody:
 
 @asynccontextmanager
 async def running_controller(
-    api: HttpApi, *, now: Callable[[], datetime] = lambda: datetime.now(UTC), lead: bool = True
+    api: HttpApi, *, now: Callable[[], datetime] = lambda: datetime.now(UTC), is_leader: bool = True
 ) -> AsyncIterator[tuple[Controller, Metrics]]:
     for claim in ("models", "datasets"):
         api.put("persistentvolumeclaims", {"metadata": {"name": claim}, "spec": {"accessModes": ["ReadWriteMany"]}})
@@ -36,7 +36,7 @@ async def running_controller(
         dependencies = PassDependencies(KubernetesCluster(server), SETTINGS, now)
         controller = Controller(server, dependencies, metrics, namespaces=(None,))
         await controller.resync_jobs()
-        if lead:
+        if is_leader:
             controller.start_leading(lambda: True)
         tasks = [asyncio.create_task(informer.run()) for informer in controller.informers]
         tasks += [asyncio.create_task(controller.run_worker()) for _ in range(3)]
@@ -50,28 +50,28 @@ async def running_controller(
             await asyncio.wait(tasks)
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
-def pod_names(api: HttpApi) -> list[str]:
+def list_pod_names(api: HttpApi) -> list[str]:
     return sorted(name for plural, _, name in api.objects if plural == "pods")
 
 
-async def test_a_new_job_gets_its_pods() -> None:
+async def test_pods_of_a_new_job_are_created() -> None:
     api = HttpApi()
     async with running_controller(api) as (controller, _):
         controller.on_job_event(put_job(api, "a"))
-        await until(lambda: pod_names(api) == ["a-0-0", "a-0-1"])
+        await wait_until(lambda: list_pod_names(api) == ["a-0-0", "a-0-1"])
 
 
-async def test_the_watch_event_of_our_own_write_causes_no_pass() -> None:
+async def test_watch_event_of_own_write_causes_no_pass() -> None:
     api = HttpApi()
     async with running_controller(api) as (controller, metrics):
         controller.on_job_event(put_job(api, "a"))
-        await until(lambda: len(pod_names(api)) == 2)
+        await wait_until(lambda: len(list_pod_names(api)) == 2)
         await asyncio.sleep(0.3)
 
         def count_passes() -> float:
@@ -84,10 +84,10 @@ async def test_the_watch_event_of_our_own_write_causes_no_pass() -> None:
         assert count_passes() == before
         changed = put_job(api, "a", spec=spec(suspend=True))
         controller.on_job_event(changed)
-        await until(lambda: count_passes() > before)
+        await wait_until(lambda: count_passes() > before)
 
 
-async def test_a_write_counts_as_ours_even_if_the_watch_delivers_it_before_the_response(
+async def test_own_write_is_recognized_if_the_watch_delivers_it_before_the_response(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     api, write = HttpApi(), KubernetesCluster.write_status
@@ -101,66 +101,66 @@ async def test_a_write_counts_as_ours_even_if_the_watch_delivers_it_before_the_r
         monkeypatch.setattr(KubernetesCluster, "write_status", deliver_before_response)
         job = put_job(api, "a")
         controller.on_job_event(job)
-        await until(lambda: len(pod_names(api)) == 2)
+        await wait_until(lambda: len(list_pod_names(api)) == 2)
 
         assert controller._cached_state(job_key(job)).since_status_write is not None
 
 
-async def test_a_standby_caches_jobs_but_reconciles_none_until_it_leads() -> None:
+async def test_standby_caches_jobs_but_does_not_reconcile_until_it_leads() -> None:
     api = HttpApi()
     put_job(api, "before")
-    async with running_controller(api, lead=False) as (controller, _):
+    async with running_controller(api, is_leader=False) as (controller, _):
         controller.on_job_event(put_job(api, "later"))
         await asyncio.sleep(0.2)
-        assert (len(controller.jobs), pod_names(api), len(controller.queue)) == (2, [], 0)
+        assert (len(controller.jobs), list_pod_names(api), len(controller.queue)) == (2, [], 0)
         controller.start_leading(lambda: True)
-        await until(lambda: len(pod_names(api)) == 4)
+        await wait_until(lambda: len(list_pod_names(api)) == 4)
 
 
-async def test_a_worker_starts_no_pass_after_the_lease_is_lost() -> None:
+async def test_worker_starts_no_pass_after_losing_the_lease() -> None:
     api = HttpApi()
-    async with running_controller(api, lead=False) as (controller, _):
+    async with running_controller(api, is_leader=False) as (controller, _):
         leading = True
         controller.start_leading(lambda: leading)
         leading = False
         controller.queue.add(job_key(put_job(api, "a")))
         controller.on_job_event(put_job(api, "a"))
         await asyncio.sleep(0.2)
-    assert pod_names(api) == []
+    assert list_pod_names(api) == []
     assert api.requests_of("PUT", "finetunejobs") == []
 
 
-async def test_a_failed_pass_is_retried_and_logged_once_until_a_pass_succeeds(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_pass_is_retried_and_logged_once_until_a_pass_succeeds(caplog: pytest.LogCaptureFixture) -> None:
     api = HttpApi()
     api.faults += [ScriptedFault("PUT", "finetunejobs", 500, times=3), ScriptedFault("POST", "pods", 507, times=20)]
     async with running_controller(api) as (controller, metrics):
         with caplog.at_level(logging.WARNING):
             controller.on_job_event(put_job(api, "a"))
-            await until(lambda: len(pod_names(api)) == 2)
+            await wait_until(lambda: len(list_pod_names(api)) == 2)
         failed = metrics.registry.get_sample_value("finetune_reconcile_seconds_count", {"result": "ClusterError"})
         assert (failed or 0) > 3
-    # two warnings, because the pass that wrote the status succeeded in between
+    # two warnings, because the pass between them succeeded and wrote the status
     assert [vars(record)["job"] for record in caplog.records] == ["default/a"] * 2
 
 
-async def test_a_status_write_whose_response_was_lost_is_noticed_without_the_watch() -> None:
+async def test_status_write_with_lost_response_is_detected_without_the_watch() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("PUT", "finetunejobs", 0, after_execution=True))
     async with running_controller(api) as (controller, _):
         controller.on_job_event(put_job(api, "a"))
-        await until(lambda: len(pod_names(api)) == 2)
+        await wait_until(lambda: len(list_pod_names(api)) == 2)
 
 
-async def test_a_job_that_was_replaced_under_its_name_is_dropped_by_the_retry() -> None:
+async def test_retry_drops_a_job_that_was_replaced_by_another_of_the_same_name() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("PUT", "finetunejobs", 500, times=3))
     async with running_controller(api) as (controller, _):
         controller.on_job_event(put_job(api, "a"))
-        await until(lambda: api.requests_of("PUT", "finetunejobs") != [])
+        await wait_until(lambda: api.requests_of("PUT", "finetunejobs") != [])
         api.remove("finetunejobs", "a")
         put_job(api, "a")
-        await until(lambda: len(controller.jobs) == 0)
-    assert pod_names(api) == []
+        await wait_until(lambda: len(controller.jobs) == 0)
+    assert list_pod_names(api) == []
 
 
 async def test_an_unexpected_error_in_one_pass_does_not_stop_other_jobs(caplog: pytest.LogCaptureFixture) -> None:
@@ -174,7 +174,7 @@ async def test_an_unexpected_error_in_one_pass_does_not_stop_other_jobs(caplog: 
     async with running_controller(api, now=broken_clock) as (controller, _):
         controller.on_job_event(put_job(api, "a"))
         controller.on_job_event(put_job(api, "b"))
-        await until(lambda: len(pod_names(api)) == 4)
+        await wait_until(lambda: len(list_pod_names(api)) == 4)
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 2
     assert all(error.exc_info for error in errors)
@@ -186,11 +186,11 @@ async def test_a_job_whose_status_write_returns_not_found_is_dropped() -> None:
         deleted = put_job(api, "a")
         api.remove("finetunejobs", "a")
         controller.on_job_event(deleted)
-        await until(lambda: len(controller.jobs) == 0)
-    assert pod_names(api) == []
+        await wait_until(lambda: len(controller.jobs) == 0)
+    assert list_pod_names(api) == []
 
 
-async def test_a_job_deleted_during_its_pass_stays_deleted() -> None:
+async def test_job_deleted_during_its_pass_stays_deleted() -> None:
     api = HttpApi()
     deleted = asyncio.Event()
 
@@ -203,12 +203,12 @@ async def test_a_job_deleted_during_its_pass_stays_deleted() -> None:
     async with running_controller(api, now=delete_while_reading_the_clock) as (controller, _):
         job = put_job(api, "a")
         controller.on_job_event(job)
-        await until(lambda: bool(api.requests_of("PUT", "finetunejobs")))
+        await wait_until(lambda: bool(api.requests_of("PUT", "finetunejobs")))
         await asyncio.sleep(0.3)
         assert len(controller.jobs) == 0
 
 
-async def test_a_resync_finds_jobs_and_deletions_that_the_watch_missed() -> None:
+async def test_resync_finds_jobs_and_deletions_missed_by_the_watch() -> None:
     api = HttpApi()
     deleted = put_job(api, "deleted")
     async with running_controller(api) as (controller, _):
@@ -216,7 +216,7 @@ async def test_a_resync_finds_jobs_and_deletions_that_the_watch_missed() -> None
         put_job(api, "new")
         await controller.resync_jobs()
         assert job_key(deleted) not in controller.jobs
-        await until(lambda: "new-0-0" in pod_names(api))
+        await wait_until(lambda: "new-0-0" in list_pod_names(api))
 
 
 async def test_pods_of_an_unknown_job_are_cached_but_not_enqueued() -> None:
@@ -225,7 +225,7 @@ async def test_pods_of_an_unknown_job_are_cached_but_not_enqueued() -> None:
         job = put_job(api, "a")
         labels = {"app.kubernetes.io/managed-by": "finetune-operator", "finetune.dev/job-uid": job["metadata"]["uid"]}
         api.put("pods", {"metadata": {"name": "a-7-0", "labels": labels}})
-        await until(lambda: len(controller.children.pods(job_key(job))) == 1)
+        await wait_until(lambda: len(controller.children.pods(job_key(job))) == 1)
         assert len(controller.queue) == 0
 
 

@@ -1,4 +1,4 @@
-"""Tests of the events about a job."""
+"""Tests of the Kubernetes events of a job."""
 
 from finetune_operator.controller.events import build_event
 from finetune_operator.core.actions import Emit
@@ -6,7 +6,7 @@ from testing.builders.jobs import NOW, UID, job
 from testing.builders.passes import LATER
 
 
-def test_events_with_the_same_key_have_the_same_name() -> None:
+def test_events_with_equal_keys_have_equal_names() -> None:
     emit = Emit("Warning", "RankKilled", "rank 3 was ended by SIGKILL", "failed-0")
     event = build_event(job().metadata, emit, NOW)
     repeated = build_event(job().metadata, Emit("Warning", "RankKilled", "another message", "failed-0"), LATER)
@@ -21,6 +21,6 @@ def test_events_with_the_same_key_have_the_same_name() -> None:
     )
 
 
-def test_the_message_of_an_event_is_truncated_to_the_limit_of_the_api_server() -> None:
+def test_event_message_is_truncated_to_the_limit_of_the_api_server() -> None:
     event = build_event(job().metadata, Emit("Normal", "Running", "x" * 5000, "running-0"), NOW)
     assert len(event["message"]) == 1024

@@ -1,4 +1,4 @@
-"""Tests of the requests that the actions of a decision make."""
+"""Tests of the API requests that execute the actions of a decision."""
 
 import contextlib
 from datetime import timedelta
@@ -37,7 +37,7 @@ async def test_all_actions_are_executed_before_an_error_is_raised() -> None:
 
 
 @pytest.mark.parametrize("error", [ClusterError("timeout"), NameTaken(kind="ConfigMap", name="bert-0")])
-async def test_no_pod_is_created_without_the_config_map_that_it_mounts(error: Exception) -> None:
+async def test_no_pod_is_created_if_its_config_map_is_missing(error: Exception) -> None:
     cluster = RecordingCluster(errors={CREATES[1]: error})
     with contextlib.suppress(ClusterError):
         await run_pass(cluster, raw_job(status_after()))
@@ -45,7 +45,7 @@ async def test_no_pod_is_created_without_the_config_map_that_it_mounts(error: Ex
     assert create_requests(cluster) == CREATES[:2]
 
 
-async def test_new_rejected_creates_are_returned_and_requeue_the_job_at_once() -> None:
+async def test_new_rejected_creates_are_returned_and_requeue_the_job_immediately() -> None:
     error = CreateRejected("exceeded quota", status=403, kind="Pod", name="bert-0-1")
     cluster = RecordingCluster(
         errors={

@@ -1,4 +1,4 @@
-"""Tests of gathering: what a pass reads from the caches and from the API server."""
+"""Tests of gather: the reads of a pass from the caches and from the API server."""
 
 from datetime import timedelta
 
@@ -33,7 +33,7 @@ from testing.builders.passes import (
 from testing.fakes.recording_cluster import RecordingCluster
 
 
-async def test_only_pods_that_the_list_lacks_are_read_by_name() -> None:
+async def test_only_pods_missing_from_the_list_are_read_by_name() -> None:
     unlabelled_pod = running_pod(job(), 1)
     unlabelled_pod["metadata"]["labels"] = {}
     cluster = RecordingCluster(pods=(running_pod(job(), 0),), unlisted_pods={"bert-0-1": unlabelled_pod})
@@ -48,7 +48,7 @@ async def test_only_pods_that_the_list_lacks_are_read_by_name() -> None:
     assert cluster.requests[3:] == [LIST, "get Pod default/bert-0-1", *requests]
 
 
-async def test_a_pod_with_the_labels_of_the_job_but_another_owner_is_ignored() -> None:
+async def test_pod_with_labels_of_the_job_but_another_owner_is_ignored() -> None:
     foreign_pod = running_pod(job(), 1)
     foreign_pod["metadata"]["ownerReferences"][0]["uid"] = "another"
     cluster = RecordingCluster(pods=(running_pod(job(), 0), foreign_pod))
@@ -67,22 +67,22 @@ async def test_children_are_created_only_after_uncached_reads() -> None:
     assert cluster.requests[3:] == CREATES
 
 
-async def test_a_pod_that_only_the_list_contains_is_not_created_again() -> None:
+async def test_pod_only_in_the_list_is_not_created_again() -> None:
     cluster = RecordingCluster(pods=(pod(job(), 0),))
     await run_pass(cluster, raw_job(status_after()))
 
     assert create_requests(cluster) == [line for line in CREATES if line != "create Pod bert-0-0"]
 
 
-async def test_a_pod_missing_in_the_cache_but_listed_counts_as_running() -> None:
+async def test_pod_missing_from_the_cache_but_listed_counts_as_running() -> None:
     cluster = RecordingCluster(pods=running_pods())
     result = await run_pass(cluster, raw_job(status_after(running_pods())), cached_state(running_pod(job(), 0)))
 
-    assert cluster.requests == [LIST]  # claims are read only before the attempt has started
+    assert cluster.requests == [LIST]  # claims are read only before the attempt starts
     assert result.requeue_after is None
 
 
-async def test_a_pod_that_only_the_cache_contains_counts_as_deleted_and_is_not_created_again() -> None:
+async def test_pod_only_in_the_cache_counts_as_deleted_and_is_not_created_again() -> None:
     cluster = RecordingCluster(pods=())
     result = await run_pass(cluster, raw_job(status_after()), cached_state(pod(job(), 0)))
 
@@ -106,7 +106,7 @@ async def test_progress_of_an_earlier_attempt_is_ignored() -> None:
     assert cluster.requests == []
 
 
-async def test_a_foreign_service_does_not_count_as_the_service_of_the_job() -> None:
+async def test_foreign_service_is_not_used_as_the_service_of_the_job() -> None:
     foreign = {"metadata": {"name": "bert", "ownerReferences": [{"uid": "another", "controller": True}]}}
     cluster = RecordingCluster(pods=running_pods())
     await run_pass(cluster, raw_job(status_after()), CachedState(pods=running_pods(), services=(foreign,)))
@@ -122,7 +122,7 @@ async def test_a_foreign_service_does_not_count_as_the_service_of_the_job() -> N
         pytest.param({"type": "ExternalName", "externalName": "example.com", "clusterIP": ""}, id="other type"),
     ],
 )
-async def test_an_edited_service_is_deleted_and_an_intact_one_is_not(edit: RawBody) -> None:
+async def test_edited_service_is_deleted_but_an_intact_one_is_kept(edit: RawBody) -> None:
     service = build_service(plan_run(job(), attempt=0, settings=SETTINGS))
     metadata = {**service["metadata"], "uid": "uid-9"}
     intact = {"metadata": metadata, "spec": {**service["spec"], "type": "ClusterIP", "sessionAffinity": "None"}}

@@ -1,4 +1,4 @@
-"""Tests of the job cache: which of two bodies is newer, and which jobs a LIST lacks."""
+"""Tests of the job cache: order of resource versions, and jobs missing from a LIST."""
 
 from typing import Any
 
@@ -23,27 +23,27 @@ def test_a_newer_body_replaces_an_older_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cached", "delivered"),
+    ("cached_version", "delivered_version"),
     [
         pytest.param("9", "9", id="watch event of our own write"),
-        pytest.param("10", "9", id="an event from before our own write"),
+        pytest.param("10", "9", id="event older than our own write"),
     ],
 )
-def test_a_body_that_is_not_newer_is_not_stored(cached: str, delivered: str) -> None:
+def test_body_is_stored_only_if_it_is_newer(cached_version: str, delivered_version: str) -> None:
     jobs = JobCache()
-    jobs.store_if_newer(body(cached, spec="cached"))
-    assert not jobs.store_if_newer(body(delivered, spec="delivered"))
-    assert jobs.get(KEY) == body(cached, spec="cached")
+    jobs.store_if_newer(body(cached_version, spec="cached"))
+    assert not jobs.store_if_newer(body(delivered_version, spec="delivered"))
+    assert jobs.get(KEY) == body(cached_version, spec="cached")
 
 
-def test_of_two_versions_that_are_not_numbers_the_one_delivered_last_wins() -> None:
+def test_last_delivered_body_wins_if_versions_are_not_numeric() -> None:
     jobs = JobCache()
     jobs.store_if_newer(body("zebra"))
     assert jobs.store_if_newer(body("ant"))
     assert jobs.get(KEY) == body("ant")
 
 
-def test_a_job_created_again_under_its_name_is_another_job() -> None:
+def test_recreated_job_of_the_same_name_is_another_job() -> None:
     jobs = JobCache()
     jobs.store_if_newer(body("9"))
     assert jobs.store_if_newer(body("10", uid="u2"))
@@ -59,7 +59,7 @@ def test_managed_fields_are_not_stored() -> None:
     assert "managedFields" in delivered["metadata"], "kopf's object must not be modified"
 
 
-def test_jobs_that_a_list_lacks_are_missing_unless_they_are_newer() -> None:
+def test_jobs_not_in_a_list_are_missing_unless_they_are_newer() -> None:
     jobs = JobCache()
     for version, uid in (("5", "listed"), ("6", "deleted"), ("12", "newer than the list")):
         jobs.store_if_newer(body(version, uid=uid))
@@ -67,7 +67,7 @@ def test_jobs_that_a_list_lacks_are_missing_unless_they_are_newer() -> None:
     assert missing == (JobKey("default", "deleted"),)
 
 
-def test_phases_are_counted_and_a_job_without_status_is_queued() -> None:
+def test_phases_are_counted_and_job_without_status_is_queued() -> None:
     jobs = JobCache()
     for number, phase in enumerate(("Running", "Running", "Failed")):
         jobs.store_if_newer(body("1", uid=f"u{number}", status={"phase": phase}))
@@ -83,5 +83,5 @@ def test_the_current_attempt_is_read_from_the_status(status: RawBody, attempt: i
     assert jobs.current_attempt(JobKey("default", "unknown")) is None
 
 
-def test_the_name_in_logs_includes_the_namespace() -> None:
+def test_log_name_includes_the_namespace() -> None:
     assert namespaced_name(body("1")) == "default/a"

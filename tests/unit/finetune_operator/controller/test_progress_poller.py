@@ -1,4 +1,4 @@
-"""Tests of the progress poller against real HTTP servers: targets, responses and unreachable pods."""
+"""Tests of the progress poller with real HTTP servers: targets, responses and unreachable pods."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def pod(
 
 
 @asynccontextmanager
-async def serving_status(handler: Handler) -> AsyncIterator[int]:
+async def run_status_server(handler: Handler) -> AsyncIterator[int]:
     app = web.Application()
     app.router.add_get("/status", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -50,12 +50,12 @@ async def serving_status(handler: Handler) -> AsyncIterator[int]:
 
 async def fetch_progress(handler: Handler, *, timeout_seconds: float = 2.0) -> Progress | None:
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-    async with serving_status(handler) as port, aiohttp.ClientSession(timeout=timeout) as session:
+    async with run_status_server(handler) as port, aiohttp.ClientSession(timeout=timeout) as session:
         response = await fetch_status(session, f"http://127.0.0.1:{port}/status")
         return response.progress if response else None
 
 
-def test_the_status_response_is_parsed_into_progress() -> None:
+def test_status_response_is_parsed_into_progress() -> None:
     status = {
         "phase": "train",
         "progress": {"step": 7, "totalSteps": 70, "loss": 1.5, "updateTime": "2026-01-01T11:00:00Z"},
@@ -64,7 +64,7 @@ def test_the_status_response_is_parsed_into_progress() -> None:
     assert progress == Progress(step=7, total_steps=70, loss=1.5, update_time=datetime(2026, 1, 1, 11, tzinfo=UTC))
 
 
-def test_progress_without_a_time_gets_the_current_time() -> None:
+def test_progress_without_update_time_gets_the_current_time() -> None:
     assert parse_progress(b'{"progress": {"step": 1}}', now=NOW) == Progress(step=1, update_time=NOW)
 
 
@@ -123,7 +123,7 @@ async def test_redirects_are_not_followed() -> None:
     assert await fetch_progress(respond) is None
 
 
-async def test_a_refused_connection_returns_no_response() -> None:
+async def test_refused_connection_counts_as_no_response() -> None:
     async with aiohttp.ClientSession() as session:
         assert await fetch_status(session, "http://127.0.0.1:1/status") is None
 
@@ -139,12 +139,12 @@ async def test_a_refused_connection_returns_no_response() -> None:
         pytest.param((pod(address="fd00::2"),), "[fd00::2]", id="IPv6"),
     ],
 )
-def test_the_host_is_that_of_rank_zero_of_the_current_attempt(pods: tuple[RawBody, ...], host: str | None) -> None:
+def test_polled_host_is_node_0_of_the_current_attempt(pods: tuple[RawBody, ...], host: str | None) -> None:
     assert find_rank_zero_host(pods, attempt=1) == host
 
 
 class PollerUnderTest:
-    """A poller with one job of one running pod, whose status is served on the given port."""
+    """Progress poller with one job, whose only pod serves its status on this port."""
 
     def __init__(self, port: int) -> None:
         self.clock = 0.0
@@ -163,13 +163,13 @@ class PollerUnderTest:
             await self.poller.poll_all(session)
 
 
-async def test_a_job_is_enqueued_only_when_it_advanced() -> None:
+async def test_job_is_enqueued_only_if_its_progress_changed() -> None:
     steps = iter((1, 1, 2))
 
     async def respond(_: web.Request) -> web.Response:
         return web.json_response({"progress": {"step": next(steps)}})
 
-    async with serving_status(respond) as port:
+    async with run_status_server(respond) as port:
         setup = PollerUnderTest(port)
         for expected in (1, 1, 2):
             await setup.poll()
@@ -179,24 +179,24 @@ async def test_a_job_is_enqueued_only_when_it_advanced() -> None:
     assert latest.step == 2
 
 
-async def test_a_single_missing_response_changes_nothing() -> None:
+async def test_single_missing_response_is_ignored() -> None:
     async def respond(_: web.Request) -> web.Response:
         return web.json_response({"progress": {"step": 1}})
 
-    async with serving_status(respond) as port:
+    async with run_status_server(respond) as port:
         setup = PollerUnderTest(port)
         await setup.poll()
-    await setup.poll()  # the server is closed
+    await setup.poll()  # the server has stopped
     latest = setup.poller.latest(KEY)
     assert latest is not None
     assert (latest.step, len(setup.advanced)) == (1, 1)
 
 
-async def test_an_unreachable_endpoint_is_reported_once_and_cleared_by_the_next_response() -> None:
+async def test_unreachable_endpoint_is_reported_once_until_the_next_response() -> None:
     async def respond(_: web.Request) -> web.Response:
-        return web.json_response({})  # a response without progress
+        return web.json_response({})  # any response clears the report, even without progress
 
-    async with serving_status(respond) as port:
+    async with run_status_server(respond) as port:
         setup = PollerUnderTest(port)
     reports = []
     for seconds in (0.0, UNREACHABLE_AFTER_SECONDS - 1, UNREACHABLE_AFTER_SECONDS, UNREACHABLE_AFTER_SECONDS + 10):
@@ -206,13 +206,13 @@ async def test_an_unreachable_endpoint_is_reported_once_and_cleared_by_the_next_
     endpoint = f"127.0.0.1:{port}"
     assert reports == [("", 0), ("", 0), (endpoint, 1), (endpoint, 1)]
 
-    async with serving_status(respond) as port:
+    async with run_status_server(respond) as port:
         setup.poller._port = port
         await setup.poll()
     assert (setup.poller.unreachable_endpoint(KEY), len(setup.advanced)) == ("", 2)
 
 
-async def test_the_silence_of_a_new_pod_is_measured_from_its_own_first_poll() -> None:
+async def test_unreachable_time_of_a_new_pod_starts_at_its_first_poll() -> None:
     setup = PollerUnderTest(1)
     await setup.poll()
     setup.children.on_pod_event(pod(), pod(address="127.0.0.2"))
@@ -232,21 +232,21 @@ async def test_progress_of_a_job_deleted_during_the_poll_is_dropped() -> None:
         setup.jobs.remove(KEY)
         return web.json_response({"progress": {"step": 1}})
 
-    async with serving_status(respond) as port:
+    async with run_status_server(respond) as port:
         setup = PollerUnderTest(port)
         await setup.poll()
     assert setup.poller.latest(KEY) is None
     assert setup.advanced == []
 
 
-async def test_pods_are_polled_periodically() -> None:
+async def test_pods_are_polled_at_intervals() -> None:
     polls = asyncio.Semaphore(0)
 
     async def respond(_: web.Request) -> web.Response:
         polls.release()
         return web.json_response({})
 
-    async with serving_status(respond) as port:
+    async with run_status_server(respond) as port:
         task = asyncio.create_task(PollerUnderTest(port).poller.run(interval=0.01))
         async with asyncio.timeout(5):
             for _ in range(3):

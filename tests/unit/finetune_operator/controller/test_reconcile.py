@@ -1,4 +1,4 @@
-"""Tests of one reconcile pass: its requests to the cluster, their order, and its result."""
+"""Tests of one reconcile pass: its requests, their order and its result."""
 
 from datetime import timedelta
 
@@ -34,7 +34,7 @@ async def test_the_status_is_written_before_any_action() -> None:
 
     assert cluster.requests == ["write status", "event Running"]
     assert written_status(result).attempts[-1].state is AttemptState.RUNNING
-    assert result.requeue_after == timedelta()  # requeued at once: no event would cause the next pass
+    assert result.requeue_after == timedelta()  # no event triggers the next pass
 
 
 async def test_a_conflict_ends_the_pass_before_any_action() -> None:
@@ -54,23 +54,21 @@ async def test_an_unchanged_status_is_not_written() -> None:
     assert result == PassResult(raw_job(status))
 
 
-async def test_a_known_rejected_create_is_retried_after_a_delay() -> None:
+async def test_known_rejected_create_is_retried_after_a_delay() -> None:
     rejected_before = (RejectedCreate("Pod", "bert-0-1", 403, "exceeded quota"),)
     error = CreateRejected("exceeded quota", status=403, kind="Pod", name="bert-0-1")
     cluster = RecordingCluster(errors={CREATES[3]: error})
     first = await run_pass(cluster, raw_job(status_after()), CachedState(rejected_creates=rejected_before))
     second = await run_pass(cluster, first.job, CachedState(rejected_creates=rejected_before))
 
-    assert first.requeue_after == timedelta()  # the pending reason was written
+    assert first.requeue_after == timedelta()  # because the pending reason was written
     assert (second.rejected_creates, second.requeue_after) == (rejected_before, timedelta(seconds=1))
 
 
 @pytest.mark.parametrize(
     ("deadline", "requeue_after"), [(120, timedelta(seconds=60)), (360, MAX_REQUEUE_AFTER), (86_400, MAX_REQUEUE_AFTER)]
 )
-async def test_the_requeue_delay_is_limited_so_that_a_corrected_clock_takes_effect(
-    deadline: int, requeue_after: timedelta
-) -> None:
+async def test_requeue_delay_is_limited_in_case_the_clock_is_corrected(deadline: int, requeue_after: timedelta) -> None:
     status = status_after(running_pods(), running_pods(), activeDeadlineSeconds=deadline)
     job_body = raw_job(status, activeDeadlineSeconds=deadline)
     result = await run_pass(RecordingCluster(), job_body, cached_state(*running_pods()))
@@ -79,22 +77,22 @@ async def test_the_requeue_delay_is_limited_so_that_a_corrected_clock_takes_effe
 
 
 @pytest.mark.parametrize(
-    ("since_status_write", "written"),
+    ("time_since_write", "is_written"),
     [
         pytest.param(STATUS_WRITE_INTERVAL / 4, False, id="just written"),
         pytest.param(STATUS_WRITE_INTERVAL, True, id="written an interval ago"),
         pytest.param(None, True, id="never written by this process"),
     ],
 )
-async def test_a_cosmetic_status_write_is_postponed(since_status_write: timedelta | None, written: bool) -> None:
+async def test_a_cosmetic_status_write_is_postponed(time_since_write: timedelta | None, is_written: bool) -> None:
     cluster, job_body = RecordingCluster(), raw_job(status_after(running_pods()))
     polled = Progress(step=5, update_time=LATER)
     result = await run_pass(
-        cluster, job_body, cached_state(*running_pods(), progress=polled, since_status_write=since_status_write)
+        cluster, job_body, cached_state(*running_pods(), progress=polled, since_status_write=time_since_write)
     )
 
-    assert (cluster.requests == ["write status"]) is written
-    if not written:
+    assert (cluster.requests == ["write status"]) is is_written
+    if not is_written:
         assert result == PassResult(job_body, STATUS_WRITE_INTERVAL * 3 / 4)
 
 
@@ -119,7 +117,7 @@ async def test_an_invalid_spec_fails_the_job_once_with_a_message() -> None:
     assert cluster.requests == ["write status", "event InvalidSpec"]
 
 
-async def test_a_spec_that_became_invalid_stops_the_running_pods() -> None:
+async def test_running_pods_are_stopped_if_the_spec_becomes_invalid() -> None:
     cluster = RecordingCluster()
     broken = raw_job(status_after(running_pods()), numNodes=0)
     first = await run_pass(cluster, broken, cached_state(*running_pods()))
@@ -128,12 +126,12 @@ async def test_a_spec_that_became_invalid_stops_the_running_pods() -> None:
     assert cluster.requests == ["write status", *deletions, "event InvalidSpec"]
     assert first.job["status"]["attempts"][-1]["state"] == "Failed"
 
-    second_cluster = RecordingCluster()  # as if the operator had crashed before it sent the deletions
+    second_cluster = RecordingCluster()  # simulates a crash before the deletions were sent
     await run_pass(second_cluster, first.job, cached_state(*running_pods()))
     assert second_cluster.requests == deletions
 
 
-async def test_a_job_whose_status_cannot_be_parsed_is_left_alone() -> None:
+async def test_job_with_unparsable_status_is_not_changed() -> None:
     cluster = RecordingCluster()
     with pytest.raises(ClusterError, match=r"status cannot be read, the job is left alone: status.phase: "):
         await run_pass(cluster, {**raw_job(), "status": {"phase": "Evaluating"}}, cached_state(*running_pods()))
@@ -141,10 +139,10 @@ async def test_a_job_whose_status_cannot_be_parsed_is_left_alone() -> None:
     assert cluster.requests == []
 
 
-def test_empty_fields_of_the_status_are_omitted_except_restarts() -> None:
+def test_empty_status_fields_are_omitted_except_restarts() -> None:
     assert render_status(JobStatus()) == {"restarts": 0}
 
 
-def test_a_rendered_status_is_parsed_to_the_same_status() -> None:
+def test_rendered_status_is_parsed_to_an_equal_status() -> None:
     status = status_after(running_pods())
     assert FineTuneJob.parse(raw_job(status)).status == status

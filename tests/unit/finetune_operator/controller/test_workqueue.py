@@ -1,4 +1,4 @@
-"""Tests of the work queue in virtual time: deduplication, delays, backoff and the limit of passes per key."""
+"""Tests of the work queue in virtual time: deduplication, delays, backoff and rate limit per key."""
 
 import asyncio
 from collections import Counter
@@ -21,14 +21,14 @@ from testing.fakes.virtual_time import run_in_virtual_time
 
 @dataclass
 class PassLog:
-    """Records the start time of every pass, and the maximum number of concurrent passes of each key."""
+    """Records the start time of each pass and the maximum number of concurrent passes per key."""
 
     starts: list[tuple[str, float]] = field(default_factory=list)
     max_concurrent: Counter[str] = field(default_factory=Counter)
     _running: Counter[str] = field(default_factory=Counter)
 
     async def run_worker(self, queue: WorkQueue[str], *, seconds: float = 1.0) -> None:
-        """Run a worker whose passes take the given time."""
+        """Run a worker whose passes take `seconds`."""
         try:
             while True:
                 async with queue.next() as key:
@@ -42,31 +42,31 @@ class PassLog:
 
 
 async def run_workers(
-    queue: WorkQueue[str], log: PassLog, *, workers: int = 1, until: float, seconds: float = 1.0
+    queue: WorkQueue[str], log: PassLog, *, workers: int = 1, end_seconds: float, seconds: float = 1.0
 ) -> None:
     tasks = [asyncio.create_task(log.run_worker(queue, seconds=seconds)) for _ in range(workers)]
-    await asyncio.sleep(until - asyncio.get_running_loop().time())
+    await asyncio.sleep(end_seconds - asyncio.get_running_loop().time())
     queue.close()
     await asyncio.gather(*tasks)
 
 
-def test_a_key_added_many_times_gets_one_pass() -> None:
+def test_key_added_repeatedly_gets_one_pass() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         for _ in range(5):
             queue.add("a")
-        await run_workers(queue, log, until=10)
+        await run_workers(queue, log, end_seconds=10)
         return log
 
     assert run_in_virtual_time(scenario()).starts == [("a", 0.0)]
 
 
-def test_an_add_during_a_pass_gets_another_pass_after_it() -> None:
+def test_add_during_a_pass_causes_another_pass() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         queue.add("a")
         asyncio.get_running_loop().call_at(0.5, queue.add, "a")
-        await run_workers(queue, log, workers=2, until=10)
+        await run_workers(queue, log, workers=2, end_seconds=10)
         return log
 
     log = run_in_virtual_time(scenario())
@@ -74,46 +74,46 @@ def test_an_add_during_a_pass_gets_another_pass_after_it() -> None:
     assert log.max_concurrent["a"] == 1
 
 
-def test_keys_are_processed_in_the_order_of_their_adds() -> None:
+def test_keys_are_processed_in_order() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         for key in "cab":
             queue.add(key)
-        await run_workers(queue, log, until=10)
+        await run_workers(queue, log, end_seconds=10)
         return log
 
     assert [key for key, _ in run_in_virtual_time(scenario()).starts] == ["c", "a", "b"]
 
 
-def test_workers_run_different_keys_at_the_same_time() -> None:
+def test_workers_process_different_keys_concurrently() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         for key in "abc":
             queue.add(key)
-        await run_workers(queue, log, workers=2, until=10)
+        await run_workers(queue, log, workers=2, end_seconds=10)
         return log
 
     assert run_in_virtual_time(scenario()).starts == [("a", 0.0), ("b", 0.0), ("c", 1.0)]
 
 
 @pytest.mark.parametrize("delays", [pytest.param((3, 5), id="earlier first"), pytest.param((5, 3), id="later first")])
-def test_of_two_delayed_adds_the_earlier_wins(delays: tuple[float, float]) -> None:
+def test_earlier_of_two_delayed_adds_wins(delays: tuple[float, float]) -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         for delay in delays:
             queue.add_after("a", delay)
-        await run_workers(queue, log, until=10)
+        await run_workers(queue, log, end_seconds=10)
         return log
 
     assert run_in_virtual_time(scenario()).starts == [("a", 3.0)]
 
 
-def test_a_delayed_add_does_not_delay_an_immediate_one() -> None:
+def test_delayed_add_does_not_delay_an_immediate_add() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         queue.add_after("a", 5)
         queue.add("a")
-        await run_workers(queue, log, until=10)
+        await run_workers(queue, log, end_seconds=10)
         return log
 
     assert run_in_virtual_time(scenario()).starts == [("a", 0.0), ("a", 5.0)]
@@ -131,11 +131,11 @@ def test_the_backoff_doubles_up_to_a_limit() -> None:
     assert len(set(delays)) > 20, "without jitter, all jobs would be retried at the same time"
 
 
-def test_a_retry_respects_the_retry_after_of_the_server() -> None:
+def test_retry_respects_retry_after_of_the_server() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         queue.retry("a", at_least=7)
-        await run_workers(queue, log, until=20)
+        await run_workers(queue, log, end_seconds=20)
         return log
 
     assert run_in_virtual_time(scenario()).starts == [("a", 7.0)]
@@ -158,13 +158,13 @@ def test_a_removed_key_gets_no_pass() -> None:
         queue.add("a")
         queue.add_after("a", 2)
         queue.remove("a")
-        await run_workers(queue, log, until=10)
+        await run_workers(queue, log, end_seconds=10)
         return log
 
     assert run_in_virtual_time(scenario()).starts == []
 
 
-def test_a_key_that_is_added_constantly_is_rate_limited_and_delays_no_other_key() -> None:
+def test_constantly_added_key_is_rate_limited_and_does_not_delay_other_keys() -> None:
     async def add_constantly(queue: WorkQueue[str]) -> None:
         while not queue.closed:
             queue.add("a")
@@ -174,7 +174,7 @@ def test_a_key_that_is_added_constantly_is_rate_limited_and_delays_no_other_key(
         queue, log = WorkQueue[str](), PassLog()
         adding = asyncio.create_task(add_constantly(queue))
         asyncio.get_running_loop().call_at(5.05, queue.add, "b")
-        await run_workers(queue, log, until=20, seconds=0.001)
+        await run_workers(queue, log, end_seconds=20, seconds=0.001)
         await adding
         return log
 
@@ -195,7 +195,7 @@ def test_the_token_bucket_refills_while_a_key_is_idle() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         refill_seconds = PASS_BURST * SECONDS_PER_PASS
-        worker = asyncio.create_task(run_workers(queue, log, until=2 * refill_seconds, seconds=0.001))
+        worker = asyncio.create_task(run_workers(queue, log, end_seconds=2 * refill_seconds, seconds=0.001))
         await add_burst(queue)
         await asyncio.sleep(refill_seconds)
         await add_burst(queue)
@@ -205,12 +205,12 @@ def test_the_token_bucket_refills_while_a_key_is_idle() -> None:
     assert len(run_in_virtual_time(scenario()).starts) == 2 * PASS_BURST
 
 
-def test_a_closed_queue_finishes_running_passes_and_starts_none() -> None:
+def test_closed_queue_finishes_running_passes_and_starts_no_others() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         queue.add("a")
         queue.add("b")
-        await run_workers(queue, log, until=0.5, seconds=3.0)
+        await run_workers(queue, log, end_seconds=0.5, seconds=3.0)
         return log
 
     log = run_in_virtual_time(scenario())
@@ -232,7 +232,7 @@ def test_metrics_include_waiting_keys_and_running_passes() -> None:
     assert run_in_virtual_time(scenario()) == (1, 30.0, 30.0)
 
 
-def test_the_wait_is_measured_from_the_first_add() -> None:
+def test_waiting_time_starts_at_the_first_add() -> None:
     waits: list[float] = []
 
     async def scenario() -> None:
@@ -240,13 +240,13 @@ def test_the_wait_is_measured_from_the_first_add() -> None:
         queue.add("a")
         asyncio.get_running_loop().call_at(2.0, queue.add, "a")
         await asyncio.sleep(3)
-        await run_workers(queue, PassLog(), until=10)
+        await run_workers(queue, PassLog(), end_seconds=10)
 
     run_in_virtual_time(scenario())
     assert waits == [3.0]
 
 
-Step = tuple[str, str, float]  # verb, key, seconds
+Step = tuple[str, str, float]  # (operation, key, seconds)
 steps = st.lists(
     st.tuples(
         st.sampled_from(("add", "add_after", "retry", "wait")),
@@ -259,15 +259,15 @@ steps = st.lists(
 
 @given(steps=steps, workers=st.integers(1, 4), seconds=st.floats(min_value=0, max_value=3))
 @settings(max_examples=200, deadline=None)
-def test_every_add_is_followed_by_a_pass_and_passes_of_a_key_never_overlap(
+def test_every_add_causes_a_pass_and_passes_of_a_key_never_overlap(
     steps: list[Step], workers: int, seconds: float
 ) -> None:
-    expected: list[tuple[str, int, float]] = []  # key, number of passes started before, due time of the next one
+    expected: list[tuple[str, int, float]] = []  # (key, number of passes already started, due time of the next one)
 
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         loop = asyncio.get_running_loop()
-        running = asyncio.create_task(run_workers(queue, log, workers=workers, until=10_000.0, seconds=seconds))
+        running = asyncio.create_task(run_workers(queue, log, workers=workers, end_seconds=10_000.0, seconds=seconds))
         for verb, key, amount in steps:
             now = loop.time()
             if verb == "add":

@@ -1,4 +1,4 @@
-"""Records of attempts: their downtime and lost steps."""
+"""Tests of attempt records: downtime and lost steps."""
 
 from datetime import timedelta
 from typing import Any
@@ -12,11 +12,11 @@ from testing.builders.jobs import NOW, job
 JOB = job()
 
 
-def attempt(number: int, *, state: AttemptState = AttemptState.FAILED, **fields: Any) -> AttemptRecord:
+def attempt_record(number: int, *, state: AttemptState = AttemptState.FAILED, **fields: Any) -> AttemptRecord:
     return AttemptRecord(attempt=number, state=state, **fields)
 
 
-TRAINED = attempt(
+TRAINED = attempt_record(
     0,
     first_step=0,
     first_step_time=NOW,
@@ -27,10 +27,10 @@ TRAINED = attempt(
         Evidence(node_rank=1, outcome="failed", finished_at=NOW + timedelta(seconds=60)),
     ),
 )
-NEXT = attempt(1, state=AttemptState.RUNNING, first_step=30, first_step_time=NOW + timedelta(seconds=90))
+NEXT = attempt_record(1, state=AttemptState.RUNNING, first_step=30, first_step_time=NOW + timedelta(seconds=90))
 
 
-def test_downtime_lasts_from_the_failure_to_the_first_step_of_the_next_attempt() -> None:
+def test_downtime_ends_at_the_first_step_of_the_next_attempt() -> None:
     (before,) = record_downtime((TRAINED,), NEXT)
     assert (before.downtime_seconds, before.steps_lost) == (30, 7)
     assert record_downtime((before,), NEXT.model_copy(update={"first_step_time": NOW + timedelta(hours=1)})) == (
@@ -39,22 +39,22 @@ def test_downtime_lasts_from_the_failure_to_the_first_step_of_the_next_attempt()
 
 
 def test_attempts_that_never_trained_extend_the_downtime() -> None:
-    untrained = attempt(1, end_time=NOW + timedelta(seconds=80))
+    untrained = attempt_record(1, end_time=NOW + timedelta(seconds=80))
     before, between = record_downtime((TRAINED, untrained), NEXT.model_copy(update={"attempt": 2}))
     assert (before.downtime_seconds, before.steps_lost) == (30, 7)
     assert between == untrained
 
 
 @pytest.mark.parametrize(
-    ("ended", "record"),
+    ("ended_record", "current_record"),
     [
         pytest.param(TRAINED, NEXT.model_copy(update={"first_step_time": None}), id="not training yet"),
         pytest.param(TRAINED.model_copy(update={"state": AttemptState.STOPPED}), NEXT, id="suspended"),
         pytest.param(TRAINED.model_copy(update={"first_step_time": None}), NEXT, id="never trained"),
     ],
 )
-def test_other_pauses_are_no_downtime(ended: AttemptRecord, record: AttemptRecord) -> None:
-    assert record_downtime((ended,), record) == (ended,)
+def test_other_pauses_do_not_count_as_downtime(ended_record: AttemptRecord, current_record: AttemptRecord) -> None:
+    assert record_downtime((ended_record,), current_record) == (ended_record,)
 
 
 def test_lost_steps_are_unknown_without_a_first_step() -> None:
@@ -62,6 +62,6 @@ def test_lost_steps_are_unknown_without_a_first_step() -> None:
     assert (before.downtime_seconds, before.steps_lost) == (30, None)
 
 
-def test_without_a_finish_time_downtime_starts_at_the_decision() -> None:
+def test_downtime_starts_at_the_decision_if_the_finish_time_is_missing() -> None:
     (before,) = record_downtime((TRAINED.model_copy(update={"evidence": ()}),), NEXT)
     assert before.downtime_seconds == 15

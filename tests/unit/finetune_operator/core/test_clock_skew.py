@@ -1,4 +1,4 @@
-"""Times written while the operator's clock was wrong do not delay a job."""
+"""Tests that times from a wrong operator clock do not delay a job."""
 
 from datetime import timedelta
 
@@ -15,9 +15,9 @@ BEHIND = NOW - timedelta(hours=5)
 MINUTE = timedelta(minutes=1)
 
 
-def test_a_restart_delay_written_by_a_fast_clock_is_ignored() -> None:
+def test_restart_delay_from_a_fast_clock_is_ignored() -> None:
     ftjob, _ = decide_once(job(restartPolicy={"backoffSeconds": 30}), NOTHING)
-    for attempt in range(2):  # the first restart is immediate, the second delayed
+    for attempt in range(2):  # only the second restart is delayed
         failed = observation_of(
             ftjob, ended_pod(ftjob, 0, attempt=attempt, exit_code=137), running_pod(ftjob, 1, attempt=attempt)
         )
@@ -31,7 +31,7 @@ def test_a_restart_delay_written_by_a_fast_clock_is_ignored() -> None:
     assert any(isinstance(action, Create) for action in decide_once(ftjob, NOTHING, now=NOW)[1].actions)
 
 
-def test_a_pending_since_in_the_future_is_reset_to_now() -> None:
+def test_future_start_of_a_pending_reason_is_reset_to_now() -> None:
     rejected = Observation(fresh=True, rejected_creates=(RejectedCreate("Pod", "bert-0-0", 403, "exceeded quota"),))
     ftjob, _ = decide_once(decide_once(job(), NOTHING)[0], rejected, now=AHEAD)
     assert ftjob.status.waiting is not None
@@ -42,7 +42,7 @@ def test_a_pending_since_in_the_future_is_reset_to_now() -> None:
     assert ftjob.status.waiting.since == NOW
 
 
-def test_a_pending_since_written_by_a_slow_clock_does_not_shorten_the_timeout() -> None:
+def test_start_of_a_pending_reason_from_a_slow_clock_does_not_shorten_the_timeout() -> None:
     ftjob, _ = decide_once(job(), NOTHING, now=BEHIND)
     state = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW.isoformat()}
@@ -62,7 +62,7 @@ def test_a_pending_since_written_by_a_slow_clock_does_not_shorten_the_timeout() 
     assert ftjob.status.attempts[0].state is AttemptState.STOPPING
 
 
-def test_a_suspend_time_in_the_future_adds_no_suspended_seconds() -> None:
+def test_future_suspend_time_adds_no_suspended_seconds() -> None:
     ftjob, _ = decide_once(job(), NOTHING)
     suspended_job = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
     for _ in range(2):

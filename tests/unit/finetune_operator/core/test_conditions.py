@@ -1,4 +1,4 @@
-"""Phase, conditions, messages and transition times of the derived status."""
+"""Tests of the phase, conditions, messages and transition times of the derived status."""
 
 from datetime import timedelta
 from typing import Any
@@ -20,13 +20,15 @@ from testing.builders.statuses import LATER, PULL, UNSCHEDULABLE, derived_status
 JOB = job()
 
 
-def restarting(**last: Any) -> JobStatus:
-    failed = status_with_attempts(AttemptState.FAILED, AttemptState.STARTING, reason="", message="", **last)
+def restarting_status(**last_record_fields: Any) -> JobStatus:
+    failed = status_with_attempts(
+        AttemptState.FAILED, AttemptState.STARTING, reason="", message="", **last_record_fields
+    )
     return failed.model_copy(update={"restarts": 1})
 
 
 def true_conditions(status: JobStatus) -> dict[str, str]:
-    """Return the reasons of the conditions that are true."""
+    """Return the reason of each condition that is true, by type."""
     return {condition.type: condition.reason for condition in status.conditions if condition.status == "True"}
 
 
@@ -74,7 +76,7 @@ STAGES = [
         {"Suspended": "Suspended"},
         id="suspended",
     ),
-    pytest.param(derived_status(restarting()), Phase.RESTARTING, {"Reconciling": "Restarting"}, id="restarting"),
+    pytest.param(derived_status(restarting_status()), Phase.RESTARTING, {"Reconciling": "Restarting"}, id="restarting"),
     pytest.param(
         derived_status(status_with_attempts(AttemptState.STOPPED, AttemptState.STARTING), pod(JOB, 0, attempt=1)),
         Phase.STARTING,
@@ -103,16 +105,16 @@ STAGES = [
 
 
 @pytest.mark.parametrize(("status", "phase", "conditions"), STAGES)
-def test_each_stage_has_its_phase_and_conditions(status: JobStatus, phase: Phase, conditions: dict[str, str]) -> None:
+def test_phase_and_conditions_of_each_stage(status: JobStatus, phase: Phase, conditions: dict[str, str]) -> None:
     assert (status.phase, true_conditions(status)) == (phase, conditions)
 
 
-def test_every_phase_has_a_stage() -> None:
+def test_every_phase_is_covered_by_a_stage() -> None:
     assert {case.values[1] for case in STAGES} == set(Phase)
 
 
 @pytest.mark.parametrize(("status", "phase", "conditions"), STAGES)
-def test_running_and_suspended_are_always_present_and_the_others_only_while_true(
+def test_running_and_suspended_are_always_present_and_others_only_if_true(
     status: JobStatus, phase: Phase, conditions: dict[str, str]
 ) -> None:
     types = [condition.type for condition in status.conditions]
@@ -131,7 +133,7 @@ def test_running_and_suspended_are_always_present_and_the_others_only_while_true
         pytest.param(finished_status(AttemptState.FAILED), True, "Active", id="suspend set after the end"),
     ],
 )
-def test_the_suspended_condition_of_a_job_with_pods_is_false_with_a_reason(
+def test_suspended_condition_is_false_with_a_reason_while_pods_exist(
     status: JobStatus, suspend: bool, reason: str
 ) -> None:
     [condition] = [c for c in derived_status(status, suspend=suspend).conditions if c.type == "Suspended"]
@@ -162,9 +164,11 @@ def test_the_suspended_condition_of_a_job_with_pods_is_false_with_a_reason(
             "attempt 0 is stopping: RankKilled",
             id="stopping",
         ),
-        pytest.param(derived_status(restarting()), "attempt 1 starts; rank 3 was ended by SIGKILL", id="restarting"),
         pytest.param(
-            derived_status(restarting(not_before=LATER)),
+            derived_status(restarting_status()), "attempt 1 starts; rank 3 was ended by SIGKILL", id="restarting"
+        ),
+        pytest.param(
+            derived_status(restarting_status(not_before=LATER)),
             "attempt 1 starts after 12:05:00; rank 3 was ended by SIGKILL",
             id="restarting later",
         ),
@@ -186,23 +190,23 @@ def test_the_suspended_condition_of_a_job_with_pods_is_false_with_a_reason(
         pytest.param(derived_status(finished_status(AttemptState.FAILED)), "rank 3 was ended by SIGKILL", id="failed"),
     ],
 )
-def test_a_condition_message_describes_the_state_of_the_job(status: JobStatus, message: str) -> None:
+def test_condition_message_describes_the_state_of_the_job(status: JobStatus, message: str) -> None:
     assert message in {condition.message for condition in status.conditions}
 
 
 def test_a_condition_keeps_its_transition_time_until_its_status_changes() -> None:
-    def running_is(status: Any, *, minute: int, reason: str) -> Condition:
+    def running_condition(status: Any, *, minute: int, reason: str) -> Condition:
         time = NOW + timedelta(minutes=minute)
         return Condition(type="Running", status=status, last_transition_time=time, reason=reason)
 
-    before = [running_is("False", minute=0, reason="Queued")]
-    [same] = keep_transition_times([running_is("False", minute=5, reason="Starting")], before)
+    before = [running_condition("False", minute=0, reason="Queued")]
+    [same] = keep_transition_times([running_condition("False", minute=5, reason="Starting")], before)
     assert (same.last_transition_time, same.reason) == (NOW, "Starting")
-    [changed] = keep_transition_times([running_is("True", minute=5, reason="Running")], before)
+    [changed] = keep_transition_times([running_condition("True", minute=5, reason="Running")], before)
     assert changed.last_transition_time == LATER
 
 
-def test_a_suspended_command_has_no_known_checkpoint() -> None:
+def test_message_of_a_suspended_command_names_no_checkpoint() -> None:
     ftjob = job(status=status_with_attempts(AttemptState.STOPPED), suspend=True, **command({"script": "train.py"}))
     status = derive_status(ftjob, StatusContext(observation_of(ftjob), None, LATER))
 

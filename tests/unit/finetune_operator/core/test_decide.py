@@ -1,4 +1,4 @@
-"""Decisions of decide() through the lifecycle of a job."""
+"""Tests of decide() over the lifecycle of a job."""
 
 import json
 from datetime import timedelta
@@ -22,11 +22,11 @@ def termination_message(outcome: str, **fields: Any) -> str:
 
 
 def started_job(**fields: Any) -> FineTuneJob:
-    """Return a job whose attempt 0 has begun."""
+    """Return a job whose attempt 0 has started."""
     return decide_once(job(**fields), NOTHING)[0]
 
 
-def condition(status: JobStatus, condition_type: str) -> str:
+def find_condition(status: JobStatus, condition_type: str) -> str:
     return next((c.status for c in status.conditions if c.type == condition_type), "absent")
 
 
@@ -50,19 +50,19 @@ def test_existing_children_are_not_created_again() -> None:
     assert [a.name for a in decision.actions if isinstance(a, Create)] == ["ConfigMap bert-0-11111111", "Pod bert-0-1"]
 
 
-def test_a_job_is_running_when_all_its_nodes_run() -> None:
+def test_job_is_running_when_all_nodes_run() -> None:
     ftjob = started_job()
     one_running, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), pod(ftjob, 1)))
-    assert condition(one_running.status, "Running") == "False"
+    assert find_condition(one_running.status, "Running") == "False"
     all_running, decision = decide_once(
         one_running, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
     )
-    assert condition(all_running.status, "Running") == "True"
-    assert condition(all_running.status, "Reconciling") == "absent"
+    assert find_condition(all_running.status, "Running") == "True"
+    assert find_condition(all_running.status, "Reconciling") == "absent"
     assert [a.reason for a in decision.actions if isinstance(a, Emit)] == ["Running"]
 
 
-def test_after_a_node_failure_the_other_pods_are_deleted_before_the_verdict() -> None:
+def test_other_pods_are_deleted_before_the_verdict_on_a_failed_node() -> None:
     ftjob = running_job()
     failed = ended_pod(ftjob, 1, message=termination_message("failed", errorType="RankKilled", signal=9, rank=3))
     stopping, decision = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), failed))
@@ -79,7 +79,7 @@ def test_after_a_node_failure_the_other_pods_are_deleted_before_the_verdict() ->
     assert [a.reason for a in decision.actions if isinstance(a, Emit)] == ["RankKilled"]
 
 
-def test_no_pod_is_created_while_a_pod_of_an_older_attempt_may_run() -> None:
+def test_no_pod_is_created_while_older_pods_may_run() -> None:
     ftjob = running_job()
     record = ftjob.status.attempts[-1].model_copy(
         update={"attempt": 1, "state": AttemptState.STARTING, "created": False}
@@ -97,7 +97,10 @@ def test_a_job_is_complete_when_every_node_reports_success() -> None:
     completed, _ = decide_once(
         ftjob, observation_of(ftjob, *(ended_pod(ftjob, rank, exit_code=0, message=success) for rank in (0, 1)))
     )
-    assert (condition(completed.status, "Complete"), condition(completed.status, "Finished")) == ("True", "True")
+    assert (find_condition(completed.status, "Complete"), find_condition(completed.status, "Finished")) == (
+        "True",
+        "True",
+    )
     incomplete, _ = decide_once(
         ftjob,
         observation_of(
@@ -117,7 +120,7 @@ def test_a_missing_pod_counts_as_deleted_only_after_a_fresh_list() -> None:
     assert after_loss.status.attempts[-1].evidence[1].deleted
 
 
-def test_when_a_user_deletes_a_pod_the_others_have_time_for_a_checkpoint() -> None:
+def test_other_pods_can_save_a_checkpoint_after_a_user_deletes_a_pod() -> None:
     ftjob = running_job()
     stopping, _ = decide_once(
         ftjob, observation_of(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
@@ -136,13 +139,13 @@ def test_suspended_is_true_only_after_all_pods_are_deleted() -> None:
         stopping, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
     )
     assert [a.grace_seconds for a in decision.actions if isinstance(a, DeletePod)] == [120, 120]
-    assert condition(before_release.status, "Suspended") == "False"
+    assert find_condition(before_release.status, "Suspended") == "False"
     released, _ = decide_once(before_release, observation_of(ftjob))
-    assert condition(released.status, "Suspended") == "True"
+    assert find_condition(released.status, "Suspended") == "True"
     assert released.status.restarts == 0
 
 
-def test_resuming_begins_the_next_attempt_and_excludes_the_pause_from_the_deadline() -> None:
+def test_resume_starts_the_next_attempt_and_excludes_the_pause_from_the_deadline() -> None:
     ftjob = running_job()
     suspended_job = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
     for observation in (observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)), observation_of(ftjob)):
@@ -159,10 +162,10 @@ def test_the_active_deadline_requeues_the_job_and_then_fails_it() -> None:
     stopping, _ = decide_once(ftjob, observation_of(ftjob, *pods), now=NOW + timedelta(seconds=60))
     failed, _ = decide_once(stopping, observation_of(ftjob), now=NOW + timedelta(seconds=61))
     assert (failed.status.attempts[-1].reason, failed.status.attempts[-1].fault) == ("DeadlineExceeded", "user")
-    assert condition(failed.status, "Stalled") == "True"
+    assert find_condition(failed.status, "Stalled") == "True"
 
 
-def test_a_finished_job_is_deleted_after_its_ttl_and_not_before() -> None:
+def test_finished_job_is_deleted_only_after_its_ttl() -> None:
     ftjob = running_job(ttlSecondsAfterFinished=30)
     success = [ended_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)]
     completed, _ = decide_once(ftjob, observation_of(ftjob, *success))
@@ -172,7 +175,7 @@ def test_a_finished_job_is_deleted_after_its_ttl_and_not_before() -> None:
     )
 
 
-def test_early_stopping_completes_the_job_with_a_message_about_the_kept_weights() -> None:
+def test_early_stopping_completes_the_job_and_reports_the_kept_weights() -> None:
     ftjob = running_job()
     message = (
         "stopped early at step 40 of 300: 3 evaluations without a better eval_loss; the weights are those of step 25"
@@ -191,7 +194,7 @@ def test_early_stopping_completes_the_job_with_a_message_about_the_kept_weights(
     assert completed.status.display.progress == "stopped early 40/300"
 
 
-def test_a_finished_job_keeps_its_status_and_late_pods_are_deleted() -> None:
+def test_finished_job_keeps_its_status_and_its_late_pods_are_deleted() -> None:
     ftjob = running_job()
     completed, _ = decide_once(
         ftjob,
@@ -211,7 +214,7 @@ def test_a_job_with_a_deletion_timestamp_gets_no_actions() -> None:
     assert (ftjob.status, decision.actions) == (JobStatus(), ())
 
 
-def test_a_read_write_once_claim_fails_a_job_of_several_nodes() -> None:
+def test_read_write_once_claim_fails_a_job_of_several_nodes() -> None:
     ftjob = started_job()
     claims = (Claim("models", ("ReadWriteOnce",)),)
     failed, _ = decide_once(ftjob, Observation(fresh=True, claims=claims))
@@ -220,7 +223,7 @@ def test_a_read_write_once_claim_fails_a_job_of_several_nodes() -> None:
     assert decide_once(single_node, Observation(fresh=True, claims=claims))[0].status.completion_time is None
 
 
-def test_an_invalid_create_fails_the_job_and_an_exceeded_quota_is_retried() -> None:
+def test_invalid_create_fails_the_job_but_exceeded_quota_is_retried() -> None:
     ftjob = started_job()
     invalid = RejectedCreate("Pod", "bert-0-0", 422, "spec.containers[0].resources: Invalid value")
     assert (
@@ -274,7 +277,7 @@ def test_a_container_that_cannot_be_created_ends_the_attempt_after_three_minutes
     assert [action.name for action in following.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
 
 
-def test_deciding_again_changes_nothing() -> None:
+def test_decide_is_idempotent() -> None:
     ftjob = running_job()
     observation = observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
     first_job, first = decide_once(ftjob, observation)
@@ -283,7 +286,7 @@ def test_deciding_again_changes_nothing() -> None:
     assert (first.actions, second.actions) == ((), ())
 
 
-def test_a_nan_loss_does_not_invalidate_the_status() -> None:
+def test_nan_loss_does_not_invalidate_the_status() -> None:
     ftjob = running_job()
     message = '{"final": true, "outcome": "failed", "errorType": "NonFiniteLoss", "progress": {"step": 3, "loss": NaN}}'
     failed, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, message=message), running_pod(ftjob, 1)))

@@ -1,4 +1,4 @@
-"""Derived status fields: pending reason, nodes, cosmetic fields."""
+"""Tests of derived status fields: pending reason, nodes and cosmetic fields."""
 
 from datetime import timedelta
 
@@ -19,7 +19,7 @@ from testing.builders.statuses import LATER, PULL, UNSCHEDULABLE, derived_status
 JOB = job()
 
 
-def test_deriving_the_status_again_changes_nothing() -> None:
+def test_derive_status_is_idempotent() -> None:
     first = derived_status(status_with_attempts(AttemptState.STARTING), pod(JOB, 0), pending_reason=UNSCHEDULABLE)
     second = derive_status(
         job(status=first), StatusContext(observation_of(JOB, pod(JOB, 0)), UNSCHEDULABLE, LATER + timedelta(hours=1))
@@ -27,7 +27,7 @@ def test_deriving_the_status_again_changes_nothing() -> None:
     assert second == first
 
 
-def test_a_pending_reason_keeps_its_since_and_gets_the_newest_message() -> None:
+def test_pending_reason_keeps_its_start_and_gets_the_newest_message() -> None:
     before = status_with_attempts(AttemptState.STARTING).model_copy(
         update={"waiting": WaitStatus(reason="Unschedulable", message="2 of 2 pods", since=NOW)}
     )
@@ -83,7 +83,7 @@ def test_progress_columns_nodes_and_steps_are_cosmetic_fields() -> None:
         pytest.param("stopped", False, id="stopped by the operator"),
     ],
 )
-def test_evidence_of_a_failed_node_is_not_a_cosmetic_field(outcome: str, is_written: bool) -> None:
+def test_evidence_of_a_failure_is_not_a_cosmetic_field(outcome: str, is_written: bool) -> None:
     before = status_with_attempts(AttemptState.STOPPING)
     end = Evidence(node_rank=0, ended=True, outcome=outcome)
     after = status_with_attempts(AttemptState.STOPPING, evidence=(end,))

@@ -1,4 +1,4 @@
-"""Recreation of a Service or ConfigMap that a user deleted or edited."""
+"""Tests that a Service or ConfigMap is created again after a user deleted or edited it."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -16,13 +16,13 @@ SCHEDULED = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": NO
 
 
 def created_job() -> FineTuneJob:
-    """Return a job whose attempt 0 and children were created."""
+    """Return a job whose attempt 0 has all its children."""
     ftjob, _ = decide_once(job(), NOTHING)
     return decide_once(ftjob, observation_of(ftjob, pod(ftjob, 0), pod(ftjob, 1)))[0]
 
 
 def scheduled_pod(ftjob: FineTuneJob, node_rank: int) -> RawBody:
-    """Return a pod that was scheduled at NOW."""
+    """Return a pod scheduled at NOW."""
     return pod(ftjob, node_rank, conditions=SCHEDULED)
 
 
@@ -49,14 +49,14 @@ def test_an_edited_service_is_deleted() -> None:
     assert decide_once(ftjob, edited)[1].actions[-1:] == (DeleteService("bert", "uid-9"),)
 
 
-def test_an_edited_service_is_deleted_also_while_pods_are_created() -> None:
+def test_edited_service_is_deleted_even_while_pods_are_created() -> None:
     ftjob, _ = decide_once(job(), NOTHING)
     edited = replace(NOTHING, edited_service_uid="uid-9")
 
     assert DeleteService("bert", "uid-9") in decide_once(ftjob, edited)[1].actions
 
 
-def test_the_service_of_a_finished_job_is_not_restored() -> None:
+def test_service_of_a_finished_job_is_not_created_again() -> None:
     ftjob = created_job()
     for observation in (
         observation_of(
@@ -72,7 +72,7 @@ def test_the_service_of_a_finished_job_is_not_restored() -> None:
     assert decide_once(ftjob, NOTHING)[1].actions == ()
 
 
-def test_the_config_map_is_created_again_for_a_pod_that_waits_for_volumes() -> None:
+def test_config_map_is_created_again_for_a_pod_waiting_for_its_volumes() -> None:
     ftjob = created_job()
     observation = observation_of(ftjob, scheduled_pod(ftjob, 0), running_pod(ftjob, 1))
 
@@ -98,7 +98,7 @@ def test_the_config_map_is_created_again_for_a_pod_that_waits_for_volumes() -> N
         ),
     ],
 )
-def test_the_config_map_is_not_created_for_a_pod_pending_for_another_reason(status: RawBody) -> None:
+def test_config_map_is_not_created_if_the_pod_is_pending_for_another_reason(status: RawBody) -> None:
     ftjob = created_job()
     waiting_pod = scheduled_pod(ftjob, 0)
     waiting_pod["status"].update(status)

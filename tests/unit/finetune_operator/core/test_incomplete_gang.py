@@ -1,4 +1,4 @@
-"""Attempts whose nodes do not all start: retries, release of running nodes, and deadlines."""
+"""Tests of incomplete gangs: retries, release of running nodes, and deadlines."""
 
 import json
 from datetime import timedelta
@@ -16,7 +16,7 @@ NOTHING = Observation(fresh=True)
 
 
 def started_job(**fields: Any) -> FineTuneJob:
-    """Return a job whose attempt 0 has begun."""
+    """Return a job whose attempt 0 has started."""
     return decide_once(job(**fields), NOTHING)[0]
 
 
@@ -28,7 +28,7 @@ def unschedulable_pod(ftjob: FineTuneJob, node_rank: int, *, attempt: int = 0) -
 
 
 def half_started_job(**fields: Any) -> tuple[FineTuneJob, Observation]:
-    """Return a job whose node 0 runs since NOW while node 1 is unschedulable."""
+    """Return a job, with node 0 running since NOW and node 1 unschedulable, and its observation."""
     ftjob = started_job(**fields)
     one_running = observation_of(ftjob, running_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
     return decide_once(ftjob, one_running)[0], one_running
@@ -44,10 +44,10 @@ PREDECESSOR = RejectedCreate(
 )
 
 
-@pytest.mark.parametrize("rejected", [QUOTA, PREDECESSOR], ids=["quota exceeded", "predecessor terminating"])
-def test_running_nodes_are_released_when_another_node_cannot_be_created(rejected: RejectedCreate) -> None:
+@pytest.mark.parametrize("rejected_create", [QUOTA, PREDECESSOR], ids=["quota exceeded", "predecessor terminating"])
+def test_running_nodes_are_released_if_another_node_cannot_be_created(rejected_create: RejectedCreate) -> None:
     ftjob = started_job(startupDeadlineSeconds=60)
-    one_running = observation_of(ftjob, running_pod(ftjob, 0), rejected_creates=(rejected,))
+    one_running = observation_of(ftjob, running_pod(ftjob, 0), rejected_creates=(rejected_create,))
     ftjob, _ = decide_once(ftjob, one_running)
     assert decide_once(ftjob, one_running, now=NOW + timedelta(seconds=50))[1].requeue_after == timedelta(seconds=10)
     for _ in range(2):
@@ -55,15 +55,15 @@ def test_running_nodes_are_released_when_another_node_cannot_be_created(rejected
     ftjob, _ = decide_once(ftjob, NOTHING, now=NOW + timedelta(seconds=60))
 
     assert [record.reason for record in ftjob.status.attempts] == ["GangIncomplete", ""]
-    assert rejected.message in ftjob.status.attempts[0].message
+    assert rejected_create.message in ftjob.status.attempts[0].message
     assert ftjob.status.without_progress.infrastructure == 0
 
 
-@pytest.mark.parametrize("rejected", [QUOTA, PREDECESSOR], ids=["quota exceeded", "predecessor terminating"])
-def test_a_restart_of_the_operator_does_not_delay_the_release_of_running_nodes(rejected: RejectedCreate) -> None:
-    """Rejected creates are kept in memory; their start is in the status, which survives a restart of the operator."""
+@pytest.mark.parametrize("rejected_create", [QUOTA, PREDECESSOR], ids=["quota exceeded", "predecessor terminating"])
+def test_operator_restart_does_not_delay_the_release_of_running_nodes(rejected_create: RejectedCreate) -> None:
+    """Rejected creates are only kept in memory, but the start time in the status survives an operator restart."""
     ftjob = started_job(startupDeadlineSeconds=60)
-    one_running = observation_of(ftjob, running_pod(ftjob, 0), rejected_creates=(rejected,))
+    one_running = observation_of(ftjob, running_pod(ftjob, 0), rejected_creates=(rejected_create,))
     ftjob, _ = decide_once(ftjob, one_running)
     ftjob, retried = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0)), now=NOW + timedelta(seconds=59))
     assert any(isinstance(action, Create) for action in retried.actions)
@@ -80,11 +80,11 @@ def test_the_pending_reason_is_removed_once_the_create_succeeds() -> None:
     assert ftjob.status.waiting is None
 
 
-@pytest.mark.parametrize("rejected", [QUOTA, PREDECESSOR], ids=["quota exceeded", "predecessor terminating"])
-def test_a_rendezvous_timeout_caused_by_a_rejected_create_is_no_failure(rejected: RejectedCreate) -> None:
+@pytest.mark.parametrize("rejected_create", [QUOTA, PREDECESSOR], ids=["quota exceeded", "predecessor terminating"])
+def test_rendezvous_timeout_caused_by_a_rejected_create_is_not_a_failure(rejected_create: RejectedCreate) -> None:
     ftjob = started_job(restartPolicy={"maxRestarts": 0})
     ftjob, _ = decide_once(
-        ftjob, observation_of(ftjob, pod_with_rendezvous_timeout(ftjob, 0), rejected_creates=(rejected,))
+        ftjob, observation_of(ftjob, pod_with_rendezvous_timeout(ftjob, 0), rejected_creates=(rejected_create,))
     )
     ftjob, _ = decide_once(ftjob, NOTHING)
 
@@ -101,7 +101,7 @@ def test_rejected_creates_are_retried_with_backoff(waited_seconds: int, retry_se
     )
 
 
-def test_running_nodes_with_fast_clocks_are_released_in_time() -> None:
+def test_running_nodes_are_released_in_time_despite_fast_node_clocks() -> None:
     now = NOW - timedelta(hours=5)
     ftjob = decide_once(job(startupDeadlineSeconds=60), NOTHING, now=now)[0]
     one_running = observation_of(ftjob, running_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
@@ -113,7 +113,7 @@ def test_running_nodes_with_fast_clocks_are_released_in_time() -> None:
     assert ftjob.status.attempts[0].state is AttemptState.STOPPING
 
 
-def test_running_nodes_that_wait_for_others_are_released_and_restarted_later() -> None:
+def test_waiting_nodes_are_released_and_restarted_later() -> None:
     ftjob, one_running = half_started_job(startupDeadlineSeconds=60)
     ftjob, waiting = decide_once(ftjob, one_running, now=NOW + timedelta(seconds=59))
     assert waiting.requeue_after == timedelta(seconds=1)
@@ -137,7 +137,7 @@ def pod_with_rendezvous_timeout(ftjob: FineTuneJob, node_rank: int, **fields: An
     return ended_pod(ftjob, node_rank, message=json.dumps({"final": True, "outcome": "failed", **error}))
 
 
-def test_a_rendezvous_timeout_caused_by_an_unschedulable_node_is_no_failure() -> None:
+def test_rendezvous_timeout_caused_by_an_unschedulable_node_is_not_a_failure() -> None:
     """The rendezvous timeout of a command may be shorter than startupDeadlineSeconds."""
     ftjob, _ = half_started_job(restartPolicy={"maxRestarts": 0})
     ftjob, _ = decide_once(
@@ -151,7 +151,7 @@ def test_a_rendezvous_timeout_caused_by_an_unschedulable_node_is_no_failure() ->
     assert (ftjob.status.without_progress.counted, following.not_before) == (0, NOW + timedelta(seconds=300))
 
 
-def test_a_failure_counts_even_if_another_node_is_unschedulable() -> None:
+def test_failure_counts_even_if_another_node_is_unschedulable() -> None:
     ftjob, _ = half_started_job()
     failed = pod_with_rendezvous_timeout(ftjob, 0, errorType="DatasetError", message="row 3 has no messages")
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, failed, unschedulable_pod(ftjob, 1)))
@@ -160,7 +160,7 @@ def test_a_failure_counts_even_if_another_node_is_unschedulable() -> None:
     assert ftjob.status.attempts[-1].reason == "DatasetError"
 
 
-def test_a_rendezvous_timeout_is_a_failure_if_all_nodes_are_scheduled() -> None:
+def test_rendezvous_timeout_is_a_failure_if_all_nodes_are_scheduled() -> None:
     ftjob, _ = half_started_job()
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, pod_with_rendezvous_timeout(ftjob, 0), running_pod(ftjob, 1)))
     ftjob, _ = decide_once(ftjob, NOTHING)
@@ -168,7 +168,7 @@ def test_a_rendezvous_timeout_is_a_failure_if_all_nodes_are_scheduled() -> None:
     assert ftjob.status.attempts[0].reason == "RendezvousTimeout"
 
 
-def test_the_startup_deadline_counts_from_the_start_of_the_first_running_node() -> None:
+def test_startup_deadline_starts_with_the_first_running_node() -> None:
     ftjob = started_job(startupDeadlineSeconds=60)
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, unschedulable_pod(ftjob, 0), unschedulable_pod(ftjob, 1)))
     first = running_pod(ftjob, 0)
@@ -181,7 +181,7 @@ def test_the_startup_deadline_counts_from_the_start_of_the_first_running_node() 
     assert waiting.requeue_after == timedelta(seconds=59)
 
 
-def test_no_node_is_released_while_none_runs_or_without_a_startup_deadline() -> None:
+def test_nodes_are_released_only_if_one_runs_and_a_startup_deadline_is_set() -> None:
     ftjob = started_job(startupDeadlineSeconds=60)
     observation = observation_of(ftjob, unschedulable_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
     ftjob, _ = decide_once(ftjob, observation)
@@ -193,7 +193,7 @@ def test_no_node_is_released_while_none_runs_or_without_a_startup_deadline() -> 
     assert ftjob.status.attempts[0].state is AttemptState.STARTING
 
 
-def test_releases_use_no_restarts() -> None:
+def test_releases_do_not_use_the_restart_budget() -> None:
     ftjob, now = (
         started_job(startupDeadlineSeconds=60, restartPolicy={"maxInfrastructureRestarts": 0, "maxRestarts": 0}),
         NOW,
@@ -211,7 +211,7 @@ def test_releases_use_no_restarts() -> None:
     assert ftjob.status.completion_time is None
 
 
-def test_the_pending_deadline_includes_releases_and_fails_the_job() -> None:
+def test_pending_deadline_spans_releases_and_fails_the_job() -> None:
     ftjob, one_running = half_started_job(startupDeadlineSeconds=60, pendingDeadlineSeconds=400)
     for seconds in (60, 60, 61):
         ftjob, _ = decide_once(
@@ -231,7 +231,7 @@ def test_the_pending_deadline_includes_releases_and_fails_the_job() -> None:
     assert "not all nodes ran within pendingDeadlineSeconds (400 s)" in ftjob.status.attempts[-1].message
 
 
-def test_the_pending_deadline_starts_anew_after_an_attempt_that_ran() -> None:
+def test_pending_deadline_restarts_after_a_running_attempt() -> None:
     ftjob = started_job(pendingDeadlineSeconds=400)
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
     ftjob, _ = decide_once(

@@ -1,4 +1,4 @@
-"""Pending reasons of an attempt, and rejections that end it."""
+"""Tests of pending reasons, and of create rejections that end an attempt."""
 
 from datetime import datetime, timedelta
 
@@ -15,7 +15,7 @@ QUOTA = RejectedCreate("Pod", "bert-0-0", 403, "exceeded quota: gpus")
 
 
 def waiting_pod(node_rank: int, reason: str, message: str = "") -> RawBody:
-    """Return a pod whose container is in a waiting state."""
+    """Return a pod whose container waits for this reason."""
     state = {"waiting": {"reason": reason, "message": message}}
     return pod(JOB, node_rank, containerStatuses=[{"name": "trainer", "state": state}])
 
@@ -25,31 +25,31 @@ def unschedulable_pod(node_rank: int) -> RawBody:
     return pod(JOB, node_rank, conditions=[scheduled])
 
 
-def scheduled_pod(node_rank: int, ready: str = "", state: RawBody | None = None) -> RawBody:
-    """Return a pod scheduled at NOW; `ready`: status of its condition PodReadyToStartContainers."""
+def scheduled_pod(node_rank: int, ready_status: str = "", state: RawBody | None = None) -> RawBody:
+    """Return a pod scheduled at NOW; `ready_status` is that of its PodReadyToStartContainers condition."""
     conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW.isoformat()}]
-    if ready:
-        conditions.append({**conditions[0], "type": "PodReadyToStartContainers", "status": ready})
+    if ready_status:
+        conditions.append({**conditions[0], "type": "PodReadyToStartContainers", "status": ready_status})
     statuses = [{"name": "trainer", "state": state or {"waiting": {"reason": "ContainerCreating"}}}]
     return pod(JOB, node_rank, conditions=conditions, containerStatuses=statuses)
 
 
-def pending_reason(
+def find_pending_reason_of_pods(
     *pods: RawBody, rejected_creates: tuple[RejectedCreate, ...] = (), now: datetime = NOW
 ) -> PendingReason | None:
     observation = observation_of(JOB, *pods, rejected_creates=rejected_creates)
     return find_pending_reason(JOB, observation, observation.nodes_of_attempt(0), now)
 
 
-def reason_of(*pods: RawBody, rejected_creates: tuple[RejectedCreate, ...] = ()) -> str:
-    pending = pending_reason(*pods, rejected_creates=rejected_creates)
+def find_reason_of_pods(*pods: RawBody, rejected_creates: tuple[RejectedCreate, ...] = ()) -> str:
+    pending = find_pending_reason_of_pods(*pods, rejected_creates=rejected_creates)
     assert pending is not None
     return pending.reason
 
 
 def test_a_pod_without_waiting_state_has_no_pending_reason() -> None:
-    assert pending_reason(pod(JOB, 0), running_pod(JOB, 1)) is None
-    assert pending_reason() is None
+    assert find_pending_reason_of_pods(pod(JOB, 0), running_pod(JOB, 1)) is None
+    assert find_pending_reason_of_pods() is None
 
 
 @pytest.mark.parametrize(
@@ -85,18 +85,20 @@ def test_a_pod_without_waiting_state_has_no_pending_reason() -> None:
     ],
 )
 def test_the_reason_of_a_waiting_container_names_object_and_remedy(reason: str, expected: PendingReason) -> None:
-    assert pending_reason(waiting_pod(0, reason, "no such tag"), running_pod(JOB, 1)) == expected
+    assert find_pending_reason_of_pods(waiting_pod(0, reason, "no such tag"), running_pod(JOB, 1)) == expected
 
 
 NOT_FOUND = 'failed to resolve reference "example.com/none:1": example.com/none:1: not found'
 BACK_OFF = 'Back-off pulling image "example.com/none:1"'
 
 
-def image_pull_reason(message: str, *, reported: str = "", reason: str = "ImagePullBackOff") -> PendingReason:
-    """Return the reason for a pod with this image pull message, after `reported` in the status."""
+def find_image_pull_reason(
+    message: str, *, reported_message: str = "", reason: str = "ImagePullBackOff"
+) -> PendingReason:
+    """Return the pending reason of a pod with this image pull message; the status contains `reported_message`."""
     status = (
-        JobStatus(waiting=WaitStatus(reason="ImagePullFailed", message=reported, since=NOW))
-        if reported
+        JobStatus(waiting=WaitStatus(reason="ImagePullFailed", message=reported_message, since=NOW))
+        if reported_message
         else JobStatus()
     )
     ftjob = job(status=status)
@@ -107,7 +109,7 @@ def image_pull_reason(message: str, *, reported: str = "", reason: str = "ImageP
 
 
 @pytest.mark.parametrize(
-    ("message", "transient"),
+    ("message", "is_transient"),
     [
         (NOT_FOUND, False),
         ("pull access denied: failed to authorize: unexpected status: 401 Unauthorized", False),
@@ -121,27 +123,27 @@ def image_pull_reason(message: str, *, reported: str = "", reason: str = "ImageP
         ("failed to extract layer: write /var/lib/containerd/x: no space left on device", True),
     ],
 )
-def test_registry_outages_are_retried_without_a_timeout(message: str, transient: bool) -> None:
+def test_registry_outages_are_retried_without_a_timeout(message: str, is_transient: bool) -> None:
     for kubelet_message in (message, f"{BACK_OFF}: ErrImagePull: {message}"):
-        pending = image_pull_reason(kubelet_message)
-        assert (pending.image_pull, pending.has_no_timeout) == (not transient, transient)
+        pending = find_image_pull_reason(kubelet_message)
+        assert (pending.image_pull, pending.has_no_timeout) == (not is_transient, is_transient)
         assert message in pending.message
-        assert ("check spec.image" in pending.message) is not transient
+        assert ("check spec.image" in pending.message) is not is_transient
 
 
-def test_image_pull_back_off_without_a_cause_keeps_the_reported_message() -> None:
+def test_image_pull_back_off_keeps_the_message_with_the_cause() -> None:
     for cause in (NOT_FOUND, "dial tcp 10.0.0.1:443: connect: connection refused"):
-        first = image_pull_reason(cause, reason="ErrImagePull")
-        assert image_pull_reason(BACK_OFF, reported=first.message) == first
-    assert image_pull_reason(BACK_OFF).message.startswith("bert-0-0: ImagePullBackOff; check spec.image")
+        first = find_image_pull_reason(cause, reason="ErrImagePull")
+        assert find_image_pull_reason(BACK_OFF, reported_message=first.message) == first
+    assert find_image_pull_reason(BACK_OFF).message.startswith("bert-0-0: ImagePullBackOff; check spec.image")
 
 
 DISK_FULL = "failed to register layer: write /x.rpm: no space left on device"
 
 
-def test_a_full_disk_of_a_kubernetes_node_has_a_verdict_also_during_back_off() -> None:
-    disk_full = image_pull_reason(DISK_FULL, reason="ErrImagePull")
-    back_off = image_pull_reason(BACK_OFF, reported=disk_full.message)
+def test_full_disk_of_a_kubernetes_node_has_a_verdict_even_during_back_off() -> None:
+    disk_full = find_image_pull_reason(DISK_FULL, reason="ErrImagePull")
+    back_off = find_image_pull_reason(BACK_OFF, reported_message=disk_full.message)
     for pending_reason in (disk_full, back_off):
         assert pending_reason.verdict is not None
         assert (pending_reason.reason, pending_reason.verdict.reason, pending_reason.timeout) == (
@@ -153,17 +155,17 @@ def test_a_full_disk_of_a_kubernetes_node_has_a_verdict_also_during_back_off() -
     assert disk_full.message == f"bert-0-0 on gpu-0: {DISK_FULL}; its kubelet retries"
 
 
-def test_an_image_error_without_a_message_is_reported_by_its_reason() -> None:
-    pending = pending_reason(waiting_pod(0, "ImagePullBackOff"))
+def test_image_error_without_a_message_is_reported_with_its_reason() -> None:
+    pending = find_pending_reason_of_pods(waiting_pod(0, "ImagePullBackOff"))
     assert pending is not None
     assert pending.message.startswith("bert-0-0: ImagePullBackOff; ")
 
 
-def test_the_message_counts_unschedulable_pods() -> None:
-    assert pending_reason(unschedulable_pod(0), running_pod(JOB, 1)) == PendingReason(
+def test_message_contains_the_number_of_unschedulable_pods() -> None:
+    assert find_pending_reason_of_pods(unschedulable_pod(0), running_pod(JOB, 1)) == PendingReason(
         "Unschedulable", "1 of 2 pods cannot be placed: 0/3 nodes fit"
     )
-    assert pending_reason(unschedulable_pod(0), unschedulable_pod(1)) == PendingReason(
+    assert find_pending_reason_of_pods(unschedulable_pod(0), unschedulable_pod(1)) == PendingReason(
         "Unschedulable", "2 of 2 pods cannot be placed: 0/3 nodes fit"
     )
 
@@ -186,18 +188,18 @@ def test_the_message_counts_unschedulable_pods() -> None:
         ),
     ],
 )
-def test_a_reason_that_needs_a_user_is_reported_first(pods: tuple[RawBody, ...], reason: str) -> None:
-    assert reason_of(*pods) == reason_of(*reversed(pods)) == reason
+def test_reason_that_requires_user_action_is_reported_first(pods: tuple[RawBody, ...], reason: str) -> None:
+    assert find_reason_of_pods(*pods) == find_reason_of_pods(*reversed(pods)) == reason
 
 
 def test_an_invalid_image_name_is_reported_before_a_missing_image() -> None:
-    pending = pending_reason(waiting_pod(0, "ErrImagePull"), waiting_pod(1, "InvalidImageName"))
+    pending = find_pending_reason_of_pods(waiting_pod(0, "ErrImagePull"), waiting_pod(1, "InvalidImageName"))
     assert pending is not None
     assert pending.permanent
 
 
 def test_a_rejected_create_is_reported_before_waiting_containers() -> None:
-    assert pending_reason(waiting_pod(0, "ErrImagePull"), rejected_creates=(QUOTA,)) == PendingReason(
+    assert find_pending_reason_of_pods(waiting_pod(0, "ErrImagePull"), rejected_creates=(QUOTA,)) == PendingReason(
         "CreateRefused", "Pod bert-0-0: exceeded quota: gpus"
     )
 
@@ -205,12 +207,12 @@ def test_a_rejected_create_is_reported_before_waiting_containers() -> None:
 def test_a_failing_webhook_is_retried_and_reported_with_its_message() -> None:
     webhook = RejectedCreate("Pod", "bert-0-0", 500, "failed calling webhook")
     assert find_permanent_rejection(JOB, observation_of(JOB, rejected_creates=(webhook,))) is None
-    assert pending_reason(rejected_creates=(webhook,)) == PendingReason(
+    assert find_pending_reason_of_pods(rejected_creates=(webhook,)) == PendingReason(
         "CreateRefused", "Pod bert-0-0: failed calling webhook"
     )
 
 
-def test_a_terminating_child_of_a_deleted_job_of_the_same_name_is_awaited() -> None:
+def test_job_waits_for_terminating_children_of_a_predecessor() -> None:
     rejected = RejectedCreate(
         "Pod",
         "bert-0-0",
@@ -219,7 +221,7 @@ def test_a_terminating_child_of_a_deleted_job_of_the_same_name_is_awaited() -> N
         predecessor_terminating=True,
     )
     assert find_permanent_rejection(JOB, observation_of(JOB, rejected_creates=(rejected,))) is None
-    assert pending_reason(rejected_creates=(rejected,)) == PendingReason(
+    assert find_pending_reason_of_pods(rejected_creates=(rejected,)) == PendingReason(
         "PredecessorTerminating", f"{rejected.message}; waiting until it is deleted"
     )
 
@@ -244,30 +246,30 @@ def test_a_deleted_pod_has_no_pending_reason() -> None:
         ),
     ],
 )
-def test_a_container_creating_for_a_minute_is_reported(ready: str, expected: tuple[str, str, bool]) -> None:
+def test_container_creation_longer_than_a_minute_is_reported(ready: str, expected: tuple[str, str, bool]) -> None:
     pods = (scheduled_pod(0, ready), running_pod(JOB, 1))
-    assert pending_reason(*pods, now=NOW + timedelta(seconds=59)) is None
-    pending = pending_reason(*pods, now=NOW + timedelta(seconds=60))
+    assert find_pending_reason_of_pods(*pods, now=NOW + timedelta(seconds=59)) is None
+    pending = find_pending_reason_of_pods(*pods, now=NOW + timedelta(seconds=60))
     reason, text, is_expected = expected
     hint = "see kubectl describe pod bert-0-0"
     assert pending == PendingReason(reason, f"bert-0-0 on gpu-0: {text}; {hint}", expected=is_expected)
 
 
-def test_a_pod_without_volumes_is_reported_before_one_that_pulls_its_image() -> None:
+def test_pod_waiting_for_volumes_is_reported_before_an_image_pull() -> None:
     one_hour_later = NOW + timedelta(hours=1)
-    pending = pending_reason(scheduled_pod(0, "True"), scheduled_pod(1, "False"), now=one_hour_later)
+    pending = find_pending_reason_of_pods(scheduled_pod(0, "True"), scheduled_pod(1, "False"), now=one_hour_later)
     assert pending is not None
     assert pending.message.startswith("bert-0-1 on gpu-1: its volumes")
-    assert pending_reason(scheduled_pod(0, "True"), unschedulable_pod(1), now=one_hour_later) == pending_reason(
-        unschedulable_pod(1)
-    )
+    assert find_pending_reason_of_pods(
+        scheduled_pod(0, "True"), unschedulable_pod(1), now=one_hour_later
+    ) == find_pending_reason_of_pods(unschedulable_pod(1))
 
 
-def test_the_message_names_the_image_of_an_injected_init_container() -> None:
+def test_message_contains_the_image_of_an_injected_init_container() -> None:
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}
     body = pod(JOB, 0, initContainerStatuses=[{"name": "istio-init", "state": waiting}])
 
-    pending = pending_reason(body)
+    pending = find_pending_reason_of_pods(body)
 
     assert pending is not None
     assert pending.message == "bert-0-0: no such tag; check the image of istio-init and spec.imagePullSecrets"

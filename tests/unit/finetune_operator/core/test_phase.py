@@ -1,4 +1,4 @@
-"""The predicates from which the phase of a job is derived; test_conditions.py tests phases of whole jobs."""
+"""Tests of the predicates for the phase of a job; test_conditions.py tests the phase itself."""
 
 from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator.core.phase import is_suspended
@@ -6,7 +6,7 @@ from testing.builders.jobs import job
 from testing.builders.statuses import finished_status, status_with_attempts
 
 
-def test_a_job_is_suspended_only_if_the_spec_sets_it_and_no_pod_is_left() -> None:
+def test_job_is_suspended_only_if_requested_and_no_pod_is_left() -> None:
     suspended_job, active_job = job(suspend=True), job()
     assert is_suspended(suspended_job, status_with_attempts(AttemptState.STOPPED))
     assert not is_suspended(suspended_job, status_with_attempts(AttemptState.STOPPING))

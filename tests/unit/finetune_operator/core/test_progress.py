@@ -1,4 +1,4 @@
-"""Progress, steps and batch in the status, and the printer columns derived from them."""
+"""Tests of progress, steps and batch in the status."""
 
 import json
 from datetime import timedelta
@@ -22,7 +22,7 @@ JOB = job()
 RECORD = AttemptRecord(attempt=0, state=AttemptState.RUNNING, created=True)
 
 
-def ended_with_progress(progress: Progress, *, node_rank: int = 0) -> RawBody:
+def ended_pod_with_progress(progress: Progress, *, node_rank: int = 0) -> RawBody:
     message = {"final": True, "outcome": "failed", "progress": to_json_object(progress)}
     return ended_pod(JOB, node_rank, message=json.dumps(message))
 
@@ -31,7 +31,7 @@ def test_polled_progress_is_in_the_status() -> None:
     assert status_with_progress(polled_progress=progress_report(5)).progress == progress_report(5)
 
 
-def test_progress_stays_without_a_new_report() -> None:
+def test_progress_is_kept_without_a_new_report() -> None:
     assert status_with_progress(previous_progress=progress_report(5)).progress == progress_report(5)
     assert status_with_progress().progress is None
 
@@ -50,16 +50,16 @@ def test_an_attempt_resumed_from_a_checkpoint_may_report_a_smaller_step() -> Non
 
 def test_the_termination_message_is_newer_than_polled_progress() -> None:
     progress = status_with_progress(
-        ended_with_progress(progress_report(12, seconds=2)), polled_progress=progress_report(11, seconds=1)
+        ended_pod_with_progress(progress_report(12, seconds=2)), polled_progress=progress_report(11, seconds=1)
     ).progress
     assert progress == progress_report(12, seconds=2)
 
 
 def test_only_node_0_reports_progress() -> None:
-    assert status_with_progress(ended_with_progress(progress_report(12), node_rank=1)).progress is None
+    assert status_with_progress(ended_pod_with_progress(progress_report(12), node_rank=1)).progress is None
 
 
-def test_a_report_without_a_checkpoint_keeps_the_last_one() -> None:
+def test_report_without_a_checkpoint_keeps_the_last_checkpoint() -> None:
     before = progress_report(9, last_checkpoint="step-8")
     progress = status_with_progress(previous_progress=before, polled_progress=progress_report(10, seconds=1)).progress
     assert progress == progress_report(10, seconds=1, last_checkpoint="step-8")
@@ -99,64 +99,75 @@ def test_the_status_contains_batch_and_output() -> None:
 AUTO = {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32}
 
 
-def status_and_batch(ftjob: FineTuneJob, *pods: RawBody, polled: Progress | None = None) -> tuple[JobStatus, str]:
-    """Return the derived status, and its batch as a product."""
-    status = derive_status(ftjob, StatusContext(observation_of(ftjob, *pods, progress=polled), None, NOW))
+def derive_status_and_batch(
+    ftjob: FineTuneJob, *pods: RawBody, polled_progress: Progress | None = None
+) -> tuple[JobStatus, str]:
+    """Return the derived status, and its batch as the text `per device x accumulation x world size`."""
+    status = derive_status(ftjob, StatusContext(observation_of(ftjob, *pods, progress=polled_progress), None, NOW))
     batch = status.batch
     if batch is None:
         return status, "unknown"
     return status, f"{batch.per_device_train_batch_size} x {batch.gradient_accumulation_steps} x {batch.world_size}"
 
 
-def test_the_batch_chosen_for_auto_is_in_the_status_once_reported_and_stays() -> None:
+def test_batch_chosen_for_auto_is_kept_in_the_status_once_reported() -> None:
     ftjob = job(
         status=JobStatus(attempt=0, attempts=(AttemptRecord(attempt=0, state=AttemptState.RUNNING),)), training=AUTO
     )
-    before, unknown = status_and_batch(ftjob, polled=progress_report(0))
-    chosen, current = status_and_batch(ftjob, polled=progress_report(0, per_device_train_batch_size=4))
-    _, later = status_and_batch(ftjob.model_copy(update={"status": chosen}))
+    before, unknown = derive_status_and_batch(ftjob, polled_progress=progress_report(0))
+    chosen, current = derive_status_and_batch(ftjob, polled_progress=progress_report(0, per_device_train_batch_size=4))
+    _, later = derive_status_and_batch(ftjob.model_copy(update={"status": chosen}))
 
     assert (before.batch, unknown) == (None, "unknown")
     assert current == later == "4 x 2 x 4"
 
 
 @pytest.mark.parametrize("size", [0, -4, 3, 64])
-def test_an_impossible_micro_batch_size_is_ignored(size: int) -> None:
+def test_invalid_micro_batch_size_is_ignored(size: int) -> None:
     ftjob = job(
         status=JobStatus(attempt=0, attempts=(AttemptRecord(attempt=0, state=AttemptState.RUNNING),)), training=AUTO
     )
 
-    assert status_and_batch(ftjob, polled=progress_report(0, per_device_train_batch_size=size))[1] == "unknown"
+    assert (
+        derive_status_and_batch(ftjob, polled_progress=progress_report(0, per_device_train_batch_size=size))[1]
+        == "unknown"
+    )
 
 
 def test_a_reported_size_does_not_override_the_spec() -> None:
     ftjob = job(training={"perDeviceTrainBatchSize": 2, "gradientAccumulationSteps": 4})
 
-    assert status_and_batch(ftjob, polled=progress_report(0, per_device_train_batch_size=8))[1] == "2 x 4 x 4"
+    assert (
+        derive_status_and_batch(ftjob, polled_progress=progress_report(0, per_device_train_batch_size=8))[1]
+        == "2 x 4 x 4"
+    )
 
 
-def test_a_repair_replaces_auto() -> None:
+def test_repair_overrides_auto() -> None:
     repair = Repair(per_device_train_batch_size=1, gradient_accumulation_steps=8)
     ftjob = job(status=JobStatus(repair=repair), training=AUTO)
 
-    assert status_and_batch(ftjob, polled=progress_report(0, per_device_train_batch_size=4))[1] == "1 x 8 x 4"
+    assert (
+        derive_status_and_batch(ftjob, polled_progress=progress_report(0, per_device_train_batch_size=4))[1]
+        == "1 x 8 x 4"
+    )
 
 
 def termination_message(outcome: Outcome = Outcome.FAILED, **fields: Any) -> str:
     return json.dumps({"final": True, "outcome": outcome, "time": NOW.timestamp(), **fields})
 
 
-def context_of(*pods: RawBody, record: AttemptRecord = RECORD, polled: Progress | None = None) -> JobContext:
-    """Return the context of a job whose current attempt has this record."""
+def context_of(*pods: RawBody, record: AttemptRecord = RECORD, polled_progress: Progress | None = None) -> JobContext:
+    """Return the job context whose current attempt has this record."""
     ftjob = job(status=JobStatus(attempt=0, attempts=(record,)))
-    return JobContext(ftjob, observation_of(ftjob, *pods, progress=polled), NOW, SETTINGS)
+    return JobContext(ftjob, observation_of(ftjob, *pods, progress=polled_progress), NOW, SETTINGS)
 
 
 def steps_of(
-    *pods: RawBody, record: AttemptRecord = RECORD, polled: int | None = None
+    *pods: RawBody, record: AttemptRecord = RECORD, polled_progress: int | None = None
 ) -> tuple[int | None, int | None]:
-    progress = None if polled is None else Progress(step=polled)
-    record = record.model_copy(update=step_range(context_of(*pods, record=record, polled=progress)))
+    progress = None if polled_progress is None else Progress(step=polled_progress)
+    record = record.model_copy(update=step_range(context_of(*pods, record=record, polled_progress=progress)))
     return record.first_step, record.last_step
 
 
@@ -164,25 +175,25 @@ def test_steps_are_unknown_without_a_report() -> None:
     assert steps_of(running_pod(JOB, 0)) == (None, None)
 
 
-def test_the_last_step_is_the_largest_reported() -> None:
+def test_last_step_is_the_largest_reported_step() -> None:
     ended = ended_pod(JOB, 0, message=termination_message(firstStep=4, progress={"step": 7}))
     recorded = RECORD.model_copy(update={"first_step": 0, "last_step": 9})
     assert steps_of(ended) == (4, 7)
-    assert steps_of(ended, polled=8) == (4, 8)
-    assert steps_of(ended, polled=8, record=recorded) == (0, 9)
+    assert steps_of(ended, polled_progress=8) == (4, 8)
+    assert steps_of(ended, polled_progress=8, record=recorded) == (0, 9)
 
 
-def test_the_first_step_is_the_smallest_reported() -> None:
+def test_first_step_is_the_smallest_reported_step() -> None:
     from_step_0, from_step_4 = (
         ended_pod(JOB, rank, message=termination_message(firstStep=step)) for rank, step in ((0, 0), (1, 4))
     )
     assert steps_of(from_step_4, from_step_0) == (0, None)
 
 
-def test_polled_progress_contains_first_step_and_its_time() -> None:
+def test_polled_progress_contains_the_first_step_and_its_time() -> None:
     polled = Progress(step=9, first_step=4, first_step_time=NOW)
 
-    record = RECORD.model_copy(update=step_range(context_of(running_pod(JOB, 0), polled=polled)))
+    record = RECORD.model_copy(update=step_range(context_of(running_pod(JOB, 0), polled_progress=polled)))
     assert (record.first_step, record.first_step_time, record.last_step) == (4, NOW, 9)
     later_progress = Progress(step=12, first_step=4, first_step_time=NOW + timedelta(minutes=1))
-    assert step_range(context_of(record=record, polled=later_progress))["first_step_time"] == NOW
+    assert step_range(context_of(record=record, polled_progress=later_progress))["first_step_time"] == NOW

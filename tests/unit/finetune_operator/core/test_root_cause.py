@@ -1,4 +1,4 @@
-"""The root cause of a stopped attempt: which node, whatever the order of observations."""
+"""Tests that the root cause of a stopped attempt does not depend on the order of observations."""
 
 from datetime import timedelta
 from typing import Any
@@ -27,14 +27,14 @@ LATER = NOW + timedelta(seconds=2)
 
 
 def pod_restarted_in_place(ftjob: FineTuneJob, node_rank: int, **terminated: Any) -> RawBody:
-    """Return a pod whose container the kubelet restarted in place."""
+    """Return a pod whose container was restarted in place by the kubelet."""
     [status] = ended_pod(ftjob, node_rank, **terminated)["status"]["containerStatuses"]
     body = running_pod(ftjob, node_rank)
     body["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": status["state"]}
     return body
 
 
-def test_a_root_cause_observed_after_its_victim_is_still_the_root_cause() -> None:
+def test_root_cause_is_found_even_if_observed_after_its_victim() -> None:
     ftjob = running_job()
     ftjob, _ = decide_once(
         ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
@@ -48,7 +48,7 @@ def test_a_root_cause_observed_after_its_victim_is_still_the_root_cause() -> Non
     assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("ContainerKilled", 1)
 
 
-def test_a_pod_without_labels_is_deleted_with_the_others_before_the_verdict() -> None:
+def test_pod_without_labels_is_also_deleted_before_the_verdict() -> None:
     ftjob = running_job()
     unlabelled_pod = running_pod(ftjob, 1)
     del unlabelled_pod["metadata"]["labels"][names.JOB_UID]
@@ -73,12 +73,12 @@ def test_a_pod_without_labels_is_deleted_with_the_others_before_the_verdict() ->
 STOPPED: RawBody = {"message": termination_message(outcome=Outcome.STOPPED), "finishedAt": "2026-01-01T12:00:00Z"}
 
 
-@pytest.mark.parametrize("observed_late", [False, True], ids=["observed first", "observed after its victim"])
-def test_a_container_restarted_in_place_is_the_root_cause_and_is_deleted(observed_late: bool) -> None:
+@pytest.mark.parametrize("is_observed_late", [False, True], ids=["observed first", "observed after its victim"])
+def test_pod_with_a_container_restarted_in_place_is_the_root_cause_and_is_deleted(is_observed_late: bool) -> None:
     ftjob = running_job()
     restarted_pod = pod_restarted_in_place(ftjob, 1, exit_code=143, **STOPPED)
     other = ended_pod(ftjob, 0, **VICTIM)
-    observations = [(other, running_pod(ftjob, 1))] if observed_late else [(running_pod(ftjob, 0), restarted_pod)]
+    observations = [(other, running_pod(ftjob, 1))] if is_observed_late else [(running_pod(ftjob, 0), restarted_pod)]
     for pods in (*observations, (other, restarted_pod)):
         ftjob, decision = decide_once(ftjob, observation_of(ftjob, *pods), now=LATER)
     ftjob, decision = decide_once(ftjob, observation_of(ftjob, other, restarted_pod), now=NOW + timedelta(seconds=10))
@@ -103,7 +103,7 @@ def test_a_node_killed_after_its_grace_period_is_not_the_root_cause() -> None:
     assert ftjob.status.attempts[0].reason == "PeerLost"
 
 
-def test_a_pod_deleted_by_a_user_is_the_root_cause_although_its_ranks_report_lost_peers() -> None:
+def test_pod_deleted_by_a_user_is_the_root_cause_even_if_its_ranks_report_lost_peers() -> None:
     ftjob = running_job()
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1)))
     ftjob, _ = decide_once(
@@ -142,7 +142,7 @@ def test_an_eviction_after_our_deletion_is_not_the_root_cause() -> None:
     assert ftjob.status.attempts[0].reason == "PeerLost"
 
 
-def test_evidence_outlasts_its_pod() -> None:
+def test_evidence_is_kept_after_its_pod_is_removed() -> None:
     ftjob = running_job()
     ftjob, _ = decide_once(
         ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **KILLED), running_pod(ftjob, 1)), now=LATER
@@ -152,7 +152,7 @@ def test_evidence_outlasts_its_pod() -> None:
     assert ftjob.status.attempts[0].reason == "ContainerKilled"
 
 
-def test_a_missing_pod_is_evidence_of_its_deletion() -> None:
+def test_missing_pod_counts_as_deleted() -> None:
     ftjob = running_job()
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0)))
     ftjob, _ = decide_once(ftjob, observation_of(ftjob))
@@ -160,8 +160,8 @@ def test_a_missing_pod_is_evidence_of_its_deletion() -> None:
     assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("PodDeleted", 1)
 
 
-def test_after_a_victim_the_root_cause_has_a_grace_period_to_end_by_itself() -> None:
-    """A root cause that receives SIGTERM first reports that it was stopped, and its victim would be blamed."""
+def test_root_cause_has_a_grace_period_to_end_before_pods_are_deleted() -> None:
+    """If the root cause received SIGTERM first, it would report that it was stopped, and its victim would be blamed."""
     ftjob = running_job()
     pods = (ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1))
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, *pods))
@@ -174,6 +174,8 @@ def test_after_a_victim_the_root_cause_has_a_grace_period_to_end_by_itself() -> 
     )
 
     assert during_grace.actions == ()
-    assert during_grace.requeue_after == timedelta(seconds=1.4)  # the victim ended at 0.4 s
+    assert during_grace.requeue_after == timedelta(
+        seconds=1.4
+    )  # grace period of the root cause, from the end of the victim at 0.4 s
     assert after_grace.actions == (DeletePod("bert-0-1", "pod-0-1", ABORT_GRACE_SECONDS),)
     assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("UserCodeError", 1)

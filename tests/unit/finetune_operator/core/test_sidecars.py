@@ -1,4 +1,4 @@
-"""A sidecar that never ends does not keep the pod of an ended trainer."""
+"""Tests that a sidecar which never ends does not keep a pod after its trainer ended."""
 
 from datetime import timedelta
 
@@ -16,24 +16,24 @@ HALF_A_MINUTE = timedelta(seconds=30)
 def pod_kept_by_sidecar(
     ftjob: FineTuneJob, node_rank: int, *, exit_code: int = 0, outcome: str = "succeeded"
 ) -> RawBody:
-    """Return a pod whose trainer ended at NOW while a proxy sidecar runs on."""
+    """Return a pod whose trainer ended at NOW but whose proxy sidecar still runs."""
     message = f'{{"final": true, "outcome": "{outcome}"}}'
     state = {"terminated": {"exitCode": exit_code, "message": message, "finishedAt": NOW.isoformat()}}
     proxy = {"name": "proxy", "state": {"running": {"startedAt": NOW.isoformat()}}}
     return pod(ftjob, node_rank, phase="Running", containerStatuses=[proxy, {"name": "trainer", "state": state}])
 
 
-def after_four_passes(ftjob: FineTuneJob, observation: Observation) -> FineTuneJob:
+def run_four_passes(ftjob: FineTuneJob, observation: Observation) -> FineTuneJob:
     for _ in range(4):
         ftjob, _ = decide_once(ftjob, observation)
     return ftjob
 
 
 @pytest.mark.parametrize("fields", [{}, {"ttlSecondsAfterFinished": 3600}], ids=["no TTL", "with a TTL"])
-def test_pods_of_a_finished_job_that_a_sidecar_keeps_running_are_deleted(fields: RawBody) -> None:
+def test_pods_of_a_finished_job_are_deleted_if_a_sidecar_still_runs(fields: RawBody) -> None:
     ftjob, _ = decide_once(job(**fields), NOTHING)
     observation = observation_of(ftjob, pod_kept_by_sidecar(ftjob, 0), pod_kept_by_sidecar(ftjob, 1))
-    ftjob = after_four_passes(ftjob, observation)
+    ftjob = run_four_passes(ftjob, observation)
     assert ftjob.status.completion_time is not None
 
     early = decide_once(ftjob, observation)[1]
@@ -42,14 +42,14 @@ def test_pods_of_a_finished_job_that_a_sidecar_keeps_running_are_deleted(fields:
     assert [action.name for action in late.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
 
 
-def test_pods_of_a_suspended_job_that_a_sidecar_keeps_running_are_deleted() -> None:
+def test_pods_of_a_suspended_job_are_deleted_if_a_sidecar_still_runs() -> None:
     ftjob, _ = decide_once(job(), NOTHING)
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
     ftjob = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
     observation = observation_of(
         ftjob, *(pod_kept_by_sidecar(ftjob, rank, exit_code=143, outcome="stopped") for rank in range(2))
     )
-    ftjob = after_four_passes(ftjob, observation)
+    ftjob = run_four_passes(ftjob, observation)
     assert ftjob.status.attempts[-1].state == "Stopped"
 
     assert decide_once(ftjob, observation)[1].requeue_after == HALF_A_MINUTE
@@ -62,7 +62,7 @@ def test_ended_pods_are_kept_for_their_logs() -> None:
     ended = [pod_kept_by_sidecar(ftjob, rank) for rank in range(2)]
     for body in ended:
         body["status"]["phase"] = "Succeeded"
-    ftjob = after_four_passes(ftjob, observation_of(ftjob, *ended))
+    ftjob = run_four_passes(ftjob, observation_of(ftjob, *ended))
 
     late = decide_once(ftjob, observation_of(ftjob, *ended), now=NOW + timedelta(hours=1))[1]
     assert (late.actions, late.requeue_after) == ((), None)

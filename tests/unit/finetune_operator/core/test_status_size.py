@@ -1,4 +1,4 @@
-"""The status of the largest job with the most attempts stays below 1.5 MB, the object size limit of etcd."""
+"""Test that the largest possible status stays below 1.5 MB, the object size limit of etcd."""
 
 import json
 
@@ -14,7 +14,7 @@ SPEC_AND_METADATA_BYTES = 200_000
 
 
 def failed_pod(ftjob: FineTuneJob, node_rank: int, *, attempt: int) -> RawBody:
-    """Return a failed pod with a message of maximal length; all nodes except 700 are victims."""
+    """Return a failed pod with a message of maximum length; all nodes except 700 are victims."""
     error_text = "RuntimeError: " + "NCCL communicator was aborted. " * 40
     message = {
         "final": True,
@@ -28,17 +28,17 @@ def failed_pod(ftjob: FineTuneJob, node_rank: int, *, attempt: int) -> RawBody:
     return ended_pod(ftjob, node_rank, attempt=attempt, finishedAt="2026-01-01T12:00:00Z", message=json.dumps(message))
 
 
-def size_in_bytes(status: JobStatus) -> int:
+def measure_size_bytes(status: JobStatus) -> int:
     return len(json.dumps(render_status(status), separators=(",", ":")))
 
 
-def test_the_status_of_the_largest_job_fits_after_the_most_attempts() -> None:
+def test_status_of_the_largest_job_with_the_most_attempts_fits_into_etcd() -> None:
     ftjob, _ = decide_once(job(numNodes=MAX_NODES, restartPolicy={"maxRestarts": 99}), Observation(fresh=True))
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, *(running_pod(ftjob, rank) for rank in range(MAX_NODES))))
     all_failed = observation_of(ftjob, *(failed_pod(ftjob, rank, attempt=0) for rank in range(MAX_NODES)))
     ftjob, _ = decide_once(ftjob, all_failed)
     assert ftjob.status.attempts[-1].state is AttemptState.STOPPING
-    stopping_bytes = size_in_bytes(ftjob.status)
+    stopping_bytes = measure_size_bytes(ftjob.status)
 
     ftjob, _ = decide_once(ftjob, all_failed)
     ended_attempt = ftjob.status.attempts[0]

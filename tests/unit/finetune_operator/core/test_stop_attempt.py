@@ -1,4 +1,4 @@
-"""Stopping an attempt: deletion of its pods, evidence, root cause, verdict and repair."""
+"""Tests of stopping an attempt: pod deletion, evidence, root cause, verdict and repair."""
 
 from datetime import timedelta
 from typing import Any
@@ -27,7 +27,7 @@ from testing.builders.stopping import KILLED, VICTIM, disrupted_pod, running_job
 LATER = NOW + timedelta(seconds=2)
 
 
-def test_success_of_every_node_overrides_the_stop_reason() -> None:
+def test_attempt_succeeds_if_all_nodes_succeed_despite_a_stop_reason() -> None:
     success: RawBody = {"exit_code": 0, "message": termination_message(outcome=Outcome.SUCCEEDED)}
     ftjob = running_job()
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), terminating_pod(running_pod(ftjob, 1))))
@@ -42,15 +42,15 @@ def test_success_of_every_node_overrides_the_stop_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "grace_seconds"),
+    ("first_pod", "grace_seconds"),
     [
         pytest.param(lambda ftjob: terminating_pod(running_pod(ftjob, 1)), GRACE_SECONDS, id="drained node"),
         pytest.param(lambda ftjob: ended_pod(ftjob, 1, **KILLED), ABORT_GRACE_SECONDS, id="failed node"),
     ],
 )
-def test_the_grace_period_of_other_pods_depends_on_the_stop_reason(first: Any, grace_seconds: int) -> None:
+def test_the_grace_period_of_other_pods_depends_on_the_stop_reason(first_pod: Any, grace_seconds: int) -> None:
     ftjob = running_job()
-    pods = (running_pod(ftjob, 0), first(ftjob))
+    pods = (running_pod(ftjob, 0), first_pod(ftjob))
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, *pods))
     _, decision = decide_once(ftjob, observation_of(ftjob, *pods))
 
@@ -96,7 +96,7 @@ def test_a_kubernetes_node_with_a_fast_clock_does_not_delay_the_stop() -> None:
 
 
 def test_only_pods_on_reachable_kubernetes_nodes_get_the_full_grace_period() -> None:
-    """A lost Kubernetes node does not stop its pod; a long grace period there delays the restart until fencing."""
+    """A lost Kubernetes node cannot stop its pod, so a long grace period would only delay fencing and the restart."""
     ftjob = running_job()
     lost_pod = disrupted_pod(
         terminating_pod(running_pod(ftjob, 1), deadline=NOW + timedelta(seconds=GRACE_SECONDS)),
@@ -111,7 +111,7 @@ def test_only_pods_on_reachable_kubernetes_nodes_get_the_full_grace_period() -> 
     )
 
 
-def test_the_verdict_and_the_next_attempt_are_in_one_status_write() -> None:
+def test_verdict_and_next_attempt_are_written_in_one_status_write() -> None:
     ftjob = running_job()
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **KILLED), ended_pod(ftjob, 1, **VICTIM)))
     before: JobStatus = ftjob.status
@@ -128,7 +128,7 @@ def test_the_verdict_and_the_next_attempt_are_in_one_status_write() -> None:
     assert {type(action).__name__ for action in decision.actions} == {"Emit"}
 
 
-def test_a_passed_deadline_does_not_requeue_a_stopping_job_at_once() -> None:
+def test_expired_deadline_does_not_requeue_a_stopping_job_immediately() -> None:
     ftjob = running_job(activeDeadlineSeconds=60)
     after_deadline = NOW + timedelta(seconds=61)
     ftjob, _ = decide_once(

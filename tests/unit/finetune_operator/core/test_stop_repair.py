@@ -1,4 +1,4 @@
-"""Repairs that the end of an attempt chooses after an out-of-memory failure."""
+"""Tests of repairs after an out-of-memory failure."""
 
 import json
 from typing import Any
@@ -75,7 +75,7 @@ def test_after_a_host_out_of_memory_failure_the_limit_is_raised_up_to_max_memory
 
 
 @pytest.mark.parametrize(
-    ("reported", "description", "repair"),
+    ("reported_size", "description", "repair"),
     [
         pytest.param(
             Progress(step=36, per_device_train_batch_size=4),
@@ -88,18 +88,18 @@ def test_after_a_host_out_of_memory_failure_the_limit_is_raised_up_to_max_memory
         ),
     ],
 )
-def test_the_repair_of_auto_starts_from_the_reported_size(
-    reported: Progress | None, description: str, repair: Repair
+def test_repair_of_auto_starts_from_the_reported_size(
+    reported_size: Progress | None, description: str, repair: Repair
 ) -> None:
     ftjob = running_job(training={"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32})
     assert ftjob.status.batch is None
     last_message = termination_message(
-        error_type="CudaOutOfMemory", message="ran out of GPU memory", rank=2, node_rank=1, progress=reported
+        error_type="CudaOutOfMemory", message="ran out of GPU memory", rank=2, node_rank=1, progress=reported_size
     )
     ftjob, _ = decide_once(
         ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), ended_pod(ftjob, 1, message=last_message))
     )
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob))  # the pods are gone
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob))  # all pods are gone
 
     assert ftjob.status.attempts[0].message.endswith(f"retried with {description}")
     assert ftjob.status.repair == repair
@@ -130,9 +130,7 @@ def test_the_repair_of_auto_starts_from_the_reported_size(
         ),
     ],
 )
-def test_an_out_of_memory_failure_without_a_repair_fails_the_job_with_advice(
-    fields: dict[str, Any], advice: str
-) -> None:
+def test_out_of_memory_failure_without_a_repair_fails_the_job_with_advice(fields: dict[str, Any], advice: str) -> None:
     ftjob = running_job(**fields)
     message = termination_message(error_type="OutOfMemoryError", message="CUDA out of memory. Tried ...", rank=0)
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, message=message)))
