@@ -1,4 +1,4 @@
-"""Tests of the operator's metrics, health checks and probes."""
+"""Tests of the metrics, health checks and probes of the operator."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from testing.fakes.http_api import HttpApi, ScriptedFault
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "is_watch", "expected"),
+    ("method", "path", "is_watch", "expected_labels"),
     [
         ("GET", "/api/v1/pods", False, ("list", "pods")),
         ("GET", "/api/v1/pods", True, ("watch", "pods")),
@@ -34,9 +34,9 @@ from testing.fakes.http_api import HttpApi, ScriptedFault
     ],
 )
 def test_requests_are_labelled_with_rbac_verb_and_resource(
-    method: str, path: str, is_watch: bool, expected: tuple[str, str]
+    method: str, path: str, is_watch: bool, expected_labels: tuple[str, str]
 ) -> None:
-    assert describe_request(method, path, is_watch=is_watch) == expected
+    assert describe_request(method, path, is_watch=is_watch) == expected_labels
 
 
 async def test_responses_and_missing_responses_are_counted_by_code() -> None:
@@ -44,7 +44,7 @@ async def test_responses_and_missing_responses_are_counted_by_code() -> None:
     api.faults += [
         ScriptedFault("GET", "pods", 500),
         ScriptedFault("GET", "pods", 0, times=2),
-    ]  # aiohttp retries idempotent requests once
+    ]  # one request is counted twice, because aiohttp retries idempotent requests
     async with connected(api, RequestCounter(metrics.requests), last_request) as server:
         await server.call("GET", "/api/v1/pods")
     counts = {
@@ -108,7 +108,7 @@ async def test_a_blocked_event_loop_is_measured(monkeypatch: pytest.MonkeyPatch)
     assert metrics.registry.get_sample_value("finetune_event_loop_lag_seconds") == lag.worst_seconds
 
 
-async def test_an_error_response_counts_as_contact() -> None:
+async def test_error_response_counts_as_contact_with_the_api_server() -> None:
     api, last_request = HttpApi(), LastRequestTime()
     api.faults.append(ScriptedFault("GET", "pods", 403))
     async with connected(api, last_request) as server:

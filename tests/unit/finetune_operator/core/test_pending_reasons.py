@@ -233,7 +233,7 @@ def test_a_deleted_pod_has_no_pending_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ready", "expected"),
+    ("ready_status", "expected"),
     [
         pytest.param("False", ("VolumesNotReady", "its volumes or network are not ready", False), id="mounting"),
         pytest.param(
@@ -246,8 +246,10 @@ def test_a_deleted_pod_has_no_pending_reason() -> None:
         ),
     ],
 )
-def test_container_creation_longer_than_a_minute_is_reported(ready: str, expected: tuple[str, str, bool]) -> None:
-    pods = (scheduled_pod(0, ready), running_pod(JOB, 1))
+def test_container_creation_longer_than_a_minute_is_reported(
+    ready_status: str, expected: tuple[str, str, bool]
+) -> None:
+    pods = (scheduled_pod(0, ready_status), running_pod(JOB, 1))
     assert find_pending_reason_of_pods(*pods, now=NOW + timedelta(seconds=59)) is None
     pending = find_pending_reason_of_pods(*pods, now=NOW + timedelta(seconds=60))
     reason, text, is_expected = expected

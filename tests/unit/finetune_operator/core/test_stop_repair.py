@@ -75,7 +75,7 @@ def test_after_a_host_out_of_memory_failure_the_limit_is_raised_up_to_max_memory
 
 
 @pytest.mark.parametrize(
-    ("reported_size", "description", "repair"),
+    ("reported_progress", "description", "repair"),
     [
         pytest.param(
             Progress(step=36, per_device_train_batch_size=4),
@@ -89,12 +89,12 @@ def test_after_a_host_out_of_memory_failure_the_limit_is_raised_up_to_max_memory
     ],
 )
 def test_repair_of_auto_starts_from_the_reported_size(
-    reported_size: Progress | None, description: str, repair: Repair
+    reported_progress: Progress | None, description: str, repair: Repair
 ) -> None:
     ftjob = running_job(training={"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32})
     assert ftjob.status.batch is None
     last_message = termination_message(
-        error_type="CudaOutOfMemory", message="ran out of GPU memory", rank=2, node_rank=1, progress=reported_size
+        error_type="CudaOutOfMemory", message="ran out of GPU memory", rank=2, node_rank=1, progress=reported_progress
     )
     ftjob, _ = decide_once(
         ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), ended_pod(ftjob, 1, message=last_message))

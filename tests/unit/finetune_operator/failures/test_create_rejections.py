@@ -1,4 +1,4 @@
-"""Rejected creates and claims that no retry can fix."""
+"""Tests of rejected creates and claims that a retry cannot fix."""
 
 import pytest
 
@@ -13,7 +13,7 @@ JOB = job()
 QUOTA = RejectedCreate("Pod", "bert-0-0", 403, "exceeded quota: gpus")
 
 
-def test_claim_names_are_unique_with_the_output_first() -> None:
+def test_claim_names_are_unique_and_start_with_the_output() -> None:
     volumes = [
         {"name": "a", "mountPath": "/a", "persistentVolumeClaim": {"claimName": "datasets"}},
         {"name": "b", "mountPath": "/b", "persistentVolumeClaim": {"claimName": "models"}},
@@ -24,7 +24,7 @@ def test_claim_names_are_unique_with_the_output_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rejected", "reason", "message"),
+    ("rejected_create", "reason", "message"),
     [
         pytest.param(
             RejectedCreate("Service", "bert", 409, "exists", name_taken=True),
@@ -47,16 +47,16 @@ def test_claim_names_are_unique_with_the_output_first() -> None:
     ],
 )
 def test_a_permanent_rejection_fails_the_job_as_a_user_fault(
-    rejected: RejectedCreate, reason: str, message: str
+    rejected_create: RejectedCreate, reason: str, message: str
 ) -> None:
-    verdict = find_permanent_rejection(JOB, Observation(rejected_creates=(QUOTA, rejected)))
+    verdict = find_permanent_rejection(JOB, Observation(rejected_creates=(QUOTA, rejected_create)))
     assert verdict is not None
     assert (verdict.reason, verdict.message) == (reason, message)
     assert (verdict.fault, verdict.action) == (Fault.USER, FailureAction.FAIL)
 
 
 @pytest.mark.parametrize(
-    ("rejected", "expected"),
+    ("rejected_creates", "expected"),
     [
         pytest.param(
             RejectedCreate("Service", "bert", 409, "exists", name_taken=True),
@@ -77,20 +77,22 @@ def test_a_permanent_rejection_fails_the_job_as_a_user_fault(
         ),
     ],
 )
-def test_once_a_job_has_run_rejected_creates_are_retried(rejected: RejectedCreate, expected: PendingReason) -> None:
+def test_rejected_creates_are_retried_once_the_job_has_run(
+    rejected_creates: RejectedCreate, expected: PendingReason
+) -> None:
     attempts = (AttemptRecord(attempt=0, state="Failed", created=True), AttemptRecord(attempt=1, state="Starting"))
     ftjob = job(status=JobStatus(attempt=1, attempts=attempts))
-    observation = Observation(rejected_creates=(rejected,))
+    observation = Observation(rejected_creates=(rejected_creates,))
     assert find_permanent_rejection(ftjob, observation) is None
     assert find_pending_reason(ftjob, observation, (), NOW) == expected
 
 
-def test_an_exceeded_quota_is_no_permanent_rejection() -> None:
+def test_exceeded_quota_is_not_a_permanent_rejection() -> None:
     assert find_permanent_rejection(JOB, Observation(rejected_creates=(QUOTA,))) is None
 
 
 @pytest.mark.parametrize(
-    ("claim", "modes", "message"),
+    ("claim", "access_modes", "message"),
     [
         pytest.param("models", ("ReadWriteMany",), None, id="output read-write-many"),
         pytest.param("models", ("ReadWriteOnce", "ReadWriteMany"), None, id="output with two modes"),
@@ -118,19 +120,21 @@ def test_an_exceeded_quota_is_no_permanent_rejection() -> None:
         ),
     ],
 )
-def test_claims_of_several_nodes_must_be_shared(claim: str, modes: tuple[str, ...], message: str | None) -> None:
-    observation = Observation(claims=(Claim(claim, modes),))
+def test_claims_mounted_by_several_nodes_must_be_shared(
+    claim: str, access_modes: tuple[str, ...], message: str | None
+) -> None:
+    observation = Observation(claims=(Claim(claim, access_modes),))
     verdict = find_permanent_rejection(JOB, observation)
     assert (verdict.message if verdict else None) == message
     assert find_permanent_rejection(job(numNodes=1), observation) is None
 
 
-def test_unknown_or_missing_claims_are_no_rejection() -> None:
+def test_unknown_or_missing_claims_are_not_a_rejection() -> None:
     assert find_permanent_rejection(JOB, Observation(claims=None)) is None
     assert find_permanent_rejection(JOB, Observation(claims=())) is None
 
 
-def test_a_command_without_an_output_mounts_the_claims_of_its_volumes() -> None:
+def test_command_without_output_mounts_only_the_claims_of_its_volumes() -> None:
     fields = command({"script": "train.py"}, output=None)
 
     assert claim_names(job(**fields)) == ("datasets",)

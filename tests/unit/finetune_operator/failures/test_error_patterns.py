@@ -1,4 +1,4 @@
-"""Error patterns on the corpus texts they were written for; the held-out texts are for the benchmark."""
+"""Tests of the error patterns on the training set of the corpus; the benchmark uses the held-out set."""
 
 import pytest
 
@@ -12,18 +12,18 @@ TRAINING_SET = read_corpus(held_out=False)
 
 
 @pytest.mark.parametrize("entry", TRAINING_SET, ids=lambda entry: f"{entry.reason}-{entry.source}")
-def test_error_texts_of_the_corpus_are_classified(entry: LabelledError) -> None:
+def test_error_messages_of_the_corpus_are_classified(entry: LabelledError) -> None:
     assert (classify_error_text(entry.message) or Reason.USER_CODE_ERROR) is entry.reason
 
 
-def test_every_pattern_has_texts_in_the_corpus() -> None:
+def test_every_pattern_has_messages_in_the_corpus() -> None:
     reasons = {pattern.reason for pattern in PATTERNS}
 
     assert reasons <= {entry.reason for entry in TRAINING_SET}
     assert len(reasons) == len(PATTERNS)
 
 
-def test_an_exception_without_a_pattern_is_a_user_code_error() -> None:
+def test_exception_that_matches_no_pattern_is_a_user_code_error() -> None:
     evidence = Evidence(
         node_rank=0, ended=True, exit_code=1, outcome="failed", error_type="KeyError", message="'messages'"
     )
@@ -31,7 +31,7 @@ def test_an_exception_without_a_pattern_is_a_user_code_error() -> None:
     assert judge_node(evidence).reason is Reason.USER_CODE_ERROR
 
 
-def test_the_error_type_of_the_trainer_precedes_the_patterns() -> None:
+def test_error_type_of_the_trainer_takes_precedence_over_the_patterns() -> None:
     evidence = Evidence(
         node_rank=0, ended=True, exit_code=2, outcome="failed", error_type="DatasetError", message="connection refused"
     )
@@ -48,7 +48,7 @@ def test_a_lost_connection_makes_a_node_a_victim() -> None:
     assert (verdict.reason, verdict.victim, verdict.action) == (Reason.PEER_LOST, True, FailureAction.RESTART)
 
 
-def test_the_error_text_of_a_stopped_node_is_ignored() -> None:
+def test_error_message_of_a_stopped_node_is_ignored() -> None:
     evidence = Evidence(node_rank=0, ended=True, exit_code=143, outcome="stopped", message="Broken pipe")
 
     assert judge_node(evidence).reason is Reason.STOPPED
@@ -57,5 +57,5 @@ def test_the_error_text_of_a_stopped_node_is_ignored() -> None:
 @pytest.mark.parametrize(
     ("path", "reason"), [("/dev/shm", Reason.SHARED_MEMORY_EXHAUSTED), ("/output", Reason.DISK_FULL)]
 )
-def test_the_path_of_the_full_volume_decides_the_reason(path: str, reason: Reason) -> None:
+def test_path_of_the_full_volume_determines_the_reason(path: str, reason: Reason) -> None:
     assert classify_error_text(f"OSError: [Errno 28] No space left on device (full: {path})") is reason

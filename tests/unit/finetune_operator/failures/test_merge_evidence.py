@@ -1,4 +1,4 @@
-"""Evidence of the nodes of a stopping attempt, its step range and its downtime."""
+"""Tests of collecting and merging the evidence of a stopping attempt."""
 
 import json
 from datetime import timedelta
@@ -23,69 +23,72 @@ def termination_message(outcome: Outcome = Outcome.FAILED, **fields: Any) -> str
     return json.dumps({"final": True, "outcome": outcome, "time": NOW.timestamp(), **fields})
 
 
-def nodes(*pods: RawBody, gone: tuple[RawBody, ...] = ()) -> tuple[NodeObservation, ...]:
-    return observe_pods(pods, gone)
+def observe_nodes(*pods: RawBody, tombstones: tuple[RawBody, ...] = ()) -> tuple[NodeObservation, ...]:
+    return observe_pods(pods, tombstones)
 
 
 def killed_pod(*, seconds: int) -> RawBody:
-    """Return a terminating pod that SIGKILL ended after `seconds`, without a termination message."""
+    """Return a terminating pod that was killed after `seconds`, without a termination message."""
     finished = (NOW + timedelta(seconds=seconds)).isoformat()
     return terminating_pod(ended_pod(JOB, 0, exit_code=137, finishedAt=finished), deadline=DEADLINE)
 
 
-def initial_evidence(
-    *pods: RawBody, gone: tuple[RawBody, ...] = (), record: AttemptRecord = RECORD
+def collect_evidence(
+    *pods: RawBody, tombstones: tuple[RawBody, ...] = (), record: AttemptRecord = RECORD
 ) -> tuple[Evidence, ...]:
-    return collect_initial_evidence(record, nodes(*pods, gone=gone), 2)
+    return collect_initial_evidence(record, observe_nodes(*pods, tombstones=tombstones), 2)
 
 
-def merged_evidence(recorded: RawBody, now: RawBody) -> Evidence:
-    """Return the evidence of node 0 after a second observation."""
-    [evidence] = merge_evidence(collect_initial_evidence(RECORD, nodes(recorded), 1), nodes(now))
+def merge_observed_evidence(first_pod: RawBody, second_pod: RawBody) -> Evidence:
+    """Return the evidence of node 0 after observing two states of its pod."""
+    [evidence] = merge_evidence(
+        collect_initial_evidence(RECORD, observe_nodes(first_pod), 1), observe_nodes(second_pod)
+    )
     return evidence
 
 
 def test_every_node_has_evidence() -> None:
-    assert [evidence.node_rank for evidence in initial_evidence(running_pod(JOB, 0))] == [0, 1]
-    assert [evidence.node_rank for evidence in initial_evidence()] == [0, 1]
+    assert [evidence.node_rank for evidence in collect_evidence(running_pod(JOB, 0))] == [0, 1]
+    assert [evidence.node_rank for evidence in collect_evidence()] == [0, 1]
 
 
 def test_nodes_removed_from_the_spec_have_evidence() -> None:
-    fewer = collect_initial_evidence(RECORD, nodes(running_pod(JOB, 1)), 1)
+    fewer = collect_initial_evidence(RECORD, observe_nodes(running_pod(JOB, 1)), 1)
     assert [evidence.node_rank for evidence in fewer] == [0, 1]
 
 
-def test_a_created_pod_that_is_missing_was_deleted() -> None:
-    assert initial_evidence(running_pod(JOB, 0))[1] == Evidence(node_rank=1, ended=True, deleted=True)
+def test_missing_pod_counts_as_deleted_if_it_was_created() -> None:
+    assert collect_evidence(running_pod(JOB, 0))[1] == Evidence(node_rank=1, ended=True, deleted=True)
 
 
-def test_evidence_converges_between_replicas_with_different_observations() -> None:
+def test_replicas_with_different_observations_converge_to_the_same_evidence() -> None:
     tainted = disrupted_pod(terminating_pod(running_pod(JOB, 0)), "DeletionByTaintManager")
     collected = disrupted_pod(terminating_pod(running_pod(JOB, 0)), "DeletionByPodGC")
-    recorded = collect_initial_evidence(RECORD, nodes(tainted), 1)
+    recorded = collect_initial_evidence(RECORD, observe_nodes(tainted), 1)
 
-    merged = merge_evidence(recorded, nodes(gone=(collected,)))
+    merged = merge_evidence(recorded, observe_nodes(tombstones=(collected,)))
     assert (merged[0].disruption, merged[0].ended) == ("DeletionByTaintManager", True)
-    assert merge_evidence(merged, nodes(tainted)) == merged
+    assert merge_evidence(merged, observe_nodes(tainted)) == merged
 
 
 def test_a_pod_that_was_never_created_is_not_the_root_cause() -> None:
     half_created = RECORD.model_copy(update={"created": False})
     evicted = disrupted_pod(terminating_pod(running_pod(JOB, 1)), "EvictionByEvictionAPI")
 
-    verdict = judge(initial_evidence(evicted, record=half_created))
+    verdict = judge(collect_evidence(evicted, record=half_created))
 
     assert verdict is not None
     assert (verdict.reason, verdict.evidence and verdict.evidence.node_rank) == ("Preempted", 1)
 
 
-def test_a_pod_found_after_it_was_assumed_never_created_adds_its_evidence() -> None:
-    """Its labels were edited before it was recorded; it is found by name when the attempt is judged."""
+def test_pod_found_later_adds_its_evidence_although_assumed_never_created() -> None:
+    """The labels of the pod were edited early, so it is found by name only when the attempt is judged."""
     half_created = RECORD.model_copy(update={"created": False})
-    recorded = initial_evidence(ended_pod(JOB, 0, message=termination_message(victim=True)), record=half_created)
+    recorded = collect_evidence(ended_pod(JOB, 0, message=termination_message(victim=True)), record=half_created)
 
     merged = merge_evidence(
-        recorded, nodes(ended_pod(JOB, 0, message=termination_message(victim=True)), ended_pod(JOB, 1, exit_code=137))
+        recorded,
+        observe_nodes(ended_pod(JOB, 0, message=termination_message(victim=True)), ended_pod(JOB, 1, exit_code=137)),
     )
 
     verdict = judge(merged)
@@ -93,12 +96,12 @@ def test_a_pod_found_after_it_was_assumed_never_created_adds_its_evidence() -> N
     assert (verdict.evidence and verdict.evidence.node_rank, verdict.victim) == (1, False)
 
 
-def test_a_deleted_pod_that_was_assumed_never_created_was_not_deleted_by_the_operator() -> None:
+def test_deleted_pod_assumed_never_created_is_not_attributed_to_the_operator() -> None:
     half_created = RECORD.model_copy(update={"created": False})
     victim = ended_pod(JOB, 1, message=termination_message(victim=True))
     stopped = terminating_pod(ended_pod(JOB, 0, message=termination_message(Outcome.STOPPED)))
 
-    merged = merge_evidence(initial_evidence(victim, record=half_created), nodes(victim, gone=(stopped,)))
+    merged = merge_evidence(collect_evidence(victim, record=half_created), observe_nodes(victim, tombstones=(stopped,)))
 
     verdict = judge(merged)
     assert verdict is not None
@@ -106,7 +109,7 @@ def test_a_deleted_pod_that_was_assumed_never_created_was_not_deleted_by_the_ope
 
 
 @pytest.mark.parametrize(
-    ("pods", "gone", "deleted"),
+    ("pods", "tombstones", "is_deleted"),
     [
         pytest.param((running_pod(JOB, 0),), (), False, id="running"),
         pytest.param((terminating_pod(running_pod(JOB, 0)),), (), True, id="terminating"),
@@ -128,31 +131,31 @@ def test_a_deleted_pod_that_was_assumed_never_created_was_not_deleted_by_the_ope
         ),
     ],
 )
-def test_a_pod_deleted_before_the_attempt_stops_was_not_deleted_by_the_operator(
-    pods: tuple[RawBody, ...], gone: tuple[RawBody, ...], deleted: bool
+def test_pod_deleted_before_the_stop_is_not_attributed_to_the_operator(
+    pods: tuple[RawBody, ...], tombstones: tuple[RawBody, ...], is_deleted: bool
 ) -> None:
-    assert initial_evidence(*pods, gone=gone)[0].deleted is deleted
+    assert collect_evidence(*pods, tombstones=tombstones)[0].deleted is is_deleted
 
 
-def test_a_missing_observation_keeps_the_recorded_evidence() -> None:
-    recorded = initial_evidence(ended_pod(JOB, 0, message=termination_message()), running_pod(JOB, 1))
+def test_recorded_evidence_is_kept_without_a_new_observation() -> None:
+    recorded = collect_evidence(ended_pod(JOB, 0, message=termination_message()), running_pod(JOB, 1))
     assert merge_evidence(recorded, ()) == recorded
 
 
 def test_an_observed_end_is_not_overwritten() -> None:
     ended = ended_pod(JOB, 0, message=termination_message(errorType="KeyError"))
     for later_pod in (running_pod(JOB, 0), terminating_pod(running_pod(JOB, 0)), ended_pod(JOB, 0, exit_code=137)):
-        assert merged_evidence(ended, later_pod) == initial_evidence(ended)[0]
+        assert merge_observed_evidence(ended, later_pod) == collect_evidence(ended)[0]
 
 
 def test_an_observed_exit_code_is_not_overwritten() -> None:
     recorded = terminating_pod(ended_pod(JOB, 0, message=termination_message(Outcome.STOPPED)))
-    assert initial_evidence(recorded)[0].deleted
-    assert merged_evidence(recorded, terminating_pod(running_pod(JOB, 0))) == initial_evidence(recorded)[0]
+    assert collect_evidence(recorded)[0].deleted
+    assert merge_observed_evidence(recorded, terminating_pod(running_pod(JOB, 0))) == collect_evidence(recorded)[0]
 
 
-def test_a_later_termination_message_is_added_to_a_deleted_node() -> None:
-    merged = merged_evidence(
+def test_later_termination_message_is_added_to_the_evidence_of_a_deleted_node() -> None:
+    merged = merge_observed_evidence(
         terminating_pod(running_pod(JOB, 0)),
         terminating_pod(ended_pod(JOB, 0, exit_code=143, message=termination_message(Outcome.STOPPED))),
     )
@@ -160,7 +163,7 @@ def test_a_later_termination_message_is_added_to_a_deleted_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("now", "outcome"),
+    ("second_pod", "outcome"),
     [
         pytest.param(running_pod(JOB, 0), "", id="running"),
         pytest.param(terminating_pod(running_pod(JOB, 0)), Outcome.STOPPED, id="terminating"),
@@ -179,12 +182,12 @@ def test_a_later_termination_message_is_added_to_a_deleted_node() -> None:
         pytest.param(ended_pod(JOB, 0, exit_code=137), "", id="ended without a deletion"),
     ],
 )
-def test_a_node_stopped_by_the_operator_has_outcome_stopped(now: RawBody, outcome: str) -> None:
-    assert merged_evidence(running_pod(JOB, 0), now).outcome == outcome
+def test_a_node_stopped_by_the_operator_has_outcome_stopped(second_pod: RawBody, outcome: str) -> None:
+    assert merge_observed_evidence(running_pod(JOB, 0), second_pod).outcome == outcome
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "disruption"),
+    ("first_pod", "second_pod", "disruption"),
     [
         pytest.param(
             running_pod(JOB, 0),
@@ -212,5 +215,7 @@ def test_a_node_stopped_by_the_operator_has_outcome_stopped(now: RawBody, outcom
         ),
     ],
 )
-def test_a_disruption_explains_only_deletions_by_others(before: RawBody, now: RawBody, disruption: str) -> None:
-    assert merged_evidence(before, now).disruption == disruption
+def test_disruption_is_recorded_only_for_deletions_by_others(
+    first_pod: RawBody, second_pod: RawBody, disruption: str
+) -> None:
+    assert merge_observed_evidence(first_pod, second_pod).disruption == disruption

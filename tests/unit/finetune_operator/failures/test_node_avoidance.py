@@ -1,4 +1,4 @@
-"""Kubernetes nodes that a job avoids, and the affinity of its pods."""
+"""Tests of the Kubernetes nodes that a job avoids, and of the affinity of its pods."""
 
 from datetime import timedelta
 from typing import Any
@@ -18,52 +18,56 @@ from testing.builders.jobs import NOW, SETTINGS, decide_once, ended_pod, job, ob
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-def failed(reason: str, node: str = "gpu-7", *, hours_ago: float = 0) -> AttemptRecord:
+def failed_attempt(reason: str, node: str = "gpu-7", *, hours_ago: float = 0) -> AttemptRecord:
     ended_at = NOW - timedelta(hours=hours_ago)
     return AttemptRecord(attempt=0, state=AttemptState.FAILED, reason=reason, k8s_node=node, end_time=ended_at)
 
 
 @pytest.mark.parametrize(
-    ("attempts", "avoided"),
+    ("attempts", "avoided_nodes"),
     [
         ((), ()),
-        ((failed("GpuHardware"),), ("gpu-7",)),
-        ((failed("DriverMismatch"), failed("GpuUnavailable", "gpu-1")), ("gpu-1", "gpu-7")),
-        ((failed("Hang"),), ()),
-        ((failed("Hang"), failed("CudaFault")), ("gpu-7",)),
-        ((failed("Hang"), failed("Hang", "gpu-8")), ()),
-        ((failed("Hang", hours_ago=25), failed("Hang")), ()),
-        ((failed("GpuHardware", hours_ago=25),), ()),
-        ((failed("PodDeleted"), failed("PodDeleted")), ()),
-        ((failed("UserCodeError"), failed("RankKilled"), failed("Preempted")), ()),
-        ((failed("NodeLost", ""), failed("NodeLost", "")), ()),
+        ((failed_attempt("GpuHardware"),), ("gpu-7",)),
+        ((failed_attempt("DriverMismatch"), failed_attempt("GpuUnavailable", "gpu-1")), ("gpu-1", "gpu-7")),
+        ((failed_attempt("Hang"),), ()),
+        ((failed_attempt("Hang"), failed_attempt("CudaFault")), ("gpu-7",)),
+        ((failed_attempt("Hang"), failed_attempt("Hang", "gpu-8")), ()),
+        ((failed_attempt("Hang", hours_ago=25), failed_attempt("Hang")), ()),
+        ((failed_attempt("GpuHardware", hours_ago=25),), ()),
+        ((failed_attempt("PodDeleted"), failed_attempt("PodDeleted")), ()),
+        ((failed_attempt("UserCodeError"), failed_attempt("RankKilled"), failed_attempt("Preempted")), ()),
+        ((failed_attempt("NodeLost", ""), failed_attempt("NodeLost", "")), ()),
     ],
 )
-def test_kubernetes_nodes_are_avoided_by_reason_and_number_of_failures(
-    attempts: tuple[AttemptRecord, ...], avoided: tuple[str, ...]
+def test_avoided_nodes_depend_on_reason_and_number_of_failures(
+    attempts: tuple[AttemptRecord, ...], avoided_nodes: tuple[str, ...]
 ) -> None:
-    assert nodes_to_avoid(attempts, NOW) == avoided
+    assert nodes_to_avoid(attempts, NOW) == avoided_nodes
 
 
 def prune_after_each(
-    *first: AttemptRecord, repetitions: int, reason: str = "GangIncomplete"
+    *first_attempts: AttemptRecord, added_count: int, reason: str = "GangIncomplete"
 ) -> tuple[AttemptRecord, ...]:
-    """Return the attempts that remain of these and `repetitions` more with `reason`, pruned after each."""
+    """Append `added_count` attempts with this reason, prune after each attempt, and return the remaining ones."""
     remaining: tuple[AttemptRecord, ...] = ()
-    for number, record in enumerate((*first, *(failed(reason, "") for _ in range(repetitions)))):
+    for number, record in enumerate((*first_attempts, *(failed_attempt(reason, "") for _ in range(added_count)))):
         remaining = prune_attempts((*remaining, record.model_copy(update={"attempt": number})), NOW)
     return remaining
 
 
 def test_the_latest_attempts_are_kept() -> None:
-    remaining = prune_after_each(repetitions=50)
+    remaining = prune_after_each(added_count=50)
 
     assert [record.attempt for record in remaining] == list(range(50 - MAX_KEPT_ATTEMPTS, 50))
 
 
 def test_attempts_that_cause_avoidance_are_kept_before_newer_ones() -> None:
     remaining = prune_after_each(
-        failed("UserCodeError"), failed("Hang"), failed("Hang"), failed("GpuHardware", "gpu-1"), repetitions=50
+        failed_attempt("UserCodeError"),
+        failed_attempt("Hang"),
+        failed_attempt("Hang"),
+        failed_attempt("GpuHardware", "gpu-1"),
+        added_count=50,
     )
 
     assert nodes_to_avoid(remaining, NOW) == ("gpu-1", "gpu-7")
@@ -71,29 +75,29 @@ def test_attempts_that_cause_avoidance_are_kept_before_newer_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    "first",
+    "first_attempts",
     [
-        pytest.param((failed("Hang"), failed("Hang", "gpu-8")), id="one strike per Kubernetes node"),
-        pytest.param((failed("GpuHardware", hours_ago=25),), id="older than a day"),
+        pytest.param((failed_attempt("Hang"), failed_attempt("Hang", "gpu-8")), id="one strike per Kubernetes node"),
+        pytest.param((failed_attempt("GpuHardware", hours_ago=25),), id="older than a day"),
     ],
 )
-def test_attempts_that_cause_no_avoidance_are_dropped(first: tuple[AttemptRecord, ...]) -> None:
-    assert [record.reason for record in prune_after_each(*first, repetitions=30)] == [
+def test_attempts_that_cause_no_avoidance_are_dropped(first_attempts: tuple[AttemptRecord, ...]) -> None:
+    assert [record.reason for record in prune_after_each(*first_attempts, added_count=30)] == [
         "GangIncomplete"
     ] * MAX_KEPT_ATTEMPTS
 
 
-def test_if_every_attempt_causes_avoidance_the_oldest_is_dropped() -> None:
-    job_with_broken_gpu = tuple(failed("GpuHardware", f"gpu-{number}") for number in range(30))
+def test_oldest_attempt_is_dropped_if_all_cause_avoidance() -> None:
+    attempts = tuple(failed_attempt("GpuHardware", f"gpu-{number}") for number in range(30))
 
-    remaining = prune_after_each(*job_with_broken_gpu, repetitions=0)
+    remaining = prune_after_each(*attempts, added_count=0)
     assert len(remaining) == MAX_KEPT_ATTEMPTS
     assert remaining[-1].attempt == 29
     assert remaining[-2].attempt == 28
 
 
-def job_with_broken_gpu(**fields: Any) -> tuple[JobStatus, str, dict[str, Any]]:
-    """Return status, event and a pod of the next attempt after a GPU of node 1 failed."""
+def run_job_with_broken_gpu(**fields: Any) -> tuple[JobStatus, str, dict[str, Any]]:
+    """Fail a GPU of node 1; return the status, the event and a pod of the next attempt."""
     message = Termination(
         final=True,
         outcome=Outcome.FAILED,
@@ -116,8 +120,8 @@ def job_with_broken_gpu(**fields: Any) -> tuple[JobStatus, str, dict[str, Any]]:
     return ftjob.status, event, pod
 
 
-def test_the_next_attempt_avoids_the_failed_kubernetes_node_and_reports_it() -> None:
-    status, event, pod = job_with_broken_gpu()
+def test_next_attempt_avoids_and_reports_the_failed_kubernetes_node() -> None:
+    status, event, pod = run_job_with_broken_gpu()
 
     first, second = status.attempts
     assert (first.reason, first.k8s_node, second.avoids) == ("GpuHardware", "gpu-1", ("gpu-1",))
@@ -134,8 +138,8 @@ def test_the_next_attempt_avoids_the_failed_kubernetes_node_and_reports_it() -> 
     ],
     ids=["disabled in the spec", "local mode"],
 )
-def test_no_kubernetes_node_is_avoided_if_disabled_or_in_local_mode(fields: dict[str, Any]) -> None:
-    status, event, pod = job_with_broken_gpu(**fields)
+def test_no_kubernetes_node_is_avoided_if_disabled_or_local(fields: dict[str, Any]) -> None:
+    status, event, pod = run_job_with_broken_gpu(**fields)
 
     assert status.attempts[-1].avoids == ()
     assert event.endswith("attempt 1 starts")

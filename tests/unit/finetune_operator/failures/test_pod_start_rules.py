@@ -1,4 +1,4 @@
-"""Verdicts on containers that never ran, from the messages of kubelets and container runtimes."""
+"""Tests of verdicts on containers that never started, based on kubelet and container runtime messages."""
 
 import pytest
 
@@ -16,15 +16,15 @@ OCI = (
 HOOK = "error running prestart hook #0: exit status 1, stdout: , stderr: Auto-detected mode as 'legacy'\n"
 
 
-def start_error(message: str) -> Evidence:
+def start_error_evidence(message: str) -> Evidence:
     return Evidence(
         node_rank=1, k8s_node="gpu-7", ended=True, reason="StartError", exit_code=128, message=OCI + message
     )
 
 
-def test_the_message_names_the_missing_python_of_an_image() -> None:
+def test_message_reports_that_the_image_has_no_python() -> None:
     message = 'exec: "python3": executable file not found in $PATH: unknown'
-    verdict = judge_node(start_error(message))
+    verdict = judge_node(start_error_evidence(message))
     assert (verdict.reason, verdict.action) == ("StartError", FailureAction.FAIL)
     assert "spec.image has no python3 on its PATH" in verdict.message
 
@@ -39,8 +39,8 @@ def test_the_message_names_the_missing_python_of_an_image() -> None:
         ),
     ],
 )
-def test_an_image_that_cannot_start_is_a_user_error(message: str) -> None:
-    verdict = judge_node(start_error(message))
+def test_image_that_cannot_start_is_a_user_error(message: str) -> None:
+    verdict = judge_node(start_error_evidence(message))
     assert (verdict.reason, verdict.action) == (Reason.START_ERROR, FailureAction.FAIL)
 
 
@@ -64,9 +64,9 @@ def test_an_image_that_cannot_start_is_a_user_error(message: str) -> None:
         ("sd-bus call: Unit kubepods-burstable.slice not found.: I/O error", "ContainerRuntimeError"),
     ],
 )
-def test_a_kubernetes_node_that_cannot_start_containers_is_an_infrastructure_fault(message: str, reason: str) -> None:
+def test_container_runtime_failure_is_an_infrastructure_fault(message: str, reason: str) -> None:
     for text in (message, HOOK + message):
-        verdict = judge_node(start_error(text))
+        verdict = judge_node(start_error_evidence(text))
         assert (verdict.reason, verdict.fault, verdict.action) == (reason, "infrastructure", FailureAction.RESTART)
         assert verdict.message.startswith("node 1 (gpu-7): the container could not start: ")
         assert verdict.message.endswith(message)
@@ -98,7 +98,7 @@ CREATE, CONFIG = "CreateContainerError", "CreateContainerConfigError"
         (CREATE, "error reserving ctr name a_0 for id 77d1: name is reserved", "ContainerRuntimeError"),
         (CREATE, "context was either canceled or the deadline exceeded", "ContainerRuntimeError"),
         (CREATE, "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=0", "GpuUnavailable"),
-        # from containerd 2.2
+        # from containerd 2.2 on
         (
             CREATE,
             'failed to generate container "a2d4" spec: failed to generate spec: no command specified',
@@ -111,9 +111,7 @@ CREATE, CONFIG = "CreateContainerError", "CreateContainerConfigError"
         (CONFIG, "container has runAsNonRoot and image has non-numeric user (nonroot)", "InvalidSpec"),
     ],
 )
-def test_a_container_that_cannot_be_created_is_classified_by_its_message(
-    reason: str, message: str, expected: str
-) -> None:
+def test_container_creation_failure_is_classified_by_its_message(reason: str, message: str, expected: str) -> None:
     verdict = container_create_failed(Evidence(node_rank=1, k8s_node="gpu-7", reason=reason, message=message))
     assert verdict is not None
     assert verdict.reason == expected
@@ -123,18 +121,18 @@ def test_a_container_that_cannot_be_created_is_classified_by_its_message(
 
 
 @pytest.mark.parametrize("reason", ["CreateContainerConfigError", "RunContainerError", "Unschedulable"])
-def test_a_missing_object_that_may_still_be_created_is_no_failure(reason: str) -> None:
+def test_missing_object_that_may_still_be_created_is_not_a_failure(reason: str) -> None:
     assert container_create_failed(Evidence(node_rank=0, reason=reason, message='secret "token" not found')) is None
 
 
 @pytest.mark.parametrize("message", ["", "an unknown message of a future runtime"])
-def test_an_unknown_message_has_an_unknown_fault(message: str) -> None:
+def test_unknown_message_leads_to_an_unknown_fault(message: str) -> None:
     verdict = judge_node(Evidence(node_rank=1, ended=True, reason="StartError", exit_code=128, message=message))
     assert (verdict.reason, verdict.action) == ("Unexplained", FailureAction.RESTART)
     assert "check spec.image" in verdict.message
 
 
-def test_a_pod_rejected_under_node_pressure_is_not_evicted_for_its_own_usage() -> None:
+def test_rejection_under_node_pressure_differs_from_eviction_for_own_usage() -> None:
     rejected, evicted = (
         judge_node(Evidence(node_rank=0, ended=True, reason="Evicted", message=message))
         for message in (
@@ -147,7 +145,7 @@ def test_a_pod_rejected_under_node_pressure_is_not_evicted_for_its_own_usage() -
 
 
 @pytest.mark.parametrize("entry", read_starts(held_out=False), ids=lambda entry: f"{entry.label}-{entry.source}")
-def test_on_the_corpus_only_user_errors_fail_the_job(entry: LabelledStartFailure) -> None:
+def test_only_user_errors_of_the_corpus_fail_the_job(entry: LabelledStartFailure) -> None:
     expected_error = (
         "retried" if entry.source == "cilium/cilium#32198" else ""
     )  # an AppArmor profile: twice, then never

@@ -1,4 +1,4 @@
-"""Restart budgets by fault, restart delays, and progress."""
+"""Tests of restart budgets per fault, restart delays and progress."""
 
 from datetime import timedelta
 from typing import Any
@@ -14,22 +14,28 @@ from finetune_operator.failures.verdict import Verdict
 Records = tuple[AttemptRecord, ...]
 
 
-def verdict(fault: Fault = Fault.TRANSIENT, **fields: Any) -> Verdict:
+def verdict_with_fault(fault: Fault = Fault.TRANSIENT, **fields: Any) -> Verdict:
     reason = next(reason for reason in reversed(Reason) if reason.fault is fault)
     return Verdict(reason=reason, message="m", evidence=Evidence(node_rank=0, rank=1), **fields)
 
 
-def record(last_step: int | None = None, **fields: Any) -> AttemptRecord:
+def attempt_record(last_step: int | None = None, **fields: Any) -> AttemptRecord:
     return AttemptRecord(attempt=0, state=AttemptState.STOPPING, last_step=last_step, **fields)
 
 
-def plan(
-    ftjob: Verdict, counts: RestartCounts | None = None, *, last_step: int | None = None, earlier: Records = ()
+def plan_next_restart(
+    failure_verdict: Verdict,
+    counts: RestartCounts | None = None,
+    *,
+    last_step: int | None = None,
+    earlier_records: Records = (),
 ) -> RestartPlan:
-    return plan_restart(ftjob, record(last_step), earlier, counts or RestartCounts(), ("uid", RestartPolicy()))
+    return plan_restart(
+        failure_verdict, attempt_record(last_step), earlier_records, counts or RestartCounts(), ("uid", RestartPolicy())
+    )
 
 
-def test_the_first_restart_is_immediate_and_later_delays_double_up_to_the_maximum() -> None:
+def test_first_restart_is_immediate_and_later_delays_double_up_to_a_limit() -> None:
     policy = RestartPolicy(backoff_seconds=10, max_backoff_seconds=300)
     delays = [restart_delay(n, policy, seed="s").total_seconds() for n in range(10)]
     assert delays[0] == 0
@@ -53,14 +59,14 @@ def test_the_seed_determines_the_jitter() -> None:
         pytest.param(Fault.PREEMPTION, {"infrastructure": 10}, False, id="infrastructure budget used up"),
     ],
 )
-def test_each_fault_has_its_budget(fault: Fault, counts: dict[str, int], is_allowed: bool) -> None:
-    restart = plan(verdict(fault), RestartCounts(**counts))
+def test_each_fault_has_its_own_budget(fault: Fault, counts: dict[str, int], is_allowed: bool) -> None:
+    restart = plan_next_restart(verdict_with_fault(fault), RestartCounts(**counts))
     assert restart.allowed is is_allowed
     assert is_allowed or "restartPolicy.max" in restart.message
 
 
 def test_progress_resets_the_budget() -> None:
-    restart = plan(verdict(), RestartCounts(counted=3, best_step=40), last_step=50)
+    restart = plan_next_restart(verdict_with_fault(), RestartCounts(counted=3, best_step=40), last_step=50)
     assert (restart.allowed, restart.delay, restart.counts) == (
         True,
         timedelta(),
@@ -68,19 +74,19 @@ def test_progress_resets_the_budget() -> None:
     )
 
 
-def test_reaching_the_same_step_again_is_no_progress() -> None:
-    assert not plan(verdict(), RestartCounts(counted=3, best_step=40), last_step=40).allowed
+def test_reaching_the_same_step_again_is_not_progress() -> None:
+    assert not plan_next_restart(verdict_with_fault(), RestartCounts(counted=3, best_step=40), last_step=40).allowed
 
 
-def test_a_user_error_and_a_failure_without_repair_are_not_retried() -> None:
-    assert not plan(verdict(Fault.USER)).allowed
-    assert not plan(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m", no_repair_left=True)).allowed
-    assert plan(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m")).allowed
+def test_user_errors_and_failures_without_a_repair_are_not_retried() -> None:
+    assert not plan_next_restart(verdict_with_fault(Fault.USER)).allowed
+    assert not plan_next_restart(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m", no_repair_left=True)).allowed
+    assert plan_next_restart(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m")).allowed
 
 
-def test_the_same_unexplained_failure_at_the_same_step_ends_the_job() -> None:
-    before = record(7, reason=Reason.UNEXPLAINED, rank=1)
+def test_repeated_unexplained_failure_at_the_same_step_fails_the_job() -> None:
+    before = attempt_record(7, reason=Reason.UNEXPLAINED, rank=1)
     counts = RestartCounts(best_step=7, counted=1)
-    restart = plan(verdict(Fault.UNKNOWN), counts, last_step=7, earlier=(before,))
+    restart = plan_next_restart(verdict_with_fault(Fault.UNKNOWN), counts, last_step=7, earlier_records=(before,))
     assert not restart.allowed
     assert "the same happened before at step 7" in restart.message

@@ -1,4 +1,4 @@
-"""Failure rules: the verdict of each rule, and the choice of the root cause among several nodes."""
+"""Tests of the failure rules: the verdict of each rule, and the choice of the root cause."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -14,15 +14,15 @@ from finetune_supervisor import contract
 
 
 def node_evidence(**fields: Any) -> Evidence:
-    """Return the evidence of node 1 on gpu-7, which exited with 1."""
+    """Return the evidence of node 1 on gpu-7, which exited with code 1."""
     return Evidence(**{"node_rank": 1, "k8s_node": "gpu-7", "ended": True, "exit_code": 1, **fields})
 
 
-def time_at(second: float) -> datetime:
-    return datetime.fromtimestamp(1_767_268_800 + second, UTC)
+def time_at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(1_767_268_800 + seconds, UTC)
 
 
-CASES: dict[rules.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
+EXAMPLES: dict[rules.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
     rules.disrupted: (
         node_evidence(disruption="PreemptionByScheduler", exit_code=143),
         "Preempted",
@@ -158,8 +158,8 @@ CASES: dict[rules.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
 
 
 @pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
-def test_each_rule_is_the_first_match_for_its_case(rule: rules.Rule) -> None:
-    evidence, reason, fault, action = CASES[rule]  # a rule without a case is a KeyError
+def test_each_rule_is_the_first_match_for_its_example(rule: rules.Rule) -> None:
+    evidence, reason, fault, action = EXAMPLES[rule]  # KeyError if a rule has no example
     verdict = judge_node(evidence)
 
     own_verdict = rule(evidence)
@@ -169,7 +169,7 @@ def test_each_rule_is_the_first_match_for_its_case(rule: rules.Rule) -> None:
     assert "node 1 (gpu-7)" in verdict.message
 
 
-def test_operator_and_supervisor_have_the_same_user_errors() -> None:
+def test_operator_and_supervisor_define_the_same_user_errors() -> None:
     assert frozenset(contract.USER_ERRORS) == USER_ERRORS
     assert {judge_node(node_evidence(outcome="failed", error_type=name)).fault for name in USER_ERRORS} == {Fault.USER}
 
@@ -186,7 +186,7 @@ def test_a_victim_is_not_the_root_cause_even_if_it_failed_first() -> None:
     assert (verdict.reason, verdict.evidence) == ("RankKilled", root_cause)
 
 
-def test_a_hanging_node_is_the_root_cause_and_a_waiting_one_its_victim() -> None:
+def test_hanging_node_is_the_root_cause_and_waiting_node_its_victim() -> None:
     waiting = node_evidence(
         node_rank=0,
         k8s_node="",
@@ -209,7 +209,7 @@ def test_a_hanging_node_is_the_root_cause_and_a_waiting_one_its_victim() -> None
     assert only_waiting.reason == "Hang"
 
 
-def test_of_two_failures_the_earlier_is_the_root_cause() -> None:
+def test_earlier_of_two_failures_is_the_root_cause() -> None:
     first = node_evidence(node_rank=1, outcome="failed", error_type="KeyError", finished_at=time_at(1.00))
     second = node_evidence(node_rank=0, outcome="failed", error_type="ValueError", finished_at=time_at(1.05))
     verdict = judge([second, first])
@@ -225,7 +225,7 @@ def test_a_node_stopped_by_the_operator_is_not_the_root_cause() -> None:
     assert verdict.reason == "PeerLost"
 
 
-def test_oom_killed_with_exit_code_0_and_a_published_result_is_a_success() -> None:
+def test_oom_killed_pod_with_a_published_result_is_a_success() -> None:
     assert judge([node_evidence(reason="OOMKilled", exit_code=0, outcome="succeeded")]) is None
 
 

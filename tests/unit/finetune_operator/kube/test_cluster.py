@@ -1,4 +1,4 @@
-"""Tests of KubernetesCluster against an API server in memory: meaning of the responses, and retries."""
+"""Tests of KubernetesCluster against an in-memory API server: handling of responses, and retries."""
 
 import logging
 from typing import Any
@@ -30,13 +30,13 @@ def pod(name: str = "a-0-0", *, owner: str = JOB_UID, **metadata: Any) -> RawBod
     return {"apiVersion": "v1", "kind": "Pod", "metadata": body, "spec": {}}
 
 
-def job(api: HttpApi) -> RawBody:
+def stored_job(api: HttpApi) -> RawBody:
     return api.put("finetunejobs", {"metadata": {"name": "a", "uid": JOB_UID}, "spec": {"numNodes": 2}})
 
 
 async def test_a_status_write_contains_the_resource_version_of_the_job() -> None:
     api = HttpApi()
-    body = job(api)
+    body = stored_job(api)
     async with connected(api) as server:
         written = await KubernetesCluster(server).write_status(body, {"phase": "Running"})
 
@@ -48,9 +48,9 @@ async def test_a_status_write_contains_the_resource_version_of_the_job() -> None
     assert request.body["metadata"]["resourceVersion"] == body["metadata"]["resourceVersion"]
 
 
-async def test_a_status_write_with_an_old_version_is_a_conflict_and_is_not_retried() -> None:
+async def test_status_write_with_an_old_version_is_a_conflict_and_not_retried() -> None:
     api = HttpApi()
-    body = job(api)
+    body = stored_job(api)
     api.put("finetunejobs", {**body, "spec": {"numNodes": 3}})
     async with connected(api) as server:
         with pytest.raises(Conflict):
@@ -59,9 +59,9 @@ async def test_a_status_write_with_an_old_version_is_a_conflict_and_is_not_retri
     assert len(api.requests_of("PUT", "finetunejobs")) == 1
 
 
-async def test_a_status_write_does_not_reach_a_new_job_of_the_same_name() -> None:
+async def test_status_write_does_not_change_a_new_job_of_the_same_name() -> None:
     api = HttpApi()
-    body = job(api)
+    body = stored_job(api)
     api.remove("finetunejobs", "a")
     api.put("finetunejobs", {"metadata": {"name": "a", "uid": "another"}, "spec": {"numNodes": 2}})
     async with connected(api) as server:
@@ -73,7 +73,7 @@ async def test_a_status_write_does_not_reach_a_new_job_of_the_same_name() -> Non
 
 async def test_a_status_write_to_a_deleted_job_raises_not_found() -> None:
     api = HttpApi()
-    body = job(api)
+    body = stored_job(api)
     api.remove("finetunejobs", "a")
     async with connected(api) as server:
         with pytest.raises(NotFound):
@@ -83,7 +83,7 @@ async def test_a_status_write_to_a_deleted_job_raises_not_found() -> None:
 @pytest.mark.parametrize("status", [500, 503, 422])
 async def test_a_failed_status_write_is_not_retried_by_the_client(status: int) -> None:
     api = HttpApi()
-    body = job(api)
+    body = stored_job(api)
     api.faults.append(ScriptedFault("PUT", "finetunejobs", status, times=9))
     async with connected(api) as server:
         with pytest.raises(ClusterError) as raised:
@@ -93,12 +93,12 @@ async def test_a_failed_status_write_is_not_retried_by_the_client(status: int) -
     assert len(api.requests_of("PUT", "finetunejobs")) == 1
 
 
-async def test_a_status_write_whose_response_was_lost_takes_effect_once() -> None:
+async def test_status_write_with_lost_response_takes_effect_once() -> None:
     api = HttpApi()
-    body = job(api)
+    body = stored_job(api)
     api.faults.append(ScriptedFault("PUT", "finetunejobs", 0, after_execution=True))
     async with connected(api) as server:
-        with pytest.raises(ClusterError):  # a Conflict if aiohttp sent it again, as it may do
+        with pytest.raises(ClusterError):  # would be a Conflict if aiohttp sent the request again
             await KubernetesCluster(server).write_status(body, {"phase": "Running"})
 
     written = api.objects["finetunejobs", "default", "a"]
@@ -106,7 +106,7 @@ async def test_a_status_write_whose_response_was_lost_takes_effect_once() -> Non
     assert int(written["metadata"]["resourceVersion"]) == int(body["metadata"]["resourceVersion"]) + 1
 
 
-async def test_a_create_whose_response_was_lost_is_retried_and_finds_its_own_object() -> None:
+async def test_create_with_lost_response_is_retried_and_finds_its_own_object() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("POST", "pods", 0, after_execution=True))
     async with connected(api) as server:
@@ -124,7 +124,7 @@ async def test_an_existing_object_of_the_same_owner_counts_as_created() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner_fields", "predecessor_terminating", "message"),
+    ("owner_fields", "is_predecessor", "message"),
     [
         pytest.param({"name": "b"}, False, "Pod a-0-0 exists and is not this job's", id="another job"),
         pytest.param({"kind": "Job"}, False, "Pod a-0-0 exists and is not this job's", id="another kind"),
@@ -138,8 +138,8 @@ async def test_an_existing_object_of_the_same_owner_counts_as_created() -> None:
         pytest.param({}, True, "Pod a-0-0 of a deleted job of the same name is still there", id="job of the same name"),
     ],
 )
-async def test_a_foreign_object_has_the_name_and_one_of_a_deleted_job_is_marked_as_terminating(
-    owner_fields: RawBody, predecessor_terminating: bool, message: str
+async def test_name_taken_error_distinguishes_foreign_objects_from_those_of_a_predecessor(
+    owner_fields: RawBody, is_predecessor: bool, message: str
 ) -> None:
     api = HttpApi()
     [owner] = pod(owner="another")["metadata"]["ownerReferences"]
@@ -149,7 +149,7 @@ async def test_a_foreign_object_has_the_name_and_one_of_a_deleted_job_is_marked_
             await KubernetesCluster(server).create(pod())
 
     assert (raised.value.kind, raised.value.name) == ("Pod", "a-0-0")
-    assert raised.value.predecessor_terminating is predecessor_terminating
+    assert raised.value.predecessor_terminating is is_predecessor
 
 
 async def test_an_object_without_owner_counts_as_foreign() -> None:
@@ -171,7 +171,7 @@ async def test_a_create_is_retried_while_the_existing_object_is_being_deleted() 
 
 
 @pytest.mark.parametrize("labels", [{}, {names.JOB_UID: "another"}])
-async def test_an_own_object_without_the_job_label_is_deleted_and_created_again(labels: dict[str, str]) -> None:
+async def test_own_object_without_the_job_label_is_recreated(labels: dict[str, str]) -> None:
     api = HttpApi()
     api.put("pods", pod(labels=labels))
     async with connected(api) as server:
@@ -182,7 +182,7 @@ async def test_an_own_object_without_the_job_label_is_deleted_and_created_again(
 
 
 @pytest.mark.parametrize("status", [400, 403, 413, 422])
-async def test_a_rejected_create_names_the_object_and_is_not_retried(status: int) -> None:
+async def test_rejected_create_contains_the_object_name_and_is_not_retried(status: int) -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("POST", "pods", status))
     async with connected(api) as server:
@@ -193,7 +193,7 @@ async def test_a_rejected_create_names_the_object_and_is_not_retried(status: int
     assert len(api.requests_of("POST", "pods")) == 1
 
 
-async def test_a_failing_webhook_rejects_the_create_and_an_internal_error_of_the_api_server_does_not() -> None:
+async def test_failing_webhook_rejects_the_create_but_an_internal_server_error_does_not() -> None:
     webhook = 'Internal error occurred: failed calling webhook "policy.example.com": connection refused'
     for message, is_rejected in ((webhook, True), ("etcdserver: leader changed", False)):
         api = HttpApi()
@@ -204,7 +204,7 @@ async def test_a_failing_webhook_rejects_the_create_and_an_internal_error_of_the
         assert isinstance(raised.value, CreateRejected) is is_rejected
 
 
-async def test_a_conflict_of_two_creates_over_quota_is_not_a_rejection() -> None:
+async def test_quota_conflict_of_concurrent_creates_is_not_a_rejection() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("POST", "pods", 409))
     async with connected(api) as server:
@@ -223,7 +223,7 @@ async def test_a_short_retry_after_is_respected() -> None:
     assert len(api.requests_of("POST", "pods")) == 2
 
 
-async def test_a_long_retry_after_is_passed_on_in_the_error() -> None:
+async def test_long_retry_after_is_contained_in_the_error() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("POST", "pods", 429, headers={"Retry-After": "30"}))
     async with connected(api) as server:
@@ -262,7 +262,7 @@ async def test_a_delete_contains_the_uid_and_the_grace_period() -> None:
 
 async def test_a_job_is_deleted_without_waiting_for_its_children() -> None:
     api = HttpApi()
-    job(api)
+    stored_job(api)
     async with connected(api) as server:
         await KubernetesCluster(server).delete(ObjectRef("FineTuneJob", "default", "a", JOB_UID))
 
@@ -271,7 +271,7 @@ async def test_a_job_is_deleted_without_waiting_for_its_children() -> None:
     assert request.body["propagationPolicy"] == "Background"
 
 
-async def test_deleting_a_missing_or_replaced_object_does_nothing() -> None:
+async def test_delete_of_a_missing_or_replaced_object_does_nothing() -> None:
     api = HttpApi()
     new_uid = api.put("pods", pod())["metadata"]["uid"]
     async with connected(api) as server:
@@ -292,22 +292,22 @@ async def test_a_conflict_on_the_same_object_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owners", "remaining"),
+    ("owner_references", "remaining_count"),
     [
         pytest.param([{"kind": "FineTuneJob", "uid": JOB_UID, "controller": True}], 0, id="of a job"),
         pytest.param([{"kind": "Deployment", "uid": "x", "controller": True}], 1, id="of another controller"),
         pytest.param([], 1, id="of a user"),
     ],
 )
-async def test_a_delete_without_uid_deletes_only_an_object_that_a_job_controls(
-    owners: list[RawBody], remaining: int
+async def test_delete_without_uid_deletes_only_objects_controlled_by_a_job(
+    owner_references: list[RawBody], remaining_count: int
 ) -> None:
     api = HttpApi()
-    api.put("configmaps", {"metadata": {"name": "a-0", "ownerReferences": owners}})
+    api.put("configmaps", {"metadata": {"name": "a-0", "ownerReferences": owner_references}})
     async with connected(api) as server:
         await KubernetesCluster(server).delete(ObjectRef("ConfigMap", "default", "a-0", ""))
 
-    assert len(api.objects) == remaining
+    assert len(api.objects) == remaining_count
     assert all(
         request.body["preconditions"]["uid"] for request in api.requests_of("DELETE", "configmaps") if request.body
     )
@@ -347,7 +347,7 @@ async def test_get_returns_none_for_a_missing_claim() -> None:
     assert absent is None
 
 
-async def test_get_raises_an_error_for_a_claim_that_must_not_be_read() -> None:
+async def test_get_raises_an_error_for_a_forbidden_claim() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("GET", "persistentvolumeclaims", 403))
     async with connected(api) as server:
@@ -377,6 +377,6 @@ async def test_an_unreachable_api_server_is_a_cluster_error() -> None:
             await KubernetesCluster(server).get("PersistentVolumeClaim", "default", "out")
 
 
-def test_the_client_is_a_cluster() -> None:
+def test_kubernetes_cluster_implements_the_cluster_protocol() -> None:
     cluster: type[Cluster] = KubernetesCluster
     assert cluster is KubernetesCluster

@@ -1,4 +1,4 @@
-"""Tests of loading credentials, of token rotation, and that secrets are not printed."""
+"""Tests of credentials: loading, token rotation, and redaction of secrets."""
 
 import os
 from pathlib import Path
@@ -35,12 +35,12 @@ def write_kubeconfig(
     return path
 
 
-def test_a_kubeconfig_provides_server_namespace_and_token(tmp_path: Path) -> None:
+def test_kubeconfig_contains_server_namespace_and_token(tmp_path: Path) -> None:
     credentials = load_kubeconfig([write_kubeconfig(tmp_path / "config", user={"token": SECRET})])
     assert (credentials.server, credentials.namespace, credentials.token) == ("http://api.example:6443", "team", SECRET)
 
 
-def test_the_first_of_several_kubeconfigs_wins(tmp_path: Path) -> None:
+def test_first_of_several_kubeconfigs_takes_precedence(tmp_path: Path) -> None:
     one = write_kubeconfig(tmp_path / "one", user={"token": ONE}, name="dev")
     two = write_kubeconfig(tmp_path / "two", user={"token": TWO}, name="prod")
     assert load_kubeconfig([tmp_path / "absent", one, two]).token == ONE
@@ -48,7 +48,7 @@ def test_the_first_of_several_kubeconfigs_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["exec", "auth-provider", "username"])
-def test_an_unsupported_login_method_is_named_in_the_error(tmp_path: Path, method: str) -> None:
+def test_error_contains_the_unsupported_login_method(tmp_path: Path, method: str) -> None:
     config = write_kubeconfig(tmp_path / "config", user={method: "anything"})
     with pytest.raises(NoClusterAccess, match=f"logs in by {method}.*kubectl create token"):
         load_kubeconfig([config])
@@ -57,7 +57,7 @@ def test_an_unsupported_login_method_is_named_in_the_error(tmp_path: Path, metho
 @pytest.mark.parametrize(
     ("context", "message"), [("unknown", "contexts has no entry 'unknown'"), (None, "no kubeconfig found")]
 )
-def test_a_missing_context_or_file_is_named_in_the_error(tmp_path: Path, context: str | None, message: str) -> None:
+def test_error_contains_the_missing_context_or_file(tmp_path: Path, context: str | None, message: str) -> None:
     files = [write_kubeconfig(tmp_path / "config", user={})] if context else [tmp_path / "absent"]
     with pytest.raises(NoClusterAccess, match=message):
         load_kubeconfig(files, context=context)
@@ -70,7 +70,7 @@ def test_an_explicit_kubeconfig_overrides_the_environment(tmp_path: Path, monkey
     assert find_credentials().token == ONE
 
 
-def test_a_pod_without_a_mounted_token_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_service_account_token_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     with pytest.raises(NoClusterAccess, match="service account"):
         find_credentials()
@@ -80,18 +80,18 @@ def test_secrets_are_not_printed() -> None:
     assert SECRET not in repr(ClusterCredentials(server="https://api.example", token=SECRET))
 
 
-def test_a_token_file_is_read_again_when_it_is_replaced(tmp_path: Path) -> None:
+def test_token_file_is_read_again_after_it_was_replaced(tmp_path: Path) -> None:
     (tmp_path / "first").write_text("one\n")
     (tmp_path / "second").write_text("two\n")
     (tmp_path / "token").symlink_to("first")
     bearer = BearerToken(ClusterCredentials(server="https://api.example", token_file=tmp_path / "token"))
     assert bearer.current() == "one"
-    (tmp_path / "new").symlink_to("second")  # the kubelet replaces a symbolic link
+    (tmp_path / "new").symlink_to("second")  # the kubelet also rotates tokens by replacing a symbolic link
     os.replace(tmp_path / "new", tmp_path / "token")
     assert bearer.current() == "two"
 
 
-async def test_a_rotated_token_is_used_by_the_next_request(tmp_path: Path) -> None:
+async def test_next_request_uses_the_rotated_token(tmp_path: Path) -> None:
     token, api = tmp_path / "token", HttpApi()
     token.write_text(ONE)
     api.allowed_token = ONE

@@ -1,4 +1,4 @@
-"""Tests of the informer against an API server in memory: lists, watches, gaps, errors and retries."""
+"""Tests of the informer against an in-memory API server: lists, watches, gaps, errors and retries."""
 
 import asyncio
 import logging
@@ -21,12 +21,12 @@ from testing.fakes.http_api import HttpApi, ScriptedFault
 LABELS = {"managed": "test"}
 
 
-def put(api: HttpApi, name: str, *, namespace: str = "default", **body: Any) -> RawBody:
+def put_pod(api: HttpApi, name: str, *, namespace: str = "default", **body: Any) -> RawBody:
     return api.put("pods", {"metadata": {"name": name, "labels": LABELS}, **body}, namespace=namespace)
 
 
 class ChangeRecorder:
-    """Records the changes that the informer reports, and the objects that exist according to them."""
+    """Records the changes that the informer reports and the resulting set of objects."""
 
     def __init__(self) -> None:
         self.changes: list[str] = []
@@ -63,7 +63,7 @@ async def running_informer(api: HttpApi, path: str = "/api/v1/pods") -> AsyncIte
             await asyncio.wait((task,))
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):  # only a failing test waits that long
         while not condition():  # noqa: ASYNC110  the server has no event for every condition of a test
             await asyncio.sleep(0.005)
@@ -75,10 +75,10 @@ def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_client, "RETRY_DELAYS_SECONDS", (0.01, 0.01))
 
 
-async def test_the_first_list_is_reported_as_additions_before_synced_is_set() -> None:
+async def test_first_list_is_reported_as_additions_before_synced_is_set() -> None:
     api = HttpApi()
-    put(api, "a")
-    put(api, "b")
+    put_pod(api, "a")
+    put_pod(api, "b")
     api.put("pods", {"metadata": {"name": "unlabelled"}})
     async with running_informer(api) as (_, recorder):
         assert recorder.changes == ["added a", "added b"]
@@ -86,7 +86,7 @@ async def test_the_first_list_is_reported_as_additions_before_synced_is_set() ->
 
 async def test_listed_objects_have_kind_and_api_version() -> None:
     api = HttpApi()
-    put(api, "a")
+    put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
         [body] = recorder.objects.values()
         assert (body["kind"], body["apiVersion"]) == ("Pod", "v1")
@@ -95,7 +95,7 @@ async def test_listed_objects_have_kind_and_api_version() -> None:
 async def test_a_long_list_is_read_in_pages() -> None:
     api = HttpApi()
     for number in range(1201):
-        put(api, f"p{number}")
+        put_pod(api, f"p{number}")
     async with running_informer(api) as (_, recorder):
         assert len(recorder.objects) == 1201
     assert len([r for r in api.requests_of("GET", "pods") if "watch" not in r.params]) == 3
@@ -104,26 +104,26 @@ async def test_a_long_list_is_read_in_pages() -> None:
 async def test_changes_are_reported_in_order() -> None:
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
-        await until(lambda: api.watches == 1)
-        put(api, "a")
-        put(api, "a", status={"phase": "Running"})
+        await wait_until(lambda: api.watches == 1)
+        put_pod(api, "a")
+        put_pod(api, "a", status={"phase": "Running"})
         api.remove("pods", "a")
-        await until(lambda: len(recorder.changes) == 3)
+        await wait_until(lambda: len(recorder.changes) == 3)
     assert recorder.changes == ["added a", "changed a", "deleted a"]
 
 
 async def test_a_deletion_is_reported_with_the_last_state() -> None:
     api = HttpApi()
     reported: list[RawBody | None] = []
-    put(api, "a", status={"phase": "Failed"})
+    put_pod(api, "a", status={"phase": "Failed"})
     async with connected(api) as server:
         informer = Informer(
             server, "/api/v1/pods", selector="managed=test", on_change=lambda before, _: reported.append(before)
         )
         task = asyncio.create_task(informer.run())
-        await until(lambda: api.watches == 1)
+        await wait_until(lambda: api.watches == 1)
         api.remove("pods", "a")
-        await until(lambda: len(reported) == 2)
+        await wait_until(lambda: len(reported) == 2)
         task.cancel()
     assert reported[1] is not None
     assert reported[1]["status"] == {"phase": "Failed"}
@@ -132,12 +132,12 @@ async def test_a_deletion_is_reported_with_the_last_state() -> None:
 
 async def test_a_new_watch_continues_at_the_version_of_the_previous_one() -> None:
     api = HttpApi()
-    put(api, "a")
+    put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
-        await until(lambda: api.watches == 1)
+        await wait_until(lambda: api.watches == 1)
         api.end_watches()
-        put(api, "b")  # before the next watch starts
-        await until(lambda: len(recorder.changes) == 2)
+        put_pod(api, "b")  # between two watches
+        await wait_until(lambda: len(recorder.changes) == 2)
     assert recorder.changes == ["added a", "added b"]
     assert len([r for r in api.requests_of("GET", "pods") if "watch" not in r.params]) == 1, "no second LIST"
 
@@ -145,81 +145,81 @@ async def test_a_new_watch_continues_at_the_version_of_the_previous_one() -> Non
 async def test_a_bookmark_advances_the_version_of_the_next_watch() -> None:
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
-        await until(lambda: api.watches == 1)
+        await wait_until(lambda: api.watches == 1)
         api.compact()
         api.send({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": api.version}}})
         await asyncio.sleep(0.05)
         api.end_watches()
-        await until(lambda: len([r for r in api.requests_of("GET", "pods") if "watch" in r.params]) == 2)
-        put(api, "a")
-        await until(lambda: recorder.changes == ["added a"])
+        await wait_until(lambda: len([r for r in api.requests_of("GET", "pods") if "watch" in r.params]) == 2)
+        put_pod(api, "a")
+        await wait_until(lambda: recorder.changes == ["added a"])
     assert len([r for r in api.requests_of("GET", "pods") if "watch" not in r.params]) == 1
 
 
 async def test_a_deletion_between_two_watches_is_reported_after_the_relist() -> None:
     api = HttpApi()
-    put(api, "a")
-    put(api, "b")
+    put_pod(api, "a")
+    put_pod(api, "b")
     async with running_informer(api) as (_, recorder):
-        await until(lambda: api.watches == 1)
+        await wait_until(lambda: api.watches == 1)
         api.remove("pods", "a", silently=True)
-        put(api, "c")
+        put_pod(api, "c")
         api.compact()
         api.end_watches()
-        await until(lambda: "deleted a" in recorder.changes)
-        await until(lambda: recorder.matches(api))
+        await wait_until(lambda: "deleted a" in recorder.changes)
+        await wait_until(lambda: recorder.matches(api))
     assert recorder.changes == ["added a", "added b", "added c", "deleted a"]
 
 
-async def test_an_object_replaced_between_two_watches_is_reported_as_deletion_and_addition() -> None:
+async def test_object_replaced_between_two_watches_is_reported_as_deletion_and_addition() -> None:
     api = HttpApi()
-    put(api, "a")
+    put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
-        await until(lambda: api.watches == 1)
+        await wait_until(lambda: api.watches == 1)
         api.remove("pods", "a", silently=True)
         api.compact()
         api.objects["pods", "default", "a"] = {
             "metadata": {"name": "a", "namespace": "default", "labels": LABELS, "uid": "new", "resourceVersion": "999"}
         }
         api.end_watches()
-        await until(lambda: len(recorder.changes) == 3)
+        await wait_until(lambda: len(recorder.changes) == 3)
     assert recorder.changes == ["added a", "deleted a", "added a"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the connection can be cut silently on Linux only")
 async def test_a_silently_dropped_connection_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TCP keepalive detects it long before the next bookmark is overdue, for which this test does not wait."""
+    """TCP keepalive detects a dropped connection long before the next bookmark is overdue."""
     short_timeouts = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1, "TCP_USER_TIMEOUT": 1000}
     monkeypatch.setattr(credentials, "TCP_OPTIONS", short_timeouts)
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
-        await until(lambda: api.watches == 1)
+        await wait_until(lambda: api.watches == 1)
         assert drop_incoming_packets_of(os.getpid())
-        put(api, "meanwhile")
-        await until(lambda: recorder.changes == ["added meanwhile"])
+        put_pod(api, "meanwhile")
+        await wait_until(lambda: recorder.changes == ["added meanwhile"])
 
 
-async def test_the_informer_recovers_from_an_error_event_other_than_410() -> None:
+async def test_informer_recovers_from_error_events_other_than_410() -> None:
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
-        await until(lambda: api.watches == 1)
+        await wait_until(lambda: api.watches == 1)
         api.send({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcd is unavailable"}})
-        put(api, "a")
-        await until(lambda: recorder.changes == ["added a"])
+        put_pod(api, "a")
+        await wait_until(lambda: recorder.changes == ["added a"])
 
 
 @pytest.mark.parametrize("status", [pytest.param(0, id="connection cut"), 429, 403, 410, 500, 503])
 async def test_failed_lists_and_watches_are_retried(status: int) -> None:
     api = HttpApi()
-    put(api, "a")
+    put_pod(api, "a")
     api.faults.append(ScriptedFault("GET", "pods", status, times=5))
     async with running_informer(api) as (informer, recorder):
         assert recorder.changes == ["added a"]
-        await until(lambda: api.watches == 1)
+        await wait_until(lambda: api.watches == 1)
         api.faults.append(ScriptedFault("GET", "pods", status, times=5))
         api.end_watches()
-        put(api, "b")
-        await until(lambda: recorder.matches(api))
+        put_pod(api, "b")
+        await wait_until(lambda: recorder.matches(api))
         assert informer.seconds_since_activity() < 5
 
 
@@ -234,24 +234,24 @@ async def test_a_missing_permission_is_logged_once(caplog: pytest.LogCaptureFixt
     assert (record.levelname, vars(record)["failures"]) == ("WARNING", 1)
 
 
-async def test_an_object_that_loses_the_label_is_reported_as_deleted() -> None:
+async def test_object_that_loses_its_label_is_reported_as_deleted() -> None:
     api = HttpApi()
-    before = put(api, "a")
+    before = put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
-        await until(lambda: api.watches == 1)
+        await wait_until(lambda: api.watches == 1)
         api.send({"type": "DELETED", "object": before})
-        await until(lambda: recorder.changes == ["added a", "deleted a"])
+        await wait_until(lambda: recorder.changes == ["added a", "deleted a"])
 
 
 async def test_changes_in_other_namespaces_are_not_reported() -> None:
     api = HttpApi()
-    put(api, "a", namespace="one")
-    put(api, "b", namespace="two")
+    put_pod(api, "a", namespace="one")
+    put_pod(api, "b", namespace="two")
     async with running_informer(api, "/api/v1/namespaces/one/pods") as (_, recorder):
-        await until(lambda: api.watches == 1)
-        put(api, "c", namespace="two")
-        put(api, "d", namespace="one")
-        await until(lambda: len(recorder.changes) == 2)
+        await wait_until(lambda: api.watches == 1)
+        put_pod(api, "c", namespace="two")
+        put_pod(api, "d", namespace="one")
+        await wait_until(lambda: len(recorder.changes) == 2)
     assert recorder.changes == ["added a", "added d"]
 
 
@@ -263,9 +263,9 @@ async def test_managed_fields_are_not_stored() -> None:
         assert "managedFields" not in body["metadata"]
 
 
-async def test_an_object_of_a_megabyte_fits_into_a_watch() -> None:
+async def test_watch_delivers_objects_of_one_megabyte() -> None:
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
-        await until(lambda: api.watches == 1)
-        put(api, "a", spec={"args": ["x" * 1_500_000]})
-        await until(lambda: recorder.changes == ["added a"])
+        await wait_until(lambda: api.watches == 1)
+        put_pod(api, "a", spec={"args": ["x" * 1_500_000]})
+        await wait_until(lambda: recorder.changes == ["added a"])

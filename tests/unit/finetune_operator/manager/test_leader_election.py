@@ -1,4 +1,4 @@
-"""Tests of leader election with two replicas and one API server in memory, on a simulated clock."""
+"""Tests of leader election with two replicas, an in-memory API server and a fake clock."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ from testing.fakes.http_api import HttpApi, ScriptedFault
 
 
 class FakeMonotonicClock:
-    """Monotonic seconds that a test sets."""
+    """Monotonic clock whose seconds are set by the test."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -35,24 +35,24 @@ def _short_retry_period(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader_module, "RETRY_PERIOD_SECONDS", 0.01)
 
 
-def replica(server: ApiClient, identity: str, clock: FakeMonotonicClock) -> LeaderElection:
+def create_replica(server: ApiClient, identity: str, clock: FakeMonotonicClock) -> LeaderElection:
     return LeaderElection(server, LeaseConfig("default", "finetune-operator", identity), clock=clock)
 
 
 @asynccontextmanager
-async def two_replicas(api: HttpApi) -> AsyncIterator[tuple[LeaderElection, LeaderElection, FakeMonotonicClock]]:
+async def run_two_replicas(api: HttpApi) -> AsyncIterator[tuple[LeaderElection, LeaderElection, FakeMonotonicClock]]:
     clock = FakeMonotonicClock()
     async with connected(api) as server:
-        yield replica(server, "one", clock), replica(server, "two", clock), clock
+        yield create_replica(server, "one", clock), create_replica(server, "two", clock), clock
 
 
-def spec(api: HttpApi) -> dict[str, object]:
+def read_lease_spec(api: HttpApi) -> dict[str, object]:
     lease_spec: dict[str, object] = api.objects["leases", "default", "finetune-operator"]["spec"]
     return lease_spec
 
 
-async def waits(election: LeaderElection) -> bool:
-    """Return whether the replica fails to acquire the lease at the moment."""
+async def is_waiting(election: LeaderElection) -> bool:
+    """Return whether the replica cannot acquire the lease now."""
     try:
         async with asyncio.timeout(0.2):
             await election.acquire()
@@ -63,57 +63,57 @@ async def waits(election: LeaderElection) -> bool:
 
 async def test_the_first_replica_leads_and_the_second_waits() -> None:
     api = HttpApi()
-    async with two_replicas(api) as (one, two, _):
+    async with run_two_replicas(api) as (one, two, _):
         await one.acquire()
-        assert await waits(two)
+        assert await is_waiting(two)
         assert (one.is_leading, two.is_leading) == (True, False)
-    assert spec(api)["holderIdentity"] == "one"
-    assert spec(api)["leaseDurationSeconds"] == LEASE_DURATION_SECONDS
+    assert read_lease_spec(api)["holderIdentity"] == "one"
+    assert read_lease_spec(api)["leaseDurationSeconds"] == LEASE_DURATION_SECONDS
 
 
-async def test_a_lease_that_is_not_renewed_is_taken_over_after_its_duration() -> None:
+async def test_lease_is_taken_over_if_it_is_not_renewed_within_its_duration() -> None:
     api = HttpApi()
-    async with two_replicas(api) as (one, two, clock):
+    async with run_two_replicas(api) as (one, two, clock):
         await one.acquire()
-        assert await waits(two)  # the replica observes the lease: its duration starts now
+        assert await is_waiting(two)  # the lease duration starts when the replica first reads the lease
         clock.now += LEASE_DURATION_SECONDS - 0.1
-        assert await waits(two)
+        assert await is_waiting(two)
         clock.now += 0.2
-        assert not await waits(two)
+        assert not await is_waiting(two)
         assert (one.is_leading, two.is_leading) == (False, True)
-    assert spec(api)["leaseTransitions"] == 1
+    assert read_lease_spec(api)["leaseTransitions"] == 1
 
 
 async def test_the_renew_time_in_the_lease_is_ignored() -> None:
     api = HttpApi()
     old_spec = {"holderIdentity": "gone", "leaseDurationSeconds": 15, "renewTime": "2001-01-01T00:00:00.000000Z"}
     api.put("leases", {"metadata": {"name": "finetune-operator"}, "spec": old_spec})
-    async with two_replicas(api) as (one, _, clock):
-        assert await waits(one), "the clock of the holder may be wrong: only an unchanged lease expires"
+    async with run_two_replicas(api) as (one, _, clock):
+        assert await is_waiting(one), "the clock of the holder may be wrong: only an unchanged lease expires"
         clock.now += LEASE_DURATION_SECONDS
-        assert not await waits(one)
+        assert not await is_waiting(one)
 
 
-async def test_a_released_lease_is_free_at_once() -> None:
-    async with two_replicas(HttpApi()) as (one, two, _):
+async def test_released_lease_can_be_acquired_immediately() -> None:
+    async with run_two_replicas(HttpApi()) as (one, two, _):
         await one.acquire()
         await one.release()
-        assert not await waits(two)
+        assert not await is_waiting(two)
         assert (one.is_leading, two.is_leading) == (False, True)
 
 
-async def test_a_replica_that_never_led_releases_nothing() -> None:
+async def test_replica_that_never_led_does_not_release_the_lease() -> None:
     api = HttpApi()
-    async with two_replicas(api) as (one, two, _):
+    async with run_two_replicas(api) as (one, two, _):
         await one.acquire()
-        assert await waits(two)
+        assert await is_waiting(two)
         await two.release()
-    assert spec(api)["holderIdentity"] == "one"
+    assert read_lease_spec(api)["holderIdentity"] == "one"
 
 
 async def test_a_renewal_does_not_read_the_lease() -> None:
     api = HttpApi()
-    async with two_replicas(api) as (one, _, clock):
+    async with run_two_replicas(api) as (one, _, clock):
         await one.acquire()
         reads = len(api.requests_of("GET", "leases"))
         renewal = asyncio.create_task(one.renew_until_lost())
@@ -127,11 +127,11 @@ async def test_a_renewal_does_not_read_the_lease() -> None:
     assert len(api.requests_of("PUT", "leases")) >= 10
 
 
-async def test_the_leader_stops_at_the_renew_deadline_before_another_replica_can_lead() -> None:
+async def test_leader_stops_at_the_renew_deadline_before_another_replica_leads() -> None:
     api = HttpApi()
-    async with two_replicas(api) as (one, two, clock):
+    async with run_two_replicas(api) as (one, two, clock):
         await one.acquire()
-        assert await waits(two)
+        assert await is_waiting(two)
         api.faults.append(ScriptedFault("PUT", "leases", 500, times=10**6))
         renewal = asyncio.create_task(one.renew_until_lost())
         await asyncio.sleep(0.1)
@@ -139,21 +139,21 @@ async def test_the_leader_stops_at_the_renew_deadline_before_another_replica_can
         clock.now += RENEW_DEADLINE_SECONDS
         await asyncio.wait_for(renewal, timeout=2)
         assert not one.is_leading
-        assert await waits(two)
+        assert await is_waiting(two)
 
 
 async def test_the_leader_stops_when_another_replica_holds_the_lease() -> None:
     api = HttpApi()
-    async with two_replicas(api) as (one, _, _clock):
+    async with run_two_replicas(api) as (one, _, _clock):
         await one.acquire()
-        taken = {**spec(api), "holderIdentity": "other"}
+        taken = {**read_lease_spec(api), "holderIdentity": "other"}
         api.put("leases", {"metadata": {"name": "finetune-operator"}, "spec": taken})
         await asyncio.wait_for(one.renew_until_lost(), timeout=2)
 
 
 async def test_a_renewal_whose_response_was_lost_does_not_lose_the_lease() -> None:
     api = HttpApi()
-    async with two_replicas(api) as (one, _, _clock):
+    async with run_two_replicas(api) as (one, _, _clock):
         await one.acquire()
         api.faults.append(ScriptedFault("PUT", "leases", 500, after_execution=True))
         renewal = asyncio.create_task(one.renew_until_lost())
@@ -167,7 +167,7 @@ async def test_a_renewal_whose_response_was_lost_does_not_lose_the_lease() -> No
 async def test_two_replicas_never_lead_at_the_same_time(seed: int) -> None:
     api, chance = HttpApi(), random.Random(seed)
     successes, frozen_until = Counter[str](), {"one": 0.0, "two": 0.0}
-    async with two_replicas(api) as (one, two, clock):
+    async with run_two_replicas(api) as (one, two, clock):
         replicas = {"one": one, "two": two}
         for _ in range(300):
             clock.now += chance.choice((0.1, 0.5, 2.0, 2.0, 6.0))

@@ -1,4 +1,4 @@
-"""Tests of the operator process, from flags to exit code, against an API server in memory."""
+"""Tests of the operator process against an in-memory API server: flags, leadership, outages and exit codes."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).parents[4]
 
 @dataclass
 class OperatorProcess:
-    """A running operator process, its log records, and the port of its probes."""
+    """A running operator process with its log records and the port of its probes."""
 
     process: asyncio.subprocess.Process
     port: int
@@ -80,7 +80,7 @@ async def running_operator(
         await log_task
 
 
-async def until(condition: Callable[[], bool], *, seconds: float = 60.0) -> None:
+async def wait_until(condition: Callable[[], bool], *, seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -95,17 +95,17 @@ def put_job(api: HttpApi, name: str = "bert", *, namespace: str = "default") -> 
     return api.put("finetunejobs", {"metadata": metadata, "spec": spec()}, namespace=namespace)
 
 
-def names_of(api: HttpApi, plural: str) -> list[str]:
+def list_names(api: HttpApi, plural: str) -> list[str]:
     return sorted(name for kind, _, name in api.objects if kind == plural)
 
 
 async def test_the_status_is_written_before_the_children_are_created(tmp_path: Path) -> None:
     api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
-        await until(lambda: operator.has_logged("leading"))
+        await wait_until(lambda: operator.has_logged("leading"))
         put_job(api)
-        await until(lambda: names_of(api, "pods") == ["bert-0-0", "bert-0-1"])
-        await until(lambda: names_of(api, "services") == ["bert"] and len(names_of(api, "configmaps")) == 1)
+        await wait_until(lambda: list_names(api, "pods") == ["bert-0-0", "bert-0-1"])
+        await wait_until(lambda: list_names(api, "services") == ["bert"] and len(list_names(api, "configmaps")) == 1)
     writes = [
         (r.method, r.resource.plural)
         for r in api.requests
@@ -122,13 +122,13 @@ async def test_a_job_created_before_the_start_is_reconciled(tmp_path: Path) -> N
     api = HttpApi()
     put_job(api)
     async with serve_api(api) as url, running_operator(url, tmp_path):
-        await until(lambda: len(names_of(api, "pods")) == 2)
+        await wait_until(lambda: len(list_names(api, "pods")) == 2)
 
 
 async def test_sigterm_ends_the_process_and_releases_the_lease(tmp_path: Path) -> None:
     api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
-        await until(lambda: operator.has_logged("leading"))
+        await wait_until(lambda: operator.has_logged("leading"))
         operator.process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(operator.process.wait(), 30) == 0
     assert api.objects["leases", "default", "finetune-operator"]["spec"]["holderIdentity"] == ""
@@ -138,24 +138,24 @@ async def test_a_standby_does_nothing_until_the_leader_stops(tmp_path: Path) -> 
     api = HttpApi()
     (tmp_path / "two").mkdir()
     async with serve_api(api) as url, running_operator(url, tmp_path) as one:
-        await until(lambda: one.has_logged("leading"))
+        await wait_until(lambda: one.has_logged("leading"))
         async with running_operator(url, tmp_path / "two") as two:
-            await until(lambda: two.has_logged("watching"))
-            one.process.send_signal(signal.SIGSTOP)  # so that only the standby can act
+            await wait_until(lambda: two.has_logged("watching"))
+            one.process.send_signal(signal.SIGSTOP)  # the leader is paused, so only the standby can act
             put_job(api)
             await asyncio.sleep(0.5)
-            assert names_of(api, "pods") == []
+            assert list_names(api, "pods") == []
             assert (await two.get("/readyz")) == (200, "ok"), "a warm standby is ready"
             one.process.send_signal(signal.SIGCONT)
             one.process.send_signal(signal.SIGTERM)
-            await until(lambda: two.has_logged("leading"))
-            await until(lambda: len(names_of(api, "pods")) == 2)
+            await wait_until(lambda: two.has_logged("leading"))
+            await wait_until(lambda: len(list_names(api, "pods")) == 2)
 
 
-async def test_a_leader_that_loses_the_lease_exits_at_once(tmp_path: Path) -> None:
+async def test_leader_exits_immediately_after_losing_the_lease(tmp_path: Path) -> None:
     api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
-        await until(lambda: operator.has_logged("leading"))
+        await wait_until(lambda: operator.has_logged("leading"))
         taken = {**api.objects["leases", "default", "finetune-operator"]["spec"], "holderIdentity": "other"}
         api.put("leases", {"metadata": {"name": "finetune-operator"}, "spec": taken})
         assert await asyncio.wait_for(operator.process.wait(), 30) == 1
@@ -169,24 +169,26 @@ async def test_only_jobs_of_the_configured_namespaces_are_reconciled(tmp_path: P
         serve_api(api) as url,
         running_operator(url, tmp_path, "--namespace", "one", "--namespace", "two") as operator,
     ):
-        await until(lambda: operator.has_logged("leading"))
+        await wait_until(lambda: operator.has_logged("leading"))
         for namespace in ("one", "two", "three"):
             put_job(api, namespace=namespace)
-        await until(lambda: len(names_of(api, "pods")) == 4)
+        await wait_until(lambda: len(list_names(api, "pods")) == 4)
     assert {r.resource.namespace for r in api.requests if r.resource.plural == "pods"} == {"one", "two"}
 
 
-async def test_a_deletion_that_the_watch_missed_is_noticed_by_the_next_pass(tmp_path: Path) -> None:
+async def test_next_pass_detects_a_deletion_that_the_watch_missed(tmp_path: Path) -> None:
     api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
         put_job(api)
-        await until(lambda: len(names_of(api, "pods")) == 2)
+        await wait_until(lambda: len(list_names(api, "pods")) == 2)
         api.remove("finetunejobs", "bert", silently=True)
-        for name in names_of(api, "pods"):
+        for name in list_names(api, "pods"):
             body = api.objects["pods", "default", name]
             running = {"name": "trainer", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
             status = {"phase": "Running", "podIP": "127.0.0.1", "containerStatuses": [running]}
-            api.put("pods", {**body, "status": status})  # the pass writes the status, and finds the job gone
+            api.put(
+                "pods", {**body, "status": status}
+            )  # causes a pass, whose status write fails because the job is gone
         async with asyncio.timeout(20):
             while "finetune_jobs{phase=" in (await operator.get("/metrics"))[1]:  # noqa: ASYNC110  another process
                 await asyncio.sleep(0.1)
@@ -195,7 +197,7 @@ async def test_a_deletion_that_the_watch_missed_is_noticed_by_the_next_pass(tmp_
 async def test_the_operator_survives_an_outage_of_the_api_server(tmp_path: Path) -> None:
     api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
-        await until(lambda: operator.has_logged("leading"))
+        await wait_until(lambda: operator.has_logged("leading"))
         outage = [
             ScriptedFault(method, plural, 0, times=4)
             for method in ("GET", "POST", "PUT")
@@ -204,45 +206,45 @@ async def test_the_operator_survives_an_outage_of_the_api_server(tmp_path: Path)
         api.faults += outage
         api.end_watches()
         put_job(api)
-        await until(lambda: len(names_of(api, "pods")) == 2)
+        await wait_until(lambda: len(list_names(api, "pods")) == 2)
         assert operator.process.returncode is None
 
 
-async def test_a_rotated_token_is_used_by_all_connections(tmp_path: Path) -> None:
+async def test_all_connections_use_the_rotated_token(tmp_path: Path) -> None:
     api, token = HttpApi(), tmp_path / "token"
     api.allowed_token = "one"  # noqa: S105
     token.write_text("one")
     async with serve_api(api) as url, running_operator(url, tmp_path, user={"tokenFile": "token"}) as operator:
-        await until(lambda: operator.has_logged("leading") and api.watches == 3)
+        await wait_until(lambda: operator.has_logged("leading") and api.watches == 3)
         api.allowed_token = "another"  # noqa: S105
         api.end_watches()
-        await until(lambda: bool([r for r in api.requests[-3:] if "one" in r.headers["Authorization"]]))
-        await asyncio.sleep(0.5)  # all requests are rejected
+        await wait_until(lambda: bool([r for r in api.requests[-3:] if "one" in r.headers["Authorization"]]))
+        await asyncio.sleep(0.5)  # all requests are rejected meanwhile
         token.write_text("another")
         put_job(api)
-        await until(lambda: len(names_of(api, "pods")) == 2)
+        await wait_until(lambda: len(list_names(api, "pods")) == 2)
         assert operator.process.returncode is None
     assert not any("another" in json.dumps(record) for record in operator.records), "no secrets in the log"
 
 
-async def test_a_permanent_error_of_the_job_watch_ends_the_process(tmp_path: Path) -> None:
-    """kopf does not retry after such an error: the process restarts, and another replica takes over meanwhile."""
+async def test_permanent_error_of_the_job_watch_ends_the_process(tmp_path: Path) -> None:
+    """kopf does not retry after such an error, so the process must exit and let another replica take over."""
     api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
-        await until(lambda: operator.has_logged("leading") and api.watches == 3)
+        await wait_until(lambda: operator.has_logged("leading") and api.watches == 3)
         api.send({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "internal error"}})
         assert await asyncio.wait_for(operator.process.wait(), 30) == 1
     assert api.objects["leases", "default", "finetune-operator"]["spec"]["holderIdentity"] == ""
 
 
-async def test_without_the_crd_the_operator_waits_and_logs_a_warning(tmp_path: Path) -> None:
+async def test_operator_waits_and_logs_a_warning_if_the_crd_is_missing(tmp_path: Path) -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("GET", "", 404, times=1))
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
-        await until(lambda: operator.has_logged("does not serve finetunejobs.finetune.dev"))
+        await wait_until(lambda: operator.has_logged("does not serve finetunejobs.finetune.dev"))
         assert (await operator.get("/readyz"))[0] == 503
         assert (await operator.get("/healthz"))[0] == 200
-        await until(lambda: operator.has_logged("leading"))
+        await wait_until(lambda: operator.has_logged("leading"))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +255,7 @@ async def test_without_the_crd_the_operator_waits_and_logs_a_warning(tmp_path: P
         pytest.param(["--log-level", "loud"], "--log-level: loud: must be one of", id="unknown level"),
     ],
 )
-def test_an_invalid_flag_ends_the_process_and_is_named(
+def test_invalid_flag_ends_the_process_with_a_message(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as raised:

@@ -1,4 +1,4 @@
-"""Evidence parsed from a pod body: the termination message of the supervisor precedes Kubernetes fields."""
+"""Tests of evidence parsed from a pod: the termination message takes precedence over Kubernetes fields."""
 
 import json
 from datetime import UTC, datetime
@@ -28,16 +28,16 @@ def observe(body: RawBody) -> NodeObservation:
     return node
 
 
-def evidence(body: RawBody) -> Evidence:
+def observe_evidence(body: RawBody) -> Evidence:
     return observe(body).evidence
 
 
-def condition(condition_type: str, status: str, **fields: str) -> RawBody:
+def build_condition(condition_type: str, status: str, **fields: str) -> RawBody:
     return {"type": condition_type, "status": status, **fields}
 
 
-def test_the_termination_message_is_the_evidence() -> None:
-    node_evidence = evidence(ended_pod(JOB, 0, message=json.dumps({**TERMINATION, "progress": {"step": 7}})))
+def test_termination_message_is_parsed_into_evidence() -> None:
+    node_evidence = observe_evidence(ended_pod(JOB, 0, message=json.dumps({**TERMINATION, "progress": {"step": 7}})))
     assert (node_evidence.outcome, node_evidence.error_type, node_evidence.message, node_evidence.rank) == (
         "failed",
         "KeyError",
@@ -47,16 +47,16 @@ def test_the_termination_message_is_the_evidence() -> None:
     assert (node_evidence.exit_code, node_evidence.last_step) == (1, 7)
 
 
-def test_the_finish_time_of_the_supervisor_has_fractions_of_a_second() -> None:
+def test_finish_time_of_the_supervisor_has_subsecond_precision() -> None:
     stamp = "2001-09-09T01:46:41Z"
     final, preliminary = TERMINATION, {**TERMINATION, "final": False}
-    assert evidence(ended_pod(JOB, 0, message=json.dumps(final), finishedAt=stamp)).finished_at == datetime(
+    assert observe_evidence(ended_pod(JOB, 0, message=json.dumps(final), finishedAt=stamp)).finished_at == datetime(
         2001, 9, 9, 1, 46, 40, 250_000, UTC
     )
-    # a message written while it ran does not contain the end
-    assert evidence(ended_pod(JOB, 0, message=json.dumps(preliminary), finishedAt=stamp)).finished_at == datetime(
-        2001, 9, 9, 1, 46, 41, tzinfo=UTC
-    )
+    # a preliminary message has no finish time
+    assert observe_evidence(
+        ended_pod(JOB, 0, message=json.dumps(preliminary), finishedAt=stamp)
+    ).finished_at == datetime(2001, 9, 9, 1, 46, 41, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -67,44 +67,47 @@ def test_the_finish_time_of_the_supervisor_has_fractions_of_a_second() -> None:
         pytest.param('{"outcome": "exploded"}', id="foreign JSON"),
     ],
 )
-def test_a_message_that_is_no_termination_message_is_a_log(text: str) -> None:
+def test_other_messages_are_treated_as_log_output(text: str) -> None:
     node = observe(ended_pod(JOB, 0, message=f"  {text}\n"))
     assert node.termination is None
     assert (node.evidence.outcome, node.evidence.message) == ("", text)
 
 
-def test_the_end_of_a_log_and_the_start_of_a_termination_message_are_kept() -> None:
+def test_truncation_keeps_the_end_of_a_log_and_the_start_of_a_termination_message() -> None:
     long = "begin " + "x" * MAX_MESSAGE_CHARACTERS + " end"
     log, ended_with_message = (
         ended_pod(JOB, 0, message=long),
         ended_pod(JOB, 0, message=json.dumps({**TERMINATION, "message": long})),
     )
-    assert evidence(log).message == long[-MAX_MESSAGE_CHARACTERS:]
-    assert evidence(ended_with_message).message == long[:MAX_MESSAGE_CHARACTERS]
+    assert observe_evidence(log).message == long[-MAX_MESSAGE_CHARACTERS:]
+    assert observe_evidence(ended_with_message).message == long[:MAX_MESSAGE_CHARACTERS]
 
 
-def test_the_reason_of_the_pod_precedes_that_of_the_container() -> None:
+def test_pod_reason_takes_precedence_over_container_reason() -> None:
     body = ended_pod(JOB, 0, exit_code=137, message="killed")
     evicted_pod = {**body, "status": {**body["status"], "reason": "Evicted", "message": "node was low on memory"}}
-    assert (evidence(evicted_pod).reason, evidence(evicted_pod).message) == ("Evicted", "node was low on memory")
-    assert (evidence(body).reason, evidence(body).message) == ("Error", "killed")
+    assert (observe_evidence(evicted_pod).reason, observe_evidence(evicted_pod).message) == (
+        "Evicted",
+        "node was low on memory",
+    )
+    assert (observe_evidence(body).reason, observe_evidence(body).message) == ("Error", "killed")
 
 
-def test_a_disruption_condition_counts_only_while_true() -> None:
-    target = condition("DisruptionTarget", "True", reason="PreemptionByScheduler", message="made room")
-    inactive = condition("DisruptionTarget", "False", reason="PreemptionByScheduler")
-    node_evidence = evidence(pod(JOB, 0, conditions=[condition("Ready", "False"), target]))
+def test_disruption_condition_is_used_only_if_true() -> None:
+    target = build_condition("DisruptionTarget", "True", reason="PreemptionByScheduler", message="made room")
+    inactive = build_condition("DisruptionTarget", "False", reason="PreemptionByScheduler")
+    node_evidence = observe_evidence(pod(JOB, 0, conditions=[build_condition("Ready", "False"), target]))
     assert (node_evidence.disruption, node_evidence.message) == ("PreemptionByScheduler", "made room")
-    assert evidence(pod(JOB, 0, conditions=[inactive])).disruption == ""
+    assert observe_evidence(pod(JOB, 0, conditions=[inactive])).disruption == ""
 
 
-def test_the_signal_of_a_container_without_a_message_is_kept() -> None:
-    node_evidence = evidence(ended_pod(JOB, 0, exit_code=137, signal=9))
+def test_signal_is_recorded_if_the_container_has_no_message() -> None:
+    node_evidence = observe_evidence(ended_pod(JOB, 0, exit_code=137, signal=9))
     assert (node_evidence.signal, node_evidence.exit_code) == (9, 137)
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "outcome", "succeeded"),
+    ("exit_code", "outcome", "has_succeeded"),
     [
         pytest.param(0, Outcome.SUCCEEDED, True, id="published result"),
         pytest.param(0, Outcome.STOPPED, False, id="stopped"),
@@ -112,8 +115,8 @@ def test_the_signal_of_a_container_without_a_message_is_kept() -> None:
         pytest.param(1, Outcome.SUCCEEDED, False, id="exit code 1 after success"),
     ],
 )
-def test_exit_code_0_without_a_published_result_is_no_success(
-    exit_code: int, outcome: Outcome, succeeded: bool
+def test_exit_code_0_without_a_published_result_is_not_a_success(
+    exit_code: int, outcome: Outcome, has_succeeded: bool
 ) -> None:
     message = json.dumps({"final": True, "outcome": outcome})
-    assert observe(ended_pod(JOB, 0, exit_code=exit_code, message=message)).succeeded is succeeded
+    assert observe(ended_pod(JOB, 0, exit_code=exit_code, message=message)).succeeded is has_succeeded

@@ -1,4 +1,4 @@
-"""Observations parsed from raw pod bodies."""
+"""Tests of observations parsed from raw pod bodies."""
 
 from datetime import timedelta
 from typing import Any
@@ -23,22 +23,22 @@ JOB = job()
 INITIALIZING = {"waiting": {"reason": "PodInitializing"}}
 
 
-def observe(body: RawBody, *, gone: bool = False) -> NodeObservation:
-    node = observe_pod(body, gone=gone)
+def observe(body: RawBody, *, is_tombstone: bool = False) -> NodeObservation:
+    node = observe_pod(body, gone=is_tombstone)
     assert node is not None
     return node
 
 
-def container(state: RawBody, **status: Any) -> RawBody:
-    """Return the pod of node 0 with the trainer container in this state."""
-    return pod(JOB, 0, containerStatuses=[{"name": names.CONTAINER, "state": state}], **status)
+def pod_with_container_state(state: RawBody, **status_fields: Any) -> RawBody:
+    """Return the pod of node 0 with its trainer container in this state."""
+    return pod(JOB, 0, containerStatuses=[{"name": names.CONTAINER, "state": state}], **status_fields)
 
 
-def waiting(reason: str, **fields: str) -> RawBody:
-    return container({"waiting": {"reason": reason, **fields}})
+def pod_with_waiting_container(reason: str, **fields: str) -> RawBody:
+    return pod_with_container_state({"waiting": {"reason": reason, **fields}})
 
 
-def condition(condition_type: str, status: str, **fields: str) -> RawBody:
+def build_condition(condition_type: str, status: str, **fields: str) -> RawBody:
     return {"type": condition_type, "status": status, **fields}
 
 
@@ -46,32 +46,36 @@ def condition(condition_type: str, status: str, **fields: str) -> RawBody:
     ("body", "phase"),
     [
         pytest.param(pod(JOB, 0), PodPhase.PENDING, id="created"),
-        pytest.param(waiting("ContainerCreating"), PodPhase.PENDING, id="container creating"),
-        pytest.param(container({}, phase="Running"), PodPhase.PENDING, id="phase without a running container"),
-        pytest.param(running_pod(JOB, 0), PodPhase.RUNNING, id="running"),
-        pytest.param(container({"running": {}}), PodPhase.RUNNING, id="running before the phase"),
+        pytest.param(pod_with_waiting_container("ContainerCreating"), PodPhase.PENDING, id="container creating"),
         pytest.param(
-            container({"terminated": {"exitCode": 0}}, phase="Running"),
+            pod_with_container_state({}, phase="Running"), PodPhase.PENDING, id="phase without a running container"
+        ),
+        pytest.param(running_pod(JOB, 0), PodPhase.RUNNING, id="running"),
+        pytest.param(pod_with_container_state({"running": {}}), PodPhase.RUNNING, id="running before the phase"),
+        pytest.param(
+            pod_with_container_state({"terminated": {"exitCode": 0}}, phase="Running"),
             PodPhase.SUCCEEDED,
             id="exit code 0 before the phase",
         ),
         pytest.param(
-            container({"terminated": {"exitCode": 1}}, phase="Running"),
+            pod_with_container_state({"terminated": {"exitCode": 1}}, phase="Running"),
             PodPhase.FAILED,
             id="exit code 1 before the phase",
         ),
         pytest.param(
-            container({"terminated": {"exitCode": 0}}, phase="Failed"),
+            pod_with_container_state({"terminated": {"exitCode": 0}}, phase="Failed"),
             PodPhase.SUCCEEDED,
             id="exit code 0 with a failed sidecar",
         ),
-        pytest.param(container({"terminated": {}}), PodPhase.FAILED, id="terminated without an exit code"),
+        pytest.param(
+            pod_with_container_state({"terminated": {}}), PodPhase.FAILED, id="terminated without an exit code"
+        ),
         pytest.param(pod(JOB, 0, phase="Failed", reason="Evicted"), PodPhase.FAILED, id="evicted before its start"),
         pytest.param(pod(JOB, 0, phase="Succeeded"), PodPhase.SUCCEEDED, id="phase without a container status"),
         pytest.param(pod(JOB, 0, phase="Unknown"), PodPhase.PENDING, id="unknown phase"),
     ],
 )
-def test_the_container_state_precedes_the_pod_phase(body: RawBody, phase: PodPhase) -> None:
+def test_container_state_takes_precedence_over_pod_phase(body: RawBody, phase: PodPhase) -> None:
     assert observe(body).phase is phase
 
 
@@ -81,12 +85,12 @@ def test_a_pod_without_status_is_pending() -> None:
 
 
 def test_a_tombstone_has_no_running_process() -> None:
-    live, gone = observe(running_pod(JOB, 0)), observe(running_pod(JOB, 0), gone=True)
+    live, gone = observe(running_pod(JOB, 0)), observe(running_pod(JOB, 0), is_tombstone=True)
     assert (live.ended, live.may_run(NOW), live.evidence.ended) == (False, True, False)
     assert (gone.ended, gone.may_run(NOW), gone.evidence.ended) == (True, False, True)
 
 
-def test_other_containers_do_not_affect_the_phase() -> None:
+def test_other_containers_do_not_affect_the_pod_phase() -> None:
     sidecar = {"name": "proxy", "state": {"terminated": {"exitCode": 1}}}
     trainer = {"name": names.CONTAINER, "state": {"running": {}}}
     assert observe(pod(JOB, 0, containerStatuses=[sidecar, trainer])).phase is PodPhase.RUNNING
@@ -94,51 +98,57 @@ def test_other_containers_do_not_affect_the_phase() -> None:
 
 
 @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
-def test_container_creating_is_no_waiting_state(reason: str) -> None:
-    assert observe(waiting(reason)).waiting is None
+def test_container_creating_is_not_a_waiting_state(reason: str) -> None:
+    assert observe(pod_with_waiting_container(reason)).waiting is None
 
 
-def test_the_waiting_state_of_a_container_has_reason_and_message() -> None:
-    assert observe(waiting("ErrImagePull", message="not found")).waiting == WaitingState("ErrImagePull", "not found")
-    assert observe(waiting("ImagePullBackOff")).waiting == WaitingState("ImagePullBackOff", "")
+def test_waiting_state_contains_reason_and_message() -> None:
+    assert observe(pod_with_waiting_container("ErrImagePull", message="not found")).waiting == WaitingState(
+        "ErrImagePull", "not found"
+    )
+    assert observe(pod_with_waiting_container("ImagePullBackOff")).waiting == WaitingState("ImagePullBackOff", "")
 
 
 @pytest.mark.parametrize(
     ("conditions", "expected"),
     [
         pytest.param(
-            [condition("PodScheduled", "False", reason="Unschedulable", message="0/3 nodes")],
+            [build_condition("PodScheduled", "False", reason="Unschedulable", message="0/3 nodes")],
             WaitingState("Unschedulable", "0/3 nodes"),
             id="unschedulable",
         ),
         pytest.param(
-            [condition("PodScheduled", "False", reason="SchedulingGated")],
+            [build_condition("PodScheduled", "False", reason="SchedulingGated")],
             WaitingState("SchedulingGated", ""),
             id="gated",
         ),
-        pytest.param([condition("PodScheduled", "False")], WaitingState("Unschedulable", ""), id="without a reason"),
-        pytest.param([condition("PodScheduled", "True")], None, id="scheduled"),
-        pytest.param([condition("Ready", "False", reason="ContainersNotReady")], None, id="not ready"),
+        pytest.param(
+            [build_condition("PodScheduled", "False")], WaitingState("Unschedulable", ""), id="without a reason"
+        ),
+        pytest.param([build_condition("PodScheduled", "True")], None, id="scheduled"),
+        pytest.param([build_condition("Ready", "False", reason="ContainersNotReady")], None, id="not ready"),
     ],
 )
-def test_an_unscheduled_pod_has_the_reason_of_its_condition(
+def test_unscheduled_pod_has_the_reason_of_its_condition(
     conditions: list[RawBody], expected: WaitingState | None
 ) -> None:
     assert observe(pod(JOB, 0, conditions=conditions)).waiting == expected
 
 
-def test_container_creating_starts_when_the_pod_is_scheduled_or_ready_to_start_containers() -> None:
+def test_container_creating_starts_when_the_pod_is_scheduled_or_ready() -> None:
     since = {"lastTransitionTime": "2026-01-01T12:00:00Z"}
     assert (
-        observe(pod(JOB, 0, conditions=[{**condition("PodScheduled", "False"), **since}])).container_creating_since
+        observe(
+            pod(JOB, 0, conditions=[{**build_condition("PodScheduled", "False"), **since}])
+        ).container_creating_since
         is None
     )
-    assert observe(pod(JOB, 0, conditions=[condition("PodScheduled", "True")])).container_creating_since is None
-    scheduled = {**condition("PodScheduled", "True"), **since}
+    assert observe(pod(JOB, 0, conditions=[build_condition("PodScheduled", "True")])).container_creating_since is None
+    scheduled = {**build_condition("PodScheduled", "True"), **since}
     assert observe(pod(JOB, 0, conditions=[scheduled])).container_creating_since == NOW
     for ready, creating_since in (("False", NOW), ("True", NOW + timedelta(minutes=1))):
         ready_condition = {
-            **condition("PodReadyToStartContainers", ready),
+            **build_condition("PodReadyToStartContainers", ready),
             "lastTransitionTime": "2026-01-01T12:01:00Z",
         }
         assert observe(pod(JOB, 0, conditions=[scheduled, ready_condition])).container_creating_since == creating_since
@@ -152,7 +162,7 @@ def test_a_pod_with_a_node_name_is_scheduled() -> None:
 
 
 @pytest.mark.parametrize("edit", [{}, {names.ATTEMPT: "7"}, {names.NODE_RANK: "first"}, {names.MANAGED_BY: ""}])
-def test_attempt_and_rank_come_from_the_immutable_name_of_a_pod(edit: dict[str, str]) -> None:
+def test_attempt_and_rank_are_parsed_from_the_pod_name(edit: dict[str, str]) -> None:
     body = pod(JOB, 1, attempt=3)
     edited = {**body, "metadata": {**body["metadata"], "labels": {**body["metadata"]["labels"], **edit}}}
     node = observe(edited)
@@ -160,34 +170,34 @@ def test_attempt_and_rank_come_from_the_immutable_name_of_a_pod(edit: dict[str, 
 
 
 @pytest.mark.parametrize("labels", [None, {}, {names.ATTEMPT: "0"}, {names.JOB_UID: "another"}])
-def test_a_live_pod_without_the_job_label_is_relabelled(labels: dict[str, str] | None) -> None:
+def test_live_pod_without_the_job_label_counts_as_relabelled(labels: dict[str, str] | None) -> None:
     body = pod(JOB, 0)
     edited = {**body, "metadata": {**body["metadata"], "labels": labels}}
     assert observe(edited).relabelled
-    assert not observe(edited, gone=True).relabelled
+    assert not observe(edited, is_tombstone=True).relabelled
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-0", "bert-0-1-2", "bert-0-1000", "bert-x-0", "bert--1-0", "other-0-0"])
-def test_a_pod_with_a_foreign_name_is_no_node(name: str) -> None:
+def test_pod_with_a_foreign_name_is_not_a_node(name: str) -> None:
     body = pod(JOB, 0)
     foreign = {**body, "metadata": {**body["metadata"], "name": name}}
     assert observe_pod(foreign, gone=False) is None
     assert observe_pods([foreign, pod(JOB, 1)], [foreign]) == observe_pods([pod(JOB, 1)], [])
 
 
-def test_a_pod_without_an_owner_reference_is_no_node() -> None:
+def test_pod_without_an_owner_reference_is_not_a_node() -> None:
     body = running_pod(job(), 0)
     foreign = {**body, "metadata": {**body["metadata"], "ownerReferences": []}}
     assert observe_pod(foreign, gone=False) is None
 
 
-def test_a_tombstone_without_end_or_deletion_disappeared() -> None:
+def test_pod_that_neither_ended_nor_was_deleted_counts_as_disappeared() -> None:
     bodies = (running_pod(JOB, 0), pod(JOB, 0), terminating_pod(running_pod(JOB, 0)), ended_pod(JOB, 0))
-    assert [observe(body, gone=True).disappeared for body in bodies] == [True, True, False, False]
+    assert [observe(body, is_tombstone=True).disappeared for body in bodies] == [True, True, False, False]
     assert not observe(running_pod(JOB, 0)).disappeared
 
 
-def test_a_container_restarted_in_place_has_ended_and_may_still_run() -> None:
+def test_container_restarted_in_place_has_ended_but_may_still_run() -> None:
     restarted_pod = running_pod(JOB, 0)
     first = {"terminated": {"exitCode": 143, "finishedAt": "2026-01-01T12:00:00Z"}}
     restarted_pod["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": first}
@@ -202,8 +212,8 @@ def test_a_container_restarted_in_place_has_ended_and_may_still_run() -> None:
     assert not observe(running_pod(JOB, 0)).restarted
 
 
-def test_a_container_in_last_state_of_an_evicted_pod_was_not_restarted() -> None:
-    """The kubelet reports its end in lastState and the current container as ContainerCreating."""
+def test_last_state_of_an_evicted_pod_does_not_count_as_a_restart() -> None:
+    """The kubelet reports the end in lastState and the current state as ContainerCreating."""
     last = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}
     waiting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}, "lastState": last}
     evicted: RawBody = {
@@ -220,11 +230,11 @@ def test_a_container_in_last_state_of_an_evicted_pod_was_not_restarted() -> None
 def test_a_pod_on_a_lost_kubernetes_node_is_fenced_after_its_deletion_deadline() -> None:
     fenced = NOW + timedelta(seconds=FENCED_AFTER_SECONDS)
     body = terminating_pod(running_pod(JOB, 0), deadline=NOW)
-    taint = condition("DisruptionTarget", "True", reason="DeletionByTaintManager")
+    taint = build_condition("DisruptionTarget", "True", reason="DeletionByTaintManager")
     lost_node = observe({**body, "status": {**body["status"], "conditions": [taint]}})
     assert lost_node.may_run(fenced - timedelta(seconds=1))
     assert not lost_node.may_run(fenced)
-    overdue = NOW + timedelta(seconds=OVERDUE_SECONDS)  # a drain of a lost Kubernetes node sets another reason
+    overdue = NOW + timedelta(seconds=OVERDUE_SECONDS)  # without the taint, as after a drain of the lost node
     assert observe(body).may_run(overdue - timedelta(seconds=1))
     assert not observe(body).may_run(overdue)
 
@@ -235,27 +245,29 @@ def test_a_terminating_pod_has_a_deletion_deadline() -> None:
     assert (observe(running_pod(JOB, 0)).deleting, observe(running_pod(JOB, 0)).deletion_deadline) == (False, None)
 
 
-def test_a_live_pod_precedes_its_tombstone() -> None:
+def test_live_pod_takes_precedence_over_its_own_tombstone() -> None:
     assert [node.phase for node in observe_pods([running_pod(JOB, 0)], [running_pod(JOB, 0), pod(JOB, 1)])] == [
         PodPhase.RUNNING,
         PodPhase.GONE,
     ]
 
 
-def with_uid(body: RawBody, uid: str) -> RawBody:
+def replace_uid(body: RawBody, uid: str) -> RawBody:
     return {**body, "metadata": {**body["metadata"], "uid": uid}}
 
 
-def test_a_live_pod_of_a_rank_precedes_a_tombstone() -> None:
-    live, pod_with_init_container = with_uid(pod(JOB, 0), "new"), with_uid(pod(JOB, 0), "old")
-    observation = Observation(nodes=observe_pods([live], [pod_with_init_container]))
+def test_live_pod_takes_precedence_over_another_tombstone_of_its_rank() -> None:
+    live, tombstone = replace_uid(pod(JOB, 0), "new"), replace_uid(pod(JOB, 0), "old")
+    observation = Observation(nodes=observe_pods([live], [tombstone]))
     reversed_observation = Observation(nodes=tuple(reversed(observation.nodes)))
     assert [node.uid for node in observation.nodes_of_attempt(0)] == ["new"]
     assert [node.uid for node in reversed_observation.nodes_of_attempt(0)] == ["new"]
 
 
-def test_the_latest_tombstone_of_a_rank_wins() -> None:
-    observation = Observation(nodes=observe_pods([], [with_uid(pod(JOB, 0), "first"), with_uid(pod(JOB, 0), "last")]))
+def test_latest_tombstone_of_a_rank_is_used() -> None:
+    observation = Observation(
+        nodes=observe_pods([], [replace_uid(pod(JOB, 0), "first"), replace_uid(pod(JOB, 0), "last")])
+    )
     assert [node.uid for node in observation.nodes_of_attempt(0)] == ["last"]
 
 
@@ -269,9 +281,9 @@ def test_nodes_of_an_attempt_are_sorted_by_rank() -> None:
 
 
 def pod_with_init_container(state: RawBody, trainer_state: RawBody) -> RawBody:
-    """Return a pod with an init container in one state and the trainer in another."""
+    """Return a pod whose init container and trainer container have these states."""
     statuses = {"initContainerStatuses": [{"name": "istio-init", "state": state}]}
-    return container(trainer_state, **statuses)
+    return pod_with_container_state(trainer_state, **statuses)
 
 
 def test_the_waiting_state_of_an_init_container_is_reported() -> None:
@@ -291,7 +303,7 @@ def test_a_failed_init_container_fails_the_node() -> None:
 
 
 @pytest.mark.parametrize("trainer_state", [{"running": {}}, {"terminated": {"exitCode": 0}}], ids=["running", "ended"])
-def test_a_failed_init_container_is_ignored_once_the_trainer_has_started(trainer_state: RawBody) -> None:
+def test_failed_init_container_is_ignored_after_the_trainer_started(trainer_state: RawBody) -> None:
     node = observe(pod_with_init_container({"terminated": {"exitCode": 143}}, trainer_state))
 
     assert node.phase is not PodPhase.FAILED

@@ -1,4 +1,4 @@
-"""Manifests of one attempt: golden files of three jobs, then single properties."""
+"""Tests of the manifests of one attempt: golden files of three jobs, and individual properties."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from testing.builders.jobs import SETTINGS, UID, command
 from testing.builders.manifests import ALL_FIELDS, first_pod_manifest, pod_manifests_of, run_plan_of, trainer_container
 
 
-def variables(**fields: Any) -> dict[str, str]:
+def environment_variables(**fields: Any) -> dict[str, str]:
     return {variable["name"]: variable.get("value", "") for variable in trainer_container(**fields)["env"]}
 
 
@@ -43,21 +43,21 @@ def test_the_config_map_of_a_training_job_contains_no_supervisor() -> None:
     assert "binaryData" not in build_children(run_plan_of())[1]
 
 
-def test_a_command_without_output_has_no_output_volume_and_variables() -> None:
+def test_command_without_output_has_no_output_volume_or_variables() -> None:
     fields = command({"script": "train.py"}, output=None)
     pod = first_pod_manifest(**fields)["spec"]
     assert "output" not in {volume["name"] for volume in pod["volumes"]}
     assert names.OUTPUT_DIR not in {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
-    assert "FINETUNE_OUTPUT" not in variables(**fields)
-    assert not [name for name, value in variables(**fields).items() if value.startswith(names.OUTPUT_DIR)]
+    assert "FINETUNE_OUTPUT" not in environment_variables(**fields)
+    assert not [name for name, value in environment_variables(**fields).items() if value.startswith(names.OUTPUT_DIR)]
 
 
-def test_an_attempt_has_a_service_a_config_map_and_a_pod_per_node() -> None:
+def test_attempt_has_a_service_a_config_map_and_one_pod_per_node() -> None:
     kinds = [child["kind"] for child in build_children(run_plan_of(numNodes=3))]
     assert kinds == ["Service", "ConfigMap", "Pod", "Pod", "Pod"]
 
 
-def test_attempts_share_only_the_name_of_the_service() -> None:
+def test_attempts_share_only_the_service() -> None:
     first, second = (
         {(c["kind"], c["metadata"]["name"]) for c in build_children(run_plan_of(attempt=n))} for n in (0, 1)
     )
@@ -71,7 +71,7 @@ def test_every_child_has_an_owner_reference_to_the_job() -> None:
         assert child["metadata"]["labels"][names.JOB_UID] == UID
 
 
-def test_the_service_selects_the_pods_of_every_attempt_before_they_are_ready() -> None:
+def test_service_selects_pods_of_all_attempts_even_if_not_ready() -> None:
     service = build_children(run_plan_of())[0]["spec"]
     for attempt in (0, 7):
         for pod in pod_manifests_of(run_plan_of(attempt=attempt)):
@@ -84,4 +84,4 @@ def test_the_config_map_contains_the_planned_spec(fields: dict[str, Any]) -> Non
     run = run_plan_of(**fields)
     text = build_children(run)[1]["data"]["job.json"]
     assert FineTuneJobSpec.model_validate_json(text) == run.spec
-    assert "maxGradNorm" not in text  # fields the user left out keep the defaults of the trainer
+    assert "maxGradNorm" not in text  # the trainer fills in defaults of omitted fields

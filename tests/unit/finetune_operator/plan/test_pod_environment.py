@@ -1,4 +1,4 @@
-"""Environment variables of the trainer container."""
+"""Tests of the environment variables of the trainer container."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from finetune_operator.plan.run_plan import GRACE_SECONDS
 from testing.builders.manifests import ALL_FIELDS, first_pod_manifest, run_plan_of, trainer_container
 
 
-def variables(**fields: Any) -> dict[str, str]:
+def environment_variables(**fields: Any) -> dict[str, str]:
     return {variable["name"]: variable.get("value", "") for variable in trainer_container(**fields)["env"]}
 
 
 @pytest.mark.parametrize("fields", [pytest.param({}, id="minimal"), pytest.param(ALL_FIELDS, id="everything")])
-def test_variables_that_torchrun_sets_are_not_in_the_pod(fields: dict[str, Any]) -> None:
-    variable_names = variables(**fields).keys()
+def test_pod_does_not_set_variables_of_torchrun(fields: dict[str, Any]) -> None:
+    variable_names = environment_variables(**fields).keys()
     assert {"MASTER_ADDR", "NODE_RANK"} <= variable_names
     assert variable_names.isdisjoint({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"})
 
@@ -35,17 +35,17 @@ def test_pet_variables_equal_those_of_the_trainer() -> None:
 def test_torchrun_stops_within_the_grace_period() -> None:
     pod = first_pod_manifest()
     assert pod["spec"]["terminationGracePeriodSeconds"] == GRACE_SECONDS
-    assert int(variables()["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < GRACE_SECONDS
+    assert int(environment_variables()["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < GRACE_SECONDS
 
 
-def test_a_variable_of_the_user_replaces_the_default_one() -> None:
+def test_user_variable_overrides_the_default() -> None:
     variable_names = [variable["name"] for variable in trainer_container(**ALL_FIELDS)["env"]]
     assert len(variable_names) == len(set(variable_names))
-    assert variables(**ALL_FIELDS)["HF_HOME"] == "/models/hub"
+    assert environment_variables(**ALL_FIELDS)["HF_HOME"] == "/models/hub"
 
 
 @pytest.mark.parametrize(
-    ("limits", "nproc", "threads"),
+    ("limits", "nproc_per_node", "threads"),
     [
         pytest.param({}, 2, "1", id="no limit: default of torchrun"),
         pytest.param({"cpu": "8"}, 2, "4", id="divided evenly"),
@@ -53,8 +53,10 @@ def test_a_variable_of_the_user_replaces_the_default_one() -> None:
         pytest.param({"cpu": "1500m"}, 4, "1", id="at least one"),
     ],
 )
-def test_omp_threads_are_the_cpu_limit_per_rank(limits: dict[str, Any], nproc: int, threads: str) -> None:
-    assert variables(resources={"limits": limits}, nprocPerNode=nproc)["OMP_NUM_THREADS"] == threads
+def test_omp_num_threads_is_the_cpu_limit_per_rank(limits: dict[str, Any], nproc_per_node: int, threads: str) -> None:
+    assert (
+        environment_variables(resources={"limits": limits}, nprocPerNode=nproc_per_node)["OMP_NUM_THREADS"] == threads
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,5 +67,5 @@ def test_omp_threads_are_the_cpu_limit_per_rank(limits: dict[str, Any], nproc: i
         pytest.param({"ibGidIndex": 3}, ("NCCL_IB_GID_INDEX", "3"), id="number"),
     ],
 )
-def test_nccl_booleans_become_numbers(nccl: dict[str, Any], variable: tuple[str, str]) -> None:
-    assert variable in variables(network={"nccl": nccl}).items()
+def test_nccl_booleans_are_converted_to_numbers(nccl: dict[str, Any], variable: tuple[str, str]) -> None:
+    assert variable in environment_variables(network={"nccl": nccl}).items()

@@ -1,4 +1,4 @@
-"""Manifest of the pod of one node."""
+"""Tests of the pod manifest of one node."""
 
 import json
 from typing import Any
@@ -23,9 +23,9 @@ NOT_GPU_7 = {"key": "metadata.name", "operator": "NotIn", "values": ["gpu-7"]}
 UNREACHABLE = "node.kubernetes.io/unreachable"
 
 
-def tolerations(*given: dict[str, Any]) -> dict[str, int | None]:
-    """Return tolerationSeconds by taint key, as in the pod manifest."""
-    tolerations_of_pod = first_pod_manifest(podTemplate={"tolerations": list(given)})["spec"]["tolerations"]
+def build_tolerations(*user_tolerations: dict[str, Any]) -> dict[str, int | None]:
+    """Return the tolerationSeconds of the pod manifest by taint key."""
+    tolerations_of_pod = first_pod_manifest(podTemplate={"tolerations": list(user_tolerations)})["spec"]["tolerations"]
     assert len({toleration["key"] for toleration in tolerations_of_pod}) == len(tolerations_of_pod)
     return {toleration["key"]: toleration.get("tolerationSeconds") for toleration in tolerations_of_pod}
 
@@ -44,21 +44,21 @@ def test_the_size_of_shared_memory_is_limited(limits: dict[str, Any], size: int)
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": str(size)}
 
 
-def test_lost_kubernetes_nodes_are_tolerated_for_a_minute() -> None:
-    assert tolerations() == {NOT_READY: LOST_NODE_SECONDS, UNREACHABLE: LOST_NODE_SECONDS}
+def test_lost_kubernetes_nodes_are_tolerated_for_one_minute() -> None:
+    assert build_tolerations() == {NOT_READY: LOST_NODE_SECONDS, UNREACHABLE: LOST_NODE_SECONDS}
 
 
-def test_a_toleration_of_the_user_replaces_the_default() -> None:
+def test_user_toleration_overrides_the_default() -> None:
     toleration = {"key": UNREACHABLE, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}
-    assert tolerations(toleration) == {UNREACHABLE: 5, NOT_READY: LOST_NODE_SECONDS}
+    assert build_tolerations(toleration) == {UNREACHABLE: 5, NOT_READY: LOST_NODE_SECONDS}
 
 
-def test_a_toleration_of_every_taint_adds_no_default() -> None:
+def test_user_toleration_of_all_taints_replaces_the_defaults() -> None:
     toleration = {"operator": "Exists"}
     assert first_pod_manifest(podTemplate={"tolerations": [toleration]})["spec"]["tolerations"] == [toleration]
 
 
-def test_a_toleration_of_another_effect_keeps_the_default() -> None:
+def test_user_toleration_of_another_effect_keeps_the_default() -> None:
     toleration = {"key": NOT_READY, "operator": "Exists", "effect": "NoSchedule"}
     tolerations_of_pod = first_pod_manifest(podTemplate={"tolerations": [toleration]})["spec"]["tolerations"]
     assert [(toleration["key"], toleration["effect"]) for toleration in tolerations_of_pod] == [
@@ -68,12 +68,12 @@ def test_a_toleration_of_another_effect_keeps_the_default() -> None:
     ]
 
 
-def test_an_empty_security_context_of_the_user_is_kept() -> None:
+def test_empty_security_context_of_the_user_is_kept() -> None:
     pod_spec = first_pod_manifest(podTemplate={"securityContext": {}, "containerSecurityContext": {}})["spec"]
     assert (pod_spec["securityContext"], pod_spec["containers"][0]["securityContext"]) == ({}, {})
 
 
-def test_labels_of_the_operator_override_those_of_the_user() -> None:
+def test_operator_labels_override_user_labels() -> None:
     labels = first_pod_manifest(**ALL_FIELDS)["metadata"]["labels"]
     assert (labels["team"], labels[names.MANAGED_BY]) == ("a", names.MANAGER)
 
@@ -90,7 +90,7 @@ def test_pods_conform_to_the_restricted_pod_security_standard() -> None:
             assert restricted_violations(pod) == ()
 
 
-def test_only_fields_of_the_user_violate_the_restricted_standard() -> None:
+def test_only_user_fields_violate_the_restricted_standard() -> None:
     assert restricted_violations(first_pod_manifest(**ALL_FIELDS)) == (
         "volume models: nfs",
         "volume disk: hostPath",
@@ -102,14 +102,14 @@ def test_only_fields_of_the_user_violate_the_restricted_standard() -> None:
     )
 
 
-def test_a_pod_without_affinity_only_excludes_nodes() -> None:
+def test_affinity_only_excludes_nodes_if_the_user_sets_none() -> None:
     assert exclude_nodes(None, ()) is None
     assert exclude_nodes(None, ("gpu-7",)) == {
         "nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchFields": [NOT_GPU_7]}]}}
     }
 
 
-def test_each_node_selector_term_of_the_user_excludes_the_nodes_too() -> None:
+def test_excluded_nodes_are_added_to_each_node_selector_term_of_the_user() -> None:
     zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
     by_name: dict[str, Any] = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["gpu-1"]}]}
     affinity = {

@@ -1,4 +1,4 @@
-"""The zip of supervisor sources for images of users."""
+"""Tests of the zip file with the supervisor sources, which runs in user images."""
 
 import base64
 import io
@@ -14,7 +14,7 @@ from finetune_operator.plan.supervisor_bundle import SupervisorMissing, pack_sup
 from testing.processes.supervisor_file import write_supervisor
 
 
-def test_the_zip_contains_only_the_supervisor() -> None:
+def test_bundle_contains_only_the_supervisor() -> None:
     with zipfile.ZipFile(io.BytesIO(base64.b64decode(pack_supervisor()))) as archive:
         names = set(archive.namelist())
 
@@ -22,9 +22,9 @@ def test_the_zip_contains_only_the_supervisor() -> None:
     assert all(name.startswith("finetune_supervisor/") for name in names - {"__main__.py"})
 
 
-def test_equal_sources_give_an_equal_file_that_fits_in_a_config_map() -> None:
+def test_bundle_is_reproducible_and_fits_into_a_config_map() -> None:
     assert pack_supervisor() == pack_supervisor()
-    assert len(pack_supervisor()) < 100_000  # the limit of a ConfigMap is 1 MiB
+    assert len(pack_supervisor()) < 100_000  # a ConfigMap is limited to 1 MiB
 
 
 def test_missing_supervisor_sources_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,8 +34,8 @@ def test_missing_supervisor_sources_raise_an_error(monkeypatch: pytest.MonkeyPat
         pack_supervisor()
 
 
-def test_the_zip_runs_without_any_package(tmp_path: Path) -> None:
-    """Python runs isolated, without the project and without packages, as in an image with only python3."""
+def test_bundle_runs_without_third_party_packages(tmp_path: Path) -> None:
+    """Python runs in isolated mode without packages, as in an image that contains only python3."""
     file = write_supervisor(tmp_path)
 
     process = subprocess.run(
