@@ -44,7 +44,7 @@ async def test_responses_and_missing_responses_are_counted_by_code() -> None:
     api.faults += [
         ScriptedFault("GET", "pods", 500),
         ScriptedFault("GET", "pods", 0, times=2),
-    ]  # one request is counted twice, because aiohttp retries idempotent requests
+    ]  # twice, because aiohttp retries idempotent requests once
     async with connected(api, RequestCounter(metrics.requests), last_request) as server:
         await server.call("GET", "/api/v1/pods")
     counts = {

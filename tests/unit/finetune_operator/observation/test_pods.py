@@ -234,7 +234,7 @@ def test_a_pod_on_a_lost_kubernetes_node_is_fenced_after_its_deletion_deadline()
     lost_node = observe({**body, "status": {**body["status"], "conditions": [taint]}})
     assert lost_node.may_run(fenced - timedelta(seconds=1))
     assert not lost_node.may_run(fenced)
-    overdue = NOW + timedelta(seconds=OVERDUE_SECONDS)  # without the taint, as after a drain of the lost node
+    overdue = NOW + timedelta(seconds=OVERDUE_SECONDS)  # limit for other disruption reasons, as after a drain
     assert observe(body).may_run(overdue - timedelta(seconds=1))
     assert not observe(body).may_run(overdue)
 
