@@ -58,24 +58,24 @@ ALL_FIELDS: dict[str, Any] = {
 }
 
 
-def run_plan_of(*, attempt: int = 0, settings: Settings = SETTINGS, **fields: Any) -> RunPlan:
+def build_run_plan(*, attempt: int = 0, settings: Settings = SETTINGS, **fields: Any) -> RunPlan:
     """Return the run plan of a job with these spec fields."""
     return plan_run(job(**fields), attempt=attempt, settings=settings)
 
 
-def pod_manifests_of(run_plan: RunPlan) -> list[Manifest]:
+def build_pod_manifests(run_plan: RunPlan) -> list[Manifest]:
     """Return the pod manifests of an attempt."""
     pods = [child for child in build_children(run_plan) if child["kind"] == "Pod"]
     assert len(pods) == run_plan.spec.num_nodes
     return pods
 
 
-def first_pod_manifest(**fields: Any) -> Manifest:
+def build_first_pod_manifest(**fields: Any) -> Manifest:
     """Return the pod manifest of node 0."""
-    return pod_manifests_of(run_plan_of(**fields))[0]
+    return build_pod_manifests(build_run_plan(**fields))[0]
 
 
-def trainer_container(**fields: Any) -> Manifest:
+def build_trainer_container(**fields: Any) -> Manifest:
     """Return the trainer container in the pod manifest of node 0."""
-    trainer: Manifest = first_pod_manifest(**fields)["spec"]["containers"][0]
+    trainer: Manifest = build_first_pod_manifest(**fields)["spec"]["containers"][0]
     return trainer

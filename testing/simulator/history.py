@@ -29,7 +29,7 @@ MAX_COMMITS = 5000
 
 @dataclass(frozen=True)
 class Trigger:
-    """Defines when a fault is injected: `seconds` after the commit with this number, or after the start if it is 0."""
+    """Time of a fault: `seconds` after commit number `commits`, or after the start if `commits` is 0."""
 
     seconds: float
     commits: int = 0
@@ -133,7 +133,7 @@ async def _run_phases(world: World, monitor: InvariantMonitor, scenario: Scenari
     if monitor.violations:
         return
     if not is_ended:
-        if not _waits_legitimately(world):
+        if not _is_waiting_legitimately(world):
             monitor.report(f"no end: {world.status.get('phase')} {world.status.get('conditions')}")
         return
     # after the end of the job nothing may change
@@ -185,7 +185,7 @@ async def _advance(
     return is_done is not None and is_done()
 
 
-def _waits_legitimately(world: World) -> bool:
+def _is_waiting_legitimately(world: World) -> bool:
     """Return whether the job waits for nodes or for a taken name, and its status reports that."""
     pending_reason: str = world.status.get("waiting", {}).get("reason", "")
     if pending_reason == Reason.NAME_TAKEN:
@@ -199,9 +199,9 @@ def _waits_legitimately(world: World) -> bool:
 
 
 def _check_liveness(world: World, monitor: InvariantMonitor, liveness: Liveness) -> None:
-    if liveness is Liveness.ENDS or _waits_legitimately(world):
+    if liveness is Liveness.ENDS or _is_waiting_legitimately(world):
         return
-    if world.condition("Complete") != "True":
+    if world.condition_status("Complete") != "True":
         monitor.report(f"not complete although the program did not fail: {world.status.get('conditions')}")
     if liveness is Liveness.COMPLETES_UNDISTURBED and world.status.get("restarts"):
         monitor.report(f"restarted {world.status['restarts']} times although no fault was injected into pods or nodes")

@@ -54,7 +54,7 @@ class InvariantMonitor:
 
     def check_idle(self, seconds: float) -> None:
         """Check that running nodes release their GPUs if other nodes stay pending; called every `seconds`."""
-        status, job = self._status(), self._world.job
+        status, job = self._read_status(), self._world.job
         if job is None or status.waiting is None or status.waiting.reason in REASONS_WITH_OWN_TIMEOUT:
             self._idle_seconds = ("", None), 0.0
             return
@@ -62,31 +62,31 @@ class InvariantMonitor:
             p for _, p in self._world.list_pods() if p["metadata"]["labels"].get(names.ATTEMPT) == str(status.attempt)
         ]
         has_running_nodes = any(
-            "running" in _container_state(pod) and not self._world.is_lost(pod) for pod in current_pods
+            "running" in _get_container_state(pod) and not self._world.is_lost(pod) for pod in current_pods
         )
         attempt = self._world.job_uid, status.attempt
         idle_seconds = self._idle_seconds[1] if self._idle_seconds[0] == attempt and has_running_nodes else 0.0
-        self._idle_seconds = attempt, idle_seconds + seconds * self._operator_can_act()
+        self._idle_seconds = attempt, idle_seconds + seconds * self._can_operator_act()
         limit = job["spec"].get("startupDeadlineSeconds", DEFAULT_STARTUP_DEADLINE_SECONDS)
         if limit and idle_seconds > limit + OPERATOR_REACTION_SECONDS:
             self.report(f"nodes of attempt {status.attempt} waited {idle_seconds} s for others that do not start")
 
     def check_service(self, seconds: float) -> None:
         """Check that an active attempt is not without its Service for long; called every `seconds`."""
-        status, job, service = self._status(), self._world.job, self._world.server.get(SERVICE)
+        status, job, service = self._read_status(), self._world.job, self._world.server.get(SERVICE)
         job_exists = job is not None and "deletionTimestamp" not in job["metadata"]
         attempt = status.attempts[-1] if status.attempts else None
         is_active = job_exists and attempt is not None and attempt.created and attempt.state in ACTIVE_STATES
         is_intact = service is not None and is_intact_headless_service(service, self._world.job_uid)
         if is_active and not is_intact:
-            self._seconds_without_service += seconds * self._operator_can_act()
+            self._seconds_without_service += seconds * self._can_operator_act()
         else:
             self._seconds_without_service = 0.0
         if self._seconds_without_service > OPERATOR_REACTION_SECONDS:
             duration = self._seconds_without_service
             self.report(f"attempt {status.attempt} had no Service, or an edited one, for {duration} s")
 
-    def _operator_can_act(self) -> bool:
+    def _can_operator_act(self) -> bool:
         """Return whether an operator is running, can reach the API server and has a roughly correct clock."""
         operators = (o for o in self._world.operators if o.is_running and not o.link.is_partitioned)
         return any(abs(operator.clock_offset.total_seconds()) < OPERATOR_REACTION_SECONDS for operator in operators)
@@ -99,7 +99,7 @@ class InvariantMonitor:
                 self.report(f"older pods published after newer ones (attempt, set of pods): {groups}")
             if [publication.content for publication in folder.publications].count("result") > 1:
                 self.report("two results were published")
-        for attempts in self._world.trainer.attempts_per_rendezvous():
+        for attempts in self._world.trainer.list_attempts_per_rendezvous():
             if len(attempts) > 1:
                 self.report(f"processes of attempts {sorted(attempts)} joined one rendezvous")
         for process in self._world.trainer.processes:
@@ -116,7 +116,7 @@ class InvariantMonitor:
                 messages = self._check_created_pod(change) if change.before is None else self._check_deleted_pod(change)
                 for message in messages:
                     self.report(message)
-        if by_operator and change.before and self._belongs_to_stranger(change.before):
+        if by_operator and change.before and self._is_foreign(change.before):
             self.report(f"{change.type} {change.kind} {change.body['metadata']['name']}, which belongs to a stranger")
         if change.kind == names.FINETUNEJOB_KIND and by_operator and change.before and change.after:
             for message in self._check_status(change.before, change.after):
@@ -131,7 +131,7 @@ class InvariantMonitor:
         elif (pod := observe_pod(change.before, gone=False)) and not pod.may_run(self._world.now()):
             self._confirmed_ended.add(pod.uid)
 
-    def _belongs_to_stranger(self, body: RawBody) -> bool:
+    def _is_foreign(self, body: RawBody) -> bool:
         return not {controller_uid(body), body["metadata"]["uid"]} & set(self._world.job_uids)
 
     def _check_placement(self, change: Change) -> None:
@@ -139,7 +139,7 @@ class InvariantMonitor:
         pod, job = observe_pod(change.body, gone=False), self._world.job
         if pod is None or job is None or controller_uid(change.body) != self._world.job_uid:
             return
-        for record in self._status().attempts:
+        for record in self._read_status().attempts:
             if record.attempt == pod.attempt and pod.k8s_node in record.avoids:
                 self.report(f"{pod.pod_name} was assigned to {pod.k8s_node}, which its attempt avoids")
             failed_before = record.attempt < pod.attempt and record.reason == Reason.GPU_HARDWARE
@@ -147,7 +147,7 @@ class InvariantMonitor:
             if avoids_failing_nodes and failed_before and record.k8s_node == pod.k8s_node:
                 self.report(f"{pod.pod_name} was assigned to {pod.k8s_node}, whose GPU failed attempt {record.attempt}")
 
-    def _status(self) -> JobStatus:
+    def _read_status(self) -> JobStatus:
         if self._world.job is not self._last_job[0]:
             self._last_job = self._world.job or {}, JobStatus.model_validate(self._world.status)
         return self._last_job[1]
@@ -155,7 +155,7 @@ class InvariantMonitor:
     def _check_created_pod(self, change: Change) -> Iterator[str]:
         new_pod = observe_pod(change.body, gone=False)
         assert new_pod is not None
-        status = self._status()
+        status = self._read_status()
         if self._world.job is not None and new_pod.attempt > (-1 if status.attempt is None else status.attempt):
             yield f"{new_pod.pod_name} was created before its attempt was in the status"
         if self._has_split_brain or self._world.job is None:
@@ -183,7 +183,7 @@ class InvariantMonitor:
                 yield f"{new_pod.pod_name} was created while attempt {process.attempt} runs on {k8s_node.name}"
 
     def _check_deleted_pod(self, change: Change) -> Iterator[str]:
-        pod, status = observe_pod(change.body, gone=False), self._status()
+        pod, status = observe_pod(change.body, gone=False), self._read_status()
         if pod is None or pod.relabelled or self._has_split_brain or status.attempt is None or not self._world.job:
             return
         ended = status.completion_time is not None or status.attempts[-1].state in ("Stopping", "Stopped")
@@ -233,7 +233,7 @@ class InvariantMonitor:
         is_victim_verdict = updated.reason == Reason.PEER_LOST or (
             updated.reason == Reason.HANG and updated.node_rank in victims
         )
-        if is_victim_verdict and updated.reason != record.reason and self._root_cause_is_observable(updated):
+        if is_victim_verdict and updated.reason != record.reason and self._is_root_cause_observable(updated):
             yield f"the verdict on attempt {record.attempt} blames a victim: {updated.message}"
         never_created_ranks = {
             evidence.node_rank for evidence in updated.evidence if not evidence.pod_name and not evidence.deleted
@@ -243,7 +243,7 @@ class InvariantMonitor:
         if not is_current and updated != record:
             yield f"the record of attempt {record.attempt} changed after its end"
 
-    def _root_cause_is_observable(self, record: AttemptRecord) -> bool:
+    def _is_root_cause_observable(self, record: AttemptRecord) -> bool:
         """Return whether the operator has received, or can still receive, the failure report of the root cause."""
         cause = self._world.trainer.root_causes.get((self._world.job_uid, record.attempt))
         if cause is None or self._world.operator_clock_was_ahead:
@@ -329,7 +329,7 @@ def _has_changed_labels(change: Change) -> bool:
     return bool(change.before["metadata"].get("labels") != change.after["metadata"].get("labels"))
 
 
-def _container_state(pod: RawBody) -> RawBody:
+def _get_container_state(pod: RawBody) -> RawBody:
     statuses: list[RawBody] = pod.get("status", {}).get("containerStatuses") or [{}]
     state: RawBody = statuses[0].get("state", {})
     return state

@@ -43,13 +43,13 @@ DrawScenario = Callable[[Choices], Scenario]
 def all_faults(choices: Choices) -> Scenario:
     """Inject any fault, with one leader at a time."""
     incidents = (*USER_INCIDENTS, *TRAINER_INCIDENTS, *NODE_INCIDENTS, *OPERATOR_INCIDENTS)
-    return _scenario(choices, incidents, network_faults=_draw_network_faults(choices))
+    return _build_scenario(choices, incidents, network_faults=_draw_network_faults(choices))
 
 
 def split_brain(choices: Choices) -> Scenario:
     """Inject any fault while several operators act as leaders."""
     incidents = (*USER_INCIDENTS, *TRAINER_INCIDENTS, *NODE_INCIDENTS, *OPERATOR_INCIDENTS)
-    return _scenario(
+    return _build_scenario(
         choices,
         incidents,
         network_faults=_draw_network_faults(choices),
@@ -63,12 +63,12 @@ def stale_caches(choices: Choices) -> Scenario:
         slow=_draw_rate(choices, 10.0), crash=_draw_rate(choices, 5.0), watch_lag=choices.pick((50.0, 90.0))
     )
     incidents = (suspend_job_temporarily, crash_operator, kill_container, delete_pod)
-    return _scenario(choices, incidents, network_faults=network_faults)
+    return _build_scenario(choices, incidents, network_faults=network_faults)
 
 
 def failing_job_nodes(choices: Choices) -> Scenario:
     """Inject failures of the job's nodes on a healthy cluster with a reliable network."""
-    return _scenario(choices, (kill_container, kill_rank, hang_rank, cut_power), network_faults=NO_FAULTS)
+    return _build_scenario(choices, (kill_container, kill_rank, hang_rank, cut_power), network_faults=NO_FAULTS)
 
 
 def operator_faults(choices: Choices) -> Scenario:
@@ -169,7 +169,7 @@ SCENARIO_KINDS: dict[str, DrawScenario] = {
 }
 
 
-def _scenario(
+def _build_scenario(
     choices: Choices,
     incidents: Sequence[Incident],
     *,

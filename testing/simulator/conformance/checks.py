@@ -91,8 +91,8 @@ def job(name: str) -> RawBody:
 async def check_name_conflicts_and_uids(cluster: ClusterUnderTest) -> Facts:
     """Check creates with an existing name, deletes with a uid precondition, and reads of a deleted object."""
     name = "names"
-    facts: Facts = {"create": await cluster.create(in_namespace(cluster, config_map(name)))}
-    facts["create again"] = await cluster.create(in_namespace(cluster, config_map(name)))
+    facts: Facts = {"create": await cluster.create(set_namespace(cluster, config_map(name)))}
+    facts["create again"] = await cluster.create(set_namespace(cluster, config_map(name)))
     other_uid: RawBody = {"preconditions": {"uid": "00000000-0000-0000-0000-000000000000"}}
     facts["delete another uid"] = await cluster.request("DELETE", cluster.path("ConfigMap", name), other_uid)
     uid = (await cluster.read("ConfigMap", name))["metadata"]["uid"]
@@ -100,7 +100,7 @@ async def check_name_conflicts_and_uids(cluster: ClusterUnderTest) -> Facts:
     facts["delete this uid"] = await cluster.request("DELETE", cluster.path("ConfigMap", name), same_uid)
     facts["delete a deleted object"] = await cluster.request("DELETE", cluster.path("ConfigMap", name), same_uid)
     facts["read a deleted object"] = await cluster.request("GET", cluster.path("ConfigMap", name))
-    facts["create again after the deletion"] = await cluster.create(in_namespace(cluster, config_map(name)))
+    facts["create again after the deletion"] = await cluster.create(set_namespace(cluster, config_map(name)))
     facts["a new uid"] = (await cluster.read("ConfigMap", name))["metadata"]["uid"] != uid
     facts["delete the new object with the old uid"] = await cluster.request(
         "DELETE", cluster.path("ConfigMap", name), same_uid
@@ -111,7 +111,7 @@ async def check_name_conflicts_and_uids(cluster: ClusterUnderTest) -> Facts:
 async def check_lists(cluster: ClusterUnderTest) -> Facts:
     """Check lists with a label selector; their resourceVersion is at least that of the newest object."""
     for name in ("list-a", "list-b"):
-        await cluster.create(in_namespace(cluster, config_map(name, shape="round" if name == "list-a" else "flat")))
+        await cluster.create(set_namespace(cluster, config_map(name, shape="round" if name == "list-a" else "flat")))
     newest = await cluster.read("ConfigMap", "list-b")
     pages = [
         page
@@ -128,12 +128,12 @@ async def check_lists(cluster: ClusterUnderTest) -> Facts:
 async def check_status_updates(cluster: ClusterUnderTest) -> Facts:
     """Check optimistic locking of the status subresource: writes with an outdated resourceVersion or uid fail."""
     name = "locked"
-    facts: Facts = {"create": await cluster.create(in_namespace(cluster, job(name)))}
+    facts: Facts = {"create": await cluster.create(set_namespace(cluster, job(name)))}
     path = cluster.path(names.FINETUNEJOB_KIND, name)
     written_job = await _write_status(cluster, path)
     facts["the spec is unchanged"] = (await cluster.read(names.FINETUNEJOB_KIND, name))["spec"] == written_job["spec"]
     facts["generation"] = written_job["metadata"]["generation"]
-    facts["an equal status keeps the version"] = await _rewrite_keeps_version(cluster, path)
+    facts["an equal status keeps the version"] = await _is_version_kept_by_rewrite(cluster, path)
     stale = {**written_job, "metadata": {**written_job["metadata"], "resourceVersion": "1"}, "status": {"restarts": 7}}
     facts["write the status on an old version"] = await cluster.request("PUT", f"{path}/status", stale)
     other = {**written_job, "metadata": {**written_job["metadata"], "uid": "other"}, "status": {"restarts": 8}}
@@ -148,7 +148,7 @@ async def check_status_updates(cluster: ClusterUnderTest) -> Facts:
 async def check_graceful_deletion(cluster: ClusterUnderTest) -> Facts:
     """Check the deletion of a running pod: later requests only shorten its grace period; its name stays taken."""
     name = "terminating"
-    facts: Facts = {"create": await cluster.create(in_namespace(cluster, cluster.long_running(name)))}
+    facts: Facts = {"create": await cluster.create(set_namespace(cluster, cluster.long_running(name)))}
     await cluster.wait_for_phase(name, phase="Running")
     path = cluster.path("Pod", name)
     deadlines: list[datetime] = []
@@ -161,12 +161,12 @@ async def check_graceful_deletion(cluster: ClusterUnderTest) -> Facts:
         deadlines.append(deadline)
     facts["seconds by which the deadline moves"] = [(deadline - deadlines[0]).total_seconds() for deadline in deadlines]
     facts["create the same name during the grace period"] = await cluster.create(
-        in_namespace(cluster, cluster.long_running(name))
+        set_namespace(cluster, cluster.long_running(name))
     )
     facts["phase during the grace period"] = (await cluster.read("Pod", name))["status"]["phase"]
     await cluster.wait_until_removed(name)
     facts["create the same name after the removal"] = await cluster.create(
-        in_namespace(cluster, cluster.long_running(name))
+        set_namespace(cluster, cluster.long_running(name))
     )
     facts["force-delete"] = await cluster.request("DELETE", path, {"gracePeriodSeconds": 0})
     facts["read right after the deletion"] = await cluster.request("GET", path)
@@ -176,12 +176,12 @@ async def check_graceful_deletion(cluster: ClusterUnderTest) -> Facts:
 async def check_deletion_without_kubelet(cluster: ClusterUnderTest) -> Facts:
     """Check that unscheduled and ended pods are removed without a grace period."""
     facts: Facts = {}
-    await cluster.create(in_namespace(cluster, cluster.unschedulable("unscheduled")))
+    await cluster.create(set_namespace(cluster, cluster.unschedulable("unscheduled")))
     facts["delete an unscheduled pod"] = await cluster.request(
         "DELETE", cluster.path("Pod", "unscheduled"), {"gracePeriodSeconds": 30}
     )
     facts["read the unscheduled pod"] = await cluster.request("GET", cluster.path("Pod", "unscheduled"))
-    await cluster.create(in_namespace(cluster, cluster.short_lived("ended")))
+    await cluster.create(set_namespace(cluster, cluster.short_lived("ended")))
     await cluster.wait_for_phase("ended", phase="Failed")
     facts["delete an ended pod"] = await cluster.request(
         "DELETE", cluster.path("Pod", "ended"), {"gracePeriodSeconds": 30}
@@ -195,23 +195,27 @@ async def check_event_order(cluster: ClusterUnderTest) -> Facts:
     page = await anext(cluster.api.list_pages(collection_path("Pod", cluster.namespace)))
     version = page["metadata"]["resourceVersion"]
     name = "watched"
-    await cluster.create(in_namespace(cluster, cluster.short_lived(name)))
+    await cluster.create(set_namespace(cluster, cluster.short_lived(name)))
     await cluster.wait_for_phase(name, phase="Failed")
     await cluster.request("DELETE", cluster.path("Pod", name))
-    events = [event async for event in events_of(cluster, name, version=version)]
-    replayed = [event async for event in events_of(cluster, name, version=version)]
+    events = [event async for event in watch_events(cluster, name, version=version)]
+    replayed = [event async for event in watch_events(cluster, name, version=version)]
     versions = [int(event["object"]["metadata"]["resourceVersion"]) for event in events]
     return {
         "types": [
-            t for t, before in zip(event_types(events), [None, *event_types(events)], strict=False) if t != before
+            t
+            for t, before in zip(list_event_types(events), [None, *list_event_types(events)], strict=False)
+            if t != before
         ],
         "versions increase": versions == sorted(set(versions)),
         "one uid": len({event["object"]["metadata"]["uid"] for event in events}),
-        "a second watch receives the same events": event_types(events) == event_types(replayed),
-        "the container terminates before the pod phase changes": phase_of(events[_first_index(events, _is_terminated)])
+        "a second watch receives the same events": list_event_types(events) == list_event_types(replayed),
+        "the container terminates before the pod phase changes": get_phase(
+            events[_find_first_index(events, _is_terminated)]
+        )
         == "Running",
         "the deletion has its own version": versions[-1] > versions[-2],
-        "phase in the deletion event": phase_of(events[-1]),
+        "phase in the deletion event": get_phase(events[-1]),
     }
 
 
@@ -219,12 +223,14 @@ async def check_label_removal(cluster: ClusterUnderTest) -> Facts:
     """Check that a watch with a label selector receives DELETED when the label is removed."""
     path = collection_path("ConfigMap", cluster.namespace)
     version = (await anext(cluster.api.list_pages(path)))["metadata"]["resourceVersion"]
-    await cluster.create(in_namespace(cluster, config_map("hidden", kept="yes")))
+    await cluster.create(set_namespace(cluster, config_map("hidden", kept="yes")))
     current = await cluster.read("ConfigMap", "hidden")
     relabelled = {**current, "metadata": {**current["metadata"], "labels": {"kept": "yes"}}}
     facts: Facts = {"remove the label": await cluster.request("PUT", cluster.path("ConfigMap", "hidden"), relabelled)}
-    events = [event async for event in events_of(cluster, "hidden", version=version, kind="ConfigMap", selector=LABEL)]
-    facts["event types"] = event_types(events)
+    events = [
+        event async for event in watch_events(cluster, "hidden", version=version, kind="ConfigMap", selector=LABEL)
+    ]
+    facts["event types"] = list_event_types(events)
     facts["labels of the last event"] = sorted(events[-1]["object"]["metadata"]["labels"])
     newest = (await cluster.read("ConfigMap", "hidden"))["metadata"]["resourceVersion"]
     facts["the version is that of the edit"] = events[-1]["object"]["metadata"]["resourceVersion"] == newest
@@ -242,7 +248,7 @@ CHECKS = (
 )
 
 
-async def events_of(
+async def watch_events(
     cluster: ClusterUnderTest, name: str, *, version: str, kind: str = "Pod", selector: str = ""
 ) -> AsyncIterator[RawBody]:
     """Yield the watch events of one object until its deletion."""
@@ -256,17 +262,17 @@ async def events_of(
                 return
 
 
-def in_namespace(cluster: ClusterUnderTest, manifest: RawBody) -> RawBody:
+def set_namespace(cluster: ClusterUnderTest, manifest: RawBody) -> RawBody:
     """Return the manifest with the namespace set to that of the cluster under test."""
     return {**manifest, "metadata": {**manifest["metadata"], "namespace": cluster.namespace}}
 
 
-def event_types(events: list[RawBody]) -> list[str]:
+def list_event_types(events: list[RawBody]) -> list[str]:
     """Return the type of each event."""
     return [event["type"] for event in events]
 
 
-def phase_of(event: RawBody) -> str:
+def get_phase(event: RawBody) -> str:
     """Return the phase of the pod that the event contains."""
     phase: str = event["object"]["status"]["phase"]
     return phase
@@ -277,7 +283,7 @@ def _is_terminated(event: RawBody) -> bool:
     return "terminated" in statuses[0].get("state", {})
 
 
-def _first_index(events: list[RawBody], predicate: Callable[[RawBody], bool]) -> int:
+def _find_first_index(events: list[RawBody], predicate: Callable[[RawBody], bool]) -> int:
     return next(index for index, event in enumerate(events) if predicate(event))
 
 
@@ -292,7 +298,7 @@ async def _write_status(cluster: ClusterUnderTest, path: str) -> RawBody:
                 raise
 
 
-async def _rewrite_keeps_version(cluster: ClusterUnderTest, path: str) -> bool:
+async def _is_version_kept_by_rewrite(cluster: ClusterUnderTest, path: str) -> bool:
     while True:
         current = await cluster.api.call_once("GET", path)
         try:

@@ -128,10 +128,10 @@ def block_image_pulls(world: World) -> None:
     """Let image pulls fail for a while."""
     world.k8s_nodes.image_available = False
 
-    def restore() -> None:
+    def allow_image_pulls() -> None:
         world.k8s_nodes.image_available = True
 
-    recover_later(world, restore)
+    recover_later(world, allow_image_pulls)
 
 
 def crash_operator(world: World) -> None:

@@ -28,7 +28,7 @@ def partition_k8s_node(world: World) -> None:
     """Disconnect a Kubernetes node from the API server and from the other ranks for a while."""
     k8s_node = _pick_k8s_node(world, "is partitioned")
     world.node_controllers.partition(k8s_node)
-    links = [world.trainer.partition(process) for process in world.k8s_nodes.processes_on(k8s_node)]
+    links = [world.trainer.partition(process) for process in world.k8s_nodes.list_processes_on(k8s_node)]
 
     def reconnect() -> None:
         world.node_controllers.recover(k8s_node)
@@ -100,7 +100,7 @@ def _pick_k8s_node(world: World, event: str) -> KubernetesNode:
 
 
 def _kill_processes(world: World, k8s_node: KubernetesNode) -> None:
-    for process in world.k8s_nodes.processes_on(k8s_node):
+    for process in world.k8s_nodes.list_processes_on(k8s_node):
         world.trainer.kill(process, reason="ContainerStatusUnknown")  # a restarted kubelet reports this reason
 
 

@@ -135,7 +135,9 @@ class SimulatedApiServer:
         existing = self._read(key)
         expected_uid = options.get("preconditions", {}).get("uid")
         if expected_uid and expected_uid != existing["metadata"]["uid"]:
-            raise _conflict(key, f"Precondition failed: UID in precondition: {expected_uid}, UID in object meta: ...")
+            raise _conflict_error(
+                key, f"Precondition failed: UID in precondition: {expected_uid}, UID in object meta: ..."
+            )
         if key.kind == "Pod":
             return self._delete_pod(key, existing, options.get("gracePeriodSeconds"), actor=actor)
         if options.get("propagationPolicy") == "Foreground":
@@ -189,11 +191,11 @@ class SimulatedApiServer:
     def _put(self, key: Key, body: RawBody, section: str, *, actor: str) -> RawBody:
         existing, new_metadata = self._read(key), body["metadata"]
         if new_metadata.get("uid", existing["metadata"]["uid"]) != existing["metadata"]["uid"]:
-            raise _conflict(
+            raise _conflict_error(
                 key, f"Precondition failed: UID in precondition: {new_metadata['uid']}, UID in object meta: ..."
             )
         if new_metadata.get("resourceVersion", "") not in ("", existing["metadata"]["resourceVersion"]):
-            raise _conflict(key, "the object has been modified; please apply your changes to the latest version")
+            raise _conflict_error(key, "the object has been modified; please apply your changes to the latest version")
         updated = {**existing, section: body.get(section, {})}
         return existing if updated == existing else self._commit(key, updated, actor=actor)
 
@@ -249,6 +251,6 @@ def format_time(time: datetime) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _conflict(key: Key, message: str) -> ApiError:
+def _conflict_error(key: Key, message: str) -> ApiError:
     plural = COLLECTIONS[key.kind][1]
     return ApiError(f'Operation cannot be fulfilled on {plural} "{key.name}": {message}', status=409, reason="Conflict")

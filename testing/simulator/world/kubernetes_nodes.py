@@ -59,18 +59,18 @@ class KubernetesNodes:
             k8s_node.connected.set()
         server.listeners.append(self._on_change)
 
-    def k8s_node_of(self, pod: RawBody) -> KubernetesNode | None:
+    def find_k8s_node(self, pod: RawBody) -> KubernetesNode | None:
         """Return the Kubernetes node that the pod was assigned to."""
         return next((node for node in self.nodes if node.name == pod["spec"].get("nodeName")), None)
 
-    def processes_on(self, k8s_node: KubernetesNode) -> list[Process]:
+    def list_processes_on(self, k8s_node: KubernetesNode) -> list[Process]:
         """Return the running processes of the node, including those that its kubelet does not report."""
         return [process for process, node in self.processes.values() if node is k8s_node and process.is_running]
 
     def break_gpu(self, k8s_node: KubernetesNode) -> None:
         """Break the GPU: all current and future processes on the node soon fail with an ECC error."""
         k8s_node.gpu_broken = True
-        for process in self.processes_on(k8s_node):
+        for process in self.list_processes_on(k8s_node):
             self.spawn(self._fail_after_delay(process))
 
     def set_status(self, key: Key, *, actor: str = "kubelet", **fields: Any) -> None:
@@ -151,10 +151,10 @@ class KubernetesNodes:
         if not k8s_node.kubelet_running:
             await k8s_node.connected.wait()
         while not (k8s_node.connected.is_set() and self._is_terminating(key, uid)) and not (
-            self.image_available and self._volumes_available(pod)
+            self.image_available and self._has_volumes(pod)
         ):
             await k8s_node.connected.wait()
-            self._report_volumes(key, uid, ready=self._volumes_available(pod))
+            self._report_volumes(key, uid, ready=self._has_volumes(pod))
             if not self.image_available:
                 self._report_state(key, uid, {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
             await asyncio.sleep(POLL_SECONDS)
@@ -184,7 +184,7 @@ class KubernetesNodes:
         condition = {"type": "PodReadyToStartContainers", "status": str(ready), "lastTransitionTime": since}
         self.set_condition(key, condition)
 
-    def _volumes_available(self, pod: RawBody) -> bool:
+    def _has_volumes(self, pod: RawBody) -> bool:
         """Return whether the pod's ConfigMaps exist; only events report a missing one."""
         return all(self._server.get(key) for key in _config_map_keys(pod))
 

@@ -47,7 +47,7 @@ class Link(ApiClient):
     ) -> RawBody:
         """Send one request under the configured network faults."""
         if self.is_partitioned or self._choices.chance(self.faults.rejected):
-            await asyncio.sleep(self._latency())
+            await asyncio.sleep(self._draw_latency())
             raise self._choices.pick(
                 (
                     ApiError("no answer from the API server", status=NO_RESPONSE),
@@ -61,7 +61,7 @@ class Link(ApiClient):
         response = await self._transmit(method, path, body, dict(params or {}))
         if crash == "after":
             await self._crash()
-        await asyncio.sleep(self._latency())
+        await asyncio.sleep(self._draw_latency())
         if self._choices.chance(self.faults.response_lost):
             raise ApiError("no answer from the API server: the connection was closed", status=NO_RESPONSE)
         if isinstance(response, ApiError):
@@ -71,7 +71,7 @@ class Link(ApiClient):
     async def watch(self, path: str, *, selector: str, version: str) -> AsyncIterator[RawBody]:
         """Yield the watch events in order, each after a delay."""
         key, _ = parse_path(path)
-        await asyncio.sleep(self._latency())
+        await asyncio.sleep(self._draw_latency())
         if self.is_partitioned:
             raise _stream_error()
         if int(version) < self._target.oldest_version:
@@ -87,7 +87,7 @@ class Link(ApiClient):
             event = _event_for_watcher(change, selector)
             if change.kind != key.kind or event is None:
                 continue
-            delivery_time = max(delivery_time, change.time + self._event_delay())
+            delivery_time = max(delivery_time, change.time + self._draw_event_delay())
             await asyncio.sleep(max(0.0, delivery_time - asyncio.get_running_loop().time()))
             if self.is_partitioned or self._choices.chance(self.faults.watch_broken):
                 if self._choices.chance(50):
@@ -119,7 +119,7 @@ class Link(ApiClient):
             if not response_future.done():
                 response_future.set_result(response)
 
-        handle = loop.call_later(self._latency(), deliver)
+        handle = loop.call_later(self._draw_latency(), deliver)
         self._in_flight[handle] = deliver
         return await response_future
 
@@ -127,16 +127,16 @@ class Link(ApiClient):
         self._on_crash()
         await asyncio.get_running_loop().create_future()  # wait until the operator's tasks are cancelled
 
-    def _latency(self) -> float:
+    def _draw_latency(self) -> float:
         if not self._choices.chance(self.faults.slow):
             return LATENCIES[0]
         return self._choices.pick(LATENCIES[1:])
 
-    def _event_delay(self) -> float:
+    def _draw_event_delay(self) -> float:
         return (
             self._choices.pick((0.1, 1.0, 5.0, 20.0))
             if self._choices.chance(self.faults.watch_lag)
-            else self._latency()
+            else self._draw_latency()
         )
 
 

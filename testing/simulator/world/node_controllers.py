@@ -47,7 +47,7 @@ class NodeControllers:
     def taint_out_of_service(self, k8s_node: KubernetesNode) -> None:
         """Add the out-of-service taint, so that pods are removed without waiting for the kubelet."""
         k8s_node.tainted = True
-        for key, _ in self._pods_on(k8s_node):
+        for key, _ in self._list_pods_on(k8s_node):
             self.disrupt_pod(key, "DeletionByTaintManager", actor=TAINT_EVICTION)
         loss_number = k8s_node.loss_count
         self._k8s_nodes.spawn(
@@ -71,7 +71,7 @@ class NodeControllers:
         self._k8s_nodes.set_condition(key, condition, actor=actor, **fields)
         return True
 
-    def _pods_on(self, k8s_node: KubernetesNode) -> list[tuple[Key, RawBody]]:
+    def _list_pods_on(self, k8s_node: KubernetesNode) -> list[tuple[Key, RawBody]]:
         return [
             (key, pod) for key, pod in self._server.list_objects("Pod") if pod["spec"].get("nodeName") == k8s_node.name
         ]
@@ -86,7 +86,7 @@ class NodeControllers:
         waited_seconds = 0.0
         while k8s_node.loss_count == loss_number and not k8s_node.connected.is_set():
             remaining = [
-                (key, pod) for key, pod in self._pods_on(k8s_node) if pod["metadata"]["uid"] not in evicted_uids
+                (key, pod) for key, pod in self._list_pods_on(k8s_node) if pod["metadata"]["uid"] not in evicted_uids
             ]
             if not remaining:  # no further pod is assigned to an unreachable node
                 return
@@ -102,7 +102,7 @@ class NodeControllers:
     ) -> None:
         """Force-delete pods and set their phase to Failed, as pod GC does, even if their processes still run."""
         await asyncio.sleep(self._choices.pick((1.0, 2.0)) * POD_GC_SECONDS)
-        while is_still_needed() and (pods := self._pods_on(k8s_node)):  # no pod is added once none is left
+        while is_still_needed() and (pods := self._list_pods_on(k8s_node)):  # no pod is added once none is left
             for key, pod in pods:
                 if terminating_only and "deletionTimestamp" not in pod["metadata"]:
                     continue
@@ -141,7 +141,7 @@ class GarbageCollector:
         await asyncio.sleep(self._choices.pick((0.2, 3.0)))
         key = Key(owner["kind"], owner["metadata"]["namespace"], owner["metadata"]["name"])
         uid = owner["metadata"]["uid"]
-        while children := self._children(uid):
+        while children := self._list_children(uid):
             for child in children:
                 if "deletionTimestamp" not in (self._server.get(child) or owner)["metadata"]:
                     self._server.delete(child, {}, actor=GARBAGE_COLLECTOR)
@@ -150,7 +150,7 @@ class GarbageCollector:
         if job and job["metadata"]["uid"] == uid and FOREGROUND in job["metadata"].get("finalizers", ()):
             self._server.remove(key, actor=GARBAGE_COLLECTOR)
 
-    def _children(self, uid: str) -> list[Key]:
+    def _list_children(self, uid: str) -> list[Key]:
         return [
             key
             for kind in ("Pod", "Service", "ConfigMap")

@@ -112,12 +112,13 @@ class Trainer:
     def kill(self, process: Process, *, reason: str = "Error", code: int = KILLED) -> None:
         """Kill the process; its termination message is the last one that was written periodically."""
         self._end(
-            process, ContainerExit(code, self._termination_message(process, Outcome.RUNNING, is_final=False), reason)
+            process,
+            ContainerExit(code, self._build_termination_message(process, Outcome.RUNNING, is_final=False), reason),
         )
 
     def fail(self, process: Process, *, error_type: str, message: str, **details: Any) -> None:
         """Let a rank fail with an error or a signal, which its supervisor reports."""
-        termination = self._termination_message(
+        termination = self._build_termination_message(
             process, Outcome.FAILED, error_type=error_type, message=message, **details
         )
         self._end(process, ContainerExit(1 if "signal" in details else 2, termination))
@@ -138,22 +139,22 @@ class Trainer:
 
     def exit_early(self, process: Process) -> None:
         """Let the process exit with code 0 without reporting success."""
-        self._end(process, ContainerExit(0, self._termination_message(process, Outcome.RUNNING, is_final=False)))
+        self._end(process, ContainerExit(0, self._build_termination_message(process, Outcome.RUNNING, is_final=False)))
 
     def terminate(self, process: Process, grace_seconds: float) -> None:
         """Send SIGTERM, and SIGKILL after the grace period."""
         self._spawn(self._handle_sigterm(process, grace_seconds))
 
-    def attempts_per_rendezvous(self) -> list[set[int]]:
+    def list_attempts_per_rendezvous(self) -> list[set[int]]:
         """Return the attempts whose processes joined each rendezvous."""
         groups = (group for groups in self._groups.values() for group in groups)
         return [{process.attempt for process in group.members.values()} for group in groups]
 
-    def progress(self, job_uid: str) -> Progress | None:
+    def read_progress(self, job_uid: str) -> Progress | None:
         """Return the progress that node 0 of the job's newest training group reports."""
         groups = (group for groups in self._groups.values() for group in groups if group.state == "training")
         training = [group for group in groups if group.members[0].job_uid == job_uid]
-        return self._progress(training[-1]) if training else None
+        return self._build_progress(training[-1]) if training else None
 
     async def _run_process(self, process: Process) -> None:
         if self.folders[process.job_uid].result:
@@ -200,13 +201,13 @@ class Trainer:
                 group.step += 1
                 stop = any(process.stop_requests for process in members)
                 if stop or group.step % self._workload.save_steps == 0:
-                    folder.save(self._publication(group, f"step-{group.step:08d}"), step=group.step)
+                    folder.save(self._build_publication(group, f"step-{group.step:08d}"), step=group.step)
                 if stop:
                     group.state = "ended"
                     for process in members:
                         self._end_stopped(process, "stopped by SIGTERM; a checkpoint was saved")
                     return
-            folder.finish(self._publication(group, "result"))
+            folder.finish(self._build_publication(group, "result"))
         except LockLost:
             group.state = "ended"
             for process in members:
@@ -217,7 +218,7 @@ class Trainer:
             await asyncio.sleep(self._choices.pick((0.0, 0.1, 1.5)))
             self._succeed(process)
 
-    def _publication(self, group: TrainingGroup, content: str) -> Publication:
+    def _build_publication(self, group: TrainingGroup, content: str) -> Publication:
         return Publication(group.attempt, group.number, content, asyncio.get_running_loop().time())
 
     async def _handle_sigterm(self, process: Process, grace_seconds: float) -> None:
@@ -266,10 +267,12 @@ class Trainer:
             self.fail(process, error_type=Reason.HANG, message=message, victim=is_victim)
 
     def _succeed(self, process: Process) -> None:
-        self._end(process, ContainerExit(0, self._termination_message(process, Outcome.SUCCEEDED), "Completed"))
+        self._end(process, ContainerExit(0, self._build_termination_message(process, Outcome.SUCCEEDED), "Completed"))
 
     def _end_stopped(self, process: Process, message: str) -> None:
-        self._end(process, ContainerExit(STOPPED, self._termination_message(process, Outcome.STOPPED, message=message)))
+        self._end(
+            process, ContainerExit(STOPPED, self._build_termination_message(process, Outcome.STOPPED, message=message))
+        )
 
     def _end(self, process: Process, exit_result: ContainerExit) -> None:
         if not process.is_running:
@@ -294,12 +297,12 @@ class Trainer:
         if process.is_running:
             self.fail(process, error_type="DistBackendError", message="connection closed by peer", victim=True)
 
-    def _termination_message(
+    def _build_termination_message(
         self, process: Process, outcome: Outcome, *, is_final: bool = True, **details: Any
     ) -> Termination:
         group = self._find_group(process)
         now = asyncio.get_running_loop().time()
-        progress = self._progress(group) if group is not None and group.state != "waiting" else None
+        progress = self._build_progress(group) if group is not None and group.state != "waiting" else None
         return Termination(
             final=is_final,
             outcome=outcome,
@@ -311,7 +314,7 @@ class Trainer:
             **details,
         )
 
-    def _progress(self, group: TrainingGroup) -> Progress:
+    def _build_progress(self, group: TrainingGroup) -> Progress:
         saved_step = self.folders[group.members[0].job_uid].step
         return Progress(
             step=group.step,

@@ -112,7 +112,7 @@ class World:
 
         link = Link(self.server, self.choices, actor=name, on_crash=crash)
         link.faults = self.network_faults
-        operator = SimulatedOperator(link, SETTINGS, self.now, self.trainer.progress)
+        operator = SimulatedOperator(link, SETTINGS, self.now, self.trainer.read_progress)
         self.operators.append(operator)
         self.add_trace(f"{name} starts")
         return operator
@@ -188,7 +188,7 @@ class World:
 
     def pick_k8s_node(self) -> KubernetesNode:
         """Return a random Kubernetes node that has a pod of the job, or any node if none has."""
-        used = [k8s_node for _, pod in self.list_pods() if (k8s_node := self.k8s_nodes.k8s_node_of(pod))]
+        used = [k8s_node for _, pod in self.list_pods() if (k8s_node := self.k8s_nodes.find_k8s_node(pod))]
         return self.choices.pick(used or self.k8s_nodes.nodes)
 
     def lacks_k8s_nodes(self) -> bool:
@@ -239,16 +239,16 @@ class World:
             return all(self.is_lost(pod) for _, pod in self.list_pods())  # pods on lost nodes remain forever
         if "completionTime" in self.status:
             return True
-        return bool(job["spec"].get("suspend")) and self.condition("Suspended") == "True"
+        return bool(job["spec"].get("suspend")) and self.condition_status("Suspended") == "True"
 
-    def condition(self, condition_type: str) -> str | None:
+    def condition_status(self, condition_type: str) -> str | None:
         """Return the status of a condition of the job, or None if the condition is absent."""
         statuses = (c["status"] for c in self.status.get("conditions", ()) if c["type"] == condition_type)
         return next(statuses, None)
 
     def is_lost(self, pod: RawBody) -> bool:
         """Return whether the Kubernetes node of the pod is disconnected from the API server."""
-        k8s_node = self.k8s_nodes.k8s_node_of(pod)
+        k8s_node = self.k8s_nodes.find_k8s_node(pod)
         return k8s_node is not None and not k8s_node.connected.is_set()
 
 

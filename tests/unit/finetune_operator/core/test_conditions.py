@@ -27,7 +27,7 @@ def restarting_status(**last_record_fields: Any) -> JobStatus:
     return failed.model_copy(update={"restarts": 1})
 
 
-def true_conditions(status: JobStatus) -> dict[str, str]:
+def select_true_conditions(status: JobStatus) -> dict[str, str]:
     """Return the reason of each condition that is true, by type."""
     return {condition.type: condition.reason for condition in status.conditions if condition.status == "True"}
 
@@ -106,7 +106,7 @@ STAGES = [
 
 @pytest.mark.parametrize(("status", "phase", "conditions"), STAGES)
 def test_phase_and_conditions_of_each_stage(status: JobStatus, phase: Phase, conditions: dict[str, str]) -> None:
-    assert (status.phase, true_conditions(status)) == (phase, conditions)
+    assert (status.phase, select_true_conditions(status)) == (phase, conditions)
 
 
 def test_every_phase_is_covered_by_a_stage() -> None:
@@ -206,7 +206,7 @@ def test_a_condition_keeps_its_transition_time_until_its_status_changes() -> Non
     assert changed.last_transition_time == LATER
 
 
-def test_message_of_a_suspended_command_names_no_checkpoint() -> None:
+def test_message_of_a_suspended_command_does_not_mention_a_checkpoint() -> None:
     ftjob = job(status=status_with_attempts(AttemptState.STOPPED), suspend=True, **command({"script": "train.py"}))
     status = derive_status(ftjob, StatusContext(observation_of(ftjob), None, LATER))
 
@@ -214,7 +214,7 @@ def test_message_of_a_suspended_command_names_no_checkpoint() -> None:
     assert message == "every pod is released"
 
 
-def test_the_running_condition_names_an_unreachable_progress_endpoint() -> None:
+def test_running_condition_reports_an_unreachable_progress_endpoint() -> None:
     ftjob = job(status=status_with_attempts(AttemptState.RUNNING))
     reachable, unreachable = (
         derive_status(

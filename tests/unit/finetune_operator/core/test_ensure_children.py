@@ -26,7 +26,7 @@ def scheduled_pod(ftjob: FineTuneJob, node_rank: int) -> RawBody:
     return pod(ftjob, node_rank, conditions=SCHEDULED)
 
 
-def created_kinds(actions: tuple[Action, ...]) -> list[str]:
+def list_created_kinds(actions: tuple[Action, ...]) -> list[str]:
     return [action.manifest["kind"] for action in actions if isinstance(action, Create)]
 
 
@@ -37,8 +37,8 @@ def test_a_deleted_service_is_created_again(state: object) -> None:
     observation = observation_of(ftjob, state(ftjob, 0), state(ftjob, 1))
     ftjob, _ = decide_once(ftjob, observation)
 
-    assert created_kinds(decide_once(ftjob, observation)[1].actions) == []
-    assert created_kinds(decide_once(ftjob, replace(observation, service_exists=False))[1].actions) == ["Service"]
+    assert list_created_kinds(decide_once(ftjob, observation)[1].actions) == []
+    assert list_created_kinds(decide_once(ftjob, replace(observation, service_exists=False))[1].actions) == ["Service"]
 
 
 def test_an_edited_service_is_deleted() -> None:
@@ -77,9 +77,9 @@ def test_config_map_is_created_again_for_a_pod_waiting_for_its_volumes() -> None
     observation = observation_of(ftjob, scheduled_pod(ftjob, 0), running_pod(ftjob, 1))
 
     early = decide_once(ftjob, observation, now=NOW + MINUTE / 2)[1]
-    assert (created_kinds(early.actions), early.requeue_after) == ([], MINUTE / 2)
+    assert (list_created_kinds(early.actions), early.requeue_after) == ([], MINUTE / 2)
     late = decide_once(ftjob, observation, now=NOW + MINUTE)[1]
-    assert (created_kinds(late.actions), late.requeue_after) == (["ConfigMap"], MINUTE)
+    assert (list_created_kinds(late.actions), late.requeue_after) == (["ConfigMap"], MINUTE)
     assert [action.reason for action in late.actions if isinstance(action, Emit)] == ["ContainerCreating"]
     created = next(action for action in late.actions if isinstance(action, Create))
     assert created.name == "ConfigMap bert-0-11111111"
@@ -104,5 +104,5 @@ def test_config_map_is_not_created_if_the_pod_is_pending_for_another_reason(stat
     waiting_pod["status"].update(status)
 
     decision = decide_once(ftjob, observation_of(ftjob, waiting_pod, running_pod(ftjob, 1)), now=NOW + MINUTE)[1]
-    assert created_kinds(decision.actions) == []
+    assert list_created_kinds(decision.actions) == []
     assert decision.requeue_after != MINUTE

@@ -84,7 +84,7 @@ def test_a_pod_without_waiting_state_has_no_pending_reason() -> None:
         ),
     ],
 )
-def test_the_reason_of_a_waiting_container_names_object_and_remedy(reason: str, expected: PendingReason) -> None:
+def test_reason_of_a_waiting_container_contains_object_and_remedy(reason: str, expected: PendingReason) -> None:
     assert find_pending_reason_of_pods(waiting_pod(0, reason, "no such tag"), running_pod(JOB, 1)) == expected
 
 

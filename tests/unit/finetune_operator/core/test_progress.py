@@ -42,7 +42,7 @@ def test_an_older_report_does_not_replace_a_newer_one() -> None:
     ).progress == progress_report(9, seconds=60)
 
 
-def test_an_attempt_resumed_from_a_checkpoint_may_report_a_smaller_step() -> None:
+def test_attempt_resumed_from_a_checkpoint_may_report_an_earlier_step() -> None:
     assert status_with_progress(
         previous_progress=progress_report(9), polled_progress=progress_report(8, seconds=60)
     ).progress == progress_report(8, seconds=60)
@@ -157,43 +157,45 @@ def termination_message(outcome: Outcome = Outcome.FAILED, **fields: Any) -> str
     return json.dumps({"final": True, "outcome": outcome, "time": NOW.timestamp(), **fields})
 
 
-def context_of(*pods: RawBody, record: AttemptRecord = RECORD, polled_progress: Progress | None = None) -> JobContext:
+def build_context(
+    *pods: RawBody, record: AttemptRecord = RECORD, polled_progress: Progress | None = None
+) -> JobContext:
     """Return the job context whose current attempt has this record."""
     ftjob = job(status=JobStatus(attempt=0, attempts=(record,)))
     return JobContext(ftjob, observation_of(ftjob, *pods, progress=polled_progress), NOW, SETTINGS)
 
 
-def steps_of(
+def derive_steps(
     *pods: RawBody, record: AttemptRecord = RECORD, polled_progress: int | None = None
 ) -> tuple[int | None, int | None]:
     progress = None if polled_progress is None else Progress(step=polled_progress)
-    record = record.model_copy(update=step_range(context_of(*pods, record=record, polled_progress=progress)))
+    record = record.model_copy(update=step_range(build_context(*pods, record=record, polled_progress=progress)))
     return record.first_step, record.last_step
 
 
 def test_steps_are_unknown_without_a_report() -> None:
-    assert steps_of(running_pod(JOB, 0)) == (None, None)
+    assert derive_steps(running_pod(JOB, 0)) == (None, None)
 
 
 def test_last_step_is_the_largest_reported_step() -> None:
     ended = ended_pod(JOB, 0, message=termination_message(firstStep=4, progress={"step": 7}))
     recorded = RECORD.model_copy(update={"first_step": 0, "last_step": 9})
-    assert steps_of(ended) == (4, 7)
-    assert steps_of(ended, polled_progress=8) == (4, 8)
-    assert steps_of(ended, polled_progress=8, record=recorded) == (0, 9)
+    assert derive_steps(ended) == (4, 7)
+    assert derive_steps(ended, polled_progress=8) == (4, 8)
+    assert derive_steps(ended, polled_progress=8, record=recorded) == (0, 9)
 
 
 def test_first_step_is_the_smallest_reported_step() -> None:
     from_step_0, from_step_4 = (
         ended_pod(JOB, rank, message=termination_message(firstStep=step)) for rank, step in ((0, 0), (1, 4))
     )
-    assert steps_of(from_step_4, from_step_0) == (0, None)
+    assert derive_steps(from_step_4, from_step_0) == (0, None)
 
 
 def test_polled_progress_contains_the_first_step_and_its_time() -> None:
     polled = Progress(step=9, first_step=4, first_step_time=NOW)
 
-    record = RECORD.model_copy(update=step_range(context_of(running_pod(JOB, 0), polled_progress=polled)))
+    record = RECORD.model_copy(update=step_range(build_context(running_pod(JOB, 0), polled_progress=polled)))
     assert (record.first_step, record.first_step_time, record.last_step) == (4, NOW, 9)
     later_progress = Progress(step=12, first_step=4, first_step_time=NOW + timedelta(minutes=1))
-    assert step_range(context_of(record=record, polled_progress=later_progress))["first_step_time"] == NOW
+    assert step_range(build_context(record=record, polled_progress=later_progress))["first_step_time"] == NOW

@@ -26,9 +26,9 @@ from testing.builders.stopping import KILLED, VICTIM, disrupted_pod, running_job
 LATER = NOW + timedelta(seconds=2)
 
 
-def pod_restarted_in_place(ftjob: FineTuneJob, node_rank: int, **terminated: Any) -> RawBody:
+def pod_restarted_in_place(ftjob: FineTuneJob, node_rank: int, **terminated_fields: Any) -> RawBody:
     """Return a pod whose container was restarted in place by the kubelet."""
-    [status] = ended_pod(ftjob, node_rank, **terminated)["status"]["containerStatuses"]
+    [status] = ended_pod(ftjob, node_rank, **terminated_fields)["status"]["containerStatuses"]
     body = running_pod(ftjob, node_rank)
     body["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": status["state"]}
     return body
@@ -130,7 +130,7 @@ def test_a_lost_kubernetes_node_is_the_root_cause_without_a_termination_message(
     assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].fault) == ("NodeLost", Fault.INFRASTRUCTURE)
 
 
-def test_an_eviction_after_our_deletion_is_not_the_root_cause() -> None:
+def test_eviction_after_a_deletion_by_the_operator_is_not_the_root_cause() -> None:
     ftjob = running_job()
     ftjob, _ = decide_once(
         ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER

@@ -16,7 +16,7 @@ from testing.builders.jobs import (
 from testing.builders.stopping import VICTIM, running_job, termination_message
 
 
-def test_after_a_gpu_out_of_memory_failure_the_micro_batch_is_halved() -> None:
+def test_micro_batch_is_halved_after_a_gpu_out_of_memory_failure() -> None:
     ftjob = running_job(training={"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 2})
     message = termination_message(
         error_type="CudaOutOfMemory", message="ran out of GPU memory at step 37 with ...", rank=1
@@ -47,7 +47,7 @@ def test_after_a_gpu_out_of_memory_failure_the_micro_batch_is_halved() -> None:
     assert training == {"perDeviceTrainBatchSize": 2, "gradientAccumulationSteps": 4}
 
 
-def test_after_a_host_out_of_memory_failure_the_limit_is_raised_up_to_max_memory() -> None:
+def test_memory_limit_is_raised_after_a_host_out_of_memory_failure() -> None:
     limits = {"limits": {"cpu": 4, "memory": "2Gi"}}
     ftjob = running_job(
         numNodes=1, resources=limits, restartPolicy={"maxMemory": "3Gi"}, **command({"script": "train.py"})

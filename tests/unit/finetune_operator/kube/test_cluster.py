@@ -234,7 +234,7 @@ async def test_long_retry_after_is_contained_in_the_error() -> None:
     assert len(api.requests_of("POST", "pods")) == 1
 
 
-async def test_the_number_of_tries_is_limited() -> None:
+async def test_number_of_retries_is_limited() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("POST", "pods", 500, times=99))
     async with connected(api) as server:
@@ -294,9 +294,9 @@ async def test_a_conflict_on_the_same_object_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("owner_references", "remaining_count"),
     [
-        pytest.param([{"kind": "FineTuneJob", "uid": JOB_UID, "controller": True}], 0, id="of a job"),
-        pytest.param([{"kind": "Deployment", "uid": "x", "controller": True}], 1, id="of another controller"),
-        pytest.param([], 1, id="of a user"),
+        pytest.param([{"kind": "FineTuneJob", "uid": JOB_UID, "controller": True}], 0, id="controlled by a job"),
+        pytest.param([{"kind": "Deployment", "uid": "x", "controller": True}], 1, id="controlled by a Deployment"),
+        pytest.param([], 1, id="without a controller"),
     ],
 )
 async def test_delete_without_uid_deletes_only_objects_controlled_by_a_job(

@@ -264,7 +264,7 @@ def test_invalid_flag_ends_the_process_with_a_message(
     assert message in capsys.readouterr().err
 
 
-def test_flags_default_to_environment_variables_and_override_them() -> None:
+def test_flags_override_environment_variables() -> None:
     environment = {
         "FINETUNE_TRAINER_IMAGE": "env",
         "FINETUNE_NAMESPACES": "one,two",

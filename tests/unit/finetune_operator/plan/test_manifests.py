@@ -9,28 +9,34 @@ from finetune_operator import names
 from finetune_operator.plan.manifests import build_children
 from testing.builders.golden import assert_golden
 from testing.builders.jobs import SETTINGS, UID, command
-from testing.builders.manifests import ALL_FIELDS, first_pod_manifest, pod_manifests_of, run_plan_of, trainer_container
+from testing.builders.manifests import (
+    ALL_FIELDS,
+    build_first_pod_manifest,
+    build_pod_manifests,
+    build_run_plan,
+    build_trainer_container,
+)
 
 
-def environment_variables(**fields: Any) -> dict[str, str]:
-    return {variable["name"]: variable.get("value", "") for variable in trainer_container(**fields)["env"]}
+def read_environment_variables(**fields: Any) -> dict[str, str]:
+    return {variable["name"]: variable.get("value", "") for variable in build_trainer_container(**fields)["env"]}
 
 
 def test_manifests_of_a_minimal_job_equal_the_golden_file() -> None:
-    assert_golden("two-nodes", build_children(run_plan_of(attempt=1)))
+    assert_golden("two-nodes", build_children(build_run_plan(attempt=1)))
 
 
 def test_manifests_of_a_job_with_all_fields_equal_the_golden_file() -> None:
-    assert_golden("everything", build_children(run_plan_of(**ALL_FIELDS)))
+    assert_golden("everything", build_children(build_run_plan(**ALL_FIELDS)))
 
 
 def test_manifests_of_a_command_equal_the_golden_file() -> None:
     program = {"script": "train_dpo.py", "args": ["--batch_size", "4"], "workingDir": "/workspace/trainer"}
-    assert_golden("command", build_children(run_plan_of(**command(program))))
+    assert_golden("command", build_children(build_run_plan(**command(program))))
 
 
 def test_the_config_map_of_a_command_contains_the_supervisor() -> None:
-    _, config_map, first, *_ = build_children(run_plan_of(**command({"exec": ["swift", "sft"]})))
+    _, config_map, first, *_ = build_children(build_run_plan(**command({"exec": ["swift", "sft"]})))
 
     [trainer] = first["spec"]["containers"]
     [(name, content)] = config_map["binaryData"].items()
@@ -40,48 +46,50 @@ def test_the_config_map_of_a_command_contains_the_supervisor() -> None:
 
 
 def test_the_config_map_of_a_training_job_contains_no_supervisor() -> None:
-    assert "binaryData" not in build_children(run_plan_of())[1]
+    assert "binaryData" not in build_children(build_run_plan())[1]
 
 
 def test_command_without_output_has_no_output_volume_or_variables() -> None:
     fields = command({"script": "train.py"}, output=None)
-    pod = first_pod_manifest(**fields)["spec"]
+    pod = build_first_pod_manifest(**fields)["spec"]
     assert "output" not in {volume["name"] for volume in pod["volumes"]}
     assert names.OUTPUT_DIR not in {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
-    assert "FINETUNE_OUTPUT" not in environment_variables(**fields)
-    assert not [name for name, value in environment_variables(**fields).items() if value.startswith(names.OUTPUT_DIR)]
+    assert "FINETUNE_OUTPUT" not in read_environment_variables(**fields)
+    assert not [
+        name for name, value in read_environment_variables(**fields).items() if value.startswith(names.OUTPUT_DIR)
+    ]
 
 
 def test_attempt_has_a_service_a_config_map_and_one_pod_per_node() -> None:
-    kinds = [child["kind"] for child in build_children(run_plan_of(numNodes=3))]
+    kinds = [child["kind"] for child in build_children(build_run_plan(numNodes=3))]
     assert kinds == ["Service", "ConfigMap", "Pod", "Pod", "Pod"]
 
 
 def test_attempts_share_only_the_service() -> None:
     first, second = (
-        {(c["kind"], c["metadata"]["name"]) for c in build_children(run_plan_of(attempt=n))} for n in (0, 1)
+        {(c["kind"], c["metadata"]["name"]) for c in build_children(build_run_plan(attempt=n))} for n in (0, 1)
     )
     assert first & second == {("Service", "bert")}
 
 
 def test_every_child_has_an_owner_reference_to_the_job() -> None:
-    for child in build_children(run_plan_of()):
+    for child in build_children(build_run_plan()):
         [owner] = child["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"], owner["uid"], owner["controller"]) == ("FineTuneJob", "bert", UID, True)
         assert child["metadata"]["labels"][names.JOB_UID] == UID
 
 
 def test_service_selects_pods_of_all_attempts_even_if_not_ready() -> None:
-    service = build_children(run_plan_of())[0]["spec"]
+    service = build_children(build_run_plan())[0]["spec"]
     for attempt in (0, 7):
-        for pod in pod_manifests_of(run_plan_of(attempt=attempt)):
+        for pod in build_pod_manifests(build_run_plan(attempt=attempt)):
             assert service["selector"].items() <= pod["metadata"]["labels"].items()
     assert service["publishNotReadyAddresses"]
 
 
 @pytest.mark.parametrize("fields", [pytest.param({}, id="minimal"), pytest.param(ALL_FIELDS, id="everything")])
 def test_the_config_map_contains_the_planned_spec(fields: dict[str, Any]) -> None:
-    run = run_plan_of(**fields)
+    run = build_run_plan(**fields)
     text = build_children(run)[1]["data"]["job.json"]
     assert FineTuneJobSpec.model_validate_json(text) == run.spec
     assert "maxGradNorm" not in text  # the trainer fills in defaults of omitted fields

@@ -6,22 +6,22 @@ import pytest
 
 from finetune_operator.plan.pod_environment import build_environment
 from finetune_operator.plan.run_plan import GRACE_SECONDS
-from testing.builders.manifests import ALL_FIELDS, first_pod_manifest, run_plan_of, trainer_container
+from testing.builders.manifests import ALL_FIELDS, build_first_pod_manifest, build_run_plan, build_trainer_container
 
 
-def environment_variables(**fields: Any) -> dict[str, str]:
-    return {variable["name"]: variable.get("value", "") for variable in trainer_container(**fields)["env"]}
+def read_environment_variables(**fields: Any) -> dict[str, str]:
+    return {variable["name"]: variable.get("value", "") for variable in build_trainer_container(**fields)["env"]}
 
 
 @pytest.mark.parametrize("fields", [pytest.param({}, id="minimal"), pytest.param(ALL_FIELDS, id="everything")])
 def test_pod_does_not_set_variables_of_torchrun(fields: dict[str, Any]) -> None:
-    variable_names = environment_variables(**fields).keys()
+    variable_names = read_environment_variables(**fields).keys()
     assert {"MASTER_ADDR", "NODE_RANK"} <= variable_names
     assert variable_names.isdisjoint({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"})
 
 
 def test_pet_variables_equal_those_of_the_trainer() -> None:
-    run = run_plan_of()
+    run = build_run_plan()
     for node in run.nodes:
         environment = build_environment(run, node)
         torchrun_variables = {
@@ -33,15 +33,15 @@ def test_pet_variables_equal_those_of_the_trainer() -> None:
 
 
 def test_torchrun_stops_within_the_grace_period() -> None:
-    pod = first_pod_manifest()
+    pod = build_first_pod_manifest()
     assert pod["spec"]["terminationGracePeriodSeconds"] == GRACE_SECONDS
-    assert int(environment_variables()["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < GRACE_SECONDS
+    assert int(read_environment_variables()["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < GRACE_SECONDS
 
 
 def test_user_variable_overrides_the_default() -> None:
-    variable_names = [variable["name"] for variable in trainer_container(**ALL_FIELDS)["env"]]
+    variable_names = [variable["name"] for variable in build_trainer_container(**ALL_FIELDS)["env"]]
     assert len(variable_names) == len(set(variable_names))
-    assert environment_variables(**ALL_FIELDS)["HF_HOME"] == "/models/hub"
+    assert read_environment_variables(**ALL_FIELDS)["HF_HOME"] == "/models/hub"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,8 @@ def test_user_variable_overrides_the_default() -> None:
 )
 def test_omp_num_threads_is_the_cpu_limit_per_rank(limits: dict[str, Any], nproc_per_node: int, threads: str) -> None:
     assert (
-        environment_variables(resources={"limits": limits}, nprocPerNode=nproc_per_node)["OMP_NUM_THREADS"] == threads
+        read_environment_variables(resources={"limits": limits}, nprocPerNode=nproc_per_node)["OMP_NUM_THREADS"]
+        == threads
     )
 
 
@@ -68,4 +69,4 @@ def test_omp_num_threads_is_the_cpu_limit_per_rank(limits: dict[str, Any], nproc
     ],
 )
 def test_nccl_booleans_are_converted_to_numbers(nccl: dict[str, Any], variable: tuple[str, str]) -> None:
-    assert variable in environment_variables(network={"nccl": nccl}).items()
+    assert variable in read_environment_variables(network={"nccl": nccl}).items()

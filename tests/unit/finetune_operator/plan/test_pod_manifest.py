@@ -11,10 +11,10 @@ from testing.builders.jobs import command
 from testing.builders.manifests import (
     ALL_FIELDS,
     NOT_READY,
-    first_pod_manifest,
-    pod_manifests_of,
-    run_plan_of,
-    trainer_container,
+    build_first_pod_manifest,
+    build_pod_manifests,
+    build_run_plan,
+    build_trainer_container,
 )
 from testing.builders.pod_security import restricted_violations
 
@@ -25,7 +25,9 @@ UNREACHABLE = "node.kubernetes.io/unreachable"
 
 def build_tolerations(*user_tolerations: dict[str, Any]) -> dict[str, int | None]:
     """Return the tolerationSeconds of the pod manifest by taint key."""
-    tolerations_of_pod = first_pod_manifest(podTemplate={"tolerations": list(user_tolerations)})["spec"]["tolerations"]
+    tolerations_of_pod = build_first_pod_manifest(podTemplate={"tolerations": list(user_tolerations)})["spec"][
+        "tolerations"
+    ]
     assert len({toleration["key"] for toleration in tolerations_of_pod}) == len(tolerations_of_pod)
     return {toleration["key"]: toleration.get("tolerationSeconds") for toleration in tolerations_of_pod}
 
@@ -39,7 +41,7 @@ def build_tolerations(*user_tolerations: dict[str, Any]) -> dict[str, int | None
     ],
 )
 def test_the_size_of_shared_memory_is_limited(limits: dict[str, Any], size: int) -> None:
-    volumes = first_pod_manifest(resources={"limits": limits})["spec"]["volumes"]
+    volumes = build_first_pod_manifest(resources={"limits": limits})["spec"]["volumes"]
     [shm] = [volume for volume in volumes if volume["name"] == "shm"]
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": str(size)}
 
@@ -55,12 +57,12 @@ def test_user_toleration_overrides_the_default() -> None:
 
 def test_user_toleration_of_all_taints_replaces_the_defaults() -> None:
     toleration = {"operator": "Exists"}
-    assert first_pod_manifest(podTemplate={"tolerations": [toleration]})["spec"]["tolerations"] == [toleration]
+    assert build_first_pod_manifest(podTemplate={"tolerations": [toleration]})["spec"]["tolerations"] == [toleration]
 
 
 def test_user_toleration_of_another_effect_keeps_the_default() -> None:
     toleration = {"key": NOT_READY, "operator": "Exists", "effect": "NoSchedule"}
-    tolerations_of_pod = first_pod_manifest(podTemplate={"tolerations": [toleration]})["spec"]["tolerations"]
+    tolerations_of_pod = build_first_pod_manifest(podTemplate={"tolerations": [toleration]})["spec"]["tolerations"]
     assert [(toleration["key"], toleration["effect"]) for toleration in tolerations_of_pod] == [
         (NOT_READY, "NoSchedule"),
         (NOT_READY, "NoExecute"),
@@ -69,29 +71,29 @@ def test_user_toleration_of_another_effect_keeps_the_default() -> None:
 
 
 def test_empty_security_context_of_the_user_is_kept() -> None:
-    pod_spec = first_pod_manifest(podTemplate={"securityContext": {}, "containerSecurityContext": {}})["spec"]
+    pod_spec = build_first_pod_manifest(podTemplate={"securityContext": {}, "containerSecurityContext": {}})["spec"]
     assert (pod_spec["securityContext"], pod_spec["containers"][0]["securityContext"]) == ({}, {})
 
 
 def test_operator_labels_override_user_labels() -> None:
-    labels = first_pod_manifest(**ALL_FIELDS)["metadata"]["labels"]
+    labels = build_first_pod_manifest(**ALL_FIELDS)["metadata"]["labels"]
     assert (labels["team"], labels[names.MANAGED_BY]) == ("a", names.MANAGER)
 
 
 def test_unset_fields_are_not_in_the_manifest() -> None:
-    spec, trainer = first_pod_manifest()["spec"], trainer_container()
+    spec, trainer = build_first_pod_manifest()["spec"], build_trainer_container()
     assert not {"nodeSelector", "affinity", "priorityClassName", "imagePullSecrets", "serviceAccountName"} & spec.keys()
     assert not {"resources", "imagePullPolicy"} & trainer.keys()
 
 
 def test_pods_conform_to_the_restricted_pod_security_standard() -> None:
     for fields in ({}, command({"script": "train.py"})):
-        for pod in pod_manifests_of(run_plan_of(**fields)):
+        for pod in build_pod_manifests(build_run_plan(**fields)):
             assert restricted_violations(pod) == ()
 
 
 def test_only_user_fields_violate_the_restricted_standard() -> None:
-    assert restricted_violations(first_pod_manifest(**ALL_FIELDS)) == (
+    assert restricted_violations(build_first_pod_manifest(**ALL_FIELDS)) == (
         "volume models: nfs",
         "volume disk: hostPath",
         "allowPrivilegeEscalation is not false",

@@ -13,49 +13,49 @@ from testing.builders.jobs import SETTINGS, UID, job
 DNS_LABEL = 63
 
 
-def run_plan_of(*, attempt: int = 0, name: str = "bert", settings: Settings = SETTINGS, **fields: Any) -> RunPlan:
+def build_run_plan(*, attempt: int = 0, name: str = "bert", settings: Settings = SETTINGS, **fields: Any) -> RunPlan:
     return plan_run(job(name=name, **fields), attempt=attempt, settings=settings)
 
 
-def pod_names(run: RunPlan) -> list[str]:
-    return [node.pod_name for node in run.nodes]
+def list_pod_names(run_plan: RunPlan) -> list[str]:
+    return [node.pod_name for node in run_plan.nodes]
 
 
 def test_equal_arguments_give_equal_plans() -> None:
-    assert run_plan_of(attempt=3) == run_plan_of(attempt=3)
+    assert build_run_plan(attempt=3) == build_run_plan(attempt=3)
 
 
 def test_master_address_is_the_pod_of_node_0() -> None:
-    assert run_plan_of(numNodes=3).master_addr == "bert-0-0.bert.default.svc.cluster.local"
+    assert build_run_plan(numNodes=3).master_addr == "bert-0-0.bert.default.svc.cluster.local"
 
 
 def test_the_master_address_has_the_configured_cluster_domain() -> None:
-    run = run_plan_of(settings=Settings(trainer_image="trainer", cluster_domain="corp.example"))
+    run = build_run_plan(settings=Settings(trainer_image="trainer", cluster_domain="corp.example"))
     assert run.master_addr.endswith(".svc.corp.example")
 
 
 def test_node_ranks_start_at_0() -> None:
-    run = run_plan_of(numNodes=3)
+    run = build_run_plan(numNodes=3)
     assert [node.node_rank for node in run.nodes] == [0, 1, 2]
-    assert pod_names(run) == ["bert-0-0", "bert-0-1", "bert-0-2"]
+    assert list_pod_names(run) == ["bert-0-0", "bert-0-1", "bert-0-2"]
 
 
 def test_attempts_share_only_the_service_name() -> None:
-    first, second = run_plan_of(attempt=0), run_plan_of(attempt=1)
-    assert set(pod_names(first)).isdisjoint(pod_names(second))
+    first, second = build_run_plan(attempt=0), build_run_plan(attempt=1)
+    assert set(list_pod_names(first)).isdisjoint(list_pod_names(second))
     assert first.config_map_name != second.config_map_name
     assert first.service_name == second.service_name
 
 
 def test_jobs_of_the_same_name_have_different_config_maps() -> None:
-    first = run_plan_of()
+    first = build_run_plan()
     second = replace(first, job_uid="f67e6b24-28e4-4058-a8ce-7b40039a7daa")
     assert (first.config_map_name, second.config_map_name) == ("bert-0-11111111", "bert-0-f67e6b24")
 
 
 def test_the_longest_pod_names_are_valid_dns_labels() -> None:
-    run = run_plan_of(name="j" * MAX_JOB_NAME, attempt=99_999, numNodes=MAX_NODES)
-    assert max(map(len, pod_names(run))) <= DNS_LABEL
+    run = build_run_plan(name="j" * MAX_JOB_NAME, attempt=99_999, numNodes=MAX_NODES)
+    assert max(map(len, list_pod_names(run))) <= DNS_LABEL
 
 
 @pytest.mark.parametrize(
@@ -75,23 +75,23 @@ def test_the_longest_pod_names_are_valid_dns_labels() -> None:
     ],
 )
 def test_world_size_is_nodes_times_ranks_per_node(fields: dict[str, Any], world_size: int) -> None:
-    run = run_plan_of(**fields)
+    run = build_run_plan(**fields)
     assert run.world_size == len(run.nodes) * run.nproc_per_node == world_size
 
 
 def test_image_defaults_to_that_of_the_settings() -> None:
-    assert run_plan_of(image="mine:1").image == "mine:1"
-    assert run_plan_of().image == SETTINGS.trainer_image
+    assert build_run_plan(image="mine:1").image == "mine:1"
+    assert build_run_plan().image == SETTINGS.trainer_image
 
 
 def test_output_folder_defaults_to_namespace_and_name() -> None:
     claim = {"claimName": "models"}
-    assert run_plan_of().output_folder == "default/bert"
-    assert run_plan_of(output={"persistentVolumeClaim": claim, "subPath": "team/a"}).output_folder == "team/a"
+    assert build_run_plan().output_folder == "default/bert"
+    assert build_run_plan(output={"persistentVolumeClaim": claim, "subPath": "team/a"}).output_folder == "team/a"
 
 
 def test_the_plan_contains_the_uid_of_the_job() -> None:
-    assert run_plan_of().job_uid == UID
+    assert build_run_plan().job_uid == UID
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,6 @@ def test_the_plan_contains_the_uid_of_the_job() -> None:
     ],
 )
 def test_the_effective_batch_is_divided_over_all_ranks(training: dict[str, int], batch: str) -> None:
-    run = run_plan_of(training=training)
+    run = build_run_plan(training=training)
     assert str(run.batch) == batch
     assert run.batch == resolve_planned_batch(run.spec)
