@@ -49,11 +49,11 @@ async def run_pass(cluster: RecordingCluster, job_body: RawBody, cached: CachedS
     return await reconcile(PassDependencies(cluster, SETTINGS, lambda: LATER), job_body, cached)
 
 
-def create_requests(cluster: RecordingCluster) -> list[str]:
+def list_create_requests(cluster: RecordingCluster) -> list[str]:
     """Return the create requests in order."""
     return [line for line in cluster.requests if line.startswith("create")]
 
 
-def written_status(result: PassResult) -> JobStatus:
+def read_written_status(result: PassResult) -> JobStatus:
     """Return the job status after the pass."""
     return FineTuneJob.parse(result.job).status

@@ -189,7 +189,7 @@ def _is_waiting_legitimately(world: World) -> bool:
     """Return whether the job waits for nodes or for a taken name, and its status reports that."""
     pending_reason: str = world.status.get("waiting", {}).get("reason", "")
     if pending_reason == Reason.NAME_TAKEN:
-        return world.has_strangers()
+        return world.has_foreign_objects()
     if pending_reason == Reason.PREDECESSOR_TERMINATING:
         return any(world.is_lost(pod) for _, pod in world.list_all_pods())
     is_backing_off = any(

@@ -45,7 +45,7 @@ class InvariantMonitor:
         self._last_job: tuple[RawBody, JobStatus] = ({}, JobStatus())  # body and parsed status at the last commit
         # ((job uid, attempt), seconds for which running nodes have waited for pending ones)
         self._idle_seconds: tuple[tuple[str, int | None], float] = (("", None), 0.0)
-        self._seconds_without_service = 0.0  # of an active attempt
+        self._seconds_without_service = 0.0  # while an attempt is active
         world.server.listeners.append(self._on_commit)
 
     def report(self, message: str) -> None:

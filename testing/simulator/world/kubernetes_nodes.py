@@ -31,7 +31,7 @@ class KubernetesNode:
     kubelet_running: bool = True  # also true while the kubelet is partitioned
     registered: bool = True  # the Node object exists
     tainted: bool = False  # unreachable or out of service; no pod is scheduled here
-    occupied: bool = False  # full of pods of other users
+    occupied: bool = False  # pods of other users occupy the node
     gpu_broken: bool = False
     rejects_pods: bool = False  # the kubelet has fewer free resources than the scheduler assumes
     loss_count: int = 0
@@ -113,7 +113,7 @@ class KubernetesNodes:
             pod = self._server.get(key)
             if pod is None or pod["metadata"]["uid"] != uid:
                 return
-            candidates = self._schedulable_nodes(pod)
+            candidates = self._find_schedulable_nodes(pod)
             if candidates:
                 break
             unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
@@ -130,7 +130,7 @@ class KubernetesNodes:
         assert pod is not None
         await self._run_pod(pod, k8s_node)
 
-    def _schedulable_nodes(self, pod: RawBody) -> list[KubernetesNode]:
+    def _find_schedulable_nodes(self, pod: RawBody) -> list[KubernetesNode]:
         """Return the nodes that fit the pod, including nodes whose loss is not detected yet."""
         if not self.accepts_pods or pod["spec"].get("nodeSelector"):
             return []
@@ -196,7 +196,7 @@ class KubernetesNodes:
     async def _report_exit(self, key: Key, uid: str, process: Process, k8s_node: KubernetesNode) -> None:
         exit_result = await process.exit_future
         finished_at = EPOCH + timedelta(seconds=process.end_time)  # long ago if the node was partitioned
-        state = {"terminated": _terminated_state(exit_result, finished_at)}
+        state = {"terminated": _build_terminated_state(exit_result, finished_at)}
         await asyncio.sleep(self._choices.pick((0.1, 0.8, 3.0)))
         await k8s_node.connected.wait()
         self._report_state(key, uid, state)
@@ -290,7 +290,7 @@ def _find_excluded_nodes(pod: RawBody) -> set[str]:
     return set.intersection(*terms) if terms else set()
 
 
-def _terminated_state(exit_result: ContainerExit, finished_at: datetime) -> RawBody:
+def _build_terminated_state(exit_result: ContainerExit, finished_at: datetime) -> RawBody:
     reason = exit_result.reason or ("Error" if exit_result.code else "Completed")
     message = _TERMINATION.dump_json(
         exit_result.termination, by_alias=True, exclude_none=True, exclude_defaults=True

@@ -84,7 +84,7 @@ class Link(ApiClient):
                 await self._target.wait_for_commit()
             change = history[position]
             position += 1
-            event = _event_for_watcher(change, selector)
+            event = _build_watch_event(change, selector)
             if change.kind != key.kind or event is None:
                 continue
             delivery_time = max(delivery_time, change.time + self._draw_event_delay())
@@ -144,7 +144,7 @@ def _stream_error() -> ApiError:
     return ApiError("no answer from the API server: the stream was cut", status=NO_RESPONSE)
 
 
-def _event_for_watcher(change: Change, selector: str) -> RawBody | None:
+def _build_watch_event(change: Change, selector: str) -> RawBody | None:
     """Return the event that a watch with this label selector receives.
 
     If the object no longer matches, the event is DELETED with the last matching state.

@@ -22,7 +22,7 @@ KILLED, STOPPED = 137, 143
 class Workload:
     """Duration, checkpoints and timeouts of the simulated training."""
 
-    num_nodes: int  # of the first attempt
+    num_nodes: int  # nodes of the first attempt
     total_steps: int = 6
     step_seconds: float = 2.0
     save_steps: int = 2

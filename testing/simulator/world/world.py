@@ -52,7 +52,7 @@ class World:
             self.server.create(
                 {**claim, "metadata": metadata, "spec": {"accessModes": ["ReadWriteMany"]}}, actor="user"
             )
-        self.job_uids: list[str] = []  # of all jobs with this name, oldest first
+        self.job_uids: list[str] = []  # uids of all jobs with this name, oldest first
         self.apply(spec(numNodes=workload.num_nodes, **fields))
 
     def now(self) -> datetime:
@@ -202,7 +202,7 @@ class World:
         required: int = self.job["spec"]["numNodes"] if self.job else 0
         return len(usable) < required
 
-    def has_strangers(self) -> bool:
+    def has_foreign_objects(self) -> bool:
         """Return whether foreign objects exist, which may occupy a name that the job needs."""
         kinds = ("Pod", "ConfigMap")
         return any("labels" not in body["metadata"] for kind in kinds for _, body in self.server.list_objects(kind))

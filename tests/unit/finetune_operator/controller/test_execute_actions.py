@@ -19,7 +19,7 @@ from testing.builders.jobs import (
 from testing.builders.passes import (
     CREATES,
     cached_state,
-    create_requests,
+    list_create_requests,
     raw_job,
     run_pass,
     running_pods,
@@ -33,7 +33,7 @@ async def test_all_actions_are_executed_before_an_error_is_raised() -> None:
     with pytest.raises(ClusterError, match="timeout"):
         await run_pass(cluster, raw_job(status_after()))
 
-    assert create_requests(cluster) == CREATES
+    assert list_create_requests(cluster) == CREATES
 
 
 @pytest.mark.parametrize("error", [ClusterError("timeout"), NameTaken(kind="ConfigMap", name="bert-0")])
@@ -42,7 +42,7 @@ async def test_no_pod_is_created_if_its_config_map_is_missing(error: Exception) 
     with contextlib.suppress(ClusterError):
         await run_pass(cluster, raw_job(status_after()))
 
-    assert create_requests(cluster) == CREATES[:2]
+    assert list_create_requests(cluster) == CREATES[:2]
 
 
 async def test_new_rejected_creates_are_returned_and_requeue_the_job_immediately() -> None:

@@ -23,12 +23,12 @@ from testing.builders.passes import (
     CREATES,
     LIST,
     cached_state,
-    create_requests,
+    list_create_requests,
     raw_job,
+    read_written_status,
     run_pass,
     running_pods,
     status_after,
-    written_status,
 )
 from testing.fakes.recording_cluster import RecordingCluster
 
@@ -40,7 +40,7 @@ async def test_only_pods_missing_from_the_list_are_read_by_name() -> None:
     result = await run_pass(cluster, raw_job(status_after(running_pods())), cached_state(running_pod(job(), 0)))
 
     assert cluster.requests == [LIST, "get Pod default/bert-0-1", "write status"]
-    assert written_status(result).attempts[-1].evidence[1].deleted
+    assert read_written_status(result).attempts[-1].evidence[1].deleted
 
     cluster.pods = ()
     result = await run_pass(cluster, result.job, cached_state(deleted_pods=(terminating_pod(ended_pod(job(), 0)),)))
@@ -56,7 +56,7 @@ async def test_pod_with_labels_of_the_job_but_another_owner_is_ignored() -> None
         cluster, raw_job(status_after(running_pods())), cached_state(running_pod(job(), 0), foreign_pod)
     )
 
-    assert written_status(result).attempts[-1].state is AttemptState.STOPPING
+    assert read_written_status(result).attempts[-1].state is AttemptState.STOPPING
 
 
 async def test_children_are_created_only_after_uncached_reads() -> None:
@@ -71,7 +71,7 @@ async def test_pod_only_in_the_list_is_not_created_again() -> None:
     cluster = RecordingCluster(pods=(pod(job(), 0),))
     await run_pass(cluster, raw_job(status_after()))
 
-    assert create_requests(cluster) == [line for line in CREATES if line != "create Pod bert-0-0"]
+    assert list_create_requests(cluster) == [line for line in CREATES if line != "create Pod bert-0-0"]
 
 
 async def test_pod_missing_from_the_cache_but_listed_counts_as_running() -> None:
@@ -86,16 +86,16 @@ async def test_pod_only_in_the_cache_counts_as_deleted_and_is_not_created_again(
     cluster = RecordingCluster(pods=())
     result = await run_pass(cluster, raw_job(status_after()), cached_state(pod(job(), 0)))
 
-    assert create_requests(cluster) == []
-    assert written_status(result).attempts[-1].evidence[0].deleted
+    assert list_create_requests(cluster) == []
+    assert read_written_status(result).attempts[-1].evidence[0].deleted
 
 
 async def test_claims_are_checked_before_pods_are_created() -> None:
     cluster = RecordingCluster(access_modes={"models": ["ReadWriteOnce"]})
     result = await run_pass(cluster, raw_job(status_after()))
 
-    assert written_status(result).attempts[-1].reason == "InvalidSpec"
-    assert create_requests(cluster) == []
+    assert read_written_status(result).attempts[-1].reason == "InvalidSpec"
+    assert list_create_requests(cluster) == []
 
 
 async def test_progress_of_an_earlier_attempt_is_ignored() -> None:

@@ -20,10 +20,10 @@ from testing.builders.passes import (
     LATER,
     cached_state,
     raw_job,
+    read_written_status,
     run_pass,
     running_pods,
     status_after,
-    written_status,
 )
 from testing.fakes.recording_cluster import RecordingCluster
 
@@ -33,7 +33,7 @@ async def test_the_status_is_written_before_any_action() -> None:
     result = await run_pass(cluster, raw_job(status_after()), cached_state(*running_pods()))
 
     assert cluster.requests == ["write status", "event Running"]
-    assert written_status(result).attempts[-1].state is AttemptState.RUNNING
+    assert read_written_status(result).attempts[-1].state is AttemptState.RUNNING
     assert result.requeue_after == timedelta()  # no event triggers the next pass
 
 
