@@ -70,7 +70,7 @@ def running_pod(owner: FineTuneJob, node_rank: int, *, attempt: int = 0) -> RawB
 def ended_pod(
     owner: FineTuneJob, node_rank: int, *, attempt: int = 0, exit_code: int = 1, **terminated_fields: Any
 ) -> RawBody:
-    """Return a pod whose trainer container has terminated, with its terminated state updated."""
+    """Return a pod whose trainer container has terminated; `message` may be a termination message (JSON)."""
     state = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", **terminated_fields}
     statuses = [{"name": "trainer", "state": {"terminated": state}}]
     return pod(
