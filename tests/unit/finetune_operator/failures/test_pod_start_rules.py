@@ -148,5 +148,5 @@ def test_rejection_under_node_pressure_differs_from_eviction_for_own_usage() -> 
 def test_only_user_errors_of_the_corpus_fail_the_job(entry: LabelledStartFailure) -> None:
     expected_error = (
         "retried" if entry.source == "cilium/cilium#32198" else ""
-    )  # unexplained AppArmor error, retried a limited number of times
+    )  # unexplained AppArmor error, retried twice
     assert find_wrong_action(entry) == expected_error
