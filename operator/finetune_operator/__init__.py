@@ -1,1 +1,1 @@
-"""The operator: watches FineTuneJob objects and reconciles their pods with the spec."""
+"""Operator that watches FineTuneJob objects and reconciles their pods with the spec."""

@@ -1,4 +1,4 @@
-"""Entry point `python -m finetune_operator`: parses flags, each with an environment variable as its default."""
+"""Entry point of `python -m finetune_operator`. Every flag has an environment variable as its default."""
 
 import argparse
 import asyncio
@@ -21,7 +21,10 @@ logger = logging.getLogger("finetune_operator")
 
 
 def main() -> None:
-    """Run until SIGTERM. Exit code 2 for errors in the configuration, 1 for errors that a restart may fix."""
+    """Run the operator until SIGTERM.
+
+    Exit codes: 2 for a configuration error, 1 for an error that a restart may fix.
+    """
     flags = parse_flags(sys.argv[1:], os.environ)
     configure_logging(flags.log_level)
     try:
@@ -29,28 +32,28 @@ def main() -> None:
     except (NoClusterAccess, SupervisorMissing) as error:
         logger.error("%s", error)
         sys.exit(2)
-    except Exception:  # top level: log the traceback as one line of JSON
+    except Exception:  # top level: log the traceback as one JSON line
         logger.critical("unexpected error, exiting", exc_info=True)
         sys.exit(1)
 
 
 def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
-    """Parse the flags, with defaults from the environment. Exits with code 2 and a message on an invalid value."""
+    """Parse the flags, with defaults from the environment; exit with code 2 on an invalid value."""
     parser = argparse.ArgumentParser(prog="finetune-operator", description="Runs FineTuneJobs.")
 
-    def add(flag: str, description: str, *, default: str = "", parse: Callable[[str], Any] = str) -> None:
+    def add_flag(flag: str, description: str, *, default: str = "", parse: Callable[[str], Any] = str) -> None:
         variable = "FINETUNE_" + flag.removeprefix("--").replace("-", "_").upper()
-        value = environment.get(variable, default)  # argparse applies `type` to a default that is a string
+        value = environment.get(variable, default)  # argparse applies `type` to a string default
         parser.add_argument(flag, default=value, type=parse, help=f"{description} [{variable}]")
 
-    add("--trainer-image", "image of jobs without spec.image")
-    add("--cluster-domain", "DNS domain of the cluster", default="cluster.local")
-    add("--kubeconfig", "kubeconfig, for running outside of a cluster")
-    add("--context", "context of the kubeconfig")
-    add("--metrics-port", "port of /metrics, /healthz and /readyz", default="8080", parse=int)
-    add("--lease-name", "Lease in the operator's namespace", default=names.MANAGER)
-    add("--workers", "jobs that are reconciled at the same time", default="16", parse=_parse_positive)
-    add("--log-level", ", ".join(LEVELS), default="info", parse=_parse_level)
+    add_flag("--trainer-image", "image of jobs without spec.image")
+    add_flag("--cluster-domain", "DNS domain of the cluster", default="cluster.local")
+    add_flag("--kubeconfig", "kubeconfig, for running outside of a cluster")
+    add_flag("--context", "context of the kubeconfig")
+    add_flag("--metrics-port", "port of /metrics, /healthz and /readyz", default="8080", parse=int)
+    add_flag("--lease-name", "Lease in the operator's namespace", default=names.MANAGER)
+    add_flag("--workers", "jobs that are reconciled at the same time", default="16", parse=_parse_positive)
+    add_flag("--log-level", ", ".join(LEVELS), default="info", parse=_parse_level)
     parser.add_argument(
         "--namespace",
         action="append",
@@ -72,7 +75,7 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
 
 
 def build_options(flags: argparse.Namespace) -> Options:
-    """Convert the parsed flags to the options of the manager."""
+    """Convert the parsed flags to the manager's options."""
     return Options(
         settings=Settings(
             trainer_image=flags.trainer_image, supervisor=pack_supervisor(), cluster_domain=flags.cluster_domain

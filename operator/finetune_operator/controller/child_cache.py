@@ -1,4 +1,4 @@
-"""Cache of the pods and services of every job, indexed by job, with tombstones of deleted pods."""
+"""Cache of pods and services, indexed by job, with tombstones of deleted pods."""
 
 import time
 from collections import defaultdict
@@ -11,14 +11,14 @@ from finetune_operator.observation.ownership import RawBody
 
 
 class JobKey(NamedTuple):
-    """Identity of a job: the uid, not the name, because a job can be deleted and created again under its name."""
+    """Identity of a job; the uid is used because a deleted job can be recreated under the same name."""
 
     namespace: str
     uid: str
 
 
 class ChildCache:
-    """The children that the informers deliver, indexed by job; calls `on_change` with the key of each changed job."""
+    """Cache of the children of all jobs; calls `on_change` with the key of each changed job."""
 
     def __init__(
         self,
@@ -30,23 +30,23 @@ class ChildCache:
         self._on_change = on_change
         self._current_attempt = current_attempt
         self._clock = clock
-        self._pods: defaultdict[JobKey, dict[str, RawBody]] = defaultdict(dict)  # by uid
-        self._services: defaultdict[JobKey, dict[str, RawBody]] = defaultdict(dict)  # by uid
+        self._pods: defaultdict[JobKey, dict[str, RawBody]] = defaultdict(dict)  # inner key: uid of the pod
+        self._services: defaultdict[JobKey, dict[str, RawBody]] = defaultdict(dict)  # inner key: uid of the service
         self._tombstones: dict[JobKey, tuple[Tombstone, ...]] = {}
 
-    def on_pod_event(self, before: RawBody | None, after: RawBody | None) -> None:
-        """Store one change of a pod, as an Informer reports it; a deleted pod leaves a tombstone."""
-        if before is not None and after is None and (key := owning_job_key(before)):
-            tombstone = Tombstone(pod=before, deleted_at=self._clock())
+    def on_pod_event(self, old_pod: RawBody | None, new_pod: RawBody | None) -> None:
+        """Handle a pod event of an informer; a deleted pod leaves a tombstone."""
+        if old_pod is not None and new_pod is None and (key := get_owning_job_key(old_pod)):
+            tombstone = Tombstone(pod=old_pod, deleted_at=self._clock())
             self._store_tombstones(key, (*self._tombstones.get(key, ()), tombstone))
-        self._update_index(self._pods, before, after)
+        self._update_index(self._pods, old_pod, new_pod)
 
-    def on_service_event(self, before: RawBody | None, after: RawBody | None) -> None:
-        """Store one change of a service, as an Informer reports it."""
-        self._update_index(self._services, before, after)
+    def on_service_event(self, old_service: RawBody | None, new_service: RawBody | None) -> None:
+        """Handle a service event of an informer."""
+        self._update_index(self._services, old_service, new_service)
 
     def pods(self, key: JobKey) -> tuple[RawBody, ...]:
-        """Return the existing pods of the job, of all attempts."""
+        """Return the existing pods of all attempts of the job."""
         return tuple(self._pods.get(key, {}).values())
 
     def services(self, key: JobKey) -> tuple[RawBody, ...]:
@@ -54,7 +54,7 @@ class ChildCache:
         return tuple(self._services.get(key, {}).values())
 
     def deleted_pods(self, key: JobKey) -> tuple[RawBody, ...]:
-        """Return the last known objects of the job's deleted pods, in the order of their deletion."""
+        """Return the last known objects of the job's deleted pods, in order of deletion."""
         return tuple(tombstone.pod for tombstone in self._tombstones.get(key, ()))
 
     def forget(self, key: JobKey) -> None:
@@ -62,7 +62,7 @@ class ChildCache:
         self._tombstones.pop(key, None)
 
     def prune(self) -> None:
-        """Drop expired tombstones, such as those of pods that were deleted after their job."""
+        """Drop expired tombstones, for example of pods that were deleted after their job."""
         for key, tombstones in list(self._tombstones.items()):
             self._store_tombstones(key, tombstones)
 
@@ -74,21 +74,21 @@ class ChildCache:
             self._tombstones.pop(key, None)
 
     def _update_index(
-        self, index: defaultdict[JobKey, dict[str, RawBody]], before: RawBody | None, after: RawBody | None
+        self, index: defaultdict[JobKey, dict[str, RawBody]], old_body: RawBody | None, new_body: RawBody | None
     ) -> None:
-        old_key, new_key = (None if body is None else owning_job_key(body) for body in (before, after))
-        if before is not None and old_key is not None and old_key != new_key:
-            index[old_key].pop(before["metadata"]["uid"], None)
+        old_key, new_key = (None if body is None else get_owning_job_key(body) for body in (old_body, new_body))
+        if old_body is not None and old_key is not None and old_key != new_key:
+            index[old_key].pop(old_body["metadata"]["uid"], None)
             if not index[old_key]:
                 del index[old_key]
-        if after is not None and new_key is not None:
-            index[new_key][after["metadata"]["uid"]] = after
+        if new_body is not None and new_key is not None:
+            index[new_key][new_body["metadata"]["uid"]] = new_body
         for key in {old_key, new_key} - {None}:
             self._on_change(key)  # type: ignore[arg-type]
 
 
-def owning_job_key(body: RawBody) -> JobKey | None:
-    """Return the key of the job that the object's labels name, or None without such a label."""
+def get_owning_job_key(body: RawBody) -> JobKey | None:
+    """Return the key of the job in the object's labels, or None if it has no job label."""
     metadata = body["metadata"]
     uid = metadata.get("labels", {}).get(names.JOB_UID)
     return JobKey(metadata["namespace"], uid) if uid else None

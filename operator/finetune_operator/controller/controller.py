@@ -1,4 +1,4 @@
-"""Connects watches, work queue and reconcile: every change enqueues a job, every queued job gets a pass."""
+"""Connects watches, work queue and reconcile: each change enqueues a job, and workers reconcile queued jobs."""
 
 import asyncio
 import logging
@@ -22,14 +22,15 @@ from finetune_operator.observation.pods import RejectedCreate
 
 logger = logging.getLogger(__name__)
 
-LABEL_SELECTOR = names.JOB_UID  # with any value: the uncached LIST of a pass must not find pods the watches do not
+# Any value of the label matches, so that the watches find all pods that the uncached LIST of a pass can find.
+LABEL_SELECTOR = names.JOB_UID
 TOMBSTONE_PRUNE_INTERVAL_SECONDS = 60.0
 DEBOUNCE_SECONDS = 0.02
-Namespaces = tuple[str, ...] | tuple[None]  # (None,) is the whole cluster
+Namespaces = tuple[str, ...] | tuple[None]  # (None,) means the whole cluster
 
 
 class Controller:
-    """Owns the state that is kept between passes. All of it may be lost at any moment: the cluster is the truth."""
+    """Holds the in-memory state between passes. Losing it is safe: the cluster is the source of truth."""
 
     def __init__(
         self, api: ApiClient, dependencies: PassDependencies, metrics: Metrics, *, namespaces: Namespaces
@@ -39,8 +40,8 @@ class Controller:
         self._metrics = metrics
         self._namespaces = namespaces
         self._rejected_creates: dict[JobKey, tuple[RejectedCreate, ...]] = {}
-        self._last_errors: dict[JobKey, str] = {}  # of failed passes, until one succeeds
-        self._status_written_at: dict[JobKey, float] = {}  # seconds of the monotonic clock
+        self._last_errors: dict[JobKey, str] = {}  # error of the last failed pass, removed after a success
+        self._status_written_at: dict[JobKey, float] = {}  # time.monotonic()
         self._is_leading: Callable[[], bool] = lambda: False
         self.jobs = JobCache()
         self.queue: WorkQueue[JobKey] = WorkQueue(on_wait=metrics.queue_wait.observe)
@@ -54,7 +55,7 @@ class Controller:
         )
 
     def enqueue(self, key: JobKey) -> None:
-        """Enqueue a known job. A standby enqueues nothing; it enqueues all jobs when it starts leading."""
+        """Enqueue a known job if this replica leads; a standby enqueues all jobs when it starts leading."""
         if key in self.jobs and self._is_leading():
             self.queue.add(key)
 
@@ -64,7 +65,7 @@ class Controller:
             self.queue.add_after(key, DEBOUNCE_SECONDS)
 
     def on_job_event(self, body: RawBody) -> None:
-        """Store a job that was added or modified, and enqueue it if it is new."""
+        """Store an added or modified job, and enqueue it if it is newer than the cached one."""
         if self.jobs.store_if_newer(body):
             self.enqueue(job_key(body))
 
@@ -79,16 +80,16 @@ class Controller:
         self._status_written_at.pop(key, None)
 
     async def resync_jobs(self) -> None:
-        """Compare with a LIST, to repair what kopf's watch missed: above all deletions between two watches."""
+        """Compare the cache with a LIST to find changes that kopf's watch missed, such as deletions between watches."""
         for namespace in self._namespaces:
-            listed: list[RawBody] = []
+            listed_jobs: list[RawBody] = []
             version = ""
             async for page in self._api.list_pages(collection_path(names.FINETUNEJOB_KIND, namespace)):
-                listed.extend(page["items"])
+                listed_jobs.extend(page["items"])
                 version = page["metadata"]["resourceVersion"]
-            for body in listed:
+            for body in listed_jobs:
                 self.on_job_event(body)
-            for key in self.jobs.missing_from(listed, list_version=version):
+            for key in self.jobs.missing_from(listed_jobs, list_version=version):
                 if namespace in (None, key.namespace):
                     self.on_job_deleted(key)
 
@@ -99,13 +100,13 @@ class Controller:
             self.children.prune()
 
     def start_leading(self, is_leading: Callable[[], bool]) -> None:
-        """Enqueue all jobs, and act from now on for as long as `is_leading` returns True."""
+        """Enqueue all jobs, and process the queue as long as `is_leading` returns True."""
         self._is_leading = is_leading
         for key in self.jobs:
             self.queue.add(key)
 
     async def run_worker(self) -> None:
-        """Run one worker: pass after pass, until the queue is closed or the lease is lost."""
+        """Reconcile queued jobs one at a time until the queue is closed or the lease is lost."""
         try:
             while True:
                 async with self.queue.next() as key:
@@ -143,22 +144,22 @@ class Controller:
             self._metrics.reconcile.labels(result).observe(time.monotonic() - started_at)
 
     async def _reconcile(self, key: JobKey, job: RawBody) -> str:
-        """Run one pass, store its result, and return the label of the metric."""
+        """Run one pass, store its result, and return the `result` label of the metric."""
         try:
-            # the failed write may have taken effect, with only its response lost (decisions/108)
+            # the failed write may have taken effect although its response was lost (decisions/108)
             if key in self._last_errors:
                 job = await read_job(self._api, job)
             result = await reconcile(self._dependencies, job, self._cached_state(key))
         except NotFound:
             self.on_job_deleted(key)
             return "gone"
-        if key not in self.jobs:  # deleted during the pass, whose result must not store it again
+        if key not in self.jobs:  # the job was deleted during the pass: do not store it again
             return "gone"
         self.queue.reset_backoff(key)
         self._last_errors.pop(key, None)
         self._count_restarts(job, result.job)
         self.jobs.store_if_newer(result.job)
-        if result.job is not job:  # a write of ours, even if the watch has delivered it before the response
+        if result.job is not job:  # written by this pass, even if the watch delivered it earlier
             self._status_written_at[key] = time.monotonic()
         self._rejected_creates[key] = result.rejected_creates
         if result.requeue_after is not None:
@@ -177,10 +178,10 @@ class Controller:
             since_status_write=None if written_at is None else timedelta(seconds=time.monotonic() - written_at),
         )
 
-    def _count_restarts(self, before: RawBody, after: RawBody) -> None:
-        old_status, new_status = before.get("status", {}), after.get("status", {})
+    def _count_restarts(self, old_job: RawBody, new_job: RawBody) -> None:
+        old_status, new_status = old_job.get("status", {}), new_job.get("status", {})
         if new_status.get("restarts", 0) <= old_status.get("restarts", 0):
             return
         attempts = reversed(new_status.get("attempts", ()))
-        failed: RawBody = next((record for record in attempts if record.get("fault")), {})
-        self._metrics.restarts.labels(failed.get("reason", ""), failed.get("fault", "")).inc()
+        failed_attempt: RawBody = next((record for record in attempts if record.get("fault")), {})
+        self._metrics.restarts.labels(failed_attempt.get("reason", ""), failed_attempt.get("fault", "")).inc()

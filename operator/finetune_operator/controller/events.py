@@ -1,4 +1,4 @@
-"""Kubernetes events about a job."""
+"""Builds Kubernetes events about a job."""
 
 import hashlib
 from datetime import datetime
@@ -10,7 +10,7 @@ from finetune_operator.observation.ownership import RawBody
 
 
 def build_event(job: ObjectMeta, emit: Emit, now: datetime) -> RawBody:
-    """Build an Event about the job. Its name is a hash of its key, so that the API server rejects a duplicate."""
+    """Build an Event about the job. Its name contains a hash of the key, so that the API server rejects duplicates."""
     digest = hashlib.sha256(f"{job.uid}/{emit.key}".encode()).hexdigest()[:16]
     timestamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {

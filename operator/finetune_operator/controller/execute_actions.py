@@ -1,4 +1,4 @@
-"""Execution of the actions of a decision: concurrent API requests, whose rejected creates are returned."""
+"""Executes the actions of a decision as concurrent API requests and returns the rejected creates."""
 
 import asyncio
 from datetime import datetime
@@ -14,15 +14,15 @@ from finetune_operator.observation.pods import RejectedCreate
 async def execute_actions(
     cluster: Cluster, job: ObjectMeta, actions: tuple[Action, ...], *, now: datetime
 ) -> tuple[RejectedCreate, ...]:
-    """Execute the actions concurrently, pod creates last; none if a foreign ConfigMap has the name they would mount.
+    """Execute the actions concurrently, pod creates last, and return the rejected creates.
 
     Raises:
-        ClusterError: A request failed for another reason than a rejected create. All other requests have ended.
+        ClusterError: A request failed for a reason other than a rejected create. All other requests have ended.
     """
-    others = [action for action in actions if not _creates_pod(action)]
+    other_actions = [action for action in actions if not _creates_pod(action)]
     pod_creates = [action for action in actions if _creates_pod(action)]
-    rejected_creates = await _execute_all(cluster, job, others, now)
-    # decisions/111
+    rejected_creates = await _execute_all(cluster, job, other_actions, now)
+    # do not create pods that would mount a foreign ConfigMap (decisions/111)
     if any(rejected.kind == "ConfigMap" for rejected in rejected_creates):
         return rejected_creates
     return (*rejected_creates, *await _execute_all(cluster, job, pod_creates, now))
@@ -35,7 +35,7 @@ def _creates_pod(action: Action) -> bool:
 async def _execute_all(
     cluster: Cluster, job: ObjectMeta, actions: list[Action], now: datetime
 ) -> tuple[RejectedCreate, ...]:
-    """Execute all actions and return the rejected creates. Other errors are raised after all actions have ended."""
+    """Execute all actions and return the rejected creates; raise other errors after all actions have ended."""
     results = await asyncio.gather(*(_execute(cluster, job, action, now) for action in actions), return_exceptions=True)
     rejected_creates = []
     for result in results:

@@ -1,4 +1,4 @@
-"""Gathering: what the caches contain about a job becomes an Observation, confirmed by uncached reads if needed."""
+"""Builds the Observation of a job from the caches and, if a decision needs confirmation, from uncached reads."""
 
 import asyncio
 from collections.abc import Iterable
@@ -17,30 +17,30 @@ from finetune_operator.plan.manifests import is_intact_headless_service
 
 @dataclass(frozen=True)
 class CachedState:
-    """What the caches contain about one job; `deleted_pods` are last known objects."""
+    """Cached state of one job; `deleted_pods` contains the last known objects of deleted pods."""
 
     pods: tuple[RawBody, ...] = ()
     deleted_pods: tuple[RawBody, ...] = ()
     services: tuple[RawBody, ...] = ()
     progress: Progress | None = None
-    unreachable_endpoint: str = ""  # host:port that no longer answers progress polls
-    rejected_creates: tuple[RejectedCreate, ...] = ()  # of the last pass
+    unreachable_endpoint: str = ""  # host:port that does not respond to progress polls
+    rejected_creates: tuple[RejectedCreate, ...] = ()  # rejected creates of the last pass
     since_status_write: timedelta | None = None  # None if this process has not written the status yet
 
 
 def observe_cached(job: FineTuneJob, cached: CachedState) -> Observation:
-    """Return the observation that the caches give, without progress of an earlier attempt."""
+    """Build the observation from the caches, ignoring progress of an earlier attempt."""
     record = job.status.attempts[-1] if job.status.attempts else None
     progress = cached.progress
     if progress and record and record.start_time and progress.update_time and progress.update_time < record.start_time:
-        progress = None  # of an earlier attempt
+        progress = None  # belongs to an earlier attempt
     uid = job.metadata.uid
-    services = _controlled_by(uid, cached.services)
-    edited = (service["metadata"]["uid"] for service in services if not is_intact_headless_service(service, uid))
+    services = _select_controlled(uid, cached.services)
+    edited_uids = (service["metadata"]["uid"] for service in services if not is_intact_headless_service(service, uid))
     return Observation(
         nodes=observe_cached_pods(uid, cached),
         service_exists=any(is_intact_headless_service(service, uid) for service in services),
-        edited_service_uid=next(edited, ""),
+        edited_service_uid=next(edited_uids, ""),
         progress=progress,
         unreachable_endpoint=cached.unreachable_endpoint,
         rejected_creates=cached.rejected_creates,
@@ -48,25 +48,26 @@ def observe_cached(job: FineTuneJob, cached: CachedState) -> Observation:
 
 
 def observe_cached_pods(job_uid: str, cached: CachedState) -> tuple[NodeObservation, ...]:
-    """Return the pods that the job controls, from the cache and its tombstones."""
-    return observe_pods(_controlled_by(job_uid, cached.pods), _controlled_by(job_uid, cached.deleted_pods))
+    """Parse the pods that the job controls, from the cache and its tombstones."""
+    return observe_pods(_select_controlled(job_uid, cached.pods), _select_controlled(job_uid, cached.deleted_pods))
 
 
 async def observe_uncached(
     cluster: Cluster, job: FineTuneJob, observation: Observation, cached: CachedState
 ) -> Observation:
-    """Return the observation with freshly listed pods and, while the attempt starts, the access modes of its claims."""
+    """Update the observation with listed pods and, while the attempt starts, the access modes of its claims."""
     namespace, uid = job.metadata.namespace, job.metadata.uid
     is_starting = job.status.attempts[-1].state is AttemptState.STARTING
-    claims_request = _get_all(cluster, "PersistentVolumeClaim", namespace, claim_names(job) if is_starting else ())
+    mounted_claims = claim_names(job) if is_starting else ()
+    claims_request = _get_all(cluster, "PersistentVolumeClaim", namespace, mounted_claims)
     listed_pods, claims = await asyncio.gather(cluster.list_pods(namespace, uid), claims_request)
-    # A pod that is in the cache but not in the list was deleted: the cached object is its last known one.
-    deleted = _controlled_by(uid, (*cached.deleted_pods, *cached.pods))
-    listed = replace(observation, nodes=observe_pods(_controlled_by(uid, listed_pods), deleted))
-    unlisted_pods = await _get_all(cluster, "Pod", namespace, _unlisted_pod_names(job, listed))
+    # A cached pod that the LIST does not contain was deleted; the cached object is its last known state.
+    deleted_pods = _select_controlled(uid, (*cached.deleted_pods, *cached.pods))
+    listed_observation = replace(observation, nodes=observe_pods(_select_controlled(uid, listed_pods), deleted_pods))
+    unlisted_pods = await _get_all(cluster, "Pod", namespace, _unlisted_pod_names(job, listed_observation))
     return replace(
         observation,
-        nodes=observe_pods(_controlled_by(uid, (*listed_pods, *unlisted_pods)), deleted),
+        nodes=observe_pods(_select_controlled(uid, (*listed_pods, *unlisted_pods)), deleted_pods),
         claims=tuple(
             Claim(claim["metadata"]["name"], tuple(claim.get("spec", {}).get("accessModes") or ())) for claim in claims
         ),
@@ -79,18 +80,19 @@ async def _get_all(cluster: Cluster, kind: str, namespace: str, object_names: It
     return [body for body in bodies if body is not None]
 
 
-def _unlisted_pod_names(job: FineTuneJob, listed: Observation) -> list[str]:
-    """Return pods of the current attempt that are not listed, although they were not observed to end or be deleted.
+def _unlisted_pod_names(job: FineTuneJob, listed_observation: Observation) -> list[str]:
+    """Return the names of unlisted pods of the current attempt whose end or deletion was not observed.
 
-    Somebody may have removed their labels, so that no selector matches them; a GET by name finds them (decisions/107).
+    A user may have removed their labels, so that no selector matches them; a GET by name finds them (decisions/107).
     """
     record = job.status.attempts[-1]
     if not record.created and record.state is not AttemptState.STOPPING:
         return []
-    observed_ranks = {node.node_rank for node in listed.nodes_of_attempt(record.attempt) if not node.disappeared}
+    observed_nodes = listed_observation.nodes_of_attempt(record.attempt)
+    observed_ranks = {node.node_rank for node in observed_nodes if not node.disappeared}
     ranks = range(len(record.evidence) or job.spec.num_nodes)
     return [names.pod_name(job.metadata.name, record.attempt, rank) for rank in ranks if rank not in observed_ranks]
 
 
-def _controlled_by(uid: str, bodies: Iterable[RawBody]) -> list[RawBody]:
+def _select_controlled(uid: str, bodies: Iterable[RawBody]) -> list[RawBody]:
     return [body for body in bodies if controller_uid(body) == uid]

@@ -1,4 +1,4 @@
-"""Cache of the newest body of every job, from kopf's watch, the resync LIST or our own status writes."""
+"""Cache of the newest body of every job, from kopf's watch, the resync LIST or the operator's status writes."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -8,7 +8,7 @@ from finetune_operator.observation.ownership import RawBody
 
 
 class JobCache:
-    """Jobs by key. An older body never replaces a newer one."""
+    """Cache of job bodies by key; an older body never replaces a newer one."""
 
     def __init__(self) -> None:
         self._bodies: dict[JobKey, RawBody] = {}
@@ -27,7 +27,10 @@ class JobCache:
         return self._bodies.get(key)
 
     def store_if_newer(self, body: RawBody) -> bool:
-        """Store the body and return True if it is newer; our own status write, delivered again by the watch, is not."""
+        """Store the body if it is newer than the cached one, and return whether it was stored.
+
+        The watch delivers the operator's own status writes again; they are not newer.
+        """
         key = job_key(body)
         cached = self._bodies.get(key)
         if cached is not None and not _is_newer(body, cached):
@@ -40,9 +43,9 @@ class JobCache:
         """Remove a job that was deleted."""
         self._bodies.pop(key, None)
 
-    def missing_from(self, listed: Iterable[RawBody], *, list_version: str) -> tuple[JobKey, ...]:
+    def missing_from(self, listed_jobs: Iterable[RawBody], *, list_version: str) -> tuple[JobKey, ...]:
         """Return the cached jobs that a LIST does not contain, except those that are newer than the LIST."""
-        listed_keys = {job_key(body) for body in listed}
+        listed_keys = {job_key(body) for body in listed_jobs}
         return tuple(
             key
             for key, body in self._bodies.items()
@@ -50,7 +53,7 @@ class JobCache:
         )
 
     def current_attempt(self, key: JobKey) -> int | None:
-        """Return the current attempt of the job, or None if the job is unknown or has none."""
+        """Return the number of the current attempt, or None if the job is unknown or has no attempt."""
         attempt = self._bodies.get(key, {}).get("status", {}).get("attempt")
         return attempt if isinstance(attempt, int) else None
 
@@ -65,7 +68,7 @@ def job_key(body: RawBody) -> JobKey:
 
 
 def namespaced_name(body: RawBody) -> str:
-    """Return `namespace/name` of an object, for logs."""
+    """Return `namespace/name` of an object for log messages."""
     return f"{body['metadata']['namespace']}/{body['metadata']['name']}"
 
 
@@ -75,5 +78,8 @@ def _is_newer(body: RawBody, cached: RawBody) -> bool:
 
 
 def _is_later_version(version: str, other: str) -> bool:
-    """Compare resource versions as numbers, as documented since Kubernetes 1.35; False if one is not a number."""
+    """Return whether `version` is later than `other`; False if either is not a number.
+
+    Kubernetes documents since 1.35 that resource versions can be compared as numbers.
+    """
     return version.isdecimal() and other.isdecimal() and int(version) > int(other)

@@ -1,4 +1,4 @@
-"""Polls the training progress from node rank 0. No answer never fails a job; after two minutes it is reported."""
+"""Polls the training progress from node rank 0. A missing response never fails a job; it is only reported."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ MAX_CONCURRENT_POLLS = 64
 POLL_TIMEOUT = aiohttp.ClientTimeout(total=2)
 MAX_RESPONSE_BYTES = 64 * 1024
 _PROGRESS = TypeAdapter(Progress)
-UNREACHABLE_AFTER_SECONDS = 120.0  # a pod that is only busy answers sooner; beyond, suspect a network policy
+UNREACHABLE_AFTER_SECONDS = 120.0  # longer than a busy pod takes to respond; often caused by a network policy
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class PollTarget:
 
 @dataclass(frozen=True)
 class StatusResponse:
-    """The response of a pod that was reached; progress is None before the first step."""
+    """Response of a reachable pod; `progress` is None before the first step."""
 
     progress: Progress | None
 
 
 class ProgressPoller:
-    """Keeps the latest progress of every job and calls `on_progress` for each job that advanced."""
+    """Keeps the latest progress of every job and calls `on_progress` for each job whose progress changed."""
 
     def __init__(
         self,
@@ -60,19 +60,19 @@ class ProgressPoller:
         self._port = port
         self._clock = clock
         self._latest: dict[JobKey, Progress] = {}
-        self._failing_since: dict[JobKey, tuple[str, float]] = {}  # endpoint that failed last time, and since when
+        self._failing_since: dict[JobKey, tuple[str, float]] = {}  # endpoint, time of its first failed poll
         self._unreachable: dict[JobKey, str] = {}
 
     def latest(self, key: JobKey) -> Progress | None:
-        """Return the progress polled last, which may be that of an earlier attempt."""
+        """Return the latest polled progress, which may belong to an earlier attempt."""
         return self._latest.get(key)
 
     def unreachable_endpoint(self, key: JobKey) -> str:
-        """Return the `host:port` without a response for two minutes; empty if there is none."""
+        """Return the `host:port` that has not responded for two minutes, or an empty string."""
         return self._unreachable.get(key, "")
 
     def forget(self, key: JobKey) -> None:
-        """Drop everything about a deleted job."""
+        """Drop the state of a deleted job."""
         self._latest.pop(key, None)
         self._clear_failures(key)
 
@@ -86,7 +86,7 @@ class ProgressPoller:
 
     async def poll_all(self, session: aiohttp.ClientSession) -> None:
         """Poll node rank 0 of every running job once."""
-        # the timeout includes the wait for the connector's limit, but not the wait for this semaphore
+        # the request timeout includes waiting for a free connection, but not waiting for this semaphore
         semaphore = asyncio.Semaphore(MAX_CONCURRENT_POLLS)
 
         async def poll(target: PollTarget) -> None:
@@ -98,12 +98,12 @@ class ProgressPoller:
             if response is not None and response.progress is not None:
                 self._store_progress(target.key, response.progress)
 
-        targets = self._targets()
-        for key in self._failing_since.keys() - {target.key for target in targets}:  # no pod of these runs any more
+        targets = self._find_targets()
+        for key in self._failing_since.keys() - {target.key for target in targets}:  # their node rank 0 no longer runs
             self._clear_failures(key)
         await asyncio.gather(*(poll(target) for target in targets))
 
-    def _targets(self) -> list[PollTarget]:
+    def _find_targets(self) -> list[PollTarget]:
         hosts = (
             (key, find_rank_zero_host(self._children.pods(key), self._jobs.current_attempt(key))) for key in self._jobs
         )
@@ -127,14 +127,14 @@ class ProgressPoller:
         self._unreachable.pop(key, None)
 
     def _store_progress(self, key: JobKey, progress: Progress) -> None:
-        before = self._latest.get(key)
+        previous = self._latest.get(key)
         self._latest[key] = progress
-        if before is None or _without_update_time(before) != _without_update_time(progress):
+        if previous is None or _without_update_time(previous) != _without_update_time(progress):
             self._on_progress(key)
 
 
 async def fetch_status(session: aiohttp.ClientSession, url: str) -> StatusResponse | None:
-    """GET the /status of a pod; None if it does not answer. The response is untrusted: user code can send it."""
+    """Fetch /status of a pod; return None without a response. Responses are untrusted: user code may send them."""
     try:
         async with session.get(url, allow_redirects=False) as response:
             if response.status != 200:
@@ -149,7 +149,7 @@ async def fetch_status(session: aiohttp.ClientSession, url: str) -> StatusRespon
 
 
 def parse_progress(content: bytes, *, now: datetime) -> Progress | None:
-    """Parse the progress in a supervisor's /status; `now` is its update time if it contains none."""
+    """Parse the progress from a /status response; `now` is the update time if the response has none."""
     try:
         body = json.loads(content)
         progress = _PROGRESS.validate_python(body.get("progress")) if isinstance(body, dict) else None
@@ -161,7 +161,7 @@ def parse_progress(content: bytes, *, now: datetime) -> Progress | None:
 
 
 def find_rank_zero_host(pods: tuple[RawBody, ...], attempt: int | None) -> str | None:
-    """Return the IP of node rank 0 of the attempt, IPv6 in brackets; None if that pod is not running."""
+    """Return the IP address of node rank 0, an IPv6 address in brackets; None if that pod is not running."""
     for pod in pods:
         labels, status = pod["metadata"].get("labels", {}), pod.get("status", {})
         is_rank_zero = labels.get(names.NODE_RANK) == "0" and labels.get(names.ATTEMPT) == str(attempt)

@@ -20,13 +20,13 @@ from finetune_operator.observation.pods import Observation, RejectedCreate
 from finetune_operator.settings import Settings
 
 STATUS_WRITE_INTERVAL = timedelta(seconds=5)
-# The delay is computed from the wall clock, which may be corrected meanwhile, but elapses on the monotonic clock.
+# Delays are computed from the wall clock, which may be corrected, but elapse on the monotonic clock.
 MAX_REQUEUE_AFTER = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
 class PassResult:
-    """Result of a pass: the newest job, when to requeue it, and the creates that the API server rejected."""
+    """Result of one reconcile pass, with the newest body of the job."""
 
     job: RawBody
     requeue_after: timedelta | None = None
@@ -35,7 +35,7 @@ class PassResult:
 
 @dataclass(frozen=True)
 class PassDependencies:
-    """What every pass uses: the cluster, the settings of the operator and the wall clock."""
+    """Dependencies that all passes share: cluster, operator settings and wall clock."""
 
     cluster: Cluster
     settings: Settings
@@ -43,49 +43,51 @@ class PassDependencies:
 
 
 async def reconcile(dependencies: PassDependencies, job: RawBody, cached: CachedState) -> PassResult:
-    """Run one pass over one job. After a ClusterError the pass can be repeated from the start.
+    """Run one reconcile pass for a job. After a ClusterError the pass can be repeated from the start.
 
     Raises:
-        ClusterError: The API server rejected a request that has to be retried, or did not answer.
+        ClusterError: The API server rejected a request that has to be retried, or did not respond.
     """
     cluster, settings, now = dependencies.cluster, dependencies.settings, dependencies.now
-    # Parse the spec; an invalid one fails the job.
+    # Parse the spec; an invalid spec fails the job.
     try:
         parsed = FineTuneJob.parse(job)
     except ValidationError as error:
         return await _handle_invalid_spec(dependencies, job, error, cached)
-    # Observe and decide from the caches; confirm with uncached reads what a stale cache must not trigger.
+    # Observe and decide from the caches; repeat with uncached reads if a stale cache could mislead the decision.
     observation = observe_cached(parsed, cached)
     decision = decide(parsed, observation, now(), settings)
     if decision.needs_confirmation:
         observation = await observe_uncached(cluster, parsed, observation, cached)
         decision = decide(parsed, observation, now(), settings)
-    # Postpone a cosmetic status write, such as new progress, if the last write was a moment ago.
+    # Postpone a cosmetic status write, such as new progress, if the last write was less than 5 s ago.
     changed = decision.status != parsed.status
-    if changed and (delay := _status_write_delay(parsed.status, decision.status, cached)):
+    if changed and (delay := _compute_status_write_delay(parsed.status, decision.status, cached)):
         rejected_creates = await execute_actions(cluster, parsed.metadata, decision.actions, now=now())
         return PassResult(job, min(delay, decision.requeue_after or delay), rejected_creates)
     # Write the status before acting: if this process dies in between, the next pass repeats nothing.
     if changed:
         job = await cluster.write_status(job, render_status(decision.status))
-    # Act. After a status write, requeue at once: the next step waits for no event.
+    # Execute the actions. After a status write, requeue at once, because no event triggers the next step.
     rejected_creates = await execute_actions(cluster, parsed.metadata, decision.actions, now=now())
     requeue_now = changed or rejected_creates != cached.rejected_creates
     requeue_after = timedelta() if requeue_now else decision.requeue_after
     return PassResult(job, requeue_after and min(requeue_after, MAX_REQUEUE_AFTER), rejected_creates)
 
 
-def _status_write_delay(before: JobStatus, after: JobStatus, cached: CachedState) -> timedelta | None:
+def _compute_status_write_delay(
+    current_status: JobStatus, new_status: JobStatus, cached: CachedState
+) -> timedelta | None:
     """Return how long to postpone a write that changes cosmetic fields only; None to write now."""
     if cached.since_status_write is None or cached.since_status_write >= STATUS_WRITE_INTERVAL:
         return None
-    if without_cosmetic_fields(before) != without_cosmetic_fields(after):
+    if without_cosmetic_fields(current_status) != without_cosmetic_fields(new_status):
         return None
     return STATUS_WRITE_INTERVAL - cached.since_status_write
 
 
 def render_status(status: JobStatus) -> RawBody:
-    """Serialize the status in camelCase without empty fields, but with `restarts` 0 for its kubectl column."""
+    """Serialize the status in camelCase without empty fields; `restarts` is kept for its kubectl column."""
     body: RawBody = status.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     return {**body, "restarts": status.restarts}
 
@@ -97,7 +99,7 @@ async def _handle_invalid_spec(
     cluster, now = dependencies.cluster, dependencies.now
     try:
         status = JobStatus.model_validate(job.get("status") or {})
-    except ValidationError as status_error:  # only another release of the operator can have written it
+    except ValidationError as status_error:  # written by another release of the operator
         problems = explain_validation_error(status_error, within="status")
         raise ClusterError(f"status cannot be read, the job is left alone: {problems}") from status_error
     metadata = ObjectMeta.model_validate(job["metadata"])

@@ -1,4 +1,4 @@
-"""Tombstones: last known objects of deleted pods. A drained pod is gone within a second, and its evidence with it."""
+"""Tombstones, the last known objects of deleted pods, which preserve the evidence of pods that disappear."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ from finetune_operator import names
 from finetune_operator.observation.ownership import RawBody
 
 TOMBSTONE_TTL = timedelta(minutes=15)
-MAX_OLD_TOMBSTONES = 32  # per job, of attempts before the current one
+MAX_OLD_TOMBSTONES = 32  # per job, for attempts other than the current one
 
 
 @dataclass(frozen=True)
 class Tombstone:
-    """The last known object of a deleted pod; `deleted_at` is in seconds of a monotonic clock."""
+    """Last known object of a deleted pod; `deleted_at` is in seconds of a monotonic clock."""
 
     pod: RawBody
     deleted_at: float
 
     @property
     def attempt(self) -> int | None:
-        """The attempt that the pod belonged to, from its label."""
+        """Attempt number from the label of the pod."""
         label = self.pod["metadata"].get("labels", {}).get(names.ATTEMPT, "")
         return int(label) if label.isdecimal() else None
 
@@ -30,8 +30,9 @@ def prune_tombstones(
 ) -> tuple[Tombstone, ...]:
     """Return the tombstones to retain, oldest first.
 
-    The current attempt keeps the last tombstone of every pod name, however old: it may be the only evidence of why the
-    attempt failed. Other attempts, and unknown jobs (`current_attempt` None), keep the most recent ones for a time.
+    For the current attempt, the last tombstone of each pod name is kept regardless of its age, because it may be the
+    only evidence of the failure. For other attempts, and for unknown jobs (`current_attempt` is None), the most recent
+    tombstones are kept for TOMBSTONE_TTL.
     """
     by_age = sorted(tombstones, key=lambda tombstone: tombstone.deleted_at)
     current = {

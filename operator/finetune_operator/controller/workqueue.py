@@ -1,4 +1,4 @@
-"""Work queue of job keys: a key is queued at most once, and never processed by two workers at a time."""
+"""Work queue of job keys. A key is queued at most once and processed by at most one worker at a time."""
 
 import asyncio
 import random
@@ -16,23 +16,22 @@ SECONDS_PER_PASS = 0.2
 
 
 class QueueClosed(Exception):
-    """The queue hands out no more keys."""
+    """Raised by `next` once the queue is closed."""
 
 
 class WorkQueue(Generic[Key]):
-    """A deduplicating queue with delays, like client-go's; times are seconds of the running loop's clock.
+    """Deduplicating queue with delays, modelled on client-go; times are in seconds of the event loop's clock.
 
-    After every add, a pass starts that had not started before it. Of several delayed adds, the earliest wins.
-    A token bucket limits each key to a burst of `PASS_BURST` passes, then one per `SECONDS_PER_PASS`. So two operators
-    that undo each other's writes, or a bug that requeues a key forever, cost the API server and other jobs little
-    (decisions/109).
+    Every add is followed by a pass that starts after it. Of several delayed adds, the earliest one applies.
+    A token bucket limits each key to a burst of `PASS_BURST` passes, then to one per `SECONDS_PER_PASS`. It bounds the
+    load of two operators that undo each other's writes, or of a bug that requeues a key forever (decisions/109).
     """
 
     def __init__(self, *, on_wait: Callable[[float], None] | None = None) -> None:
         self._on_wait = on_wait  # called with the seconds that a key waited in the queue
-        self._ready: OrderedDict[Key, float] = OrderedDict()  # key: queued at
-        self._running: dict[Key, float] = {}  # key: started at
-        self._added_while_running: dict[Key, float] = {}  # key: added at; queued again once its pass ends
+        self._ready: OrderedDict[Key, float] = OrderedDict()  # key -> time of the add
+        self._running: dict[Key, float] = {}  # key -> start of the pass
+        self._added_while_running: dict[Key, float] = {}  # key -> time of the add; queued once the pass ends
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
         self._bucket_full_at: dict[Key, float] = {}
@@ -48,14 +47,14 @@ class WorkQueue(Generic[Key]):
         if key in self._running:
             self._added_while_running.setdefault(key, now)
         elif key not in self._ready:
-            self._make_ready(key, added_at=now)
+            self._enqueue_or_throttle(key, added_at=now)
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Queue the key after a delay, or earlier if an earlier add is pending."""
         self._add_at(key, _now() + max(0.0, seconds))
 
     def retry(self, key: Key, *, at_least: float = 0.0) -> float:
-        """Queue the key after a backoff that doubles with every consecutive failure; return the seconds."""
+        """Queue the key after a backoff that doubles with every consecutive failure; return the delay in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         jitter = random.uniform(0.5, 1.0)  # noqa: S311
@@ -79,7 +78,7 @@ class WorkQueue(Generic[Key]):
 
     @asynccontextmanager
     async def next(self) -> AsyncIterator[Key]:
-        """Yield the key that waited longest; no other worker gets it until the block ends."""
+        """Yield the key that has waited longest; no other worker processes it until the block ends."""
         while not self._ready:
             if self.closed:
                 raise QueueClosed
@@ -97,10 +96,10 @@ class WorkQueue(Generic[Key]):
         finally:
             del self._running[key]
             if (added_again_at := self._added_while_running.pop(key, None)) is not None:
-                self._make_ready(key, added_at=added_again_at)
+                self._enqueue_or_throttle(key, added_at=added_again_at)
 
     def close(self) -> None:
-        """Hand out no more keys; running passes continue."""
+        """Stop yielding keys; running passes continue."""
         self.closed = True
         self._changed.set()
 
@@ -109,10 +108,10 @@ class WorkQueue(Generic[Key]):
         return max((_now() - added_at for added_at in self._ready.values()), default=0.0)
 
     def longest_pass_seconds(self) -> float:
-        """Return how long the slowest running pass has been running."""
+        """Return the duration of the longest running pass so far."""
         return max((_now() - started_at for started_at in self._running.values()), default=0.0)
 
-    def _make_ready(self, key: Key, *, added_at: float) -> None:
+    def _enqueue_or_throttle(self, key: Key, *, added_at: float) -> None:
         token_at = self._bucket_full_at.get(key, 0.0) - (PASS_BURST - 1) * SECONDS_PER_PASS
         if token_at > _now():
             self._add_at(key, token_at)

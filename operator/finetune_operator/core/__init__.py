@@ -1,1 +1,1 @@
-"""The pure core: from a job and its observation to the next status and actions."""
+"""Pure decision logic that derives the next status and actions from a job and its observation."""

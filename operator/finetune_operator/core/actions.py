@@ -1,4 +1,4 @@
-"""The actions of a decision: changes to make in the cluster, each safe to repeat."""
+"""Actions of a decision: cluster changes that are safe to repeat."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +49,7 @@ class DeleteJob:
 
 @dataclass(frozen=True)
 class Emit:
-    """Create an event for a transition; its name derives from `key`, so that a repetition creates no second event."""
+    """Create an event about a transition; its name is derived from `key`, so that a repetition has no effect."""
 
     type: str  # Normal or Warning
     reason: str

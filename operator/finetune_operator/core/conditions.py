@@ -1,4 +1,4 @@
-"""Conditions of a job and their messages, computed anew in each pass, never accumulated."""
+"""Computes the conditions of a job and their messages from scratch in each pass."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -11,10 +11,10 @@ from finetune_operator.observation.pods import Observation
 
 
 def build_conditions(job: FineTuneJob, status: JobStatus, observation: Observation, now: datetime) -> list[Condition]:
-    """Return Running and Suspended in any state, others only while true, as kstatus and `kubectl wait` expect."""
+    """Build Running and Suspended always, and other conditions only while true, as kstatus expects."""
     generation = job.metadata.generation
 
-    def condition(type_: str, is_true: bool, reason: str, message: str = "") -> Condition:
+    def build_condition(type_: str, is_true: bool, reason: str, message: str = "") -> Condition:
         return Condition(
             type=type_,
             status="True" if is_true else "False",
@@ -28,8 +28,8 @@ def build_conditions(job: FineTuneJob, status: JobStatus, observation: Observati
     running = bool(status.attempts) and status.attempts[-1].state is AttemptState.RUNNING and not is_finished(status)
     suspended = is_suspended(job, status)
     conditions = [
-        condition("Running", running, reason, message),
-        condition(
+        build_condition("Running", running, reason, message),
+        build_condition(
             "Suspended",
             suspended,
             Reason.SUSPENDED
@@ -40,11 +40,11 @@ def build_conditions(job: FineTuneJob, status: JobStatus, observation: Observati
     ]
     if is_finished(status):
         end = "Complete" if is_complete(status) else "Failed"
-        conditions += [condition(end, True, reason, message), condition("Finished", True, reason, message)]
+        conditions += [build_condition(end, True, reason, message), build_condition("Finished", True, reason, message)]
         if end == "Failed":
-            conditions.append(condition("Stalled", True, reason, message))
+            conditions.append(build_condition("Stalled", True, reason, message))
     elif not running and not suspended:
-        conditions.append(condition("Reconciling", True, reason, message))
+        conditions.append(build_condition("Reconciling", True, reason, message))
     return conditions
 
 
@@ -55,30 +55,30 @@ def _describe_state(job: FineTuneJob, status: JobStatus, observation: Observatio
             return Reason.SUSPENDED, "not started; set spec.suspend to false to start"
         return Reason.QUEUED, ""
     record = status.attempts[-1]
-    before = status.attempts[-2] if len(status.attempts) > 1 else None
+    previous = status.attempts[-2] if len(status.attempts) > 1 else None
     match record.state:
         case AttemptState.SUCCEEDED | AttemptState.FAILED:
             return record.reason, record.message
         case AttemptState.STOPPED:
-            return Reason.SUSPENDED, f"every pod is released{_resume_point(job, status)}"
+            return Reason.SUSPENDED, f"every pod is released{_describe_resume_point(job, status)}"
         case AttemptState.STOPPING:
             return Reason.STOPPING, f"attempt {record.attempt} is stopping: {record.reason}"
         case AttemptState.RUNNING:
             return (
                 Reason.RUNNING,
-                f"attempt {record.attempt} runs on {job.spec.num_nodes} nodes{_progress_unavailable(observation)}",
+                f"attempt {record.attempt} runs on {job.spec.num_nodes} nodes{_explain_missing_progress(observation)}",
             )
         case AttemptState.STARTING:
             if status.waiting is not None:
                 return status.waiting.reason, status.waiting.message
-            if before is not None and before.state is AttemptState.FAILED:
+            if previous is not None and previous.state is AttemptState.FAILED:
                 delayed = f" after {record.not_before:%H:%M:%S}" if record.not_before else ""
-                return Reason.RESTARTING, f"attempt {record.attempt} starts{delayed}; {before.message}"
+                return Reason.RESTARTING, f"attempt {record.attempt} starts{delayed}; {previous.message}"
             return Reason.STARTING, f"attempt {record.attempt} is starting"
 
 
-def _progress_unavailable(observation: Observation) -> str:
-    """Return why progress is unknown; without it, the job looks like one that makes no progress."""
+def _explain_missing_progress(observation: Observation) -> str:
+    """Return why progress is unavailable, so that the job does not appear to make no progress."""
     if not observation.unreachable_endpoint:
         return ""
     return (
@@ -87,18 +87,20 @@ def _progress_unavailable(observation: Observation) -> str:
     )
 
 
-def _resume_point(job: FineTuneJob, status: JobStatus) -> str:
-    """Return the checkpoint from which a suspended job resumes; unknown for a command, which saves its own."""
+def _describe_resume_point(job: FineTuneJob, status: JobStatus) -> str:
+    """Describe the checkpoint from which a suspended job resumes; empty for a command, which saves its own."""
     if job.spec.command is not None:
         return ""
     checkpoint = status.progress.last_checkpoint if status.progress else None
     return f"; it resumes from {checkpoint}" if checkpoint else "; no checkpoint was written yet"
 
 
-def keep_transition_times(desired: Iterable[Condition], before: Iterable[Condition]) -> tuple[Condition, ...]:
+def keep_transition_times(
+    desired_conditions: Iterable[Condition], previous_conditions: Iterable[Condition]
+) -> tuple[Condition, ...]:
     """Return the desired conditions, keeping the transition time of those whose status is unchanged."""
-    since = {(c.type, c.status): c.last_transition_time for c in before}
+    since = {(c.type, c.status): c.last_transition_time for c in previous_conditions}
     return tuple(
         c.model_copy(update={"last_transition_time": since.get((c.type, c.status), c.last_transition_time)})
-        for c in desired
+        for c in desired_conditions
     )

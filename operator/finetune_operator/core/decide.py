@@ -1,7 +1,7 @@
-"""decide: the pure, total function from job, observation, time and settings to the next status and actions.
+"""Pure decision function: derives the next status and actions from job, observation, time and settings.
 
-An attempt moves from Starting to Running to Stopping to Failed, Stopped or Succeeded. One pass makes one step, and the
-status it writes is all that the next pass needs: after a crash between any two API calls nothing is repeated or lost.
+An attempt moves from Starting to Running to Stopping to Failed, Stopped or Succeeded. One pass makes one step and
+records it in the status, so that a crash between two API calls neither repeats nor loses a step.
 """
 
 from datetime import datetime, timedelta
@@ -36,9 +36,9 @@ MIN_CREATE_RETRY, MAX_CREATE_RETRY = timedelta(seconds=1), timedelta(seconds=15)
 
 
 def decide(job: FineTuneJob, observation: Observation, now: datetime, settings: Settings) -> Decision:
-    """Return the next step of a job.
+    """Decide the next step of a job.
 
-    Equal arguments give equal decisions; deciding again after the actions were performed changes nothing.
+    The function is deterministic; deciding again after the actions were executed changes nothing.
     """
     context = JobContext(job, observation, now, settings)
     # a job that is being deleted: the garbage collector deletes its children
@@ -69,23 +69,23 @@ def _begin_first_attempt(context: JobContext) -> Decision:
 
 
 def _continue_attempt(context: JobContext) -> Decision:
-    """Decide on an attempt that is starting or running: the first step that applies decides."""
+    """Run the checks of a starting or running attempt in order; the first decision applies."""
     for step in (
-        # does the user or a deadline end the attempt?
+        # the user or a deadline stops the attempt
         _check_stop_request,
-        # is a child rejected for good?
+        # a child can never be created
         _check_rejected_children,
-        # have all nodes succeeded?
+        # all nodes have succeeded
         _check_success,
-        # did nodes fail only because others cannot start?
+        # nodes failed only because others cannot start
         _check_incomplete_gang,
-        # did a node fail or disappear?
+        # a node failed or disappeared
         _check_failure,
-        # did nodes start too late?
+        # nodes did not start in time
         _check_start_deadlines,
-        # are children missing?
+        # children are missing
         _create_missing_children,
-        # did the pending reason time out?
+        # the pending reason has timed out
         _check_pending_timeout,
     ):
         decision = step(context)
@@ -96,7 +96,7 @@ def _continue_attempt(context: JobContext) -> Decision:
 
 
 def _check_stop_request(context: JobContext) -> Decision | None:
-    """Stop the attempt if spec.suspend is set or activeDeadlineSeconds is over."""
+    """Stop the attempt if spec.suspend is set or activeDeadlineSeconds has expired."""
     if context.job.spec.suspend:
         return begin_stopping(context, StopReason.SUSPENDED)
     active_deadline = deadlines.active_deadline(context)
@@ -106,7 +106,7 @@ def _check_stop_request(context: JobContext) -> Decision | None:
 
 
 def _check_rejected_children(context: JobContext) -> Decision | None:
-    """End the attempt if a child can never be created: the spec is invalid, or its name belongs to another object."""
+    """End the attempt if a child can never be created, for example because its name is taken."""
     verdict = find_permanent_rejection(context.job, context.observation)
     return end_attempt(context, verdict, context.record) if verdict else None
 
@@ -120,76 +120,80 @@ def _check_success(context: JobContext) -> Decision | None:
 
 
 def _check_incomplete_gang(context: JobContext) -> Decision | None:
-    """Stop the attempt if running nodes gave up at the rendezvous because others cannot start; that is no failure."""
-    # decisions/206
+    """Stop the attempt, without a failure, if nodes left the rendezvous because others cannot start (decisions/206)."""
     pending_reason = context.pending_reason
     if pending_reason is None or not pending_reason.has_no_timeout:
         return None
-    ended = [node for node in context.nodes if node.phase not in (PodPhase.PENDING, PodPhase.RUNNING)]
-    if not ended or not all(node.phase is PodPhase.FAILED and judge_node(node.evidence).victim for node in ended):
+    ended_nodes = [node for node in context.nodes if node.phase not in (PodPhase.PENDING, PodPhase.RUNNING)]
+    only_victims = all(node.phase is PodPhase.FAILED and judge_node(node.evidence).victim for node in ended_nodes)
+    if not ended_nodes or not only_victims:
         return None
     message = f"running nodes gave up waiting for others: {pending_reason.message}"
     return begin_stopping(context, StopReason.INCOMPLETE, message=message)
 
 
 def _check_failure(context: JobContext) -> Decision | None:
-    """Stop the attempt if a node failed, is being deleted, lost its labels, or disappeared after its creation."""
+    """Stop the attempt if a node failed, is being deleted, lost its labels, or disappeared after creation."""
     unsuccessful = [node for node in context.nodes if not node.succeeded]
     if any(node.restarted or node.phase in (PodPhase.FAILED, PodPhase.SUCCEEDED) for node in unsuccessful):
         return begin_stopping(context, StopReason.NODE_FAILED)
     if any(node.relabelled or (node.deleting and node.phase is not PodPhase.GONE) for node in unsuccessful):
         return begin_stopping(context, StopReason.NODE_DELETED)
-    missing = context.record.created and len(context.nodes) < context.job.spec.num_nodes
-    # a deleted pod is never created again under its name: the attempt has to end
-    if missing or any(node.phase is PodPhase.GONE for node in unsuccessful):
+    is_pod_missing = context.record.created and len(context.nodes) < context.job.spec.num_nodes
+    # a deleted pod is never recreated under its name, so the attempt has to end
+    if is_pod_missing or any(node.phase is PodPhase.GONE for node in unsuccessful):
         return require_confirmation(context, begin_stopping(context, StopReason.NODE_FAILED))
     return None
 
 
 def _create_missing_children(context: JobContext) -> Decision | None:
-    """Create missing children, once no pod of an older attempt can run and the restart delay is over."""
+    """Create missing children once no pod of an older attempt can run and the restart delay has passed."""
     record = context.record
     if record.created:
         return None
     # fencing: first stop the pods of older attempts
-    older = _pods_of_older_attempts(context)
-    blockers = [node for node in older if node.may_run(context.now)]
+    older_pods = _find_pods_of_older_attempts(context)
+    blockers = [node for node in older_pods if node.may_run(context.now)]
     if blockers:
-        deletions = context.deletions(blockers, ABORT_GRACE_SECONDS)
+        deletions = context.build_deletions(blockers, ABORT_GRACE_SECONDS)
         return build_decision(context, context.status, actions=deletions, requeue_after=REQUEUE_INTERVAL)
     # then wait for the restart delay
-    if (delay := _remaining_delay(record, context.now)) > timedelta():
+    if (delay := _compute_remaining_delay(record, context.now)) > timedelta():
         return build_decision(context, context.status, requeue_after=delay)
-    # then create the children that do not exist
-    existing = {node.pod_name for node in context.nodes if node.phase is not PodPhase.GONE}
-    if len(existing) == context.job.spec.num_nodes and context.observation.service_exists:
+    # then create the missing children
+    existing_pods = {node.pod_name for node in context.nodes if node.phase is not PodPhase.GONE}
+    if len(existing_pods) == context.job.spec.num_nodes and context.observation.service_exists:
         return None
     children = build_children(plan_run(context.job, attempt=record.attempt, settings=context.settings))
-    missing = (child for child in children if child["metadata"]["name"] not in existing)
+    missing_children = (child for child in children if child["metadata"]["name"] not in existing_pods)
     actions: tuple[Action, ...] = tuple(
-        Create(child) for child in missing if child["kind"] != "Service" or not context.observation.service_exists
+        Create(child)
+        for child in missing_children
+        if child["kind"] != "Service" or not context.observation.service_exists
     )
     if context.observation.edited_service_uid:
         actions = (*actions, *ensure_service_and_config_map(context))
-    # and delete what is left of the previous attempt
+    # finally delete the ConfigMap of the last attempt and the pods of older attempts
     if record.attempt > 0:
         metadata = context.job.metadata
-        previous = names.config_map_name(metadata.name, metadata.uid, record.attempt - 1)
-        actions = (*actions, DeleteConfigMap(previous), *context.deletions(older, ABORT_GRACE_SECONDS))
-    # the cache may lack a pod of an older attempt, or one that the last pass created (decisions/101)
-    decision = build_decision(context, context.status, actions=actions, requeue_after=_create_retry_after(context))
+        old_config_map = names.config_map_name(metadata.name, metadata.uid, record.attempt - 1)
+        deletions = context.build_deletions(older_pods, ABORT_GRACE_SECONDS)
+        actions = (*actions, DeleteConfigMap(old_config_map), *deletions)
+    # the cache may lack a pod of an older attempt, or a pod that the last pass created (decisions/101)
+    retry_delay = _compute_create_retry_delay(context)
+    decision = build_decision(context, context.status, actions=actions, requeue_after=retry_delay)
     return require_confirmation(context, decision)
 
 
-def _remaining_delay(record: AttemptRecord, now: datetime) -> timedelta:
-    """Return what is left of the restart delay; nothing if the clock is behind the one that wrote the record."""
+def _compute_remaining_delay(record: AttemptRecord, now: datetime) -> timedelta:
+    """Return the remaining restart delay; zero if the clock is behind the one that wrote the record."""
     if record.not_before is None or (record.start_time and now < record.start_time):
         return timedelta()
     return record.not_before - now
 
 
-def _create_retry_after(context: JobContext) -> timedelta | None:
-    """Return when to retry rejected creates: a delay as long as the time waited so far, within limits."""
+def _compute_create_retry_delay(context: JobContext) -> timedelta | None:
+    """Return the delay before a retry of rejected creates: the time waited so far, within limits."""
     if not context.observation.rejected_creates:
         return None
     waited = context.now - context.status.waiting.since if context.status.waiting else MIN_CREATE_RETRY
@@ -197,7 +201,7 @@ def _create_retry_after(context: JobContext) -> timedelta | None:
 
 
 def _check_pending_timeout(context: JobContext) -> Decision | None:
-    """End the attempt if its image could not be pulled, or its container not created, within the timeout."""
+    """End the attempt if the image pull or the container creation has timed out."""
     reported = context.status.waiting
     timeout_at = deadlines.pending_timeout_at(context, reported)
     if reported is None or timeout_at is None or context.now < timeout_at:
@@ -208,7 +212,7 @@ def _check_pending_timeout(context: JobContext) -> Decision | None:
 
 
 def _check_start_deadlines(context: JobContext) -> Decision | None:
-    """Fail a job whose nodes do not all start in time, or release the nodes that wait for the others."""
+    """Fail a job whose nodes do not all start in time, or release nodes that wait for others."""
     reported = context.status.waiting
     pending_deadline = deadlines.pending_deadline(context)
     if pending_deadline is not None and context.now >= pending_deadline:
@@ -225,20 +229,20 @@ def _check_start_deadlines(context: JobContext) -> Decision | None:
 
 
 def _update_running_state(context: JobContext) -> Decision:
-    """Record whether all pods exist and run; keep Service and ConfigMap in place."""
+    """Record whether all pods exist and run, and restore Service and ConfigMap."""
     record = record_start(context)
     started = record.state is AttemptState.RUNNING
-    # emit events, delete pods of older attempts, recreate what users deleted
-    deletions = context.deletions(_pods_of_older_attempts(context), ABORT_GRACE_SECONDS)
-    actions = (*_start_events(context, record), *deletions, *ensure_service_and_config_map(context))
-    # requeue for the next check of the ConfigMap or the next try of a rejected create
-    delays = (next_config_map_check(context), None if started else _create_retry_after(context))
+    # emit events, delete pods of older attempts, restore Service and ConfigMap
+    deletions = context.build_deletions(_find_pods_of_older_attempts(context), ABORT_GRACE_SECONDS)
+    actions = (*_build_start_events(context, record), *deletions, *ensure_service_and_config_map(context))
+    # requeue for the next ConfigMap check or the next retry of a rejected create
+    delays = (next_config_map_check(context), None if started else _compute_create_retry_delay(context))
     requeue_after = min((delay for delay in delays if delay is not None), default=None)
     return build_decision(context, with_record(context.status, record), actions=actions, requeue_after=requeue_after)
 
 
-def _start_events(context: JobContext, record: AttemptRecord) -> tuple[Action, ...]:
-    """Return the events of a starting attempt: one per new pending reason, and one when it runs."""
+def _build_start_events(context: JobContext, record: AttemptRecord) -> tuple[Action, ...]:
+    """Return the events of a starting attempt: one per new pending reason, and one once it runs."""
     if record.state is AttemptState.RUNNING:
         if context.record.state is AttemptState.RUNNING:
             return ()
@@ -251,14 +255,14 @@ def _start_events(context: JobContext, record: AttemptRecord) -> tuple[Action, .
     return ()
 
 
-def _pods_of_older_attempts(context: JobContext) -> list[NodeObservation]:
+def _find_pods_of_older_attempts(context: JobContext) -> list[NodeObservation]:
     return [node for node in context.observation.live_nodes() if node.attempt != context.record.attempt]
 
 
 def _clean_up_finished(context: JobContext) -> Decision:
-    """Keep the status of a finished job, delete the pods that still run, and the job itself after its TTL."""
-    kept_by_sidecars, requeue_after = context.pods_kept_by_sidecars()
-    actions = context.deletions([*context.running_pods(), *kept_by_sidecars], ABORT_GRACE_SECONDS)
+    """Delete the running pods of a finished job, and the job itself after its TTL; keep the status."""
+    kept_by_sidecars, requeue_after = context.find_pods_kept_by_sidecars()
+    actions = context.build_deletions([*context.running_pods(), *kept_by_sidecars], ABORT_GRACE_SECONDS)
     ttl, ended = context.job.spec.ttl_seconds_after_finished, context.status.completion_time
     if ttl is None or ended is None:
         return Decision(context.status, actions, requeue_after=requeue_after)

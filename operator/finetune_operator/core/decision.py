@@ -1,4 +1,4 @@
-"""Decision: the result of decide, and how it is completed with derived status fields and the next deadline."""
+"""Defines Decision, and completes it with the derived status fields and the next deadline."""
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -12,9 +12,9 @@ from finetune_operator.core.job_context import JobContext
 
 @dataclass(frozen=True)
 class Decision:
-    """The result of one pass: the status to write, then the actions, then when to requeue.
+    """Result of one pass: the status to write first, the actions to execute then, and the requeue delay.
 
-    `needs_confirmation`: it rests on the absence of an object, which only a fresh LIST can confirm.
+    `needs_confirmation`: the decision depends on the absence of an object, which only a fresh LIST can confirm.
     """
 
     status: JobStatus
@@ -30,19 +30,19 @@ def build_decision(
     actions: tuple[Action, ...] = (),
     requeue_after: timedelta | None = None,
 ) -> Decision:
-    """Return the decision with all derived status fields, requeued at the latest when the next deadline passes."""
+    """Build a decision with all derived status fields, requeued no later than the next deadline."""
     status_context = StatusContext(context.observation, context.pending_reason, context.now)
     derived = derive_status(context.job.model_copy(update={"status": status}), status_context)
-    return Decision(derived, actions, requeue_after=_earliest_requeue(context, derived, requeue_after))
+    return Decision(derived, actions, requeue_after=_find_earliest_requeue(context, derived, requeue_after))
 
 
 def require_confirmation(context: JobContext, decision: Decision) -> Decision:
-    """Mark a decision that rests on the absence of an object, which the informer cache cannot prove."""
+    """Mark a decision that depends on the absence of an object, which the informer cache cannot prove."""
     return replace(decision, needs_confirmation=not context.observation.fresh)
 
 
-def _earliest_requeue(context: JobContext, status: JobStatus, requeue_after: timedelta | None) -> timedelta | None:
-    """Return the time until the first future moment at which the passage of time alone changes the decision."""
+def _find_earliest_requeue(context: JobContext, status: JobStatus, requeue_after: timedelta | None) -> timedelta | None:
+    """Return the time until the next deadline or timeout that can change the decision."""
     delays = [requeue_after] if requeue_after is not None else []
     active_deadline = deadlines.active_deadline(context)
     if active_deadline is not None and status.completion_time is None and not context.job.spec.suspend:

@@ -1,4 +1,4 @@
-"""The Service and ConfigMap of an attempt, created again if a user deletes or edits them."""
+"""Recreates the Service and ConfigMap of an attempt after a user deleted or edited them."""
 
 from datetime import timedelta
 
@@ -14,15 +14,15 @@ from finetune_operator.plan.run_plan import plan_run
 def ensure_service_and_config_map(context: JobContext) -> tuple[Action, ...]:
     """Return the actions that restore the Service and the ConfigMap; an edited Service is deleted first.
 
-    ConfigMaps are not watched, and a kubelet reports a missing one only in events. If a pod waits long for its volumes,
-    the ConfigMap is therefore created again, which changes nothing if it exists (decisions/112).
+    ConfigMaps are not watched, and a kubelet reports a missing ConfigMap only in events. If a pod waits long for its
+    volumes, the ConfigMap is therefore created again, which has no effect if it exists (decisions/112).
     """
     if context.observation.edited_service_uid:
         service_name = names.service_name(context.job.metadata.name)
         return (DeleteService(service_name, context.observation.edited_service_uid),)
     config_map_may_be_missing = any(
         duration >= CONTAINER_CREATING_TIMEOUT and not node.ready_to_start
-        for node, duration in _container_creating_nodes(context)
+        for node, duration in _find_container_creating_nodes(context)
     )
     builders = (
         *(() if context.observation.service_exists else (build_service,)),
@@ -35,8 +35,8 @@ def ensure_service_and_config_map(context: JobContext) -> tuple[Action, ...]:
 
 
 def next_config_map_check(context: JobContext) -> timedelta | None:
-    """Return when a pod has waited long for its volumes, and at that interval again while it does."""
-    creating = _container_creating_nodes(context)
+    """Return the delay until the next check for a missing ConfigMap, while pods wait for their volumes."""
+    creating = _find_container_creating_nodes(context)
     first = [CONTAINER_CREATING_TIMEOUT - duration for _, duration in creating if duration < CONTAINER_CREATING_TIMEOUT]
     repeated = [
         CONTAINER_CREATING_TIMEOUT
@@ -46,6 +46,6 @@ def next_config_map_check(context: JobContext) -> timedelta | None:
     return min((*first, *repeated), default=None)
 
 
-def _container_creating_nodes(context: JobContext) -> list[tuple[NodeObservation, timedelta]]:
-    durations = ((node, node.container_creating_for(context.now)) for node in context.nodes)
+def _find_container_creating_nodes(context: JobContext) -> list[tuple[NodeObservation, timedelta]]:
+    durations = ((node, node.get_container_creating_duration(context.now)) for node in context.nodes)
     return [(node, duration) for node, duration in durations if duration is not None]

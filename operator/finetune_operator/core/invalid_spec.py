@@ -1,4 +1,4 @@
-"""Decision for a job that the API server accepted although its spec does not validate."""
+"""Decides about jobs that the API server accepted although their spec is invalid."""
 
 from datetime import datetime
 

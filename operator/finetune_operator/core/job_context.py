@@ -1,4 +1,4 @@
-"""JobContext: the facts that a decision rests on; core.deadlines derives deadlines from them."""
+"""Defines JobContext, the arguments of one decision; core.deadlines derives deadlines from it."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,12 +11,12 @@ from finetune_operator.observation.pods import NodeObservation, Observation
 from finetune_operator.settings import Settings
 
 SIDECAR_TIMEOUT = timedelta(seconds=30)
-ABORT_GRACE_SECONDS = 10  # for the peers of a failed node: their ranks are blocked and have nothing to save
+ABORT_GRACE_SECONDS = 10  # for peers of a failed node, whose blocked ranks have nothing to save
 
 
 @dataclass(frozen=True)
 class JobContext:
-    """The arguments of one decision: the job, the observation of its children, the time and the settings."""
+    """Arguments of one decision: job, observation, time and settings."""
 
     job: FineTuneJob
     observation: Observation
@@ -25,32 +25,32 @@ class JobContext:
 
     @property
     def status(self) -> JobStatus:
-        """The status that the last pass wrote."""
+        """Status that the last pass wrote."""
         return self.job.status
 
     @property
     def record(self) -> AttemptRecord:
-        """The record of the current attempt."""
+        """Record of the current attempt."""
         return self.status.attempts[-1]
 
     @property
     def nodes(self) -> tuple[NodeObservation, ...]:
-        """The nodes of the current attempt, from live pods and tombstones."""
+        """Nodes of the current attempt, from live pods and tombstones."""
         return self.observation.nodes_of_attempt(self.record.attempt)
 
     @property
     def pending_reason(self) -> PendingReason | None:
-        """Why pods of the current attempt do not start; None if all do, or before the first attempt."""
+        """Reason why pods of the current attempt do not start; None if all start or no attempt exists."""
         return find_pending_reason(self.job, self.observation, self.nodes, self.now) if self.status.attempts else None
 
     def running_pods(self) -> list[NodeObservation]:
-        """Return the pods of any attempt in which a process may still run."""
+        """Return the pods of all attempts in which a process may still run."""
         return [node for node in self.observation.live_nodes() if node.may_run(self.now)]
 
-    def pods_kept_by_sidecars(self) -> tuple[list[NodeObservation], timedelta | None]:
-        """Return the pods in which an injected sidecar outlasts the trainer by SIDECAR_TIMEOUT.
+    def find_pods_kept_by_sidecars(self) -> tuple[list[NodeObservation], timedelta | None]:
+        """Return the pods in which an injected sidecar has run SIDECAR_TIMEOUT longer than the trainer.
 
-        The second value is the time until the next such pod is due.
+        The second value is the time until the next pod reaches this timeout.
         """
         timeouts = [
             (node, node.sidecar_running_since + SIDECAR_TIMEOUT - self.now)
@@ -60,8 +60,8 @@ class JobContext:
         remaining = (time for _, time in timeouts if time > timedelta())
         return [node for node, time in timeouts if time <= timedelta()], min(remaining, default=None)
 
-    def deletions(self, nodes: list[NodeObservation], grace_seconds: int) -> tuple[Action, ...]:
-        """Return the deletions of these pods; one already being deleted with a longer grace period is shortened."""
+    def build_deletions(self, nodes: list[NodeObservation], grace_seconds: int) -> tuple[Action, ...]:
+        """Return the deletions of the pods; a terminating pod is included only if its deadline is much later."""
         limit = self.now + timedelta(seconds=2 * grace_seconds)
         return tuple(
             DeletePod(node.pod_name, node.uid, grace_seconds)

@@ -1,4 +1,4 @@
-"""Why the pods of an attempt do not run yet, `status.waiting`: a reason is retried or times out.
+"""Finds the reason why the pods of an attempt do not run yet, for `status.waiting`.
 
 The reasons Unschedulable, ImagePullFailed, ConfigMissing, CreateContainerError, VolumesNotReady and CreateRefused
 originate here. failures.create_rejections ends a job whose children can never be created.
@@ -33,17 +33,18 @@ _KUBERNETES_NODE_FAULT = re.compile(
 )
 _RETRIED = "is pulled again until the registry is reachable"
 REJECTED_REASONS = frozenset({Reason.PREDECESSOR_TERMINATING, Reason.NAME_TAKEN, Reason.CREATE_REFUSED})
-CONTAINER_CREATING_TIMEOUT = timedelta(seconds=60)  # of ContainerCreating, before it is reported
+CONTAINER_CREATING_TIMEOUT = timedelta(seconds=60)  # after which ContainerCreating is reported
 IMAGE_PULL_TIMEOUT = timedelta(minutes=10)
-CREATE_CONTAINER_TIMEOUT = timedelta(minutes=3)  # of CreateContainerError, which the kubelet retries
+CREATE_CONTAINER_TIMEOUT = timedelta(minutes=3)  # for CreateContainerError, which the kubelet retries
 
 
 @dataclass(frozen=True)
 class PendingReason:
-    """Why the pods of an attempt do not run yet.
+    """Reason why the pods of an attempt do not run yet.
 
-    `image_pull`: the image cannot be pulled, which has a timeout, or `permanent` if no retry can succeed.
-    `expected`: it passes by itself, as an image pull in progress does.
+    `image_pull`: the image cannot be pulled; the reason times out after IMAGE_PULL_TIMEOUT.
+    `permanent`: no retry of the image pull can succeed; the reason times out at once.
+    `expected`: no action is needed, for example during an image pull.
     `verdict`: the verdict on the attempt if the reason lasts until its timeout.
     """
 
@@ -56,21 +57,21 @@ class PendingReason:
 
     @property
     def timeout(self) -> timedelta | None:
-        """How long the reason may last, independent of the deadlines in the spec; None without limit."""
+        """Maximum duration of the reason, independent of the deadlines in the spec; None means no limit."""
         if self.image_pull:
             return timedelta() if self.permanent else IMAGE_PULL_TIMEOUT
         return CREATE_CONTAINER_TIMEOUT if self.verdict else None
 
     @property
     def has_no_timeout(self) -> bool:
-        """Whether the reason may last without limit, so that nodes that already run have to be released."""
+        """Whether the reason may last indefinitely, so that running nodes have to be released."""
         return not self.image_pull and not self.expected
 
 
 def find_pending_reason(
     job: FineTuneJob, observation: Observation, nodes: Sequence[NodeObservation], now: datetime
 ) -> PendingReason | None:
-    """Return the most relevant reason why not all pods run, or None if no reason is known."""
+    """Find the most relevant reason why not all pods run; None if no reason is known."""
     if observation.rejected_creates:
         return _explain_rejected_create(observation.rejected_creates[0])
     blocked = [(node, node.waiting) for node in nodes if node.phase is PodPhase.PENDING and node.waiting]
@@ -85,7 +86,7 @@ def find_pending_reason(
         else _explain_waiting(node, waiting, blocked_pods, avoidance)
         for node, waiting in blocked
     ]
-    return max(reasons, key=lambda each: (each.permanent, each.image_pull, each.reason != Reason.UNSCHEDULABLE))
+    return max(reasons, key=lambda item: (item.permanent, item.image_pull, item.reason != Reason.UNSCHEDULABLE))
 
 
 def _explain_rejected_create(rejected: RejectedCreate) -> PendingReason:
@@ -99,7 +100,7 @@ def _explain_rejected_create(rejected: RejectedCreate) -> PendingReason:
 
 
 def _explain_waiting(node: NodeObservation, waiting: WaitingState, blocked_pods: str, avoidance: str) -> PendingReason:
-    """Return the reason for a pod that is unscheduled or whose container is in a waiting state."""
+    """Return the pending reason of an unscheduled pod or of a container in a waiting state."""
     verdict = container_create_failed(
         node.evidence.model_copy(update={"reason": waiting.reason, "message": waiting.message})
     )
@@ -115,28 +116,30 @@ def _explain_waiting(node: NodeObservation, waiting: WaitingState, blocked_pods:
     return PendingReason(waiting.reason, f"{node.pod_name}: {waiting.message}")
 
 
-def _explain_image_pull(node: NodeObservation, waiting: WaitingState, reported: WaitStatus | None) -> PendingReason:
-    """Return the reason for an image pull that fails; registry outages are retried without limit.
+def _explain_image_pull(
+    node: NodeObservation, waiting: WaitingState, reported_wait: WaitStatus | None
+) -> PendingReason:
+    """Return the pending reason of a failing image pull; registry outages are retried without limit.
 
-    Between two attempts the kubelet reports ImagePullBackOff without a cause: then the reported cause stays.
+    Between two pulls the kubelet reports ImagePullBackOff without a cause; the reported cause is kept meanwhile.
     """
     cause = _BACK_OFF.sub("", waiting.message)
-    known_message = (
-        reported.message if reported is not None and reported.reason == Reason.IMAGE_PULL_FAILED and not cause else ""
-    )
-    place = f"{node.pod_name} on {node.k8s_node}"
+    known_message = ""
+    if reported_wait is not None and reported_wait.reason == Reason.IMAGE_PULL_FAILED and not cause:
+        known_message = reported_wait.message
+    location = f"{node.pod_name} on {node.k8s_node}"
     if _KUBERNETES_NODE_FAULT.search(cause or known_message):
         verdict = Verdict(
             Reason.CONTAINER_RUNTIME_ERROR,
             f"{describe_node(node.evidence)}: {cause or known_message}",
             evidence=node.evidence,
         )
-        message = known_message or f"{place}: {cause}; its kubelet retries"
+        message = known_message or f"{location}: {cause}; its kubelet retries"
         return PendingReason(Reason.IMAGE_PULL_FAILED, message, verdict=verdict)
     if known_message:
         message = known_message
     elif _REGISTRY_UNAVAILABLE.search(cause):
-        message = f"{place}: {cause}; {waiting.image} {_RETRIED}"
+        message = f"{location}: {cause}; {waiting.image} {_RETRIED}"
     else:
         message = f"{node.pod_name}: {cause or waiting.reason}; check {waiting.image} and spec.imagePullSecrets"
     return PendingReason(
@@ -148,15 +151,16 @@ def _explain_image_pull(node: NodeObservation, waiting: WaitingState, reported: 
 
 
 def _explain_container_creating(nodes: Sequence[NodeObservation], now: datetime) -> PendingReason | None:
-    """Return the reason for containers in ContainerCreating for long, for which kubelets report no message."""
-    slow = [node for node in nodes if (node.container_creating_for(now) or timedelta()) >= CONTAINER_CREATING_TIMEOUT]
-    for node in sorted(slow, key=lambda node: node.ready_to_start is not False):
-        place, hint = f"{node.pod_name} on {node.k8s_node}", f"see kubectl describe pod {node.pod_name}"
+    """Return the pending reason of containers that stay in ContainerCreating, which has no message."""
+    durations = ((node, node.get_container_creating_duration(now) or timedelta()) for node in nodes)
+    slow_nodes = [node for node, duration in durations if duration >= CONTAINER_CREATING_TIMEOUT]
+    for node in sorted(slow_nodes, key=lambda node: node.ready_to_start is not False):
+        location, hint = f"{node.pod_name} on {node.k8s_node}", f"see kubectl describe pod {node.pod_name}"
         if node.ready_to_start is False:
-            return PendingReason(Reason.VOLUMES_NOT_READY, f"{place}: its volumes or network are not ready; {hint}")
+            return PendingReason(Reason.VOLUMES_NOT_READY, f"{location}: its volumes or network are not ready; {hint}")
         return PendingReason(
             Reason.CONTAINER_CREATING,
-            f"{place}: its image is being pulled, or an init container runs; {hint}",
+            f"{location}: its image is being pulled, or an init container runs; {hint}",
             expected=True,
         )
     return None

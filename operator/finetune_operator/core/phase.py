@@ -1,4 +1,4 @@
-"""The phase of a job (Queued, Starting, Running, Restarting, Suspended, Complete, Failed), computed in each pass."""
+"""Derives the phase of a job: Queued, Starting, Running, Restarting, Suspended, Complete or Failed."""
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState, JobStatus, Phase
@@ -6,7 +6,7 @@ from finetune_operator.observation.pods import NodeObservation
 
 
 def is_finished(status: JobStatus) -> bool:
-    """Return whether the job is Complete or Failed, which it stays."""
+    """Return whether the job is Complete or Failed; both are final."""
     return status.completion_time is not None
 
 
@@ -25,7 +25,7 @@ def is_suspended(job: FineTuneJob, status: JobStatus) -> bool:
 
 
 def derive_phase(job: FineTuneJob, status: JobStatus, nodes: tuple[NodeObservation, ...]) -> Phase:
-    """Return the phase, a summary of the job in one word."""
+    """Return the phase of the job, derived from its attempts and pods."""
     if is_finished(status):
         return Phase.COMPLETE if is_complete(status) else Phase.FAILED
     if is_suspended(job, status):

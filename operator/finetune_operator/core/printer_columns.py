@@ -1,4 +1,4 @@
-"""The columns of `kubectl get`."""
+"""Builds the columns of `kubectl get`."""
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import Display, Phase, Progress
@@ -8,14 +8,14 @@ from finetune_operator.observation.pods import NodeObservation, PodPhase
 def build_columns(
     job: FineTuneJob, nodes: tuple[NodeObservation, ...], progress: Progress | None, phase: Phase
 ) -> Display:
-    """Return the columns of one job; throughput and remaining time only while it runs."""
+    """Build the columns of one job; throughput and remaining time only while it runs."""
     running = sum(node.phase is PodPhase.RUNNING and not node.deleting for node in nodes)
     columns = {"nodes": f"{running}/{job.spec.num_nodes}"}
     if progress is not None:
         if progress.total_steps:
             percent = 100 * progress.step // progress.total_steps
-            done = f"{progress.step}/{progress.total_steps}"
-            columns["progress"] = f"stopped early {done}" if progress.stopped_early else f"{percent}% {done}"
+            steps = f"{progress.step}/{progress.total_steps}"
+            columns["progress"] = f"stopped early {steps}" if progress.stopped_early else f"{percent}% {steps}"
         if progress.loss is not None:
             columns["loss"] = f"{progress.loss:.3f}"
         if phase is Phase.RUNNING and progress.tokens_per_second is not None:
@@ -26,7 +26,7 @@ def build_columns(
 
 
 def format_number(number: float) -> str:
-    """Return a short form of a number: 18432 becomes 18.4k."""
+    """Format a number in short form, for example 18432 as 18.4k."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.1f}{suffix}"
@@ -34,7 +34,7 @@ def format_number(number: float) -> str:
 
 
 def format_duration(seconds: int) -> str:
-    """Return a duration as kubectl prints ages: 1320 becomes 22m."""
+    """Format a duration as kubectl formats ages, for example 1320 seconds as 22m."""
     if seconds < 120:
         return f"{seconds}s"
     if seconds < 7200:

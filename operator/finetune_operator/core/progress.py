@@ -1,4 +1,4 @@
-"""Progress, steps and batch of the current attempt, from polled reports and the termination messages of its nodes.
+"""Derives progress, steps and batch of the current attempt from polled reports and termination messages.
 
 `updateTime` is the time of the heartbeat of rank 0 (finetune_supervisor.liveness.heartbeat), or of the poll
 (controller.progress_poller) if a report has none.
@@ -15,23 +15,25 @@ from finetune_operator.observation.pods import NodeObservation, Observation
 from finetune_operator.plan.run_plan import resolve_chosen_batch, resolve_planned_batch
 
 
-def newest_progress(status: JobStatus, nodes: tuple[NodeObservation, ...], polled: Progress | None) -> Progress | None:
-    """Return the newest progress: polled, from the termination message of node 0, or from the status."""
-    final = [n.termination.progress for n in nodes if n.node_rank == 0 and n.termination and n.termination.progress]
-    reports = [report for report in (*final, polled) if report is not None]
+def find_newest_progress(
+    status: JobStatus, nodes: tuple[NodeObservation, ...], polled_progress: Progress | None
+) -> Progress | None:
+    """Return the newest progress from polls, the termination message of node 0 or the status."""
+    final_reports = [node.termination.progress for node in nodes if node.node_rank == 0 and node.termination]
+    reports = [report for report in (*final_reports, polled_progress) if report is not None]
     if not reports:
         return status.progress
     newest = max(reports, key=lambda report: (report.step, report.update_time is not None))
-    before = status.progress
-    if before is not None and newest.update_time and before.update_time and newest.update_time < before.update_time:
-        return before
-    if newest.last_checkpoint is None and before is not None:
-        newest = replace(newest, last_checkpoint=before.last_checkpoint)
+    current = status.progress
+    if current is not None and newest.update_time and current.update_time and newest.update_time < current.update_time:
+        return current
+    if newest.last_checkpoint is None and current is not None:
+        newest = replace(newest, last_checkpoint=current.last_checkpoint)
     return newest
 
 
 def step_range(context: JobContext) -> dict[str, object]:
-    """Return the update of a record with its first and last step and the time of the first, as far as reported."""
+    """Return the record fields of the first step, its time and the last step, if they were reported."""
     record = context.record
     terminations = [node.termination for node in context.nodes if node.termination]
     progress = (*(termination.progress for termination in terminations), context.observation.progress)
@@ -51,16 +53,17 @@ def step_range(context: JobContext) -> dict[str, object]:
 
 
 def resolve_current_batch(job: FineTuneJob, observation: Observation) -> Batch | None:
-    """Return the batch of the spec and its repair; for auto, the one the trainer reported last.
+    """Return the batch of the repaired spec or, for auto, the batch that the trainer reported last.
 
     None for a command, and for auto until the trainer has reported its choice.
     """
     spec = apply_repair(job.spec, job.status.repair)
     if spec.command is not None or not spec.training.has_auto_batch:
         return resolve_planned_batch(spec)
-    attempt, before = job.status.attempt, job.status.batch
+    attempt, recorded_batch = job.status.attempt, job.status.batch
     nodes = observation.nodes_of_attempt(attempt) if attempt is not None else ()
-    final = [node.termination.progress for node in nodes if node.termination and node.termination.progress]
-    sizes = [report.per_device_train_batch_size for report in (*final, observation.progress) if report is not None]
-    candidates = [*sizes, before.per_device_train_batch_size if before else None]
+    final_reports = [node.termination.progress for node in nodes if node.termination]
+    reports = [report for report in (*final_reports, observation.progress) if report is not None]
+    sizes = [report.per_device_train_batch_size for report in reports]
+    candidates = [*sizes, recorded_batch.per_device_train_batch_size if recorded_batch else None]
     return next((batch for size in candidates if (batch := resolve_chosen_batch(spec, size)) is not None), None)

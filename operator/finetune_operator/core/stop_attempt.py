@@ -1,4 +1,4 @@
-"""The end of an attempt: delete its pods, judge the evidence of all nodes at once, then begin the next or finish."""
+"""Ends an attempt: deletes its pods, judges the evidence of all nodes, then restarts or finishes the job."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -9,10 +9,10 @@ from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Progress, Repair
 from finetune_operator.core.actions import Emit
-from finetune_operator.core.attempt_record import next_attempt, with_next_attempt, with_record, with_verdict
+from finetune_operator.core.attempt_record import build_next_attempt, with_next_attempt, with_record, with_verdict
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
-from finetune_operator.core.progress import newest_progress, resolve_current_batch, step_range
+from finetune_operator.core.progress import find_newest_progress, resolve_current_batch, step_range
 from finetune_operator.core.suspend_and_resume import record_suspension
 from finetune_operator.failures.merge_evidence import collect_initial_evidence, merge_evidence
 from finetune_operator.failures.restart_budget import plan_restart
@@ -21,11 +21,11 @@ from finetune_operator.failures.verdict import Verdict
 from finetune_operator.plan.run_plan import GRACE_SECONDS, RunPlan, plan_run
 
 REQUEUE_INTERVAL = timedelta(seconds=5)
-ROOT_CAUSE_GRACE = timedelta(seconds=3)  # for the root cause to end by itself after a victim has failed
+ROOT_CAUSE_GRACE = timedelta(seconds=3)  # for the root cause to end on its own after a victim has failed
 
 
 class StopReason(StrEnum):
-    """Why an attempt stops; for a failed or deleted node, the verdict replaces it."""
+    """Reason why an attempt stops; for a failed or deleted node, the verdict replaces it."""
 
     SUSPENDED = Reason.SUSPENDED.value
     DEADLINE = Reason.DEADLINE_EXCEEDED.value
@@ -53,39 +53,43 @@ def continue_stopping(context: JobContext) -> Decision:
     record = context.record.model_copy(
         update={"evidence": merge_evidence(context.record.evidence, context.nodes), **step_range(context)}
     )
-    # no process can run any more: judge
+    # judge the attempt once no process can run
     running = context.running_pods()
     if not running:
         return require_confirmation(context, _judge(context, record))
-    # only victims have failed: give the root cause time to end by itself (decisions/105)
-    if (pause := _root_cause_grace_left(context, record)) > timedelta():
-        return build_decision(context, with_record(context.status, record), requeue_after=pause)
-    # delete the pods, with time for a checkpoint where the ranks can write one (decisions/113)
-    failed = any(evidence.outcome == Outcome.FAILED for evidence in record.evidence)
-    can_save = record.reason in REASONS_WITH_CHECKPOINT and not failed
+    # if only victims have failed, give the root cause time to end on its own (decisions/105)
+    if (remaining_grace := _compute_root_cause_grace(context, record)) > timedelta():
+        return build_decision(context, with_record(context.status, record), requeue_after=remaining_grace)
+    # delete the pods, with enough time for a checkpoint if the ranks can write one (decisions/113)
+    has_failed_node = any(evidence.outcome == Outcome.FAILED for evidence in record.evidence)
+    can_save = record.reason in REASONS_WITH_CHECKPOINT and not has_failed_node
     grace_seconds = GRACE_SECONDS if can_save else ABORT_GRACE_SECONDS
-    # the kubelet of a lost Kubernetes node does not act: a long grace period there only delays the restart
-    lost = [node for node in running if node.evidence.disruption in NODE_LOST_DISRUPTIONS]
-    reachable = [node for node in running if node not in lost]
-    actions = (*context.deletions(reachable, grace_seconds), *context.deletions(lost, ABORT_GRACE_SECONDS))
+    # the kubelet of a lost Kubernetes node does nothing, so a long grace period would only delay the restart
+    lost_nodes = [node for node in running if node.evidence.disruption in NODE_LOST_DISRUPTIONS]
+    reachable_nodes = [node for node in running if node not in lost_nodes]
+    actions = (
+        *context.build_deletions(reachable_nodes, grace_seconds),
+        *context.build_deletions(lost_nodes, ABORT_GRACE_SECONDS),
+    )
     return build_decision(context, with_record(context.status, record), actions=actions, requeue_after=REQUEUE_INTERVAL)
 
 
-def _root_cause_grace_left(context: JobContext, record: AttemptRecord) -> timedelta:
-    """Return how long to wait before deleting the other pods: often a victim is observed before the root cause.
+def _compute_root_cause_grace(context: JobContext, record: AttemptRecord) -> timedelta:
+    """Return how long to delay the deletion of pods, because a victim is often observed before the root cause.
 
-    A node that receives SIGTERM reports that it was stopped, and its own error is lost.
+    A node that receives SIGTERM reports that it was stopped, so its own error is lost.
     """
     verdict = judge(record.evidence)
     if record.reason != StopReason.NODE_FAILED or verdict is None or not verdict.victim:
         return timedelta()
     finished_at = verdict.evidence.finished_at if verdict.evidence else None
     remaining = finished_at + ROOT_CAUSE_GRACE - context.now if finished_at else timedelta()
-    return remaining if remaining <= 2 * ROOT_CAUSE_GRACE else timedelta()  # more: a Kubernetes node's clock is ahead
+    # a longer remainder means that the clock of a Kubernetes node is ahead
+    return remaining if remaining <= 2 * ROOT_CAUSE_GRACE else timedelta()
 
 
 def _judge(context: JobContext, record: AttemptRecord) -> Decision:
-    """Judge the evidence of all nodes and decide what follows the attempt."""
+    """Judge the evidence of all nodes, and end the attempt or the job."""
     evidence = record.evidence or collect_initial_evidence(record, context.nodes, context.job.spec.num_nodes)
     verdict = judge(evidence)
     if verdict is None:
@@ -101,8 +105,7 @@ def _judge(context: JobContext, record: AttemptRecord) -> Decision:
         case StopReason.IMAGE | StopReason.PENDING:
             return fail_job(context, context.status, record, record.message)
         case StopReason.INCOMPLETE:
-            released = Verdict(Reason.GANG_INCOMPLETE, record.message)
-            return end_attempt(context, released, record)
+            return end_attempt(context, Verdict(Reason.GANG_INCOMPLETE, record.message), record)
         case StopReason.NODE_FAILED | StopReason.NODE_DELETED:
             return end_attempt(context, verdict, record)
 
@@ -121,7 +124,7 @@ def end_attempt(context: JobContext, verdict: Verdict, record: AttemptRecord) ->
     ended = record.model_copy(update={"state": AttemptState.FAILED, "end_time": context.now, "action": verdict.action})
     status = with_record(status, ended)
     # begin the next attempt
-    following = next_attempt(context, status)
+    following = build_next_attempt(context, status)
     not_before = context.now + restart.delay if restart.delay else None
     following = following.model_copy(update={"not_before": not_before})
     status = with_next_attempt(status, following, context.now).model_copy(update={"restarts": status.restarts + 1})
@@ -133,17 +136,17 @@ def end_attempt(context: JobContext, verdict: Verdict, record: AttemptRecord) ->
 
 
 def _choose_repair(context: JobContext, verdict: Verdict) -> tuple[Verdict, Repair | None]:
-    """Return the repair for the next attempt and the verdict with its description; no repair left fails the job."""
-    current, spec = context.status.repair, context.job.spec
+    """Choose the repair for the next attempt and describe it in the verdict; fail the job if none is left."""
+    current_repair, spec = context.status.repair, context.job.spec
     if verdict.action is not FailureAction.REPAIR:
-        return verdict, current
+        return verdict, current_repair
     run = plan_run(context.job, attempt=context.record.attempt, settings=context.settings)
     batch = resolve_current_batch(context.job, context.observation) or run.batch
-    shortage = MemoryShortage(verdict.reason, spec, current, batch, in_container=context.settings.on_cluster)
+    shortage = MemoryShortage(verdict.reason, spec, current_repair, batch, in_container=context.settings.on_cluster)
     chosen = find_next_repair(shortage) if spec.restart_policy.max_restarts else None
     if chosen is None:
         message = f"{verdict.message}; {build_advice(shortage)}"
-        return replace(verdict, no_repair_left=True, message=message), current
+        return replace(verdict, no_repair_left=True, message=message), current_repair
     repair, description = chosen
     return replace(verdict, message=f"{verdict.message}; retried with {description}"), repair
 
@@ -151,8 +154,8 @@ def _choose_repair(context: JobContext, verdict: Verdict) -> tuple[Verdict, Repa
 def complete_job(context: JobContext, record: AttemptRecord) -> Decision:
     """Complete the job after every node succeeded."""
     run = plan_run(context.job, attempt=record.attempt, settings=context.settings)
-    progress = newest_progress(context.status, context.nodes, context.observation.progress)
-    message = _success_message(run, progress)
+    progress = find_newest_progress(context.status, context.nodes, context.observation.progress)
+    message = _build_success_message(run, progress)
     update = {
         "state": AttemptState.SUCCEEDED,
         "end_time": context.now,
@@ -166,7 +169,7 @@ def complete_job(context: JobContext, record: AttemptRecord) -> Decision:
     return build_decision(context, status, actions=(Emit("Normal", Reason.COMPLETED, message, "end"),))
 
 
-def _success_message(run: RunPlan, progress: Progress | None) -> str:
+def _build_success_message(run: RunPlan, progress: Progress | None) -> str:
     if run.spec.command is None:
         early_end = f"; {progress.ended}" if progress and progress.ended else ""
         return f"the result is in {run.output}/result{early_end}"
@@ -175,8 +178,8 @@ def _success_message(run: RunPlan, progress: Progress | None) -> str:
 
 
 def fail_job(context: JobContext, status: JobStatus, record: AttemptRecord, message: str) -> Decision:
-    """Fail the job: its current attempt ended without a result and is not restarted."""
-    fault = Reason(record.reason).fault  # a deadline has no verdict: take the fault from the reason
+    """Fail a job whose current attempt ended without a result and is not restarted."""
+    fault = Reason(record.reason).fault  # a deadline has no verdict, so the reason provides the fault
     update = {
         "state": AttemptState.FAILED,
         "end_time": context.now,

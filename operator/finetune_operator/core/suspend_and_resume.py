@@ -1,18 +1,18 @@
-"""Suspending and resuming a job: before its first attempt, after its pods were deleted, and back again.
+"""Suspends a job before its first attempt or after its pods were deleted, and resumes it.
 
-core.decide begins the stop of a running attempt when spec.suspend is set; core.stop_attempt ends it.
+core.decide begins to stop a running attempt when spec.suspend is set; core.stop_attempt ends it.
 """
 
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState
 from finetune_operator.core.actions import Emit
-from finetune_operator.core.attempt_record import next_attempt, with_next_attempt, with_record
+from finetune_operator.core.attempt_record import build_next_attempt, with_next_attempt, with_record
 from finetune_operator.core.decision import Decision, build_decision
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
 
 
 def suspend_before_start(context: JobContext) -> Decision:
-    """Record since when a job that never ran is suspended."""
+    """Record the time at which a job that never ran was suspended."""
     suspend_time = context.status.suspend_time or context.now
     return build_decision(context, context.status.model_copy(update={"suspend_time": suspend_time}))
 
@@ -27,14 +27,14 @@ def record_suspension(context: JobContext, record: AttemptRecord) -> Decision:
 
 def stay_suspended(context: JobContext) -> Decision:
     """Delete pods of a suspended job that appear late or that a sidecar keeps running."""
-    kept_by_sidecars, requeue_after = context.pods_kept_by_sidecars()
-    actions = context.deletions([*context.running_pods(), *kept_by_sidecars], ABORT_GRACE_SECONDS)
+    kept_by_sidecars, requeue_after = context.find_pods_kept_by_sidecars()
+    actions = context.build_deletions([*context.running_pods(), *kept_by_sidecars], ABORT_GRACE_SECONDS)
     return build_decision(context, context.status, actions=actions, requeue_after=requeue_after)
 
 
 def resume(context: JobContext) -> Decision:
-    """Begin the next attempt and add the pause to suspendedSeconds."""
-    record = next_attempt(context, context.status)
+    """Begin the next attempt and add the suspended time to suspendedSeconds."""
+    record = build_next_attempt(context, context.status)
     suspend_time = context.status.suspend_time
     paused = max(0, (context.now - suspend_time).total_seconds()) if suspend_time else 0
     status = with_next_attempt(context.status, record, context.now).model_copy(

@@ -12,11 +12,11 @@ UNPROCESSABLE, BAD_REQUEST = 422, 400
 def claim_names(job: FineTuneJob) -> tuple[str, ...]:
     """Return the names of the PersistentVolumeClaims that a job mounts, that of the output first."""
     volumes = [v.persistent_volume_claim.claim_name for v in job.spec.volumes if v.persistent_volume_claim]
-    output = _output_claim(job)
+    output = _get_output_claim(job)
     return tuple(dict.fromkeys((output, *volumes) if output else volumes))
 
 
-def _output_claim(job: FineTuneJob) -> str | None:
+def _get_output_claim(job: FineTuneJob) -> str | None:
     return job.spec.output.persistent_volume_claim.claim_name if job.spec.output else None
 
 
@@ -33,7 +33,7 @@ def find_permanent_rejection(job: FineTuneJob, observation: Observation) -> Verd
             return Verdict(Reason.INVALID_SPEC, f"{rejected.kind} {rejected.name}: {rejected.message}")
     if job.spec.num_nodes == 1:
         return None
-    output = _output_claim(job)
+    output = _get_output_claim(job)
     for claim in observation.claims or ():
         sufficient = claim.access_modes and ("ReadWriteMany" in claim.access_modes or claim.name != output)
         if not sufficient or not SHARED_MODES & set(claim.access_modes):

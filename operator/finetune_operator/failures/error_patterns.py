@@ -11,7 +11,7 @@ from functools import lru_cache
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import Evidence, Fault
-from finetune_operator.failures.verdict import Verdict, describe_node, last_line
+from finetune_operator.failures.verdict import Verdict, describe_node, extract_last_line
 from finetune_supervisor.peer_loss import PEER_LOSS_TEXTS
 
 
@@ -325,7 +325,7 @@ def matches_error_pattern(evidence: Evidence) -> Verdict | None:
     needs_advice = reason.action is FailureAction.FAIL or reason.fault is Fault.INFRASTRUCTURE
     return Verdict(
         reason=reason,
-        message=f"{describe_node(evidence)}: {last_line(evidence.message)}"
+        message=f"{describe_node(evidence)}: {extract_last_line(evidence.message)}"
         + (f"; {reason.advice}" if needs_advice else ""),
         victim=evidence.victim or reason in (Reason.PEER_LOST, Reason.RENDEZVOUS_TIMEOUT),
     )

@@ -51,10 +51,10 @@ _SECTIONS = {
 
 def render_failure_guide() -> str:
     """Return the page as Markdown, with one section per fault."""
-    return _INTRO + "".join("\n" + "\n".join(_section(fault)) + "\n" for fault in _SECTIONS)
+    return _INTRO + "".join("\n" + "\n".join(_render_section(fault)) + "\n" for fault in _SECTIONS)
 
 
-def _section(fault: Fault) -> Iterator[str]:
+def _render_section(fault: Fault) -> Iterator[str]:
     title, action = _SECTIONS[fault]
     yield f"## {title} (fault: {fault})"
     yield ""

@@ -32,15 +32,15 @@ def _initial(node: NodeObservation | None, rank: int, record: AttemptRecord) -> 
         return Evidence(node_rank=rank, ended=True, outcome=Outcome.STOPPED.value)
     if node is None:
         return Evidence(node_rank=rank, ended=True, deleted=True)
-    return _first_observed(node)
+    return _build_first_evidence(node)
 
 
-def _first_observed(node: NodeObservation) -> Evidence:
+def _build_first_evidence(node: NodeObservation) -> Evidence:
     is_lost = node.deleting or node.relabelled or node.restarted or node.phase is PodPhase.GONE
-    return _as_deleted(node) if is_lost and node.evidence.outcome not in CONCLUSIVE_OUTCOMES else node.evidence
+    return _mark_as_deleted(node) if is_lost and node.evidence.outcome not in CONCLUSIVE_OUTCOMES else node.evidence
 
 
-def _as_deleted(node: NodeObservation) -> Evidence:
+def _mark_as_deleted(node: NodeObservation) -> Evidence:
     reason = RESTARTED if node.restarted else RELABELLED if node.relabelled else node.evidence.reason
     return node.evidence.model_copy(update={"deleted": True, "reason": reason})
 
@@ -56,7 +56,7 @@ def _merge(before: Evidence, node: NodeObservation | None) -> Evidence:
         return before
     # assumed never created; we cannot have deleted a pod we never observed (decisions/104)
     if not before.pod_name and not before.deleted:
-        return _first_observed(node)
+        return _build_first_evidence(node)
     # the first end of a node is its evidence
     if before.ended and (not before.deleted or before.reason == RESTARTED):
         return before
@@ -65,7 +65,7 @@ def _merge(before: Evidence, node: NodeObservation | None) -> Evidence:
     if (before.ended and not now.ended) or (before.exit_code is not None and now.exit_code is None):
         return before
     if node.restarted and now.outcome not in CONCLUSIVE_OUTCOMES:
-        return _as_deleted(node)
+        return _mark_as_deleted(node)
     update = {"deleted": before.deleted, "disruption": before.disruption or now.disruption}
     if before.reason == RELABELLED:
         update["reason"] = RELABELLED

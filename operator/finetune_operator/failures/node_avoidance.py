@@ -29,7 +29,7 @@ def nodes_to_avoid(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[
     # decisions/207
     strikes: Counter[str] = Counter()
     for record in attempts:
-        strikes[record.k8s_node] += _strikes(record, now)
+        strikes[record.k8s_node] += _count_strikes(record, now)
     return tuple(sorted(node for node, count in strikes.items() if count >= _STRIKE_LIMIT))
 
 
@@ -39,12 +39,12 @@ def prune_attempts(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[
         return attempts
     avoided = nodes_to_avoid(attempts, now)
     candidates = enumerate(attempts[:-2])  # the status is derived from the newest two
-    droppable = (index for index, record in candidates if not _strikes(record, now) or record.k8s_node not in avoided)
+    droppable = (index for index, record in candidates if not _count_strikes(record, now) or record.k8s_node not in avoided)
     dropped = next(droppable, 0)
     return (*attempts[:dropped], *attempts[dropped + 1 :])
 
 
-def _strikes(record: AttemptRecord, now: datetime) -> int:
+def _count_strikes(record: AttemptRecord, now: datetime) -> int:
     """Return the strikes of an attempt against the Kubernetes node on which its root cause ran."""
     if not record.k8s_node or record.end_time is None or record.end_time < now - _STRIKE_LIFETIME:
         return 0

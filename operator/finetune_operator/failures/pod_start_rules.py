@@ -8,7 +8,7 @@ import re
 
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Evidence
-from finetune_operator.failures.verdict import Verdict, describe_node, last_line
+from finetune_operator.failures.verdict import Verdict, describe_node, extract_last_line
 
 # reasons of older kubelets; newer ones write "Pod was rejected" into the message, whatever the reason
 ADMISSION_ERRORS = frozenset(
@@ -54,7 +54,7 @@ def rejected_by_kubelet(evidence: Evidence) -> Verdict | None:
     rejected = rejected or is_node_under_pressure(evidence)
     if not rejected and not evidence.reason.startswith("OutOf") and evidence.reason not in ADMISSION_ERRORS:
         return None
-    detail = f": {last_line(evidence.message)}" if evidence.message else ""
+    detail = f": {extract_last_line(evidence.message)}" if evidence.message else ""
     return Verdict(
         Reason.NODE_REFUSED_POD, f"{describe_node(evidence)}: the kubelet rejected the pod: {evidence.reason}{detail}"
     )
@@ -69,7 +69,7 @@ def container_not_started(evidence: Evidence) -> Verdict | None:
     """The container never ran: the message of the runtime shows whether image, spec, host or GPUs are the cause."""
     if evidence.reason not in START_ERRORS:
         return None
-    reason, detail = _classify(evidence)
+    reason, detail = _classify_runtime_message(evidence)
     # only in command mode: the trainer image has an entrypoint of its own
     if reason is Reason.START_ERROR and '"python3"' in evidence.message:
         detail = "spec.image has no python3 on its PATH, which command mode needs (3.9 or newer)"
@@ -81,7 +81,7 @@ def container_create_failed(evidence: Evidence) -> Verdict | None:
 
     None if it waits for a missing object, such as a Secret, which a user may still create.
     """
-    reason, detail = _classify(evidence)
+    reason, detail = _classify_runtime_message(evidence)
     if evidence.reason != CREATE_ERROR and (evidence.reason, reason) != (CONFIG_ERROR, Reason.INVALID_SPEC):
         return None
     return Verdict(
@@ -89,9 +89,9 @@ def container_create_failed(evidence: Evidence) -> Verdict | None:
     )
 
 
-def _classify(evidence: Evidence) -> tuple[Reason, str]:
+def _classify_runtime_message(evidence: Evidence) -> tuple[Reason, str]:
     """Return the reason for a message of the runtime, and its last line with advice."""
     matches = (reason for reason, pattern in _PATTERNS if re.search(pattern, evidence.message, re.IGNORECASE))
     reason = next(matches, Reason.UNEXPLAINED)
     detail = _PREFIX.split(evidence.message.strip())[-1] or "the runtime reports no reason"
-    return reason, f"{last_line(detail)}{_ADVICE.get(reason, '')}"
+    return reason, f"{extract_last_line(detail)}{_ADVICE.get(reason, '')}"

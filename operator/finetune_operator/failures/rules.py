@@ -18,7 +18,7 @@ from finetune_operator.failures.pod_start_rules import (
     is_node_under_pressure,
     rejected_by_kubelet,
 )
-from finetune_operator.failures.verdict import Verdict, describe_node, last_line
+from finetune_operator.failures.verdict import Verdict, describe_node, extract_last_line
 
 Rule = Callable[[Evidence], Verdict | None]
 
@@ -50,7 +50,7 @@ def evicted(evidence: Evidence) -> Verdict | None:
     """Evicted without a disruption: the pod exceeded its ephemeral storage limits and would do so again."""
     if evidence.reason != "Evicted" or is_node_under_pressure(evidence):
         return None
-    detail = last_line(evidence.message)
+    detail = extract_last_line(evidence.message)
     return Verdict(
         reason=Reason.EVICTED,
         message=f"{describe_node(evidence)}: {detail}; raise ephemeral-storage in resources.limits",
@@ -84,7 +84,7 @@ def user_error(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason(evidence.error_type),
-        message=f"{describe_node(evidence)}: {last_line(evidence.message)}",
+        message=f"{describe_node(evidence)}: {extract_last_line(evidence.message)}",
     )
 
 
@@ -93,7 +93,7 @@ def cuda_out_of_memory(evidence: Evidence) -> Verdict | None:
     is_reported = evidence.error_type == Reason.CUDA_OUT_OF_MEMORY
     if not is_reported and evidence.error_type != "OutOfMemoryError" and "CUDA out of memory" not in evidence.message:
         return None
-    detail = last_line(evidence.message) if is_reported else f"ran out of GPU memory at step {evidence.last_step or 0}"
+    detail = extract_last_line(evidence.message) if is_reported else f"ran out of GPU memory at step {evidence.last_step or 0}"
     return Verdict(
         reason=Reason.CUDA_OUT_OF_MEMORY,
         message=f"{describe_node(evidence)} {detail}",
@@ -117,7 +117,7 @@ def rendezvous_failed(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.RENDEZVOUS_TIMEOUT,
-        message=f"{describe_node(evidence)}: {last_line(evidence.message)}",
+        message=f"{describe_node(evidence)}: {extract_last_line(evidence.message)}",
         victim=True,
     )
 
@@ -128,7 +128,7 @@ def storage_fault(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.STORAGE_FAULT,
-        message=f"{describe_node(evidence)}: {last_line(evidence.message)}",
+        message=f"{describe_node(evidence)}: {extract_last_line(evidence.message)}",
     )
 
 
@@ -138,7 +138,7 @@ def hang(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.HANG,
-        message=f"{describe_node(evidence.model_copy(update={'rank': None}))}: {last_line(evidence.message)}",
+        message=f"{describe_node(evidence.model_copy(update={'rank': None}))}: {extract_last_line(evidence.message)}",
         victim=evidence.victim,
     )
 
@@ -149,7 +149,7 @@ def victim(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.PEER_LOST,
-        message=f"{describe_node(evidence)} lost its peers: {evidence.error_type}: {last_line(evidence.message)}",
+        message=f"{describe_node(evidence)} lost its peers: {evidence.error_type}: {extract_last_line(evidence.message)}",
         victim=True,
     )
 
@@ -196,7 +196,7 @@ def hub_unavailable(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.HUB_UNAVAILABLE,
-        message=f"{describe_node(evidence)}: {last_line(evidence.message)}",
+        message=f"{describe_node(evidence)}: {extract_last_line(evidence.message)}",
     )
 
 
@@ -206,7 +206,7 @@ def launcher_failed(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.UNEXPLAINED,
-        message=f"{describe_node(evidence)}: {evidence.error_type}: {last_line(evidence.message)}",
+        message=f"{describe_node(evidence)}: {evidence.error_type}: {extract_last_line(evidence.message)}",
     )
 
 
@@ -216,7 +216,7 @@ def raised(evidence: Evidence) -> Verdict | None:
         return None
     return Verdict(
         reason=Reason.USER_CODE_ERROR,
-        message=f"{describe_node(evidence)}: {evidence.error_type}: {last_line(evidence.message)}",
+        message=f"{describe_node(evidence)}: {evidence.error_type}: {extract_last_line(evidence.message)}",
     )
 
 
@@ -242,7 +242,7 @@ def no_result(evidence: Evidence) -> Verdict | None:
 
 def unexplained(evidence: Evidence) -> Verdict | None:
     """Fallback: no other rule matched."""
-    detail = last_line(evidence.message) or evidence.reason or "no message"
+    detail = extract_last_line(evidence.message) or evidence.reason or "no message"
     return Verdict(
         reason=Reason.UNEXPLAINED,
         message=f"{describe_node(evidence)} failed with exit {evidence.exit_code}: {detail}",
@@ -283,14 +283,14 @@ def judge(nodes: Iterable[Evidence]) -> Verdict | None:
     verdicts = [judge_node(node) for node in nodes if not _has_succeeded(node)]
     if not verdicts:
         return None
-    return min(verdicts, key=_precedence)
+    return min(verdicts, key=_build_sort_key)
 
 
-def most_relevant(nodes: tuple[Evidence, ...], *, limit: int) -> tuple[Evidence, ...]:
+def select_most_relevant(nodes: tuple[Evidence, ...], *, limit: int) -> tuple[Evidence, ...]:
     """Return the evidence of at most `limit` nodes: those that judge prefers, ordered by node rank."""
     if len(nodes) <= limit:
         return nodes
-    by_precedence = sorted(nodes, key=lambda node: (_has_succeeded(node), _precedence(judge_node(node))))
+    by_precedence = sorted(nodes, key=lambda node: (_has_succeeded(node), _build_sort_key(judge_node(node))))
     return tuple(sorted(by_precedence[:limit], key=lambda node: node.node_rank))
 
 
@@ -307,7 +307,7 @@ def _has_succeeded(evidence: Evidence) -> bool:
     return evidence.outcome == Outcome.SUCCEEDED and evidence.exit_code == 0
 
 
-def _precedence(verdict: Verdict) -> tuple[bool, bool, datetime, int]:
+def _build_sort_key(verdict: Verdict) -> tuple[bool, bool, datetime, int]:
     """Return the sort key of root causes: victims last, then stopped nodes, then by time."""
     evidence = verdict.evidence
     assert evidence is not None

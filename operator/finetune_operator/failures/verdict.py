@@ -37,7 +37,7 @@ def describe_node(evidence: Evidence) -> str:
     return f"{node} rank {evidence.rank}" if evidence.rank is not None else node
 
 
-def last_line(text: str) -> str:
+def extract_last_line(text: str) -> str:
     """Return the last non-empty line, which of a traceback is the exception, truncated to 300 characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""

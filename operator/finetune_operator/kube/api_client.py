@@ -82,7 +82,7 @@ class ApiClient:
             ) as response:
                 content = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _no_response_error(method, path, error) from error
+            raise _build_no_response_error(method, path, error) from error
         if response.status >= 400:
             raise parse_error(response.status, content, response.headers)
         parsed: RawBody = json.loads(content)
@@ -122,7 +122,7 @@ class ApiClient:
                 async for line in response.content:
                     yield json.loads(line)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError: a truncated line
-            raise _no_response_error("WATCH", path, error) from error
+            raise _build_no_response_error("WATCH", path, error) from error
 
 
 def parse_error(status: int, content: bytes, headers: Mapping[str, str]) -> ApiError:
@@ -137,11 +137,11 @@ def parse_error(status: int, content: bytes, headers: Mapping[str, str]) -> ApiE
         body.get("message") or f"the API server answered HTTP {status}",
         status=status,
         reason=body.get("reason") or "",
-        retry_after=_first_number(headers.get("Retry-After"), details.get("retryAfterSeconds")),
+        retry_after=_parse_first_number(headers.get("Retry-After"), details.get("retryAfterSeconds")),
     )
 
 
-def _first_number(*candidates: object) -> float | None:
+def _parse_first_number(*candidates: object) -> float | None:
     for candidate in candidates:
         try:
             return max(0.0, float(str(candidate)))
@@ -150,7 +150,7 @@ def _first_number(*candidates: object) -> float | None:
     return None
 
 
-def _no_response_error(method: str, path: str, error: Exception) -> ApiError:
+def _build_no_response_error(method: str, path: str, error: Exception) -> ApiError:
     cause = str(error) or type(error).__name__
     return ApiError(f"{method} {path}: no answer from the API server: {cause}", status=NO_RESPONSE)
 

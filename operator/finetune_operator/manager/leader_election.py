@@ -57,8 +57,8 @@ class LeaderElection:
         """Renew the Lease until it is lost, at the latest when the renew deadline has passed."""
         while self.is_leading:
             await asyncio.sleep(min(RETRY_PERIOD_SECONDS, self._remaining_seconds()))
-            if not await self._try_acquire_or_renew() and self._holder() not in ("", self._lease.identity):
-                logger.error("the lease was taken by %s", self._holder())
+            if not await self._try_acquire_or_renew() and self._get_holder() not in ("", self._lease.identity):
+                logger.error("the lease was taken by %s", self._get_holder())
                 return
         logger.error("the lease could not be renewed within %.0f s", RENEW_DEADLINE_SECONDS)
 
@@ -99,12 +99,12 @@ class LeaderElection:
             return REQUEST_TIMEOUT_SECONDS
         return self._renewed_at + RENEW_DEADLINE_SECONDS - self._clock()
 
-    def _holder(self) -> str:
+    def _get_holder(self) -> str:
         return "" if self._observed is None else self._observed["spec"].get("holderIdentity") or ""
 
     def _can_acquire(self) -> bool:
         """Whether the Lease is free, ours, or expired: unchanged for its duration, by the local clock."""
-        if self._observed is None or self._holder() in ("", self._lease.identity):
+        if self._observed is None or self._get_holder() in ("", self._lease.identity):
             return True
         duration = self._observed["spec"].get("leaseDurationSeconds") or LEASE_DURATION_SECONDS
         return self._clock() >= self._observed_at + float(duration)
@@ -112,7 +112,7 @@ class LeaderElection:
     def _build_lease(self) -> RawBody:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         old_spec = {} if self._observed is None else self._observed["spec"]
-        is_new_holder = self._holder() != self._lease.identity
+        is_new_holder = self._get_holder() != self._lease.identity
         spec = {
             **old_spec,
             "holderIdentity": self._lease.identity,

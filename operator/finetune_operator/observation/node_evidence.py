@@ -30,13 +30,13 @@ def read_evidence(
         exit_code=terminated.get("exitCode"),
         rank=termination.rank if termination else None,
         signal=termination.signal if termination else terminated.get("signal"),
-        message=_message(status, disruption, terminated, termination),
+        message=_select_message(status, disruption, terminated, termination),
         last_step=termination.progress.step if termination and termination.progress else None,
-        finished_at=_finished_at(terminated, termination),
+        finished_at=_select_finish_time(terminated, termination),
     )
 
 
-def _message(status: RawBody, disruption: RawBody, terminated: RawBody, termination: Termination | None) -> str:
+def _select_message(status: RawBody, disruption: RawBody, terminated: RawBody, termination: Termination | None) -> str:
     """Return the most specific message, truncated: the start of a reported one, the end of a log."""
     if termination:
         return termination.message[:MAX_MESSAGE_CHARACTERS]
@@ -44,7 +44,7 @@ def _message(status: RawBody, disruption: RawBody, terminated: RawBody, terminat
     return text.strip()[-MAX_MESSAGE_CHARACTERS:]
 
 
-def _finished_at(terminated: RawBody, termination: Termination | None) -> datetime | None:
+def _select_finish_time(terminated: RawBody, termination: Termination | None) -> datetime | None:
     """Return the time reported by the supervisor if there is one.
 
     The finishedAt of Kubernetes has whole seconds, too coarse to find the first failure.

@@ -81,7 +81,7 @@ class NodeObservation:
         """Whether the pod is gone although neither its deletion nor its end was observed."""
         return self.phase is PodPhase.GONE and self.deletion_deadline is None and self.evidence.exit_code is None
 
-    def container_creating_for(self, now: datetime) -> timedelta | None:
+    def get_container_creating_duration(self, now: datetime) -> timedelta | None:
         """Return how long the kubelet has been creating the container; None if it runs, ended or waits for a reason."""
         if self.phase is not PodPhase.PENDING or self.container_creating_since is None or self.waiting is not None:
             return None
@@ -164,8 +164,8 @@ def observe_pod(pod: RawBody, *, gone: bool) -> NodeObservation | None:
     if attempt_and_rank is None:
         return None
     attempt, node_rank = attempt_and_rank
-    container = _container_status(status)
-    terminated = _first_termination(container)
+    container = _select_container_status(status)
+    terminated = _find_first_termination(container)
     message = (terminated or {}).get("message")
     termination = parse_termination(message)
     deletion_timestamp = metadata.get("deletionTimestamp")
@@ -175,23 +175,23 @@ def observe_pod(pod: RawBody, *, gone: bool) -> NodeObservation | None:
         node_rank=node_rank,
         pod_name=metadata["name"],
         uid=metadata.get("uid", ""),
-        phase=_pod_phase(status, container, gone=gone),
+        phase=_derive_pod_phase(status, container, gone=gone),
         deleting=deletion_timestamp is not None,
         deletion_deadline=parse_time(deletion_timestamp),
         scheduled=bool((pod.get("spec") or {}).get("nodeName")),
-        waiting=_waiting_state(status, container),
+        waiting=_find_waiting_state(status, container),
         evidence=read_evidence(pod, terminated or {}, termination, node_rank=node_rank, gone=gone),
         termination=termination,
         started_at=parse_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
-        container_creating_since=_container_creating_since(scheduled, ready),
+        container_creating_since=_find_container_creating_start(scheduled, ready),
         restarted=_is_restarted(status, container, terminated),
         relabelled=not gone and not has_job_label(pod),
-        sidecar_running_since=_sidecar_running_since(status, terminated),
+        sidecar_running_since=_find_sidecar_start(status, terminated),
         ready_to_start={"True": True, "False": False}.get(ready.get("status", "")),
     )
 
 
-def _container_status(status: RawBody) -> RawBody:
+def _select_container_status(status: RawBody) -> RawBody:
     """Return the status of the trainer, or of a failed init container, after which the trainer never starts."""
     trainer: RawBody = next((c for c in status.get("containerStatuses") or [] if c.get("name") == names.CONTAINER), {})
     if {"running", "terminated"} & (trainer.get("state") or {}).keys():
@@ -201,7 +201,7 @@ def _container_status(status: RawBody) -> RawBody:
     return next(failed, trainer)
 
 
-def _first_termination(container: RawBody) -> RawBody | None:
+def _find_first_termination(container: RawBody) -> RawBody | None:
     """Return how the container first ended; after a restart in place, its new process belongs to no gang."""
     terminated: RawBody | None = (container.get("state") or {}).get("terminated")
     has_restarted = container.get("restartCount") or 0
@@ -217,7 +217,7 @@ def _is_restarted(status: RawBody, container: RawBody, terminated: RawBody | Non
     return terminated is not None and not ended and "terminated" not in (container.get("state") or {})
 
 
-def _pod_phase(status: RawBody, container: RawBody, *, gone: bool) -> PodPhase:
+def _derive_pod_phase(status: RawBody, container: RawBody, *, gone: bool) -> PodPhase:
     """Derive the phase from the container state, which is about a second ahead of the pod's own phase."""
     if gone:
         return PodPhase.GONE
@@ -230,12 +230,12 @@ def _pod_phase(status: RawBody, container: RawBody, *, gone: bool) -> PodPhase:
     return PodPhase.RUNNING if "running" in state else PodPhase.PENDING
 
 
-def _container_creating_since(scheduled: RawBody, ready: RawBody) -> datetime | None:
+def _find_container_creating_start(scheduled: RawBody, ready: RawBody) -> datetime | None:
     latest = ready if ready.get("status") == "True" else scheduled
     return parse_time(latest.get("lastTransitionTime")) if latest.get("status") == "True" else None
 
 
-def _sidecar_running_since(status: RawBody, terminated: RawBody | None) -> datetime | None:
+def _find_sidecar_start(status: RawBody, terminated: RawBody | None) -> datetime | None:
     """Return when the trainer container ended, if the pod has not ended.
 
     True for about a second after every exit: the pod phase lags the container state.
@@ -244,7 +244,7 @@ def _sidecar_running_since(status: RawBody, terminated: RawBody | None) -> datet
     return None if ended or terminated is None else parse_time(terminated.get("finishedAt"))
 
 
-def _waiting_state(status: RawBody, container: RawBody) -> WaitingState | None:
+def _find_waiting_state(status: RawBody, container: RawBody) -> WaitingState | None:
     init_containers = status.get("initContainerStatuses") or []
     for container_status, image in (
         (container, "spec.image"),

@@ -30,12 +30,12 @@ def build_environment(run: RunPlan, node: NodePlan) -> dict[str, str]:
     return {
         **torchrun,
         **{f"PET_{name}": value for name, value in torchrun.items()},
-        "OMP_NUM_THREADS": str(_threads_per_rank(run)),
+        "OMP_NUM_THREADS": str(_compute_threads_per_rank(run)),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_SECONDS - TORCHRUN_MARGIN_SECONDS),
         "HOME": names.TMP_DIR,
         "USER": names.USER,  # torch caches call getuser(), which fails for a uid without passwd entry
         "PYTHONUNBUFFERED": "1",
-        **_output_environment(run),
+        **_build_output_environment(run),
         names.ENV_NAMESPACE: run.namespace,
         names.ENV_JOB: run.job_name,
         names.ENV_JOB_UID: run.job_uid,
@@ -47,12 +47,12 @@ def build_environment(run: RunPlan, node: NodePlan) -> dict[str, str]:
         names.ENV_STATUS_PORT: str(names.STATUS_PORT),
         names.ENV_GRACE_SECONDS: str(GRACE_SECONDS),
         names.ENV_HANG_SECONDS: str(run.spec.hang_seconds),
-        **_network_environment(run),
-        **_secret_environment(run),
+        **_build_network_environment(run),
+        **_build_secret_environment(run),
     }
 
 
-def _output_environment(run: RunPlan) -> dict[str, str]:
+def _build_output_environment(run: RunPlan) -> dict[str, str]:
     """Return the paths of results and downloads; without spec.output, downloads go to HOME in the pod."""
     if run.spec.output is None:
         return {}
@@ -63,13 +63,13 @@ def _output_environment(run: RunPlan) -> dict[str, str]:
     }
 
 
-def _secret_environment(run: RunPlan) -> dict[str, str]:
+def _build_secret_environment(run: RunPlan) -> dict[str, str]:
     """Return the names of the variables from Secrets, which the supervisor redacts."""
     secret_names = [variable.name for variable in run.spec.env if "secretKeyRef" in (variable.value_from or {})]
     return {names.ENV_HIDDEN: ",".join(secret_names)} if secret_names else {}
 
 
-def _network_environment(run: RunPlan) -> dict[str, str]:
+def _build_network_environment(run: RunPlan) -> dict[str, str]:
     network = run.spec.network
     settings = network.nccl.model_dump(exclude_none=True)
     variables = {f"NCCL_{name.upper()}": str(int(v) if isinstance(v, bool) else v) for name, v in settings.items()}
@@ -78,7 +78,7 @@ def _network_environment(run: RunPlan) -> dict[str, str]:
     return variables
 
 
-def _threads_per_rank(run: RunPlan) -> int:
+def _compute_threads_per_rank(run: RunPlan) -> int:
     """Return the CPU limit divided by the ranks of the node; without a limit 1, the default of torchrun."""
     cores = run.spec.resources.limits.get("cpu")
     return max(1, math.floor(parse_quantity(cores) / run.nproc_per_node)) if cores is not None else 1

@@ -53,16 +53,16 @@ def build_pod(run: RunPlan, node: NodePlan) -> Manifest:
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "securityContext": RESTRICTED_POD if template.security_context is None else template.security_context,
-            "tolerations": _tolerations(run),
-            "topologySpreadConstraints": [_topology_spread(run)],
+            "tolerations": _build_tolerations(run),
+            "topologySpreadConstraints": [_build_topology_spread(run)],
             **{key: value for key, value in placement.items() if value},
-            "containers": [_container(run, node)],
-            "volumes": _volumes(run),
+            "containers": [_build_container(run, node)],
+            "volumes": _build_volumes(run),
         },
     }
 
 
-def _topology_spread(run: RunPlan) -> Manifest:
+def _build_topology_spread(run: RunPlan) -> Manifest:
     """Prefer different Kubernetes nodes for the nodes of an attempt: on one they share memory and its failures."""
     return {
         "topologyKey": "kubernetes.io/hostname",
@@ -72,7 +72,7 @@ def _topology_spread(run: RunPlan) -> Manifest:
     }
 
 
-def _tolerations(run: RunPlan) -> list[Manifest]:
+def _build_tolerations(run: RunPlan) -> list[Manifest]:
     """Return the tolerations of the user, and 60 s for a lost Kubernetes node instead of the default 300 s."""
     user_tolerations = run.spec.pod_template.tolerations
     lost_node = [
@@ -83,7 +83,7 @@ def _tolerations(run: RunPlan) -> list[Manifest]:
     return [*(toleration.model_dump(by_alias=True, exclude_none=True) for toleration in user_tolerations), *lost_node]
 
 
-def _container(run: RunPlan, node: NodePlan) -> Manifest:
+def _build_container(run: RunPlan, node: NodePlan) -> Manifest:
     resources = run.spec.resources.model_dump(by_alias=True, exclude_defaults=True)
     security = run.spec.pod_template.container_security_context
     container: Manifest = {
@@ -94,7 +94,7 @@ def _container(run: RunPlan, node: NodePlan) -> Manifest:
         "securityContext": RESTRICTED_CONTAINER if security is None else security,
         "terminationMessagePath": names.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": _mounts(run),
+        "volumeMounts": _build_mounts(run),
     }
     if run.spec.command:
         container["command"] = ["python3", f"{names.CONFIG_DIR}/{names.SUPERVISOR_KEY}"]
@@ -105,7 +105,7 @@ def _container(run: RunPlan, node: NodePlan) -> Manifest:
     return container
 
 
-def _volumes(run: RunPlan) -> list[Manifest]:
+def _build_volumes(run: RunPlan) -> list[Manifest]:
     output = run.spec.output
     claim = output and {"claimName": output.persistent_volume_claim.claim_name}
     return [
@@ -114,17 +114,17 @@ def _volumes(run: RunPlan) -> list[Manifest]:
         {"name": "run", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(run.spec.shm_bytes)}},
-        *(_volume(volume) for volume in run.spec.volumes),
+        *(_build_volume(volume) for volume in run.spec.volumes),
     ]
 
 
-def _volume(volume: Volume) -> Manifest:
+def _build_volume(volume: Volume) -> Manifest:
     source = next(name for name in VOLUME_SOURCES if getattr(volume, name) is not None)
     body = volume.model_dump(by_alias=True, exclude_none=True)[to_camel(source)]
     return {"name": volume.name, to_camel(source): body}
 
 
-def _mounts(run: RunPlan) -> list[Manifest]:
+def _build_mounts(run: RunPlan) -> list[Manifest]:
     mounts: list[Manifest] = [
         {"name": "config", "mountPath": names.CONFIG_DIR, "readOnly": True},
         *([{"name": "output", "mountPath": names.OUTPUT_DIR}] if run.spec.output else []),
@@ -132,10 +132,10 @@ def _mounts(run: RunPlan) -> list[Manifest]:
         {"name": "tmp", "mountPath": names.TMP_DIR},
         {"name": "shm", "mountPath": names.SHM_DIR},
     ]
-    return mounts + [_mount(volume) for volume in run.spec.volumes]
+    return mounts + [_build_mount(volume) for volume in run.spec.volumes]
 
 
-def _mount(volume: Volume) -> Manifest:
+def _build_mount(volume: Volume) -> Manifest:
     mount: Manifest = {"name": volume.name, "mountPath": volume.mount_path}
     if volume.sub_path:
         mount["subPath"] = volume.sub_path

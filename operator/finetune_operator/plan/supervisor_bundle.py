@@ -32,11 +32,11 @@ def pack_supervisor() -> str:
         raise SupervisorMissing(f"{PACKAGE} is not installed beside finetune_operator")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        _add(archive, "__main__.py", _MAIN)
+        _add_file(archive, "__main__.py", _MAIN)
         for module in modules:
-            _add(archive, str(module.relative_to(folder.parent)), module.read_text(encoding="utf-8"))
+            _add_file(archive, str(module.relative_to(folder.parent)), module.read_text(encoding="utf-8"))
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _add(archive: zipfile.ZipFile, name: str, source: str) -> None:
+def _add_file(archive: zipfile.ZipFile, name: str, source: str) -> None:
     archive.writestr(zipfile.ZipInfo(name, _ZIP_TIME), source, zipfile.ZIP_DEFLATED)
