@@ -10,7 +10,7 @@ import asyncio
 import sys
 
 from benchmarks.load import BaselineLoad, OperatorLoad
-from benchmarks.rig import bench_rig
+from benchmarks.rig import start_bench_rig
 from benchmarks.table import PEER_FIGURES, Figures, render_table
 
 
@@ -28,17 +28,17 @@ def main() -> int:
 
 
 async def measure(options: argparse.Namespace) -> Figures:
-    async with bench_rig(keep=options.keep) as rig:
+    async with start_bench_rig(keep=options.keep) as rig:
         load = OperatorLoad(rig)
         figures: Figures = {}
         # warm-up: a watch of a CRD that is seconds old may wait 2 s for its first event
-        await load.start_to_created("first", nodes=2)
+        await load.measure_creation("first", nodes=2)
         await load.delete(["first"])
         created, restarted = [], []
         for number in range(options.rounds):
             name = f"single-{number}"
-            created.append(await load.start_to_created(name, nodes=2))
-            await load.all_running([name], attempt=0, nodes=2)
+            created.append(await load.measure_creation(name, nodes=2))
+            await load.wait_until_running([name], attempt=0, nodes=2)
             restarted.append(await load.restart(name, nodes=2))
             await load.delete([name])
         figures["one 2-node job, POST to both pods created"] = created

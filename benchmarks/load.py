@@ -108,14 +108,14 @@ class OperatorLoad:
         self.rig = rig
         self.pod_times = rig.pod_times
 
-    async def start_to_created(self, name: str, *, nodes: int) -> float:
+    async def measure_creation(self, name: str, *, nodes: int) -> float:
         """Return the seconds from the POST until the last pod is observed."""
         started_at = await self.post(name, nodes=nodes)
         pods = pod_names([name], attempt=0, nodes=nodes)
         await self.wait_until(lambda: all(pod in self.pod_times.created for pod in pods), f"pods of {name} created")
         return max(self.pod_times.created[pod] for pod in pods) - started_at
 
-    async def all_running(self, jobs: Iterable[str], *, attempt: int, nodes: int) -> dict[str, float]:
+    async def wait_until_running(self, jobs: Iterable[str], *, attempt: int, nodes: int) -> dict[str, float]:
         """Wait for all pods and return, for each job, the time at which the last one was running."""
         jobs = list(jobs)
         pods = pod_names(jobs, attempt=attempt, nodes=nodes)
@@ -128,18 +128,18 @@ class OperatorLoad:
     async def restart(self, name: str, *, nodes: int) -> float:
         """Return the seconds from the failure of one node until all pods of the next attempt run."""
         started_at = await self.fail(name)
-        return (await self.all_running([name], attempt=1, nodes=nodes))[name] - started_at
+        return (await self.wait_until_running([name], attempt=1, nodes=nodes))[name] - started_at
 
     async def start_many(self, jobs: list[str], *, nodes: int) -> list[float]:
         """Return, for each job, the seconds from its POST until all its pods run; all are posted at once."""
         started_at = dict(zip(jobs, await asyncio.gather(*(self.post(job, nodes=nodes) for job in jobs)), strict=True))
-        running = await self.all_running(jobs, attempt=0, nodes=nodes)
+        running = await self.wait_until_running(jobs, attempt=0, nodes=nodes)
         return [running[job] - started_at[job] for job in jobs]
 
     async def restart_many(self, jobs: list[str], *, nodes: int) -> list[float]:
         """Return the same from the failure of one node of each job, all at once."""
         started_at = dict(zip(jobs, await asyncio.gather(*(self.fail(job) for job in jobs)), strict=True))
-        running = await self.all_running(jobs, attempt=1, nodes=nodes)
+        running = await self.wait_until_running(jobs, attempt=1, nodes=nodes)
         return [running[job] - started_at[job] for job in jobs]
 
     async def post(self, name: str, *, nodes: int) -> float:

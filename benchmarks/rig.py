@@ -82,7 +82,7 @@ class Rig:
         """Return the usage from /proc and from the operator's metrics."""
         cpu, memory = cpu_seconds(Path(f"/proc/{self.operator.pid}")), memory_mib(self.operator.pid)
         text = read_metrics()
-        return Usage(cpu, memory, count_requests(text), count_passes(text), measure_cluster())
+        return Usage(cpu, memory, count_requests(text), count_passes(text), measure_cluster_cpu())
 
 
 def memory_mib(pid: int) -> float:
@@ -97,7 +97,7 @@ def cpu_seconds(process: Path) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure_cluster() -> Counter[str]:
+def measure_cluster_cpu() -> Counter[str]:
     """Return the CPU seconds used so far by the programs of the cluster."""
     used: Counter[str] = Counter()
     for process in Path("/proc").glob("[0-9]*"):
@@ -140,10 +140,10 @@ def count_requests(text: str) -> Counter[str]:
 
 
 @asynccontextmanager
-async def bench_rig(*, keep: bool) -> AsyncIterator[Rig]:
+async def start_bench_rig(*, keep: bool) -> AsyncIterator[Rig]:
     """Start a cluster with the operator and an informer of its pods."""
-    async with fake_cluster("bench", keep=keep) as (cluster, api):
-        with operator_process(cluster.kubeconfig, open_log()) as operator:
+    async with start_fake_cluster("bench", keep=keep) as (cluster, api):
+        with start_operator(cluster.kubeconfig, open_log()) as operator:
             pod_times = PodTimes()
             pods = collection_path("Pod", NAMESPACE)
             informer = Informer(api, pods, selector=names.JOB_NAME, on_change=pod_times.on_pod_event)
@@ -157,7 +157,7 @@ async def bench_rig(*, keep: bool) -> AsyncIterator[Rig]:
 
 
 @asynccontextmanager
-async def fake_cluster(name: str, *, keep: bool) -> AsyncIterator[tuple[ThrowawayCluster, ApiClient]]:
+async def start_fake_cluster(name: str, *, keep: bool) -> AsyncIterator[tuple[ThrowawayCluster, ApiClient]]:
     """Start a cluster with kwok nodes, the CRD and the claim; remove it afterwards."""
     cluster = ThrowawayCluster.named(name)
     cluster.up(node_count=1)
@@ -165,7 +165,7 @@ async def fake_cluster(name: str, *, keep: bool) -> AsyncIterator[tuple[Throwawa
         start_kwok(cluster, FAKE_NODES)
         cluster.kubectl("apply", "--server-side", "-f", str(REPOSITORY / "manifests" / "crd" / "finetunejobs.yaml"))
         cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.finetune.dev", "--timeout=30s")
-        cluster.kubectl.apply(*namespace_and_claim())
+        cluster.kubectl.apply(*build_namespace_and_claim())
         async with connect(cluster.kubeconfig) as api:
             yield cluster, api
     finally:
@@ -187,7 +187,7 @@ def open_log() -> IO[bytes]:
     return log
 
 
-def operator_process(kubeconfig: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def start_operator(kubeconfig: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start the operator without leader election; it is terminated when the block ends."""
     flags = [
         "--kubeconfig",
@@ -239,7 +239,7 @@ def is_ready() -> bool:
         return False
 
 
-def namespace_and_claim() -> tuple[RawBody, ...]:
+def build_namespace_and_claim() -> tuple[RawBody, ...]:
     """Return the namespace, and the volume and bound claim that all jobs use."""
     return tuple(
         yaml.safe_load_all(f"""

@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from secrets import token_hex
 
-from benchmarks.recovery.kubeflow import managers_installed
+from benchmarks.recovery.kubeflow import install_managers
 from benchmarks.recovery.stages import (
     RECOVERED,
     STARTED,
@@ -66,7 +66,7 @@ def main() -> int:
     try:
         stack.prepare()
         copy_program(stack)
-        with managers_installed(provider.cluster) if options.peer else nullcontext():
+        with install_managers(provider.cluster) if options.peer else nullcontext():
             for _ in range(options.rounds):
                 for title, command_fields in PROGRAMS.items():
                     wait_until_settled(stack, provider.cluster)
@@ -110,8 +110,8 @@ def measure_recovery(stack: Stack, chaos: Chaos, command_fields: RawBody) -> tup
         )
         job.request_finish()
         job.wait_until(lambda recorder: recorder.is_finished, goal="finished", timeout_seconds=120)
-        return by_stage(STARTED, posted_at, stage_times_of_attempt(job, 0)), by_stage(
-            RECOVERED, killed_at, stage_times_of_attempt(job, 1)
+        return by_stage(STARTED, posted_at, collect_stage_times(job, 0)), by_stage(
+            RECOVERED, killed_at, collect_stage_times(job, 1)
         )
     finally:
         job.recorder.stop()
@@ -156,7 +156,7 @@ def kill_rank(chaos: Chaos, namespace: str, pod: str) -> float:
     return killed_at
 
 
-def stage_times_of_attempt(job: JobUnderTest, attempt: int) -> StageTimes:
+def collect_stage_times(job: JobUnderTest, attempt: int) -> StageTimes:
     """Return the stage times of an attempt from the job's status and the output of its ranks."""
     status = job.recorder.status["attempts"][attempt]
     created, running = (to_unix_seconds(status[when]) for when in ("startTime", "runningTime"))

@@ -79,13 +79,13 @@ TRAINER = KubeflowManager(
 
 
 @contextmanager
-def managers_installed(cluster: ThrowawayCluster) -> Iterator[None]:
+def install_managers(cluster: ThrowawayCluster) -> Iterator[None]:
     """Install both managers and wait until they are ready; remove everything afterwards."""
     CERTIFICATES.mkdir(exist_ok=True)
     with ExitStack() as stack:
         stack.callback(remove_certificate_folder)
         for manager in (JOBSET, TRAINER):
-            stack.enter_context(manager_installed(cluster, manager))
+            stack.enter_context(install_manager(cluster, manager))
         yield
 
 
@@ -96,7 +96,7 @@ def remove_certificate_folder() -> None:
 
 
 @contextmanager
-def manager_installed(cluster: ThrowawayCluster, manager: KubeflowManager) -> Iterator[None]:
+def install_manager(cluster: ThrowawayCluster, manager: KubeflowManager) -> Iterator[None]:
     documents = json.dumps({"apiVersion": "v1", "kind": "List", "items": render(manager, build(cluster, manager))})
     cluster.kubectl("apply", "--server-side", "-f", "-", stdin=documents)
     cluster.kubectl("wait", "crd", "--all", "--for=condition=Established", f"--timeout={TIMEOUT_SECONDS}s")

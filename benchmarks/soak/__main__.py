@@ -15,7 +15,7 @@ from collections import Counter
 from contextlib import suppress
 
 from benchmarks.load import JOBS, RawBody
-from benchmarks.rig import FAKE_NODES, NAMESPACE, fake_cluster
+from benchmarks.rig import FAKE_NODES, NAMESPACE, start_fake_cluster
 from benchmarks.soak.actors import NodeRemover, OperatorRunner, ScriptRunner, SoakState
 from benchmarks.soak.scripts import JobPlan, plan_jobs
 from finetune_operator import names
@@ -49,7 +49,7 @@ def main() -> int:
 
 async def soak(options: argparse.Namespace) -> list[str]:
     """Run the soak test, print the figures and return the errors."""
-    async with fake_cluster("soak", keep=options.keep) as (cluster, api):
+    async with start_fake_cluster("soak", keep=options.keep) as (cluster, api):
         return await _soak(cluster, api, options)
 
 
@@ -114,7 +114,7 @@ async def _check_remaining(api: ApiClient, state: SoakState) -> list[str]:
     await asyncio.sleep(30.0)
     existing_uids = {job["metadata"]["uid"] for name, job in state.jobs.items() if name not in state.deleted}
     errors = []
-    for kind, body in await _children(api):
+    for kind, body in await _list_children(api):
         name, labels = body["metadata"]["name"], body["metadata"].get("labels", {})
         if labels[names.JOB_UID] not in existing_uids:
             errors.append(f"{kind} {name} remains after its job was deleted")
@@ -133,14 +133,14 @@ async def _check_nothing_left(api: ApiClient, state: SoakState) -> list[str]:
         await api.call("DELETE", f"{JOBS}/{name}", body={"kind": "DeleteOptions", "apiVersion": "v1"})
     remaining: list[tuple[str, RawBody]] = []
     for _ in range(int(TIMEOUT_SECONDS / POLL_SECONDS)):
-        remaining = await _children(api)
+        remaining = await _list_children(api)
         if not remaining:
             break
         await asyncio.sleep(POLL_SECONDS)
     return [f"{kind} {body['metadata']['name']} remains after its job was deleted" for kind, body in remaining]
 
 
-async def _children(api: ApiClient) -> list[tuple[str, RawBody]]:
+async def _list_children(api: ApiClient) -> list[tuple[str, RawBody]]:
     """Return all children of jobs, with their kinds."""
     return [
         (kind, body)
@@ -153,7 +153,7 @@ async def _children(api: ApiClient) -> list[tuple[str, RawBody]]:
 def _render_jobs(state: SoakState, script_runner: ScriptRunner, plans: tuple[JobPlan, ...]) -> str:
     """Return a table of how the jobs ended and which acts were performed."""
     ends = Counter(" ".join(state.end(plan.name) or ("no end",)).strip() for plan in plans)
-    return _table(
+    return _render_table(
         [
             *((f"ended: {end}", count) for end, count in ends.most_common()),
             *((f"act: {act}", count) for act, count in script_runner.acts.most_common()),
@@ -167,23 +167,23 @@ def _render_operator(operator_runner: OperatorRunner, *, nodes_removed: int, job
     last = max((seconds for seconds, _ in operator_runner.samples), default=0.0)
     first_third = [mib for seconds, mib in operator_runner.samples if seconds < last / 3]
     last_third = [mib for seconds, mib in operator_runner.samples if seconds > 2 * last / 3]
-    return _table(
+    return _render_table(
         [
             ("Kubernetes nodes removed", nodes_removed),
             ("operators killed", operator_runner.kills),
             ("an operator's start until ready, s, median", f"{statistics.median(operator_runner.starts):.2f}"),
-            ("memory, first third, MiB, median and maximum", _median_and_max(first_third)),
-            ("memory, last third, MiB, median and maximum", _median_and_max(last_third)),
+            ("memory, first third, MiB, median and maximum", _format_median_and_max(first_third)),
+            ("memory, last third, MiB, median and maximum", _format_median_and_max(last_third)),
             ("API requests per job, of killed operators", f"{operator_runner.requests.total() / jobs:.1f}"),
         ]
     )
 
 
-def _table(rows: list[tuple[str, object]]) -> str:
+def _render_table(rows: list[tuple[str, object]]) -> str:
     return "\n".join(f"{title.ljust(50)}  {value}" for title, value in rows)
 
 
-def _median_and_max(values: list[float]) -> str:
+def _format_median_and_max(values: list[float]) -> str:
     return f"{statistics.median(values):.1f}, {max(values):.1f}" if values else "none"
 
 

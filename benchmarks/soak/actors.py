@@ -17,7 +17,7 @@ from benchmarks.rig import (
     count_requests,
     memory_mib,
     open_log,
-    operator_process,
+    start_operator,
     read_metrics,
     wait_until_ready,
 )
@@ -47,17 +47,17 @@ class SoakState:
     def build_informers(self) -> tuple[Informer, ...]:
         """Return the informers that keep the state up to date."""
         return (
-            Informer(self.api, JOBS, selector="", on_change=self._job_changed),
-            Informer(self.api, collection_path("Pod", NAMESPACE), selector=names.JOB_UID, on_change=self._pod_changed),
+            Informer(self.api, JOBS, selector="", on_change=self._on_job_event),
+            Informer(self.api, collection_path("Pod", NAMESPACE), selector=names.JOB_UID, on_change=self._on_pod_event),
         )
 
-    def running_attempt(self, plan: JobPlan) -> int | None:
+    def find_running_attempt(self, plan: JobPlan) -> int | None:
         """Return the current attempt of the job if all its pods run."""
         attempt = self.jobs.get(plan.name, {}).get("status", {}).get("attempt")
         if attempt is None:
             return None
         pods = [self.pods.get(names.pod_name(plan.name, attempt, rank)) for rank in range(plan.nodes)]
-        return attempt if all(pod is not None and _runs(pod) for pod in pods) else None
+        return attempt if all(pod is not None and _is_running(pod) for pod in pods) else None
 
     def end(self, name: str) -> tuple[str, str] | None:
         """Return phase and reason of a job that has ended."""
@@ -73,20 +73,20 @@ class SoakState:
         """Return the number of restarts of all jobs."""
         return sum(job.get("status", {}).get("restarts", 0) for job in self.jobs.values())
 
-    def _job_changed(self, before: RawBody | None, job: RawBody | None) -> None:
+    def _on_job_event(self, before: RawBody | None, job: RawBody | None) -> None:
         if job is not None:
             self.jobs[job["metadata"]["name"]] = job
         elif before is not None:
             self.deleted.add(before["metadata"]["name"])
 
-    def _pod_changed(self, before: RawBody | None, pod: RawBody | None) -> None:
+    def _on_pod_event(self, before: RawBody | None, pod: RawBody | None) -> None:
         if pod is not None:
             self.pods[pod["metadata"]["name"]] = pod
         elif before is not None:
             self.pods.pop(before["metadata"]["name"], None)
 
 
-def _runs(pod: RawBody) -> bool:
+def _is_running(pod: RawBody) -> bool:
     return pod.get("status", {}).get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
 
 
@@ -107,12 +107,12 @@ class ScriptRunner:
         await self._state.api.call("POST", JOBS, body=body)
         act_number, last_attempt = 0, -1
         while self._state.end(plan.name) is None:
-            attempt = self._state.running_attempt(plan)
+            attempt = self._state.find_running_attempt(plan)
             if attempt is None or attempt == last_attempt:
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             await asyncio.sleep(max(POLL_SECONDS, min(plan.run_seconds, self._deadline - time.monotonic())))
-            if self._state.running_attempt(plan) != attempt:
+            if self._state.find_running_attempt(plan) != attempt:
                 continue  # the attempt ended by another fault
             last_attempt = attempt
             act = plan.script.act(act_number)
@@ -137,18 +137,18 @@ class ScriptRunner:
 
     async def _delete(self, path: str, options: RawBody) -> bool:
         body = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
-        return await _unless_gone(self._state.api.call("DELETE", path, body=body))
+        return await _await_unless_gone(self._state.api.call("DELETE", path, body=body))
 
     async def _end(self, name: str, act: Act) -> bool:
         """Report that the container has exited; retried, because kwok may change the pod meanwhile."""
         code, reason, message = exit_of_act(act, time=time.time())
         while True:
             pod = self._state.pods.get(name)
-            if pod is None or not _runs(pod):
+            if pod is None or not _is_running(pod):
                 return False
             body = ended_pod(pod, code=code, reason=reason, message=message)
             try:
-                return await _unless_gone(self._state.api.call("PUT", f"{PODS}/{name}/status", body=body))
+                return await _await_unless_gone(self._state.api.call("PUT", f"{PODS}/{name}/status", body=body))
             except ApiError as error:
                 if error.status != CONFLICT:
                     raise
@@ -169,7 +169,7 @@ class NodeRemover:
         while True:
             await asyncio.sleep(interval_seconds)
             node = dict(render_fake_node(self._random_source.randrange(1, count + 1)))
-            if await _unless_gone(self._api.call("DELETE", f"/api/v1/nodes/{node['metadata']['name']}")):
+            if await _await_unless_gone(self._api.call("DELETE", f"/api/v1/nodes/{node['metadata']['name']}")):
                 self.removed_count += 1
                 self._restore_tasks.add(asyncio.create_task(self._restore(node)))
 
@@ -178,7 +178,7 @@ class NodeRemover:
         await self._api.call("POST", "/api/v1/nodes", body=node)
 
 
-async def _unless_gone(call: Awaitable[RawBody]) -> bool:
+async def _await_unless_gone(call: Awaitable[RawBody]) -> bool:
     try:
         await call
     except ApiError as error:
@@ -204,17 +204,17 @@ class OperatorRunner:
         """Run one operator process after another, without end."""
         while True:
             started_at = time.monotonic()
-            with operator_process(self._kubeconfig, self._log) as process:
+            with start_operator(self._kubeconfig, self._log) as process:
                 await wait_until_ready(within_seconds=READY_SECONDS)
                 self.starts.append(time.monotonic() - started_at)
                 while time.monotonic() - started_at < interval_seconds or not may_kill():
                     await asyncio.sleep(SAMPLE_SECONDS)
-                    self._sample(process)
+                    self._sample_memory(process)
                 self.requests += count_requests(await asyncio.to_thread(read_metrics))
                 process.send_signal(signal.SIGKILL)
                 self.kills += 1
 
-    def _sample(self, process: subprocess.Popen[bytes]) -> None:
+    def _sample_memory(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None:
             raise RuntimeError(f"the operator exited unexpectedly with code {process.returncode}")
         self.samples.append((time.monotonic() - self._started_at, memory_mib(process.pid)))

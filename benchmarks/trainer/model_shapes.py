@@ -45,7 +45,7 @@ class BenchmarkModelShape:
         )
 
 
-def _text(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocabulary: int) -> dict[str, int]:
+def _build_text_shape(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocabulary: int) -> dict[str, int]:
     return {
         "hidden_size": hidden,
         "intermediate_size": intermediate,
@@ -56,22 +56,22 @@ def _text(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int
     }
 
 
-SMALL = BenchmarkModelShape(_text(384, 1024, 8, 6, 2, 1024), tie_word_embeddings=True)  # 12 million weights
-QWEN2_5_3B = BenchmarkModelShape(_text(2048, 11008, 36, 16, 2, 151936), tie_word_embeddings=True)
-QWEN2_5_7B = BenchmarkModelShape(_text(3584, 18944, 28, 28, 4, 152064))
+SMALL = BenchmarkModelShape(_build_text_shape(384, 1024, 8, 6, 2, 1024), tie_word_embeddings=True)  # 12 million weights
+QWEN2_5_3B = BenchmarkModelShape(_build_text_shape(2048, 11008, 36, 16, 2, 151936), tie_word_embeddings=True)
+QWEN2_5_7B = BenchmarkModelShape(_build_text_shape(3584, 18944, 28, 28, 4, 152064))
 QWEN2_VL_7B = BenchmarkModelShape(
-    _text(3584, 18944, 28, 28, 4, 152064),
+    _build_text_shape(3584, 18944, 28, 28, 4, 152064),
     family="qwen2_vl",
     vision={"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_ratio": 4, "patch_size": 14},
 )
 SMALL_QWEN2_VL = BenchmarkModelShape(
-    _text(256, 704, 4, 4, 2, 1024),
+    _build_text_shape(256, 704, 4, 4, 2, 1024),
     tie_word_embeddings=True,
     family="qwen2_vl",
     vision={"depth": 4, "embed_dim": 128, "num_heads": 4, "mlp_ratio": 4, "patch_size": 14},
 )
 SMALL_LLAVA = BenchmarkModelShape(
-    _text(256, 704, 4, 4, 2, 1024),
+    _build_text_shape(256, 704, 4, 4, 2, 1024),
     tie_word_embeddings=True,
     family="llava",
     vision={

@@ -24,7 +24,7 @@ def train(task: Task) -> None:
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", str(free_port()))
     reset_global_state()
-    context = rank_context_in(Path(task.output))
+    context = build_rank_context(Path(task.output))
     trainer.run(
         TrainerSpec.model_validate(build_spec(task)),
         context,
@@ -33,7 +33,7 @@ def train(task: Task) -> None:
     shutil.rmtree(task.output)
 
 
-def rank_context_in(folder: Path) -> RankContext:
+def build_rank_context(folder: Path) -> RankContext:
     return RankContext(
         ranks=SINGLE_RANK,
         planned_world_size=1,

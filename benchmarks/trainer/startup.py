@@ -49,13 +49,13 @@ def measure_calls(module: ModuleType, name: str, stage_seconds: dict[str, float]
     """Replace a function of the module by one that adds the duration of its calls to the stage."""
     original = getattr(module, name)
 
-    def timed(*arguments: object, **keywords: object) -> object:
+    def call_timed(*arguments: object, **keywords: object) -> object:
         entered_at = time.perf_counter()
         result = original(*arguments, **keywords)
         stage_seconds[stage] += time.perf_counter() - entered_at
         return result
 
-    setattr(module, name, timed)
+    setattr(module, name, call_timed)
 
 
 if __name__ == "__main__":

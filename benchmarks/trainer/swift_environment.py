@@ -44,7 +44,7 @@ def install(python: Path, cache: Path) -> None:
         *options,
         f"ms-swift=={VERSION}",
         *IMAGE_PACKAGES,
-        *pinned(ROOT / "constraints.txt"),
+        *read_pinned_constraints(ROOT / "constraints.txt"),
     ]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=900, env=uv_environment(os.environ))
@@ -54,6 +54,6 @@ def install(python: Path, cache: Path) -> None:
         raise NotInstalled(f"cannot be installed: {' '.join(process.stderr.split())[:300]}")
 
 
-def pinned(constraints: Path) -> tuple[str, ...]:
+def read_pinned_constraints(constraints: Path) -> tuple[str, ...]:
     """Return the constraints of packages that must have the same version as ours for a fair comparison."""
     return tuple(line for line in constraints.read_text().splitlines() if line.startswith(CONSTRAINED))

@@ -34,11 +34,11 @@ def settings(task: Task) -> dict[str, str]:
         "lora_rank": "8",
         "lora_alpha": "32",
         "lora_dropout": "0",
-        "packing": _flag(task.packing),
+        "packing": _format_flag(task.packing),
         "max_length": str(task.max_length),
         "per_device_train_batch_size": str(task.per_device),
         "gradient_accumulation_steps": str(task.accumulation),
-        "gradient_checkpointing": _flag(task.gradient_checkpointing),
+        "gradient_checkpointing": _format_flag(task.gradient_checkpointing),
         "num_train_epochs": str(EPOCHS),
         "learning_rate": "1e-4",
         "lr_scheduler_type": "constant",
@@ -47,10 +47,10 @@ def settings(task: Task) -> dict[str, str]:
         "logging_steps": "1",
         "save_strategy": "no",
         "report_to": "none",
-        "use_cpu": _flag(not task.on_gpu),
+        "use_cpu": _format_flag(not task.on_gpu),
         "output_dir": task.output,
     }
 
 
-def _flag(is_set: bool) -> str:
+def _format_flag(is_set: bool) -> str:
     return "true" if is_set else "false"

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 from transformers.models.llava.processing_llava import LlavaProcessor
 
 from benchmarks.trainer.model_shapes import BenchmarkModelShape
-from benchmarks.trainer.ours import build_spec, rank_context_in
+from benchmarks.trainer.ours import build_spec, build_rank_context
 from benchmarks.trainer.task import EpochContent, Task
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.data.load import TrainingData, load_data
@@ -80,7 +80,7 @@ def write_rows(rows: DatasetSettings, *, method: str, is_multimodal: bool) -> No
         question = {"role": "user", "content": f"What follows, part {number}?"}
         question_with_placeholders = {**question, "content": "<image>" * len(image_names) + question["content"]}
         good, bad = (
-            {"role": "assistant", "content": _random_text(tokenizer, manual, random_source, rows.max_tokens)}
+            {"role": "assistant", "content": _draw_random_text(tokenizer, manual, random_source, rows.max_tokens)}
             for _ in range(2)
         )
         if method == "dpo":
@@ -95,7 +95,7 @@ def write_rows(rows: DatasetSettings, *, method: str, is_multimodal: bool) -> No
     tiny_text.write_jsonl(rows.folder / "columns.jsonl", columns)
 
 
-def _random_text(
+def _draw_random_text(
     tokenizer: PreTrainedTokenizerFast, manual: list[int], random_source: random.Random, max_tokens: int
 ) -> str:
     """Return text of lognormal length, with a median of a sixth of the maximum."""
@@ -108,11 +108,11 @@ def _random_text(
 def measure_content(task: Task, folder: Path, *, forecasts_memory: bool) -> EpochContent:
     """Count rows, tokens and FLOPs of one epoch, as our trainer tokenizes the rows; TRL and ms-swift do the same."""
     spec = TrainerSpec.model_validate(build_spec(task))
-    context = rank_context_in(folder)
+    context = build_rank_context(folder)
     pretrained = describe_model(spec.model, torch.device("cpu"))
     reporter = HeartbeatWriter(context.run.heartbeats, rank=0, local_rank=0)
     data = load_data(spec.dataset, build_tokenization_config(spec, pretrained, context, reporter))
-    lengths = _lengths(data)
+    lengths = _measure_lengths(data)
     model_class = AutoModelForImageTextToText if task.is_multimodal else AutoModelForCausalLM
     with torch.device("meta"):
         model = model_class.from_config(pretrained.config)
@@ -126,6 +126,6 @@ def measure_content(task: Task, folder: Path, *, forecasts_memory: bool) -> Epoc
     return EpochContent(len(data.train), sum(lengths), flops, forecast_bytes)
 
 
-def _lengths(data: TrainingData) -> list[int]:
+def _measure_lengths(data: TrainingData) -> list[int]:
     """Return the lengths of all sequences."""
     return [len(sequence["input_ids"]) for index in range(len(data.train)) for sequence in data.train[index]]

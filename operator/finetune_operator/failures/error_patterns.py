@@ -1,7 +1,7 @@
-"""Patterns that find the reason of a failure in the text of an error, most specific first.
+"""Patterns that classify error messages by failure reason, most specific first.
 
-The class of an exception is often the same (RuntimeError) whatever the cause. A labelled corpus of real error texts
-measures the accuracy (`make bench-failures`); a third of it was held out while the patterns were written.
+The exception class is often RuntimeError, whatever the cause. `make bench-failures` measures the accuracy on a labelled
+corpus of real error messages; a third of it was held out while the patterns were written.
 """
 
 import re
@@ -17,13 +17,13 @@ from finetune_supervisor.peer_loss import PEER_LOSS_TEXTS
 
 @dataclass(frozen=True)
 class ErrorPattern:
-    """A reason and the regular expressions of its error texts, of which one must match; case is ignored."""
+    """Failure reason with its regular expressions, one of which must match the error message; case is ignored."""
 
     reason: Reason
     expressions: tuple[str, ...]
 
     def matches(self, text: str) -> bool:
-        """Return whether one of the expressions occurs in the text."""
+        """Return whether any of the expressions matches the text."""
         return re.search("|".join(self.expressions), text, re.IGNORECASE) is not None
 
 
@@ -36,7 +36,7 @@ PATTERNS: tuple[ErrorPattern, ...] = (
             r"NCCL.*invalid usage",
             r"duplicate GPU detected",
             r"\b404 client error|client error '404",
-            r"ifa != nullptr",  # gloo: no such interface
+            r"ifa != nullptr",  # gloo: unknown network interface
             r"offline mode is enabled|outgoing traffic has been disabled",
         ),
     ),
@@ -299,8 +299,8 @@ PATTERNS: tuple[ErrorPattern, ...] = (
     ),
     ErrorPattern(
         Reason.PEER_LOST,
-        # The last expression is not in the supervisor's list: what the watchdog reports may be an error of the GPU,
-        # which only the patterns above recognise.
+        # The last expression is not in the supervisor's list: the watchdog may report a GPU error, which only the
+        # patterns above recognise.
         (*PEER_LOSS_TEXTS, r"watchdog thread terminated with exception"),
     ),
 )
@@ -308,15 +308,15 @@ PATTERNS: tuple[ErrorPattern, ...] = (
 
 @lru_cache(maxsize=4096)
 def classify_error_text(text: str) -> Reason | None:
-    """Return the reason of the first pattern that matches an error text, or None (decisions/202).
+    """Return the reason of the first pattern that matches the error text, or None (decisions/202).
 
-    Cached: a call takes 2 ms, and while a job stops, each pass judges all of its nodes again.
+    Results are cached: a call takes 2 ms, and each pass of a stopping job judges all its nodes again.
     """
     return next((pattern.reason for pattern in PATTERNS if pattern.matches(text)), None)
 
 
 def matches_error_pattern(evidence: Evidence) -> Verdict | None:
-    """The text of the error identifies its cause, whatever class the exception has."""
+    """Match an error whose message identifies the cause, regardless of the exception class."""
     if evidence.outcome == Outcome.STOPPED:
         return None
     reason = classify_error_text(f"{evidence.error_type}: {evidence.message}")

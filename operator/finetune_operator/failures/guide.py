@@ -1,4 +1,4 @@
-"""Generator of docs/reference/failures.md: what each reason means, which action follows and what a user can do."""
+"""Generates docs/reference/failures.md, which explains every failure reason to users."""
 
 from collections.abc import Iterator
 
@@ -11,46 +11,46 @@ from finetune_operator.failures.node_avoidance import BROKEN, SUSPICIOUS
 _LIMITS = RestartPolicy()
 _INTRO = f"""# Failures
 
-For each reason of a Failed condition, an event or `status.attempts[]`: what it means, what the operator does and what
+This page lists every reason of a Failed condition, an event or `status.attempts[]`, the action of the operator and what
 you can do. [Failure handling](../operations/failure-handling.md) describes how the root cause and hangs are found.
 
-A restart restarts all ranks from the last checkpoint. The first is immediate, later ones wait
+A restart starts all ranks again from the last checkpoint. The first restart is immediate. Later restarts wait
 `restartPolicy.backoffSeconds` ({_LIMITS.backoff_seconds}), doubled each time up to `maxBackoffSeconds`
-({_LIMITS.max_backoff_seconds}), with jitter. Limits count restarts without progress: once a job passes its furthest
-step, its budget is full again.
+({_LIMITS.max_backoff_seconds}), with jitter. The limits count restarts without progress: once a job passes its furthest
+step, its restart budget is reset.
 """
 _SECTIONS = {
-    Fault.USER: ("The job must change", "The job fails at once: a restart would end in the same way."),
+    Fault.USER: ("The job must change", "The job fails at once, because a restart would fail again."),
     Fault.RESOURCE: (
         "A resource ran out",
-        "The same attempt would run out again. For a reason marked *Changed*, the next attempt runs with a change,"
-        " recorded in `status.repair` ([memory](../user-guide/memory.md#when-memory-runs-out-anyway)). When no change"
+        "An unchanged attempt would fail again. For a reason marked *Changed*, the next attempt runs with a change that"
+        " is recorded in `status.repair` ([memory](../user-guide/memory.md#when-memory-runs-out-anyway)). If no change"
         " is left, or `maxRestarts` is 0, the job fails and its message names the field to raise.",
     ),
     Fault.TRANSIENT: (
         "Transient failures",
-        f"Restarted, at most `restartPolicy.maxRestarts` ({_LIMITS.max_restarts}) times without progress.",
+        f"The job is restarted at most `restartPolicy.maxRestarts` ({_LIMITS.max_restarts}) times without progress.",
     ),
     Fault.UNKNOWN: (
         "Unknown",
-        f"Restarted, at most `maxRestarts` ({_LIMITS.max_restarts}) times without progress; the same reason at the same"
-        " rank and step a second time ends the job.",
+        f"The job is restarted at most `maxRestarts` ({_LIMITS.max_restarts}) times without progress. It fails if the"
+        " same reason occurs a second time at the same rank and step.",
     ),
     Fault.INFRASTRUCTURE: (
         "Infrastructure",
-        f"Restarted, at most `maxInfrastructureRestarts` ({_LIMITS.max_infrastructure_restarts}) times without"
-        " progress.",
+        f"The job is restarted at most `maxInfrastructureRestarts` ({_LIMITS.max_infrastructure_restarts}) times"
+        " without progress.",
     ),
     Fault.PREEMPTION: (
         "Preemption",
-        "Ranks save a checkpoint within the grace period; restarted as soon as the pods can be scheduled, with the"
-        " limit of the section above.",
+        "The ranks save a checkpoint within the grace period. The job is restarted as soon as its pods can be"
+        " scheduled, with the same limit as for infrastructure faults.",
     ),
 }
 
 
 def render_failure_guide() -> str:
-    """Return the page as Markdown, with one section per fault."""
+    """Render the page as Markdown, with one section per fault."""
     return _INTRO + "".join("\n" + "\n".join(_render_section(fault)) + "\n" for fault in _SECTIONS)
 
 
@@ -68,13 +68,13 @@ def _render_section(fault: Fault) -> Iterator[str]:
 
 
 def _describe(reason: Reason) -> str:
-    parts = [reason.meaning]
+    sentences = [reason.meaning]
     if reason.action is FailureAction.REPAIR:
-        parts.append("*Changed.*")
+        sentences.append("*Changed.*")
     if reason in BROKEN:
-        parts.append("Later attempts avoid that Kubernetes node.")
+        sentences.append("Later attempts avoid that Kubernetes node.")
     if reason in SUSPICIOUS:
-        parts.append("Twice in a day on one Kubernetes node: later attempts avoid it.")
+        sentences.append("After two failures in a day on one Kubernetes node, later attempts avoid it.")
     if any(pattern.reason is reason for pattern in PATTERNS):
-        parts.append("Also recognised in error text.")
-    return " ".join(parts)
+        sentences.append("Also recognised in error messages.")
+    return " ".join(sentences)

@@ -1,6 +1,6 @@
-"""Evidence of a stopping attempt, `attempts[].evidence`, merged over its passes because pods disappear.
+"""Merges the evidence of a stopping attempt over several passes, because pods may disappear in between.
 
-observation.node_evidence reads the evidence of one node from its pod.
+The result is `attempts[].evidence`; observation.node_evidence reads the evidence of one node from its pod.
 """
 
 from datetime import datetime
@@ -11,15 +11,15 @@ from finetune_operator.failures.rules import NODE_LOST_DISRUPTIONS
 from finetune_operator.observation.pods import NodeObservation, PodPhase
 
 CONCLUSIVE_OUTCOMES = (Outcome.FAILED, Outcome.SUCCEEDED)
-RELABELLED, RESTARTED = "Relabelled", "Restarted"  # reasons of our own: Kubernetes has none for these
+RELABELLED, RESTARTED = "Relabelled", "Restarted"  # defined here, because Kubernetes has no such reasons
 
 
 def collect_initial_evidence(
     record: AttemptRecord, nodes: tuple[NodeObservation, ...], num_nodes: int
 ) -> tuple[Evidence, ...]:
-    """Return the evidence at the moment an attempt begins to stop.
+    """Return the evidence of all nodes at the moment an attempt begins to stop.
 
-    Until then the operator deletes none of its pods: whatever deleted one is the cause.
+    The operator does not delete pods of the attempt before that moment, so an earlier deletion is the cause.
     """
     by_rank = {node.node_rank: node for node in nodes}
     # spec.numNodes may have changed since the attempt began
@@ -28,7 +28,7 @@ def collect_initial_evidence(
 
 
 def _initial(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Evidence:
-    if node is None and not record.created:  # never created, so not the cause
+    if node is None and not record.created:  # the pod was never created, so it is not the cause
         return Evidence(node_rank=rank, ended=True, outcome=Outcome.STOPPED.value)
     if node is None:
         return Evidence(node_rank=rank, ended=True, deleted=True)
@@ -45,47 +45,49 @@ def _mark_as_deleted(node: NodeObservation) -> Evidence:
     return node.evidence.model_copy(update={"deleted": True, "reason": reason})
 
 
-def merge_evidence(recorded: tuple[Evidence, ...], nodes: tuple[NodeObservation, ...]) -> tuple[Evidence, ...]:
-    """Add the observations made while an attempt stops; a stale cache never removes recorded evidence."""
+def merge_evidence(
+    recorded_evidence: tuple[Evidence, ...], nodes: tuple[NodeObservation, ...]
+) -> tuple[Evidence, ...]:
+    """Merge new observations into the recorded evidence; a stale cache never removes evidence."""
     by_rank = {node.node_rank: node for node in nodes}
-    return tuple(_merge(before, by_rank.get(before.node_rank)) for before in recorded)
+    return tuple(_merge(recorded, by_rank.get(recorded.node_rank)) for recorded in recorded_evidence)
 
 
-def _merge(before: Evidence, node: NodeObservation | None) -> Evidence:
+def _merge(recorded: Evidence, node: NodeObservation | None) -> Evidence:
     if node is None:
-        return before
-    # assumed never created; we cannot have deleted a pod we never observed (decisions/104)
-    if not before.pod_name and not before.deleted:
+        return recorded
+    # the pod was assumed never created; the operator cannot have deleted a pod it never observed (decisions/104)
+    if not recorded.pod_name and not recorded.deleted:
         return _build_first_evidence(node)
-    # the first end of a node is its evidence
-    if before.ended and (not before.deleted or before.reason == RESTARTED):
-        return before
-    now = node.evidence
-    # a cache that lags behind must not undo an observed end
-    if (before.ended and not now.ended) or (before.exit_code is not None and now.exit_code is None):
-        return before
-    if node.restarted and now.outcome not in CONCLUSIVE_OUTCOMES:
+    # keep the evidence of the first end of a node
+    if recorded.ended and (not recorded.deleted or recorded.reason == RESTARTED):
+        return recorded
+    observed = node.evidence
+    # a stale cache must not undo an observed end
+    if (recorded.ended and not observed.ended) or (recorded.exit_code is not None and observed.exit_code is None):
+        return recorded
+    if node.restarted and observed.outcome not in CONCLUSIVE_OUTCOMES:
         return _mark_as_deleted(node)
-    update = {"deleted": before.deleted, "disruption": before.disruption or now.disruption}
-    if before.reason == RELABELLED:
+    update = {"deleted": recorded.deleted, "disruption": recorded.disruption or observed.disruption}
+    if recorded.reason == RELABELLED:
         update["reason"] = RELABELLED
-    # deleted since the attempt began to stop, so by the operator (decisions/103)
-    if not before.deleted and (node.deleting or node.phase is PodPhase.GONE):
-        if now.disruption not in NODE_LOST_DISRUPTIONS:  # the loss of a Kubernetes node is never our deletion
-            update["disruption"] = before.disruption
-        if _is_stopped_by_operator(now, node.deletion_deadline):
-            update["outcome"] = Outcome.STOPPED.value  # so not the cause
-    return now.model_copy(update=update)
+    # a pod deleted after the attempt began to stop was deleted by the operator (decisions/103)
+    if not recorded.deleted and (node.deleting or node.phase is PodPhase.GONE):
+        if observed.disruption not in NODE_LOST_DISRUPTIONS:  # the operator never causes the loss of a Kubernetes node
+            update["disruption"] = recorded.disruption
+        if _is_stopped_by_operator(observed, node.deletion_deadline):
+            update["outcome"] = Outcome.STOPPED.value  # a stopped node is not the cause
+    return observed.model_copy(update=update)
 
 
-def _is_stopped_by_operator(now: Evidence, deadline: datetime | None) -> bool:
+def _is_stopped_by_operator(evidence: Evidence, deletion_deadline: datetime | None) -> bool:
     """Return whether a node ended because the operator deleted its pod.
 
-    The root cause may be observed only after its victims, and after its own pod was deleted.
+    The root cause may be observed after its victims, and even after its own pod was deleted.
     """
-    if now.outcome in CONCLUSIVE_OUTCOMES:
+    if evidence.outcome in CONCLUSIVE_OUTCOMES:
         return False
-    if now.outcome == Outcome.STOPPED or now.exit_code is None or now.finished_at is None:
+    if evidence.outcome == Outcome.STOPPED or evidence.exit_code is None or evidence.finished_at is None:
         return True
-    # killed without a termination message: by our SIGKILL if the grace period was over
-    return deadline is not None and now.finished_at >= deadline
+    # without a termination message: ended by the kubelet's SIGKILL if the grace period had expired
+    return deletion_deadline is not None and evidence.finished_at >= deletion_deadline

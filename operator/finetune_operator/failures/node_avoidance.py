@@ -1,4 +1,4 @@
-"""Kubernetes nodes that a job avoids, and the failures for which it does."""
+"""Selects the Kubernetes nodes that a job avoids because of earlier failures."""
 
 from collections import Counter
 from datetime import datetime, timedelta
@@ -25,8 +25,7 @@ SUSPICIOUS = frozenset(
 
 
 def nodes_to_avoid(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[str, ...]:
-    """Return the Kubernetes nodes with broken hardware, and those suspected of two failures within a day."""
-    # decisions/207
+    """Return the Kubernetes nodes with broken hardware or two suspicious failures within a day (decisions/207)."""
     strikes: Counter[str] = Counter()
     for record in attempts:
         strikes[record.k8s_node] += _count_strikes(record, now)
@@ -34,18 +33,22 @@ def nodes_to_avoid(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[
 
 
 def prune_attempts(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[AttemptRecord, ...]:
-    """Drop one record if there are more than 20: the oldest that is no reason to avoid a Kubernetes node."""
+    """If there are more than 20 records, drop the oldest that is not needed to avoid a Kubernetes node."""
     if len(attempts) <= MAX_KEPT_ATTEMPTS:
         return attempts
-    avoided = nodes_to_avoid(attempts, now)
-    candidates = enumerate(attempts[:-2])  # the status is derived from the newest two
-    droppable = (index for index, record in candidates if not _count_strikes(record, now) or record.k8s_node not in avoided)
-    dropped = next(droppable, 0)
-    return (*attempts[:dropped], *attempts[dropped + 1 :])
+    avoided_nodes = nodes_to_avoid(attempts, now)
+    candidates = enumerate(attempts[:-2])  # the status is derived from the newest two records
+    droppable_indexes = (
+        index
+        for index, record in candidates
+        if not _count_strikes(record, now) or record.k8s_node not in avoided_nodes
+    )
+    dropped_index = next(droppable_indexes, 0)
+    return (*attempts[:dropped_index], *attempts[dropped_index + 1 :])
 
 
 def _count_strikes(record: AttemptRecord, now: datetime) -> int:
-    """Return the strikes of an attempt against the Kubernetes node on which its root cause ran."""
+    """Count the strikes of an attempt against the Kubernetes node of its root cause."""
     if not record.k8s_node or record.end_time is None or record.end_time < now - _STRIKE_LIFETIME:
         return 0
     return _STRIKE_LIMIT if record.reason in BROKEN else int(record.reason in SUSPICIOUS)

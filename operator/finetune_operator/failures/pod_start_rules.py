@@ -1,7 +1,7 @@
 """Rules for containers that never ran: rejected by the kubelet, or not created or started by the runtime.
 
-core.pending_reasons reports a container whose start the kubelet still retries, with the reason ConfigMissing for
-example.
+core.pending_reasons reports containers whose start the kubelet still retries, for example with the reason
+ConfigMissing.
 """
 
 import re
@@ -10,7 +10,7 @@ from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Evidence
 from finetune_operator.failures.verdict import Verdict, describe_node, extract_last_line
 
-# reasons of older kubelets; newer ones write "Pod was rejected" into the message, whatever the reason
+# reasons of older kubelets; newer ones always write "Pod was rejected" into the message
 ADMISSION_ERRORS = frozenset(
     {
         "NodeAffinity",
@@ -23,7 +23,7 @@ ADMISSION_ERRORS = frozenset(
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
 CREATE_ERROR, CONFIG_ERROR = "CreateContainerError", "CreateContainerConfigError"
 _PREFIX = re.compile("stderr: |container process: |container init: ")
-_HOST_PROGRAMS = "containerd|runc|crun|apparmor_parser|nvidia-"  # others belong to the image
+_HOST_PROGRAMS = "containerd|runc|crun|apparmor_parser|nvidia-"  # any other program belongs to the image
 _PATTERNS = (  # the first match decides; without a match, the fault is unknown (decisions/203)
     (Reason.DRIVER_MISMATCH, r"nvidia-container-cli(\.real)?: requirement error"),
     (Reason.GPU_UNAVAILABLE, r"nvidia-container|nvml error|CDI devices?\b|/dev/nvidia|nvidiactl"),
@@ -49,10 +49,10 @@ _ADVICE = {
 
 
 def rejected_by_kubelet(evidence: Evidence) -> Verdict | None:
-    """The kubelet rejected the pod: it can start on another Kubernetes node."""
-    rejected = evidence.exit_code is None and evidence.message.startswith("Pod was rejected")
-    rejected = rejected or is_node_under_pressure(evidence)
-    if not rejected and not evidence.reason.startswith("OutOf") and evidence.reason not in ADMISSION_ERRORS:
+    """Match a pod that the kubelet rejected; it can start on another Kubernetes node."""
+    is_rejected = evidence.exit_code is None and evidence.message.startswith("Pod was rejected")
+    is_rejected = is_rejected or is_node_under_pressure(evidence)
+    if not is_rejected and not evidence.reason.startswith("OutOf") and evidence.reason not in ADMISSION_ERRORS:
         return None
     detail = f": {extract_last_line(evidence.message)}" if evidence.message else ""
     return Verdict(
@@ -61,25 +61,25 @@ def rejected_by_kubelet(evidence: Evidence) -> Verdict | None:
 
 
 def is_node_under_pressure(evidence: Evidence) -> bool:
-    """Return whether the kubelet rejected the pod for node pressure, which it also reports as an eviction."""
+    """Return whether the kubelet rejected the pod because of node pressure, which it reports as an eviction."""
     return evidence.reason == "Evicted" and "The node had condition" in evidence.message
 
 
 def container_not_started(evidence: Evidence) -> Verdict | None:
-    """The container never ran: the message of the runtime shows whether image, spec, host or GPUs are the cause."""
+    """Match a container that never ran; the runtime's message shows whether image, spec, host or GPUs are the cause."""
     if evidence.reason not in START_ERRORS:
         return None
     reason, detail = _classify_runtime_message(evidence)
-    # only in command mode: the trainer image has an entrypoint of its own
+    # only in command mode, because the trainer image has its own entrypoint
     if reason is Reason.START_ERROR and '"python3"' in evidence.message:
         detail = "spec.image has no python3 on its PATH, which command mode needs (3.9 or newer)"
     return Verdict(reason, f"{describe_node(evidence)}: the container could not start: {detail}")
 
 
 def container_create_failed(evidence: Evidence) -> Verdict | None:
-    """The kubelet cannot create the container: the verdict if its retries keep failing.
+    """Return the verdict on a container that the kubelet cannot create, in case its retries keep failing.
 
-    None if it waits for a missing object, such as a Secret, which a user may still create.
+    None if the container waits for a missing object, such as a Secret, which a user may still create.
     """
     reason, detail = _classify_runtime_message(evidence)
     if evidence.reason != CREATE_ERROR and (evidence.reason, reason) != (CONFIG_ERROR, Reason.INVALID_SPEC):
@@ -90,7 +90,7 @@ def container_create_failed(evidence: Evidence) -> Verdict | None:
 
 
 def _classify_runtime_message(evidence: Evidence) -> tuple[Reason, str]:
-    """Return the reason for a message of the runtime, and its last line with advice."""
+    """Return the reason for a message of the container runtime, and the last line of the message with advice."""
     matches = (reason for reason, pattern in _PATTERNS if re.search(pattern, evidence.message, re.IGNORECASE))
     reason = next(matches, Reason.UNEXPLAINED)
     detail = _PREFIX.split(evidence.message.strip())[-1] or "the runtime reports no reason"

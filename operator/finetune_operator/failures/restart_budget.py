@@ -1,4 +1,4 @@
-"""Restart budgets: how many restarts without progress each kind of fault may use, and the backoff between them."""
+"""Restart budgets, which limit the restarts without progress for each fault, and the backoff between restarts."""
 
 import hashlib
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ INFRASTRUCTURE_FAULTS = (Fault.INFRASTRUCTURE, Fault.PREEMPTION)
 
 @dataclass(frozen=True)
 class RestartPlan:
-    """What follows a verdict: another attempt after `delay`, or, if not `allowed`, the end of the job."""
+    """Plan after a verdict: another attempt after `delay` or, if not `allowed`, the end of the job."""
 
     allowed: bool
     delay: timedelta
@@ -24,45 +24,46 @@ class RestartPlan:
 
 def plan_restart(
     verdict: Verdict,
-    failed: AttemptRecord,
-    earlier: tuple[AttemptRecord, ...],
+    failed_attempt: AttemptRecord,
+    earlier_attempts: tuple[AttemptRecord, ...],
     counts: RestartCounts,
     job: tuple[str, RestartPolicy],
 ) -> RestartPlan:
-    """Return whether and when a failed attempt is restarted.
+    """Decide whether and when a failed attempt is restarted.
 
     `job`: the uid, which seeds the jitter, and the restart policy.
     """
     uid, policy = job
-    last_step = failed.last_step or 0
-    progressed = last_step > counts.best_step
-    if progressed:
+    last_step = failed_attempt.last_step or 0
+    has_progressed = last_step > counts.best_step
+    if has_progressed:
         counts = RestartCounts(best_step=last_step)
     if verdict.action is FailureAction.FAIL:
         return RestartPlan(False, timedelta(), counts, verdict.message)
     if verdict.action is FailureAction.REPAIR:  # repairs are finite, so they need no budget
         return RestartPlan(True, timedelta(), counts, verdict.message)
-    if not progressed and verdict.fault is Fault.UNKNOWN and _has_happened_before(verdict, last_step, earlier):
+    is_unknown_fault = verdict.fault is Fault.UNKNOWN
+    if not has_progressed and is_unknown_fault and _has_happened_before(verdict, last_step, earlier_attempts):
         message = f"{verdict.message}; the same happened before at step {last_step}"
         return RestartPlan(False, timedelta(), counts, message)
-    if verdict.reason is Reason.GANG_INCOMPLETE:  # not a failure: not enough free resources yet
+    if verdict.reason is Reason.GANG_INCOMPLETE:  # not a failure: free resources are still insufficient
         return RestartPlan(True, timedelta(seconds=policy.max_backoff_seconds), counts, verdict.message)
     is_infrastructure = verdict.fault in INFRASTRUCTURE_FAULTS
-    used = counts.infrastructure if is_infrastructure else counts.counted
+    used_restarts = counts.infrastructure if is_infrastructure else counts.counted
     limit = policy.max_infrastructure_restarts if is_infrastructure else policy.max_restarts
-    if used >= limit:
+    if used_restarts >= limit:
         field = "maxInfrastructureRestarts" if is_infrastructure else "maxRestarts"
-        message = f"restarted {used} times without progress (restartPolicy.{field}); last: {verdict.message}"
+        message = f"restarted {used_restarts} times without progress (restartPolicy.{field}); last: {verdict.message}"
         return RestartPlan(False, timedelta(), counts, message)
-    delay = restart_delay(counts.counted + counts.infrastructure, policy, seed=f"{uid}/{failed.attempt}")
-    update = {"infrastructure": used + 1} if is_infrastructure else {"counted": used + 1}
+    delay = restart_delay(counts.counted + counts.infrastructure, policy, seed=f"{uid}/{failed_attempt.attempt}")
+    update = {"infrastructure": used_restarts + 1} if is_infrastructure else {"counted": used_restarts + 1}
     return RestartPlan(True, delay, counts.model_copy(update=update), verdict.message)
 
 
 def restart_delay(restarts_before: int, policy: RestartPolicy, *, seed: str) -> timedelta:
     """Return the delay before a restart: 0 for the first, then backoffSeconds, doubled each time up to the maximum.
 
-    The delay has up to 20 % of jitter, which the seed determines.
+    The seed determines a jitter of up to 20 %, which is added.
     """
     if restarts_before == 0:
         return timedelta()
@@ -71,8 +72,9 @@ def restart_delay(restarts_before: int, policy: RestartPolicy, *, seed: str) -> 
     return timedelta(seconds=round(seconds * (1 + jitter), 3))
 
 
-def _has_happened_before(verdict: Verdict, last_step: int, earlier: tuple[AttemptRecord, ...]) -> bool:
+def _has_happened_before(verdict: Verdict, last_step: int, earlier_attempts: tuple[AttemptRecord, ...]) -> bool:
     rank = verdict.evidence.rank if verdict.evidence else None
     return any(
-        (record.reason, record.rank, record.last_step or 0) == (verdict.reason, rank, last_step) for record in earlier
+        (record.reason, record.rank, record.last_step or 0) == (verdict.reason, rank, last_step)
+        for record in earlier_attempts
     )

@@ -1,7 +1,7 @@
-"""Failure rules: an ordered tuple of functions from the evidence of a node to a verdict; the first match decides.
+"""Ordered failure rules, which return a verdict for the evidence of a node; the first matching rule applies.
 
-The root cause of a failed attempt is one node: victims, which failed only because another node did, are set aside;
-of the others the earliest failure decides.
+The root cause of a failed attempt is the earliest failure of a node that is not a victim. A victim failed only because
+another node failed.
 """
 
 import signal as signals
@@ -37,7 +37,7 @@ NODE_LOST_DISRUPTIONS = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 
 
 def disrupted(evidence: Evidence) -> Verdict | None:
-    """The cluster disrupted the pod: not a fault of the job, so it uses no counted restart."""
+    """Match a pod that the cluster disrupted; the job is not at fault, so no counted restart is used."""
     if evidence.disruption not in DISRUPTION_MESSAGES:
         return None
     return Verdict(
@@ -47,7 +47,7 @@ def disrupted(evidence: Evidence) -> Verdict | None:
 
 
 def evicted(evidence: Evidence) -> Verdict | None:
-    """Evicted without a disruption: the pod exceeded its ephemeral storage limits and would do so again."""
+    """Match an eviction without a disruption: the pod exceeded its ephemeral storage and would exceed it again."""
     if evidence.reason != "Evicted" or is_node_under_pressure(evidence):
         return None
     detail = extract_last_line(evidence.message)
@@ -58,7 +58,7 @@ def evicted(evidence: Evidence) -> Verdict | None:
 
 
 def host_out_of_memory(evidence: Evidence) -> Verdict | None:
-    """The kernel OOM killer ended a process of the container: the next attempt needs a change to fit."""
+    """Match a process that the kernel OOM killer ended; the next attempt needs a change to fit into memory."""
     if evidence.reason != "OOMKilled" or evidence.outcome == Outcome.SUCCEEDED:
         return None
     return Verdict(
@@ -68,9 +68,9 @@ def host_out_of_memory(evidence: Evidence) -> Verdict | None:
 
 
 def kubernetes_node_restarted(evidence: Evidence) -> Verdict | None:
-    """The kubelet or runtime restarted and has no record of how the container ended: the host lost power."""
-    by_runtime = evidence.reason == "Unknown" and evidence.exit_code == 255
-    if not by_runtime and evidence.reason != "ContainerStatusUnknown":
+    """Match a container whose end is unknown because its Kubernetes node was restarted."""
+    is_unknown_to_runtime = evidence.reason == "Unknown" and evidence.exit_code == 255
+    if not is_unknown_to_runtime and evidence.reason != "ContainerStatusUnknown":
         return None
     return Verdict(
         reason=Reason.NODE_LOST,
@@ -79,7 +79,7 @@ def kubernetes_node_restarted(evidence: Evidence) -> Verdict | None:
 
 
 def user_error(evidence: Evidence) -> Verdict | None:
-    """The trainer reported an error in the spec, the rows or the storage."""
+    """Match an error in the spec, the dataset or the storage that the trainer reported."""
     if evidence.error_type not in USER_ERRORS:
         return None
     return Verdict(
@@ -89,11 +89,12 @@ def user_error(evidence: Evidence) -> Verdict | None:
 
 
 def cuda_out_of_memory(evidence: Evidence) -> Verdict | None:
-    """The GPU ran out of memory: the same batch would fail again, a smaller one may fit."""
+    """Match a GPU that ran out of memory; the same batch would fail again, but a smaller one may fit."""
     is_reported = evidence.error_type == Reason.CUDA_OUT_OF_MEMORY
     if not is_reported and evidence.error_type != "OutOfMemoryError" and "CUDA out of memory" not in evidence.message:
         return None
-    detail = extract_last_line(evidence.message) if is_reported else f"ran out of GPU memory at step {evidence.last_step or 0}"
+    description = f"ran out of GPU memory at step {evidence.last_step or 0}"
+    detail = extract_last_line(evidence.message) if is_reported else description
     return Verdict(
         reason=Reason.CUDA_OUT_OF_MEMORY,
         message=f"{describe_node(evidence)} {detail}",
@@ -101,7 +102,7 @@ def cuda_out_of_memory(evidence: Evidence) -> Verdict | None:
 
 
 def deleted(evidence: Evidence) -> Verdict | None:
-    """A user deleted the pod, or it disappeared together with its Kubernetes node."""
+    """Match a pod that a user deleted or that disappeared together with its Kubernetes node."""
     if not evidence.deleted:
         return None
     pod = f"pod {evidence.pod_name}" if evidence.pod_name else "its pod"
@@ -112,7 +113,7 @@ def deleted(evidence: Evidence) -> Verdict | None:
 
 
 def rendezvous_failed(evidence: Evidence) -> Verdict | None:
-    """Node 0 did not appear in DNS or did not accept connections, so the rendezvous failed."""
+    """Match a failed rendezvous: node 0 did not appear in DNS or did not accept connections."""
     if evidence.error_type not in ("DnsTimeout", "RendezvousTimeoutError", "RendezvousConnectionError"):
         return None
     return Verdict(
@@ -123,7 +124,7 @@ def rendezvous_failed(evidence: Evidence) -> Verdict | None:
 
 
 def storage_fault(evidence: Evidence) -> Verdict | None:
-    """The trainer reported an I/O error of a file system, whatever the text of the exception is."""
+    """Match an I/O error of a file system that the trainer reported, regardless of the exception message."""
     if evidence.error_type != Reason.STORAGE_FAULT:
         return None
     return Verdict(
@@ -133,7 +134,7 @@ def storage_fault(evidence: Evidence) -> Verdict | None:
 
 
 def hang(evidence: Evidence) -> Verdict | None:
-    """A rank sent no heartbeat for too long; its supervisor reports which one, and whether it is only a victim."""
+    """Match a rank without a heartbeat for too long; its supervisor reports whether the rank is a victim."""
     if evidence.error_type != Reason.HANG:
         return None
     return Verdict(
@@ -144,18 +145,19 @@ def hang(evidence: Evidence) -> Verdict | None:
 
 
 def victim(evidence: Evidence) -> Verdict | None:
-    """The supervisor recognised the error as the loss of a peer: the node is a victim."""
+    """Match an error that the supervisor recognised as the loss of a peer, so that the node is a victim."""
     if not evidence.victim:
         return None
     return Verdict(
         reason=Reason.PEER_LOST,
-        message=f"{describe_node(evidence)} lost its peers: {evidence.error_type}: {extract_last_line(evidence.message)}",
+        message=f"{describe_node(evidence)} lost its peers: {evidence.error_type}:"
+        f" {extract_last_line(evidence.message)}",
         victim=True,
     )
 
 
 def bus_error(evidence: Evidence) -> Verdict | None:
-    """A rank could not load a page of a memory-mapped file, most often because /dev/shm is full."""
+    """Match a rank that could not load a page of a memory-mapped file, usually because /dev/shm is full."""
     if evidence.signal != signals.SIGBUS or evidence.outcome == Outcome.STOPPED:
         return None
     return Verdict(
@@ -165,22 +167,22 @@ def bus_error(evidence: Evidence) -> Verdict | None:
 
 
 def killed(evidence: Evidence) -> Verdict | None:
-    """A rank was ended by a signal that neither the operator nor the supervisor sent."""
+    """Match a rank that was ended by a signal which neither the operator nor the supervisor sent."""
     if evidence.signal is None or evidence.outcome == Outcome.STOPPED:
         return None
     try:
         name = signals.Signals(evidence.signal).name
     except ValueError:
         name = f"signal {evidence.signal}"
-    crashed = name in ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL")
+    is_crash = name in ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL")
     return Verdict(
-        reason=Reason.RANK_CRASHED if crashed else Reason.RANK_KILLED,
+        reason=Reason.RANK_CRASHED if is_crash else Reason.RANK_KILLED,
         message=f"{describe_node(evidence)} was ended by {name}",
     )
 
 
 def stopped(evidence: Evidence) -> Verdict | None:
-    """The node was stopped, so another node is the cause."""
+    """Match a node that was stopped, so that another node is the cause."""
     if evidence.outcome != Outcome.STOPPED and evidence.ended:
         return None
     return Verdict(
@@ -191,7 +193,7 @@ def stopped(evidence: Evidence) -> Verdict | None:
 
 
 def hub_unavailable(evidence: Evidence) -> Verdict | None:
-    """The Hub did not answer; a later attempt may succeed."""
+    """Match an unavailable Hub; a later attempt may succeed."""
     if evidence.error_type != "HubUnavailable":
         return None
     return Verdict(
@@ -201,7 +203,7 @@ def hub_unavailable(evidence: Evidence) -> Verdict | None:
 
 
 def launcher_failed(evidence: Evidence) -> Verdict | None:
-    """A launcher or a rank ended without a recorded exception."""
+    """Match a launcher or a rank that ended without a recorded exception."""
     if evidence.error_type not in ("LauncherFailed", "RankExited", "UnknownError"):
         return None
     return Verdict(
@@ -211,7 +213,7 @@ def launcher_failed(evidence: Evidence) -> Verdict | None:
 
 
 def raised(evidence: Evidence) -> Verdict | None:
-    """A rank raised an exception that no other rule matches: a restart would raise it again."""
+    """Match an exception that no other rule matches; a restart would raise it again."""
     if evidence.outcome != Outcome.FAILED or not evidence.error_type:
         return None
     return Verdict(
@@ -221,7 +223,7 @@ def raised(evidence: Evidence) -> Verdict | None:
 
 
 def container_killed(evidence: Evidence) -> Verdict | None:
-    """The container was killed from outside before its supervisor wrote a termination message."""
+    """Match a container that was killed from outside before its supervisor wrote a termination message."""
     if evidence.exit_code not in (137, 143):
         return None
     return Verdict(
@@ -231,7 +233,7 @@ def container_killed(evidence: Evidence) -> Verdict | None:
 
 
 def no_result(evidence: Evidence) -> Verdict | None:
-    """The node exited with 0 without a success marker, which does not count as success."""
+    """Match a node that exited with 0 without a success marker, which does not count as success."""
     if evidence.exit_code != 0 or evidence.outcome == Outcome.SUCCEEDED:
         return None
     return Verdict(
@@ -241,7 +243,7 @@ def no_result(evidence: Evidence) -> Verdict | None:
 
 
 def unexplained(evidence: Evidence) -> Verdict | None:
-    """Fallback: no other rule matched."""
+    """Match any evidence, as the fallback after all other rules."""
     detail = extract_last_line(evidence.message) or evidence.reason or "no message"
     return Verdict(
         reason=Reason.UNEXPLAINED,
@@ -278,20 +280,22 @@ RULES: tuple[Rule, ...] = (
 _LAST = datetime.max.replace(tzinfo=UTC)
 
 
-def judge(nodes: Iterable[Evidence]) -> Verdict | None:
-    """Return the verdict on the earliest failure that is no victim; None if no node failed."""
-    verdicts = [judge_node(node) for node in nodes if not _has_succeeded(node)]
+def judge(node_evidence: Iterable[Evidence]) -> Verdict | None:
+    """Return the verdict on the earliest failure that is not a victim; None if no node failed."""
+    verdicts = [judge_node(evidence) for evidence in node_evidence if not _has_succeeded(evidence)]
     if not verdicts:
         return None
     return min(verdicts, key=_build_sort_key)
 
 
-def select_most_relevant(nodes: tuple[Evidence, ...], *, limit: int) -> tuple[Evidence, ...]:
-    """Return the evidence of at most `limit` nodes: those that judge prefers, ordered by node rank."""
-    if len(nodes) <= limit:
-        return nodes
-    by_precedence = sorted(nodes, key=lambda node: (_has_succeeded(node), _build_sort_key(judge_node(node))))
-    return tuple(sorted(by_precedence[:limit], key=lambda node: node.node_rank))
+def select_most_relevant(node_evidence: tuple[Evidence, ...], *, limit: int) -> tuple[Evidence, ...]:
+    """Return the evidence of the `limit` nodes that are most likely the root cause, ordered by node rank."""
+    if len(node_evidence) <= limit:
+        return node_evidence
+    by_relevance = sorted(
+        node_evidence, key=lambda evidence: (_has_succeeded(evidence), _build_sort_key(judge_node(evidence)))
+    )
+    return tuple(sorted(by_relevance[:limit], key=lambda evidence: evidence.node_rank))
 
 
 def judge_node(evidence: Evidence) -> Verdict:
@@ -308,7 +312,7 @@ def _has_succeeded(evidence: Evidence) -> bool:
 
 
 def _build_sort_key(verdict: Verdict) -> tuple[bool, bool, datetime, int]:
-    """Return the sort key of root causes: victims last, then stopped nodes, then by time."""
+    """Return a key that sorts the most likely root cause first: victims last, stopped nodes later, then by time."""
     evidence = verdict.evidence
     assert evidence is not None
     was_stopped = verdict.reason is Reason.STOPPED

@@ -1,4 +1,4 @@
-"""The verdict on a failed node or attempt: reason, action and message.
+"""Defines Verdict, the judgement on a failed node or attempt.
 
 failures.rules and failures.pod_start_rules return verdicts; core.attempt_record writes them to the status.
 """
@@ -11,7 +11,7 @@ from finetune_api.v1alpha1.status import Evidence, Fault
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why an attempt ended, whose fault it was and which action follows."""
+    """Judgement on a failed attempt: why it ended, whose fault it was and which action follows."""
 
     reason: Reason
     message: str
@@ -21,23 +21,23 @@ class Verdict:
 
     @property
     def action(self) -> FailureAction:
-        """The action of the reason; a repair becomes a failure once no repair is left."""
+        """Action of the reason; a repair becomes a failure once no repair is left."""
         return FailureAction.FAIL if self.no_repair_left else self.reason.action
 
     @property
     def fault(self) -> Fault:
         """Who or what has to change after this failure."""
-        assert self.reason.fault is not None  # reasons without a fault are never verdicts
+        assert self.reason.fault is not None  # a verdict always has a reason with a fault
         return self.reason.fault
 
 
 def describe_node(evidence: Evidence) -> str:
-    """Return the node as messages name it: `node 1 (gpu-7)` or `node 1 (gpu-7) rank 5`."""
+    """Describe the node for messages, for example as `node 1 (gpu-7) rank 5`."""
     node = f"node {evidence.node_rank}" + (f" ({evidence.k8s_node})" if evidence.k8s_node else "")
     return f"{node} rank {evidence.rank}" if evidence.rank is not None else node
 
 
 def extract_last_line(text: str) -> str:
-    """Return the last non-empty line, which of a traceback is the exception, truncated to 300 characters."""
+    """Return the last non-empty line, truncated to 300 characters; in a traceback, this is the exception."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""
