@@ -19,10 +19,10 @@ NO_RESPONSE = "none"
 
 
 class Metrics:
-    """The metrics in a registry of their own, so that several operators in one process do not share values."""
+    """Metrics with a separate registry, so that several operators in one process do not share values."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # they double every series
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series
         self.registry = CollectorRegistry()
         registry = self.registry
         ProcessCollector(registry=registry)
@@ -47,7 +47,7 @@ class Metrics:
     def register_gauge(
         self, name: str, description: str, *, label: str = "", read: Callable[[], Mapping[str, float]]
     ) -> None:
-        """Add a gauge whose values are read at each scrape; without `label`, the single value has the key ''."""
+        """Register a gauge whose values are read at each scrape; without `label`, the single value has the key ''."""
         self.registry.register(_ScrapedGauge(name, description, label, read))
 
 
@@ -62,7 +62,7 @@ class _ScrapedGauge(Collector):
         yield family
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Return the family without samples, so that registering does not read values too early."""
+        """Return the family without samples, so that registration does not read values too early."""
         return (GaugeMetricFamily(self._name, self._description),)
 
 
@@ -75,7 +75,7 @@ class RequestCounter:
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Send the request and count it, also if no response arrives."""
+        """Send the request and count it, even if no response arrives."""
         verb, resource = describe_request(request.method, request.url.path, is_watch="watch" in request.url.query)
         code = NO_RESPONSE
         try:
@@ -87,16 +87,16 @@ class RequestCounter:
 
 
 def describe_request(method: str, path: str, *, is_watch: bool = False) -> tuple[str, str]:
-    """Return verb and resource as RBAC names them; without object names, to limit the number of label values."""
-    parts = [part for part in path.split("/") if part]
-    prefix_length = {"api": 2, "apis": 3}.get(parts[0] if parts else "", 0)  # api/v1, apis/<group>/<version>
-    resource_parts = parts[prefix_length:] if prefix_length else []
-    if len(resource_parts) > 2 and resource_parts[0] == "namespaces":
-        resource_parts = resource_parts[2:]
-    if not resource_parts:
+    """Return RBAC verb and resource of a request, without object names to limit the number of label values."""
+    segments = [segment for segment in path.split("/") if segment]
+    prefix_length = {"api": 2, "apis": 3}.get(segments[0] if segments else "", 0)  # api/v1, apis/<group>/<version>
+    resource_segments = segments[prefix_length:] if prefix_length else []
+    if len(resource_segments) > 2 and resource_segments[0] == "namespaces":
+        resource_segments = resource_segments[2:]
+    if not resource_segments:
         return method.lower(), "discovery"
-    resource = resource_parts[0] if len(resource_parts) < 3 else f"{resource_parts[0]}/{resource_parts[2]}"
-    has_name = len(resource_parts) > 1
+    resource = resource_segments[0] if len(resource_segments) < 3 else f"{resource_segments[0]}/{resource_segments[2]}"
+    has_name = len(resource_segments) > 1
     verbs = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
     if method != "GET":
         return verbs.get(method, method.lower()), resource

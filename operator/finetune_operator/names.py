@@ -56,8 +56,8 @@ def service_name(job_name: str) -> str:
 def config_map_name(job_name: str, job_uid: str, attempt: int) -> str:
     """Return the name of the immutable ConfigMap of one attempt.
 
-    It contains a part of the uid: a kubelet caches an immutable ConfigMap by name for as long as a pod mounts it, and
-    would give new pods that of a deleted job of the same name (decisions/118).
+    The name contains a prefix of the uid: a kubelet caches an immutable ConfigMap by name while a pod mounts it, and
+    would mount the ConfigMap of a deleted job of the same name in new pods (decisions/118).
     """
     return f"{job_name}-{attempt}-{job_uid[:8]}"
 
@@ -65,12 +65,12 @@ def config_map_name(job_name: str, job_uid: str, attempt: int) -> str:
 def pod_name(job_name: str, attempt: int, node_rank: int) -> str:
     """Return the name and hostname of a pod.
 
-    It contains the attempt, because DNS caches and lost Kubernetes nodes keep old names alive.
+    The name contains the attempt, because DNS caches and lost Kubernetes nodes keep old names alive.
     """
     return f"{job_name}-{attempt}-{node_rank}"
 
 
 def parse_pod_name(name: str, job_name: str) -> tuple[int, int] | None:
-    """Return attempt and node rank from a pod name, which unlike labels cannot be edited; None for a foreign name."""
+    """Parse attempt and node rank from a pod name, which, unlike labels, is immutable; None for a foreign name."""
     match = _ATTEMPT_AND_RANK.fullmatch(name.removeprefix(f"{job_name}-"))
     return (int(match[1]), int(match[2])) if match else None

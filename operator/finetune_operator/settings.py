@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """Images, domain and environment that one installation uses for all jobs."""
+    """Settings that one installation of the operator applies to all jobs."""
 
     trainer_image: str
-    supervisor: str = ""  # zip in base64, for jobs with a command; empty where no pods are created from a plan
+    supervisor: str = ""  # base64-encoded zip file for jobs with a command; empty if no pods are created
     cluster_domain: str = "cluster.local"
-    on_cluster: bool = True  # False in local mode: no limits to raise, no other Kubernetes node
+    on_cluster: bool = True  # False in local mode, which has no memory limits and no other Kubernetes node

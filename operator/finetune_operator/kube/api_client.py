@@ -1,4 +1,4 @@
-"""HTTP client of the API server: timeouts, a few quick retries, and errors with the server's message."""
+"""HTTP client of the API server, with timeouts, a few quick retries and errors that contain the server's message."""
 
 import asyncio
 import json
@@ -9,8 +9,8 @@ import aiohttp
 
 from finetune_operator.observation.ownership import RawBody
 
-RETRY_DELAYS_SECONDS = (0.1, 0.5)  # before the second and third try; longer outages are left to the work queue
-MAX_RETRY_AFTER_SECONDS = 2.0  # a longer Retry-After is left to the work queue, too
+RETRY_DELAYS_SECONDS = (0.1, 0.5)  # before the second and third try; the work queue handles longer outages
+MAX_RETRY_AFTER_SECONDS = 2.0  # the work queue handles a longer Retry-After
 PAGE_SIZE = 500
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
 WATCH_READ_TIMEOUT_SECONDS = 90.0  # a bookmark is due every 60 seconds
@@ -18,7 +18,7 @@ NO_RESPONSE = 0
 
 
 class ApiError(Exception):
-    """An error response of the API server, or none at all: then `status` is NO_RESPONSE."""
+    """Error response of the API server; `status` is NO_RESPONSE if there was no response."""
 
     def __init__(self, message: str, *, status: int, reason: str = "", retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class ApiError(Exception):
 
 
 class ApiClient:
-    """Sends and receives JSON objects. Requests share a bounded connection pool; each watch has its own connection."""
+    """JSON client of the API server. Requests share a bounded connection pool; each watch has its own connection."""
 
     def __init__(self, server: str, *, calls: aiohttp.ClientSession, streams: aiohttp.ClientSession) -> None:
         self._server = server.rstrip("/")
@@ -45,12 +45,12 @@ class ApiClient:
         params: Mapping[str, str] | None = None,
         idempotent: bool = True,
     ) -> RawBody:
-        """Send a request, in up to three tries.
+        """Send a request, with up to two retries.
 
-        idempotent: False if the request must not be sent again when it may have taken effect already.
+        idempotent: False if the request must not be repeated once it may have taken effect.
 
         Raises:
-            ApiError: The last try failed, or the error does not call for a retry.
+            ApiError: The last try failed, or the error is not retryable.
         """
         for delay in RETRY_DELAYS_SECONDS:
             try:
@@ -67,7 +67,7 @@ class ApiClient:
         """Send a request without retries.
 
         Raises:
-            ApiError: The API server returned an error, or did not answer.
+            ApiError: The API server returned an error or did not respond.
         """
         request_content = None if body is None else json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
         headers = {"Content-Type": "application/json"} if request_content else None
@@ -91,7 +91,7 @@ class ApiClient:
     async def list_pages(self, path: str, *, selector: str = "") -> AsyncIterator[RawBody]:
         """Yield the pages of a consistent LIST.
 
-        resourceVersion=0 is not used: it can be served from a cache that is older than what we observed already.
+        resourceVersion=0 is not used, because a cache that is older than earlier observations may serve it.
         """
         params = {"limit": str(PAGE_SIZE), **({"labelSelector": selector} if selector else {})}
         while True:
@@ -105,7 +105,7 @@ class ApiClient:
         """Yield the watch events after a resource version, until the server ends the stream.
 
         Raises:
-            ApiError: The stream broke, or not even a bookmark arrived in time.
+            ApiError: The stream broke, or neither an event nor a bookmark arrived in time.
         """
         params = {
             "watch": "1",
@@ -126,7 +126,7 @@ class ApiClient:
 
 
 def parse_error(status: int, content: bytes, headers: Mapping[str, str]) -> ApiError:
-    """Build the error from an error response, whose body need not be a Status object if a proxy sent it."""
+    """Build the error from an error response, whose body may not be a Status object if a proxy sent it."""
     try:
         parsed = json.loads(content)
     except ValueError:
@@ -158,6 +158,6 @@ def _build_no_response_error(method: str, path: str, error: Exception) -> ApiErr
 def _should_retry(error: ApiError, *, idempotent: bool) -> bool:
     if (error.retry_after or 0.0) > MAX_RETRY_AFTER_SECONDS:
         return False
-    if error.status == 429:  # rejected before it took effect
+    if error.status == 429:  # the request was rejected before it took effect
         return True
     return idempotent and (error.status == NO_RESPONSE or error.status >= 500)

@@ -1,4 +1,4 @@
-"""All writes of the operator to the cluster, and the reads that must not come from a cache."""
+"""Cluster operations: all writes of the operator, and the reads that must not come from a cache."""
 
 import logging
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClusterError(Exception):
-    """The pass has to be retried, not before `retry_after` seconds if the API server returned that."""
+    """Error after which the pass is retried, no sooner than `retry_after` seconds if that is set."""
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -20,15 +20,15 @@ class ClusterError(Exception):
 
 
 class Conflict(ClusterError):
-    """The job was changed since it was read; the watch will deliver the newer one."""
+    """The job was modified since it was read; the watch delivers the newer version."""
 
 
 class NotFound(ClusterError):
-    """The job was deleted meanwhile."""
+    """The job was deleted since it was read."""
 
 
 class CreateRejected(ClusterError):
-    """The API server rejected the object: quota, admission, PodSecurity, or it is invalid."""
+    """The API server rejected a create request, for example because of a quota, admission or validation."""
 
     def __init__(self, message: str, *, status: int, kind: str, name: str) -> None:
         super().__init__(message)
@@ -39,9 +39,9 @@ class CreateRejected(ClusterError):
 
 
 class NameTaken(ClusterError):
-    """Another owner's object has the name.
+    """An object with a different owner already has the name.
 
-    predecessor_terminating: The owner was a deleted job of the same name, so the garbage collector deletes the object.
+    predecessor_terminating: The owner is a deleted job of the same name, so the garbage collector deletes the object.
     """
 
     def __init__(self, *, kind: str, name: str, predecessor_terminating: bool = False) -> None:
@@ -67,25 +67,25 @@ class ObjectRef:
 
 
 class Cluster(Protocol):
-    """The operations of a reconcile pass on the cluster."""
+    """Cluster operations that a reconcile pass uses."""
 
     async def write_status(self, job: RawBody, status: RawBody) -> RawBody:
-        """Replace the status of the job, unless it was changed since it was read; return the new object."""
+        """Replace the status of the job unless the job was modified since it was read; return the new object."""
 
     async def list_pods(self, namespace: str, job_uid: str) -> tuple[RawBody, ...]:
         """Return the job's pods from the API server, not from a cache."""
 
     async def get(self, kind: str, namespace: str, name: str) -> RawBody | None:
-        """Return the object of that name, or None if there is none."""
+        """Return the named object, or None if it does not exist."""
 
     async def create(self, manifest: RawBody) -> None:
-        """Create the object; succeed as well if the same owner has created it already."""
+        """Create the object; also succeed if the same owner has already created it."""
 
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
-        """Delete the object with this uid; succeed as well if it is gone or replaced by another."""
+        """Delete the object with this uid; also succeed if it is gone or was replaced by another object."""
 
     async def emit_event(self, event: RawBody) -> None:
-        """Create the Event; a failure is logged and not raised."""
+        """Create the Event; log a failure instead of raising it."""
 
 
 COLLECTIONS = {
@@ -97,11 +97,11 @@ COLLECTIONS = {
     names.FINETUNEJOB_KIND: (f"/apis/{names.API_VERSION}", names.FINETUNEJOB[2]),
 }
 REJECTION_STATUS_CODES = frozenset({400, 403, 413, 422})
-WEBHOOK_FAILURE_TEXT = "failed calling webhook"  # has status 500, but the API server itself works
+WEBHOOK_FAILURE_TEXT = "failed calling webhook"  # such a response has status 500 although the API server works
 
 
 def collection_path(kind: str, namespace: str | None) -> str:
-    """Return the URL path of all objects of a kind, in one namespace or in all."""
+    """Return the URL path of all objects of a kind, in one namespace or in all namespaces."""
     root, plural = COLLECTIONS[kind]
     return f"{root}/{plural}" if namespace is None else f"{root}/namespaces/{namespace}/{plural}"
 
@@ -112,17 +112,17 @@ def object_path(kind: str, namespace: str, name: str) -> str:
 
 
 class KubernetesCluster:
-    """The Cluster that is reached through the API server."""
+    """Implementation of Cluster that sends requests to the API server."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
 
     async def write_status(self, job: RawBody, status: RawBody) -> RawBody:
-        """PUT the status with resourceVersion and uid, to overwrite neither a change nor a new job of that name.
+        """Replace the status; resourceVersion and uid prevent that a modified or recreated job is overwritten.
 
         Raises:
-            Conflict: The job was changed meanwhile.
-            NotFound: The job was deleted meanwhile.
+            Conflict: The job was modified since it was read.
+            NotFound: The job was deleted since it was read.
             ClusterError: Any other error.
         """
         metadata = {key: job["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
@@ -144,7 +144,7 @@ class KubernetesCluster:
             raise ClusterError(error.message, retry_after=error.retry_after) from error
 
     async def list_pods(self, namespace: str, job_uid: str) -> tuple[RawBody, ...]:
-        """Return the job's pods by a consistent read, that is without a resourceVersion."""
+        """List the job's pods by a consistent read, that is, without a resourceVersion."""
         path = collection_path("Pod", namespace)
         try:
             pages = [page async for page in self._api.list_pages(path, selector=f"{names.JOB_UID}={job_uid}")]
@@ -153,7 +153,7 @@ class KubernetesCluster:
         return tuple(pod for page in pages for pod in page["items"])
 
     async def get(self, kind: str, namespace: str, name: str) -> RawBody | None:
-        """Return the object, or None if the API server returns 404; any other failure is a ClusterError."""
+        """Return the object, or None if the API server returns 404; raise ClusterError for any other failure."""
         try:
             return await self._api.call("GET", object_path(kind, namespace, name))
         except ApiError as error:
@@ -162,11 +162,11 @@ class KubernetesCluster:
             raise ClusterError(error.message, retry_after=error.retry_after) from error
 
     async def create(self, manifest: RawBody) -> None:
-        """Create the object. Retrying after a lost response is safe: the retry finds our own object under the name.
+        """Create the object. A retry after a lost response is safe, because it finds the object that was created.
 
         Raises:
             CreateRejected: The API server rejected the object.
-            NameTaken: Another owner's object has the name.
+            NameTaken: An object with a different owner already has the name.
             ClusterError: Any other error.
         """
         kind, metadata = manifest["kind"], manifest["metadata"]
@@ -181,7 +181,7 @@ class KubernetesCluster:
                 raise ClusterError(error.message, retry_after=error.retry_after) from error
 
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
-        """Delete the object. A job is deleted in the background: Foreground would keep it until its pods are gone."""
+        """Delete the object. Jobs use background propagation: foreground would keep them until their pods are gone."""
         uid = target.uid or await self._find_controlled_uid(target)
         if uid is None:
             return
@@ -200,7 +200,7 @@ class KubernetesCluster:
             raise ClusterError(error.message, retry_after=error.retry_after) from error
 
     async def emit_event(self, event: RawBody) -> None:
-        """Create the Event. Its name is derived from its content, so 409 means that it exists already."""
+        """Create the Event. Its name is derived from its content, so 409 means that it already exists."""
         metadata = event["metadata"]
         try:
             await self._api.call("POST", collection_path("Event", metadata["namespace"]), body=event)
@@ -216,10 +216,10 @@ class KubernetesCluster:
             raise ClusterError(f"{kind} {name} was deleted while the operator checked its owner")
         existing_owner, owner = controlling_owner(existing), controlling_owner(manifest)
         if existing_owner.get("uid") != owner.get("uid"):
-            # Two owners with one name: the older was deleted, and the garbage collector will delete its children
-            # (decisions/205).
-            same_name = _group_kind_name(existing_owner) == _group_kind_name(owner)
-            raise NameTaken(kind=kind, name=name, predecessor_terminating=same_name)
+            # If both owners have the same name, the older one was deleted, and the garbage collector deletes its
+            # children (decisions/205).
+            has_same_name = _group_kind_name(existing_owner) == _group_kind_name(owner)
+            raise NameTaken(kind=kind, name=name, predecessor_terminating=has_same_name)
         if "deletionTimestamp" in existing["metadata"]:
             raise ClusterError(f"{kind} {name} is still being deleted")
         if not has_job_label(existing):
@@ -239,10 +239,10 @@ class KubernetesCluster:
 
 
 async def read_job(api: ApiClient, job: RawBody) -> RawBody:
-    """Return the job as the API server has it.
+    """Read the job from the API server.
 
     Raises:
-        NotFound: The job was deleted, even if another one has its name now.
+        NotFound: The job was deleted, even if a new job has the same name.
     """
     metadata = job["metadata"]
     current = await KubernetesCluster(api).get(names.FINETUNEJOB_KIND, metadata["namespace"], metadata["name"])
@@ -252,5 +252,5 @@ async def read_job(api: ApiClient, job: RawBody) -> RawBody:
 
 
 def _group_kind_name(owner: RawBody) -> tuple[str, str, str]:
-    """Return API group, kind and name, which identify an object of a namespace at any one time."""
+    """Return API group, kind and name, which together identify an existing object of a namespace."""
     return owner.get("apiVersion", "").partition("/")[0], owner.get("kind", ""), owner.get("name", "")

@@ -1,4 +1,4 @@
-"""Address and credentials of the API server: from the pod's service account, or from a kubeconfig."""
+"""Loads address and credentials of the API server from the pod's service account or a kubeconfig."""
 
 import base64
 import os
@@ -14,23 +14,23 @@ import aiohttp
 import yaml
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-MAX_LINE_BYTES = 8 * 1024 * 1024  # of a watch stream; etcd rejects objects above 1.5 MiB
+MAX_LINE_BYTES = 8 * 1024 * 1024  # limit of a line in a watch stream; etcd rejects objects above 1.5 MiB
 DEAD_PEER_TIMEOUT_SECONDS = 20
 TCP_OPTIONS = {
     "TCP_KEEPIDLE": DEAD_PEER_TIMEOUT_SECONDS // 2,
     "TCP_KEEPINTVL": DEAD_PEER_TIMEOUT_SECONDS // 4,
     "TCP_KEEPCNT": 2,
-    "TCP_USER_TIMEOUT": 1000 * DEAD_PEER_TIMEOUT_SECONDS,  # milliseconds; for data that is never acknowledged
+    "TCP_USER_TIMEOUT": 1000 * DEAD_PEER_TIMEOUT_SECONDS,  # milliseconds; limit for unacknowledged data
 }
 
 
 class NoClusterAccess(Exception):
-    """The credentials are missing or not usable; the message names what to change."""
+    """The credentials are missing or unusable; the message explains how to fix them."""
 
 
 @dataclass(frozen=True)
 class ClusterCredentials:
-    """Address of an API server, and TLS context and token to use with it; the repr omits the secrets."""
+    """Address and credentials of an API server; the repr omits the secrets."""
 
     server: str
     tls: ssl.SSLContext | None = field(default=None, repr=False)
@@ -43,7 +43,7 @@ def find_credentials(*, kubeconfig: str | None = None, context: str | None = Non
     """Load the given kubeconfig, else the pod's service account, else $KUBECONFIG or ~/.kube/config.
 
     Raises:
-        NoClusterAccess: Nothing usable was found.
+        NoClusterAccess: No usable credentials were found.
     """
     if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
         return load_service_account(SERVICE_ACCOUNT, os.environ)
@@ -52,7 +52,7 @@ def find_credentials(*, kubeconfig: str | None = None, context: str | None = Non
 
 
 def load_service_account(folder: Path, environment: Mapping[str, str]) -> ClusterCredentials:
-    """Load the mounted service account. The token stays a file, because the kubelet replaces it about once an hour."""
+    """Load the mounted service account. The token file is read later, because the kubelet rotates it about hourly."""
     host, port = environment["KUBERNETES_SERVICE_HOST"], environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not (folder / "token").exists():
         raise NoClusterAccess(
@@ -67,20 +67,20 @@ def load_service_account(folder: Path, environment: Mapping[str, str]) -> Cluste
 
 
 def load_kubeconfig(files: Iterable[Path], *, context: str | None = None) -> ClusterCredentials:
-    """Load a kubeconfig. Several files are merged as kubectl does: the first with an entry of a name wins."""
+    """Load kubeconfig files and merge them as kubectl does: the first file that contains an entry wins."""
     documents = [(path, _read_yaml(path)) for path in files if path.exists()]
     if not documents:
         raise NoClusterAccess("no kubeconfig found; set --kubeconfig or KUBECONFIG, or run inside a cluster")
     context_name = context or next((d["current-context"] for _, d in documents if d.get("current-context")), None)
     if not context_name:
         raise NoClusterAccess(f"{documents[0][0]}: current-context is not set; choose one with --context")
-    selected, _ = _find_entry(documents, "contexts", context_name)
-    cluster, cluster_folder = _find_entry(documents, "clusters", selected["cluster"])
-    user, user_folder = _find_entry(documents, "users", selected["user"])
+    context_entry, _ = _find_entry(documents, "contexts", context_name)
+    cluster, cluster_folder = _find_entry(documents, "clusters", context_entry["cluster"])
+    user, user_folder = _find_entry(documents, "users", context_entry["user"])
     for unsupported in ("exec", "auth-provider", "username"):
         if unsupported in user:
             raise NoClusterAccess(
-                f"kubeconfig user {selected['user']!r} logs in by {unsupported}, which is not supported; "
+                f"kubeconfig user {context_entry['user']!r} logs in by {unsupported}, which is not supported; "
                 "use a token (kubectl create token) or a client certificate"
             )
     token_file = user_folder / user["tokenFile"] if "tokenFile" in user else None
@@ -89,7 +89,7 @@ def load_kubeconfig(files: Iterable[Path], *, context: str | None = None) -> Clu
         tls=_build_tls_context(cluster, cluster_folder, user, user_folder),
         token=user.get("token"),
         token_file=token_file,
-        namespace=selected.get("namespace", "default"),
+        namespace=context_entry.get("namespace", "default"),
     )
 
 
@@ -124,16 +124,16 @@ def _build_tls_context(
     if "client-certificate" in user:
         context.load_cert_chain(user_folder / user["client-certificate"], user_folder / user["client-key"])
     elif "client-certificate-data" in user:
-        with tempfile.NamedTemporaryFile() as pair:  # the ssl module reads certificates from files only
-            pair.write(base64.b64decode(user["client-certificate-data"]) + b"\n")
-            pair.write(base64.b64decode(user["client-key-data"]))
-            pair.flush()
-            context.load_cert_chain(pair.name)
+        with tempfile.NamedTemporaryFile() as key_pair:  # the ssl module reads certificates only from files
+            key_pair.write(base64.b64decode(user["client-certificate-data"]) + b"\n")
+            key_pair.write(base64.b64decode(user["client-key-data"]))
+            key_pair.flush()
+            context.load_cert_chain(key_pair.name)
     return context
 
 
 class BearerToken:
-    """Middleware that adds the token to every request, and reads a token file again once it was replaced."""
+    """Client middleware that adds the token to every request and reads a token file again after it was replaced."""
 
     def __init__(self, credentials: ClusterCredentials) -> None:
         self._file = credentials.token_file
@@ -149,7 +149,7 @@ class BearerToken:
         return await handler(request)
 
     def current(self) -> str | None:
-        """Return the current token; None with a client certificate."""
+        """Return the current token, or None if there is no token."""
         if self._file is not None:
             file_status = self._file.stat()
             version = (file_status.st_mtime_ns, file_status.st_ino)
@@ -161,7 +161,7 @@ class BearerToken:
 def open_session(
     credentials: ClusterCredentials, *, connections: int, middlewares: tuple[aiohttp.ClientMiddlewareType, ...] = ()
 ) -> aiohttp.ClientSession:
-    """Open an HTTP session with these credentials; `connections` 0 means no limit, for watches."""
+    """Open an HTTP session with these credentials; `connections` 0 means no limit."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
             limit=connections,
@@ -176,15 +176,15 @@ def open_session(
 
 
 def open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """Create a socket whose connection is closed after DEAD_PEER_TIMEOUT_SECONDS without a packet of its peer.
+    """Create a socket whose connection is closed after DEAD_PEER_TIMEOUT_SECONDS without a packet from its peer.
 
-    When a load balancer drops a connection or a host is lost, no packet announces it. Without TCP keepalive a watch
-    would notice only when its next bookmark is overdue, and a call at its timeout (decisions/115).
+    A load balancer may drop a connection silently, and so may a lost host. Without TCP keepalive, a watch would detect
+    this only when its next bookmark is overdue, and a call only at its timeout (decisions/115).
     """
     family, kind, protocol, _, _ = address
     connection = socket.socket(family, kind, protocol)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in TCP_OPTIONS.items():
-        if hasattr(socket, name):  # macOS lacks some of them
+        if hasattr(socket, name):  # macOS does not have all of them
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return connection

@@ -1,4 +1,4 @@
-"""Informer: a cache of one collection of the API server, maintained by LIST and WATCH."""
+"""Informer, a cache of one API collection that is maintained by LIST and WATCH."""
 
 import asyncio
 import logging
@@ -13,24 +13,24 @@ logger = logging.getLogger(__name__)
 
 INITIAL_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
-MIN_WATCH_SECONDS = 1.0  # a stream that ends sooner counts as a failure: some proxies close them at once
+MIN_WATCH_SECONDS = 1.0  # a shorter stream counts as a failure, because some proxies close streams at once
 GONE = 410
 
 ChangeHandler = Callable[[RawBody | None, RawBody | None], None]
 
 
 class Informer:
-    """Calls `on_change` with (before, after) for every change; None means that the object does not exist.
+    """Cache that calls `on_change` with the old and the new object of every change; None if it does not exist.
 
-    After a gap in the watch, a LIST is compared with the cache, so that deletions in the gap are reported as well.
-    Objects are indexed by uid: an object that was replaced under its name causes a deletion and an addition.
+    After a gap in the watch, a LIST is compared with the cache, so that deletions in the gap are reported, too.
+    Objects are indexed by uid, so an object that is recreated under its name causes a deletion and an addition.
     """
 
     def __init__(self, api: ApiClient, path: str, *, selector: str, on_change: ChangeHandler) -> None:
         self.path = path
         self.synced = asyncio.Event()
-        self.last_contact = time.monotonic()  # last data from the API server
-        self.last_activity = self.last_contact  # of the loop below; includes failed requests
+        self.last_contact = time.monotonic()  # time of the last data from the API server
+        self.last_activity = self.last_contact  # also updated by failed requests
         self._api = api
         self._selector = selector
         self._on_change = on_change
@@ -40,7 +40,7 @@ class Informer:
         self._last_error = ""  # empty after a success
 
     def seconds_since_activity(self) -> float:
-        """Return the time since the loop last received data or made a request."""
+        """Return the seconds since the last received data or failed request."""
         return time.monotonic() - self.last_activity
 
     async def run(self) -> None:
@@ -60,17 +60,17 @@ class Informer:
             await asyncio.sleep(max(retry_after, self._backoff_seconds()))
 
     async def _relist(self) -> None:
-        listed: dict[str, RawBody] = {}
+        listed_objects: dict[str, RawBody] = {}
         version = ""
         async for page in self._api.list_pages(self.path, selector=self._selector):
             self._record_contact()
             version = page["metadata"]["resourceVersion"]
             kind, api_version = page["kind"].removesuffix("List"), page["apiVersion"]
             for item in page["items"]:  # a LIST omits kind and apiVersion of its items
-                listed[item["metadata"]["uid"]] = {"kind": kind, "apiVersion": api_version, **item}
-        for uid in self._objects.keys() - listed.keys():
+                listed_objects[item["metadata"]["uid"]] = {"kind": kind, "apiVersion": api_version, **item}
+        for uid in self._objects.keys() - listed_objects.keys():
             self._on_change(self._objects.pop(uid), None)
-        for body in listed.values():
+        for body in listed_objects.values():
             self._store(body)
         self._version = version
         self.synced.set()
@@ -87,18 +87,18 @@ class Informer:
                     self._remove(body)
                 case "ERROR":
                     raise ApiError(body.get("message", "watch failed"), status=body.get("code", 500))
-            self._version = body["metadata"]["resourceVersion"]  # a BOOKMARK contains only this
+            self._version = body["metadata"]["resourceVersion"]  # a BOOKMARK contains only the resourceVersion
 
     def _store(self, body: RawBody) -> None:
-        body["metadata"].pop("managedFields", None)  # half the size of a pod, and unused
+        body["metadata"].pop("managedFields", None)  # unused, and half the size of a pod
         uid = body["metadata"]["uid"]
-        before = self._objects.get(uid)
-        if before is None or before["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
+        cached = self._objects.get(uid)
+        if cached is None or cached["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
             self._objects[uid] = body
-            self._on_change(before, body)
+            self._on_change(cached, body)
 
     def _remove(self, body: RawBody) -> None:
-        """Remove the object and report it as the event has it, which may be newer than the cached one."""
+        """Remove the object and report the body of the event, which may be newer than the cached one."""
         body["metadata"].pop("managedFields", None)
         if self._objects.pop(body["metadata"]["uid"], None) is not None:
             self._on_change(body, None)
@@ -109,7 +109,7 @@ class Informer:
             self._version = None
         level = logging.INFO if error.status == GONE else logging.WARNING
         if error.message == self._last_error:
-            level = logging.DEBUG  # log a persisting error once
+            level = logging.DEBUG  # log a persistent error only once
         self._last_error = error.message
         logger.log(level, "%s: %s", self.path, error.message, extra={"failures": self._failures})
 

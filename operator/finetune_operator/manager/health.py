@@ -17,18 +17,18 @@ Check = Callable[[], str | None]  # returns the problem, or None
 
 
 class Health:
-    """Liveness and readiness checks by name; the process is alive, or ready, if none of them returns a problem."""
+    """Registry of liveness and readiness checks; the process is live or ready if no check returns a problem."""
 
     def __init__(self) -> None:
         self._liveness_checks: dict[str, Check] = {}
         self._readiness_checks: dict[str, Check] = {}
 
     def add_liveness_check(self, name: str, check: Check) -> None:
-        """Add a check; its problems require a restart of the process."""
+        """Add a check whose problems require a restart of the process."""
         self._liveness_checks[name] = check
 
     def add_readiness_check(self, name: str, check: Check) -> None:
-        """Add a check; its problems are temporary, and the process gets no traffic meanwhile."""
+        """Add a check whose problems are temporary; the process receives no traffic meanwhile."""
         self._readiness_checks[name] = check
 
     def problems(self, *, readiness: bool) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ def _run_checks(checks: dict[str, Check]) -> Iterator[str]:
 
 
 def check_duration(limit: float, read: Callable[[], float], description: str) -> Check:
-    """Return a check that a duration in seconds stays within a limit."""
+    """Build a check that returns a problem if a duration in seconds exceeds the limit."""
 
     def check() -> str | None:
         seconds = read()
@@ -53,7 +53,7 @@ def check_duration(limit: float, read: Callable[[], float], description: str) ->
 
 
 class LastRequestTime:
-    """Middleware of a client session that records when a request last ended, with success or failure."""
+    """Client middleware that records when the last request ended, successfully or not."""
 
     def __init__(self) -> None:
         self._ended_at = time.monotonic()
@@ -61,7 +61,7 @@ class LastRequestTime:
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Forward the request; for a watch, it ends with the response headers."""
+        """Forward the request and record its end; a watch request ends with the response headers."""
         try:
             return await handler(request)
         finally:
@@ -73,7 +73,7 @@ class LastRequestTime:
 
 
 class EventLoopLag:
-    """Measures by how much the event loop runs timers late; a blocked loop renews no lease and reads no watch."""
+    """Measures the delay of event loop timers; a blocked loop neither renews the lease nor reads watches."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -81,7 +81,7 @@ class EventLoopLag:
 
     @property
     def worst_seconds(self) -> float:
-        """The worst delay of the last minute, in seconds."""
+        """Worst delay of the last minute, in seconds."""
         return max(self._lags, default=0.0)
 
     async def run(self) -> None:

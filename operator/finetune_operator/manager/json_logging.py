@@ -1,4 +1,4 @@
-"""Logging as one JSON object per line on stderr: time, level, logger, message and extra fields such as `job`."""
+"""Configures logging as one JSON object per line on stderr, with extra fields such as `job`."""
 
 import logging
 import sys
@@ -6,27 +6,27 @@ import sys
 from pythonjsonlogger.json import JsonFormatter
 
 MINIMUM_LEVELS = {
-    "kopf": logging.WARNING,  # it logs every event twice
+    "kopf": logging.WARNING,  # kopf logs every event twice
     "aiohttp.access": logging.WARNING,
     "asyncio": logging.WARNING,
 }
 
 
 def configure_logging(level: str) -> None:
-    """Log JSON lines at this level; replaces all handlers of the root logger."""
+    """Log JSON lines at this level, and replace all handlers of the root logger."""
     formatter = JsonFormatter(
         "{levelname}{name}{message}",
         style="{",
         rename_fields={"levelname": "level", "name": "logger", "timestamp": "time", "exc_info": "error"},
-        reserved_attrs=[*_standard_fields(), "k8s_ref", "k8s_skip", "settings"],  # extra fields that kopf adds
+        reserved_attrs=[*_list_standard_fields(), "k8s_ref", "k8s_skip", "settings"],  # extra fields that kopf adds
         timestamp=True,
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for name, minimum in MINIMUM_LEVELS.items():
-        logging.getLogger(name).setLevel(max(minimum, logging.getLogger().level))
+    for name, minimum_level in MINIMUM_LEVELS.items():
+        logging.getLogger(name).setLevel(max(minimum_level, logging.getLogger().level))
 
 
-def _standard_fields() -> list[str]:
+def _list_standard_fields() -> list[str]:
     return [*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"]

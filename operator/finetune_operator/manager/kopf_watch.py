@@ -1,7 +1,7 @@
-"""The watch of the jobs, run by kopf. No other module uses kopf.
+"""Watches the jobs with kopf. No other module imports kopf.
 
-kopf writes nothing to the cluster: a handler of raw events needs no finalizer and no annotation. It uses the session
-that it is given, and stops the process on errors that a retry cannot fix.
+kopf writes nothing to the cluster, because a handler of raw events needs no finalizer and no annotation. It uses the
+session that `log_in` returns, and stops the process on errors that a retry cannot fix.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ RELOGIN_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class KopfOptions:
-    """The API server, session and namespaces of the watch."""
+    """API server, session and namespaces of the watch."""
 
     server: str
     open_session: Callable[[], aiohttp.ClientSession]
@@ -32,7 +32,7 @@ class KopfOptions:
 
 
 class EndlessBackoff:
-    """Yields backoff delays without end, so that a long outage of the API server does not stop the operator."""
+    """Infinite sequence of backoff delays, so that a long outage of the API server does not stop the operator."""
 
     def __iter__(self) -> Iterator[float]:
         delay = 0.25
@@ -60,7 +60,7 @@ def build_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 5.0
     settings.watching.server_timeout = WATCH_SECONDS
-    settings.process.ultimate_exiting_timeout = None  # the kubelet's grace period is enough
+    settings.process.ultimate_exiting_timeout = None  # the grace period of the pod is sufficient
     return settings
 
 
@@ -91,7 +91,7 @@ def build_registry(controller: Controller, options: KopfOptions) -> kopf.Operato
 async def start_kopf(
     controller: Controller, options: KopfOptions, *, stop: asyncio.Event
 ) -> Collection[asyncio.Task[Any]]:
-    """Start the watch and return its tasks, for `run_kopf`. kopf replaces the signal handlers: set yours afterwards."""
+    """Start the watch and return its tasks for `run_kopf`. kopf replaces the signal handlers of the process."""
     return await kopf.spawn_tasks(
         registry=build_registry(controller, options),
         settings=build_settings(),

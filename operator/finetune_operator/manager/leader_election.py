@@ -1,4 +1,4 @@
-"""Leader election: only the replica that holds the Lease acts; standbys keep warm caches and wait for it."""
+"""Leader election: only the replica that holds the Lease acts; standbys keep their caches warm and wait."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ class LeaderElection:
 
     @property
     def is_leading(self) -> bool:
-        """Whether this replica holds the Lease and no other one can have acquired it."""
+        """Whether this replica holds the Lease, so that no other replica can have acquired it."""
         return self._renewed_at is not None and self._clock() < self._renewed_at + RENEW_DEADLINE_SECONDS
 
     async def acquire(self) -> None:
@@ -91,7 +91,7 @@ class LeaderElection:
             self._observed = None
             logger.warning("lease: no answer in time")
             return False
-        self._renewed_at = requested_at  # not the time of the response: standbys measure from the write
+        self._renewed_at = requested_at  # the time of the request, because standbys measure from the write
         return True
 
     def _remaining_seconds(self) -> float:
@@ -103,7 +103,7 @@ class LeaderElection:
         return "" if self._observed is None else self._observed["spec"].get("holderIdentity") or ""
 
     def _can_acquire(self) -> bool:
-        """Whether the Lease is free, ours, or expired: unchanged for its duration, by the local clock."""
+        """Return whether the Lease is free, held by this replica, or expired according to the local clock."""
         if self._observed is None or self._get_holder() in ("", self._lease.identity):
             return True
         duration = self._observed["spec"].get("leaseDurationSeconds") or LEASE_DURATION_SECONDS

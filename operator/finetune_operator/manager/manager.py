@@ -1,4 +1,4 @@
-"""The process of the operator: fill the caches, wait for the lease, reconcile, and shut down gracefully."""
+"""Runs the operator process: fills the caches, waits for the lease, reconciles and shuts down gracefully."""
 
 import asyncio
 import logging
@@ -25,9 +25,8 @@ from finetune_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = (
-    32  # for calls; asyncio buffers 256 KiB per TLS connection, and the API server would queue more calls anyway
-)
+# asyncio buffers 256 KiB per TLS connection, and the API server would queue a larger number of calls anyway
+MAX_CONNECTIONS = 32
 RESYNC_INTERVAL_SECONDS = 600.0
 RETRY_INTERVAL_SECONDS = 5.0
 DRAIN_TIMEOUT_SECONDS = 10.0
@@ -40,7 +39,7 @@ LOOP_LAG_LIMIT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Options:
-    """The settings of the process, from flags and environment variables."""
+    """Settings of the process, from flags and environment variables."""
 
     settings: Settings
     namespaces: tuple[str, ...] = ()  # empty: the whole cluster
@@ -63,7 +62,7 @@ class Connections:
 
 
 async def run_operator(options: Options) -> None:
-    """Run until SIGTERM or SIGINT. Raises on failures that only a new process can recover from."""
+    """Run the operator until SIGTERM or SIGINT; raise errors that only a new process can recover from."""
     stop = asyncio.Event()
     stop_on_signals(stop)
     credentials = find_credentials(kubeconfig=options.kubeconfig, context=options.context)
@@ -190,18 +189,18 @@ class Manager:
             namespaces=self._options.namespaces,
         )
         tasks = await start_kopf(self._controller, kopf_options, stop=self._kopf_stop)
-        stop_on_signals(stop)  # again, because kopf has replaced the handlers
+        stop_on_signals(stop)  # kopf has replaced the signal handlers
         self._kopf = asyncio.create_task(run_kopf(tasks))
         check = check_duration(JOB_WATCH_SILENCE_LIMIT_SECONDS, self._last_kopf_request.age_seconds, "no request")
         self.health.add_liveness_check("watch of finetunejobs", check)
 
     async def _watch_kopf(self) -> None:
-        """Fail the task group if kopf fails, but do not cancel kopf with the group."""
+        """Fail the task group if kopf fails, but do not cancel kopf together with the group."""
         if self._kopf is not None:
             await asyncio.shield(self._kopf)
 
     async def _wait_for_crd(self) -> None:
-        """Wait until the CRD is installed; without it kopf would watch nothing, with a single log line."""
+        """Wait until the CRD is installed; without it, kopf would log one line and watch nothing."""
         while True:
             try:
                 api_group = await self._connections.calls.call("GET", f"/apis/{names.API_VERSION}")

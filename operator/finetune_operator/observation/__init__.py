@@ -1,1 +1,1 @@
-"""Pure functions from raw Kubernetes objects to an Observation."""
+"""Pure functions that parse raw Kubernetes objects into an Observation."""

@@ -1,4 +1,4 @@
-"""Evidence of one node, an entry of `attempts[].evidence`, read from its pod; failures.merge_evidence keeps it."""
+"""Reads the evidence of one node from its pod; failures.merge_evidence stores it in `attempts[].evidence`."""
 
 from datetime import UTC, datetime
 
@@ -6,13 +6,13 @@ from finetune_api.termination import Termination
 from finetune_api.v1alpha1.status import Evidence
 from finetune_operator.observation.ownership import RawBody, parse_time
 
-MAX_MESSAGE_CHARACTERS = 600  # per node in the status: a few lines, not a log
+MAX_MESSAGE_CHARACTERS = 600  # limit per node in the status
 
 
 def read_evidence(
-    pod: RawBody, terminated: RawBody, termination: Termination | None, *, node_rank: int, gone: bool
+    pod: RawBody, terminated_state: RawBody, termination: Termination | None, *, node_rank: int, gone: bool
 ) -> Evidence:
-    """Return what pod status, terminated container state and termination message contain about the end of a node."""
+    """Read the evidence of a node from pod status, terminated container state and termination message."""
     status = pod.get("status") or {}
     disruption = find_condition(status, "DisruptionTarget")
     disruption = disruption if disruption.get("status") == "True" else {}
@@ -20,38 +20,40 @@ def read_evidence(
         node_rank=node_rank,
         pod_name=pod["metadata"]["name"],
         k8s_node=(pod.get("spec") or {}).get("nodeName", ""),
-        ended=gone or bool(terminated) or status.get("phase") in ("Succeeded", "Failed"),
+        ended=gone or bool(terminated_state) or status.get("phase") in ("Succeeded", "Failed"),
         # the pod's own reason (Evicted, DeadlineExceeded) is more specific than the container's Error
-        reason=status.get("reason") or terminated.get("reason", ""),
+        reason=status.get("reason") or terminated_state.get("reason", ""),
         disruption=disruption.get("reason", ""),
         outcome=termination.outcome if termination else "",
         error_type=termination.error_type if termination else "",
         victim=termination.victim if termination else False,
-        exit_code=terminated.get("exitCode"),
+        exit_code=terminated_state.get("exitCode"),
         rank=termination.rank if termination else None,
-        signal=termination.signal if termination else terminated.get("signal"),
-        message=_select_message(status, disruption, terminated, termination),
+        signal=termination.signal if termination else terminated_state.get("signal"),
+        message=_select_message(status, disruption, terminated_state, termination),
         last_step=termination.progress.step if termination and termination.progress else None,
-        finished_at=_select_finish_time(terminated, termination),
+        finished_at=_select_finish_time(terminated_state, termination),
     )
 
 
-def _select_message(status: RawBody, disruption: RawBody, terminated: RawBody, termination: Termination | None) -> str:
-    """Return the most specific message, truncated: the start of a reported one, the end of a log."""
+def _select_message(
+    status: RawBody, disruption: RawBody, terminated_state: RawBody, termination: Termination | None
+) -> str:
+    """Return the most specific message, truncated to the start of a reported message or the end of a log."""
     if termination:
         return termination.message[:MAX_MESSAGE_CHARACTERS]
-    text: str = status.get("message") or disruption.get("message") or terminated.get("message") or ""
+    text: str = status.get("message") or disruption.get("message") or terminated_state.get("message") or ""
     return text.strip()[-MAX_MESSAGE_CHARACTERS:]
 
 
-def _select_finish_time(terminated: RawBody, termination: Termination | None) -> datetime | None:
-    """Return the time reported by the supervisor if there is one.
+def _select_finish_time(terminated_state: RawBody, termination: Termination | None) -> datetime | None:
+    """Return the time that the supervisor reported, or finishedAt of the container.
 
-    The finishedAt of Kubernetes has whole seconds, too coarse to find the first failure.
+    finishedAt has a resolution of one second, which is too coarse to find the first failure.
     """
     if termination and termination.final and termination.time is not None:
         return datetime.fromtimestamp(termination.time, UTC)
-    return parse_time(terminated.get("finishedAt"))
+    return parse_time(terminated_state.get("finishedAt"))
 
 
 def find_condition(status: RawBody, condition_type: str) -> RawBody:

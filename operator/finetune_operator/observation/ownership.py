@@ -1,4 +1,4 @@
-"""Which job a child object belongs to: owner reference and labels."""
+"""Finds the job that a child object belongs to, from its owner reference and labels."""
 
 from datetime import datetime
 from typing import Any
@@ -20,11 +20,11 @@ def controller_uid(child: RawBody) -> str | None:
 
 
 def has_job_label(child: RawBody) -> bool:
-    """Return whether the job-uid label, by which the informers select, names the controlling job."""
+    """Return whether the job-uid label, which the informers select by, matches the controlling job."""
     labels = child["metadata"].get("labels") or {}
     return bool(labels.get(names.JOB_UID) == controller_uid(child))
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Parse a timestamp of the Kubernetes API; None for a missing or empty one."""
+    """Parse a timestamp of the Kubernetes API; return None if it is missing or empty."""
     return datetime.fromisoformat(text) if text else None

@@ -1,4 +1,4 @@
-"""Observation of a job: its pods parsed from raw bodies, its Service and claims, and its progress.
+"""Defines Observation, the state of a job's children, and parses raw pods for it.
 
 observation.node_evidence reads the evidence of a node, finetune_api.termination parses its termination message, and
 controller.gather builds the Observation.
@@ -15,33 +15,33 @@ from finetune_operator import names
 from finetune_operator.observation.node_evidence import find_condition, read_evidence
 from finetune_operator.observation.ownership import RawBody, controlling_owner, has_job_label, parse_time
 
-FENCED_AFTER_SECONDS = 30  # after the deletion deadline, on a Kubernetes node that the taint manager gave up
-# after the deletion deadline, on any Kubernetes node: its kubelet is gone, though another disruption hides the reason
+FENCED_AFTER_SECONDS = 30  # after the deletion deadline, if the taint manager deleted the pod from a lost node
+# After the deletion deadline, on any Kubernetes node: the kubelet is assumed lost even if another disruption hides it.
 OVERDUE_SECONDS = 300
 
 
 class PodPhase(StrEnum):
-    """The phase of a pod, derived from the state of the trainer container."""
+    """Phase of a pod, derived from the state of the trainer container."""
 
     PENDING = "Pending"
     RUNNING = "Running"
-    SUCCEEDED = "Succeeded"  # exit code 0, whatever the termination message contains
+    SUCCEEDED = "Succeeded"  # exit code 0, regardless of the termination message
     FAILED = "Failed"
     GONE = "Gone"
 
 
 @dataclass(frozen=True)
 class WaitingState:
-    """Why a pod does not start: the waiting state of a container, or why the pod is unscheduled."""
+    """Reason why a pod does not start: a waiting container, or an unscheduled pod."""
 
     reason: str
     message: str
-    image: str = "spec.image"  # which field or container defines the image
+    image: str = "spec.image"  # field or container that defines the image
 
 
 @dataclass(frozen=True)
 class NodeObservation:
-    """The observation of one pod, from its current object or its tombstone."""
+    """Observation of one pod, from its current object or its tombstone."""
 
     attempt: int
     node_rank: int
@@ -55,25 +55,25 @@ class NodeObservation:
     evidence: Evidence
     termination: Termination | None
     started_at: datetime | None = None
-    container_creating_since: datetime | None = None  # since the pod was scheduled, or was ready to start containers
+    container_creating_since: datetime | None = None  # when the pod was scheduled or ready to start containers
     ready_to_start: bool | None = None  # condition PodReadyToStartContainers; None if the kubelet does not report it
-    relabelled: bool = False  # its labels were edited, so that the informer no longer selects it
-    restarted: bool = False  # in place by its kubelet, for example after an edit of its image
-    sidecar_running_since: datetime | None = None  # the trainer container ended and an injected one still runs
+    relabelled: bool = False  # the labels were edited, so that the informer no longer selects the pod
+    restarted: bool = False  # restarted in place by the kubelet, for example after an image edit
+    sidecar_running_since: datetime | None = None  # end of the trainer container while an injected one still runs
 
     @property
     def k8s_node(self) -> str:
-        """The Kubernetes node that the pod is scheduled on."""
+        """Kubernetes node that the pod is scheduled on."""
         return self.evidence.k8s_node
 
     @property
     def ended(self) -> bool:
-        """Whether no process of the trainer container runs any more."""
+        """Whether the trainer container has ended or the pod is gone."""
         return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.GONE)
 
     @property
     def succeeded(self) -> bool:
-        """Whether it exited with 0 and reported a published result; exit code 0 alone does not prove one."""
+        """Whether the node exited with 0 and reported success; exit code 0 alone is not sufficient."""
         return self.evidence.exit_code == 0 and self.evidence.outcome == Outcome.SUCCEEDED
 
     @property
@@ -82,7 +82,7 @@ class NodeObservation:
         return self.phase is PodPhase.GONE and self.deletion_deadline is None and self.evidence.exit_code is None
 
     def get_container_creating_duration(self, now: datetime) -> timedelta | None:
-        """Return how long the kubelet has been creating the container; None if it runs, ended or waits for a reason."""
+        """Return how long the container has been in ContainerCreating; None if it is in another state."""
         if self.phase is not PodPhase.PENDING or self.container_creating_since is None or self.waiting is not None:
             return None
         return now - self.container_creating_since
@@ -100,10 +100,10 @@ class NodeObservation:
 
 @dataclass(frozen=True)
 class RejectedCreate:
-    """A create that the API server rejected, or whose name another object has.
+    """Create request that the API server rejected, or whose name another object has.
 
-    `name_taken`: by an object that does not belong to the job.
-    `predecessor_terminating`: by a child of a deleted job of the same name, which is about to be deleted.
+    `name_taken`: an object that does not belong to the job has the name.
+    `predecessor_terminating`: a child of a deleted job of the same name has the name and is about to be deleted.
     """
 
     kind: str
@@ -116,7 +116,7 @@ class RejectedCreate:
 
 @dataclass(frozen=True)
 class Claim:
-    """A PersistentVolumeClaim that the job mounts."""
+    """PersistentVolumeClaim that the job mounts."""
 
     name: str
     access_modes: tuple[str, ...]
@@ -124,13 +124,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class Observation:
-    """The state of a job's children. `fresh`: the pods come from a quorum LIST made for this decision."""
+    """Observed state of a job's children. `fresh`: the pods come from a quorum LIST for this decision."""
 
     nodes: tuple[NodeObservation, ...] = ()
-    service_exists: bool = False  # and is headless and selects the pods
-    edited_service_uid: str = ""  # of a Service that no longer is or does
+    service_exists: bool = False  # a headless Service that selects the pods exists
+    edited_service_uid: str = ""  # uid of a Service that was edited and no longer fits
     progress: Progress | None = None
-    unreachable_endpoint: str = ""  # host and port of a progress server that has not answered for long
+    unreachable_endpoint: str = ""  # host:port of a progress server that does not respond
     claims: tuple[Claim, ...] | None = None
     rejected_creates: tuple[RejectedCreate, ...] = ()
     fresh: bool = False
@@ -145,7 +145,7 @@ class Observation:
         return tuple(ranked[rank] for rank in sorted(ranked))
 
     def live_nodes(self) -> tuple[NodeObservation, ...]:
-        """Return the pods that exist, of any attempt."""
+        """Return the existing pods of all attempts."""
         return tuple(node for node in self.nodes if node.phase is not PodPhase.GONE)
 
 
@@ -158,7 +158,7 @@ def observe_pods(pods: Iterable[RawBody], tombstones: Iterable[RawBody]) -> tupl
 
 
 def observe_pod(pod: RawBody, *, gone: bool) -> NodeObservation | None:
-    """Parse one pod; None if its name is not that of a node of its controlling job, as after a manual create."""
+    """Parse one pod; return None if its name is not the name of a node of its controlling job."""
     metadata, status, owner = pod["metadata"], pod.get("status") or {}, controlling_owner(pod)
     attempt_and_rank = names.parse_pod_name(metadata["name"], owner.get("name", ""))
     if attempt_and_rank is None:
@@ -192,7 +192,7 @@ def observe_pod(pod: RawBody, *, gone: bool) -> NodeObservation | None:
 
 
 def _select_container_status(status: RawBody) -> RawBody:
-    """Return the status of the trainer, or of a failed init container, after which the trainer never starts."""
+    """Return the status of the trainer container, or of a failed init container that prevents its start."""
     trainer: RawBody = next((c for c in status.get("containerStatuses") or [] if c.get("name") == names.CONTAINER), {})
     if {"running", "terminated"} & (trainer.get("state") or {}).keys():
         return trainer
@@ -202,7 +202,7 @@ def _select_container_status(status: RawBody) -> RawBody:
 
 
 def _find_first_termination(container: RawBody) -> RawBody | None:
-    """Return how the container first ended; after a restart in place, its new process belongs to no gang."""
+    """Return the first terminated state of the container; a process restarted in place belongs to no gang."""
     terminated: RawBody | None = (container.get("state") or {}).get("terminated")
     has_restarted = container.get("restartCount") or 0
     return (container.get("lastState") or {}).get("terminated") if terminated is None and has_restarted else terminated
@@ -211,7 +211,7 @@ def _find_first_termination(container: RawBody) -> RawBody | None:
 def _is_restarted(status: RawBody, container: RawBody, terminated: RawBody | None) -> bool:
     """Return whether the container was restarted in place.
 
-    On eviction of a finished container the kubelet also reports it in lastState; that is no restart.
+    When a pod with a finished container is evicted, the kubelet also reports lastState; that is not a restart.
     """
     ended = status.get("phase") in ("Succeeded", "Failed")
     return terminated is not None and not ended and "terminated" not in (container.get("state") or {})
@@ -238,7 +238,7 @@ def _find_container_creating_start(scheduled: RawBody, ready: RawBody) -> dateti
 def _find_sidecar_start(status: RawBody, terminated: RawBody | None) -> datetime | None:
     """Return when the trainer container ended, if the pod has not ended.
 
-    True for about a second after every exit: the pod phase lags the container state.
+    Every exit has this state for about a second, because the pod phase lags behind the container state.
     """
     ended = status.get("phase") in ("Succeeded", "Failed")
     return None if ended or terminated is None else parse_time(terminated.get("finishedAt"))

@@ -1,1 +1,1 @@
-"""The pure plan of one attempt and the Kubernetes manifests built from it."""
+"""Pure plan of one attempt, and the Kubernetes manifests that are built from it."""

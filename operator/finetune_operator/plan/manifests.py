@@ -1,4 +1,4 @@
-"""Manifests of one attempt, built from its run plan; plan.pod_manifest builds those of its pods."""
+"""Builds the manifests of one attempt from its run plan; plan.pod_manifest builds the pods."""
 
 from finetune_operator import names
 from finetune_operator.plan.object_metadata import Manifest, build_metadata
@@ -12,7 +12,7 @@ def build_children(run: RunPlan) -> tuple[Manifest, ...]:
 
 
 def build_service(run: RunPlan) -> Manifest:
-    """Return the headless Service that gives each pod a DNS name, also before it is ready: ranks connect first."""
+    """Return the headless Service that gives each pod a DNS name even before it is ready, so that ranks can connect."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -41,7 +41,7 @@ def build_config_map(run: RunPlan) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": build_metadata(run, run.config_map_name, attempt=True),
+        "metadata": build_metadata(run, run.config_map_name, with_attempt_label=True),
         "immutable": True,
         "data": {names.CONFIG_KEY: run.spec.model_dump_json(by_alias=True, exclude_unset=True)},
         **({"binaryData": {names.SUPERVISOR_KEY: run.supervisor}} if run.spec.command else {}),

@@ -1,4 +1,4 @@
-"""Environment variables of the trainer container: launcher, trainer, NCCL, Secrets and spec.env."""
+"""Builds the environment variables of the trainer container: launcher, trainer, NCCL, Secrets and spec.env."""
 
 import math
 
@@ -11,15 +11,15 @@ TORCHRUN_MARGIN_SECONDS = 10  # torchrun has to stop its ranks before the kubele
 
 
 def build_env_list(run: RunPlan, node: NodePlan) -> list[Manifest]:
-    """Return the operator's variables, then those of the user, who may override any that is not reserved."""
-    own = [{"name": name, "value": value} for name, value in build_environment(run, node).items()]
-    user = [variable.model_dump(by_alias=True, exclude_none=True) for variable in run.spec.env]
-    overridden = {variable["name"] for variable in user}
-    return [variable for variable in own if variable["name"] not in overridden] + user
+    """Return the operator's variables followed by the user's variables, which override all that are not reserved."""
+    operator_variables = [{"name": name, "value": value} for name, value in build_environment(run, node).items()]
+    user_variables = [variable.model_dump(by_alias=True, exclude_none=True) for variable in run.spec.env]
+    overridden_names = {variable["name"] for variable in user_variables}
+    return [variable for variable in operator_variables if variable["name"] not in overridden_names] + user_variables
 
 
 def build_environment(run: RunPlan, node: NodePlan) -> dict[str, str]:
-    """Return the variables of launcher, trainer and NCCL; never RANK, by which scripts detect torchrun."""
+    """Return the variables of launcher, trainer and NCCL. RANK is not set, because scripts detect torchrun by it."""
     torchrun = {
         "NNODES": str(len(run.nodes)),
         "NODE_RANK": str(node.node_rank),
@@ -53,7 +53,7 @@ def build_environment(run: RunPlan, node: NodePlan) -> dict[str, str]:
 
 
 def _build_output_environment(run: RunPlan) -> dict[str, str]:
-    """Return the paths of results and downloads; without spec.output, downloads go to HOME in the pod."""
+    """Return the paths of results and downloads; without spec.output, downloads are stored in HOME of the pod."""
     if run.spec.output is None:
         return {}
     return {
@@ -79,6 +79,6 @@ def _build_network_environment(run: RunPlan) -> dict[str, str]:
 
 
 def _compute_threads_per_rank(run: RunPlan) -> int:
-    """Return the CPU limit divided by the ranks of the node; without a limit 1, the default of torchrun."""
+    """Return the CPU limit divided by the ranks of the node; 1 without a limit, as in torchrun."""
     cores = run.spec.resources.limits.get("cpu")
     return max(1, math.floor(parse_quantity(cores) / run.nproc_per_node)) if cores is not None else 1

@@ -1,4 +1,4 @@
-"""Manifest of the pod of one node: container, volumes, placement and security context.
+"""Builds the pod manifest of one node: container, volumes, placement and security context.
 
 plan.pod_environment builds its environment variables.
 """
@@ -12,7 +12,7 @@ from finetune_operator.plan.pod_environment import build_env_list
 from finetune_operator.plan.run_plan import GRACE_SECONDS, NodePlan, RunPlan
 from finetune_supervisor.contract import to_camel
 
-LOST_NODE_SECONDS = 60  # until pods on an unreachable Kubernetes node are evicted
+LOST_NODE_SECONDS = 60  # time until pods on an unreachable Kubernetes node are evicted
 
 RESTRICTED_POD = {
     "runAsNonRoot": True,
@@ -26,9 +26,9 @@ RESTRICTED_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"dro
 
 
 def build_pod(run: RunPlan, node: NodePlan) -> Manifest:
-    """Return the manifest of one node: a bare pod that is never restarted in place."""
+    """Return the manifest of one node, a bare pod that is never restarted in place."""
     template = run.spec.pod_template
-    metadata = build_metadata(run, node.pod_name, attempt=True)
+    metadata = build_metadata(run, node.pod_name, with_attempt_label=True)
     metadata["labels"] = {**template.labels, **metadata["labels"], names.NODE_RANK: str(node.node_rank)}
     if template.annotations:
         metadata["annotations"] = dict(template.annotations)
@@ -63,7 +63,7 @@ def build_pod(run: RunPlan, node: NodePlan) -> Manifest:
 
 
 def _build_topology_spread(run: RunPlan) -> Manifest:
-    """Prefer different Kubernetes nodes for the nodes of an attempt: on one they share memory and its failures."""
+    """Return a preference to spread an attempt over Kubernetes nodes, so that its pods do not share memory."""
     return {
         "topologyKey": "kubernetes.io/hostname",
         "maxSkew": 1,
@@ -73,14 +73,18 @@ def _build_topology_spread(run: RunPlan) -> Manifest:
 
 
 def _build_tolerations(run: RunPlan) -> list[Manifest]:
-    """Return the tolerations of the user, and 60 s for a lost Kubernetes node instead of the default 300 s."""
+    """Return the user's tolerations, and tolerate a lost Kubernetes node for 60 s instead of the default 300 s."""
     user_tolerations = run.spec.pod_template.tolerations
-    lost_node = [
+    lost_node_tolerations = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
         for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-        if not any(each.key in (None, key) and each.effect in (None, "NoExecute") for each in user_tolerations)
+        if not any(
+            toleration.key in (None, key) and toleration.effect in (None, "NoExecute")
+            for toleration in user_tolerations
+        )
     ]
-    return [*(toleration.model_dump(by_alias=True, exclude_none=True) for toleration in user_tolerations), *lost_node]
+    rendered_tolerations = (toleration.model_dump(by_alias=True, exclude_none=True) for toleration in user_tolerations)
+    return [*rendered_tolerations, *lost_node_tolerations]
 
 
 def _build_container(run: RunPlan, node: NodePlan) -> Manifest:
@@ -145,7 +149,7 @@ def _build_mount(volume: Volume) -> Manifest:
 
 
 def exclude_nodes(affinity: dict[str, Any] | None, nodes: tuple[str, ...]) -> dict[str, Any] | None:
-    """Return the affinity with these Kubernetes nodes excluded in addition (decisions/207).
+    """Return the affinity extended to exclude these Kubernetes nodes (decisions/207).
 
     Node selector terms are alternatives, so each of them has to exclude the nodes; matchFields allows one value per
     expression.

@@ -1,4 +1,4 @@
-"""The run plan: names, ranks, addresses and batch of one attempt, from which its manifests are built."""
+"""Run plan of one attempt, from which its manifests are built."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ GRACE_SECONDS = 120  # between SIGTERM and SIGKILL, to write a checkpoint
 
 @dataclass(frozen=True)
 class NodePlan:
-    """The rank and pod name of one node, which is one pod."""
+    """Rank and pod name of one node of an attempt."""
 
     node_rank: int
     pod_name: str
@@ -21,7 +21,7 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Everything about one attempt that follows from the spec; derived values are properties."""
+    """Plan of one attempt, derived from the spec; computed values are properties."""
 
     namespace: str
     job_name: str
@@ -36,12 +36,12 @@ class RunPlan:
 
     @property
     def nproc_per_node(self) -> int:
-        """Ranks of one node, one per GPU."""
+        """Number of ranks per node, one per GPU."""
         return self.spec.ranks_per_node
 
     @property
     def world_size(self) -> int:
-        """Ranks of all nodes together."""
+        """Total number of ranks of all nodes."""
         return len(self.nodes) * self.nproc_per_node
 
     @property
@@ -56,7 +56,7 @@ class RunPlan:
 
     @property
     def master_addr(self) -> str:
-        """FQDN of node 0, which that pod resolves from its own /etc/hosts before DNS has a record."""
+        """FQDN of node 0; the pod itself resolves it from /etc/hosts before DNS has a record."""
         return f"{self.nodes[0].pod_name}.{self.service_name}.{self.namespace}.svc.{self.cluster_domain}"
 
     @property
@@ -66,18 +66,18 @@ class RunPlan:
 
     @property
     def output(self) -> str | None:
-        """The output as `claim:folder`; None for a command without spec.output."""
+        """Output as `claim:folder`; None for a command without spec.output."""
         output = self.spec.output
         return f"{output.persistent_volume_claim.claim_name}:{self.output_folder}" if output else None
 
     @property
     def batch(self) -> Batch | None:
-        """The batch of the spec; None for a command."""
+        """Batch of the spec; None for a command."""
         return resolve_planned_batch(self.spec)
 
 
 def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
-    """Plan attempt number `attempt` of a job, with its repair applied; equal arguments give equal plans."""
+    """Plan one attempt of a job, with the repair of the job applied; the result is deterministic."""
     name = job.metadata.name
     nodes = (
         NodePlan(node_rank=rank, pod_name=names.pod_name(name, attempt, rank)) for rank in range(job.spec.num_nodes)
@@ -97,7 +97,7 @@ def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
 
 
 def resolve_planned_batch(spec: FineTuneJobSpec) -> Batch | None:
-    """Return the batch of a validated spec, for auto the smallest; None for a command, whose batch is unknown."""
+    """Return the batch of a validated spec, or the smallest possible batch for auto; None for a command."""
     if spec.command is not None:
         return None
     training = spec.training
@@ -110,14 +110,14 @@ def resolve_planned_batch(spec: FineTuneJobSpec) -> Batch | None:
 
 
 def resolve_chosen_batch(spec: FineTuneJobSpec, per_device: int | None) -> Batch | None:
-    """Return the batch for the micro-batch the trainer chose for auto; None if it is no possible choice."""
+    """Return the batch for the micro-batch size that the trainer chose for auto; None if that size is impossible."""
     smallest = resolve_planned_batch(spec)
     assert smallest is not None  # only called for a spec with auto, never for a command
     return find_split(smallest, per_device)
 
 
 def describe_batch(spec: FineTuneJobSpec) -> str:
-    """Return the effective batch as a product of its factors, with `auto` for those the trainer will choose."""
+    """Describe the effective batch as a product, with `auto` for the factors that the trainer chooses."""
     batch = resolve_planned_batch(spec)
     if batch is None or not spec.training.has_auto_batch:
         return str(batch)

@@ -1,4 +1,4 @@
-"""The supervisor packed into one zip of sources, which python3 of any image can run (decisions/302)."""
+"""Packs the sources of the supervisor into one zip file, which python3 of any image can run (decisions/302)."""
 
 import base64
 import io
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGE = "finetune_supervisor"
-_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # constant, so that equal sources give an equal file
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # constant, so that equal sources give equal files
 _MAIN = """import sys
 if sys.version_info < (3, 9):
     sys.exit("supervisor: spec.image has python3 %d.%d; command mode needs 3.9 or newer" % sys.version_info[:2])
@@ -21,7 +21,7 @@ class SupervisorMissing(Exception):
 
 
 def pack_supervisor() -> str:
-    """Return the zip in base64, as the binaryData of a ConfigMap; deflated, which every Python build can read.
+    """Return the base64-encoded zip file for the binaryData of a ConfigMap, deflated for any Python build.
 
     Raises: SupervisorMissing.
     """
