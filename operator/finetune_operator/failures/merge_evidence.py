@@ -45,9 +45,7 @@ def _mark_as_deleted(node: NodeObservation) -> Evidence:
     return node.evidence.model_copy(update={"deleted": True, "reason": reason})
 
 
-def merge_evidence(
-    recorded_evidence: tuple[Evidence, ...], nodes: tuple[NodeObservation, ...]
-) -> tuple[Evidence, ...]:
+def merge_evidence(recorded_evidence: tuple[Evidence, ...], nodes: tuple[NodeObservation, ...]) -> tuple[Evidence, ...]:
     """Merge new observations into the recorded evidence; a stale cache never removes evidence."""
     by_rank = {node.node_rank: node for node in nodes}
     return tuple(_merge(recorded, by_rank.get(recorded.node_rank)) for recorded in recorded_evidence)

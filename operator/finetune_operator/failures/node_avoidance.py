@@ -39,9 +39,7 @@ def prune_attempts(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[
     avoided_nodes = nodes_to_avoid(attempts, now)
     candidates = enumerate(attempts[:-2])  # the status is derived from the newest two records
     droppable_indexes = (
-        index
-        for index, record in candidates
-        if not _count_strikes(record, now) or record.k8s_node not in avoided_nodes
+        index for index, record in candidates if not _count_strikes(record, now) or record.k8s_node not in avoided_nodes
     )
     dropped_index = next(droppable_indexes, 0)
     return (*attempts[:dropped_index], *attempts[dropped_index + 1 :])
