@@ -1,4 +1,4 @@
-"""`make bench`: measures the operator on a real API server, with pods simulated by kwok.
+"""Implements `make bench`: measures the operator on a real API server, with pods simulated by kwok.
 
 The figures of Kubeflow Trainer v2 + JobSet were measured on a host of the same size (2 cores, Kubernetes 1.36.3).
 """
@@ -17,7 +17,7 @@ from benchmarks.table import PEER_FIGURES, Figures, render_table
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the operator on a real API server with kwok pods.")
     parser.add_argument("--jobs", type=int, default=100, help="jobs started at once (default 100)")
-    parser.add_argument("--nodes", type=int, default=4, help="nodes of each (default 4)")
+    parser.add_argument("--nodes", type=int, default=4, help="nodes per job (default 4)")
     parser.add_argument("--rounds", type=int, default=10, help="single jobs for the latency figures (default 10)")
     parser.add_argument("--no-floor", action="store_true", help="skip the baseline without an operator")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
@@ -28,36 +28,36 @@ def main() -> int:
 
 
 async def measure(options: argparse.Namespace) -> Figures:
-    async with start_bench_rig(keep=options.keep) as rig:
+    async with start_bench_rig(keep_cluster=options.keep) as rig:
         load = OperatorLoad(rig)
         figures: Figures = {}
-        # warm-up: a watch of a CRD that is seconds old may wait 2 s for its first event
+        # warm-up: the first event in the watch of a new CRD may take 2 s
         await load.measure_creation("first", nodes=2)
         await load.delete(["first"])
-        created, restarted = [], []
+        creation_seconds, restart_seconds = [], []
         for number in range(options.rounds):
             name = f"single-{number}"
-            created.append(await load.measure_creation(name, nodes=2))
+            creation_seconds.append(await load.measure_creation(name, nodes=2))
             await load.wait_until_running([name], attempt=0, nodes=2)
-            restarted.append(await load.restart(name, nodes=2))
+            restart_seconds.append(await load.restart(name, nodes=2))
             await load.delete([name])
-        figures["one 2-node job, POST to both pods created"] = created
-        figures["after a failure, all pods of the next attempt running"] = restarted
+        figures["one 2-node job, POST to both pods created"] = creation_seconds
+        figures["after a failure, all pods of the next attempt running"] = restart_seconds
         if not options.no_floor:
             await measure_baseline(BaselineLoad(rig), options, figures)
-        before = rig.usage()
+        usage_before = rig.measure_usage()
         names = [f"many-{number:03}" for number in range(options.jobs)]
         figures[f"{options.jobs} jobs x {options.nodes} nodes at once, POST to all running"] = await load.start_many(
             names, nodes=options.nodes
         )
         figures[f"restart of all {options.jobs} at once"] = await load.restart_many(names, nodes=options.nodes)
-        after = rig.usage()
-        figures["operator's CPU for both, s"] = [after.cpu_seconds - before.cpu_seconds]
-        figures["operator's memory, MiB"] = [after.memory_mib]
-        for program, seconds in (after.cluster_cpu_seconds - before.cluster_cpu_seconds).most_common():
+        usage_after = rig.measure_usage()
+        figures["operator's CPU for both, s"] = [usage_after.cpu_seconds - usage_before.cpu_seconds]
+        figures["operator's memory, MiB"] = [usage_after.memory_mib]
+        for program, seconds in (usage_after.cluster_cpu_seconds - usage_before.cluster_cpu_seconds).most_common():
             figures[f"  {program}'s CPU, s"] = [seconds]
-        figures["upper bound of a reconcile pass"] = list((after.passes - before.passes).elements())
-        requests = after.requests - before.requests
+        figures["upper bound of a reconcile pass"] = list((usage_after.passes - usage_before.passes).elements())
+        requests = usage_after.requests - usage_before.requests
         figures["API requests per job, both"] = [requests.total() / len(names)]
         for title, count in requests.most_common():
             figures[f"  {title}"] = [count / len(names)]
@@ -65,10 +65,10 @@ async def measure(options: argparse.Namespace) -> Figures:
 
 
 async def measure_baseline(baseline: BaselineLoad, options: argparse.Namespace, figures: Figures) -> None:
-    """Measure the time that the same objects need without an operator."""
+    """Measure how long the same objects take without an operator."""
     jobs = [f"baseline-{number:03}" for number in range(options.jobs)]
-    started = await baseline.start_many(jobs, nodes=options.nodes)
-    figures[f"baseline: objects of {options.jobs} jobs created directly, to all running"] = started
+    start_seconds = await baseline.start_many(jobs, nodes=options.nodes)
+    figures[f"baseline: objects of {options.jobs} jobs created directly, to all running"] = start_seconds
     figures["baseline: their pods deleted and created again"] = await baseline.restart_many(jobs, nodes=options.nodes)
     await baseline.delete(jobs)
 

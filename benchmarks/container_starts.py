@@ -1,4 +1,4 @@
-"""Measures how often messages of containers that never started are classified correctly."""
+"""Measures the classification accuracy for the messages of containers that never started."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ USER_REASONS = (Reason.START_ERROR, Reason.INVALID_SPEC, Reason.IMAGE_PULL_FAILE
 
 
 def classify(entry: LabelledStartFailure) -> tuple[str, FailureAction]:
-    """Return the label that the operator assigns, and its action; a pending reason without verdict is retried."""
+    """Return the label that the operator assigns and its action; a pending reason without a verdict is retried."""
     if entry.kind in ("StartError", "Rejected"):
         reason, message = entry.text.split(": ", 1) if entry.kind == "Rejected" else (entry.kind, entry.text)
         exit_code = 128 if entry.kind == "StartError" else None
@@ -25,17 +25,17 @@ def classify(entry: LabelledStartFailure) -> tuple[str, FailureAction]:
     observation = observation_of(
         job_object, pod(job_object, 0, containerStatuses=[{"name": "trainer", "state": state}])
     )
-    wait = find_pending_reason(job_object, observation, observation.nodes_of_attempt(0), NOW)
-    assert wait is not None
-    if wait.verdict is not None:
-        return wait.verdict.reason, wait.verdict.action
-    if wait.reason == Reason.IMAGE_PULL_FAILED:
-        return (wait.reason, FailureAction.FAIL) if wait.image_pull else (REGISTRY_OUTAGE, FailureAction.RESTART)
-    return wait.reason, FailureAction.RESTART
+    pending = find_pending_reason(job_object, observation, observation.nodes_of_attempt(0), NOW)
+    assert pending is not None
+    if pending.verdict is not None:
+        return pending.verdict.reason, pending.verdict.action
+    if pending.reason == Reason.IMAGE_PULL_FAILED:
+        return (pending.reason, FailureAction.FAIL) if pending.image_pull else (REGISTRY_OUTAGE, FailureAction.RESTART)
+    return pending.reason, FailureAction.RESTART
 
 
 def find_wrong_action(entry: LabelledStartFailure) -> str:
-    """Return the error in the operator's action, or an empty string."""
+    """Return what is wrong with the operator's action, or an empty string."""
     action = classify(entry)[1]
     if entry.label in USER_REASONS:
         return "retried" if action is FailureAction.RESTART else ""
@@ -43,7 +43,7 @@ def find_wrong_action(entry: LabelledStartFailure) -> str:
 
 
 def print_report(title: str, corpus: list[LabelledStartFailure]) -> None:
-    """Print the number of texts of each label, and how many were assigned it, correctly or not."""
+    """Print, for each label, the number of messages, of assignments and of correct assignments."""
     assigned = [(entry, classify(entry)[0]) for entry in corpus]
     expected, assigned_counts = Counter(entry.label for entry in corpus), Counter(label for _, label in assigned)
     correct = Counter(label for entry, label in assigned if label == entry.label)

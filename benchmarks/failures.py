@@ -1,4 +1,4 @@
-"""Measures how often failure messages are classified correctly: precision and recall by reason."""
+"""Measures the classification accuracy for failure messages: precision and recall by reason."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ _NOT_FAULT_OF_USER = (Fault.INFRASTRUCTURE, Fault.TRANSIENT)
 
 
 def judge_entry(entry: LabelledError) -> Verdict:
-    """Return the verdict for the error of a corpus entry, as if a rank had raised it."""
+    """Return the verdict on the error of a corpus entry, as if a rank had raised it."""
     error_type = entry.error_type.rpartition(".")[2] or "RuntimeError"
     return judge_node(
         Evidence(

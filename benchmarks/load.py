@@ -34,18 +34,18 @@ KILLED = {
 
 
 class BaselineLoad:
-    """Creates the same objects without an operator, as fast as one client can, to measure the cluster itself."""
+    """Creates the same objects without an operator, to measure the speed of the cluster."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.pod_times = rig.pod_times
 
     async def start_many(self, jobs: list[str], *, nodes: int) -> list[float]:
-        """Return, for each job, the seconds from the first POST until all its pods run."""
+        """Start all jobs at once; return the seconds that each takes from its first POST until all its pods run."""
         return await asyncio.gather(*(self._start(job, attempt=0, nodes=nodes) for job in jobs))
 
     async def restart_many(self, jobs: list[str], *, nodes: int) -> list[float]:
-        """Return the same for the next attempt, started when the pods of the first are deleted."""
+        """Delete the pods of all jobs and start the next attempts; return the seconds that each job takes."""
         return await asyncio.gather(*(self._restart(job, nodes=nodes) for job in jobs))
 
     async def delete(self, jobs: list[str]) -> None:
@@ -87,7 +87,7 @@ class BaselineLoad:
 
 
 def baseline_children(job: str, *, attempt: int, nodes: int) -> list[RawBody]:
-    """Return the objects of one attempt without owner and job label, so that the operator ignores them."""
+    """Build the objects of one attempt without owner and job label, so that the operator ignores them."""
     metadata = {"name": job, "namespace": NAMESPACE, "uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, job))}
     parsed = FineTuneJob.parse({**job_body(job, nodes), "metadata": metadata})
     children = build_children(plan_run(parsed, attempt=attempt, settings=Settings(trainer_image="localhost/none")))
@@ -102,21 +102,21 @@ def _without_owner(manifest: RawBody) -> RawBody:
 
 
 class OperatorLoad:
-    """Creates and fails jobs and measures how fast the operator reacts."""
+    """Creates and fails jobs, and measures how fast the operator reacts."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.pod_times = rig.pod_times
 
     async def measure_creation(self, name: str, *, nodes: int) -> float:
-        """Return the seconds from the POST until the last pod is observed."""
+        """Create a job; return the seconds from the POST until the last pod is observed."""
         started_at = await self.post(name, nodes=nodes)
         pods = pod_names([name], attempt=0, nodes=nodes)
         await self.wait_until(lambda: all(pod in self.pod_times.created for pod in pods), f"pods of {name} created")
         return max(self.pod_times.created[pod] for pod in pods) - started_at
 
     async def wait_until_running(self, jobs: Iterable[str], *, attempt: int, nodes: int) -> dict[str, float]:
-        """Wait for all pods and return, for each job, the time at which the last one was running."""
+        """Wait until all pods run; return the time at which the last pod of each job was running."""
         jobs = list(jobs)
         pods = pod_names(jobs, attempt=attempt, nodes=nodes)
         await self.wait_until(lambda: all(pod in self.pod_times.running for pod in pods), f"attempt {attempt} running")
@@ -126,18 +126,18 @@ class OperatorLoad:
         }
 
     async def restart(self, name: str, *, nodes: int) -> float:
-        """Return the seconds from the failure of one node until all pods of the next attempt run."""
+        """Fail one node; return the seconds until all pods of the next attempt run."""
         started_at = await self.fail(name)
         return (await self.wait_until_running([name], attempt=1, nodes=nodes))[name] - started_at
 
     async def start_many(self, jobs: list[str], *, nodes: int) -> list[float]:
-        """Return, for each job, the seconds from its POST until all its pods run; all are posted at once."""
+        """Create all jobs at once; return the seconds that each takes from its POST until all its pods run."""
         started_at = dict(zip(jobs, await asyncio.gather(*(self.post(job, nodes=nodes) for job in jobs)), strict=True))
         running = await self.wait_until_running(jobs, attempt=0, nodes=nodes)
         return [running[job] - started_at[job] for job in jobs]
 
     async def restart_many(self, jobs: list[str], *, nodes: int) -> list[float]:
-        """Return the same from the failure of one node of each job, all at once."""
+        """Fail one node of each job at once; return the seconds until all pods of the next attempt run."""
         started_at = dict(zip(jobs, await asyncio.gather(*(self.fail(job) for job in jobs)), strict=True))
         running = await self.wait_until_running(jobs, attempt=1, nodes=nodes)
         return [running[job] - started_at[job] for job in jobs]
@@ -148,10 +148,10 @@ class OperatorLoad:
         return started_at
 
     async def fail(self, name: str) -> float:
-        """Let the trainer of one node report that a rank was killed; return the time of the request."""
+        """Report that a rank of node 0 was killed; return the time of the request."""
         pod = f"{name}-0-0"
         message = json.dumps({**KILLED, "time": time.time()})
-        body = ended_pod(self.pod_times.pods[pod], code=1, reason="Error", message=message)
+        body = ended_pod(self.pod_times.pods[pod], exit_code=1, reason="Error", message=message)
         started_at = time.monotonic()
         await self.rig.api.call("PUT", f"{PODS}/{pod}/status", body=body)
         return started_at
@@ -185,7 +185,7 @@ def pod_names(jobs: Iterable[str], *, attempt: int, nodes: int) -> list[str]:
 
 
 def job_body(name: str, nodes: int) -> RawBody:
-    """Return a job whose pods run on kwok nodes."""
+    """Return the body of a job whose pods run on kwok nodes."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.FINETUNEJOB_KIND,
@@ -201,18 +201,18 @@ def job_body(name: str, nodes: int) -> RawBody:
     }
 
 
-def ended_pod(pod: RawBody, *, code: int, reason: str, message: str) -> RawBody:
-    """Return the pod as its kubelet reports it after the trainer has exited."""
-    reported = (pod["status"].get("containerStatuses") or [{}])[0]
+def ended_pod(pod: RawBody, *, exit_code: int, reason: str, message: str) -> RawBody:
+    """Return the pod with the status that its kubelet reports after the trainer has exited."""
+    reported_status = (pod["status"].get("containerStatuses") or [{}])[0]
     container = {
         "image": "none",
         "imageID": "",
         "restartCount": 0,
-        **reported,
+        **reported_status,
         "name": names.CONTAINER,
         "ready": False,
         "started": False,
-        "state": {"terminated": {"exitCode": code, "reason": reason, "message": message}},
+        "state": {"terminated": {"exitCode": exit_code, "reason": reason, "message": message}},
     }
-    phase = "Failed" if code else "Succeeded"
+    phase = "Failed" if exit_code else "Succeeded"
     return {**pod, "status": {**pod["status"], "phase": phase, "containerStatuses": [container]}}

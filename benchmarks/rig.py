@@ -1,4 +1,4 @@
-"""A throwaway cluster with kwok nodes, the operator as a process, and the times at which pods change."""
+"""Benchmark rig: a throwaway cluster with kwok nodes, an operator process and the recorded times of pods."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ RawBody = dict[str, Any]
 
 @dataclass(frozen=True)
 class Usage:
-    """The resources that the operator process has used so far."""
+    """Resources that the operator process and the cluster have used so far."""
 
     cpu_seconds: float
     memory_mib: float
     requests: Counter[str]
-    passes: Counter[float]  # by the upper bound of their duration, in seconds
-    cluster_cpu_seconds: Counter[str]  # by program
+    passes: Counter[float]  # number of passes by upper bound of the duration in seconds
+    cluster_cpu_seconds: Counter[str]  # CPU seconds by program
 
 
 class PodTimes:
-    """The times at which each pod was first observed, and first observed running, from time.monotonic()."""
+    """Monotonic times at which each pod was first observed and first observed running."""
 
     def __init__(self) -> None:
         self.created: dict[str, float] = {}
@@ -57,68 +57,69 @@ class PodTimes:
         self.pods: dict[str, RawBody] = {}
         self.changed = asyncio.Event()
 
-    def on_pod_event(self, before: RawBody | None, pod: RawBody | None) -> None:
-        """Record a change; the callback of an Informer."""
-        if before is not None and pod is None:
-            self.deleted.add(before["metadata"]["name"])
-        if pod is not None:
-            name = pod["metadata"]["name"]
-            self.pods[name] = pod
+    def on_pod_event(self, old_pod: RawBody | None, new_pod: RawBody | None) -> None:
+        """Record a pod event of an informer."""
+        if old_pod is not None and new_pod is None:
+            self.deleted.add(old_pod["metadata"]["name"])
+        if new_pod is not None:
+            name = new_pod["metadata"]["name"]
+            self.pods[name] = new_pod
             self.created.setdefault(name, time.monotonic())
-            if pod.get("status", {}).get("phase") == "Running":
+            if new_pod.get("status", {}).get("phase") == "Running":
                 self.running.setdefault(name, time.monotonic())
         self.changed.set()
 
 
 class Rig:
-    """The cluster connection, the operator and the pod times of a benchmark."""
+    """Cluster connection, operator process and pod times of a benchmark."""
 
     def __init__(self, api: ApiClient, operator: subprocess.Popen[bytes], pod_times: PodTimes) -> None:
         self.api = api
         self.operator = operator
         self.pod_times = pod_times
 
-    def usage(self) -> Usage:
-        """Return the usage from /proc and from the operator's metrics."""
-        cpu, memory = cpu_seconds(Path(f"/proc/{self.operator.pid}")), memory_mib(self.operator.pid)
-        text = read_metrics()
-        return Usage(cpu, memory, count_requests(text), count_passes(text), measure_cluster_cpu())
+    def measure_usage(self) -> Usage:
+        """Measure the usage from /proc and the operator's metrics."""
+        cpu = read_cpu_seconds(Path(f"/proc/{self.operator.pid}"))
+        memory = read_memory_mib(self.operator.pid)
+        metrics = read_metrics()
+        return Usage(cpu, memory, count_requests(metrics), count_passes(metrics), measure_cluster_cpu())
 
 
-def memory_mib(pid: int) -> float:
-    """Return the resident memory of a process."""
+def read_memory_mib(pid: int) -> float:
+    """Return the resident memory of a process in MiB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) / 1024  # type: ignore[index]
 
 
-def cpu_seconds(process: Path) -> float:
-    """Return the user and system time of a process."""
-    fields = (process / "stat").read_text().rpartition(")")[2].split()
+def read_cpu_seconds(process_folder: Path) -> float:
+    """Return the user and system time of a process in seconds."""
+    fields = (process_folder / "stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure_cluster_cpu() -> Counter[str]:
-    """Return the CPU seconds used so far by the programs of the cluster."""
-    used: Counter[str] = Counter()
-    for process in Path("/proc").glob("[0-9]*"):
+    """Return the CPU seconds that each program of the cluster has used so far."""
+    used_seconds: Counter[str] = Counter()
+    for process_folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            program = Path(os.fsdecode((process / "cmdline").read_bytes().split(b"\0")[0])).name
+            program = Path(os.fsdecode((process_folder / "cmdline").read_bytes().split(b"\0")[0])).name
             if program in CLUSTER_PROGRAMS:
-                used[program] += cpu_seconds(process)  # type: ignore[assignment]
-    return used
+                used_seconds[program] += read_cpu_seconds(process_folder)  # type: ignore[assignment]
+    return used_seconds
 
 
 def read_metrics() -> str:
-    """Return the operator's metrics in Prometheus' text format."""
+    """Return the operator's metrics in the Prometheus text format."""
     with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=5) as response:
         text: str = response.read().decode()
     return text
 
 
-def count_passes(text: str) -> Counter[float]:
-    """Count the reconcile passes by the upper bound of their duration, from the cumulative buckets of the histogram."""
+def count_passes(metrics: str) -> Counter[float]:
+    """Count the reconcile passes in each bucket of the duration histogram, by the upper bound of the bucket."""
     cumulative: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    for labels, number in re.findall(r"^finetune_reconcile_seconds_bucket\{(.*)\} (\S+)$", text, re.MULTILINE):
+    for labels, number in re.findall(r"^finetune_reconcile_seconds_bucket\{(.*)\} (\S+)$", metrics, re.MULTILINE):
         label_values = dict(re.findall(r'(\w+)="([^"]*)"', labels))
         cumulative[label_values["result"]].append((float(label_values["le"]), float(number)))
     counted: Counter[float] = Counter()
@@ -130,23 +131,23 @@ def count_passes(text: str) -> Counter[float]:
     return counted
 
 
-def count_requests(text: str) -> Counter[str]:
+def count_requests(metrics: str) -> Counter[str]:
     """Count the operator's API requests by verb, resource and status code."""
     counted: Counter[str] = Counter()
-    for labels, number in re.findall(r"^finetune_api_requests_total\{(.*)\} (\S+)$", text, re.MULTILINE):
+    for labels, number in re.findall(r"^finetune_api_requests_total\{(.*)\} (\S+)$", metrics, re.MULTILINE):
         label_values = dict(re.findall(r'(\w+)="([^"]*)"', labels))
         counted[f"{label_values['verb']} {label_values['resource']} {label_values['code']}"] += int(float(number))
     return counted
 
 
 @asynccontextmanager
-async def start_bench_rig(*, keep: bool) -> AsyncIterator[Rig]:
+async def start_bench_rig(*, keep_cluster: bool) -> AsyncIterator[Rig]:
     """Start a cluster with the operator and an informer of its pods."""
-    async with start_fake_cluster("bench", keep=keep) as (cluster, api):
+    async with start_fake_cluster("bench", keep_cluster=keep_cluster) as (cluster, api):
         with start_operator(cluster.kubeconfig, open_log()) as operator:
             pod_times = PodTimes()
-            pods = collection_path("Pod", NAMESPACE)
-            informer = Informer(api, pods, selector=names.JOB_NAME, on_change=pod_times.on_pod_event)
+            pods_path = collection_path("Pod", NAMESPACE)
+            informer = Informer(api, pods_path, selector=names.JOB_NAME, on_change=pod_times.on_pod_event)
             informer_task = asyncio.create_task(informer.run())
             await informer.synced.wait()
             await wait_until_ready()
@@ -157,8 +158,8 @@ async def start_bench_rig(*, keep: bool) -> AsyncIterator[Rig]:
 
 
 @asynccontextmanager
-async def start_fake_cluster(name: str, *, keep: bool) -> AsyncIterator[tuple[ThrowawayCluster, ApiClient]]:
-    """Start a cluster with kwok nodes, the CRD and the claim; remove it afterwards."""
+async def start_fake_cluster(name: str, *, keep_cluster: bool) -> AsyncIterator[tuple[ThrowawayCluster, ApiClient]]:
+    """Start a cluster with kwok nodes, the CRD and the claim of the jobs; remove it afterwards."""
     cluster = ThrowawayCluster.named(name)
     cluster.up(node_count=1)
     try:
@@ -166,29 +167,32 @@ async def start_fake_cluster(name: str, *, keep: bool) -> AsyncIterator[tuple[Th
         cluster.kubectl("apply", "--server-side", "-f", str(REPOSITORY / "manifests" / "crd" / "finetunejobs.yaml"))
         cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.finetune.dev", "--timeout=30s")
         cluster.kubectl.apply(*build_namespace_and_claim())
-        async with connect(cluster.kubeconfig) as api:
+        async with connect_to_api(cluster.kubeconfig) as api:
             yield cluster, api
     finally:
-        if not keep:
+        if not keep_cluster:
             cluster.down(purge=True)
 
 
 @asynccontextmanager
-async def connect(kubeconfig: Path) -> AsyncIterator[ApiClient]:
-    access = find_credentials(kubeconfig=str(kubeconfig))
-    async with open_session(access, connections=500) as calls, open_session(access, connections=500) as streams:
-        yield ApiClient(access.server, calls=calls, streams=streams)
+async def connect_to_api(kubeconfig: Path) -> AsyncIterator[ApiClient]:
+    credentials = find_credentials(kubeconfig=str(kubeconfig))
+    async with (
+        open_session(credentials, connections=500) as calls,
+        open_session(credentials, connections=500) as streams,
+    ):
+        yield ApiClient(credentials.server, calls=calls, streams=streams)
 
 
 def open_log() -> IO[bytes]:
-    """Open the log file that all operators append to."""
+    """Create the log file of all operator processes."""
     log = tempfile.NamedTemporaryFile(prefix="bench-operator-", suffix=".log", delete=False)  # noqa: SIM115
     print(f"operator log: {log.name}", file=sys.stderr)
     return log
 
 
 def start_operator(kubeconfig: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the operator without leader election; it is terminated when the block ends."""
+    """Start the operator without leader election, as a context manager that terminates it."""
     flags = [
         "--kubeconfig",
         str(kubeconfig),
@@ -240,7 +244,7 @@ def is_ready() -> bool:
 
 
 def build_namespace_and_claim() -> tuple[RawBody, ...]:
-    """Return the namespace, and the volume and bound claim that all jobs use."""
+    """Return the namespace, and the volume and claim that all jobs use."""
     return tuple(
         yaml.safe_load_all(f"""
 apiVersion: v1

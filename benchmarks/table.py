@@ -1,4 +1,4 @@
-"""Formats the figures as a table, compared with those of Kubeflow Trainer and JobSet."""
+"""Formats benchmark figures as a table, next to those of Kubeflow Trainer and JobSet."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PEER_FIGURES = {
 }
 
 
-def render_table(figures: Figures, peer: dict[str, str]) -> str:
-    """Return the table; seconds unless the title contains a unit, median and, for several values, p99."""
+def render_table(figures: Figures, peer_figures: dict[str, str]) -> str:
+    """Render median and p99 of each figure, in seconds unless the title contains a unit."""
     rows = [("", "p50", "p99", "n", "Kubeflow Trainer + JobSet")]
     for title, values in figures.items():
         p50, p99 = f"{statistics.median(values):.3f}", f"{percentile(values, 99):.3f}" if len(values) > 1 else ""
-        rows.append((title, p50, p99, str(len(values)), peer.get(title, "")))
+        rows.append((title, p50, p99, str(len(values)), peer_figures.get(title, "")))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines)

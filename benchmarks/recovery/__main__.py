@@ -1,10 +1,10 @@
-"""`make bench-recovery`: time until a job trains, and until it trains again after a rank was killed, on real pods.
+"""Implements `make bench-recovery`: measures the start of a job on real pods, and its recovery from a killed rank.
 
-2 nodes x 2 ranks run a bare torch DDP loop (`ddp.py`) with images that are already on the Kubernetes nodes: as a
-script that our launcher starts, and alternately under a torchrun that the job starts itself. SIGKILL is sent to one
-rank of the second node. All times come from one clock, because the Kubernetes nodes are network namespaces of this
-host. With `--peer` Kubeflow Trainer and JobSet run the same loop under torchrun on the same cluster, in alternation,
-because the speed of a host varies.
+Two nodes with two ranks each run a bare torch DDP loop (`ddp.py`), with images that are already on the Kubernetes
+nodes. The loop is started alternately by our launcher and by a torchrun command of the job. SIGKILL is sent to one rank
+of the second node. All times come from one clock, because the Kubernetes nodes are network namespaces of this host.
+With `--peer`, Kubeflow Trainer and JobSet run the same loop under torchrun on the same cluster, in alternation, because
+the speed of a host varies.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from testing.faults.job_under_test import JobUnderTest, RawBody, wait_until_sett
 from testing.faults.run import delete_job
 from testing.processes.operator_stack import Stack, example_job
 
-FOLDER = "/data/recovery"  # where pods mount the program
+FOLDER = "/data/recovery"  # mount path of the program in the pods
 STEPS_BEFORE = 20
 PROGRAMS: dict[str, RawBody] = {"script": {"script": "ddp.py"}, "exec: torchrun": {"exec": ["torchrun", "ddp.py"]}}
 _STAGE_LINE = re.compile(r"^(imported|joined|step 1) at ([\d.]+)$", re.MULTILINE)
@@ -51,7 +51,7 @@ _STAGE_LINE = re.compile(r"^(imported|joined|step 1) at ([\d.]+)$", re.MULTILINE
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Measure how long a job does not train after one of its ranks was killed."
+        description="Measure how long a job does not train after one of its ranks is killed."
     )
     parser.add_argument("--rounds", type=int, default=5, help="number of jobs, run one after the other (default 5)")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def copy_program(stack: Stack) -> None:
-    """Copy the program to the dataset volume, where the pods mount it."""
+    """Copy the program to the dataset volume, which the pods mount."""
     folder = stack.folder("datasets") / "recovery"
     folder.mkdir(exist_ok=True)
     shutil.copy(Path(__file__).parent / "ddp.py", folder)
@@ -95,12 +95,12 @@ def copy_program(stack: Stack) -> None:
 
 
 def measure_recovery(stack: Stack, chaos: Chaos, command_fields: RawBody) -> tuple[Stages, Stages]:
-    """Run one job; return the seconds of its start and of its recovery, in total and by stage."""
+    """Run one job; return the seconds of its start and recovery, in total and by stage."""
     job = JobUnderTest(stack, chaos, f"recovery-{token_hex(2)}")
     job.recorder.start()
     try:
         posted_at = time.time()
-        stack.apply(example_job(job.name, **program(command_fields)))
+        stack.apply(example_job(job.name, **build_command_spec(command_fields)))
         job.wait_for_step(STEPS_BEFORE)
         killed_at = kill_rank(chaos, stack.namespace, job.pod(1))
         job.wait_until(
@@ -110,16 +110,16 @@ def measure_recovery(stack: Stack, chaos: Chaos, command_fields: RawBody) -> tup
         )
         job.request_finish()
         job.wait_until(lambda recorder: recorder.is_finished, goal="finished", timeout_seconds=120)
-        return by_stage(STARTED, posted_at, collect_stage_times(job, 0)), by_stage(
-            RECOVERED, killed_at, collect_stage_times(job, 1)
-        )
+        start_stages = by_stage(STARTED, posted_at, collect_stage_times(job, 0))
+        recovery_stages = by_stage(RECOVERED, killed_at, collect_stage_times(job, 1))
+        return start_stages, recovery_stages
     finally:
         job.recorder.stop()
         delete_job(job)
 
 
-def program(command_fields: RawBody) -> RawBody:
-    """Return the fields of the spec; the requests are small, so that both pods fit beside the cluster itself."""
+def build_command_spec(command_fields: RawBody) -> RawBody:
+    """Return the spec fields of the command, with small resource requests so that both pods fit on the host."""
     return command(
         {**command_fields, "workingDir": FOLDER},
         image=image_name("trainer"),
@@ -128,27 +128,27 @@ def program(command_fields: RawBody) -> RawBody:
 
 
 def measure_peer_recovery(stack: Stack, chaos: Chaos) -> tuple[Stages, Stages]:
-    """Return the same for one TrainJob."""
+    """Run one TrainJob; return the seconds of its start and recovery, in total and by stage."""
     stack.apply(build_training_runtime(program=["torchrun", "ddp.py"], folder=FOLDER))
     job = TrainJob(stack, f"recovery-{token_hex(2)}")
     try:
         posted_at = time.time()
         job.apply()
         pods = job.wait_for_pods(attempt=0)
-        reported = job.wait_for_step(pods.names[0], STEPS_BEFORE)
+        start_times = job.wait_for_step(pods.names[0], STEPS_BEFORE)
         killed_at = kill_rank(chaos, stack.namespace, pods.names[1])
         next_pods = job.wait_for_pods(attempt=1)
-        reported_again = job.wait_for_step(next_pods.names[0], 1)
+        recovery_times = job.wait_for_step(next_pods.names[0], 1)
     finally:
         job.remove()
     return (
-        by_stage(STARTED, posted_at, StageTimes(pods.created, pods.running, reported)),
-        by_stage(RECOVERED, killed_at, StageTimes(next_pods.created, next_pods.running, reported_again)),
+        by_stage(STARTED, posted_at, StageTimes(pods.created_at, pods.running_at, start_times)),
+        by_stage(RECOVERED, killed_at, StageTimes(next_pods.created_at, next_pods.running_at, recovery_times)),
     )
 
 
 def kill_rank(chaos: Chaos, namespace: str, pod: str) -> float:
-    """Kill a rank; return the time of the signal, measured after the lookup of its process."""
+    """Kill a rank; return the time of the signal, without the lookup of its process."""
     processes = chaos.ranks(namespace, pod)[3]
     killed_at = time.time()
     for process in processes:
@@ -157,25 +157,24 @@ def kill_rank(chaos: Chaos, namespace: str, pod: str) -> float:
 
 
 def collect_stage_times(job: JobUnderTest, attempt: int) -> StageTimes:
-    """Return the stage times of an attempt from the job's status and the output of its ranks."""
+    """Return the stage times of an attempt, from the job's status and the output of its ranks."""
     status = job.recorder.status["attempts"][attempt]
-    created, running = (to_unix_seconds(status[when]) for when in ("startTime", "runningTime"))
-    return StageTimes(
-        created, running, stage_times(job, attempt=attempt), stopped_at=stopped_at(job) if attempt else None
-    )
+    created_at, running_at = (to_unix_seconds(status[field]) for field in ("startTime", "runningTime"))
+    stopped_at = find_stop_time(job) if attempt else None
+    return StageTimes(created_at, running_at, read_stage_times(job, attempt=attempt), stopped_at=stopped_at)
 
 
-def stopped_at(job: JobUnderTest) -> float:
-    """Return the time at which the status first showed the end of the first attempt."""
+def find_stop_time(job: JobUnderTest) -> float:
+    """Return the time at which the status first reported the end of the first attempt."""
     return next(
         change.time
         for change in job.recorder.status_changes
-        if any(each["state"] in ("Stopping", "Failed") for each in change.status.get("attempts", ()))
+        if any(attempt["state"] in ("Stopping", "Failed") for attempt in change.status.get("attempts", ()))
     )
 
 
-def stage_times(job: JobUnderTest, *, attempt: int) -> dict[str, float]:
-    """Return the stage times that the ranks of the first node logged; of several ranks the last."""
+def read_stage_times(job: JobUnderTest, *, attempt: int) -> dict[str, float]:
+    """Read the stage times from the log of the first node; the last rank determines the time of a stage."""
     log = job.output / "logs" / f"attempt-{attempt}" / "node-0.log"
     return {stage: float(unix_time) for stage, unix_time in _STAGE_LINE.findall(log.read_text())}
 

@@ -1,4 +1,4 @@
-"""A bare torch DDP loop with steps of 0.1 s, for measuring start and recovery.
+"""Bare torch DDP loop with steps of 0.1 s, to measure start and recovery.
 
 It trains until a file `finish` exists in the output folder, saves nothing, and logs the time of each start stage.
 """
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def log(line: str) -> None:
-    """Write the line at once, so that output of other processes cannot come between."""
+    """Write the line in one call, so that output of other processes does not split it."""
     os.write(1, f"{line}\n".encode())
 
 

@@ -1,7 +1,7 @@
-"""Kubeflow Trainer and JobSet on the throwaway cluster.
+"""Installs Kubeflow Trainer and JobSet on the throwaway cluster.
 
-They are built from their Go modules and use their own manifests, CRDs, certificates and webhooks. Only their managers
-run as processes of the host instead of pods.
+They are built from their Go modules and use their own manifests, CRDs, certificates and webhooks. Only the managers run
+as host processes instead of pods.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from testing.cluster.images.go_build import require_go
 from testing.cluster.kubectl import is_healthy
 from testing.cluster.throwaway import ThrowawayCluster
 
-CERTIFICATES = Path("/tmp/k8s-webhook-server")  # where both managers read their certificates
+CERTIFICATES = Path("/tmp/k8s-webhook-server")  # default certificate folder of both managers
 TIMEOUT_SECONDS = 120
 
 RawBody = dict[str, Any]
@@ -33,7 +33,7 @@ RawBody = dict[str, Any]
 
 @dataclass(frozen=True)
 class KubeflowManager:
-    """A controller manager to build and install.
+    """Controller manager to build and install.
 
     package: its main package in the module. manifests: the kustomize folder that installs it. webhook_port: set by
     `arguments`; the next port serves the health probes.
@@ -90,14 +90,15 @@ def install_managers(cluster: ThrowawayCluster) -> Iterator[None]:
 
 
 def remove_certificate_folder() -> None:
-    """Remove the folder, which is empty because each manager has its own mount, unless something else uses it."""
+    """Remove the certificate folder unless it is in use; it is empty, because each manager has its own mount."""
     with suppress(OSError):
         CERTIFICATES.rmdir()
 
 
 @contextmanager
 def install_manager(cluster: ThrowawayCluster, manager: KubeflowManager) -> Iterator[None]:
-    documents = json.dumps({"apiVersion": "v1", "kind": "List", "items": render(manager, build(cluster, manager))})
+    manifests = render(manager, build_manager(cluster, manager))
+    documents = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
     cluster.kubectl("apply", "--server-side", "-f", "-", stdin=documents)
     cluster.kubectl("wait", "crd", "--all", "--for=condition=Established", f"--timeout={TIMEOUT_SECONDS}s")
     with tempfile.TemporaryDirectory() as folder:
@@ -112,10 +113,11 @@ def install_manager(cluster: ThrowawayCluster, manager: KubeflowManager) -> Iter
             daemon.stop()
 
 
-def build(cluster: ThrowawayCluster, manager: KubeflowManager) -> Path:
-    """Return the folder with the program and with upstream's manifests in one file.
+def build_manager(cluster: ThrowawayCluster, manager: KubeflowManager) -> Path:
+    """Build a manager; return the folder with its program and the upstream manifests.
 
-    Built in the module itself, as upstream does: `go install` needs the list of versions, which not every proxy serves.
+    It is built inside its module, as upstream does, because `go install` needs the version list, which not every proxy
+    serves.
     """
     target = cluster.cache.binaries(manager.name, manager.version)
     with cluster.cache.locked("build"), stage(f"build {manager.name} {manager.version}"):
@@ -125,7 +127,7 @@ def build(cluster: ThrowawayCluster, manager: KubeflowManager) -> Path:
             download_command = ("go", "mod", "download", "-json", f"{manager.module}@v{manager.version}")
             downloaded = json.loads(run(*download_command, environment=environment))
             with tempfile.TemporaryDirectory() as scratch:
-                source, build_folder = Path(scratch) / "source", Path(scratch) / "made"
+                source, build_folder = Path(scratch) / "source", Path(scratch) / "build"
                 shutil.copytree(downloaded["Dir"], source)
                 build_folder.mkdir()
                 argv = (
@@ -145,7 +147,7 @@ def build(cluster: ThrowawayCluster, manager: KubeflowManager) -> Path:
 
 
 def kustomize(cluster: ThrowawayCluster, folder: Path) -> str:
-    """Render the manifests without remote resources; Trainer's manifests fetch JobSet's from GitHub."""
+    """Render the manifests without the JobSet manifests that Trainer would fetch from GitHub."""
     kustomization = folder / "kustomization.yaml"
     lines = kustomization.read_text().splitlines(keepends=True)
     kustomization.write_text("".join(line for line in lines if "third-party/jobset" not in line))
@@ -153,7 +155,7 @@ def kustomize(cluster: ThrowawayCluster, folder: Path) -> str:
 
 
 def render(manager: KubeflowManager, folder: Path) -> list[RawBody]:
-    """Return the manifests without the Deployment; the webhooks connect to this host, where the API server runs."""
+    """Return the manifests without the Deployment, and with webhooks that connect to the host of the API server."""
     all_documents = yaml.safe_load_all((folder / "documents.yaml").read_text())
     documents = [document for document in all_documents if document["kind"] != "Deployment"]
     for document in documents:
@@ -165,7 +167,7 @@ def render(manager: KubeflowManager, folder: Path) -> list[RawBody]:
 
 
 def build_daemon(cluster: ThrowawayCluster, manager: KubeflowManager, certificates: Path) -> Daemon:
-    """Return the daemon of the manager, in a mount namespace with its certificate at the path of a pod."""
+    """Return the daemon of the manager, which has a mount namespace with its certificate at the default path."""
     program = cluster.cache.binaries(manager.name, manager.version) / manager.name
     script = f'mount --bind "$0" {CERTIFICATES} && exec "$@"'
     argv = (
@@ -176,7 +178,7 @@ def build_daemon(cluster: ThrowawayCluster, manager: KubeflowManager, certificat
 
 
 def write_certificate(cluster: ThrowawayCluster, manager: KubeflowManager, folder: Path) -> None:
-    """Write the content of the manager's Secret to files, as a kubelet does."""
+    """Write the content of the manager's Secret to files, like a kubelet."""
     data: dict[str, str] = {}
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while "tls.crt" not in data:

@@ -1,4 +1,4 @@
-"""The measured times: a whole start or recovery and, indented, the time until each of its stages."""
+"""Measured times of a start or recovery, in total and, indented, until each stage."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ STARTED = "job applied to its first step"
 RECOVERED = "rank killed to the first step of the next attempt"
 
 Stages = dict[str, float]
-StartAndRecovery = tuple[Figures, Figures]  # figures of the start and of the recovery
+StartAndRecovery = tuple[Figures, Figures]  # figures of start and recovery
 
 
 @dataclass(frozen=True)
 class StageTimes:
     """Unix times of the stages.
 
-    reported: times that the program logs. stopped_at: when the previous attempt was stopped.
+    reported: times that the program logs. stopped_at: end of the previous attempt.
     """
 
     created: float
@@ -28,8 +28,8 @@ class StageTimes:
     stopped_at: float | None = None
 
 
-def by_stage(title: str, since: float, times: StageTimes) -> Stages:
-    """Return the seconds from `since` until each stage."""
+def by_stage(title: str, started_at: float, times: StageTimes) -> Stages:
+    """Return the seconds from `started_at` until each stage."""
     reported = times.reported
     reached = {
         title: reported["step 1"],
@@ -39,11 +39,11 @@ def by_stage(title: str, since: float, times: StageTimes) -> Stages:
         "  until rank 0 has imported torch": reported["imported"],
         "  until it has joined the process group": reported["joined"],
     }
-    return {title: round(reached_at - since, 3) for title, reached_at in reached.items()}
+    return {title: round(reached_at - started_at, 3) for title, reached_at in reached.items()}
 
 
 def add_stages(totals: StartAndRecovery, stages: tuple[Stages, Stages]) -> None:
-    """Add the seconds of one run to the figures."""
+    """Append the seconds of one run to the figures."""
     for figures, seconds in zip(totals, stages, strict=True):
         for title, seconds_taken in seconds.items():
             figures.setdefault(title, []).append(seconds_taken)

@@ -1,4 +1,4 @@
-"""The same loop as a TrainJob of Kubeflow; its attempts are observed by their pods and the log of rank 0."""
+"""Runs the DDP loop as a Kubeflow TrainJob and observes its attempts by their pods and the log of rank 0."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ RawBody = dict[str, Any]
 
 @dataclass(frozen=True)
 class AttemptPods:
-    """The pods of one attempt: names by node, and the times at which all were created and all were running."""
+    """Pods of one attempt, and the Unix times at which all of them were created and running."""
 
     names: dict[int, str]
-    created: float
-    running: float
+    created_at: float
+    running_at: float
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,22 @@ class TrainJob:
         """
         selector = f"{JOBSET_NAME}={self.name},{RESTART}={attempt}"
         pods: dict[int, tuple[str, str]] = {}
-        created = 0.0
+        created_at = 0.0
         with self.stream_kubectl("get", "pods", "-l", selector, "--watch", "-o", f"jsonpath={_POD}") as lines:
             for line in lines:
                 rank, name, phase = line.rstrip("\n").split(" ")
                 pods[int(rank)] = (name, phase)
                 if len(pods) == NODES:
-                    created = created or time.time()
+                    created_at = created_at or time.time()
                     if all(phase == "Running" for _, phase in pods.values()):
-                        return AttemptPods({rank: name for rank, (name, _) in pods.items()}, created, time.time())
+                        return AttemptPods({rank: name for rank, (name, _) in pods.items()}, created_at, time.time())
         raise TimeoutError(f"TrainJob {self.name}: attempt {attempt} does not run; pods by node: {pods}")
 
     def wait_for_step(self, pod: str, step: int) -> dict[str, float]:
-        """Return the time of each stage until the step; of several ranks the last. Raises TimeoutError."""
+        """Wait for the step; return the time at which the last rank reached each stage.
+
+        Raises: TimeoutError
+        """
         stage_times: dict[str, float] = {}
         with self.stream_kubectl("logs", "--follow", pod) as lines:
             for line in lines:
@@ -79,7 +82,7 @@ class TrainJob:
 
     @contextmanager
     def stream_kubectl(self, *arguments: str) -> Iterator[IO[str]]:
-        """Yield the output lines of a kubectl command that runs until the block ends or the timeout is over."""
+        """Yield the output lines of a kubectl command, which runs until the block ends or the timeout expires."""
         provider = self.stack.provider
         command = [str(provider.kubectl), f"--kubeconfig={provider.kubeconfig}", f"--namespace={self.stack.namespace}"]
         command_with_timeout = ["timeout", str(TIMEOUT_SECONDS), *command, *arguments]
@@ -91,9 +94,9 @@ class TrainJob:
 
 
 def build_training_runtime(*, program: list[str], folder: str) -> RawBody:
-    """Return a runtime whose nodes run the program in `folder` of the claim `datasets`.
+    """Return a TrainingRuntime whose nodes run the program in `folder` of the claim `datasets`.
 
-    All nodes are restarted when one fails, at most three times.
+    If a node fails, all nodes are restarted, at most three times.
     """
     container = {
         "name": "node",

@@ -1,6 +1,6 @@
-"""`make soak`: hundreds of jobs with faults, on nodes that come and go, under an operator that is killed every minute.
+"""Implements `make soak`: runs hundreds of jobs with faults while nodes are removed and the operator is killed.
 
-At the end every job must have ended as its script expects, and nothing may remain after the jobs are deleted.
+Every job must end as its script expects, and no object may remain after the jobs are deleted.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from finetune_operator.kube.api_client import ApiClient
 from finetune_operator.kube.cluster import collection_path
 from testing.cluster.throwaway import ThrowawayCluster
 
-TIMEOUT_SECONDS = 300.0  # for jobs that run when the faults end, and for garbage collection
+TIMEOUT_SECONDS = 300.0  # for jobs that still run when the faults end, and for garbage collection
 POLL_SECONDS = 5.0
 NODE_REMOVAL_INTERVAL_SECONDS = 20.0
 KINDS = ("Pod", "Service", "ConfigMap")
 
 
 def main() -> int:
-    """Run the soak test; exit code 1 if a job ended otherwise or objects remain."""
+    """Run the soak test; return exit code 1 if a job ended unexpectedly or objects remain."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="duration of the faults (default 30)")
     parser.add_argument("--jobs", type=int, default=500)
@@ -40,20 +40,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     options = parser.parse_args()
-    errors = asyncio.run(soak(options))
+    errors = asyncio.run(run_soak_test(options))
     for line in errors[:20]:
         print(f"ERROR: {line}")
     print(f"{len(errors)} errors")
     return 1 if errors else 0
 
 
-async def soak(options: argparse.Namespace) -> list[str]:
+async def run_soak_test(options: argparse.Namespace) -> list[str]:
     """Run the soak test, print the figures and return the errors."""
-    async with start_fake_cluster("soak", keep=options.keep) as (cluster, api):
-        return await _soak(cluster, api, options)
+    async with start_fake_cluster("soak", keep_cluster=options.keep) as (cluster, api):
+        return await _run_jobs_with_faults(cluster, api, options)
 
 
-async def _soak(cluster: ThrowawayCluster, api: ApiClient, options: argparse.Namespace) -> list[str]:
+async def _run_jobs_with_faults(cluster: ThrowawayCluster, api: ApiClient, options: argparse.Namespace) -> list[str]:
     seconds = 60.0 * options.minutes
     random_source = random.Random(options.seed)
     plans = plan_jobs(options.jobs, seconds=seconds, seed=options.seed)
@@ -93,16 +93,16 @@ async def _soak(cluster: ThrowawayCluster, api: ApiClient, options: argparse.Nam
 
 
 async def _wait_for_tasks(tasks: list[asyncio.Task[None]], seconds: float) -> None:
-    """Wait until the time is over; a task that ends earlier has failed, and its exception is raised."""
-    ended, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    for task in ended:
+    """Wait for the given time; raise the exception of a task that ends earlier."""
+    ended_tasks, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in ended_tasks:
         task.result()
 
 
 def _check_ends(state: SoakState, plans: tuple[JobPlan, ...]) -> list[str]:
     errors = []
     for plan in plans:
-        expected, actual = (plan.script.phase, plan.script.reason), state.end(plan.name)
+        expected, actual = (plan.script.phase, plan.script.reason), state.find_end(plan.name)
         if actual != expected:
             phase = state.jobs.get(plan.name, {}).get("status", {}).get("phase")
             errors.append(f"{plan.name} ({plan.script}): {actual or phase}, expected {expected}")
@@ -110,7 +110,7 @@ def _check_ends(state: SoakState, plans: tuple[JobPlan, ...]) -> list[str]:
 
 
 async def _check_remaining(api: ApiClient, state: SoakState) -> list[str]:
-    """Check that no pod of an ended job runs, and that no object of a deleted job remains."""
+    """Return an error for each running pod of an ended job and for each object of a deleted job."""
     await asyncio.sleep(30.0)
     existing_uids = {job["metadata"]["uid"] for name, job in state.jobs.items() if name not in state.deleted}
     errors = []
@@ -121,14 +121,14 @@ async def _check_remaining(api: ApiClient, state: SoakState) -> list[str]:
         elif (
             kind == "Pod"
             and body["status"].get("phase") in ("Pending", "Running")
-            and state.end(labels[names.JOB_NAME])
+            and state.find_end(labels[names.JOB_NAME])
         ):
             errors.append(f"{kind} {name} is {body['status']['phase']} although its job ended")
     return errors
 
 
 async def _check_nothing_left(api: ApiClient, state: SoakState) -> list[str]:
-    """Delete all jobs and check that their children are deleted, too."""
+    """Delete all jobs, and return an error for each child that is not deleted."""
     for name in state.jobs.keys() - state.deleted:
         await api.call("DELETE", f"{JOBS}/{name}", body={"kind": "DeleteOptions", "apiVersion": "v1"})
     remaining: list[tuple[str, RawBody]] = []
@@ -141,7 +141,7 @@ async def _check_nothing_left(api: ApiClient, state: SoakState) -> list[str]:
 
 
 async def _list_children(api: ApiClient) -> list[tuple[str, RawBody]]:
-    """Return all children of jobs, with their kinds."""
+    """Return the kind and body of all children of jobs."""
     return [
         (kind, body)
         for kind in KINDS
@@ -151,19 +151,19 @@ async def _list_children(api: ApiClient) -> list[tuple[str, RawBody]]:
 
 
 def _render_jobs(state: SoakState, script_runner: ScriptRunner, plans: tuple[JobPlan, ...]) -> str:
-    """Return a table of how the jobs ended and which acts were performed."""
-    ends = Counter(" ".join(state.end(plan.name) or ("no end",)).strip() for plan in plans)
+    """Render a table of the ends of the jobs and the performed acts."""
+    ends = Counter(" ".join(state.find_end(plan.name) or ("no end",)).strip() for plan in plans)
     return _render_table(
         [
             *((f"ended: {end}", count) for end, count in ends.most_common()),
             *((f"act: {act}", count) for act, count in script_runner.acts.most_common()),
-            ("restarts of jobs", state.restarts()),
+            ("restarts of jobs", state.count_restarts()),
         ]
     )
 
 
 def _render_operator(operator_runner: OperatorRunner, *, nodes_removed: int, jobs: int) -> str:
-    """Return a table of the operators' starts, memory and API requests."""
+    """Render a table of the operators' starts, memory and API requests."""
     last = max((seconds for seconds, _ in operator_runner.samples), default=0.0)
     first_third = [mib for seconds, mib in operator_runner.samples if seconds < last / 3]
     last_third = [mib for seconds, mib in operator_runner.samples if seconds > 2 * last / 3]

@@ -1,4 +1,4 @@
-"""The actors of a soak test: they run the scripts of the jobs, remove Kubernetes nodes and kill the operator."""
+"""Actors of a soak test, which run the scripts of the jobs, remove Kubernetes nodes and kill the operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.load import JOBS, PODS, RawBody, ended_pod, job_body
 from benchmarks.rig import (
     NAMESPACE,
     count_requests,
-    memory_mib,
+    read_memory_mib,
     open_log,
     start_operator,
     read_metrics,
@@ -30,7 +30,7 @@ from testing.cluster.kwok import render_fake_node
 
 POLL_SECONDS = 1.0
 SAMPLE_SECONDS = 2.0
-READY_SECONDS = 120.0  # with hundreds of jobs, on a busy host
+READY_SECONDS = 120.0  # sufficient for hundreds of jobs on a busy host
 NODE_AWAY_SECONDS = 90.0  # longer than the period of pod garbage collection
 CONFLICT = 409
 
@@ -52,15 +52,15 @@ class SoakState:
         )
 
     def find_running_attempt(self, plan: JobPlan) -> int | None:
-        """Return the current attempt of the job if all its pods run."""
+        """Return the number of the current attempt if all its pods run."""
         attempt = self.jobs.get(plan.name, {}).get("status", {}).get("attempt")
         if attempt is None:
             return None
         pods = [self.pods.get(names.pod_name(plan.name, attempt, rank)) for rank in range(plan.nodes)]
         return attempt if all(pod is not None and _is_running(pod) for pod in pods) else None
 
-    def end(self, name: str) -> tuple[str, str] | None:
-        """Return phase and reason of a job that has ended."""
+    def find_end(self, name: str) -> tuple[str, str] | None:
+        """Return phase and reason of an ended job; None if the job has not ended."""
         if name in self.deleted:
             return DELETED, ""
         status: RawBody = self.jobs.get(name, {}).get("status", {})
@@ -69,21 +69,21 @@ class SoakState:
             ((phase, true_conditions[phase]) for phase in ("Complete", "Failed") if phase in true_conditions), None
         )
 
-    def restarts(self) -> int:
+    def count_restarts(self) -> int:
         """Return the number of restarts of all jobs."""
         return sum(job.get("status", {}).get("restarts", 0) for job in self.jobs.values())
 
-    def _on_job_event(self, before: RawBody | None, job: RawBody | None) -> None:
-        if job is not None:
-            self.jobs[job["metadata"]["name"]] = job
-        elif before is not None:
-            self.deleted.add(before["metadata"]["name"])
+    def _on_job_event(self, old_job: RawBody | None, new_job: RawBody | None) -> None:
+        if new_job is not None:
+            self.jobs[new_job["metadata"]["name"]] = new_job
+        elif old_job is not None:
+            self.deleted.add(old_job["metadata"]["name"])
 
-    def _on_pod_event(self, before: RawBody | None, pod: RawBody | None) -> None:
-        if pod is not None:
-            self.pods[pod["metadata"]["name"]] = pod
-        elif before is not None:
-            self.pods.pop(before["metadata"]["name"], None)
+    def _on_pod_event(self, old_pod: RawBody | None, new_pod: RawBody | None) -> None:
+        if new_pod is not None:
+            self.pods[new_pod["metadata"]["name"]] = new_pod
+        elif old_pod is not None:
+            self.pods.pop(old_pod["metadata"]["name"], None)
 
 
 def _is_running(pod: RawBody) -> bool:
@@ -91,29 +91,29 @@ def _is_running(pod: RawBody) -> bool:
 
 
 class ScriptRunner:
-    """Runs the scripts: reports what kubelet and trainer would report, and acts as the user."""
+    """Runs the scripts by simulating the reports of kubelet and trainer and the actions of users."""
 
     def __init__(self, state: SoakState, random_source: random.Random, *, deadline: float) -> None:
         self.acts: Counter[str] = Counter()
-        self._deadline = deadline  # time.monotonic(); later acts do not wait
+        self._deadline = deadline  # monotonic time; after it, acts are performed without delay
         self._state = state
         self._random_source = random_source
 
     async def run_script(self, plan: JobPlan) -> None:
-        """Run one job from its POST to its end."""
+        """Run the script of one job from its creation to its end."""
         await asyncio.sleep(plan.start)
         body = job_body(plan.name, plan.nodes)
         body["spec"]["restartPolicy"] = RESTART_POLICY
         await self._state.api.call("POST", JOBS, body=body)
         act_number, last_attempt = 0, -1
-        while self._state.end(plan.name) is None:
+        while self._state.find_end(plan.name) is None:
             attempt = self._state.find_running_attempt(plan)
             if attempt is None or attempt == last_attempt:
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             await asyncio.sleep(max(POLL_SECONDS, min(plan.run_seconds, self._deadline - time.monotonic())))
             if self._state.find_running_attempt(plan) != attempt:
-                continue  # the attempt ended by another fault
+                continue  # another fault ended the attempt
             last_attempt = attempt
             act = plan.script.act(act_number)
             if await self._perform(act, plan, attempt):
@@ -121,7 +121,7 @@ class ScriptRunner:
                 act_number += 1
 
     async def _perform(self, act: Act, plan: JobPlan, attempt: int) -> bool:
-        """Perform the act; return False if the attempt had ended before."""
+        """Perform the act; return False if the attempt has already ended."""
         pods = [names.pod_name(plan.name, attempt, rank) for rank in range(plan.nodes)]
         victim = self._random_source.choice(pods)
         match act:
@@ -132,23 +132,23 @@ class ScriptRunner:
             case Act.DELETE_POD_BY_FORCE:
                 return await self._delete(f"{PODS}/{victim}", {"gracePeriodSeconds": 0})
             case Act.SUCCEED:
-                return all(await asyncio.gather(*(self._end(pod, act) for pod in pods)))
-        return await self._end(victim, act)
+                return all(await asyncio.gather(*(self._end_container(pod, act) for pod in pods)))
+        return await self._end_container(victim, act)
 
     async def _delete(self, path: str, options: RawBody) -> bool:
         body = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
         return await _await_unless_gone(self._state.api.call("DELETE", path, body=body))
 
-    async def _end(self, name: str, act: Act) -> bool:
-        """Report that the container has exited; retried, because kwok may change the pod meanwhile."""
-        code, reason, message = exit_of_act(act, time=time.time())
+    async def _end_container(self, pod_name: str, act: Act) -> bool:
+        """Report that the container has exited; retry after a conflict, because kwok may modify the pod."""
+        exit_code, reason, message = exit_of_act(act, time=time.time())
         while True:
-            pod = self._state.pods.get(name)
+            pod = self._state.pods.get(pod_name)
             if pod is None or not _is_running(pod):
                 return False
-            body = ended_pod(pod, code=code, reason=reason, message=message)
+            body = ended_pod(pod, exit_code=exit_code, reason=reason, message=message)
             try:
-                return await _await_unless_gone(self._state.api.call("PUT", f"{PODS}/{name}/status", body=body))
+                return await _await_unless_gone(self._state.api.call("PUT", f"{PODS}/{pod_name}/status", body=body))
             except ApiError as error:
                 if error.status != CONFLICT:
                     raise
@@ -156,7 +156,7 @@ class ScriptRunner:
 
 
 class NodeRemover:
-    """Deletes Kubernetes nodes and creates them again."""
+    """Deletes Kubernetes nodes and recreates them after a delay."""
 
     def __init__(self, api: ApiClient, random_source: random.Random) -> None:
         self.removed_count = 0
@@ -165,7 +165,7 @@ class NodeRemover:
         self._restore_tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, *, count: int, interval_seconds: float) -> None:
-        """Delete one of `count` nodes in every interval, without end."""
+        """Delete one of `count` nodes per interval until cancelled."""
         while True:
             await asyncio.sleep(interval_seconds)
             node = dict(render_fake_node(self._random_source.randrange(1, count + 1)))
@@ -193,15 +193,15 @@ class OperatorRunner:
 
     def __init__(self, kubeconfig: Path) -> None:
         self.kills = 0
-        self.samples: list[tuple[float, float]] = []  # seconds since the start, MiB
+        self.samples: list[tuple[float, float]] = []  # (seconds since the start, MiB)
         self.requests: Counter[str] = Counter()
-        self.starts: list[float] = []  # seconds from each start until ready
+        self.starts: list[float] = []  # seconds until ready, for each start
         self._kubeconfig = kubeconfig
         self._log = open_log()
         self._started_at = time.monotonic()
 
     async def run_operators(self, *, interval_seconds: float, may_kill: Callable[[], bool]) -> None:
-        """Run one operator process after another, without end."""
+        """Run one operator process after another until cancelled."""
         while True:
             started_at = time.monotonic()
             with start_operator(self._kubeconfig, self._log) as process:
@@ -217,4 +217,4 @@ class OperatorRunner:
     def _sample_memory(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None:
             raise RuntimeError(f"the operator exited unexpectedly with code {process.returncode}")
-        self.samples.append((time.monotonic() - self._started_at, memory_mib(process.pid)))
+        self.samples.append((time.monotonic() - self._started_at, read_memory_mib(process.pid)))

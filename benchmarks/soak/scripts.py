@@ -1,4 +1,4 @@
-"""What happens to each job of a soak test, act by act, and how it must end. Pure functions."""
+"""Scripts of a soak test: the acts performed on each job and its expected end. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 RawBody = dict[str, Any]
 
-MAX_ACTS = 3  # repetitions of the last act until the job ends
+MAX_ACTS = 3  # limit of the number of acts until a job whose last act is repeated has ended
 RESTART_POLICY = {"maxRestarts": 2, "maxInfrastructureRestarts": 1000, "backoffSeconds": 1, "maxBackoffSeconds": 5}
 
 
 class Act(StrEnum):
-    """What happens to one running attempt."""
+    """Event that is caused in a running attempt."""
 
     SUCCEED = "every node succeeds"
     KILL_RANK = "a rank is killed"
@@ -32,7 +32,7 @@ class Act(StrEnum):
 
 @dataclass(frozen=True)
 class Script:
-    """The acts, of which the last is repeated, and the expected end of the job; no reason if it is deleted."""
+    """Acts, of which the last is repeated, and the expected end of the job; no reason if the job is deleted."""
 
     acts: tuple[Act, ...]
     phase: str
@@ -66,7 +66,7 @@ SCRIPTS = (
 
 @dataclass(frozen=True)
 class JobPlan:
-    """One job: its size, its script, and how long each of its attempts runs before the next act, in seconds."""
+    """Plan of one job; each attempt runs for `run_seconds` before the next act."""
 
     name: str
     nodes: int
@@ -76,7 +76,7 @@ class JobPlan:
 
 
 def plan_jobs(count: int, *, seconds: float, seed: int) -> tuple[JobPlan, ...]:
-    """Return jobs that start within the first tenth of the time and end, without delays, before nine tenths."""
+    """Plan jobs that start within the first tenth of the time and, without delays, end within nine tenths."""
     random_source = random.Random(seed)
     plans = []
     for number in range(count):
@@ -95,7 +95,7 @@ def plan_jobs(count: int, *, seconds: float, seed: int) -> tuple[JobPlan, ...]:
 
 
 def exit_of_act(act: Act, *, time: float) -> tuple[int, str, str]:
-    """Return exit code, reason and termination message of the container that ends in this act."""
+    """Return exit code, reason and termination message of the container that the act ends."""
 
     def failure_message(error_type: str, message: str, **details: Any) -> str:
         fields = {"outcome": "failed", "rank": 0, "errorType": error_type, "message": message, **details}

@@ -1,4 +1,4 @@
-"""`make bench-trainer`: tokens per second on CPU, compared with TRL and ms-swift, and the stages of a start."""
+"""Implements `make bench-trainer`: compares CPU throughput with TRL and ms-swift, and measures a start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.trainer.cases import CPU_CASES, DeviceSettings, prepare_case, prepare_cases
 from benchmarks.trainer.comparison import OURS, PATHS, BenchmarkCase, Contender, run_rounds
 from benchmarks.trainer.report import describe_case
-from benchmarks.trainer.swift_environment import NotInstalled, obtain_python
+from benchmarks.trainer.swift_environment import NotInstalled, ensure_python
 
 
 def main() -> int:
@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="run only the cases whose title contains this text")
     options = parser.parse_args()
     selected = tuple(case_settings for case_settings in CPU_CASES if options.only in case_settings.title)
-    contenders = {each.name: each for each in create_contenders(options.threads)}
+    contenders = {contender.name: contender for contender in create_contenders(options.threads)}
     settings = DeviceSettings("float32", "cpu")
     with tempfile.TemporaryDirectory(prefix="bench-trainer-") as scratch:
         for case in prepare_cases(selected, Path(scratch), settings):
@@ -40,18 +40,18 @@ def main() -> int:
 def create_contenders(threads: int) -> tuple[Contender, ...]:
     ours, trl = (Contender(name, Path(sys.executable), threads=threads) for name in (OURS, "TRL"))
     try:
-        swift = Contender("ms-swift", obtain_python(Path(os.environ["FINETUNE_CACHE"])), threads=threads)
+        swift = Contender("ms-swift", ensure_python(Path(os.environ["FINETUNE_CACHE"])), threads=threads)
     except NotInstalled as error:
         swift = Contender("ms-swift", None, threads=threads, unavailable_reason=str(error))
     return ours, trl, swift
 
 
 def measure_start(case: BenchmarkCase, threads: int) -> str:
-    """Return the seconds of each stage of a start, best of three: the first one reads files that are not cached."""
+    """Return the seconds of each stage of a start, best of three, because the first start reads uncached files."""
     with tempfile.TemporaryDirectory(prefix="bench-start-") as scratch:
         file = Path(scratch) / "task.json"
         file.write_text(json.dumps(asdict(case.task)))
-        stages = min((time_start(file, threads) for _ in range(3)), key=lambda each: each["total"])
+        stages = min((time_start(file, threads) for _ in range(3)), key=lambda stage_seconds: stage_seconds["total"])
     return "\n".join(
         ["start of a rank, seconds:", *(f"  {name:<26} {seconds:6.2f}" for name, seconds in stages.items())]
     )

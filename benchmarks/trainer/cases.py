@@ -1,4 +1,4 @@
-"""The cases to compare: small models for a CPU, and realistic model shapes for a GPU."""
+"""Benchmark cases: small models for CPU, and realistic model shapes for GPU."""
 
 import shutil
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ from benchmarks.trainer.task import Task
 
 @dataclass(frozen=True)
 class CaseSettings:
-    """A case before its model and rows are written."""
+    """Settings of a benchmark case, from which its model and rows are written."""
 
     title: str
     shape: BenchmarkModelShape
@@ -56,15 +56,15 @@ OUT_OF_MEMORY_CASE = CaseSettings(
 
 
 def shrink(case: CaseSettings) -> CaseSettings:
-    """Return the same case with a small model and few rows, to test the benchmark on a CPU."""
-    small = SMALL if case.shape.family == "" else SMALL_QWEN2_VL
-    text = {**small.text, "num_hidden_layers": 2}
-    return replace(case, shape=replace(small, text=text), rows=8, max_tokens=192, per_device=2, accumulation=2)
+    """Return the case with a small model and few rows, to test the benchmark on a CPU."""
+    small_shape = SMALL if case.shape.family == "" else SMALL_QWEN2_VL
+    text = {**small_shape.text, "num_hidden_layers": 2}
+    return replace(case, shape=replace(small_shape, text=text), rows=8, max_tokens=192, per_device=2, accumulation=2)
 
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """The dtype and device of a training, and whether its memory is forecast."""
+    """Dtype and device of a training run, and whether its memory is forecast."""
 
     dtype: str
     device: str
@@ -72,7 +72,7 @@ class DeviceSettings:
 
 
 def prepare_case(case: CaseSettings, folder: Path, settings: DeviceSettings) -> BenchmarkCase:
-    """Write the model and the rows of a case, and count its content."""
+    """Write the model and rows of a case, and measure the content of an epoch."""
     model = folder / "model"
     write_model(model, case.shape, dtype=settings.dtype, device=settings.device)
     rows = DatasetSettings(case.rows, case.max_tokens, folder / "rows")
@@ -99,7 +99,7 @@ def prepare_case(case: CaseSettings, folder: Path, settings: DeviceSettings) -> 
 
 
 def prepare_cases(cases: Iterable[CaseSettings], folder: Path, settings: DeviceSettings) -> Iterator[BenchmarkCase]:
-    """Yield the cases, each prepared when it is needed; only one model is on disk at a time."""
+    """Prepare and yield the cases one after the other, so that only one model is on disk at a time."""
     for number, case_settings in enumerate(cases):
         case = prepare_case(case_settings, folder / str(number), settings)
         yield case

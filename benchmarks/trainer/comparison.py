@@ -1,4 +1,4 @@
-"""Contenders as processes that train in turn, so that other load on the host affects all of them equally."""
+"""Runs contenders as processes that train alternately, so that other load on the host affects all of them equally."""
 
 import json
 import os
@@ -13,13 +13,13 @@ from statistics import median
 from benchmarks.trainer.task import EpochContent, Measurement, Task
 
 REPOSITORY = Path(__file__).parents[2]
-PATHS = os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", ""))
+PATHS = os.pathsep.join(str(REPOSITORY / folder) for folder in ("operator", "trainer", ""))
 OURS = "ours"
 
 
 @dataclass(frozen=True)
 class BenchmarkCase:
-    """A training that all contenders run: a row of the result table."""
+    """Training run of all contenders, with the content of an epoch."""
 
     title: str
     task: Task
@@ -28,7 +28,7 @@ class BenchmarkCase:
 
 @dataclass
 class ContenderResult:
-    """The measurements of one contender for one case, one per round, or the error."""
+    """Measurements of one contender for one case, one per round, or an error."""
 
     measurements: list[Measurement] = field(default_factory=list)
     error: str = ""
@@ -38,11 +38,11 @@ class ContenderResult:
         return median(measurement.seconds for measurement in self.measurements)
 
 
-ContenderResults = dict[str, ContenderResult]  # by contender
+ContenderResults = dict[str, ContenderResult]  # results by name of the contender
 
 
 class Contender:
-    """A process in an environment of its own, started with its first task."""
+    """Process of a contender in a separate environment, started with its first task."""
 
     def __init__(self, name: str, python: Path | None, *, threads: int, unavailable_reason: str = "") -> None:
         self.name = name
@@ -88,9 +88,9 @@ class Contender:
 def run_rounds(
     case: BenchmarkCase, contenders: Mapping[str, Contender], *, rounds: int, restart_processes: bool
 ) -> ContenderResults:
-    """Let every contender train the case once per round, in turn; a contender that fails is not run again.
+    """Run the case with each contender once per round; skip a contender after it has failed.
 
-    restart_processes: end the process of a contender after each training, so that it occupies no memory.
+    restart_processes: end the process of a contender after each run, so that it occupies no memory.
     """
     results = {name: ContenderResult() for name in contenders}
     for _ in range(rounds):

@@ -1,6 +1,6 @@
-"""`make bench-gpu`: realistic model shapes with random weights on one GPU, compared with TRL; and a repaired OOM.
+"""Implements `make bench-gpu`: compares realistic model shapes with TRL on one GPU, and runs a job with an OOM repair.
 
-`--small` uses small models on CPU, where testing/fakes/inject raises the out-of-memory error.
+The weights are random. `--small` uses small models on CPU, where testing/fakes/inject raises the out-of-memory error.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def describe_device(settings: DeviceSettings) -> str:
 
 
 def compare_contenders(case: BenchmarkCase, *, rounds: int) -> None:
-    """Run all contenders, on a GPU each in a process that has the GPU to itself, and print the results."""
+    """Run all contenders and print the results; on a GPU, only one process runs at a time."""
     on_gpu = case.task.on_gpu
     threads = torch.get_num_threads()
     contenders = {name: Contender(name, Path(sys.executable), threads=threads) for name in (OURS, "TRL")}
@@ -79,7 +79,7 @@ def compare_contenders(case: BenchmarkCase, *, rounds: int) -> None:
 
 
 def run_out_of_memory_job(case: BenchmarkCase, folder: Path, environment: dict[str, str]) -> list[str]:
-    """Run `finetune run` with micro-batches that do not fit; return its attempts and last line of output."""
+    """Run `finetune run` with micro-batches that do not fit; return its attempts and its last output line."""
     spec: dict[str, Any] = build_spec(case.task)
     spec["training"] |= {"maxSteps": 3}
     del spec["training"]["numTrainEpochs"]
@@ -96,7 +96,8 @@ def run_out_of_memory_job(case: BenchmarkCase, folder: Path, environment: dict[s
 
 def describe_attempts(job: LocalJob) -> list[str]:
     attempts = [
-        f"  attempt {each.attempt}: {each.reason or each.state}: {each.message}" for each in job.status.attempts
+        f"  attempt {record.attempt}: {record.reason or record.state}: {record.message}"
+        for record in job.status.attempts
     ]
     return [*attempts, f"  batch: {job.status.batch}"]
 

@@ -1,4 +1,4 @@
-"""Published model shapes, and small ones of the same kind; weights are random."""
+"""Published model shapes, and small shapes of the same architectures; weights are random."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ from transformers import LlavaConfig, PretrainedConfig, PreTrainedTokenizerFast,
 
 @dataclass(frozen=True)
 class BenchmarkModelShape:
-    """The sizes of a model. `family`: a family of testing.models.tiny_vision; empty for a text model."""
+    """Shape of a model. `family` is a family of testing.models.tiny_vision, or empty for a text model."""
 
     text: dict[str, int]
     tie_word_embeddings: bool = False
@@ -45,18 +45,20 @@ class BenchmarkModelShape:
         )
 
 
-def _build_text_shape(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocabulary: int) -> dict[str, int]:
+def _build_text_shape(
+    hidden_size: int, intermediate_size: int, num_layers: int, num_heads: int, num_kv_heads: int, vocab_size: int
+) -> dict[str, int]:
     return {
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": vocabulary,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "vocab_size": vocab_size,
     }
 
 
-SMALL = BenchmarkModelShape(_build_text_shape(384, 1024, 8, 6, 2, 1024), tie_word_embeddings=True)  # 12 million weights
+SMALL = BenchmarkModelShape(_build_text_shape(384, 1024, 8, 6, 2, 1024), tie_word_embeddings=True)  # 12M parameters
 QWEN2_5_3B = BenchmarkModelShape(_build_text_shape(2048, 11008, 36, 16, 2, 151936), tie_word_embeddings=True)
 QWEN2_5_7B = BenchmarkModelShape(_build_text_shape(3584, 18944, 28, 28, 4, 152064))
 QWEN2_VL_7B = BenchmarkModelShape(

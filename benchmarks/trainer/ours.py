@@ -1,4 +1,4 @@
-"""Our trainer, run as torchrun runs it on one rank."""
+"""Contender for our trainer, which runs on one rank as under torchrun."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ SINGLE_RANK = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1)
 
 
 def train(task: Task) -> None:
-    """Train until the result is published, then remove the output folder."""
+    """Train until the result is published, and remove the output folder."""
     for name, number in (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1), ("WORLD_SIZE", 1)):
         os.environ[name] = str(number)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -49,7 +49,7 @@ def build_rank_context(folder: Path) -> RankContext:
 
 
 def build_spec(task: Task) -> dict[str, Any]:
-    """Return the spec that a user would write for this task."""
+    """Return the spec of a job for this task."""
     return {
         "model": {"name": task.model, "torchDtype": task.dtype},
         "dataset": {

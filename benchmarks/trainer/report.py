@@ -1,4 +1,4 @@
-"""Formats the results of a comparison: tokens per second, and the speed of ours relative to each peer."""
+"""Formats the results of a comparison: throughput, and the speedup of our trainer over each peer."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -9,32 +9,32 @@ GIB = 2**30
 
 
 def describe_case(case: BenchmarkCase, results: ContenderResults, *, peak_flops: float | None = None) -> Iterator[str]:
-    """Yield a line per contender. Speedups compare trainings of the same round; above 1 ours is faster."""
+    """Yield one line per contender. A speedup above 1 means that our trainer was faster in the same round."""
     ours = results[OURS]
     yield f"{case.title}: {case.content.samples} rows, {case.content.tokens} tokens an epoch"
     for name, result in results.items():
         if result.error:
             yield f"  {name:<10} {result.error}"
             continue
-        parts = [f"{case.content.tokens / result.seconds:>9.0f} tokens/s"]
-        parts += [f"{case.content.samples / result.seconds:>7.2f} samples/s"]
+        columns = [f"{case.content.tokens / result.seconds:>9.0f} tokens/s"]
+        columns += [f"{case.content.samples / result.seconds:>7.2f} samples/s"]
         if peak_flops:
-            parts += [f"mfu {case.content.flops / result.seconds / peak_flops:.1%}"]
+            columns += [f"mfu {case.content.flops / result.seconds / peak_flops:.1%}"]
         if peak := max(measurement.peak_bytes for measurement in result.measurements):
-            parts += [f"peak {peak / GIB:.1f} GiB"]
+            columns += [f"peak {peak / GIB:.1f} GiB"]
         if name == OURS and (forecast := case.content.forecast_bytes):
-            parts += [f"forecast {forecast / GIB:.1f} GiB"]
+            columns += [f"forecast {forecast / GIB:.1f} GiB"]
         if name != OURS and not ours.error:
-            parts += [f"ours/{name}: {median_and_range(speedups(ours, result))}"]
-            parts += [f"by CPU time {median_and_range(speedups(ours, result, cpu=True))}"] if not peak_flops else []
-        yield f"  {name:<10} {'   '.join(parts)}"
+            columns += [f"ours/{name}: {median_and_range(speedups(ours, result))}"]
+            columns += [f"by CPU time {median_and_range(speedups(ours, result, cpu=True))}"] if not peak_flops else []
+        yield f"  {name:<10} {'   '.join(columns)}"
 
 
 def speedups(ours: ContenderResult, peer: ContenderResult, *, cpu: bool = False) -> list[float]:
-    """Return the speedup of ours in each round."""
-    name = "cpu_seconds" if cpu else "seconds"
+    """Return the speedup of our trainer over a peer in each round."""
+    field = "cpu_seconds" if cpu else "seconds"
     return [
-        getattr(peer_measurement, name) / getattr(ours_measurement, name)
+        getattr(peer_measurement, field) / getattr(ours_measurement, field)
         for ours_measurement, peer_measurement in zip(ours.measurements, peer.measurements, strict=True)
     ]
 

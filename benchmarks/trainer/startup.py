@@ -1,4 +1,4 @@
-"""Measures the stages of a rank's start, until its first step: `startup.py TASK.json STARTED_AT` (Unix seconds)."""
+"""Measures the stages of a rank's start until its first step. Usage: `startup.py TASK.json STARTED_AT` (Unix time)."""
 
 import json
 import sys
@@ -34,19 +34,19 @@ def main(task_file: str, started_at: float) -> None:
     task = Task(**json.loads(Path(task_file).read_text()))
     entered_at = time.perf_counter()
     ours.train(replace(task, output=f"{task.output}-startup"))
-    until_step = timer.steps[0].seconds - entered_at
-    remaining_seconds = until_step - sum(stage_seconds.values())
+    first_step_seconds = timer.steps[0].seconds - entered_at
+    remaining_seconds = first_step_seconds - sum(stage_seconds.values())
     stages = {
         "python": interpreter_seconds,
         "imports": import_seconds,
         **stage_seconds,
         "other, including the first step": remaining_seconds,
     }
-    print(json.dumps({**stages, "total": interpreter_seconds + import_seconds + until_step}), file=sys.stderr)
+    print(json.dumps({**stages, "total": interpreter_seconds + import_seconds + first_step_seconds}), file=sys.stderr)
 
 
 def measure_calls(module: ModuleType, name: str, stage_seconds: dict[str, float], stage: str) -> None:
-    """Replace a function of the module by one that adds the duration of its calls to the stage."""
+    """Wrap a function of the module, so that the duration of its calls is added to the stage."""
     original = getattr(module, name)
 
     def call_timed(*arguments: object, **keywords: object) -> object:

@@ -1,4 +1,4 @@
-"""Measures the time of every step in the same way for all contenders, whose trainers all subclass transformers'."""
+"""Measures the step times of all contenders identically; their trainers all subclass transformers.Trainer."""
 
 import time
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ class Timestamp(NamedTuple):
 
 
 class StepTimer(TrainerCallback):  # type: ignore[misc]
-    """A Trainer callback that records the end of each step, before anything is saved."""
+    """Trainer callback that records the end of each step, before anything is saved."""
 
     def __init__(self) -> None:
         self.steps: list[Timestamp] = []
@@ -32,7 +32,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
         self.steps.append(Timestamp.now())
 
     def measurement(self) -> Measurement:
-        """Return the measurement of the last epoch; each epoch has the same number of steps."""
+        """Return the measurement of the last epoch; all epochs have the same number of steps."""
         steps, remainder = divmod(len(self.steps), EPOCHS)
         assert steps, "no step was recorded"
         assert not remainder, f"{len(self.steps)} steps in {EPOCHS} epochs"
@@ -42,7 +42,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
 
 
 def time_every_trainer() -> StepTimer:
-    """Add a timer to every Trainer built from now on, and return it.
+    """Add a timer callback to every Trainer that is built from now on, and return it.
 
     ms-swift and our trainer build their Trainer internally, where no callback can be passed.
     """

@@ -1,4 +1,4 @@
-"""A virtual environment for ms-swift, whose requirements differ from ours; created once and cached."""
+"""Creates and caches a virtual environment for ms-swift, whose requirements differ from ours."""
 
 import os
 import shutil
@@ -18,8 +18,8 @@ class NotInstalled(Exception):
     """Raised if ms-swift cannot be installed here; the message contains the cause."""
 
 
-def obtain_python(cache: Path) -> Path:
-    """Return the Python interpreter of the environment.
+def ensure_python(cache: Path) -> Path:
+    """Return the Python interpreter of the environment, which is created if it does not exist.
 
     Raises: NotInstalled
     """

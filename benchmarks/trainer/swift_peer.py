@@ -1,4 +1,4 @@
-"""ms-swift with the same settings, passed as command-line flags; runs in an environment of its own."""
+"""Contender for ms-swift, with the same settings as command-line flags and in a separate environment."""
 
 import shutil
 import warnings
@@ -13,7 +13,7 @@ warnings.simplefilter("ignore")
 
 
 def train(task: Task) -> None:
-    flags = [argument for name, value in settings(task).items() for argument in (f"--{name}", value)]
+    flags = [argument for name, value in build_flags(task).items() for argument in (f"--{name}", value)]
     if task.method == "dpo":
         rlhf_main(["--rlhf_type", "dpo", "--beta", "0.1", *flags])
     else:
@@ -21,7 +21,7 @@ def train(task: Task) -> None:
     shutil.rmtree(task.output, ignore_errors=True)
 
 
-def settings(task: Task) -> dict[str, str]:
+def build_flags(task: Task) -> dict[str, str]:
     return {
         "model": task.model,
         "model_type": MODEL_TYPES[task.family],

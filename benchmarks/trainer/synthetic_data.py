@@ -1,4 +1,4 @@
-"""Models with random weights, and rows with text of Python's manual whose lengths vary as those of chats do."""
+"""Writes models with random weights, and rows of text from the Python manual_tokens with chat-like lengths."""
 
 import random
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ from finetune_trainer.train import build_tokenization_config
 from finetune_trainer.training_plan import plan_training
 from testing.models import tiny_text, tiny_vision
 
-_MARGIN = 64  # tokens of the question and of the template
-_IMAGE = (112, 84)  # pixels: 12 tokens of Qwen2-VL
+_MARGIN = 64  # tokens of the question and the chat template
+_IMAGE = (112, 84)  # width and height in pixels; 12 tokens in Qwen2-VL
 
 
 @dataclass(frozen=True)
 class DatasetSettings:
-    """Number of rows, their maximum length in tokens, and the folder."""
+    """Settings of a synthetic dataset; `max_tokens` is the maximum length of a row."""
 
     count: int
     max_tokens: int
@@ -40,7 +40,7 @@ class DatasetSettings:
 
 
 def write_model(folder: Path, shape: BenchmarkModelShape, *, dtype: str, device: str) -> None:
-    """Write a model with random weights, drawn on the given device, and its tokenizer."""
+    """Write a model with random weights, which are drawn on the device, and its tokenizer."""
     tokenizer = tiny_vision.build_tokenizer(shape.family) if shape.family else tiny_text.build_tokenizer()
     tokenizer.model_max_length = 8192
     tokenizer.save_pretrained(folder)
@@ -51,13 +51,13 @@ def write_model(folder: Path, shape: BenchmarkModelShape, *, dtype: str, device:
     model.save_pretrained(folder)
     del model
     if device == "cuda":
-        torch.cuda.empty_cache()  # the contenders' processes need all of it
+        torch.cuda.empty_cache()  # the contenders need the whole GPU memory
     if shape.family:
         write_processor(folder, shape, tokenizer)
 
 
 def write_processor(folder: Path, shape: BenchmarkModelShape, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Write the image processor, which our trainer reads, and the whole processor, which the others read."""
+    """Write the image processor for our trainer and the full processor for the other contenders."""
     images = tiny_vision.RECIPES[shape.family].processor()
     images.save_pretrained(folder)
     if shape.family == "llava":
@@ -67,10 +67,10 @@ def write_processor(folder: Path, shape: BenchmarkModelShape, tokenizer: PreTrai
 
 
 def write_rows(rows: DatasetSettings, *, method: str, is_multimodal: bool) -> None:
-    """Write rows.jsonl, with messages, and columns.jsonl, with the same rows as TRL's columns."""
+    """Write the same rows with messages to rows.jsonl and with TRL's columns to columns.jsonl."""
     rows.folder.mkdir(parents=True)
     random_source, tokenizer = random.Random(rows.seed), tiny_text.build_tokenizer()
-    manual = tokenizer.encode(" ".join(" ".join(topics.values()).split()))
+    manual_tokens = tokenizer.encode(" ".join(" ".join(topics.values()).split()))
     messages, columns = [], []
     for number in range(rows.count):
         image_names = (
@@ -79,10 +79,8 @@ def write_rows(rows: DatasetSettings, *, method: str, is_multimodal: bool) -> No
         images: dict[str, Any] = {"images": [str(rows.folder / name) for name in image_names]} if image_names else {}
         question = {"role": "user", "content": f"What follows, part {number}?"}
         question_with_placeholders = {**question, "content": "<image>" * len(image_names) + question["content"]}
-        good, bad = (
-            {"role": "assistant", "content": _draw_random_text(tokenizer, manual, random_source, rows.max_tokens)}
-            for _ in range(2)
-        )
+        texts = (_draw_random_text(tokenizer, manual_tokens, random_source, rows.max_tokens) for _ in range(2))
+        good, bad = ({"role": "assistant", "content": text} for text in texts)
         if method == "dpo":
             messages.append(
                 {"messages": [question_with_placeholders, good], "rejected_response": bad["content"], **images}
@@ -96,17 +94,17 @@ def write_rows(rows: DatasetSettings, *, method: str, is_multimodal: bool) -> No
 
 
 def _draw_random_text(
-    tokenizer: PreTrainedTokenizerFast, manual: list[int], random_source: random.Random, max_tokens: int
+    tokenizer: PreTrainedTokenizerFast, manual_tokens: list[int], random_source: random.Random, max_tokens: int
 ) -> str:
-    """Return text of lognormal length, with a median of a sixth of the maximum."""
+    """Return text of lognormal length, whose median is a sixth of the maximum."""
     max_length = max_tokens - _MARGIN
     length = max(8, min(max_length, int(random_source.lognormvariate(0, 0.8) * max_length / 6)))
-    start = random_source.randrange(len(manual) - length)
-    return str(tokenizer.decode(manual[start : start + length])).strip()
+    start = random_source.randrange(len(manual_tokens) - length)
+    return str(tokenizer.decode(manual_tokens[start : start + length])).strip()
 
 
 def measure_content(task: Task, folder: Path, *, forecasts_memory: bool) -> EpochContent:
-    """Count rows, tokens and FLOPs of one epoch, as our trainer tokenizes the rows; TRL and ms-swift do the same."""
+    """Count rows, tokens and FLOPs of one epoch; TRL and ms-swift tokenize the rows like our trainer."""
     spec = TrainerSpec.model_validate(build_spec(task))
     context = build_rank_context(folder)
     pretrained = describe_model(spec.model, torch.device("cpu"))
@@ -127,5 +125,5 @@ def measure_content(task: Task, folder: Path, *, forecasts_memory: bool) -> Epoc
 
 
 def _measure_lengths(data: TrainingData) -> list[int]:
-    """Return the lengths of all sequences."""
+    """Return the lengths of all sequences in tokens."""
     return [len(sequence["input_ids"]) for index in range(len(data.train)) for sequence in data.train[index]]

@@ -1,4 +1,4 @@
-"""TRL's trainers with the same settings."""
+"""Contender for TRL's trainers with the same settings."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def train(task: Task) -> None:
 def build_trainer(task: Task) -> Trainer:
     model_class = AutoModelForImageTextToText if task.is_multimodal else AutoModelForCausalLM
     processor_class = AutoProcessor if task.is_multimodal else AutoTokenizer
-    dtype = getattr(torch, task.dtype) if task.lora else torch.float32  # as ours: in 16 bits most updates round to zero
+    dtype = getattr(torch, task.dtype) if task.lora else torch.float32  # like ours: most 16-bit updates round to zero
     common: dict[str, Any] = {
         "model": model_class.from_pretrained(task.model, dtype=dtype),
         "processing_class": processor_class.from_pretrained(task.model),
@@ -34,12 +34,12 @@ def build_trainer(task: Task) -> Trainer:
         "peft_config": build_lora_config(task) if task.lora else None,
     }
     if task.method == "dpo":
-        return DPOTrainer(**common, args=DPOConfig(**arguments(task)))
-    return SFTTrainer(**common, args=SFTConfig(**arguments(task), packing=task.packing))
+        return DPOTrainer(**common, args=DPOConfig(**build_arguments(task)))
+    return SFTTrainer(**common, args=SFTConfig(**build_arguments(task), packing=task.packing))
 
 
 def build_lora_config(task: Task) -> LoraConfig:
-    """Return a LoRA config with the same target modules as ours: those of the language model."""
+    """Return a LoRA config with the same target modules as ours, which are in the language model."""
     target_modules = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj" if task.is_multimodal else "all-linear"
     return LoraConfig(task_type="CAUSAL_LM", r=8, lora_alpha=32, target_modules=target_modules)
 
@@ -52,7 +52,7 @@ def read_rows(path: Path) -> Dataset:
     return Dataset.from_list(rows)
 
 
-def arguments(task: Task) -> dict[str, Any]:
+def build_arguments(task: Task) -> dict[str, Any]:
     return {
         "output_dir": task.output,
         "per_device_train_batch_size": task.per_device,

@@ -1,6 +1,6 @@
-"""The process of a contender: `python -m benchmarks.trainer.worker NAME` reads tasks, writes measurements.
+"""Process of a contender, which reads tasks and writes measurements: `python -m benchmarks.trainer.worker NAME`.
 
-It runs in the environment of the contender until the comparison ends, because importing takes as long as a training.
+It runs in the environment of the contender until the comparison ends, because the imports take as long as a run.
 """
 
 import gc
