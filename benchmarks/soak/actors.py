@@ -15,10 +15,10 @@ from benchmarks.load import JOBS, PODS, RawBody, ended_pod, job_body
 from benchmarks.rig import (
     NAMESPACE,
     count_requests,
-    read_memory_mib,
     open_log,
-    start_operator,
+    read_memory_mib,
     read_metrics,
+    start_operator,
     wait_until_ready,
 )
 from benchmarks.soak.scripts import DELETED, RESTART_POLICY, Act, JobPlan, exit_of_act

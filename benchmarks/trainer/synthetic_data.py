@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 from transformers.models.llava.processing_llava import LlavaProcessor
 
 from benchmarks.trainer.model_shapes import BenchmarkModelShape
-from benchmarks.trainer.ours import build_spec, build_rank_context
+from benchmarks.trainer.ours import build_rank_context, build_spec
 from benchmarks.trainer.task import EpochContent, Task
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.data.load import TrainingData, load_data

@@ -76,5 +76,5 @@ def _describe(reason: Reason) -> str:
     if reason in SUSPICIOUS:
         sentences.append("After two failures in a day on one Kubernetes node, later attempts avoid it.")
     if any(pattern.reason is reason for pattern in PATTERNS):
-        sentences.append("Also recognised in error messages.")
+        sentences.append("Also recognised in error text.")
     return " ".join(sentences)
