@@ -39,7 +39,7 @@ async def measure(options: argparse.Namespace) -> Figures:
             name = f"single-{number}"
             creation_seconds.append(await load.measure_creation(name, nodes=2))
             await load.wait_until_running([name], attempt=0, nodes=2)
-            restart_seconds.append(await load.restart(name, nodes=2))
+            restart_seconds.append(await load.measure_restart(name, nodes=2))
             await load.delete([name])
         figures["one 2-node job, POST to both pods created"] = creation_seconds
         figures["after a failure, all pods of the next attempt running"] = restart_seconds

@@ -110,7 +110,7 @@ class OperatorLoad:
 
     async def measure_creation(self, name: str, *, nodes: int) -> float:
         """Create a job; return the seconds from the POST until the last pod is observed."""
-        started_at = await self.post(name, nodes=nodes)
+        started_at = await self.create_job(name, nodes=nodes)
         pods = pod_names([name], attempt=0, nodes=nodes)
         await self.wait_until(lambda: all(pod in self.pod_times.created for pod in pods), f"pods of {name} created")
         return max(self.pod_times.created[pod] for pod in pods) - started_at
@@ -125,29 +125,31 @@ class OperatorLoad:
             for job in jobs
         }
 
-    async def restart(self, name: str, *, nodes: int) -> float:
+    async def measure_restart(self, name: str, *, nodes: int) -> float:
         """Fail one node; return the seconds until all pods of the next attempt run."""
-        started_at = await self.fail(name)
+        started_at = await self.report_killed_rank(name)
         return (await self.wait_until_running([name], attempt=1, nodes=nodes))[name] - started_at
 
     async def start_many(self, jobs: list[str], *, nodes: int) -> list[float]:
         """Create all jobs at once; return the seconds that each takes from its POST until all its pods run."""
-        started_at = dict(zip(jobs, await asyncio.gather(*(self.post(job, nodes=nodes) for job in jobs)), strict=True))
+        start_times = await asyncio.gather(*(self.create_job(job, nodes=nodes) for job in jobs))
+        started_at = dict(zip(jobs, start_times, strict=True))
         running = await self.wait_until_running(jobs, attempt=0, nodes=nodes)
         return [running[job] - started_at[job] for job in jobs]
 
     async def restart_many(self, jobs: list[str], *, nodes: int) -> list[float]:
         """Fail one node of each job at once; return the seconds until all pods of the next attempt run."""
-        started_at = dict(zip(jobs, await asyncio.gather(*(self.fail(job) for job in jobs)), strict=True))
+        start_times = await asyncio.gather(*(self.report_killed_rank(job) for job in jobs))
+        started_at = dict(zip(jobs, start_times, strict=True))
         running = await self.wait_until_running(jobs, attempt=1, nodes=nodes)
         return [running[job] - started_at[job] for job in jobs]
 
-    async def post(self, name: str, *, nodes: int) -> float:
+    async def create_job(self, name: str, *, nodes: int) -> float:
         started_at = time.monotonic()
         await self.rig.api.call("POST", JOBS, body=job_body(name, nodes))
         return started_at
 
-    async def fail(self, name: str) -> float:
+    async def report_killed_rank(self, name: str) -> float:
         """Report that a rank of node 0 was killed; return the time of the request."""
         pod = f"{name}-0-0"
         message = json.dumps({**KILLED, "time": time.time()})

@@ -208,7 +208,7 @@ def start_operator(kubeconfig: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 class TerminatedOnExit:
-    """A context manager that terminates a process when its block ends."""
+    """Context manager that terminates a process when its block ends."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process

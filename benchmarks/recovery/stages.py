@@ -1,4 +1,4 @@
-"""Measured times of a start or recovery, in total and, indented, until each stage."""
+"""Measured times of a start or recovery, in total and by stage."""
 
 from __future__ import annotations
 

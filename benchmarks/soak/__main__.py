@@ -23,7 +23,7 @@ from finetune_operator.kube.api_client import ApiClient
 from finetune_operator.kube.cluster import collection_path
 from testing.cluster.throwaway import ThrowawayCluster
 
-TIMEOUT_SECONDS = 300.0  # for jobs that still run when the faults end, and for garbage collection
+TIMEOUT_SECONDS = 300.0  # limit for jobs that still run when the faults end, and for garbage collection
 POLL_SECONDS = 5.0
 NODE_REMOVAL_INTERVAL_SECONDS = 20.0
 KINDS = ("Pod", "Service", "ConfigMap")
@@ -151,7 +151,7 @@ async def _list_children(api: ApiClient) -> list[tuple[str, RawBody]]:
 
 
 def _render_jobs(state: SoakState, script_runner: ScriptRunner, plans: tuple[JobPlan, ...]) -> str:
-    """Render a table of the ends of the jobs and the performed acts."""
+    """Render a table of job results and performed acts."""
     ends = Counter(" ".join(state.find_end(plan.name) or ("no end",)).strip() for plan in plans)
     return _render_table(
         [

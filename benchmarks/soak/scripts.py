@@ -10,12 +10,12 @@ from typing import Any
 
 RawBody = dict[str, Any]
 
-MAX_ACTS = 3  # limit of the number of acts until a job whose last act is repeated has ended
+MAX_ACTS = 3  # upper bound of the acts of a job whose last act is repeated
 RESTART_POLICY = {"maxRestarts": 2, "maxInfrastructureRestarts": 1000, "backoffSeconds": 1, "maxBackoffSeconds": 5}
 
 
 class Act(StrEnum):
-    """Event that is caused in a running attempt."""
+    """Act that the soak test performs on a running attempt."""
 
     SUCCEED = "every node succeeds"
     KILL_RANK = "a rank is killed"
@@ -32,7 +32,7 @@ class Act(StrEnum):
 
 @dataclass(frozen=True)
 class Script:
-    """Acts, of which the last is repeated, and the expected end of the job; no reason if the job is deleted."""
+    """Acts on a job and its expected end. The last act is repeated; `reason` is empty if the job is deleted."""
 
     acts: tuple[Act, ...]
     phase: str

@@ -15,7 +15,7 @@ class BenchmarkModelShape:
     family: str = ""
     vision: dict[str, Any] = field(default_factory=dict)
 
-    def config(self, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    def build_config(self, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
         text: dict[str, Any] = {**self.text, "max_position_embeddings": 8192, "eos_token_id": 2, "pad_token_id": 0}
         text["vocab_size"] = max(text["vocab_size"], len(tokenizer))
         if not self.family:

@@ -31,7 +31,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self.steps.append(Timestamp.now())
 
-    def measurement(self) -> Measurement:
+    def build_measurement(self) -> Measurement:
         """Return the measurement of the last epoch; all epochs have the same number of steps."""
         steps, remainder = divmod(len(self.steps), EPOCHS)
         assert steps, "no step was recorded"

@@ -1,4 +1,4 @@
-"""Writes models with random weights, and rows of text from the Python manual_tokens with chat-like lengths."""
+"""Writes models with random weights, and rows of text from the Python manual with chat-like lengths."""
 
 import random
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def write_model(folder: Path, shape: BenchmarkModelShape, *, dtype: str, device:
     model_class = AutoModelForImageTextToText if shape.family else AutoModelForCausalLM
     torch.manual_seed(0)
     with torch.device(device):
-        model = model_class.from_config(shape.config(tokenizer), dtype=getattr(torch, dtype))
+        model = model_class.from_config(shape.build_config(tokenizer), dtype=getattr(torch, dtype))
     model.save_pretrained(folder)
     del model
     if device == "cuda":

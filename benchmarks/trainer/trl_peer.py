@@ -61,7 +61,7 @@ def build_arguments(task: Task) -> dict[str, Any]:
         "num_train_epochs": EPOCHS,
         "learning_rate": 1e-4,
         "lr_scheduler_type": "constant",
-        "max_length": None if task.is_multimodal else task.max_length,  # truncation would split the tokens of images
+        "max_length": None if task.is_multimodal else task.max_length,  # truncation would split image tokens
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",

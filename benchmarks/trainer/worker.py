@@ -28,7 +28,7 @@ def main(name: str) -> None:
         timer = time_every_trainer()
         try:
             train(Task(**json.loads(line)))
-            measurement = timer.measurement()
+            measurement = timer.build_measurement()
         except (Exception, SystemExit) as error:  # any error is the result of this contender
             measurement = Measurement(error=describe_error(error))
         print(json.dumps(asdict(measurement)), file=output, flush=True)

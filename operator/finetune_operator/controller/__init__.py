@@ -1,1 +1,1 @@
-"""The controller: work queue, caches, progress poller and the reconcile pass of each job."""
+"""Controller with work queue, caches, progress poller and reconcile pass."""

@@ -41,7 +41,7 @@ class Controller:
         self._namespaces = namespaces
         self._rejected_creates: dict[JobKey, tuple[RejectedCreate, ...]] = {}
         self._last_errors: dict[JobKey, str] = {}  # error of the last failed pass, removed after a success
-        self._status_written_at: dict[JobKey, float] = {}  # time.monotonic()
+        self._status_written_at: dict[JobKey, float] = {}  # time.monotonic() of the last status write
         self._is_leading: Callable[[], bool] = lambda: False
         self.jobs = JobCache()
         self.queue: WorkQueue[JobKey] = WorkQueue(on_wait=metrics.queue_wait.observe)

@@ -24,7 +24,7 @@ MAX_CONCURRENT_POLLS = 64
 POLL_TIMEOUT = aiohttp.ClientTimeout(total=2)
 MAX_RESPONSE_BYTES = 64 * 1024
 _PROGRESS = TypeAdapter(Progress)
-UNREACHABLE_AFTER_SECONDS = 120.0  # longer than a busy pod takes to respond; often caused by a network policy
+UNREACHABLE_AFTER_SECONDS = 120.0  # a busy pod responds sooner; the usual cause is a network policy
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class ProgressPoller:
                 self._store_progress(target.key, response.progress)
 
         targets = self._find_targets()
-        for key in self._failing_since.keys() - {target.key for target in targets}:  # their node rank 0 no longer runs
+        for key in self._failing_since.keys() - {target.key for target in targets}:  # node rank 0 no longer runs
             self._clear_failures(key)
         await asyncio.gather(*(poll(target) for target in targets))
 

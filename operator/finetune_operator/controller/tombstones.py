@@ -8,7 +8,7 @@ from finetune_operator import names
 from finetune_operator.observation.ownership import RawBody
 
 TOMBSTONE_TTL = timedelta(minutes=15)
-MAX_OLD_TOMBSTONES = 32  # per job, for attempts other than the current one
+MAX_OLD_TOMBSTONES = 32  # limit per job, for attempts other than the current one
 
 
 @dataclass(frozen=True)

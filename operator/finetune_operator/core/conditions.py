@@ -11,7 +11,7 @@ from finetune_operator.observation.pods import Observation
 
 
 def build_conditions(job: FineTuneJob, status: JobStatus, observation: Observation, now: datetime) -> list[Condition]:
-    """Build Running and Suspended always, and other conditions only while true, as kstatus expects."""
+    """Build the conditions of a job. As kstatus expects, all but Running and Suspended exist only while true."""
     generation = job.metadata.generation
 
     def build_condition(type_: str, is_true: bool, reason: str, message: str = "") -> Condition:
@@ -78,7 +78,7 @@ def _describe_state(job: FineTuneJob, status: JobStatus, observation: Observatio
 
 
 def _explain_missing_progress(observation: Observation) -> str:
-    """Return why progress is unavailable, so that the job does not appear to make no progress."""
+    """Explain why progress is unavailable, because the job would otherwise appear to be stuck."""
     if not observation.unreachable_endpoint:
         return ""
     return (

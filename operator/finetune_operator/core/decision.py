@@ -12,7 +12,7 @@ from finetune_operator.core.job_context import JobContext
 
 @dataclass(frozen=True)
 class Decision:
-    """Result of one pass: the status to write first, the actions to execute then, and the requeue delay.
+    """Result of one pass: a status to write, actions to execute after the write, and a requeue delay.
 
     `needs_confirmation`: the decision depends on the absence of an object, which only a fresh LIST can confirm.
     """

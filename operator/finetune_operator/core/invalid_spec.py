@@ -1,4 +1,4 @@
-"""Decides about jobs that the API server accepted although their spec is invalid."""
+"""Fails jobs that the API server accepted although their spec is invalid."""
 
 from datetime import datetime
 

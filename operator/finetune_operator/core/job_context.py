@@ -11,7 +11,7 @@ from finetune_operator.observation.pods import NodeObservation, Observation
 from finetune_operator.settings import Settings
 
 SIDECAR_TIMEOUT = timedelta(seconds=30)
-ABORT_GRACE_SECONDS = 10  # for peers of a failed node, whose blocked ranks have nothing to save
+ABORT_GRACE_SECONDS = 10  # grace period for peers of a failed node, whose blocked ranks have nothing to save
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class JobContext:
         return [node for node, time in timeouts if time <= timedelta()], min(remaining, default=None)
 
     def build_deletions(self, nodes: list[NodeObservation], grace_seconds: int) -> tuple[Action, ...]:
-        """Return the deletions of the pods; a terminating pod is included only if its deadline is much later."""
+        """Return actions that delete the pods, or shorten the grace period of pods that are already terminating."""
         limit = self.now + timedelta(seconds=2 * grace_seconds)
         return tuple(
             DeletePod(node.pod_name, node.uid, grace_seconds)

@@ -33,9 +33,9 @@ _KUBERNETES_NODE_FAULT = re.compile(
 )
 _RETRIED = "is pulled again until the registry is reachable"
 REJECTED_REASONS = frozenset({Reason.PREDECESSOR_TERMINATING, Reason.NAME_TAKEN, Reason.CREATE_REFUSED})
-CONTAINER_CREATING_TIMEOUT = timedelta(seconds=60)  # after which ContainerCreating is reported
+CONTAINER_CREATING_TIMEOUT = timedelta(seconds=60)  # ContainerCreating is reported after this time
 IMAGE_PULL_TIMEOUT = timedelta(minutes=10)
-CREATE_CONTAINER_TIMEOUT = timedelta(minutes=3)  # for CreateContainerError, which the kubelet retries
+CREATE_CONTAINER_TIMEOUT = timedelta(minutes=3)  # limit of CreateContainerError, which the kubelet retries
 
 
 @dataclass(frozen=True)

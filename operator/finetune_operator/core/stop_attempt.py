@@ -21,7 +21,7 @@ from finetune_operator.failures.verdict import Verdict
 from finetune_operator.plan.run_plan import GRACE_SECONDS, RunPlan, plan_run
 
 REQUEUE_INTERVAL = timedelta(seconds=5)
-ROOT_CAUSE_GRACE = timedelta(seconds=3)  # for the root cause to end on its own after a victim has failed
+ROOT_CAUSE_GRACE = timedelta(seconds=3)  # time for the root cause to end on its own after a victim has failed
 
 
 class StopReason(StrEnum):

@@ -9,7 +9,7 @@ from finetune_api.v1alpha1.status import AttemptRecord
 MAX_KEPT_ATTEMPTS = 20
 _STRIKE_LIFETIME = timedelta(hours=24)
 _STRIKE_LIMIT = 2
-BROKEN = frozenset({Reason.GPU_HARDWARE, Reason.GPU_UNAVAILABLE, Reason.DRIVER_MISMATCH})  # one failure is enough
+BROKEN = frozenset({Reason.GPU_HARDWARE, Reason.GPU_UNAVAILABLE, Reason.DRIVER_MISMATCH})  # avoided after one failure
 SUSPICIOUS = frozenset(
     {
         Reason.CONTAINER_RUNTIME_ERROR,

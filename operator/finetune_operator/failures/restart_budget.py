@@ -1,4 +1,4 @@
-"""Restart budgets, which limit the restarts without progress for each fault, and the backoff between restarts."""
+"""Limits the restarts without progress by fault, and computes the backoff between restarts."""
 
 import hashlib
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ INFRASTRUCTURE_FAULTS = (Fault.INFRASTRUCTURE, Fault.PREEMPTION)
 
 @dataclass(frozen=True)
 class RestartPlan:
-    """Plan after a verdict: another attempt after `delay` or, if not `allowed`, the end of the job."""
+    """Restart decision after a verdict: another attempt after `delay`, or the end of the job if not `allowed`."""
 
     allowed: bool
     delay: timedelta
@@ -63,7 +63,7 @@ def plan_restart(
 def restart_delay(restarts_before: int, policy: RestartPolicy, *, seed: str) -> timedelta:
     """Return the delay before a restart: 0 for the first, then backoffSeconds, doubled each time up to the maximum.
 
-    The seed determines a jitter of up to 20 %, which is added.
+    A jitter of up to 20 % is added, which depends only on the seed.
     """
     if restarts_before == 0:
         return timedelta()

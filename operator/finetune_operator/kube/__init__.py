@@ -1,1 +1,1 @@
-"""The Kubernetes API client, informers and credentials."""
+"""Kubernetes API client, informers and credentials."""

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient, ApiError
-from finetune_operator.observation.ownership import RawBody, controlling_owner, has_job_label
+from finetune_operator.observation.ownership import RawBody, find_controlling_owner, has_job_label
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class KubernetesCluster:
         self._api = api
 
     async def write_status(self, job: RawBody, status: RawBody) -> RawBody:
-        """Replace the status; resourceVersion and uid prevent that a modified or recreated job is overwritten.
+        """Replace the status, unless resourceVersion or uid show that the job was modified or recreated.
 
         Raises:
             Conflict: The job was modified since it was read.
@@ -144,7 +144,7 @@ class KubernetesCluster:
             raise ClusterError(error.message, retry_after=error.retry_after) from error
 
     async def list_pods(self, namespace: str, job_uid: str) -> tuple[RawBody, ...]:
-        """List the job's pods by a consistent read, that is, without a resourceVersion."""
+        """List the job's pods with a consistent read, that is, without a resourceVersion."""
         path = collection_path("Pod", namespace)
         try:
             pages = [page async for page in self._api.list_pages(path, selector=f"{names.JOB_UID}={job_uid}")]
@@ -214,7 +214,7 @@ class KubernetesCluster:
         existing = await self.get(kind, namespace, name)
         if existing is None:
             raise ClusterError(f"{kind} {name} was deleted while the operator checked its owner")
-        existing_owner, owner = controlling_owner(existing), controlling_owner(manifest)
+        existing_owner, owner = find_controlling_owner(existing), find_controlling_owner(manifest)
         if existing_owner.get("uid") != owner.get("uid"):
             # If both owners have the same name, the older one was deleted, and the garbage collector deletes its
             # children (decisions/205).
@@ -228,7 +228,7 @@ class KubernetesCluster:
 
     async def _find_controlled_uid(self, target: ObjectRef) -> str | None:
         existing = await self.get(target.kind, target.namespace, target.name)
-        if existing is None or controlling_owner(existing).get("kind") != names.FINETUNEJOB_KIND:
+        if existing is None or find_controlling_owner(existing).get("kind") != names.FINETUNEJOB_KIND:
             return None
         uid: str = existing["metadata"]["uid"]
         return uid

@@ -20,7 +20,7 @@ ChangeHandler = Callable[[RawBody | None, RawBody | None], None]
 
 
 class Informer:
-    """Cache that calls `on_change` with the old and the new object of every change; None if it does not exist.
+    """Cache that calls `on_change(old, new)` for every change; `old` is None for an addition, `new` for a deletion.
 
     After a gap in the watch, a LIST is compared with the cache, so that deletions in the gap are reported, too.
     Objects are indexed by uid, so an object that is recreated under its name causes a deletion and an addition.
@@ -37,7 +37,7 @@ class Informer:
         self._objects: dict[str, RawBody] = {}
         self._version: str | None = None  # resourceVersion of the next watch; None requires a LIST
         self._failures = 0
-        self._last_error = ""  # empty after a success
+        self._last_error = ""  # cleared after a success
 
     def seconds_since_activity(self) -> float:
         """Return the seconds since the last received data or failed request."""
@@ -57,7 +57,7 @@ class Informer:
                 retry_after = error.retry_after or 0.0
                 self._handle_error(error)
             self.last_activity = time.monotonic()
-            await asyncio.sleep(max(retry_after, self._backoff_seconds()))
+            await asyncio.sleep(max(retry_after, self._compute_backoff_seconds()))
 
     async def _relist(self) -> None:
         listed_objects: dict[str, RawBody] = {}
@@ -118,7 +118,7 @@ class Informer:
         self._failures = 0
         self._last_error = ""
 
-    def _backoff_seconds(self) -> float:
+    def _compute_backoff_seconds(self) -> float:
         if self._failures == 0:
             return 0.0
         limit = min(MAX_BACKOFF_SECONDS, INITIAL_BACKOFF_SECONDS * 2.0 ** min(self._failures, 20))

@@ -1,1 +1,1 @@
-"""The operator process: watches, leader election, health checks and logging."""
+"""Operator process with watches, leader election, health checks and logging."""

@@ -56,7 +56,7 @@ class LeaderElection:
     async def renew_until_lost(self) -> None:
         """Renew the Lease until it is lost, at the latest when the renew deadline has passed."""
         while self.is_leading:
-            await asyncio.sleep(min(RETRY_PERIOD_SECONDS, self._remaining_seconds()))
+            await asyncio.sleep(min(RETRY_PERIOD_SECONDS, self._compute_remaining_seconds()))
             if not await self._try_acquire_or_renew() and self._get_holder() not in ("", self._lease.identity):
                 logger.error("the lease was taken by %s", self._get_holder())
                 return
@@ -76,7 +76,7 @@ class LeaderElection:
     async def _try_acquire_or_renew(self) -> bool:
         requested_at = self._clock()
         try:
-            async with asyncio.timeout(min(REQUEST_TIMEOUT_SECONDS, self._remaining_seconds())):
+            async with asyncio.timeout(min(REQUEST_TIMEOUT_SECONDS, self._compute_remaining_seconds())):
                 if self._observed is None or not self.is_leading:
                     await self._read()
                 if not self._can_acquire():
@@ -94,7 +94,7 @@ class LeaderElection:
         self._renewed_at = requested_at  # the time of the request, because standbys measure from the write
         return True
 
-    def _remaining_seconds(self) -> float:
+    def _compute_remaining_seconds(self) -> float:
         if self._renewed_at is None or not self.is_leading:
             return REQUEST_TIMEOUT_SECONDS
         return self._renewed_at + RENEW_DEADLINE_SECONDS - self._clock()

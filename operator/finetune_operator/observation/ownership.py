@@ -8,7 +8,7 @@ from finetune_operator import names
 RawBody = dict[str, Any]  # a Kubernetes object as the API server sends it
 
 
-def controlling_owner(child: RawBody) -> RawBody:
+def find_controlling_owner(child: RawBody) -> RawBody:
     """Return the owner reference with `controller: true`, or an empty dict."""
     owners = child["metadata"].get("ownerReferences") or ()
     return next((owner for owner in owners if owner.get("controller")), {})
@@ -16,7 +16,7 @@ def controlling_owner(child: RawBody) -> RawBody:
 
 def controller_uid(child: RawBody) -> str | None:
     """Return the uid of the object that controls this one."""
-    return controlling_owner(child).get("uid")
+    return find_controlling_owner(child).get("uid")
 
 
 def has_job_label(child: RawBody) -> bool:

@@ -13,10 +13,10 @@ from finetune_api.termination import Outcome, Termination, parse_termination
 from finetune_api.v1alpha1.status import Evidence, Progress
 from finetune_operator import names
 from finetune_operator.observation.node_evidence import find_condition, read_evidence
-from finetune_operator.observation.ownership import RawBody, controlling_owner, has_job_label, parse_time
+from finetune_operator.observation.ownership import RawBody, find_controlling_owner, has_job_label, parse_time
 
-FENCED_AFTER_SECONDS = 30  # after the deletion deadline, if the taint manager deleted the pod from a lost node
-# After the deletion deadline, on any Kubernetes node: the kubelet is assumed lost even if another disruption hides it.
+FENCED_AFTER_SECONDS = 30  # time after the deletion deadline, if the taint manager deleted the pod
+# Time after the deletion deadline on any Kubernetes node: another disruption may hide that the kubelet is lost.
 OVERDUE_SECONDS = 300
 
 
@@ -159,7 +159,7 @@ def observe_pods(pods: Iterable[RawBody], tombstones: Iterable[RawBody]) -> tupl
 
 def observe_pod(pod: RawBody, *, gone: bool) -> NodeObservation | None:
     """Parse one pod; return None if its name is not the name of a node of its controlling job."""
-    metadata, status, owner = pod["metadata"], pod.get("status") or {}, controlling_owner(pod)
+    metadata, status, owner = pod["metadata"], pod.get("status") or {}, find_controlling_owner(pod)
     attempt_and_rank = names.parse_pod_name(metadata["name"], owner.get("name", ""))
     if attempt_and_rank is None:
         return None
@@ -238,7 +238,7 @@ def _find_container_creating_start(scheduled: RawBody, ready: RawBody) -> dateti
 def _find_sidecar_start(status: RawBody, terminated: RawBody | None) -> datetime | None:
     """Return when the trainer container ended, if the pod has not ended.
 
-    Every exit has this state for about a second, because the pod phase lags behind the container state.
+    This applies for about a second after every exit, because the pod phase lags behind the container state.
     """
     ended = status.get("phase") in ("Succeeded", "Failed")
     return None if ended or terminated is None else parse_time(terminated.get("finishedAt"))

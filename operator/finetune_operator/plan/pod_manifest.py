@@ -63,7 +63,7 @@ def build_pod(run: RunPlan, node: NodePlan) -> Manifest:
 
 
 def _build_topology_spread(run: RunPlan) -> Manifest:
-    """Return a preference to spread an attempt over Kubernetes nodes, so that its pods do not share memory."""
+    """Build a constraint that prefers different Kubernetes nodes for the pods of an attempt."""
     return {
         "topologyKey": "kubernetes.io/hostname",
         "maxSkew": 1,

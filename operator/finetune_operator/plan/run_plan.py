@@ -8,7 +8,7 @@ from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec
 from finetune_operator import names
 from finetune_operator.settings import Settings
 
-GRACE_SECONDS = 120  # between SIGTERM and SIGKILL, to write a checkpoint
+GRACE_SECONDS = 120  # time between SIGTERM and SIGKILL, to write a checkpoint
 
 
 @dataclass(frozen=True)

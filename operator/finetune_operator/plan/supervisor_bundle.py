@@ -21,7 +21,7 @@ class SupervisorMissing(Exception):
 
 
 def pack_supervisor() -> str:
-    """Return the base64-encoded zip file for the binaryData of a ConfigMap, deflated for any Python build.
+    """Return the base64-encoded zip file for the binaryData of a ConfigMap; every Python build can inflate it.
 
     Raises: SupervisorMissing.
     """
