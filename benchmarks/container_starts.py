@@ -44,14 +44,16 @@ def find_wrong_action(entry: LabelledStartFailure) -> str:
 
 def print_report(title: str, corpus: list[LabelledStartFailure]) -> None:
     """Print, for each label, the number of messages, of assignments and of correct assignments."""
-    assigned = [(entry, classify(entry)[0]) for entry in corpus]
-    expected, assigned_counts = Counter(entry.label for entry in corpus), Counter(label for _, label in assigned)
-    correct = Counter(label for entry, label in assigned if label == entry.label)
-    print(f"\n{title}: {correct.total()} of {len(corpus)} correct\n{'label':<24}{'texts':>6}{'found':>7}{'correct':>9}")
-    for label in sorted(expected | assigned_counts, key=str):
-        print(f"{label:<24}{expected[label]:>6}{assigned_counts[label]:>7}{correct[label]:>9}")
+    assigned_labels = [(entry, classify(entry)[0]) for entry in corpus]
+    expected_counts = Counter(entry.label for entry in corpus)
+    assigned_counts = Counter(label for _, label in assigned_labels)
+    correct_counts = Counter(label for entry, label in assigned_labels if label == entry.label)
+    print(f"\n{title}: {correct_counts.total()} of {len(corpus)} correct")
+    print(f"{'label':<24}{'texts':>6}{'found':>7}{'correct':>9}")
+    for label in sorted(expected_counts | assigned_counts, key=str):
+        print(f"{label:<24}{expected_counts[label]:>6}{assigned_counts[label]:>7}{correct_counts[label]:>9}")
     errors = [(entry, error) for entry in corpus if (error := find_wrong_action(entry))]
-    counts = Counter(error for _, error in errors)
-    print(f"user errors that are retried: {counts['retried']}; others that fail: {counts['failed']}")
+    error_counts = Counter(error for _, error in errors)
+    print(f"user errors that are retried: {error_counts['retried']}; others that fail: {error_counts['failed']}")
     for entry, error in errors:
         print(f"  {entry.label}, {error}: {entry.text[:160]!r}")

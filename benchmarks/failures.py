@@ -31,14 +31,13 @@ def judge_entry(entry: LabelledError) -> Verdict:
 
 def print_report(title: str, corpus: list[LabelledError]) -> None:
     verdicts = [(entry, judge_entry(entry)) for entry in corpus]
-    expected = Counter(entry.reason for entry, _ in verdicts)
-    assigned = Counter(verdict.reason for _, verdict in verdicts)
-    correct = Counter(entry.reason for entry, verdict in verdicts if verdict.reason is entry.reason)
-    print(
-        f"\n{title}: {correct.total()} of {len(corpus)} correct\n{'reason':<24}{'texts':>6}{'found':>7}{'correct':>9}"
-    )
-    for reason in sorted(expected | assigned, key=str):
-        print(f"{reason:<24}{expected[reason]:>6}{assigned[reason]:>7}{correct[reason]:>9}")
+    expected_counts = Counter(entry.reason for entry, _ in verdicts)
+    assigned_counts = Counter(verdict.reason for _, verdict in verdicts)
+    correct_counts = Counter(entry.reason for entry, verdict in verdicts if verdict.reason is entry.reason)
+    print(f"\n{title}: {correct_counts.total()} of {len(corpus)} correct")
+    print(f"{'reason':<24}{'texts':>6}{'found':>7}{'correct':>9}")
+    for reason in sorted(expected_counts | assigned_counts, key=str):
+        print(f"{reason:<24}{expected_counts[reason]:>6}{assigned_counts[reason]:>7}{correct_counts[reason]:>9}")
     retried = [entry for entry, verdict in verdicts if is_retried_wrongly(entry.reason, verdict)]
     failed = [entry for entry, verdict in verdicts if is_failed_wrongly(entry.reason, verdict)]
     print(f"user errors that are retried: {len(retried)}; infrastructure faults that fail the job: {len(failed)}")

@@ -23,7 +23,7 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 TIMEOUT_SECONDS = 600
 MERGE_PATCH = "application/merge-patch+json"
 
-KILLED = {
+KILLED_RANK_TERMINATION = {
     "final": True,
     "outcome": "failed",
     "rank": 0,
@@ -152,7 +152,7 @@ class OperatorLoad:
     async def report_killed_rank(self, name: str) -> float:
         """Report that a rank of node 0 was killed; return the time of the request."""
         pod = f"{name}-0-0"
-        message = json.dumps({**KILLED, "time": time.time()})
+        message = json.dumps({**KILLED_RANK_TERMINATION, "time": time.time()})
         body = ended_pod(self.pod_times.pods[pod], exit_code=1, reason="Error", message=message)
         started_at = time.monotonic()
         await self.rig.api.call("PUT", f"{PODS}/{pod}/status", body=body)

@@ -118,26 +118,27 @@ def read_metrics() -> str:
 
 def count_passes(metrics: str) -> Counter[float]:
     """Count the reconcile passes in each bucket of the duration histogram, by the upper bound of the bucket."""
-    cumulative: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    cumulative_buckets: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for labels, number in re.findall(r"^finetune_reconcile_seconds_bucket\{(.*)\} (\S+)$", metrics, re.MULTILINE):
         label_values = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        cumulative[label_values["result"]].append((float(label_values["le"]), float(number)))
-    counted: Counter[float] = Counter()
-    for buckets in cumulative.values():
-        below = 0.0
-        for bound, count in sorted(buckets):
-            counted[bound] += int(count - below)
-            below = count
-    return counted
+        cumulative_buckets[label_values["result"]].append((float(label_values["le"]), float(number)))
+    pass_counts: Counter[float] = Counter()
+    for buckets in cumulative_buckets.values():
+        previous_count = 0.0
+        for upper_bound, count in sorted(buckets):
+            pass_counts[upper_bound] += int(count - previous_count)
+            previous_count = count
+    return pass_counts
 
 
 def count_requests(metrics: str) -> Counter[str]:
     """Count the operator's API requests by verb, resource and status code."""
-    counted: Counter[str] = Counter()
+    request_counts: Counter[str] = Counter()
     for labels, number in re.findall(r"^finetune_api_requests_total\{(.*)\} (\S+)$", metrics, re.MULTILINE):
         label_values = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        counted[f"{label_values['verb']} {label_values['resource']} {label_values['code']}"] += int(float(number))
-    return counted
+        title = f"{label_values['verb']} {label_values['resource']} {label_values['code']}"
+        request_counts[title] += int(float(number))
+    return request_counts
 
 
 @asynccontextmanager

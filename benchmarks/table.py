@@ -29,5 +29,5 @@ def render_table(figures: Figures, peer_figures: dict[str, str]) -> str:
 
 def percentile(values: list[float], percent: int) -> float:
     """Return the percentile by the nearest-rank method."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
+    sorted_values = sorted(values)
+    return sorted_values[max(0, -(-len(sorted_values) * percent // 100) - 1)]

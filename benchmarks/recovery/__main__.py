@@ -44,7 +44,7 @@ from testing.faults.run import delete_job
 from testing.processes.operator_stack import Stack, example_job
 
 FOLDER = "/data/recovery"  # mount path of the program in the pods
-STEPS_BEFORE = 20
+STEPS_BEFORE_KILL = 20
 PROGRAMS: dict[str, RawBody] = {"script": {"script": "ddp.py"}, "exec: torchrun": {"exec": ["torchrun", "ddp.py"]}}
 _STAGE_LINE = re.compile(r"^(imported|joined|step 1) at ([\d.]+)$", re.MULTILINE)
 
@@ -101,7 +101,7 @@ def measure_recovery(stack: Stack, chaos: Chaos, command_fields: RawBody) -> tup
     try:
         posted_at = time.time()
         stack.apply(example_job(job.name, **build_command_spec(command_fields)))
-        job.wait_for_step(STEPS_BEFORE)
+        job.wait_for_step(STEPS_BEFORE_KILL)
         killed_at = kill_rank(chaos, stack.namespace, job.pod(1))
         job.wait_until(
             lambda recorder: bool(recorder.steps) and recorder.steps[-1].attempt == 1,
@@ -135,7 +135,7 @@ def measure_peer_recovery(stack: Stack, chaos: Chaos) -> tuple[Stages, Stages]:
         posted_at = time.time()
         job.apply()
         pods = job.wait_for_pods(attempt=0)
-        start_times = job.wait_for_step(pods.names[0], STEPS_BEFORE)
+        start_times = job.wait_for_step(pods.names[0], STEPS_BEFORE_KILL)
         killed_at = kill_rank(chaos, stack.namespace, pods.names[1])
         next_pods = job.wait_for_pods(attempt=1)
         recovery_times = job.wait_for_step(next_pods.names[0], 1)

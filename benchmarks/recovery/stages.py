@@ -31,7 +31,7 @@ class StageTimes:
 def by_stage(title: str, started_at: float, times: StageTimes) -> Stages:
     """Return the seconds from `started_at` until each stage."""
     reported = times.reported
-    reached = {
+    stage_times = {
         title: reported["step 1"],
         **({"  until the operator stopped the attempt": times.stopped_at} if times.stopped_at else {}),
         "  until its pods are created": times.created,
@@ -39,7 +39,7 @@ def by_stage(title: str, started_at: float, times: StageTimes) -> Stages:
         "  until rank 0 has imported torch": reported["imported"],
         "  until it has joined the process group": reported["joined"],
     }
-    return {title: round(reached_at - started_at, 3) for title, reached_at in reached.items()}
+    return {title: round(reached_at - started_at, 3) for title, reached_at in stage_times.items()}
 
 
 def add_stages(totals: StartAndRecovery, stages: tuple[Stages, Stages]) -> None:

@@ -13,11 +13,11 @@ from typing import IO, Any
 from testing.cluster.images.project_images import image_name
 from testing.processes.operator_stack import Stack
 
-RUNTIME = "recovery"
+RUNTIME_NAME = "recovery"
 NODES = 2
 TIMEOUT_SECONDS = 120
-JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
-RESTART = "jobset.sigs.k8s.io/restart-attempt"
+JOBSET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
+RESTART_ATTEMPT_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 _POD = r'{.metadata.labels.batch\.kubernetes\.io/job-completion-index} {.metadata.name} {.status.phase}{"\n"}'
 _STAGE_LINE = re.compile(r"(imported|joined|step \d+) at ([\d.]+)")
 
@@ -39,13 +39,13 @@ class TrainJob:
     name: str
 
     def apply(self) -> None:
-        spec = {"runtimeRef": {"name": RUNTIME, "kind": "TrainingRuntime"}, "trainer": {"numNodes": NODES}}
+        spec = {"runtimeRef": {"name": RUNTIME_NAME, "kind": "TrainingRuntime"}, "trainer": {"numNodes": NODES}}
         self.stack.apply(build_object("TrainJob", self.name, spec))
 
     def remove(self) -> None:
         """Delete the job and wait until its pods are deleted."""
         self.stack.kubectl("delete", "trainjob", self.name, "--ignore-not-found")
-        selector = f"{JOBSET_NAME}={self.name}"
+        selector = f"{JOBSET_NAME_LABEL}={self.name}"
         self.stack.kubectl("wait", "pod", "-l", selector, "--for=delete", f"--timeout={TIMEOUT_SECONDS}s")
 
     def wait_for_pods(self, *, attempt: int) -> AttemptPods:
@@ -53,7 +53,7 @@ class TrainJob:
 
         Raises: TimeoutError
         """
-        selector = f"{JOBSET_NAME}={self.name},{RESTART}={attempt}"
+        selector = f"{JOBSET_NAME_LABEL}={self.name},{RESTART_ATTEMPT_LABEL}={attempt}"
         pods: dict[int, tuple[str, str]] = {}
         created_at = 0.0
         with self.stream_kubectl("get", "pods", "-l", selector, "--watch", "-o", f"jsonpath={_POD}") as lines:
@@ -126,7 +126,7 @@ def build_training_runtime(*, program: list[str], folder: str) -> RawBody:
         "mlPolicy": {"numNodes": NODES, "torch": {"numProcPerNode": 2}},
         "template": {"spec": {"failurePolicy": {"maxRestarts": 3}, "replicatedJobs": [node]}},
     }
-    return build_object("TrainingRuntime", RUNTIME, spec)
+    return build_object("TrainingRuntime", RUNTIME_NAME, spec)
 
 
 def build_object(kind: str, name: str, spec: RawBody) -> RawBody:

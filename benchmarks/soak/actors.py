@@ -32,7 +32,7 @@ POLL_SECONDS = 1.0
 SAMPLE_SECONDS = 2.0
 READY_SECONDS = 120.0  # sufficient for hundreds of jobs on a busy host
 NODE_AWAY_SECONDS = 90.0  # longer than the period of pod garbage collection
-CONFLICT = 409
+STATUS_CONFLICT = 409
 
 
 class SoakState:
@@ -150,7 +150,7 @@ class ScriptRunner:
             try:
                 return await _await_unless_gone(self._state.api.call("PUT", f"{PODS}/{pod_name}/status", body=body))
             except ApiError as error:
-                if error.status != CONFLICT:
+                if error.status != STATUS_CONFLICT:
                     raise
                 await asyncio.sleep(POLL_SECONDS)
 

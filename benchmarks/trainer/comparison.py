@@ -13,7 +13,7 @@ from statistics import median
 from benchmarks.trainer.task import EpochContent, Measurement, Task
 
 REPOSITORY = Path(__file__).parents[2]
-PATHS = os.pathsep.join(str(REPOSITORY / folder) for folder in ("operator", "trainer", ""))
+PYTHON_PATH = os.pathsep.join(str(REPOSITORY / folder) for folder in ("operator", "trainer", ""))
 OURS = "ours"
 
 
@@ -80,7 +80,7 @@ class Contender:
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_VERBOSITY": "error",
         }
-        environment = {**os.environ, **quiet_environment, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": self._threads}
+        environment = {**os.environ, **quiet_environment, "PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": self._threads}
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True)
 

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from benchmarks.trainer.cases import GPU_CASES, OUT_OF_MEMORY_CASE, DeviceSettings, prepare_case, prepare_cases, shrink
-from benchmarks.trainer.comparison import OURS, PATHS, REPOSITORY, BenchmarkCase, Contender, run_rounds
+from benchmarks.trainer.comparison import OURS, PYTHON_PATH, REPOSITORY, BenchmarkCase, Contender, run_rounds
 from benchmarks.trainer.ours import build_spec
 from benchmarks.trainer.report import describe_case
 from finetune_trainer.metrics.flops import peak_flops
 from testing.processes.local_mode import LocalJob, job_body, write_body
 
-INJECTED = {
-    "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "testing/fakes/inject"), PATHS)),
+INJECTED_ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "testing/fakes/inject"), PYTHON_PATH)),
     "MOST_SAMPLES": "1",
     "FINE_PASSES": "2",
 }
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.only in OUT_OF_MEMORY_CASE.title:
             case_settings = shrink(OUT_OF_MEMORY_CASE) if options.small else OUT_OF_MEMORY_CASE
             case = prepare_case(case_settings, folder / "out-of-memory", settings)
-            print("\n".join(run_out_of_memory_job(case, folder / "job", INJECTED if options.small else {})))
+            print("\n".join(run_out_of_memory_job(case, folder / "job", INJECTED_ENVIRONMENT if options.small else {})))
     return 0
 
 

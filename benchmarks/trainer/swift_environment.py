@@ -11,7 +11,7 @@ from environment import ROOT, WHEELS, uv_environment
 
 VERSION = "4.6.0"
 IMAGE_PACKAGES = ("qwen-vl-utils",)
-CONSTRAINED = ("torch==",)  # must be the same build as in our environment
+CONSTRAINED_PACKAGES = ("torch==",)  # must be the same build as in our environment
 
 
 class NotInstalled(Exception):
@@ -56,4 +56,4 @@ def install(python: Path, cache: Path) -> None:
 
 def read_pinned_constraints(constraints: Path) -> tuple[str, ...]:
     """Return the constraints of packages that must have the same version as ours for a fair comparison."""
-    return tuple(line for line in constraints.read_text().splitlines() if line.startswith(CONSTRAINED))
+    return tuple(line for line in constraints.read_text().splitlines() if line.startswith(CONSTRAINED_PACKAGES))

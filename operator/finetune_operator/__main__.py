@@ -15,7 +15,7 @@ from finetune_operator.manager.manager import Options, run_operator
 from finetune_operator.plan.supervisor_bundle import SupervisorMissing, pack_supervisor
 from finetune_operator.settings import Settings
 
-LEVELS = ("debug", "info", "warning", "error")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 logger = logging.getLogger("finetune_operator")
 
@@ -53,7 +53,7 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
     add_flag("--metrics-port", "port of /metrics, /healthz and /readyz", default="8080", parse=int)
     add_flag("--lease-name", "Lease in the operator's namespace", default=names.MANAGER)
     add_flag("--workers", "jobs that are reconciled at the same time", default="16", parse=_parse_positive)
-    add_flag("--log-level", ", ".join(LEVELS), default="info", parse=_parse_level)
+    add_flag("--log-level", ", ".join(LOG_LEVELS), default="info", parse=_parse_level)
     parser.add_argument(
         "--namespace",
         action="append",
@@ -97,8 +97,8 @@ def _parse_positive(text: str) -> int:
 
 
 def _parse_level(text: str) -> str:
-    if text.lower() not in LEVELS:
-        raise argparse.ArgumentTypeError(f"{text}: must be one of {', '.join(LEVELS)}")
+    if text.lower() not in LOG_LEVELS:
+        raise argparse.ArgumentTypeError(f"{text}: must be one of {', '.join(LOG_LEVELS)}")
     return text.lower()
 
 

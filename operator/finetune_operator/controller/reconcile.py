@@ -61,17 +61,17 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
         observation = await observe_uncached(cluster, parsed, observation, cached)
         decision = decide(parsed, observation, now(), settings)
     # Postpone a cosmetic status write, such as new progress, if the last write was less than 5 s ago.
-    changed = decision.status != parsed.status
-    if changed and (delay := _compute_status_write_delay(parsed.status, decision.status, cached)):
+    has_changed = decision.status != parsed.status
+    if has_changed and (delay := _compute_status_write_delay(parsed.status, decision.status, cached)):
         rejected_creates = await execute_actions(cluster, parsed.metadata, decision.actions, now=now())
         return PassResult(job, min(delay, decision.requeue_after or delay), rejected_creates)
     # Write the status before acting: if this process dies in between, the next pass repeats nothing.
-    if changed:
+    if has_changed:
         job = await cluster.write_status(job, render_status(decision.status))
     # Execute the actions. After a status write, requeue at once, because no event triggers the next step.
     rejected_creates = await execute_actions(cluster, parsed.metadata, decision.actions, now=now())
-    requeue_now = changed or rejected_creates != cached.rejected_creates
-    requeue_after = timedelta() if requeue_now else decision.requeue_after
+    should_requeue_now = has_changed or rejected_creates != cached.rejected_creates
+    requeue_after = timedelta() if should_requeue_now else decision.requeue_after
     return PassResult(job, requeue_after and min(requeue_after, MAX_REQUEUE_AFTER), rejected_creates)
 
 

@@ -35,9 +35,13 @@ def prune_tombstones(
     tombstones are kept for TOMBSTONE_TTL.
     """
     by_age = sorted(tombstones, key=lambda tombstone: tombstone.deleted_at)
-    current = {
-        t.pod["metadata"]["name"]: t for t in by_age if current_attempt is not None and t.attempt == current_attempt
+    current_tombstones = {
+        tombstone.pod["metadata"]["name"]: tombstone
+        for tombstone in by_age
+        if current_attempt is not None and tombstone.attempt == current_attempt
     }
-    others = [t for t in by_age if current_attempt is None or t.attempt != current_attempt]
-    recent = [t for t in others[-MAX_OLD_TOMBSTONES:] if now - t.deleted_at < TOMBSTONE_TTL.total_seconds()]
-    return tuple(sorted((*recent, *current.values()), key=lambda tombstone: tombstone.deleted_at))
+    other_tombstones = [t for t in by_age if current_attempt is None or t.attempt != current_attempt]
+    recent_tombstones = [
+        t for t in other_tombstones[-MAX_OLD_TOMBSTONES:] if now - t.deleted_at < TOMBSTONE_TTL.total_seconds()
+    ]
+    return tuple(sorted((*recent_tombstones, *current_tombstones.values()), key=lambda tombstone: tombstone.deleted_at))

@@ -39,14 +39,18 @@ def record_start(context: JobContext) -> AttemptRecord:
     record = context.record
     # all children exist once every pod and the Service were observed together
     live_nodes = [node for node in context.nodes if node.phase is not PodPhase.GONE]
-    created = record.created or (len(live_nodes) == context.job.spec.num_nodes and context.observation.service_exists)
+    all_children_created = record.created or (
+        len(live_nodes) == context.job.spec.num_nodes and context.observation.service_exists
+    )
     # the attempt runs once every node runs or has succeeded
-    all_run = created and all(node.phase is PodPhase.RUNNING or node.succeeded for node in context.nodes)
-    started = record.state is AttemptState.RUNNING or all_run
+    all_nodes_run = all_children_created and all(
+        node.phase is PodPhase.RUNNING or node.succeeded for node in context.nodes
+    )
+    is_running = record.state is AttemptState.RUNNING or all_nodes_run
     update = {
-        "created": created,
-        "state": AttemptState.RUNNING if started else AttemptState.STARTING,
-        "running_time": record.running_time or (context.now if started else None),
+        "created": all_children_created,
+        "state": AttemptState.RUNNING if is_running else AttemptState.STARTING,
+        "running_time": record.running_time or (context.now if is_running else None),
     }
     return record.model_copy(update={**update, **step_range(context)})
 
@@ -84,10 +88,10 @@ def with_next_attempt(status: JobStatus, record: AttemptRecord, now: datetime) -
 
 def record_downtime(ended_attempts: tuple[AttemptRecord, ...], record: AttemptRecord) -> tuple[AttemptRecord, ...]:
     """Record downtime and lost steps on the last attempt that trained, once `record` trains again (decisions/210)."""
-    trained = [index for index, ended in enumerate(ended_attempts) if ended.first_step_time is not None]
-    if record.first_step_time is None or not trained:
+    trained_indexes = [index for index, ended in enumerate(ended_attempts) if ended.first_step_time is not None]
+    if record.first_step_time is None or not trained_indexes:
         return ended_attempts
-    last_trained = ended_attempts[trained[-1]]
+    last_trained = ended_attempts[trained_indexes[-1]]
     if last_trained.state is not AttemptState.FAILED or last_trained.downtime_seconds is not None:
         return ended_attempts
     failure_times = [
@@ -103,4 +107,4 @@ def record_downtime(ended_attempts: tuple[AttemptRecord, ...], record: AttemptRe
         "steps_lost": None if steps_lost is None else max(0, steps_lost),
     }
     updated = last_trained.model_copy(update=update)
-    return (*ended_attempts[: trained[-1]], updated, *ended_attempts[trained[-1] + 1 :])
+    return (*ended_attempts[: trained_indexes[-1]], updated, *ended_attempts[trained_indexes[-1] + 1 :])

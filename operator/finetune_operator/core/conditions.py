@@ -25,10 +25,10 @@ def build_conditions(job: FineTuneJob, status: JobStatus, observation: Observati
         )
 
     reason, message = _describe_state(job, status, observation)
-    running = bool(status.attempts) and status.attempts[-1].state is AttemptState.RUNNING and not is_finished(status)
+    is_running = bool(status.attempts) and status.attempts[-1].state is AttemptState.RUNNING and not is_finished(status)
     suspended = is_suspended(job, status)
     conditions = [
-        build_condition("Running", running, reason, message),
+        build_condition("Running", is_running, reason, message),
         build_condition(
             "Suspended",
             suspended,
@@ -43,7 +43,7 @@ def build_conditions(job: FineTuneJob, status: JobStatus, observation: Observati
         conditions += [build_condition(end, True, reason, message), build_condition("Finished", True, reason, message)]
         if end == "Failed":
             conditions.append(build_condition("Stalled", True, reason, message))
-    elif not running and not suspended:
+    elif not is_running and not suspended:
         conditions.append(build_condition("Reconciling", True, reason, message))
     return conditions
 

@@ -21,18 +21,24 @@ def active_deadline(context: JobContext) -> datetime | None:
 def pending_deadline(context: JobContext) -> datetime | None:
     """Return when pendingDeadlineSeconds expires; every node of a starting attempt must run by then."""
     limit, since = context.job.spec.pending_deadline_seconds, context.record.pending_since
-    starting = context.record.state is AttemptState.STARTING
-    return since + timedelta(seconds=limit) if starting and limit is not None and since is not None else None
+    is_starting = context.record.state is AttemptState.STARTING
+    return since + timedelta(seconds=limit) if is_starting and limit is not None and since is not None else None
 
 
 def release_time(context: JobContext) -> datetime | None:
     """Return when startupDeadlineSeconds expires and running nodes are released because others cannot start."""
     limit, pending_reason = context.job.spec.startup_deadline_seconds, context.pending_reason
-    reported = context.status.waiting
+    reported_wait = context.status.waiting
     start_times = [node.started_at for node in context.nodes if node.phase is PodPhase.RUNNING and node.started_at]
-    if not limit or not start_times or pending_reason is None or reported is None or not pending_reason.has_no_timeout:
+    if (
+        not limit
+        or not start_times
+        or pending_reason is None
+        or reported_wait is None
+        or not pending_reason.has_no_timeout
+    ):
         return None
-    since = reported.since if reported.reason == pending_reason.reason else context.now
+    since = reported_wait.since if reported_wait.reason == pending_reason.reason else context.now
     return _correct_slow_clock(context, since, start_times) + timedelta(seconds=limit)
 
 

@@ -134,14 +134,14 @@ def _check_incomplete_gang(context: JobContext) -> Decision | None:
 
 def _check_failure(context: JobContext) -> Decision | None:
     """Stop the attempt if a node failed, is being deleted, lost its labels, or disappeared after creation."""
-    unsuccessful = [node for node in context.nodes if not node.succeeded]
-    if any(node.restarted or node.phase in (PodPhase.FAILED, PodPhase.SUCCEEDED) for node in unsuccessful):
+    unsuccessful_nodes = [node for node in context.nodes if not node.succeeded]
+    if any(node.restarted or node.phase in (PodPhase.FAILED, PodPhase.SUCCEEDED) for node in unsuccessful_nodes):
         return begin_stopping(context, StopReason.NODE_FAILED)
-    if any(node.relabelled or (node.deleting and node.phase is not PodPhase.GONE) for node in unsuccessful):
+    if any(node.relabelled or (node.deleting and node.phase is not PodPhase.GONE) for node in unsuccessful_nodes):
         return begin_stopping(context, StopReason.NODE_DELETED)
     is_pod_missing = context.record.created and len(context.nodes) < context.job.spec.num_nodes
     # a deleted pod is never recreated under its name, so the attempt has to end
-    if is_pod_missing or any(node.phase is PodPhase.GONE for node in unsuccessful):
+    if is_pod_missing or any(node.phase is PodPhase.GONE for node in unsuccessful_nodes):
         return require_confirmation(context, begin_stopping(context, StopReason.NODE_FAILED))
     return None
 
@@ -153,9 +153,9 @@ def _create_missing_children(context: JobContext) -> Decision | None:
         return None
     # fencing: first stop the pods of older attempts
     older_pods = _find_pods_of_older_attempts(context)
-    blockers = [node for node in older_pods if node.may_run(context.now)]
-    if blockers:
-        deletions = context.build_deletions(blockers, ABORT_GRACE_SECONDS)
+    blocking_pods = [node for node in older_pods if node.may_run(context.now)]
+    if blocking_pods:
+        deletions = context.build_deletions(blocking_pods, ABORT_GRACE_SECONDS)
         return build_decision(context, context.status, actions=deletions, requeue_after=REQUEUE_INTERVAL)
     # then wait for the restart delay
     if (delay := _compute_remaining_delay(record, context.now)) > timedelta():
@@ -231,12 +231,12 @@ def _check_start_deadlines(context: JobContext) -> Decision | None:
 def _update_running_state(context: JobContext) -> Decision:
     """Record whether all pods exist and run, and restore Service and ConfigMap."""
     record = record_start(context)
-    started = record.state is AttemptState.RUNNING
+    is_running = record.state is AttemptState.RUNNING
     # emit events, delete pods of older attempts, restore Service and ConfigMap
     deletions = context.build_deletions(_find_pods_of_older_attempts(context), ABORT_GRACE_SECONDS)
     actions = (*_build_start_events(context, record), *deletions, *ensure_service_and_config_map(context))
     # requeue for the next ConfigMap check or the next retry of a rejected create
-    delays = (next_config_map_check(context), None if started else _compute_create_retry_delay(context))
+    delays = (next_config_map_check(context), None if is_running else _compute_create_retry_delay(context))
     requeue_after = min((delay for delay in delays if delay is not None), default=None)
     return build_decision(context, with_record(context.status, record), actions=actions, requeue_after=requeue_after)
 
@@ -248,10 +248,11 @@ def _build_start_events(context: JobContext, record: AttemptRecord) -> tuple[Act
             return ()
         message = f"attempt {record.attempt} runs on {context.job.spec.num_nodes} nodes"
         return (Emit("Normal", Reason.RUNNING, message, f"running-{record.attempt}"),)
-    pending, reported = context.pending_reason, context.status.waiting
-    if pending is not None and (reported is None or reported.reason != pending.reason):
-        event_type = "Normal" if pending.expected else "Warning"
-        return (Emit(event_type, pending.reason, pending.message, f"waiting-{record.attempt}-{pending.reason}"),)
+    pending_reason, reported = context.pending_reason, context.status.waiting
+    if pending_reason is not None and (reported is None or reported.reason != pending_reason.reason):
+        event_type = "Normal" if pending_reason.expected else "Warning"
+        key = f"waiting-{record.attempt}-{pending_reason.reason}"
+        return (Emit(event_type, pending_reason.reason, pending_reason.message, key),)
     return ()
 
 

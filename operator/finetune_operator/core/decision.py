@@ -32,8 +32,10 @@ def build_decision(
 ) -> Decision:
     """Build a decision with all derived status fields, requeued no later than the next deadline."""
     status_context = StatusContext(context.observation, context.pending_reason, context.now)
-    derived = derive_status(context.job.model_copy(update={"status": status}), status_context)
-    return Decision(derived, actions, requeue_after=_find_earliest_requeue(context, derived, requeue_after))
+    derived_status = derive_status(context.job.model_copy(update={"status": status}), status_context)
+    return Decision(
+        derived_status, actions, requeue_after=_find_earliest_requeue(context, derived_status, requeue_after)
+    )
 
 
 def require_confirmation(context: JobContext, decision: Decision) -> Decision:

@@ -36,14 +36,16 @@ def ensure_service_and_config_map(context: JobContext) -> tuple[Action, ...]:
 
 def next_config_map_check(context: JobContext) -> timedelta | None:
     """Return the delay until the next check for a missing ConfigMap, while pods wait for their volumes."""
-    creating = _find_container_creating_nodes(context)
-    first = [CONTAINER_CREATING_TIMEOUT - duration for _, duration in creating if duration < CONTAINER_CREATING_TIMEOUT]
-    repeated = [
+    creating_nodes = _find_container_creating_nodes(context)
+    first_delays = [
+        CONTAINER_CREATING_TIMEOUT - duration for _, duration in creating_nodes if duration < CONTAINER_CREATING_TIMEOUT
+    ]
+    repeated_delays = [
         CONTAINER_CREATING_TIMEOUT
-        for node, duration in creating
+        for node, duration in creating_nodes
         if duration >= CONTAINER_CREATING_TIMEOUT and not node.ready_to_start
     ]
-    return min((*first, *repeated), default=None)
+    return min((*first_delays, *repeated_delays), default=None)
 
 
 def _find_container_creating_nodes(context: JobContext) -> list[tuple[NodeObservation, timedelta]]:

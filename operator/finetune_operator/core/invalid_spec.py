@@ -46,7 +46,12 @@ def decide_invalid(
         "conditions": keep_transition_times(conditions, status.conditions),
     }
     if status.attempts:
-        ended = {"state": AttemptState.FAILED, "end_time": now, "reason": Reason.INVALID_SPEC, "message": message}
-        update["attempts"] = (*status.attempts[:-1], status.attempts[-1].model_copy(update=ended))
+        ended_fields = {
+            "state": AttemptState.FAILED,
+            "end_time": now,
+            "reason": Reason.INVALID_SPEC,
+            "message": message,
+        }
+        update["attempts"] = (*status.attempts[:-1], status.attempts[-1].model_copy(update=ended_fields))
     event = Emit("Warning", Reason.INVALID_SPEC, message, "end")
     return Decision(status.model_copy(update=update), (*deletions, event))

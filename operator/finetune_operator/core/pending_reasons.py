@@ -74,17 +74,17 @@ def find_pending_reason(
     """Find the most relevant reason why not all pods run; None if no reason is known."""
     if observation.rejected_creates:
         return _explain_rejected_create(observation.rejected_creates[0])
-    blocked = [(node, node.waiting) for node in nodes if node.phase is PodPhase.PENDING and node.waiting]
-    if not blocked:
+    blocked_nodes = [(node, node.waiting) for node in nodes if node.phase is PodPhase.PENDING and node.waiting]
+    if not blocked_nodes:
         return _explain_container_creating(nodes, now)
-    avoided = ", ".join(job.status.attempts[-1].avoids) if job.status.attempts else ""
-    avoidance = f"; this job avoids {avoided}, where it failed before" if avoided else ""
-    blocked_pods = f"{len(blocked)} of {job.spec.num_nodes} pods"
+    avoided_nodes = ", ".join(job.status.attempts[-1].avoids) if job.status.attempts else ""
+    avoidance = f"; this job avoids {avoided_nodes}, where it failed before" if avoided_nodes else ""
+    blocked_pods = f"{len(blocked_nodes)} of {job.spec.num_nodes} pods"
     reasons = [
         _explain_image_pull(node, waiting, job.status.waiting)
         if waiting.reason in IMAGE_PULL_REASONS
         else _explain_waiting(node, waiting, blocked_pods, avoidance)
-        for node, waiting in blocked
+        for node, waiting in blocked_nodes
     ]
     return max(reasons, key=lambda item: (item.permanent, item.image_pull, item.reason != Reason.UNSCHEDULABLE))
 

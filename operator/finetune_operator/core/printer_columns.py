@@ -9,8 +9,8 @@ def build_columns(
     job: FineTuneJob, nodes: tuple[NodeObservation, ...], progress: Progress | None, phase: Phase
 ) -> Display:
     """Build the columns of one job; throughput and remaining time only while it runs."""
-    running = sum(node.phase is PodPhase.RUNNING and not node.deleting for node in nodes)
-    columns = {"nodes": f"{running}/{job.spec.num_nodes}"}
+    running_nodes = sum(node.phase is PodPhase.RUNNING and not node.deleting for node in nodes)
+    columns = {"nodes": f"{running_nodes}/{job.spec.num_nodes}"}
     if progress is not None:
         if progress.total_steps:
             percent = 100 * progress.step // progress.total_steps

@@ -23,13 +23,18 @@ def find_newest_progress(
     reports = [report for report in (*final_reports, polled_progress) if report is not None]
     if not reports:
         return status.progress
-    newest = max(reports, key=lambda report: (report.step, report.update_time is not None))
-    current = status.progress
-    if current is not None and newest.update_time and current.update_time and newest.update_time < current.update_time:
-        return current
-    if newest.last_checkpoint is None and current is not None:
-        newest = replace(newest, last_checkpoint=current.last_checkpoint)
-    return newest
+    newest_report = max(reports, key=lambda report: (report.step, report.update_time is not None))
+    current_progress = status.progress
+    if (
+        current_progress is not None
+        and newest_report.update_time
+        and current_progress.update_time
+        and newest_report.update_time < current_progress.update_time
+    ):
+        return current_progress
+    if newest_report.last_checkpoint is None and current_progress is not None:
+        newest_report = replace(newest_report, last_checkpoint=current_progress.last_checkpoint)
+    return newest_report
 
 
 def step_range(context: JobContext) -> dict[str, object]:

@@ -54,8 +54,8 @@ def continue_stopping(context: JobContext) -> Decision:
         update={"evidence": merge_evidence(context.record.evidence, context.nodes), **step_range(context)}
     )
     # judge the attempt once no process can run
-    running = context.running_pods()
-    if not running:
+    running_pods = context.running_pods()
+    if not running_pods:
         return require_confirmation(context, _judge(context, record))
     # if only victims have failed, give the root cause time to end on its own (decisions/105)
     if (remaining_grace := _compute_root_cause_grace(context, record)) > timedelta():
@@ -65,8 +65,8 @@ def continue_stopping(context: JobContext) -> Decision:
     can_save = record.reason in REASONS_WITH_CHECKPOINT and not has_failed_node
     grace_seconds = GRACE_SECONDS if can_save else ABORT_GRACE_SECONDS
     # the kubelet of a lost Kubernetes node does nothing, so a long grace period would only delay the restart
-    lost_nodes = [node for node in running if node.evidence.disruption in NODE_LOST_DISRUPTIONS]
-    reachable_nodes = [node for node in running if node not in lost_nodes]
+    lost_nodes = [node for node in running_pods if node.evidence.disruption in NODE_LOST_DISRUPTIONS]
+    reachable_nodes = [node for node in running_pods if node not in lost_nodes]
     actions = (
         *context.build_deletions(reachable_nodes, grace_seconds),
         *context.build_deletions(lost_nodes, ABORT_GRACE_SECONDS),
@@ -121,17 +121,19 @@ def end_attempt(context: JobContext, verdict: Verdict, record: AttemptRecord) ->
     if not restart.allowed:
         return fail_job(context, status, record, restart.message)
     # close the record of this attempt
-    ended = record.model_copy(update={"state": AttemptState.FAILED, "end_time": context.now, "action": verdict.action})
-    status = with_record(status, ended)
+    ended_record = record.model_copy(
+        update={"state": AttemptState.FAILED, "end_time": context.now, "action": verdict.action}
+    )
+    status = with_record(status, ended_record)
     # begin the next attempt
-    following = build_next_attempt(context, status)
+    next_record = build_next_attempt(context, status)
     not_before = context.now + restart.delay if restart.delay else None
-    following = following.model_copy(update={"not_before": not_before})
-    status = with_next_attempt(status, following, context.now).model_copy(update={"restarts": status.restarts + 1})
+    next_record = next_record.model_copy(update={"not_before": not_before})
+    status = with_next_attempt(status, next_record, context.now).model_copy(update={"restarts": status.restarts + 1})
     delay = f" in {restart.delay.total_seconds():.0f} s" if restart.delay else ""
-    avoidance = f", avoiding {', '.join(following.avoids)}" if following.avoids else ""
-    message = f"{verdict.message}; attempt {following.attempt} starts{delay}{avoidance}"
-    event = Emit("Warning", verdict.reason, message, f"restart-{following.attempt}")
+    avoidance = f", avoiding {', '.join(next_record.avoids)}" if next_record.avoids else ""
+    message = f"{verdict.message}; attempt {next_record.attempt} starts{delay}{avoidance}"
+    event = Emit("Warning", verdict.reason, message, f"restart-{next_record.attempt}")
     return build_decision(context, status, actions=(event,))
 
 
@@ -143,11 +145,11 @@ def _choose_repair(context: JobContext, verdict: Verdict) -> tuple[Verdict, Repa
     run = plan_run(context.job, attempt=context.record.attempt, settings=context.settings)
     batch = resolve_current_batch(context.job, context.observation) or run.batch
     shortage = MemoryShortage(verdict.reason, spec, current_repair, batch, in_container=context.settings.on_cluster)
-    chosen = find_next_repair(shortage) if spec.restart_policy.max_restarts else None
-    if chosen is None:
+    chosen_repair = find_next_repair(shortage) if spec.restart_policy.max_restarts else None
+    if chosen_repair is None:
         message = f"{verdict.message}; {build_advice(shortage)}"
         return replace(verdict, no_repair_left=True, message=message), current_repair
-    repair, description = chosen
+    repair, description = chosen_repair
     return replace(verdict, message=f"{verdict.message}; retried with {description}"), repair
 
 

@@ -36,9 +36,9 @@ def resume(context: JobContext) -> Decision:
     """Begin the next attempt and add the suspended time to suspendedSeconds."""
     record = build_next_attempt(context, context.status)
     suspend_time = context.status.suspend_time
-    paused = max(0, (context.now - suspend_time).total_seconds()) if suspend_time else 0
+    suspended_seconds = max(0, (context.now - suspend_time).total_seconds()) if suspend_time else 0
     status = with_next_attempt(context.status, record, context.now).model_copy(
-        update={"suspended_seconds": context.status.suspended_seconds + round(paused), "suspend_time": None}
+        update={"suspended_seconds": context.status.suspended_seconds + round(suspended_seconds), "suspend_time": None}
     )
     event = Emit("Normal", Reason.RESUMED, f"attempt {record.attempt} starts", f"resumed-{record.attempt}")
     return build_decision(context, status, actions=(event,))

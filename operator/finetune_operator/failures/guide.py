@@ -6,7 +6,7 @@ from finetune_api.v1alpha1.job import RestartPolicy
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import Fault
 from finetune_operator.failures.error_patterns import PATTERNS
-from finetune_operator.failures.node_avoidance import BROKEN, SUSPICIOUS
+from finetune_operator.failures.node_avoidance import BROKEN_NODE_REASONS, SUSPICIOUS_REASONS
 
 _LIMITS = RestartPolicy()
 _INTRO = f"""# Failures
@@ -71,9 +71,9 @@ def _describe(reason: Reason) -> str:
     sentences = [reason.meaning]
     if reason.action is FailureAction.REPAIR:
         sentences.append("*Changed.*")
-    if reason in BROKEN:
+    if reason in BROKEN_NODE_REASONS:
         sentences.append("Later attempts avoid that Kubernetes node.")
-    if reason in SUSPICIOUS:
+    if reason in SUSPICIOUS_REASONS:
         sentences.append("After two failures in a day on one Kubernetes node, later attempts avoid it.")
     if any(pattern.reason is reason for pattern in PATTERNS):
         sentences.append("Also recognised in error text.")

@@ -21,10 +21,10 @@ def collect_initial_evidence(
 
     The operator does not delete pods of the attempt before that moment, so an earlier deletion is the cause.
     """
-    by_rank = {node.node_rank: node for node in nodes}
+    nodes_by_rank = {node.node_rank: node for node in nodes}
     # spec.numNodes may have changed since the attempt began
-    ranks = range(max(num_nodes, *(rank + 1 for rank in by_rank)) if by_rank else num_nodes)
-    return tuple(_initial(by_rank.get(rank), rank, record) for rank in ranks)
+    ranks = range(max(num_nodes, *(rank + 1 for rank in nodes_by_rank)) if nodes_by_rank else num_nodes)
+    return tuple(_initial(nodes_by_rank.get(rank), rank, record) for rank in ranks)
 
 
 def _initial(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Evidence:
@@ -47,8 +47,8 @@ def _mark_as_deleted(node: NodeObservation) -> Evidence:
 
 def merge_evidence(recorded_evidence: tuple[Evidence, ...], nodes: tuple[NodeObservation, ...]) -> tuple[Evidence, ...]:
     """Merge new observations into the recorded evidence; a stale cache never removes evidence."""
-    by_rank = {node.node_rank: node for node in nodes}
-    return tuple(_merge(recorded, by_rank.get(recorded.node_rank)) for recorded in recorded_evidence)
+    nodes_by_rank = {node.node_rank: node for node in nodes}
+    return tuple(_merge(recorded, nodes_by_rank.get(recorded.node_rank)) for recorded in recorded_evidence)
 
 
 def _merge(recorded: Evidence, node: NodeObservation | None) -> Evidence:

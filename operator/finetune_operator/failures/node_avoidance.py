@@ -9,8 +9,10 @@ from finetune_api.v1alpha1.status import AttemptRecord
 MAX_KEPT_ATTEMPTS = 20
 _STRIKE_LIFETIME = timedelta(hours=24)
 _STRIKE_LIMIT = 2
-BROKEN = frozenset({Reason.GPU_HARDWARE, Reason.GPU_UNAVAILABLE, Reason.DRIVER_MISMATCH})  # avoided after one failure
-SUSPICIOUS = frozenset(
+# the Kubernetes node is avoided after one such failure
+BROKEN_NODE_REASONS = frozenset({Reason.GPU_HARDWARE, Reason.GPU_UNAVAILABLE, Reason.DRIVER_MISMATCH})
+# the Kubernetes node is avoided after two such failures within a day
+SUSPICIOUS_REASONS = frozenset(
     {
         Reason.CONTAINER_RUNTIME_ERROR,
         Reason.CUDA_FAULT,
@@ -49,4 +51,4 @@ def _count_strikes(record: AttemptRecord, now: datetime) -> int:
     """Count the strikes of an attempt against the Kubernetes node of its root cause."""
     if not record.k8s_node or record.end_time is None or record.end_time < now - _STRIKE_LIFETIME:
         return 0
-    return _STRIKE_LIMIT if record.reason in BROKEN else int(record.reason in SUSPICIOUS)
+    return _STRIKE_LIMIT if record.reason in BROKEN_NODE_REASONS else int(record.reason in SUSPICIOUS_REASONS)

@@ -277,7 +277,7 @@ RULES: tuple[Rule, ...] = (
     unexplained,
 )
 
-_LAST = datetime.max.replace(tzinfo=UTC)
+_LATEST_TIME = datetime.max.replace(tzinfo=UTC)
 
 
 def judge(node_evidence: Iterable[Evidence]) -> Verdict | None:
@@ -316,4 +316,4 @@ def _build_sort_key(verdict: Verdict) -> tuple[bool, bool, datetime, int]:
     evidence = verdict.evidence
     assert evidence is not None
     was_stopped = verdict.reason is Reason.STOPPED
-    return verdict.victim, was_stopped, evidence.finished_at or _LAST, evidence.node_rank
+    return verdict.victim, was_stopped, evidence.finished_at or _LATEST_TIME, evidence.node_rank

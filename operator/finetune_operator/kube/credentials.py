@@ -71,16 +71,17 @@ def load_kubeconfig(files: Iterable[Path], *, context: str | None = None) -> Clu
     documents = [(path, _read_yaml(path)) for path in files if path.exists()]
     if not documents:
         raise NoClusterAccess("no kubeconfig found; set --kubeconfig or KUBECONFIG, or run inside a cluster")
-    context_name = context or next((d["current-context"] for _, d in documents if d.get("current-context")), None)
+    current_contexts = (document.get("current-context") for _, document in documents)
+    context_name = context or next((name for name in current_contexts if name), None)
     if not context_name:
         raise NoClusterAccess(f"{documents[0][0]}: current-context is not set; choose one with --context")
     context_entry, _ = _find_entry(documents, "contexts", context_name)
     cluster, cluster_folder = _find_entry(documents, "clusters", context_entry["cluster"])
     user, user_folder = _find_entry(documents, "users", context_entry["user"])
-    for unsupported in ("exec", "auth-provider", "username"):
-        if unsupported in user:
+    for unsupported_method in ("exec", "auth-provider", "username"):
+        if unsupported_method in user:
             raise NoClusterAccess(
-                f"kubeconfig user {context_entry['user']!r} logs in by {unsupported}, which is not supported; "
+                f"kubeconfig user {context_entry['user']!r} logs in by {unsupported_method}, which is not supported; "
                 "use a token (kubectl create token) or a client certificate"
             )
     token_file = user_folder / user["tokenFile"] if "tokenFile" in user else None
@@ -113,10 +114,10 @@ def _build_tls_context(
 ) -> ssl.SSLContext | None:
     if cluster["server"].startswith("http://"):
         return None
-    authority = cluster.get("certificate-authority-data")
+    authority_data = cluster.get("certificate-authority-data")
     context = ssl.create_default_context(
         cafile=str(cluster_folder / cluster["certificate-authority"]) if "certificate-authority" in cluster else None,
-        cadata=base64.b64decode(authority).decode() if authority else None,
+        cadata=base64.b64decode(authority_data).decode() if authority_data else None,
     )
     if cluster.get("insecure-skip-tls-verify"):
         context.check_hostname = False

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 INITIAL_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
 MIN_WATCH_SECONDS = 1.0  # a shorter stream counts as a failure, because some proxies close streams at once
-GONE = 410
+STATUS_GONE = 410
 
 ChangeHandler = Callable[[RawBody | None, RawBody | None], None]
 
@@ -107,7 +107,7 @@ class Informer:
         self._failures += 1
         if 400 <= error.status < 500 and error.status != 429:  # usually 410 Gone: the resourceVersion is too old
             self._version = None
-        level = logging.INFO if error.status == GONE else logging.WARNING
+        level = logging.INFO if error.status == STATUS_GONE else logging.WARNING
         if error.message == self._last_error:
             level = logging.DEBUG  # log a persistent error only once
         self._last_error = error.message

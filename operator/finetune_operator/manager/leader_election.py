@@ -122,8 +122,8 @@ class LeaderElection:
             "leaseTransitions": old_spec.get("leaseTransitions", 0) + (1 if old_spec and is_new_holder else 0),
         }
         metadata = {"name": self._lease.name, "namespace": self._lease.namespace}
-        base = self._observed or {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
-        return {**base, "spec": spec}
+        base_lease = self._observed or {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
+        return {**base_lease, "spec": spec}
 
     async def _read(self) -> None:
         try:

@@ -86,20 +86,20 @@ async def run_operator(options: Options) -> None:
 
 
 async def _run_until(stop: asyncio.Event, manager: "Manager") -> None:
-    running = asyncio.create_task(manager.run(stop))
-    stopping = asyncio.create_task(stop.wait())
+    run_task = asyncio.create_task(manager.run(stop))
+    stop_task = asyncio.create_task(stop.wait())
     # Wait for a signal or a failure.
-    await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((run_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
     logger.info("stopping")
     # Drain the workers and release the lease.
     await manager.shut_down()
     # Stop the remaining tasks, kopf last, because it cancels every task that is not its own.
-    failed = running.done()
-    running.cancel()
-    await asyncio.wait((running,))
+    has_failed = run_task.done()
+    run_task.cancel()
+    await asyncio.wait((run_task,))
     await manager.stop_kopf()
-    if failed:
-        running.result()
+    if has_failed:
+        run_task.result()
 
 
 class Manager:

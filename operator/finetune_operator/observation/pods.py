@@ -137,12 +137,12 @@ class Observation:
 
     def nodes_of_attempt(self, attempt: int) -> tuple[NodeObservation, ...]:
         """Return one observation per node rank of an attempt, preferring a live pod to a tombstone."""
-        ranked: dict[int, NodeObservation] = {}
+        nodes_by_rank: dict[int, NodeObservation] = {}
         for node in self.nodes:
-            other = ranked.get(node.node_rank)
-            if node.attempt == attempt and (other is None or other.phase is PodPhase.GONE):
-                ranked[node.node_rank] = node
-        return tuple(ranked[rank] for rank in sorted(ranked))
+            known_node = nodes_by_rank.get(node.node_rank)
+            if node.attempt == attempt and (known_node is None or known_node.phase is PodPhase.GONE):
+                nodes_by_rank[node.node_rank] = node
+        return tuple(nodes_by_rank[rank] for rank in sorted(nodes_by_rank))
 
     def live_nodes(self) -> tuple[NodeObservation, ...]:
         """Return the existing pods of all attempts."""
@@ -151,10 +151,10 @@ class Observation:
 
 def observe_pods(pods: Iterable[RawBody], tombstones: Iterable[RawBody]) -> tuple[NodeObservation, ...]:
     """Parse live pods and tombstones; the tombstone of a pod that still exists is ignored."""
-    live = [observe_pod(pod, gone=False) for pod in pods]
-    live_uids = {node.uid for node in live if node}
-    gone = [observe_pod(pod, gone=True) for pod in tombstones if pod["metadata"].get("uid") not in live_uids]
-    return tuple(node for node in (*live, *gone) if node)
+    live_pods = [observe_pod(pod, gone=False) for pod in pods]
+    live_uids = {node.uid for node in live_pods if node}
+    gone_pods = [observe_pod(pod, gone=True) for pod in tombstones if pod["metadata"].get("uid") not in live_uids]
+    return tuple(node for node in (*live_pods, *gone_pods) if node)
 
 
 def observe_pod(pod: RawBody, *, gone: bool) -> NodeObservation | None:
@@ -165,11 +165,12 @@ def observe_pod(pod: RawBody, *, gone: bool) -> NodeObservation | None:
         return None
     attempt, node_rank = attempt_and_rank
     container = _select_container_status(status)
-    terminated = _find_first_termination(container)
-    message = (terminated or {}).get("message")
+    terminated_state = _find_first_termination(container)
+    message = (terminated_state or {}).get("message")
     termination = parse_termination(message)
     deletion_timestamp = metadata.get("deletionTimestamp")
-    scheduled, ready = find_condition(status, "PodScheduled"), find_condition(status, "PodReadyToStartContainers")
+    scheduled_condition = find_condition(status, "PodScheduled")
+    ready_condition = find_condition(status, "PodReadyToStartContainers")
     return NodeObservation(
         attempt=attempt,
         node_rank=node_rank,
@@ -180,14 +181,14 @@ def observe_pod(pod: RawBody, *, gone: bool) -> NodeObservation | None:
         deletion_deadline=parse_time(deletion_timestamp),
         scheduled=bool((pod.get("spec") or {}).get("nodeName")),
         waiting=_find_waiting_state(status, container),
-        evidence=read_evidence(pod, terminated or {}, termination, node_rank=node_rank, gone=gone),
+        evidence=read_evidence(pod, terminated_state or {}, termination, node_rank=node_rank, gone=gone),
         termination=termination,
         started_at=parse_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
-        container_creating_since=_find_container_creating_start(scheduled, ready),
-        restarted=_is_restarted(status, container, terminated),
+        container_creating_since=_find_container_creating_start(scheduled_condition, ready_condition),
+        restarted=_is_restarted(status, container, terminated_state),
         relabelled=not gone and not has_job_label(pod),
-        sidecar_running_since=_find_sidecar_start(status, terminated),
-        ready_to_start={"True": True, "False": False}.get(ready.get("status", "")),
+        sidecar_running_since=_find_sidecar_start(status, terminated_state),
+        ready_to_start={"True": True, "False": False}.get(ready_condition.get("status", "")),
     )
 
 
@@ -203,18 +204,18 @@ def _select_container_status(status: RawBody) -> RawBody:
 
 def _find_first_termination(container: RawBody) -> RawBody | None:
     """Return the first terminated state of the container; a process restarted in place belongs to no gang."""
-    terminated: RawBody | None = (container.get("state") or {}).get("terminated")
+    current: RawBody | None = (container.get("state") or {}).get("terminated")
     has_restarted = container.get("restartCount") or 0
-    return (container.get("lastState") or {}).get("terminated") if terminated is None and has_restarted else terminated
+    return (container.get("lastState") or {}).get("terminated") if current is None and has_restarted else current
 
 
-def _is_restarted(status: RawBody, container: RawBody, terminated: RawBody | None) -> bool:
+def _is_restarted(status: RawBody, container: RawBody, terminated_state: RawBody | None) -> bool:
     """Return whether the container was restarted in place.
 
     When a pod with a finished container is evicted, the kubelet also reports lastState; that is not a restart.
     """
     ended = status.get("phase") in ("Succeeded", "Failed")
-    return terminated is not None and not ended and "terminated" not in (container.get("state") or {})
+    return terminated_state is not None and not ended and "terminated" not in (container.get("state") or {})
 
 
 def _derive_pod_phase(status: RawBody, container: RawBody, *, gone: bool) -> PodPhase:
@@ -230,18 +231,18 @@ def _derive_pod_phase(status: RawBody, container: RawBody, *, gone: bool) -> Pod
     return PodPhase.RUNNING if "running" in state else PodPhase.PENDING
 
 
-def _find_container_creating_start(scheduled: RawBody, ready: RawBody) -> datetime | None:
-    latest = ready if ready.get("status") == "True" else scheduled
-    return parse_time(latest.get("lastTransitionTime")) if latest.get("status") == "True" else None
+def _find_container_creating_start(scheduled_condition: RawBody, ready_condition: RawBody) -> datetime | None:
+    latest_condition = ready_condition if ready_condition.get("status") == "True" else scheduled_condition
+    return parse_time(latest_condition.get("lastTransitionTime")) if latest_condition.get("status") == "True" else None
 
 
-def _find_sidecar_start(status: RawBody, terminated: RawBody | None) -> datetime | None:
+def _find_sidecar_start(status: RawBody, terminated_state: RawBody | None) -> datetime | None:
     """Return when the trainer container ended, if the pod has not ended.
 
     This applies for about a second after every exit, because the pod phase lags behind the container state.
     """
     ended = status.get("phase") in ("Succeeded", "Failed")
-    return None if ended or terminated is None else parse_time(terminated.get("finishedAt"))
+    return None if ended or terminated_state is None else parse_time(terminated_state.get("finishedAt"))
 
 
 def _find_waiting_state(status: RawBody, container: RawBody) -> WaitingState | None:
@@ -250,10 +251,10 @@ def _find_waiting_state(status: RawBody, container: RawBody) -> WaitingState | N
         (container, "spec.image"),
         *((init_container, f"the image of {init_container['name']}") for init_container in init_containers),
     ):
-        waiting = (container_status.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") and waiting["reason"] not in ("ContainerCreating", "PodInitializing"):
-            return WaitingState(waiting["reason"], waiting.get("message", ""), image)
-    scheduled = find_condition(status, "PodScheduled")
-    if scheduled.get("status") == "False":
-        return WaitingState(scheduled.get("reason", "Unschedulable"), scheduled.get("message", ""))
+        waiting_state = (container_status.get("state") or {}).get("waiting") or {}
+        if waiting_state.get("reason") and waiting_state["reason"] not in ("ContainerCreating", "PodInitializing"):
+            return WaitingState(waiting_state["reason"], waiting_state.get("message", ""), image)
+    scheduled_condition = find_condition(status, "PodScheduled")
+    if scheduled_condition.get("status") == "False":
+        return WaitingState(scheduled_condition.get("reason", "Unschedulable"), scheduled_condition.get("message", ""))
     return None

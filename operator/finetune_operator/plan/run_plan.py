@@ -111,9 +111,9 @@ def resolve_planned_batch(spec: FineTuneJobSpec) -> Batch | None:
 
 def resolve_chosen_batch(spec: FineTuneJobSpec, per_device: int | None) -> Batch | None:
     """Return the batch for the micro-batch size that the trainer chose for auto; None if that size is impossible."""
-    smallest = resolve_planned_batch(spec)
-    assert smallest is not None  # only called for a spec with auto, never for a command
-    return find_split(smallest, per_device)
+    smallest_batch = resolve_planned_batch(spec)
+    assert smallest_batch is not None  # only called for a spec with auto, never for a command
+    return find_split(smallest_batch, per_device)
 
 
 def describe_batch(spec: FineTuneJobSpec) -> str:
