@@ -8,7 +8,7 @@ from finetune_api.v1alpha1.status import Evidence, Fault
 from finetune_operator.failures.rules import judge_node
 from finetune_operator.failures.verdict import Verdict
 from finetune_supervisor.peer_loss import is_victim
-from testing.corpus.error_corpus import LabelledError, read_corpus, read_starts
+from testing.corpus.error_corpus import LabelledError, read_corpus, read_start_failures
 
 _NOT_FAULT_OF_USER = (Fault.INFRASTRUCTURE, Fault.TRANSIENT)
 
@@ -57,6 +57,6 @@ if __name__ == "__main__":
     print_report("texts the patterns were written for", read_corpus(held_out=False))
     print_report("texts held out", read_corpus(held_out=True))
     container_starts.print_report(
-        "containers that never ran, texts the rules were written for", read_starts(held_out=False)
+        "containers that never ran, texts the rules were written for", read_start_failures(held_out=False)
     )
-    container_starts.print_report("containers that never ran, texts held out", read_starts(held_out=True))
+    container_starts.print_report("containers that never ran, texts held out", read_start_failures(held_out=True))

@@ -72,7 +72,7 @@ class BaselineLoad:
         started_at = time.monotonic()
         children = [
             child
-            for child in baseline_children(job, attempt=attempt, nodes=nodes)
+            for child in build_baseline_children(job, attempt=attempt, nodes=nodes)
             if child["kind"] != "Service" or not attempt
         ]
         await asyncio.gather(*(self._create(child) for child in children))
@@ -86,7 +86,7 @@ class BaselineLoad:
         await self.rig.api.call("POST", collection_path(manifest["kind"], NAMESPACE), body=manifest)
 
 
-def baseline_children(job: str, *, attempt: int, nodes: int) -> list[RawBody]:
+def build_baseline_children(job: str, *, attempt: int, nodes: int) -> list[RawBody]:
     """Build the objects of one attempt without owner and job label, so that the operator ignores them."""
     metadata = {"name": job, "namespace": NAMESPACE, "uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, job))}
     parsed = FineTuneJob.parse({**job_body(job, nodes), "metadata": metadata})

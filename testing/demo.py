@@ -10,7 +10,7 @@ import time
 from testing.cluster.provider import ProviderChoice, choose_provider
 from testing.models.loss_curve import loss_curve, read_losses
 from testing.processes.local_demo import run_locally
-from testing.processes.operator_stack import Stack, example_job, has_condition
+from testing.processes.operator_stack import Stack, build_example_job, has_condition
 
 JOB = "demo"
 
@@ -40,7 +40,7 @@ def run_on_cluster(choice: ProviderChoice) -> int:
     shutil.rmtree(stack.output(JOB), ignore_errors=True)  # remove the output of an earlier demo job
     with stack.stage("job from apply to Complete"):
         print_lines("$ kubectl apply -f manifests/examples/cpu-two-nodes.yaml")
-        stack.apply(example_job(JOB))
+        stack.apply(build_example_job(JOB))
         job = follow_job(stack)
     print_result(stack)
     print_lines("\nduration of each stage in seconds:")

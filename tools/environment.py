@@ -51,12 +51,12 @@ def create_environment(folder: Path) -> None:
     subprocess.run(
         [folder / "bin" / "uv", "pip", "install", *options, *read_requirements(ROOT / "pyproject.toml")],
         check=True,
-        env=uv_environment(os.environ),
+        env=build_uv_environment(os.environ),
     )
     _get_marker(folder).touch()
 
 
-def uv_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def build_uv_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables with pip's settings (mirrors, wheel folders) copied for uv."""
     uv_settings = {
         f"UV_{name}": environment[f"PIP_{name}"] for name in PIP_SETTING_NAMES if f"PIP_{name}" in environment

@@ -11,7 +11,7 @@ import tempfile
 import venv
 from pathlib import Path
 
-from environment import ROOT, UV, read_requirements, uv_environment
+from environment import ROOT, UV, build_uv_environment, read_requirements
 
 BUILD = ("hatchling", "editables")  # build requirements of images and editable installs
 HEADER = "# Exact versions of everything the project installs; `make lock` renews it.\n"
@@ -37,7 +37,7 @@ def main() -> int:
             input="\n".join((*read_requirements(ROOT / "pyproject.toml"), *BUILD)),
             text=True,
             check=True,
-            env=uv_environment(os.environ),
+            env=build_uv_environment(os.environ),
         )
         constraints.write_text(HEADER + resolved.read_text())
     print(f"constraints.txt: {len(constraints.read_text().splitlines()) - 1} packages")

@@ -36,12 +36,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the table is out of date")
     check = parser.parse_args().check
     head, mark, _ = PAGE.read_text().partition(MARK)
-    is_outdated = write_if_changed(PAGE, head + mark + render_table(compare(ROWS)), check_only=check)
+    is_outdated = write_if_changed(PAGE, head + mark + render_table(compare_rows(ROWS)), check_only=check)
     return 1 if check and is_outdated else 0
 
 
-def compare(rows: Iterable[PublishedRow]) -> tuple[ForecastComparison, ...]:
-    """Forecast all rows and compare them with the published measurements."""
+def compare_rows(rows: Iterable[PublishedRow]) -> tuple[ForecastComparison, ...]:
+    """Forecast all rows and compare_rows them with the published measurements."""
     return tuple(ForecastComparison(row, forecast_row(row)) for row in rows)
 
 

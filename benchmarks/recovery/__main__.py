@@ -29,7 +29,7 @@ from benchmarks.recovery.stages import (
     StageTimes,
     StartAndRecovery,
     add_stages,
-    by_stage,
+    compute_stages,
     summarise,
 )
 from benchmarks.recovery.trainjob import TrainJob, build_training_runtime
@@ -41,7 +41,7 @@ from testing.cluster.provider import ThrowawayProvider
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.faults.job_under_test import JobUnderTest, RawBody, wait_until_settled
 from testing.faults.run import delete_job
-from testing.processes.operator_stack import Stack, example_job
+from testing.processes.operator_stack import Stack, build_example_job
 
 FOLDER = "/data/recovery"  # mount path of the program in the pods
 STEPS_BEFORE_KILL = 20
@@ -100,7 +100,7 @@ def measure_recovery(stack: Stack, chaos: Chaos, command_fields: RawBody) -> tup
     job.recorder.start()
     try:
         posted_at = time.time()
-        stack.apply(example_job(job.name, **build_command_spec(command_fields)))
+        stack.apply(build_example_job(job.name, **build_command_spec(command_fields)))
         job.wait_for_step(STEPS_BEFORE_KILL)
         killed_at = kill_rank(chaos, stack.namespace, job.pod(1))
         job.wait_until(
@@ -110,8 +110,8 @@ def measure_recovery(stack: Stack, chaos: Chaos, command_fields: RawBody) -> tup
         )
         job.request_finish()
         job.wait_until(lambda recorder: recorder.is_finished, goal="finished", timeout_seconds=120)
-        start_stages = by_stage(STARTED, posted_at, collect_stage_times(job, 0))
-        recovery_stages = by_stage(RECOVERED, killed_at, collect_stage_times(job, 1))
+        start_stages = compute_stages(STARTED, posted_at, collect_stage_times(job, 0))
+        recovery_stages = compute_stages(RECOVERED, killed_at, collect_stage_times(job, 1))
         return start_stages, recovery_stages
     finally:
         job.recorder.stop()
@@ -142,8 +142,8 @@ def measure_peer_recovery(stack: Stack, chaos: Chaos) -> tuple[Stages, Stages]:
     finally:
         job.remove()
     return (
-        by_stage(STARTED, posted_at, StageTimes(pods.created_at, pods.running_at, start_times)),
-        by_stage(RECOVERED, killed_at, StageTimes(next_pods.created_at, next_pods.running_at, recovery_times)),
+        compute_stages(STARTED, posted_at, StageTimes(pods.created_at, pods.running_at, start_times)),
+        compute_stages(RECOVERED, killed_at, StageTimes(next_pods.created_at, next_pods.running_at, recovery_times)),
     )
 
 

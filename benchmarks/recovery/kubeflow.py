@@ -196,5 +196,5 @@ def wait_until_ready(manager: KubeflowManager, daemon: Daemon) -> None:
     while not is_healthy(f"http://127.0.0.1:{manager.health_port}/readyz"):
         daemon.require_running()
         if time.monotonic() > deadline:
-            raise HarnessError(f"{daemon.name} is not ready after {TIMEOUT_SECONDS} s: {daemon.log_tail()}")
+            raise HarnessError(f"{daemon.name} is not ready after {TIMEOUT_SECONDS} s: {daemon.read_log_tail()}")
         time.sleep(0.5)

@@ -28,7 +28,7 @@ class StageTimes:
     stopped_at: float | None = None
 
 
-def by_stage(title: str, started_at: float, times: StageTimes) -> Stages:
+def compute_stages(title: str, started_at: float, times: StageTimes) -> Stages:
     """Return the seconds from `started_at` until each stage."""
     reported = times.reported
     stage_times = {

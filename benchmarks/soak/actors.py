@@ -21,7 +21,7 @@ from benchmarks.rig import (
     start_operator,
     wait_until_ready,
 )
-from benchmarks.soak.scripts import DELETED, RESTART_POLICY, Act, JobPlan, exit_of_act
+from benchmarks.soak.scripts import DELETED, RESTART_POLICY, Act, JobPlan, build_exit
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient, ApiError
 from finetune_operator.kube.cluster import collection_path
@@ -141,7 +141,7 @@ class ScriptRunner:
 
     async def _end_container(self, pod_name: str, act: Act) -> bool:
         """Report that the container has exited; retry after a conflict, because kwok may modify the pod."""
-        exit_code, reason, message = exit_of_act(act, time=time.time())
+        exit_code, reason, message = build_exit(act, time=time.time())
         while True:
             pod = self._state.pods.get(pod_name)
             if pod is None or not _is_running(pod):

@@ -94,7 +94,7 @@ def plan_jobs(count: int, *, seconds: float, seed: int) -> tuple[JobPlan, ...]:
     return tuple(plans)
 
 
-def exit_of_act(act: Act, *, time: float) -> tuple[int, str, str]:
+def build_exit(act: Act, *, time: float) -> tuple[int, str, str]:
     """Return exit code, reason and termination message of the container that the act ends."""
 
     def failure_message(error_type: str, message: str, **details: Any) -> str:

@@ -19,12 +19,12 @@ from benchmarks.trainer.comparison import OURS, PYTHON_PATH, REPOSITORY, Benchma
 from benchmarks.trainer.ours import build_spec
 from benchmarks.trainer.report import describe_case
 from finetune_trainer.metrics.flops import peak_flops
-from testing.processes.local_mode import LocalJob, job_body, write_body
+from testing.processes.local_mode import LocalJob, job_body, write_job_file
 
 INJECTED_ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "testing/fakes/inject"), PYTHON_PATH)),
-    "MOST_SAMPLES": "1",
-    "FINE_PASSES": "2",
+    "OOM_ABOVE_SAMPLES": "1",
+    "PASSES_BEFORE_FAULT": "2",
 }
 TIMEOUT_SECONDS = 1800
 
@@ -84,7 +84,7 @@ def run_out_of_memory_job(case: BenchmarkCase, folder: Path, environment: dict[s
     spec["training"] |= {"maxSteps": 3}
     del spec["training"]["numTrainEpochs"]
     spec["env"] = [{"name": name, "value": value} for name, value in environment.items()]
-    job = write_body(folder, job_body(spec), {})
+    job = write_job_file(folder, job_body(spec), {})
     process = job.start()
     try:
         output, _ = process.communicate(timeout=TIMEOUT_SECONDS)

@@ -11,7 +11,7 @@ from finetune_supervisor.contract import RunFolder
 from finetune_trainer import train as trainer
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
 from finetune_trainer.distributed.rank_context import RankContext, Ranks
-from testing.processes.supervisors import free_port
+from testing.processes.supervisors import find_free_port
 from testing.processes.torchrun_cells import reset_global_state
 
 SINGLE_RANK = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1)
@@ -22,7 +22,7 @@ def train(task: Task) -> None:
     for name, number in (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1), ("WORLD_SIZE", 1)):
         os.environ[name] = str(number)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", str(free_port()))
+    os.environ.setdefault("MASTER_PORT", str(find_free_port()))
     reset_global_state()
     context = build_rank_context(Path(task.output))
     trainer.run(

@@ -7,7 +7,7 @@ import sys
 import venv
 from pathlib import Path
 
-from environment import ROOT, WHEELS, uv_environment
+from environment import ROOT, WHEELS, build_uv_environment
 
 VERSION = "4.6.0"
 IMAGE_PACKAGES = ("qwen-vl-utils",)
@@ -47,7 +47,9 @@ def install(python: Path, cache: Path) -> None:
         *read_pinned_constraints(ROOT / "constraints.txt"),
     ]
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=900, env=uv_environment(os.environ))
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=900, env=build_uv_environment(os.environ)
+        )
     except subprocess.TimeoutExpired as error:
         raise NotInstalled("installing took more than 900 s") from error
     if process.returncode != 0:

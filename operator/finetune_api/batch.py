@@ -32,31 +32,31 @@ class Batch:
 
 
 def resolve_batch(
-    *, per_device: PerDevice | None, accumulation: int | None, effective: int | None, world_size: int
+    *, per_device: PerDevice | None, accumulation: int | None, effective_batch: int | None, world_size: int
 ) -> Batch:
     """Return the batch with the given sizes; missing sizes are derived or 1.
 
     `auto` counts as 1 until the trainer has chosen a size.
 
-    Raises: BatchError if `effective` is given and cannot be reached exactly.
+    Raises: BatchError if `effective_batch` is given and cannot be reached exactly.
     """
     per_device = None if per_device == AUTO else per_device
-    if effective is None:
+    if effective_batch is None:
         return Batch(per_device or 1, accumulation or 1, world_size)
     if per_device is not None and accumulation is not None:
         batch = Batch(per_device, accumulation, world_size)
-        if batch.effective != effective:
+        if batch.effective != effective_batch:
             raise BatchError(
-                f"globalBatchSize is {effective}, but perDeviceTrainBatchSize x gradientAccumulationSteps x ranks"
+                f"globalBatchSize is {effective_batch}, but perDeviceTrainBatchSize x gradientAccumulationSteps x ranks"
                 f" = {batch}; remove one of them, or make them agree"
             )
         return batch
     if accumulation is not None:
         return Batch(
-            _divide(effective, accumulation * world_size, "gradientAccumulationSteps"), accumulation, world_size
+            _divide(effective_batch, accumulation * world_size, "gradientAccumulationSteps"), accumulation, world_size
         )
     per_device = per_device or 1
-    return Batch(per_device, _divide(effective, per_device * world_size, "perDeviceTrainBatchSize"), world_size)
+    return Batch(per_device, _divide(effective_batch, per_device * world_size, "perDeviceTrainBatchSize"), world_size)
 
 
 def list_splits(smallest_batch: Batch) -> tuple[Batch, ...]:

@@ -15,15 +15,15 @@ class LearningRates:
     """Peak learning rates: a default, and separate rates for parts of a vision-language model."""
 
     default: float
-    by_part: Mapping[str, float]
+    part_rates: Mapping[str, float]
     scaling: str = ""  # description of the scaling factor; empty: not scaled
 
-    def for_part(self, part: str) -> float:
+    def get_rate(self, part: str) -> float:
         """Return the learning rate of a model part, named as in model.freeze."""
-        return self.by_part.get(part, self.default)
+        return self.part_rates.get(part, self.default)
 
     def __str__(self) -> str:
-        rates = (f"{self.default:g}", *(f"{part} {rate:g}" for part, rate in self.by_part.items()))
+        rates = (f"{self.default:g}", *(f"{part} {rate:g}" for part, rate in self.part_rates.items()))
         return ", ".join(rates) + (f" ({self.scaling})" if self.scaling else "")
 
 
@@ -36,5 +36,5 @@ def resolve_learning_rates(spec: FineTuneJobSpec, batch: Batch) -> LearningRates
         if rule.rule == "sqrt":
             factor, formula = math.sqrt(factor), f"sqrt({formula})"
         scaling = f"{factor:g} = {formula} times the rates of the spec"
-    by_part = {part: rate * factor for part, rate in training.learning_rates_by_part.items() if rate is not None}
-    return LearningRates(default * factor, by_part, scaling)
+    part_rates = {part: rate * factor for part, rate in training.learning_rates_by_part.items() if rate is not None}
+    return LearningRates(default * factor, part_rates, scaling)

@@ -27,7 +27,7 @@ class MemoryShortage:
     spec: FineTuneJobSpec  # spec of the user, without the repair
     repair: Repair | None  # repair applied to the attempt
     batch: Batch | None  # batch of the attempt; None for a command, whose batch is unknown
-    in_container: bool = True  # containers have resource limits that can be raised
+    runs_in_container: bool = True  # containers have resource limits that can be raised
 
     @property
     def effective_spec(self) -> FineTuneJobSpec:
@@ -68,7 +68,7 @@ def find_next_repair(shortage: MemoryShortage) -> tuple[Repair, str] | None:
 
     Returns None if no change is left. Each attempt makes one change: decisions/208.
     """
-    repairs = (step(shortage) for step in _LADDERS[shortage.reason])
+    repairs = (step(shortage) for step in _REPAIR_STEPS[shortage.reason])
     return next((repair for repair in repairs if repair is not None), None)
 
 
@@ -80,7 +80,7 @@ def build_advice(shortage: MemoryShortage) -> str:
         # with restarts, repairs have already reduced the batch
         can_be_smaller = is_command or not shortage.spec.restart_policy.max_restarts
         return "use smaller batches, or larger or more GPUs" if can_be_smaller else shortage.reason.advice
-    if not shortage.in_container:
+    if not shortage.runs_in_container:
         return f"{fewer_loaders}, or use a host with more memory"
     if shortage.reason is Reason.SHARED_MEMORY_EXHAUSTED:
         return f"shared memory had {format_bytes(spec.shm_bytes)}: raise shmSize, or {fewer_loaders}"
@@ -97,7 +97,7 @@ def _double_memory_limit(shortage: MemoryShortage) -> tuple[Repair, str] | None:
     """Double the memory limit, up to restartPolicy.maxMemory (decisions/209)."""
     spec = shortage.effective_spec
     limit, max_memory = spec.resources.limits.get("memory"), spec.restart_policy.max_memory
-    if limit is None or max_memory is None or not shortage.in_container:
+    if limit is None or max_memory is None or not shortage.runs_in_container:
         return None
     current_bytes = parse_quantity(limit)
     larger_bytes = min(2 * current_bytes, parse_quantity(max_memory))
@@ -113,7 +113,7 @@ def _double_shm_size(shortage: MemoryShortage) -> tuple[Repair, str] | None:
     limit, current_bytes = spec.resources.limits.get("memory"), spec.shm_bytes
     larger_bytes = 2 * current_bytes if limit is None else min(2 * current_bytes, int(parse_quantity(limit)))
     was_doubled = shortage.repair is not None and shortage.repair.shm_size is not None
-    if was_doubled or larger_bytes <= current_bytes or not shortage.in_container:
+    if was_doubled or larger_bytes <= current_bytes or not shortage.runs_in_container:
         return None
     size = format_bytes(larger_bytes)
     return shortage.extend_repair(shm_size=size), f"shmSize {format_bytes(current_bytes)} -> {size}"
@@ -163,14 +163,14 @@ def _enable_expandable_segments(shortage: MemoryShortage) -> tuple[Repair, str] 
 
 def _raise_sharding_level(shortage: MemoryShortage) -> tuple[Repair, str] | None:
     spec, batch = shortage.effective_spec, shortage.batch
-    presets = stronger_sharding_presets(spec, world_size=batch.world_size) if batch else ()
+    presets = list_stronger_sharding_presets(spec, world_size=batch.world_size) if batch else ()
     if not presets:
         return None
     current = spec.deepspeed.preset if spec.deepspeed else "none"
     return shortage.extend_repair(deepspeed=presets[0]), f"deepspeed preset {current} -> {presets[0]}"
 
 
-def stronger_sharding_presets(spec: FineTuneJobSpec, *, world_size: int) -> tuple[str, ...]:
+def list_stronger_sharding_presets(spec: FineTuneJobSpec, *, world_size: int) -> tuple[str, ...]:
     """Return the DeepSpeed presets that shard more than the spec.
 
     Returns none if the spec has fsdp or a DeepSpeed config, if weights are quantized (they cannot be sharded), or if a
@@ -186,7 +186,7 @@ def stronger_sharding_presets(spec: FineTuneJobSpec, *, world_size: int) -> tupl
     return tuple(preset for preset in presets if _SHARDING_PRESETS.index(preset) > level)
 
 
-_LADDERS: dict[Reason, tuple[RepairStep, ...]] = {
+_REPAIR_STEPS: dict[Reason, tuple[RepairStep, ...]] = {
     Reason.CUDA_OUT_OF_MEMORY: (
         _reduce_micro_batch,
         _enable_checkpointing,

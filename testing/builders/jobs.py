@@ -84,11 +84,11 @@ def terminating_pod(pod_body: RawBody, *, deadline: datetime = NOW + timedelta(s
 
 
 def observation_of(
-    owner: FineTuneJob, *pods: RawBody, gone: tuple[RawBody, ...] = (), fresh: bool = True, **fields: Any
+    owner: FineTuneJob, *pods: RawBody, tombstones: tuple[RawBody, ...] = (), fresh: bool = True, **fields: Any
 ) -> Observation:
     """Return an observation of these existing and deleted pods, in which the Service exists."""
     assert build_service(plan_run(owner, attempt=0, settings=SETTINGS))["metadata"]["name"] == owner.metadata.name
-    return Observation(nodes=observe_pods(pods, gone), service_exists=True, fresh=fresh, **fields)
+    return Observation(nodes=observe_pods(pods, tombstones), service_exists=True, fresh=fresh, **fields)
 
 
 def decide_once(

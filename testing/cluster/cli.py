@@ -80,7 +80,7 @@ def add_chaos_verbs(verbs: Verbs) -> None:
         verbs.add_parser(name, help=help_text).add_argument("node")
     partition = verbs.add_parser("partition", help="drop all packets of a node, or only those between two nodes")
     partition.add_argument("node")
-    partition.add_argument("--from", dest="away_from", metavar="NODE")
+    partition.add_argument("--from", dest="other_node", metavar="NODE")
     container = verbs.add_parser("kill-container", help="send SIGKILL to the first process of a container")
     container.add_argument("pod")
     container.add_argument("--container")
@@ -144,7 +144,7 @@ SETUP_VERBS: dict[str, Callable[[ThrowawayCluster, argparse.Namespace], object]]
 CHAOS_VERBS: dict[str, Callable[[Chaos, argparse.Namespace], object]] = {
     "stop-kubelet": lambda chaos, options: chaos.stop_kubelet(options.node),
     "start-kubelet": lambda chaos, options: chaos.start_kubelet(options.node),
-    "partition": lambda chaos, options: chaos.partition(options.node, away_from=options.away_from),
+    "partition": lambda chaos, options: chaos.partition(options.node, other_node=options.other_node),
     "heal": lambda chaos, options: chaos.heal(options.node),
     "kill-container": lambda chaos, options: chaos.kill_container(
         options.namespace, options.pod, container=options.container

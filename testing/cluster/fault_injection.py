@@ -35,12 +35,12 @@ class Chaos:
     def start_kubelet(self, node: str) -> None:
         self.cluster.daemon(f"kubelet-{self.find_node(node).name}").start()
 
-    def partition(self, node: str, *, away_from: str | None = None) -> None:
+    def partition(self, node: str, *, other_node: str | None = None) -> None:
         """Silently drop all packets of a node, or only those between it and another node."""
-        if away_from is None:
+        if other_node is None:
             drop_all(self.find_node(node))
         else:
-            drop_between(self.find_node(node), self.find_node(away_from))
+            drop_between(self.find_node(node), self.find_node(other_node))
 
     def heal(self, node: str) -> None:
         """Remove all partitions created with this node as the first argument."""

@@ -36,7 +36,7 @@ class Kubectl:
         body: dict[str, Any] = json.loads(self("get", kind, name, "--namespace", namespace, "--output", "json"))
         return body
 
-    def ready_nodes(self) -> frozenset[str]:
+    def list_ready_nodes(self) -> frozenset[str]:
         template = '{range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status}{"\\n"}{end}'
         lines = self("get", "nodes", "--output", f"jsonpath={template}").split()
         return frozenset(line.removesuffix("=True") for line in lines if line.endswith("=True"))

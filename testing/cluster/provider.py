@@ -13,7 +13,7 @@ from testing.cluster.current import CurrentProvider
 from testing.cluster.fault_injection import Chaos
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.commands import HarnessError
-from testing.cluster.host.preflight import unsupported_host_reason
+from testing.cluster.host.preflight import find_host_problem
 from testing.cluster.host.versions import PINNED
 from testing.cluster.images.go_build import build_all
 from testing.cluster.kind import KindProvider, find_kind_problem
@@ -119,7 +119,7 @@ def choose_provider(environment: Mapping[str, str]) -> ProviderChoice:
     kind_problem = find_kind_problem()
     if kind_problem is None:
         return ProviderChoice(ClusterKind.KIND, "Docker is running", create_provider(ClusterKind.KIND, {}))
-    throwaway_problem = unsupported_host_reason() or find_go_problem()
+    throwaway_problem = find_host_problem() or find_go_problem()
     if throwaway_problem is None:
         provider = create_provider(ClusterKind.THROWAWAY, {})
         explanation = f"{kind_problem}; this host has root, Linux and Go"

@@ -173,14 +173,14 @@ class ThrowawayCluster:
         deadline = time.monotonic() + timeout_seconds
         # a kubelet exits if another one creates the device plugin socket, which all kubelets share, at the same moment
         restartable = {f"kubelet-{name}" for name in node_names}
-        while not node_names <= self.kubectl.ready_nodes():
+        while not node_names <= self.kubectl.list_ready_nodes():
             for daemon in self.daemons():
                 if daemon.pid() is None and daemon.name in restartable:
                     restartable.remove(daemon.name)
                     daemon.start()
                 daemon.require_running()
             if time.monotonic() > deadline:
-                missing = ", ".join(sorted(node_names - self.kubectl.ready_nodes()))
+                missing = ", ".join(sorted(node_names - self.kubectl.list_ready_nodes()))
                 raise HarnessError(f"{missing} not Ready within {timeout_seconds} s; logs are in {self.layout.daemons}")
             time.sleep(0.2)
 
@@ -223,7 +223,7 @@ class ThrowawayCluster:
         nodes.remove_files_outside_root(layout)
         nodes.remove_files(layout, keep_images=keep_images)
 
-    def leftovers(self) -> tuple[str, ...]:
+    def find_leftovers(self) -> tuple[str, ...]:
         """Describe each resource that `down` failed to remove; empty after a clean `down`."""
         layout = Layout(self.name, self.root, MAX_NODES, choose_network(self.name, ()))
         return (

@@ -43,7 +43,7 @@ class LabelledStartFailure:
     source: str
 
 
-def read_starts(*, held_out: bool) -> list[LabelledStartFailure]:
+def read_start_failures(*, held_out: bool) -> list[LabelledStartFailure]:
     path = _FOLDER / ("starts.held_out.jsonl" if held_out else "starts.jsonl")
     return [LabelledStartFailure(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 

@@ -11,7 +11,7 @@ from testing.fakes.http_api import HttpApi, serve_api
 
 
 @asynccontextmanager
-async def connected(api: HttpApi, *middlewares: aiohttp.ClientMiddlewareType) -> AsyncIterator[ApiClient]:
+async def serve_and_connect(api: HttpApi, *middlewares: aiohttp.ClientMiddlewareType) -> AsyncIterator[ApiClient]:
     """Serve an HttpApi and yield the operator's client for it."""
     async with serve_api(api) as url:
         access = ClusterCredentials(server=url)

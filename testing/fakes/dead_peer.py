@@ -27,7 +27,7 @@ def drop_incoming_packets(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
 
 
-def drop_incoming_packets_of(pid: int) -> int:
+def drop_incoming_packets_of_process(pid: int) -> int:
     """Drop incoming packets of all current TCP connections of a process and return the number of connections.
 
     Dropping packets of another process requires CAP_SYS_PTRACE.

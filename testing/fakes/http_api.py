@@ -120,7 +120,7 @@ class HttpApi:
         """The latest resourceVersion of the server."""
         return str(self._version)
 
-    def requests_of(self, method: str, plural: str) -> list[Request]:
+    def find_requests(self, method: str, plural: str) -> list[Request]:
         """Return the requests with this method and resource, in order."""
         return [request for request in self.requests if request.method == method and request.resource.plural == plural]
 

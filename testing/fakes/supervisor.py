@@ -1,6 +1,6 @@
 """Fake supervisor that writes a real termination message without training.
 
-The environment variable PLAY is a comma-separated list of acts such as `3:crash` (node 3), `0.3:crash` (node 3 of
+The environment variable FAKE_ACTS is a comma-separated list of acts such as `3:crash` (node 3), `0.3:crash` (node 3 of
 attempt 0) or `*:crash` (all nodes). The first matching entry applies; by default the node succeeds.
 """
 
@@ -34,7 +34,7 @@ def perform(act: str) -> int:
         case "wait":
             write_termination("running")
             signal.pause()
-        case "deaf":
+        case "ignore-sigterm":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             write_termination("running")
             time.sleep(600)
@@ -49,7 +49,7 @@ def stop(*_: object) -> None:
 def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     node, attempt = os.environ["NODE_RANK"], os.environ["FINETUNE_ATTEMPT"]
-    for entry in os.environ["PLAY"].split(","):
+    for entry in os.environ["FAKE_ACTS"].split(","):
         target, _, act = entry.partition(":")
         if target in ("*", node, f"{attempt}.{node}"):
             return perform(act)

@@ -2,4 +2,4 @@
 
 from pathlib import Path
 
-UNREADABLE = Path("/proc/self/mem")  # reading at offset 0 fails with an input/output error
+UNREADABLE_FILE = Path("/proc/self/mem")  # reading at offset 0 fails with an input/output error

@@ -18,7 +18,7 @@ from testing.faults.expectation import Expectation
 from testing.faults.job_recorder import JobRecorder, RecordedStep, StatusChange
 from testing.faults.job_under_test import HARNESS_ERRORS, JobUnderTest, RawBody, wait_until_settled
 from testing.faults.outcome import FaultRun, find_deviations, parse_status
-from testing.processes.operator_stack import Stack, example_job
+from testing.processes.operator_stack import Stack, build_example_job
 
 STEPS_AFTER_RECOVERY = 5  # steps to train before a job counts as recovered
 CHILDREN = "pods,services,configmaps"
@@ -80,7 +80,7 @@ def save_evidence_of_deviation(job: JobUnderTest, expectation: Expectation, run:
 def run_to_end(job: JobUnderTest, fault: InjectedFault, expectation: Expectation, times: FaultTimes) -> None:
     """Inject the fault and wait until the job has ended; always remove the fault."""
     with ExitStack() as injection:
-        manifest = example_job(job.name, **fault.fields(job))
+        manifest = build_example_job(job.name, **fault.fields(job))
         if fault.injection_time is InjectionTime.BEFORE_CREATION:
             injection.enter_context(fault.inject(job))
         times.injected_at = time.time()

@@ -43,7 +43,7 @@ class TemplateFamily:
     template: str
     tokens: tuple[str, ...]
     end: str  # end of an assistant turn
-    inner_end: str | None = None  # end of an assistant turn before another turn, if it differs
+    inner_turn_end: str | None = None  # end of an assistant turn before another turn, if it differs
     system: bool = True  # False if a system prompt is rejected or omitted
 
     @property
@@ -155,7 +155,7 @@ FAMILIES: dict[str, TemplateFamily] = {
         render_template("<|ROLE|>\\n", "", conversation_prefix="[gMASK]<sop>"),
         ("[gMASK]", "<|endoftext|>", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"),
         "<|endoftext|>",
-        inner_end="<|user|>",
+        inner_turn_end="<|user|>",
     ),
     "Command R": TemplateFamily(
         render_template(

@@ -40,7 +40,7 @@ class TinyFiles:
     eval: Path
 
 
-def preferences_path(rows: Path) -> Path:
+def get_preferences_path(rows: Path) -> Path:
     """Return the path of the preference pairs for a file of chat rows."""
     return rows.with_suffix(".pairs.jsonl")
 
@@ -59,7 +59,7 @@ def build(folder: Path, *, rows: int = 400, eval_rows: int = 40, seed: int = 0) 
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(files.model)
     save_model(build_model(len(tokenizer), seed=seed), files.model)
-    all_rows = list(chat_rows())
+    all_rows = list(generate_chat_rows())
     if rows + eval_rows > len(all_rows):
         raise ValueError(f"{rows} + {eval_rows} rows requested; the help topics contain {len(all_rows)}")
     step = len(all_rows) // (rows + eval_rows)
@@ -70,7 +70,7 @@ def build(folder: Path, *, rows: int = 400, eval_rows: int = 40, seed: int = 0) 
         (files.eval, [row for index, row in enumerate(selected) if index in eval_indices]),
     ):
         write_jsonl(path, split)
-        write_jsonl(preferences_path(path), [as_preference(row) for row in split])
+        write_jsonl(get_preferences_path(path), [convert_to_preference(row) for row in split])
     return files
 
 
@@ -118,7 +118,7 @@ def build_model(vocabulary_size: int, *, seed: int = 0) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config)
 
 
-def chat_rows() -> Iterator[Row]:
+def generate_chat_rows() -> Iterator[Row]:
     """Yield a question and an answer for each paragraph of the help topics; the answers vary in length."""
     for topic, text in topics.items():
         paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
@@ -130,7 +130,7 @@ def chat_rows() -> Iterator[Row]:
             yield {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
-def as_preference(row: Row) -> Row:
+def convert_to_preference(row: Row) -> Row:
     """Convert a row to a preference pair; the rejected answer is the first two thirds of the words in reverse order."""
     words = row["messages"][-1]["content"].split()
     return {**row, "rejected_response": " ".join(reversed(words[: len(words) - len(words) // 3]))}

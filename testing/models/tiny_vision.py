@@ -273,7 +273,7 @@ def write_rows(
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
-    for number, row in zip(range(row_count), tiny_text.chat_rows(), strict=False):
+    for number, row in zip(range(row_count), tiny_text.generate_chat_rows(), strict=False):
         image_names = [
             write_image(
                 folder, f"{number}-{index}.png", (28 + 28 * ((number + index) % 3), 56), seed=10 * number + index
@@ -291,5 +291,5 @@ def write_rows(
         rows.append({"messages": [question, {**answer, "content": answer["content"][:80]}], **media})
     path = folder / "rows.jsonl"
     tiny_text.write_jsonl(path, rows)
-    tiny_text.write_jsonl(tiny_text.preferences_path(path), [tiny_text.as_preference(row) for row in rows])
+    tiny_text.write_jsonl(tiny_text.get_preferences_path(path), [tiny_text.convert_to_preference(row) for row in rows])
     return path

@@ -63,7 +63,7 @@ def write_rows(folder: Path, *rows: dict[str, Any]) -> Path:
     return folder / "rows.jsonl"
 
 
-def gradients_of(model: torch.nn.Module, batch: Features) -> dict[str, torch.Tensor]:
+def compute_gradients(model: torch.nn.Module, batch: Features) -> dict[str, torch.Tensor]:
     model.zero_grad(set_to_none=True)
     compute_target_losses(compute_logits(model, batch), batch["labels"]).sum().backward()  # type: ignore[no-untyped-call]
     gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}

@@ -11,7 +11,7 @@ import yaml
 
 from testing.models import tiny_text
 from testing.models.loss_curve import loss_curve, read_losses
-from testing.processes.operator_stack import example_job
+from testing.processes.operator_stack import build_example_job
 
 
 def run_locally() -> int:
@@ -20,7 +20,7 @@ def run_locally() -> int:
         folder = Path(scratch)
         tiny_text.build(folder / "data")
         job_file = folder / "job.yaml"
-        job_file.write_text(yaml.safe_dump(example_job("demo")))
+        job_file.write_text(yaml.safe_dump(build_example_job("demo")))
         command = [sys.executable, "-m", "finetune_cli", "run", str(job_file), "--output", str(folder / "out")]
         code = subprocess.run([*command, "--volume", f"data={folder / 'data'}"], check=False).returncode
         if code == 0:

@@ -96,10 +96,10 @@ def write_job(folder: Path, tiny: TinyFiles, **fields: Any) -> LocalJob:
         "output": {"persistentVolumeClaim": {"claimName": "models"}},
         **fields,
     }
-    return write_body(folder, job_body(spec), {"data": tiny.train.parent})
+    return write_job_file(folder, job_body(spec), {"data": tiny.train.parent})
 
 
-def write_command(folder: Path, command: RawBody, *, data: Path | None = None, **fields: Any) -> LocalJob:
+def write_command_job(folder: Path, command: RawBody, *, data: Path | None = None, **fields: Any) -> LocalJob:
     """Write a command-mode job with two nodes of two ranks each; fields that are None are removed from the spec."""
     data_volume = {"name": "data", "mountPath": "/data", "persistentVolumeClaim": {"claimName": "datasets"}}
     spec = {
@@ -112,14 +112,14 @@ def write_command(folder: Path, command: RawBody, *, data: Path | None = None, *
         **fields,
     }
     spec = {name: value for name, value in spec.items() if value is not None}
-    return write_body(folder, job_body(spec), {"data": data} if data else {})
+    return write_job_file(folder, job_body(spec), {"data": data} if data else {})
 
 
 def job_body(spec: RawBody) -> RawBody:
     return {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTuneJob", "metadata": {"name": "first"}, "spec": spec}
 
 
-def write_body(folder: Path, body: RawBody, volumes: Mapping[str, Path]) -> LocalJob:
+def write_job_file(folder: Path, body: RawBody, volumes: Mapping[str, Path]) -> LocalJob:
     """Write a job file named after the job; `volumes` maps volume names to host folders."""
     job = LocalJob(folder, volumes, body["metadata"]["name"])
     folder.mkdir(parents=True, exist_ok=True)
@@ -150,10 +150,10 @@ def wait_until(probe: Callable[[], int | None], description: str) -> int:
 
 def wait_for_processes_to_end(folder: Path) -> None:
     """Wait until no process of the job is running; multiprocessing helpers may exit shortly after their rank."""
-    wait_until(lambda: None if pids_with_folder(folder) else 0, f"the end of {pids_with_folder(folder)}")
+    wait_until(lambda: None if list_pids_with_folder(folder) else 0, f"the end of {list_pids_with_folder(folder)}")
 
 
-def pids_with_folder(folder: Path) -> list[int]:
+def list_pids_with_folder(folder: Path) -> list[int]:
     """Return the pids of a job's processes, identified by the folder in their environment (Linux only)."""
     pids = []
     for entry in Path("/proc").glob("[0-9]*/environ"):

@@ -75,7 +75,7 @@ class Stack:
         """Install the operator with Helm and the images of this checkout; pods with older images are replaced."""
         self.helm(
             *("upgrade", "--install", "finetune-operator", str(CHART), "--namespace", OPERATOR_NAMESPACE),
-            *("--create-namespace", "--wait", "--timeout", "120s", *helm_values()),
+            *("--create-namespace", "--wait", "--timeout", "120s", *build_helm_options()),
             *(
                 "--set-string",
                 f"podAnnotations.image={ImageBuilder(self.provider.cache).compute_content_key('operator')}",
@@ -153,7 +153,7 @@ class Stack:
                     sections.append(f"{pod}: {error}")
         return "\n".join(sections)
 
-    def wait_finished(self, name: str, *, timeout_seconds: float = 240) -> RawBody:
+    def wait_until_finished(self, name: str, *, timeout_seconds: float = 240) -> RawBody:
         return self.wait(
             name, lambda job: has_condition(job, "Finished"), description="finished", timeout_seconds=timeout_seconds
         )
@@ -175,7 +175,7 @@ def run(command: list[str], *, stdin: str | None = None) -> str:
     return result.stdout
 
 
-def helm_values() -> tuple[str, ...]:
+def build_helm_options() -> tuple[str, ...]:
     """Return Helm options for the images of this checkout, which are not in a registry."""
     repository, _, tag = image_name("operator").rpartition(":")
     values = {
@@ -199,7 +199,7 @@ def get_reported_step(job: RawBody) -> int:
     return step
 
 
-def example_job(name: str, **fields: Any) -> RawBody:
+def build_example_job(name: str, **fields: Any) -> RawBody:
     """Return the CPU example job with another name and changed spec fields; None removes a field."""
     body: RawBody = yaml.safe_load(EXAMPLE.read_text())
     body["metadata"]["name"] = name

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from testing.models import tiny_text, tiny_vision
-from testing.processes.local_mode import LocalJob, RawBody, write_body
+from testing.processes.local_mode import LocalJob, RawBody, write_job_file
 from testing.processes.supervisors import REPOSITORY
 
 SCRIPT = REPOSITORY / "testing" / "processes" / "scripts" / "plain_ddp.py"
@@ -25,9 +25,9 @@ def create_example_inputs(folder: Path) -> Path:
         folder / "Qwen" / "Qwen2.5-1.5B-Instruct": text.model,
         data / "train" / "rows.jsonl": text.train,
         data / "val" / "rows.jsonl": text.eval,
-        data / "pairs.jsonl": tiny_text.preferences_path(text.train),
-        data / "held_out.pairs.jsonl": tiny_text.preferences_path(text.eval),
-        data / "dpo.jsonl": tiny_text.preferences_path(text.train),
+        data / "pairs.jsonl": tiny_text.get_preferences_path(text.train),
+        data / "held_out.pairs.jsonl": tiny_text.get_preferences_path(text.eval),
+        data / "dpo.jsonl": tiny_text.get_preferences_path(text.train),
         folder / "workspace" / "train_dpo.py": SCRIPT,
     }.items():
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -54,4 +54,4 @@ def write_small_example(folder: Path, example: str, edit_spec: Callable[[RawBody
         spec["training"].pop("numTrainEpochs", None)
     if edit_spec:
         edit_spec(spec)
-    return write_body(folder, body, {volume["name"]: folder / volume["name"] for volume in spec["volumes"]})
+    return write_job_file(folder, body, {volume["name"]: folder / volume["name"] for volume in spec["volumes"]})

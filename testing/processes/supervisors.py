@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 _TIMEOUT_SECONDS = 150.0
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -90,7 +90,7 @@ class Job:
         return self.output or self.folder / "output"
 
     def start(self, *, attempt: int = 0) -> list[Pod]:
-        port = free_port()
+        port = find_free_port()
         return [self._start_pod(attempt, node_rank, port) for node_rank in range(self.nodes)]
 
     def run(self, *, attempt: int = 0) -> list[Pod]:
@@ -105,7 +105,7 @@ class Job:
         (folder / "run").mkdir(parents=True)
         config = folder / "config.json"
         config.write_text(json.dumps(self.spec))
-        status_port = free_port()
+        status_port = find_free_port()
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),

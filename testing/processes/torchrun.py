@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from testing.processes.supervisors import REPOSITORY, free_port
+from testing.processes.supervisors import REPOSITORY, find_free_port
 
 Results = dict[str, dict[str, Any]]
 
@@ -33,7 +33,7 @@ def run_cells(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int
         **({} if slow_rank is None else {"TEST_SLOW_RANK": str(slow_rank)}),
     }
     logs = ("--redirects=2", f"--log-dir={folder / 'logs of ranks'}")
-    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}", *logs)
+    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={find_free_port()}", *logs)
     script = (
         str(REPOSITORY / "testing/processes/torchrun_cells.py"),
         str(folder / "cells.json"),

@@ -112,7 +112,7 @@ def limit_memory(name: str, context: RankContext) -> Iterator[None]:
     with ExitStack() as stack:
         if variant and variant["mib"]:
             memory_bytes = int(variant["mib"]) * 2**20
-            stack.enter_context(patch.object(build_trainer, "rank_memory_bytes", return_value=memory_bytes))
+            stack.enter_context(patch.object(build_trainer, "gather_min_rank_memory", return_value=memory_bytes))
         elif variant:
             stack.enter_context(patch.object(build_trainer, "can_measure_memory", return_value=True))
             if not context.ranks.is_first:

@@ -92,7 +92,7 @@ class InvariantMonitor:
         return any(abs(operator.clock_offset.total_seconds()) < OPERATOR_REACTION_SECONDS for operator in operators)
 
     def check_output(self) -> None:
-        """Check that no zombie publishes, that one result is published, and that processes run the spec of their job."""
+        """Check that no zombie publishes, that one result is published, and that processes run the spec of the job."""
         for folder in self._world.trainer.folders.values():
             groups = [(publication.attempt, publication.group) for publication in folder.publications]
             if groups != sorted(groups):

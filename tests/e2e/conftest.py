@@ -9,7 +9,7 @@ import pytest
 
 from testing.cluster.fault_injection import Chaos
 from testing.cluster.provider import ClusterKind, choose_provider
-from testing.processes.operator_stack import Stack, example_job
+from testing.processes.operator_stack import Stack, build_example_job
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +48,7 @@ def start_job(stack: Stack, job_name: str) -> Iterator[Callable[..., str]]:
     started_jobs: list[str] = []
 
     def apply_job(**fields: Any) -> str:
-        stack.apply(example_job(job_name, **fields))
+        stack.apply(build_example_job(job_name, **fields))
         started_jobs.append(job_name)
         return job_name
 

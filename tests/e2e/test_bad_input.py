@@ -35,7 +35,7 @@ def test_user_error_fails_the_job_without_restart(stack: Stack, start_job: Start
     valid_rows = (stack.folder("datasets") / "train.jsonl").read_text().splitlines()
     (stack.folder("datasets") / "bad.jsonl").write_text(f'{valid_rows[0]}\n{{"messages": "no list"}}\n')
 
-    finished = stack.wait_finished(start_job(numNodes=1, training=training(max_steps=4), **fields))
+    finished = stack.wait_until_finished(start_job(numNodes=1, training=training(max_steps=4), **fields))
 
     message = get_failure_message(finished)
     assert message.startswith(f"{reason}: "), message
@@ -52,7 +52,7 @@ def test_read_write_once_claim_is_rejected_for_two_nodes(stack: Stack, start_job
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
     }
     stack.apply(claim)
-    finished = stack.wait_finished(start_job(output={"persistentVolumeClaim": {"claimName": "one-node"}}))
+    finished = stack.wait_until_finished(start_job(output={"persistentVolumeClaim": {"claimName": "one-node"}}))
     assert "one-node is ReadWriteOnce, but 2 nodes mount it: it must be ReadWriteMany" in get_failure_message(finished)
     assert stack.pods(finished["metadata"]["name"]) == []
 
@@ -64,7 +64,7 @@ def test_output_of_another_job_is_not_overwritten(stack: Stack, start_job: Start
     for path in (folder, folder.parent):
         path.chmod(0o777)
     try:
-        finished = stack.wait_finished(start_job(numNodes=1, training=training(max_steps=4)))
+        finished = stack.wait_until_finished(start_job(numNodes=1, training=training(max_steps=4)))
         message = get_failure_message(finished)
         assert message.startswith("OutputError: ")
         assert "output.overwrite" in message

@@ -10,7 +10,7 @@ import pytest
 
 from testing.cluster.fault_injection import Chaos
 from testing.cluster.host.commands import HarnessError
-from testing.cluster.host.preflight import unsupported_host_reason
+from testing.cluster.host.preflight import find_host_problem
 from testing.cluster.images.project_images import ImageBuilder, image_name
 from testing.cluster.kwok import start_kwok, stop_kwok
 from testing.cluster.provider import ThrowawayProvider
@@ -33,7 +33,7 @@ print(time.process_time() - before)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ThrowawayCluster]:
-    reason = unsupported_host_reason() or (None if shutil.which("go") else "Go is not installed")
+    reason = find_host_problem() or (None if shutil.which("go") else "Go is not installed")
     if reason:
         pytest.skip(reason)
     cluster = ThrowawayCluster.named("harness")
@@ -135,12 +135,12 @@ def test_pods_on_two_nodes_reach_each_other_by_dns_name(provider: ThrowawayProvi
     assert fetch_greeting(provider.cluster, host="web-2.web.default.svc.cluster.local") == "hello from the host"
 
 
-@pytest.mark.parametrize("away_from", ["node1", None], ids=["from one node", "from everything"])
-def test_partition_drops_packets_and_can_be_removed(provider: ThrowawayProvider, away_from: str | None) -> None:
+@pytest.mark.parametrize("other_node", ["node1", None], ids=["from one node", "from everything"])
+def test_partition_drops_packets_and_can_be_removed(provider: ThrowawayProvider, other_node: str | None) -> None:
     cluster, chaos = provider.cluster, provider.chaos
     address = get_pod_ip(cluster, "web-2")
 
-    chaos.partition("node2", away_from=away_from)
+    chaos.partition("node2", other_node=other_node)
     partitioned = fetch_greeting(cluster, host=address)
     chaos.heal("node2")
 
@@ -170,12 +170,12 @@ def test_pods_keep_running_while_their_kubelet_is_stopped(provider: ThrowawayPro
 
     chaos.stop_kubelet("node2")
     response = fetch_greeting(cluster, host="web-2.web")
-    not_ready = wait_for_condition(lambda: "node2" not in cluster.kubectl.ready_nodes())
+    not_ready = wait_for_condition(lambda: "node2" not in cluster.kubectl.list_ready_nodes())
     chaos.start_kubelet("node2")
 
     assert response == "hello from the host"
     assert not_ready
-    assert wait_for_condition(lambda: "node2" in cluster.kubectl.ready_nodes())
+    assert wait_for_condition(lambda: "node2" in cluster.kubectl.list_ready_nodes())
 
 
 def test_objects_survive_a_restart_of_api_server_and_etcd(provider: ThrowawayProvider) -> None:
@@ -257,11 +257,11 @@ def test_pods_on_fake_nodes_become_ready(cluster: ThrowawayCluster) -> None:
 def test_down_removes_everything_except_images(cluster: ThrowawayCluster, provider: ThrowawayProvider) -> None:
     """Must be the last test, and runs while pods are still running."""
     Chaos(cluster).partition("node1")
-    assert cluster.leftovers()  # leftovers of a running cluster are detected
+    assert cluster.find_leftovers()  # find_leftovers of a running cluster are detected
 
     cluster.down()
 
-    assert cluster.leftovers() == ()
+    assert cluster.find_leftovers() == ()
     cluster.up()
     assert cluster.kubectl("get", "pods", "--output", "name") == ""
     assert count_nodes_with_image(cluster) == 2

@@ -63,7 +63,7 @@ def test_unmodified_script_resumes_from_its_own_checkpoint_after_a_killed_rank(
     stack.wait(job, lambda _: checkpoint.exists(), description="saved")
 
     chaos.kill_rank(stack.namespace, f"{job}-0-1", rank=3)
-    finished = stack.wait_finished(job)
+    finished = stack.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
     killed, last = finished["status"]["attempts"]
@@ -91,7 +91,7 @@ def test_progress_of_an_unmodified_transformers_trainer_is_reported(
     assert running["status"]["progress"]["totalSteps"] == 150
     assert running["status"]["display"]["progress"].endswith("/150")
 
-    finished = stack.wait_finished(job)
+    finished = stack.wait_until_finished(job)
     assert has_condition(finished, "Complete"), finished["status"]
     assert finished["status"]["progress"]["step"] == 150
 
@@ -99,7 +99,7 @@ def test_progress_of_an_unmodified_transformers_trainer_is_reported(
 def test_image_without_torch_runs_an_exec_command(stack: Stack, start_job: StartJob) -> None:
     job = start_job(**command({"exec": ["python3", "-c", ENVIRONMENT_PROGRAM]}, image=WITHOUT_TORCH))
 
-    finished = stack.wait_finished(job)
+    finished = stack.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
     master = f"{job}-0-0.{job}.{stack.namespace}.svc.cluster.local 29500"
@@ -112,7 +112,7 @@ def test_exception_is_reported_as_user_code_error_with_its_rank(
 ) -> None:
     job = start_job(**command(build_ddp_command(scripts, "--raise_on_rank", "3"), image=WITH_TORCH))
 
-    finished = stack.wait_finished(job)
+    finished = stack.wait_until_finished(job)
 
     condition = get_failed_condition(finished)
     assert condition["reason"] == "UserCodeError"
@@ -143,7 +143,7 @@ def test_container_out_of_memory_is_repaired_and_completes(stack: Stack, start_j
         **fields,
     )
 
-    finished = stack.wait_finished(job)
+    finished = stack.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
     first, last = finished["status"]["attempts"]
@@ -174,7 +174,9 @@ def test_image_without_a_required_program_fails_the_job_without_restart(
 ) -> None:
     image, reason, text = INCOMPLETE_IMAGES[missing_program]
 
-    finished = stack.wait_finished(start_job(**command(build_ddp_command(scripts), image=image(stack), numNodes=1)))
+    finished = stack.wait_until_finished(
+        start_job(**command(build_ddp_command(scripts), image=image(stack), numNodes=1))
+    )
 
     condition = get_failed_condition(finished)
     assert condition["reason"] == reason

@@ -45,7 +45,7 @@ def test_every_fault_causes_one_restart_from_the_last_checkpoint(
         saved.append(wait_for_checkpoint(stack, job, after=last_checkpoint(stack, job)))
         inject_fault(stack, chaos, f"{job}-{attempt}-1")
         stack.wait(job, lambda j: j["status"]["attempt"] == len(saved), description=f"at attempt {len(saved)}")
-    finished = stack.wait_finished(job)
+    finished = stack.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
     *failed, last = finished["status"]["attempts"]
@@ -87,7 +87,7 @@ def test_killing_the_operator_in_any_phase_does_not_affect_the_job(
 
     set_suspended(stack, job, is_suspended=False)
     kill_operator(stack)  # while the job resumes
-    finished = stack.wait_finished(job)
+    finished = stack.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
     assert finished["status"]["restarts"] == 1, finished["status"]["attempts"]

@@ -30,10 +30,10 @@ def test_copied_data_trains_and_a_corrected_job_may_replace_one_that_failed(
         stack.kubectl("cp", str(tmp_path / "data"), "data-loader:/data/quickstart")
 
         stack.apply({**job, "spec": misspelt})
-        failed = stack.wait_finished(name)
+        failed = stack.wait_until_finished(name)
         stack.delete(name)
         stack.apply(job)
-        finished = stack.wait_finished(name)
+        finished = stack.wait_until_finished(name)
     finally:
         stack.kubectl("delete", "pod", "data-loader", "--now")
         stack.delete(name)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from testing.processes.cluster_training import training, wait_for_checkpoint
-from testing.processes.operator_stack import CHART, OPERATOR_NAMESPACE, Stack, has_condition, helm_values
+from testing.processes.operator_stack import CHART, OPERATOR_NAMESPACE, Stack, build_helm_options, has_condition
 
 pytestmark = pytest.mark.cluster
 
@@ -19,9 +19,13 @@ def test_running_job_survives_upgrade_and_uninstall_of_the_chart(stack: Stack, s
     assert stack.job(job)["spec"]["numNodes"] == 2
     assert len(stack.pods(job)) == 2, "pods must keep running without the operator"
 
-    stack.helm("install", "finetune-operator", str(CHART), *options, "--wait", "--timeout", "120s", *helm_values())
-    stack.helm("upgrade", "finetune-operator", str(CHART), *options, "--wait", "--set", "replicas=1", *helm_values())
-    finished = stack.wait_finished(job)
+    stack.helm(
+        "install", "finetune-operator", str(CHART), *options, "--wait", "--timeout", "120s", *build_helm_options()
+    )
+    stack.helm(
+        "upgrade", "finetune-operator", str(CHART), *options, "--wait", "--set", "replicas=1", *build_helm_options()
+    )
+    finished = stack.wait_until_finished(job)
     assert has_condition(finished, "Complete")
     assert finished["status"].get("restarts", 0) == 0
 

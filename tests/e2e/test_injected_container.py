@@ -76,7 +76,7 @@ def test_pod_with_a_running_sidecar_is_deleted_after_the_job_finishes(
     program = {"exec": ["python3", "-c", "print('done')"]}
     job = start_job(**command(program, image=IMAGE, numNodes=1, podTemplate={"labels": LABEL}))
 
-    assert has_condition(stack.wait_finished(job), "Complete")
+    assert has_condition(stack.wait_until_finished(job), "Complete")
     [pod] = stack.pods(job)
     assert [container["name"] for container in pod["spec"]["containers"]] == ["trainer", "proxy"]
     assert pod["status"]["phase"] == "Running"

@@ -27,7 +27,7 @@ def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(stack: Stack
     assert int(saved.removeprefix("step-")) == stopped_at < 120
 
     stack.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":false}}')
-    finished = stack.wait_finished(job)
+    finished = stack.wait_until_finished(job)
     assert has_condition(finished, "Complete")
     assert finished["status"]["attempts"][-1]["firstStep"] == stopped_at
     assert finished["status"].get("restarts", 0) == 0
@@ -42,12 +42,12 @@ def test_job_created_suspended_starts_when_resumed(stack: Stack, start_job: Star
     stack.kubectl(
         "patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":false,"network":{"masterPort":29600}}}'
     )
-    assert has_condition(stack.wait_finished(job), "Complete")
+    assert has_condition(stack.wait_until_finished(job), "Complete")
 
 
 def test_active_deadline_fails_the_job_and_stops_its_pods(stack: Stack, start_job: StartJob) -> None:
     job = start_job(activeDeadlineSeconds=20, training=training(max_steps=100_000))
-    finished = stack.wait_finished(job, timeout_seconds=120)
+    finished = stack.wait_until_finished(job, timeout_seconds=120)
 
     assert has_condition(finished, "Failed")
     failed = next(c for c in finished["status"]["conditions"] if c["type"] == "Failed")
@@ -76,7 +76,7 @@ def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(stack: Stack
         training=training(max_steps=4),
     )
 
-    finished = stack.wait_finished(job, timeout_seconds=120)
+    finished = stack.wait_until_finished(job, timeout_seconds=120)
 
     first, *_, last = finished["status"]["attempts"]
     assert first["reason"] == "GangIncomplete", finished["status"]
@@ -103,7 +103,7 @@ def test_recreated_job_waits_for_the_pods_of_the_deleted_job(stack: Stack, start
     claim = {"persistentVolumeClaim": {"claimName": "models"}}
     start_job(output={**claim, "overwrite": True}, training=training(max_steps=4))
     pending = stack.wait(job, lambda j: "waiting" in j.get("status", {}), description="waiting", timeout_seconds=20)
-    finished = stack.wait_finished(job)
+    finished = stack.wait_until_finished(job)
 
     assert pending["status"]["waiting"]["reason"] == "PredecessorTerminating"
     assert "of a deleted job of the same name is still there" in pending["status"]["waiting"]["message"]

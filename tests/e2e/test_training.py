@@ -13,7 +13,7 @@ import yaml
 from testing.models import tiny_vision
 from testing.models.loss_curve import read_losses
 from testing.processes.cluster_training import training
-from testing.processes.operator_stack import Stack, example_job, has_condition, run
+from testing.processes.operator_stack import Stack, build_example_job, has_condition, run
 
 pytestmark = pytest.mark.cluster
 
@@ -25,7 +25,7 @@ def test_training_on_two_nodes_improves_the_model_and_equals_one_process(
 ) -> None:
     settings = training(max_steps=40, save_steps=20, learningRate=0.01)
     job = start_job(training=settings)
-    finished = stack.wait_finished(job)
+    finished = stack.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
     status = finished["status"]
@@ -45,7 +45,7 @@ def test_training_on_two_nodes_improves_the_model_and_equals_one_process(
 def test_dpo_on_two_nodes_reduces_the_loss(stack: Stack, start_job: Callable[..., str]) -> None:
     data = {"train": [{"name": "/data/train.pairs.jsonl"}], "eval": [{"name": "/data/eval.pairs.jsonl"}]}
     job = start_job(sft=None, dpo={}, dataset=data, training=training(max_steps=20, evalSteps=20, learningRate=0.005))
-    finished = stack.wait_finished(job)
+    finished = stack.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
     losses = read_losses(stack.output(job))
@@ -63,7 +63,7 @@ def test_llava_trains_on_two_nodes_with_batches_without_images(stack: Stack, sta
     rows = {"train": [{"name": "/data/vision/rows.jsonl"}]}
     settings = {"globalBatchSize": 8, "learningRate": 0.01, "maxSteps": 4}
     job = start_job(model={"name": "/data/llava"}, dataset=rows, training=settings, nprocPerNode=1)
-    finished = stack.wait_finished(job)
+    finished = stack.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
     assert finished["status"]["batch"]["worldSize"] == 2
@@ -89,7 +89,7 @@ def compute_held_out_losses(stack: Stack, job: str) -> tuple[float, float]:
 
 def run_in_one_process(stack: Stack, settings: dict[str, object], folder: Path) -> dict[int, float]:
     """Train the same spec with one rank in local mode, using gradient accumulation to keep the effective batch."""
-    body = example_job("single", numNodes=1, nprocPerNode=1, training=settings)
+    body = build_example_job("single", numNodes=1, nprocPerNode=1, training=settings)
     job_file = folder / "job.yaml"
     job_file.write_text(yaml.safe_dump(body))
     command = [sys.executable, "-m", "finetune_cli", "run", str(job_file), "--output", str(folder / "out")]

@@ -18,7 +18,7 @@ from testing.processes.local_mode import (
     finish,
     wait_for_processes_to_end,
     wait_until,
-    write_command,
+    write_command_job,
 )
 from testing.processes.supervisor_file import write_supervisor
 from testing.processes.supervisors import Job, Pod, stop
@@ -47,7 +47,9 @@ def find_rank_pids(job: LocalJob) -> list[int]:
 
 
 def test_exception_of_a_rank_fails_the_job_with_message_and_rank(tmp_path: Path) -> None:
-    job = write_command(tmp_path, build_ddp_command("--raise_on_rank", "3", output_folder=str(tmp_path)), output=None)
+    job = write_command_job(
+        tmp_path, build_ddp_command("--raise_on_rank", "3", output_folder=str(tmp_path)), output=None
+    )
 
     code, output = job.run()
 
@@ -60,7 +62,7 @@ def test_exception_of_a_rank_fails_the_job_with_message_and_rank(tmp_path: Path)
 
 
 def test_script_resumes_from_its_checkpoint_after_a_killed_rank(tmp_path: Path) -> None:
-    job = write_command(tmp_path, build_ddp_command("--epochs", "4", "--seconds_per_step", "0.4"))
+    job = write_command_job(tmp_path, build_ddp_command("--epochs", "4", "--seconds_per_step", "0.4"))
     process = job.start("--logs")
 
     wait_until(lambda: 1 if (job.output / "model.pt").is_file() else None, "the first checkpoint")
@@ -79,7 +81,7 @@ def test_script_resumes_from_its_checkpoint_after_a_killed_rank(tmp_path: Path) 
 def test_progress_of_a_transformers_trainer_is_displayed(tmp_path: Path) -> None:
     files = tiny_text.build(tmp_path / "tiny", rows=8, eval_rows=2)
     command = {"script": "plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "60"]}
-    job = write_command(tmp_path, {**command, "workingDir": str(SCRIPTS)}, data=files.train.parent, nprocPerNode=1)
+    job = write_command_job(tmp_path, {**command, "workingDir": str(SCRIPTS)}, data=files.train.parent, nprocPerNode=1)
     process = job.start()
 
     def read_displayed_percent() -> int | None:
@@ -102,7 +104,7 @@ def test_command_that_stops_reporting_progress_is_restarted(tmp_path: Path) -> N
     files = tiny_text.build(tmp_path / "tiny", rows=8, eval_rows=2)
     command = {"script": "plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "40"]}
     policy = {"restartPolicy": {"hangTimeoutSeconds": 10}}
-    job = write_command(
+    job = write_command_job(
         tmp_path, {**command, "workingDir": str(SCRIPTS)}, data=files.train.parent, nprocPerNode=1, **policy
     )
     process = job.start()

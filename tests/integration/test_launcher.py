@@ -13,7 +13,7 @@ import pytest
 
 from testing.processes.supervisor_environment import environment
 from testing.processes.supervisor_file import write_supervisor
-from testing.processes.supervisors import free_port
+from testing.processes.supervisors import find_free_port
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def start_launcher(folder: Path, source: str, *args: str, **variables: str) -> s
     """Start a launcher with two ranks that run a script with this source."""
     script = folder / "train.py"
     script.write_text(source)
-    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NNODES": "1", "NODE_RANK": "0"}
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "NNODES": "1", "NODE_RANK": "0"}
     ranks = {"NPROC_PER_NODE": "2", "FINETUNE_WORLD_SIZE": "2", "PYTHONPATH": ""}
     return subprocess.Popen(
         [sys.executable, "-u", str(write_supervisor(folder)), "ranks", str(script), *args],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from finetune_api.v1alpha1.status import AttemptState
-from testing.fakes.unreadable_file import UNREADABLE
+from testing.fakes.unreadable_file import UNREADABLE_FILE
 from testing.models.tiny_text import TinyFiles, build
 from testing.processes.local_mode import LocalJob, finish, wait_for_processes_to_end, write_job
 
@@ -85,7 +85,7 @@ def test_two_repairs_after_gpu_out_of_memory_keep_the_losses(tmp_path: Path, tin
     training = {"maxSteps": 8, "saveSteps": 3, "learningRate": 1e-2, "perDeviceTrainBatchSize": 4}
     reference = write_job(tmp_path / "reference", tiny_files, training=training)
     path = os.pathsep.join([str(FAULT_INJECTION), *(str(Path(each).resolve()) for each in sys.path if each)])
-    env = {"PYTHONPATH": path, "MOST_SAMPLES": "1", "FINE_PASSES": "4"}
+    env = {"PYTHONPATH": path, "OOM_ABOVE_SAMPLES": "1", "PASSES_BEFORE_FAULT": "4"}
     job = write_job(
         tmp_path / "job",
         tiny_files,
@@ -169,7 +169,7 @@ def test_malformed_row_fails_the_job_without_a_restart(tmp_path: Path, tiny_file
 def test_io_error_of_a_data_file_is_retried(tmp_path: Path, tiny_files: TinyFiles) -> None:
     data = shutil.copytree(tiny_files.train.parent, tmp_path / "data")
     (data / "train.jsonl").unlink()
-    (data / "train.jsonl").symlink_to(UNREADABLE)
+    (data / "train.jsonl").symlink_to(UNREADABLE_FILE)
     rows = TinyFiles(data / "model", data / "train.jsonl", data / "eval.jsonl")
     job = write_job(tmp_path, rows, restartPolicy={"maxRestarts": 1, "backoffSeconds": 1})
 

@@ -42,7 +42,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
 
 def build_spec(files: tiny_text.TinyFiles, preset: str, tuner: str, method: str, **training: Any) -> dict[str, Any]:
     rate = 0.01 if tuner == "lora" else 0.001
-    rows_path = {"sft": lambda path: path, "dpo": tiny_text.preferences_path}[method]
+    rows_path = {"sft": lambda path: path, "dpo": tiny_text.get_preferences_path}[method]
     return {
         "model": {"name": str(files.model)},
         "dataset": {
@@ -88,7 +88,7 @@ def build_dpo_early_stopping_spec(files: tiny_text.TinyFiles) -> dict[str, Any]:
         files, "ddp", "lora", "dpo", **build_early_stopping_spec(files, "ddp")["training"], saveTotalLimit=1
     )
     job_spec["training"] |= {"saveSteps": 1000, "metricForBestModel": "eval_rewards/accuracies"}
-    train = [{"name": f"{tiny_text.preferences_path(files.train)}#4"}]
+    train = [{"name": f"{tiny_text.get_preferences_path(files.train)}#4"}]
     return {**job_spec, "dataset": {**job_spec["dataset"], "train": train}}
 
 

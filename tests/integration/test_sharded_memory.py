@@ -88,7 +88,10 @@ def forecasts(files: tiny_text.TinyFiles) -> dict[str, Forecast]:
     tokenizer = AutoTokenizer.from_pretrained(files.model)
     length = len(tokenizer.apply_chat_template(read_first_row(files)["messages"], return_dict=True)["input_ids"])
     plans = {cell: plan_training(spec, world_size=spec.world_size) for cell, spec in specs.items()}
-    return {cell: forecast(plan, read_model(plan.spec), on_gpu=False, longest=length) for cell, plan in plans.items()}
+    return {
+        cell: forecast(plan, read_model(plan.spec), on_gpu=False, max_sample_length=length)
+        for cell, plan in plans.items()
+    }
 
 
 @pytest.mark.parametrize("cell", CELLS)

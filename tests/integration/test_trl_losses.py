@@ -38,7 +38,7 @@ CELLS = [*(f"{method}, {tuner}" for method in METHODS for tuner in ("lora", "ful
 
 def to_plain_text(row: tiny_text.Row) -> tiny_text.Row:
     """Convert a row to prompt, chosen and rejected text, which both trainers tokenize without a chat template."""
-    pair = tiny_text.as_preference(row)
+    pair = tiny_text.convert_to_preference(row)
     question, answer = (message["content"] for message in row["messages"])
     return {"prompt": question, "chosen": f" {answer}", "rejected": f" {pair['rejected_response']}"}
 
@@ -49,7 +49,7 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("tiny")
     files = tiny_text.build(folder, rows=20, eval_rows=2)
     completions, preferences = folder / "completions.jsonl", folder / "preferences.jsonl"
-    pairs = [to_plain_text(row) for row in itertools.islice(tiny_text.chat_rows(), ROWS)]
+    pairs = [to_plain_text(row) for row in itertools.islice(tiny_text.generate_chat_rows(), ROWS)]
     tiny_text.write_jsonl(preferences, pairs)
     tiny_text.write_jsonl(completions, [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs])
     training = {

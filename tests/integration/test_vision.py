@@ -106,7 +106,7 @@ def two_rank_results(models: dict[str, Path], rows: Path, video_rows: Path, two_
     }
     cells |= {f"{name} (from step 2)": cells[name] for name in RESUMED_CELLS}
     cells["zero2 <- qwen2_vl"], cells["qwen2_vl <- zero2"] = cells["zero2"], cells["qwen2_vl"]
-    cells["dpo"] = build_spec(models["qwen2_vl"], tiny_text.preferences_path(rows), (1, 4), sft=None, dpo=DPO)
+    cells["dpo"] = build_spec(models["qwen2_vl"], tiny_text.get_preferences_path(rows), (1, 4), sft=None, dpo=DPO)
     cells["default freeze"] = build_spec(models["qwen2_vl"], rows, (1, 4), {"freeze": None})
     cells["loader processes"] = build_spec(models["qwen2_vl"], rows, (1, 4))
     cells["loader processes"]["dataset"]["numWorkers"] = 1
@@ -139,7 +139,7 @@ def one_rank_results(
     cells |= {
         f"{model_type}, lora": build_spec(model, rows, (8, 1), lora={"r": 16}) for model_type, model in models.items()
     }
-    cells["dpo"] = build_spec(models["qwen2_vl"], tiny_text.preferences_path(rows), (8, 1), sft=None, dpo=DPO)
+    cells["dpo"] = build_spec(models["qwen2_vl"], tiny_text.get_preferences_path(rows), (8, 1), sft=None, dpo=DPO)
     cells |= {
         f"{model_type}, videos": build_spec(models[model_type], video_rows, (8, 1))
         for model_type in tiny_vision.VIDEO_MODEL_TYPES

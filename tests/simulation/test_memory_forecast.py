@@ -17,7 +17,7 @@ from finetune_trainer.memory.breakdown import (
     break_down_node_memory,
     break_down_rank_memory,
 )
-from finetune_trainer.memory.fake_step import ActivationMemory, SimulatedStep, unmasked_token_loss
+from finetune_trainer.memory.fake_step import ActivationMemory, SimulatedStep, compute_unmasked_token_loss
 from finetune_trainer.memory.model_shape import Architecture, ModelShape, measure_shape, measure_step_peak
 from finetune_trainer.memory.sharded import Fsdp2Strategy, ZeroStrategy
 
@@ -150,7 +150,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
 
 
 def measure_total_bytes(architecture: Architecture, **fields: Any) -> int:
-    given = {"checkpointing": False, "autocast": torch.bfloat16, "loss": unmasked_token_loss, **fields}
+    given = {"checkpointing": False, "autocast": torch.bfloat16, "loss": compute_unmasked_token_loss, **fields}
     return measure_step_peak(architecture, SimulatedStep(**given)).total
 
 

@@ -176,8 +176,8 @@ def blame_uncreated_pod(patch: pytest.MonkeyPatch) -> None:
     def initial(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Evidence:
         return Evidence(node_rank=rank, ended=True) if node is None else original(node, rank, record)
 
-    original = merge_evidence._initial
-    patch.setattr(merge_evidence, "_initial", initial)
+    original = merge_evidence._build_initial_evidence
+    patch.setattr(merge_evidence, "_build_initial_evidence", initial)
 
 
 def treat_every_hang_as_root_cause(patch: pytest.MonkeyPatch) -> None:
@@ -234,8 +234,8 @@ def halve_the_effective_batch(patch: pytest.MonkeyPatch) -> None:
         return chosen and (chosen[0].model_copy(update={"gradient_accumulation_steps": 1}), chosen[1])
 
     original = oom_repair._reduce_micro_batch
-    ladder = (smaller, *oom_repair._LADDERS[Reason.CUDA_OUT_OF_MEMORY][1:])
-    patch.setitem(oom_repair._LADDERS, Reason.CUDA_OUT_OF_MEMORY, ladder)
+    ladder = (smaller, *oom_repair._REPAIR_STEPS[Reason.CUDA_OUT_OF_MEMORY][1:])
+    patch.setitem(oom_repair._REPAIR_STEPS, Reason.CUDA_OUT_OF_MEMORY, ladder)
 
 
 def delete_foreign_objects(patch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def delete_foreign_objects(patch: pytest.MonkeyPatch) -> None:
 
 def treat_predecessor_objects_as_foreign(patch: pytest.MonkeyPatch) -> None:
     """Treat children of a deleted job with the same name as foreign objects."""
-    patch.setattr(cluster, "_group_kind_name", lambda owner: (owner["uid"], "", ""))
+    patch.setattr(cluster, "_get_group_kind_name", lambda owner: (owner["uid"], "", ""))
 
 
 def keep_nodes_during_quota_errors(patch: pytest.MonkeyPatch) -> None:
@@ -280,7 +280,7 @@ def ignore_edited_services(patch: pytest.MonkeyPatch) -> None:
 
 def ignore_unlisted_pods(patch: pytest.MonkeyPatch) -> None:
     """Treat a pod without the job label as gone."""
-    patch.setattr(gather, "_unlisted_pod_names", lambda job, listed: [])
+    patch.setattr(gather, "_find_unlisted_pod_names", lambda job, listed: [])
 
 
 def accept_relabelled_pods(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ PEER_LOSS_TYPES = frozenset(
 )
 # Case-insensitive regular expressions. Each must be unambiguous, because the supervisor applies no other patterns
 # before them, and have only bounded repetitions, because error messages can be long.
-PEER_LOSS_TEXTS = (
+PEER_LOSS_PATTERNS = (
     r"connection (closed|reset) by (remote )?peer",
     r"connection refused",
     r"broken pipe",
@@ -39,4 +39,4 @@ PEER_LOSS_TEXTS = (
 
 def is_victim(error_type: str, message: str) -> bool:
     """Return whether an error is typical of a rank that lost a peer."""
-    return error_type in PEER_LOSS_TYPES or re.search("|".join(PEER_LOSS_TEXTS), message, re.IGNORECASE) is not None
+    return error_type in PEER_LOSS_TYPES or re.search("|".join(PEER_LOSS_PATTERNS), message, re.IGNORECASE) is not None

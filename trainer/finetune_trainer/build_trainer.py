@@ -17,7 +17,7 @@ from finetune_trainer.distributed.collectives import run_on_rank_zero
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
 from finetune_trainer.distributed.rank_context import RankContext
 from finetune_trainer.errors import TrainerError
-from finetune_trainer.memory.available import rank_memory_bytes
+from finetune_trainer.memory.available import gather_min_rank_memory
 from finetune_trainer.memory.breakdown import MemoryBreakdown
 from finetune_trainer.memory.run_forecast import forecast_rank_memory
 from finetune_trainer.methods.dpo import DpoTrainer
@@ -85,7 +85,7 @@ def resolve_auto_batch_size(plan: TrainingPlan, setup: TrainingSetup) -> tuple[T
         choice = choose_by_trial(trial)
         models = ModelPair(trial.model, trial.inputs.reference_model)
     elif choice is None:
-        forecast, available = partial(forecast_batch_memory, plan, setup), rank_memory_bytes(device)
+        forecast, available = partial(forecast_batch_memory, plan, setup), gather_min_rank_memory(device)
         choice = run_on_rank_zero(lambda: choose_by_forecast(smallest, forecast, available_bytes=available))
     # Save and report the choice.
     chosen = choice

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from finetune_supervisor import contract
-from finetune_trainer.checkpoint.checkpoints import checkpoint_step
+from finetune_trainer.checkpoint.checkpoints import parse_checkpoint_step
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.distributed.collectives import run_on_rank_zero
 from finetune_trainer.hubs import upload
 from finetune_trainer.metrics.html_report import ReportData, write_report
 from finetune_trainer.model.load import Pretrained
-from finetune_trainer.model.merge import write_merged
+from finetune_trainer.model.merge import write_merged_model
 from finetune_trainer.model.save import save_weights
 from finetune_trainer.parallel.full_state import gather_weights, read_weights
 from finetune_trainer.parallel.state_access import build_state_access
@@ -42,10 +42,10 @@ def publish_result(trainer: GlobalMeanTrainer, output: OutputFolder, pretrained:
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
         write_report(build_report_data(trainer, title=title, outcome=outcome), folder)
         if lora is not None and lora.merge:
-            write_merged(pretrained, folder, folder / "merged")
+            write_merged_model(pretrained, folder, folder / "merged")
 
     def publish() -> None:
-        best_step = checkpoint_step(outcome.checkpoint) if outcome and outcome.checkpoint else None
+        best_step = parse_checkpoint_step(outcome.checkpoint) if outcome and outcome.checkpoint else None
         trainer.inputs.checkpoints.publish(output.result, write_result, retained_step=best_step)
         if push := trainer.inputs.plan.spec.output.push_to_hub:
             print(f"pushed: {upload(push, output.result, title=title)}", flush=True)

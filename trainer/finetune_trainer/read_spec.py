@@ -14,7 +14,7 @@ def read_spec(path: Path) -> TrainerSpec:
     try:
         spec = TrainerSpec.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise InvalidSpec(explain_validation_error(error, within="spec")) from error
+        raise InvalidSpec(explain_validation_error(error, parent_path="spec")) from error
     if spec.training.lr_scheduler_type == "constant" and spec.training.warmup_steps:
         raise InvalidSpec(
             "spec.training.warmupSteps has no effect with lrSchedulerType constant; use constant_with_warmup"

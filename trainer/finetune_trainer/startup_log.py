@@ -11,7 +11,7 @@ from finetune_trainer.data.length_stats import describe_lengths, describe_visual
 from finetune_trainer.data.load import TrainingData
 from finetune_trainer.data.packing import PackOrder
 from finetune_trainer.data.row_filter import RowRules, RowStats
-from finetune_trainer.distributed.devices import device_name
+from finetune_trainer.distributed.devices import get_device_name
 from finetune_trainer.distributed.rank_context import RankContext
 from finetune_trainer.model.param_groups import ParameterCount, count_parameters
 from finetune_trainer.parallel.parallelism import describe_parallelism
@@ -42,7 +42,7 @@ def describe_run(plan: TrainingPlan, context: RankContext, device_config: Device
     )
     yield f"parallelism: {describe_parallelism(spec)}"
     yield (
-        f"devices: {context.ranks.world_size} x {device_name(device_config.device)}"
+        f"devices: {context.ranks.world_size} x {get_device_name(device_config.device)}"
         f" on {context.ranks.node_count} node(s),"
         f" {dist.get_backend()}, {str(device_config.dtype).removeprefix('torch.')}"
     )

@@ -87,7 +87,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     connect_ranks(spec, context.ranks, device, data)
 
     # Claim the output, and create the Hub repository now, to fail early if the push is not possible.
-    output.check_shared(run_on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))
+    output.check_shared_storage(run_on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))
     if push := spec.output.push_to_hub:
         run_on_rank_zero(lambda: create_repository(push))
 
@@ -104,7 +104,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     print_on_rank_zero(context, [format_rank_forecast(forecast)] if forecast else [])
 
     # Train from the newest checkpoint, and publish.
-    resume_point = run_on_rank_zero(trainer.inputs.checkpoints.newest_complete)
+    resume_point = run_on_rank_zero(trainer.inputs.checkpoints.find_newest_complete)
     if is_first:
         for tracker in build_trackers(trackers, logs=output.logs, first_step=resume_point.step):
             trainer.add_callback(tracker)
@@ -120,7 +120,7 @@ def connect_ranks(spec: TrainerSpec, ranks: Ranks, device: torch.device, data: T
     Raises: DatasetError or MixedHardware, on every rank.
     """
     init_process_group(device, timeout_seconds=spec.training.ddp_timeout)
-    check_same_rows(all_gather_objects(data.digest), per_node=ranks.local_world_size)
+    check_same_rows(all_gather_objects(data.digest), ranks_per_node=ranks.local_world_size)
     if not spec.training.allow_mixed_hardware:
         hardware = all_gather_objects(describe_rank_hardware(device))
         check_same_hardware(hardware, ranks_per_node=ranks.local_world_size)

@@ -92,7 +92,7 @@ def plan_training(spec: TrainerSpec, *, world_size: int) -> TrainingPlan:
         batch = resolve_batch(
             per_device=training.per_device_train_batch_size,
             accumulation=training.gradient_accumulation_steps,
-            effective=training.global_batch_size,
+            effective_batch=training.global_batch_size,
             world_size=world_size,
         )
     except BatchError as error:

@@ -32,15 +32,15 @@ _SHOULD_PREFIX = re.compile(r"^\w+ should ")
 _TYPE_ERRORS = ("type", "parsing", "from_float", "attributes_type")
 
 
-def explain_validation_error(error: ValidationError, *, within: str = "") -> str:
+def explain_validation_error(error: ValidationError, *, parent_path: str = "") -> str:
     """Return all problems as one line, such as `spec.numNodes: ...; spec.model: ...`."""
-    return "; ".join(explain_each_field(error, within=within))
+    return "; ".join(explain_each_field(error, parent_path=parent_path))
 
 
-def explain_each_field(error: ValidationError, *, within: str = "") -> tuple[str, ...]:
+def explain_each_field(error: ValidationError, *, parent_path: str = "") -> tuple[str, ...]:
     """Return one message per invalid field.
 
-    `within` is the path of the validated object in the job, such as `spec`, or empty for a whole job.
+    `parent_path` is the path of the validated object in the job, such as `spec`, or empty for a whole job.
     """
     problems = error.errors(include_url=False, include_context=False)
     parents = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
@@ -49,7 +49,7 @@ def explain_each_field(error: ValidationError, *, within: str = "") -> tuple[str
         # pydantic does not count invalid items, and therefore also reports their list as too short
         if not (problem["type"] == "too_short" and problem["loc"] in parents):
             by_field.setdefault(
-                _remove_union_member((within, *problem["loc"]) if within else problem["loc"]), []
+                _remove_union_member((parent_path, *problem["loc"]) if parent_path else problem["loc"]), []
             ).append(problem)
     return tuple(f"{_format_path(field)}: {_explain_problems(field, each)}" for field, each in by_field.items())
 

@@ -111,7 +111,7 @@ def _find_inconsistent_batch(spec: "FineTuneJobSpec") -> str | None:
         resolve_batch(
             per_device=spec.training.per_device_train_batch_size,
             accumulation=spec.training.gradient_accumulation_steps,
-            effective=spec.training.global_batch_size,
+            effective_batch=spec.training.global_batch_size,
             world_size=spec.world_size,
         )
     except BatchError as error:

@@ -89,7 +89,7 @@ class Controller:
                 version = page["metadata"]["resourceVersion"]
             for body in listed_jobs:
                 self.on_job_event(body)
-            for key in self.jobs.missing_from(listed_jobs, list_version=version):
+            for key in self.jobs.find_missing(listed_jobs, list_version=version):
                 if namespace in (None, key.namespace):
                     self.on_job_deleted(key)
 
@@ -127,7 +127,7 @@ class Controller:
             result = await self._reconcile(key, job)
         except ClusterError as error:
             result = type(error).__name__
-            delay = self.queue.retry(key, at_least=error.retry_after or 0.0)
+            delay = self.queue.retry(key, min_delay_seconds=error.retry_after or 0.0)
             is_expected = isinstance(error, Conflict) or self._last_errors.get(key) == str(error)
             self._last_errors[key] = str(error)
             logger.log(

@@ -8,7 +8,7 @@ from datetime import timedelta
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState, Progress
 from finetune_operator import names
-from finetune_operator.failures.create_rejections import claim_names
+from finetune_operator.failures.create_rejections import collect_claim_names
 from finetune_operator.kube.cluster import Cluster
 from finetune_operator.observation.ownership import RawBody, controller_uid
 from finetune_operator.observation.pods import Claim, NodeObservation, Observation, RejectedCreate, observe_pods
@@ -58,13 +58,13 @@ async def observe_uncached(
     """Update the observation with listed pods and, while the attempt starts, the access modes of its claims."""
     namespace, uid = job.metadata.namespace, job.metadata.uid
     is_starting = job.status.attempts[-1].state is AttemptState.STARTING
-    mounted_claims = claim_names(job) if is_starting else ()
+    mounted_claims = collect_claim_names(job) if is_starting else ()
     claims_request = _get_all(cluster, "PersistentVolumeClaim", namespace, mounted_claims)
     listed_pods, claims = await asyncio.gather(cluster.list_pods(namespace, uid), claims_request)
     # A cached pod that the LIST does not contain was deleted; the cached object is its last known state.
     deleted_pods = _select_controlled(uid, (*cached.deleted_pods, *cached.pods))
     listed_observation = replace(observation, nodes=observe_pods(_select_controlled(uid, listed_pods), deleted_pods))
-    unlisted_pods = await _get_all(cluster, "Pod", namespace, _unlisted_pod_names(job, listed_observation))
+    unlisted_pods = await _get_all(cluster, "Pod", namespace, _find_unlisted_pod_names(job, listed_observation))
     return replace(
         observation,
         nodes=observe_pods(_select_controlled(uid, (*listed_pods, *unlisted_pods)), deleted_pods),
@@ -80,7 +80,7 @@ async def _get_all(cluster: Cluster, kind: str, namespace: str, object_names: It
     return [body for body in bodies if body is not None]
 
 
-def _unlisted_pod_names(job: FineTuneJob, listed_observation: Observation) -> list[str]:
+def _find_unlisted_pod_names(job: FineTuneJob, listed_observation: Observation) -> list[str]:
     """Return the names of unlisted pods of the current attempt whose end or deletion was not observed.
 
     A user may have removed their labels, so that no selector matches them; a GET by name finds them (decisions/107).

@@ -43,7 +43,7 @@ class JobCache:
         """Remove a job that was deleted."""
         self._bodies.pop(key, None)
 
-    def missing_from(self, listed_jobs: Iterable[RawBody], *, list_version: str) -> tuple[JobKey, ...]:
+    def find_missing(self, listed_jobs: Iterable[RawBody], *, list_version: str) -> tuple[JobKey, ...]:
         """Return the cached jobs that a LIST does not contain, except those that are newer than the LIST."""
         listed_keys = {job_key(body) for body in listed_jobs}
         return tuple(

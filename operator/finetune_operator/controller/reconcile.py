@@ -100,7 +100,7 @@ async def _handle_invalid_spec(
     try:
         status = JobStatus.model_validate(job.get("status") or {})
     except ValidationError as status_error:  # written by another release of the operator
-        problems = explain_validation_error(status_error, within="status")
+        problems = explain_validation_error(status_error, parent_path="status")
         raise ClusterError(f"status cannot be read, the job is left alone: {problems}") from status_error
     metadata = ObjectMeta.model_validate(job["metadata"])
     if metadata.deletion_timestamp is not None:

@@ -53,13 +53,13 @@ class WorkQueue(Generic[Key]):
         """Queue the key after a delay, or earlier if an earlier add is pending."""
         self._add_at(key, _now() + max(0.0, seconds))
 
-    def retry(self, key: Key, *, at_least: float = 0.0) -> float:
+    def retry(self, key: Key, *, min_delay_seconds: float = 0.0) -> float:
         """Queue the key after a backoff that doubles with every consecutive failure; return the delay in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         jitter = random.uniform(0.5, 1.0)  # noqa: S311
         delay = min(MAX_BACKOFF_SECONDS, INITIAL_BACKOFF_SECONDS * 2.0 ** min(failures, 30)) * jitter
-        delay = max(delay, at_least)
+        delay = max(delay, min_delay_seconds)
         self.add_after(key, delay)
         return delay
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus
 from finetune_operator.core.job_context import JobContext
-from finetune_operator.core.progress import step_range
+from finetune_operator.core.progress import summarise_steps
 from finetune_operator.failures.node_avoidance import nodes_to_avoid, prune_attempts
 from finetune_operator.failures.rules import select_most_relevant
 from finetune_operator.failures.verdict import Verdict
@@ -52,7 +52,7 @@ def record_start(context: JobContext) -> AttemptRecord:
         "state": AttemptState.RUNNING if is_running else AttemptState.STARTING,
         "running_time": record.running_time or (context.now if is_running else None),
     }
-    return record.model_copy(update={**update, **step_range(context)})
+    return record.model_copy(update={**update, **summarise_steps(context)})
 
 
 def with_verdict(record: AttemptRecord, verdict: Verdict) -> AttemptRecord:

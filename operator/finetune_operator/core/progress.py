@@ -37,7 +37,7 @@ def find_newest_progress(
     return newest_report
 
 
-def step_range(context: JobContext) -> dict[str, object]:
+def summarise_steps(context: JobContext) -> dict[str, object]:
     """Return the record fields of the first step, its time and the last step, if they were reported."""
     record = context.record
     terminations = [node.termination for node in context.nodes if node.termination]

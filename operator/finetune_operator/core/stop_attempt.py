@@ -12,7 +12,7 @@ from finetune_operator.core.actions import Emit
 from finetune_operator.core.attempt_record import build_next_attempt, with_next_attempt, with_record, with_verdict
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
-from finetune_operator.core.progress import find_newest_progress, resolve_current_batch, step_range
+from finetune_operator.core.progress import find_newest_progress, resolve_current_batch, summarise_steps
 from finetune_operator.core.suspend_and_resume import record_suspension
 from finetune_operator.failures.merge_evidence import collect_initial_evidence, merge_evidence
 from finetune_operator.failures.restart_budget import plan_restart
@@ -43,7 +43,7 @@ def begin_stopping(context: JobContext, reason: StopReason, *, message: str = ""
     """Record that the attempt is stopping, with the evidence so far; the next pass deletes the pods."""
     evidence = collect_initial_evidence(context.record, context.nodes, context.job.spec.num_nodes)
     update = {"state": AttemptState.STOPPING, "reason": reason.value, "message": message, "evidence": evidence}
-    record = context.record.model_copy(update={**update, **step_range(context)})
+    record = context.record.model_copy(update={**update, **summarise_steps(context)})
     return build_decision(context, with_record(context.status, record))
 
 
@@ -51,7 +51,7 @@ def continue_stopping(context: JobContext) -> Decision:
     """Delete the running pods of every attempt; once none can run, judge the attempt."""
     # add the evidence that arrived since the last pass (decisions/102)
     record = context.record.model_copy(
-        update={"evidence": merge_evidence(context.record.evidence, context.nodes), **step_range(context)}
+        update={"evidence": merge_evidence(context.record.evidence, context.nodes), **summarise_steps(context)}
     )
     # judge the attempt once no process can run
     running_pods = context.running_pods()
@@ -144,7 +144,9 @@ def _choose_repair(context: JobContext, verdict: Verdict) -> tuple[Verdict, Repa
         return verdict, current_repair
     run = plan_run(context.job, attempt=context.record.attempt, settings=context.settings)
     batch = resolve_current_batch(context.job, context.observation) or run.batch
-    shortage = MemoryShortage(verdict.reason, spec, current_repair, batch, in_container=context.settings.on_cluster)
+    shortage = MemoryShortage(
+        verdict.reason, spec, current_repair, batch, runs_in_container=context.settings.on_cluster
+    )
     chosen_repair = find_next_repair(shortage) if spec.restart_policy.max_restarts else None
     if chosen_repair is None:
         message = f"{verdict.message}; {build_advice(shortage)}"
@@ -166,7 +168,7 @@ def complete_job(context: JobContext, record: AttemptRecord) -> Decision:
         "message": message,
         "evidence": (),
     }
-    record = record.model_copy(update={**update, **step_range(context)})
+    record = record.model_copy(update={**update, **summarise_steps(context)})
     status = with_record(context.status, record).model_copy(update={"completion_time": context.now})
     return build_decision(context, status, actions=(Emit("Normal", Reason.COMPLETED, message, "end"),))
 

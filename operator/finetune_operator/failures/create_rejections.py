@@ -9,7 +9,7 @@ SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 UNPROCESSABLE, BAD_REQUEST = 422, 400
 
 
-def claim_names(job: FineTuneJob) -> tuple[str, ...]:
+def collect_claim_names(job: FineTuneJob) -> tuple[str, ...]:
     """Return the names of the PersistentVolumeClaims that a job mounts, starting with the output claim."""
     volumes = [v.persistent_volume_claim.claim_name for v in job.spec.volumes if v.persistent_volume_claim]
     output_claim = _get_output_claim(job)

@@ -12,7 +12,7 @@ from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import Evidence, Fault
 from finetune_operator.failures.verdict import Verdict, describe_node, extract_last_line
-from finetune_supervisor.peer_loss import PEER_LOSS_TEXTS
+from finetune_supervisor.peer_loss import PEER_LOSS_PATTERNS
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,7 @@ PATTERNS: tuple[ErrorPattern, ...] = (
         Reason.PEER_LOST,
         # The last expression is not in the supervisor's list: the watchdog may report a GPU error, which only the
         # patterns above recognise.
-        (*PEER_LOSS_TEXTS, r"watchdog thread terminated with exception"),
+        (*PEER_LOSS_PATTERNS, r"watchdog thread terminated with exception"),
     ),
 )
 

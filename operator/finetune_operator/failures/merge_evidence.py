@@ -24,10 +24,10 @@ def collect_initial_evidence(
     nodes_by_rank = {node.node_rank: node for node in nodes}
     # spec.numNodes may have changed since the attempt began
     ranks = range(max(num_nodes, *(rank + 1 for rank in nodes_by_rank)) if nodes_by_rank else num_nodes)
-    return tuple(_initial(nodes_by_rank.get(rank), rank, record) for rank in ranks)
+    return tuple(_build_initial_evidence(nodes_by_rank.get(rank), rank, record) for rank in ranks)
 
 
-def _initial(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Evidence:
+def _build_initial_evidence(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Evidence:
     if node is None and not record.created:  # the pod was never created, so it is not the cause
         return Evidence(node_rank=rank, ended=True, outcome=Outcome.STOPPED.value)
     if node is None:

@@ -218,7 +218,7 @@ class KubernetesCluster:
         if existing_owner.get("uid") != owner.get("uid"):
             # If both owners have the same name, the older one was deleted, and the garbage collector deletes its
             # children (decisions/205).
-            has_same_name = _group_kind_name(existing_owner) == _group_kind_name(owner)
+            has_same_name = _get_group_kind_name(existing_owner) == _get_group_kind_name(owner)
             raise NameTaken(kind=kind, name=name, predecessor_terminating=has_same_name)
         if "deletionTimestamp" in existing["metadata"]:
             raise ClusterError(f"{kind} {name} is still being deleted")
@@ -251,6 +251,6 @@ async def read_job(api: ApiClient, job: RawBody) -> RawBody:
     return current
 
 
-def _group_kind_name(owner: RawBody) -> tuple[str, str, str]:
+def _get_group_kind_name(owner: RawBody) -> tuple[str, str, str]:
     """Return API group, kind and name, which together identify an existing object of a namespace."""
     return owner.get("apiVersion", "").partition("/")[0], owner.get("kind", ""), owner.get("name", "")

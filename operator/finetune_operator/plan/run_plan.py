@@ -104,7 +104,7 @@ def resolve_planned_batch(spec: FineTuneJobSpec) -> Batch | None:
     return resolve_batch(
         per_device=training.per_device_train_batch_size,
         accumulation=training.gradient_accumulation_steps,
-        effective=training.global_batch_size,
+        effective_batch=training.global_batch_size,
         world_size=spec.world_size,
     )
 

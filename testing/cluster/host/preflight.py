@@ -19,7 +19,7 @@ CAP_SYS_RESOURCE = 24
 MINIMUM_FREE_GIB = 5
 
 
-def unsupported_host_reason() -> str | None:
+def find_host_problem() -> str | None:
     """Return why this host cannot run the cluster, or None if it can; does not change the host."""
     if platform.system() != "Linux":
         return f"the throwaway cluster needs Linux, this is {platform.system()}"
@@ -35,7 +35,7 @@ def unsupported_host_reason() -> str | None:
 
 
 def require_supported_host(cache: Cache, cluster_root: Path) -> None:
-    reason = unsupported_host_reason()
+    reason = find_host_problem()
     if reason is not None:
         raise HarnessError(reason)
     try:

@@ -56,9 +56,9 @@ class Daemon:
 
     def require_running(self) -> None:
         if self.pid() is None:
-            raise HarnessError(f"{self.name} has ended; end of {self.log}: {self.log_tail()}")
+            raise HarnessError(f"{self.name} has ended; end of {self.log}: {self.read_log_tail()}")
 
-    def log_tail(self) -> str:
+    def read_log_tail(self) -> str:
         try:
             return self.log.read_text(errors="replace").strip()[-1000:]
         except FileNotFoundError:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.processes import terminate_processes
-from testing.fakes.dead_peer import drop_incoming_packets_of
+from testing.fakes.dead_peer import drop_incoming_packets_of_process
 from testing.faults.catalog.fault import InjectedFault, InjectionTime, build_program_fields, run_program
 from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.processes.operator_stack import OPERATOR_NAMESPACE
@@ -85,7 +85,7 @@ def partition_leader(job: JobUnderTest) -> Iterator[None]:
 def drop_connections(job: JobUnderTest) -> Iterator[None]:
     """Drop the existing connections of the leader, as a load balancer does at failover; new connections work."""
     for process in job.chaos.find_processes(job.find_leader()):
-        drop_incoming_packets_of(process.pid)
+        drop_incoming_packets_of_process(process.pid)
     job.kill_container(1)
     yield
 

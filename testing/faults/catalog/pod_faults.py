@@ -189,7 +189,7 @@ def taint_out_of_service(job: JobUnderTest) -> Iterator[None]:
 
 def wait_until_unready(job: JobUnderTest, k8s_node: str) -> None:
     deadline = time.monotonic() + 60
-    while k8s_node in job.cluster.kubectl.ready_nodes():
+    while k8s_node in job.cluster.kubectl.list_ready_nodes():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{k8s_node} is still Ready a minute after its kubelet was stopped")
         time.sleep(0.5)

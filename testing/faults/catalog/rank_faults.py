@@ -67,7 +67,7 @@ RANK_FAULTS = {
     "cuda-oom": InjectedFault(
         lambda _: {
             "training": training(max_steps=60, save_steps=20, perDeviceTrainBatchSize=2),
-            "env": build_injection_environment(MOST_SAMPLES="1", FINE_PASSES="25"),
+            "env": build_injection_environment(OOM_ABOVE_SAMPLES="1", PASSES_BEFORE_FAULT="25"),
         },
         injection_time=InjectionTime.BY_PROGRAM,
         is_isolated=True,
@@ -77,7 +77,7 @@ RANK_FAULTS = {
     "port-in-use": build_program_fault("port-in-use", ranks=2),
     "link-lost": build_program_fault("link", ranks=2),
     "nan-loss": InjectedFault(
-        lambda _: build_trainer_fields(env=build_injection_environment(INJECT_NAN="1", FINE_PASSES="25")),
+        lambda _: build_trainer_fields(env=build_injection_environment(INJECT_NAN="1", PASSES_BEFORE_FAULT="25")),
         injection_time=InjectionTime.BY_PROGRAM,
         is_isolated=True,
     ),

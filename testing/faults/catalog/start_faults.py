@@ -12,7 +12,7 @@ from typing import Any
 from finetune_operator import names
 from testing.faults.catalog.fault import InjectedFault, InjectionTime, build_program_fields, run_program
 from testing.faults.job_under_test import JobUnderTest, RawBody
-from testing.processes.operator_stack import example_job
+from testing.processes.operator_stack import build_example_job
 
 SCHEDULABLE_LABEL, SECRET, QUOTA = "chaos-room", "chaos-token", "chaos-quota"
 ONE_POD_PER_NODE = {
@@ -154,7 +154,7 @@ def require_seccomp_profile(job: JobUnderTest) -> RawBody:
 def mount_secret() -> RawBody:
     """Return the spec fields of a job that mounts the Secret in addition to the example job's volumes."""
     token = {"name": "token", "mountPath": "/token", "secret": {"secretName": SECRET}}
-    return build_program_fields(volumes=[*example_job("any")["spec"]["volumes"], token])
+    return build_program_fields(volumes=[*build_example_job("any")["spec"]["volumes"], token])
 
 
 def find_image_without_python(job: JobUnderTest) -> str:

@@ -26,7 +26,7 @@ class ConfigMapCache:
 
     def mount(self, node_name: str, key: Key, pod_uid: str) -> RawBody | None:
         """Return the ConfigMap that the kubelet of the node mounts into the pod, or None if it does not exist."""
-        existing_uids = {pod["metadata"]["uid"] for _, pod in self._server.all("Pod")}
+        existing_uids = {pod["metadata"]["uid"] for _, pod in self._server.list_objects("Pod")}
         cached = self._cached.get((node_name, key))
         if cached is None or not cached.pod_uids & existing_uids:
             body = self._server.get(key)

@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.recovery.kubeflow import JOBSET, render
-from benchmarks.recovery.stages import RECOVERED, StageTimes, add_stages, by_stage, summarise
+from benchmarks.recovery.stages import RECOVERED, StageTimes, add_stages, compute_stages, summarise
 
 UPSTREAM = """
 apiVersion: v1
@@ -38,13 +38,13 @@ def test_webhooks_connect_to_local_process_instead_of_deployment(tmp_path: Path)
 def test_stages_are_listed_in_chronological_order() -> None:
     reported = {"imported": 1004.0, "joined": 1004.5, "step 1": 1006.25}
 
-    stages = by_stage(
+    stages = compute_stages(
         RECOVERED, 1000.0, StageTimes(created=1001.5, running=1002.0, reported=reported, stopped_at=1001.0)
     )
 
     assert list(stages.values()) == [6.25, 1.0, 1.5, 2.0, 4.0, 4.5]
     assert next(iter(stages)) == RECOVERED
-    assert "  until the operator stopped the attempt" not in by_stage(
+    assert "  until the operator stopped the attempt" not in compute_stages(
         RECOVERED, 1000.0, StageTimes(1001.5, 1002.0, reported)
     )
 

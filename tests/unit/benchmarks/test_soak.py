@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.load import job_body
 from benchmarks.rig import count_passes
-from benchmarks.soak.scripts import DELETED, MAX_ACTS, RESTART_POLICY, SCRIPTS, Act, Script, exit_of_act, plan_jobs
+from benchmarks.soak.scripts import DELETED, MAX_ACTS, RESTART_POLICY, SCRIPTS, Act, Script, build_exit, plan_jobs
 from finetune_api.v1alpha1.job import FineTuneJob
 from testing.builders.jobs import NOW, RawBody, decide_once, ended_pod, job, observation_of, running_pod
 
@@ -23,7 +23,7 @@ def run_attempt(current: FineTuneJob, act: Act, attempt_number: int) -> FineTune
     present_pods: tuple[RawBody, ...] = ()
     gone_pods = pods
     if act not in DELETIONS:
-        code, reason, message = exit_of_act(act, time=now.timestamp())
+        code, reason, message = build_exit(act, time=now.timestamp())
         exit_fields: RawBody = {"exit_code": code, "reason": reason, "message": message, "finishedAt": now.isoformat()}
         ranks = (0, 1) if act is Act.SUCCEED else (0,)
         present_pods, gone_pods = (
@@ -31,7 +31,7 @@ def run_attempt(current: FineTuneJob, act: Act, attempt_number: int) -> FineTune
             pods[len(ranks) :],
         )
     for _ in range(3):
-        current, _ = decide_once(current, observation_of(current, *present_pods, gone=gone_pods), now=now)
+        current, _ = decide_once(current, observation_of(current, *present_pods, tombstones=gone_pods), now=now)
     return current
 
 
@@ -57,7 +57,7 @@ def test_every_script_has_jobs_with_enough_time_for_all_acts() -> None:
 
 
 def test_termination_messages_are_json() -> None:
-    messages = [exit_of_act(act, time=1.0)[2] for act in Act if act not in (*DELETIONS, Act.DELETE_JOB)]
+    messages = [build_exit(act, time=1.0)[2] for act in Act if act not in (*DELETIONS, Act.DELETE_JOB)]
 
     assert [json.loads(message)["outcome"] for message in messages if message].count("failed") == 4
 

@@ -19,7 +19,7 @@ def test_given_sizes_are_kept_and_effective_batch_is_exact(
 ) -> None:
     try:
         batch = resolve_batch(
-            per_device=per_device, accumulation=accumulation, effective=effective_batch, world_size=world_size
+            per_device=per_device, accumulation=accumulation, effective_batch=effective_batch, world_size=world_size
         )
     except BatchError:
         assert effective_batch is not None
@@ -36,13 +36,13 @@ def test_third_size_is_derived_from_the_other_two(per_device: int, accumulation:
     effective_batch = per_device * accumulation * world_size
 
     from_factors = resolve_batch(
-        per_device=per_device, accumulation=accumulation, effective=None, world_size=world_size
+        per_device=per_device, accumulation=accumulation, effective_batch=None, world_size=world_size
     )
     from_micro_batch = resolve_batch(
-        per_device=per_device, accumulation=None, effective=effective_batch, world_size=world_size
+        per_device=per_device, accumulation=None, effective_batch=effective_batch, world_size=world_size
     )
     from_accumulation = resolve_batch(
-        per_device=None, accumulation=accumulation, effective=effective_batch, world_size=world_size
+        per_device=None, accumulation=accumulation, effective_batch=effective_batch, world_size=world_size
     )
 
     assert from_factors == from_micro_batch == from_accumulation
@@ -51,13 +51,13 @@ def test_third_size_is_derived_from_the_other_two(per_device: int, accumulation:
 @given(per_device=OPTIONAL_SIZES, effective_batch=SIZES, world_size=RANKS)
 def test_error_contains_valid_values(per_device: int | None, effective_batch: int, world_size: int) -> None:
     try:
-        resolve_batch(per_device=per_device, accumulation=None, effective=effective_batch, world_size=world_size)
+        resolve_batch(per_device=per_device, accumulation=None, effective_batch=effective_batch, world_size=world_size)
     except BatchError as error:
         proposed = re.findall(r"\d+", str(error).split("the nearest multiples: ")[1])
         assert proposed
         for number in proposed:
             accepted = resolve_batch(
-                per_device=per_device, accumulation=None, effective=int(number), world_size=world_size
+                per_device=per_device, accumulation=None, effective_batch=int(number), world_size=world_size
             )
             assert accepted.effective == int(number)
     else:
@@ -66,7 +66,7 @@ def test_error_contains_valid_values(per_device: int | None, effective_batch: in
 
 def test_inconsistent_sizes_are_reported_with_their_product() -> None:
     with pytest.raises(BatchError, match=r"globalBatchSize is 64, but .* = 2 x 4 x 4 = 32; remove one of them"):
-        resolve_batch(per_device=2, accumulation=4, effective=64, world_size=4)
+        resolve_batch(per_device=2, accumulation=4, effective_batch=64, world_size=4)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_inconsistent_sizes_are_reported_with_their_product() -> None:
     [pytest.param(2, 1, 8, id="2x1x8"), pytest.param(2, 4, 2, id="2x4x2"), pytest.param(1, 16, 1, id="1x16x1")],
 )
 def test_effective_batch_is_independent_of_nodes_and_processes(nodes: int, processes: int, accumulation: int) -> None:
-    batch = resolve_batch(per_device=None, accumulation=None, effective=16, world_size=nodes * processes)
+    batch = resolve_batch(per_device=None, accumulation=None, effective_batch=16, world_size=nodes * processes)
 
     assert (batch.per_device, batch.accumulation, batch.effective) == (1, accumulation, 16)
 
@@ -110,7 +110,7 @@ def test_largest_fitting_split_is_found_with_few_trials(samples: int, limit: int
 @given(effective_batch=st.integers(1, 4096), world_size=RANKS)
 def test_auto_resolves_to_a_micro_batch_of_one(effective_batch: int, world_size: int) -> None:
     batch = resolve_batch(
-        per_device=AUTO, accumulation=None, effective=effective_batch * world_size, world_size=world_size
+        per_device=AUTO, accumulation=None, effective_batch=effective_batch * world_size, world_size=world_size
     )
 
     assert batch == Batch(1, effective_batch, world_size)
@@ -118,4 +118,4 @@ def test_auto_resolves_to_a_micro_batch_of_one(effective_batch: int, world_size:
 
 def test_auto_requires_an_effective_batch_divisible_by_the_ranks() -> None:
     with pytest.raises(BatchError, match=r"globalBatchSize 7 .* the nearest multiples: 4 or 8"):
-        resolve_batch(per_device=AUTO, accumulation=None, effective=7, world_size=4)
+        resolve_batch(per_device=AUTO, accumulation=None, effective_batch=7, world_size=4)

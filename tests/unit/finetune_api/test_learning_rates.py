@@ -27,7 +27,7 @@ def test_default_rate_depends_on_method_and_lora() -> None:
 def test_parts_without_a_separate_rate_use_the_default() -> None:
     resolved = resolve_rates(model=UNFROZEN_MODEL, training={"learningRate": 0.001, "visionLearningRate": 0.0002})
 
-    assert [resolved.for_part(part) for part in ("language", "vision", "aligner")] == [0.001, 0.0002, 0.001]
+    assert [resolved.get_rate(part) for part in ("language", "vision", "aligner")] == [0.001, 0.0002, 0.001]
     assert str(resolved) == "0.001, vision 0.0002"
 
 
@@ -38,7 +38,7 @@ def test_all_rates_are_scaled_to_the_effective_batch(rule: str, factor: float) -
     resolved = resolve_rates(model=UNFROZEN_MODEL, training={**SEPARATE_RATES, "lrScaling": scaling})
 
     expected = [0.001 * factor, 0.0002 * factor, 0.01 * factor]
-    assert [resolved.for_part(part) for part in ("language", "vision", "aligner")] == pytest.approx(expected)
+    assert [resolved.get_rate(part) for part in ("language", "vision", "aligner")] == pytest.approx(expected)
 
 
 def test_scaled_rate_is_printed_with_its_factor() -> None:

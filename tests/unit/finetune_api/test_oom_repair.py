@@ -26,7 +26,7 @@ def resolve_spec_batch(job_spec: FineTuneJobSpec) -> Batch:
     return resolve_batch(
         per_device=training.per_device_train_batch_size,
         accumulation=training.gradient_accumulation_steps,
-        effective=training.global_batch_size,
+        effective_batch=training.global_batch_size,
         world_size=job_spec.world_size,
     )
 
@@ -185,7 +185,7 @@ def test_memory_limit_is_doubled_before_loaders_are_reduced() -> None:
         pytest.param(build_spec_with_limit(), {}, id="no maxMemory"),
         pytest.param(build_spec_with_limit(restartPolicy={"maxMemory": "16Gi"}), {}, id="maxMemory reached"),
         pytest.param(
-            build_spec_with_limit(restartPolicy={"maxMemory": "32Gi"}), {"in_container": False}, id="no container"
+            build_spec_with_limit(restartPolicy={"maxMemory": "32Gi"}), {"runs_in_container": False}, id="no container"
         ),
         pytest.param(build_single_rank_spec(), {}, id="no limit"),
     ],
@@ -263,7 +263,7 @@ def test_container_limits_of_a_command_can_be_raised() -> None:
         pytest.param(
             build_spec_with_limit(),
             SHM,
-            {"in_container": False},
+            {"runs_in_container": False},
             "start fewer loader processes (dataset.numWorkers), or use a host with more memory",
             id="no container",
         ),

@@ -81,7 +81,7 @@ async def test_watch_prints_every_change_until_the_job_ends(
     monkeypatch.setattr("finetune_cli.status.WATCH_SECONDS", 0.05)
     watching = asyncio.create_task(run_finetune(tmp_path, "status", "bert", "--watch"))
     async with asyncio.timeout(30):
-        while len(api.requests_of("GET", "finetunejobs")) < 3:  # noqa: ASYNC110  another thread sends the requests
+        while len(api.find_requests("GET", "finetunejobs")) < 3:  # noqa: ASYNC110  another thread sends the requests
             await asyncio.sleep(0.05)
     body = api.objects["finetunejobs", "team", "bert"]
     done = RUNNING_STATUS.model_copy(update={"phase": Phase.COMPLETE, "completion_time": NOW})

@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 from finetune_operator.kube.api_client import ApiError
 from finetune_operator.manager.health import EventLoopLag, Health, LastRequestTime, check_duration, start_http_server
 from finetune_operator.metrics import Metrics, RequestCounter, describe_request
-from testing.fakes.api_client import connected
+from testing.fakes.api_client import serve_and_connect
 from testing.fakes.http_api import HttpApi, ScriptedFault
 
 
@@ -45,7 +45,7 @@ async def test_responses_and_missing_responses_are_counted_by_code() -> None:
         ScriptedFault("GET", "pods", 500),
         ScriptedFault("GET", "pods", 0, times=2),
     ]  # twice, because aiohttp retries idempotent requests once
-    async with connected(api, RequestCounter(metrics.requests), last_request) as server:
+    async with serve_and_connect(api, RequestCounter(metrics.requests), last_request) as server:
         await server.call("GET", "/api/v1/pods")
     counts = {
         code: metrics.registry.get_sample_value(
@@ -111,7 +111,7 @@ async def test_a_blocked_event_loop_is_measured(monkeypatch: pytest.MonkeyPatch)
 async def test_error_response_counts_as_contact_with_the_api_server() -> None:
     api, last_request = HttpApi(), LastRequestTime()
     api.faults.append(ScriptedFault("GET", "pods", 403))
-    async with connected(api, last_request) as server:
+    async with serve_and_connect(api, last_request) as server:
         last_request._ended_at -= 100
         with pytest.raises(ApiError):
             await server.call("GET", "/api/v1/pods")

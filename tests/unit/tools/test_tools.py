@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from environment import delete_unused_environments, read_requirements, uv_environment
+from environment import build_uv_environment, delete_unused_environments, read_requirements
 from run_tests import SuiteResult, read_report, render_summary
 
 ROOT = Path(__file__).parents[3]
@@ -23,7 +23,7 @@ def test_environment_contains_requirements_of_all_extras() -> None:
 
 
 def test_uv_uses_the_index_and_links_configured_for_pip() -> None:
-    environment = uv_environment(
+    environment = build_uv_environment(
         {"PIP_INDEX_URL": "https://mirror.example/simple", "UV_FIND_LINKS": "/wheels", "HOME": "/h"}
     )
 

@@ -23,7 +23,7 @@ class ResumePoint:
     @property
     def step(self) -> int:
         """Number of completed optimizer steps of the checkpoint, or 0."""
-        return checkpoint_step(self.path) if self.path else 0
+        return parse_checkpoint_step(self.path) if self.path else 0
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ class Checkpoints:
             print(f"{error}; deleted {', '.join(removed)}, writing {folder.name} again", flush=True)
             self.output.publish(folder, write)
 
-    def newest_complete(self) -> ResumePoint:
+    def find_newest_complete(self) -> ResumePoint:
         """Return the newest complete checkpoint, if any. Raises: CheckpointCorrupt if all are incomplete."""
         return self._find_first_complete(self._list_newest_first())
 
-    def first_complete(self, steps: Iterable[int]) -> ResumePoint:
+    def find_first_complete(self, steps: Iterable[int]) -> ResumePoint:
         """Return the first complete checkpoint of these steps. Raises: CheckpointCorrupt if none is complete."""
         return self._find_first_complete(self._get_folder(step) for step in steps)
 
@@ -123,14 +123,14 @@ class Checkpoints:
         return None
 
 
-def checkpoint_step(checkpoint: Path) -> int:
+def parse_checkpoint_step(checkpoint: Path) -> int:
     """Return the number of completed optimizer steps from the name of a checkpoint folder."""
     return int(checkpoint.name.removeprefix(CHECKPOINT_PREFIX))
 
 
 def _prune(checkpoints: Iterable[Path], retained_step: int | None) -> tuple[str, ...]:
     """Delete all checkpoints except the one of `retained_step`; return the deleted names."""
-    old = [checkpoint for checkpoint in checkpoints if checkpoint_step(checkpoint) != retained_step]
+    old = [checkpoint for checkpoint in checkpoints if parse_checkpoint_step(checkpoint) != retained_step]
     for checkpoint in old:
         # Delete the manifest first, so that a partly deleted checkpoint is incomplete.
         (checkpoint / _MANIFEST).unlink(missing_ok=True)

@@ -92,7 +92,7 @@ class OutputFolder:
             )
 
     def claim(self, *, overwrite: bool) -> str:
-        """Make this attempt the holder and return a token for check_shared. Called on rank 0 only.
+        """Make this attempt the holder and return a token for check_shared_storage. Called on rank 0 only.
 
         Deletes checkpoints and result of another job or configuration.
         Raises: OutputError if the folder may not be claimed or written.
@@ -110,7 +110,7 @@ class OutputFolder:
             self._remove_staged_files()  # only after the claim: older attempts can no longer publish these files
         return token
 
-    def check_shared(self, token: str) -> None:
+    def check_shared_storage(self, token: str) -> None:
         """Wait until this node can read the token of rank 0. Raises: OutputError if the storage is not shared."""
         deadline = time.monotonic() + _SHARED_STORAGE_TIMEOUT_SECONDS
         while (holder := _read_json_object(self.job_file)) is None or holder.get("token") != token:

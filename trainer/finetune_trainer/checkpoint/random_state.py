@@ -29,6 +29,6 @@ def restore_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def random_state_file(folder: Path, rank: int) -> Path:
+def get_random_state_path(folder: Path, rank: int) -> Path:
     """Return the path of a rank's random state in a checkpoint."""
     return folder / f"random-{rank:05d}.pt"

@@ -63,7 +63,7 @@ class TrainingData:
         return frozenset().union(*(dataset.media_store.modalities for dataset in datasets))
 
     @cached_property
-    def most_visual_item(self) -> Item | None:
+    def item_with_most_visual_tokens(self) -> Item | None:
         """Row, or pack of the first epoch, with the most visual tokens; None without images and videos."""
         if self.vision is None or not self.train.media_store.modalities:
             return None
@@ -113,14 +113,14 @@ def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
     )
 
 
-def check_same_rows(digests: Sequence[str], *, per_node: int) -> None:
+def check_same_rows(digests: Sequence[str], *, ranks_per_node: int) -> None:
     """Check that all ranks read the same rows; otherwise rows would be repeated or omitted (decisions/508).
 
     digests: one per rank, in rank order. Raises: DatasetError with the first node that differs.
     """
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
-            node = rank // per_node
+            node = rank // ranks_per_node
             raise DatasetError(
                 f"spec.dataset: node {node} reads other rows than node 0; give all nodes the same files, on storage"
                 " that they share"

@@ -22,6 +22,6 @@ def choose_device(ranks: Ranks) -> torch.device:
     return torch.device("cuda", ranks.local_rank)
 
 
-def device_name(device: torch.device) -> str:
+def get_device_name(device: torch.device) -> str:
     """Return the model name of a GPU, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -12,7 +12,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP_FILE = Path("/proc/self/cgroup")
 
 
-def rank_memory_bytes(device: torch.device) -> int:
+def gather_min_rank_memory(device: torch.device) -> int:
     """Return the smallest available memory of all ranks in bytes; a collective."""
     on_gpu = device.type == "cuda"
     local_bytes = torch.cuda.mem_get_info(device)[1] if on_gpu else read_host_memory_limit() // _count_ranks_on_host()

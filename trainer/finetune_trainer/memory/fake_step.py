@@ -95,7 +95,7 @@ def simulate_step(
     return tracker.peaks
 
 
-def unmasked_token_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def compute_unmasked_token_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Compute the summed cross entropy of all tokens, an upper bound for the memory of compute_target_losses.
 
     logits: (batch, seq, vocab). ids: (batch, seq). Tokens are selected by index, because a mask would need real data.

@@ -14,11 +14,11 @@ from finetune_trainer.memory.breakdown import (
     break_down_node_memory,
     break_down_rank_memory,
 )
-from finetune_trainer.memory.fake_step import SimulatedStep, unmasked_token_loss
+from finetune_trainer.memory.fake_step import SimulatedStep, compute_unmasked_token_loss
 from finetune_trainer.memory.model_shape import Architecture, ModelShape, measure_shape, measure_step_peak
 from finetune_trainer.memory.sharded import build_sharding_strategy
 from finetune_trainer.memory.vision_sample import VisionSample, build_blank_sample
-from finetune_trainer.model.load import choose_dtype, describe_model, max_length, read_config, training_dtype
+from finetune_trainer.model.load import choose_dtype, choose_training_dtype, describe_model, max_length, read_config
 from finetune_trainer.model.lora import resolve_adapter_shape
 from finetune_trainer.training_arguments import MAX_LOADER_WORKERS
 from finetune_trainer.training_plan import TrainingPlan
@@ -67,20 +67,20 @@ def forecast(
     model: ForecastModel,
     *,
     on_gpu: bool,
-    longest: int | None = None,
+    max_sample_length: int | None = None,
     sample: Features | None = None,
 ) -> Forecast:
     """Forecast the job's peak memory. Raises TrainerError.
 
-    longest: in tokens; None: the spec's maximum.
+    max_sample_length: in tokens; None: the spec's maximum.
     sample: the largest sample of a vision-language model; None: one image, as large as length and processor allow.
     """
     # Resolve sharding and dtypes as the trainer does.
     spec = plan.spec
-    length = longest or _resolve_sample_length(spec, model.config)
+    length = max_sample_length or _resolve_sample_length(spec, model.config)
     lora = resolve_adapter_shape(spec.lora) if spec.lora else None
     sharding = build_sharding_strategy(spec, model.dtype, hidden_size=model.config.get_text_config().hidden_size)
-    dtype = model.dtype if sharding else training_dtype(model.dtype, lora=lora is not None)
+    dtype = model.dtype if sharding else choose_training_dtype(model.dtype, lora=lora is not None)
     vision_sample = None
     if model.vision:
         sample = sample or build_blank_sample(model.vision, length)
@@ -119,7 +119,7 @@ def _build_steps(plan: TrainingPlan, length: int, autocast: torch.dtype | None) 
         length=length,
         checkpointing=spec.training.gradient_checkpointing,
         autocast=autocast,
-        loss=unmasked_token_loss,
+        loss=compute_unmasked_token_loss,
         packed=spec.dataset.packing,
     )
     eval_per_device = plan.eval_batch.per_device

@@ -17,7 +17,7 @@ from finetune_trainer.memory.data_dependent_shapes import ConcreteIntegerMode
 from finetune_trainer.memory.fake_step import ActivationMemory, MultimodalBatch, SimulatedStep, StepPhase, simulate_step
 from finetune_trainer.memory.vision_sample import VisionSample
 from finetune_trainer.model.lora import add_adapters
-from finetune_trainer.model.truncated_config import per_layer_fields, truncate_layers
+from finetune_trainer.model.truncated_config import find_per_layer_fields, truncate_layers
 from finetune_trainer.vision.freeze import find_group, freeze_groups
 
 _FEWEST_LAYERS = 2  # layers of the smaller truncated model; the memory of deeper models is extrapolated
@@ -201,7 +201,7 @@ def _iterate_language_modules(architecture: Architecture) -> Iterator[torch.nn.M
 def _has_equal_layers(architecture: Architecture) -> bool:
     """Return whether all layers have equal parameter shapes and equal values in per-layer config fields."""
     text = architecture.config.get_text_config()
-    if any(len({repr(value) for value in getattr(text, name)}) > 1 for name in per_layer_fields(text)):
+    if any(len({repr(value) for value in getattr(text, name)}) > 1 for name in find_per_layer_fields(text)):
         return False
     layers = [
         Counter((tuple(p.shape), p.dtype) for p in layer.parameters()) for layer in _find_decoder_layers(architecture)

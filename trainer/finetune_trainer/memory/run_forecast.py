@@ -21,11 +21,11 @@ def forecast_rank_memory(
     """Forecast the memory of one rank; return the error if that fails, so that the run continues without a forecast."""
     spec = plan.spec
     pack_length = spec.dataset.max_length if spec.dataset.packing else None
-    longest = pack_length or int(data.train.lengths.max())
+    max_sample_length = pack_length or int(data.train.lengths.max())
     model = ForecastModel(pretrained.config, pretrained.dtype, pretrained.vision)
     try:
-        sample = build_costliest_sample(data, pretrained.vision, longest) if pretrained.vision else None
-        result = forecast(plan, model, on_gpu=on_gpu, longest=longest, sample=sample)
+        sample = build_costliest_sample(data, pretrained.vision, max_sample_length) if pretrained.vision else None
+        result = forecast(plan, model, on_gpu=on_gpu, max_sample_length=max_sample_length, sample=sample)
     except TrainerError as error:
         return error
     if on_gpu:
@@ -37,7 +37,7 @@ def forecast_rank_memory(
 
 def build_costliest_sample(data: TrainingData, vision: VisionProcessor, length: int) -> Features:
     """Return the row or pack with the most visual tokens, extended to `length` tokens by text tokens."""
-    item = data.most_visual_item
+    item = data.item_with_most_visual_tokens
     if item is None:
         sample = vision.build_dummy(Modality.IMAGE)
     else:

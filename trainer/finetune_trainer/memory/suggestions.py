@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_api.batch import Batch, find_largest_fitting, list_splits
-from finetune_api.oom_repair import stronger_sharding_presets
+from finetune_api.oom_repair import list_stronger_sharding_presets
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.lora import Lora
 from finetune_api.v1alpha1.parallelism import Deepspeed
@@ -101,7 +101,7 @@ def _iterate_variants(variant: SpecVariant, forecast: Forecast) -> Iterator[Sequ
     yield _list_smaller_batches(checkpointed, forecast)
     # More sharding costs communication.
     smallest = (_list_smaller_batches(checkpointed, forecast) or [checkpointed])[-1]
-    presets = stronger_sharding_presets(variant.spec, world_size=variant.spec.world_size)
+    presets = list_stronger_sharding_presets(variant.spec, world_size=variant.spec.world_size)
     yield [smallest.with_preset(preset) for preset in presets]
     # Adapters, 4-bit weights and shorter samples change what is learned.
     if variant.spec.lora is None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
-from finetune_trainer.model.parameter_size import full_numel, full_shape
+from finetune_trainer.model.parameter_size import get_full_numel, get_full_shape
 
 _POSITIONS = "position_ids"  # only in packed batches; position ids restart at 0 for each row
 
@@ -90,9 +90,9 @@ def _iterate_matmul_weights(model: Any, active_share: float) -> Iterator[tuple[f
     output = model.get_output_embeddings()
     is_tied = output is not None and output.weight is embedding
     for name, weight in model.named_parameters():
-        if len(full_shape(weight)) < 2 or (weight is embedding and not is_tied):
+        if len(get_full_shape(weight)) < 2 or (weight is embedding and not is_tied):
             continue
-        yield full_numel(weight) * (active_share if ".experts." in name else 1.0), bool(weight.requires_grad)
+        yield get_full_numel(weight) * (active_share if ".experts." in name else 1.0), bool(weight.requires_grad)
 
 
 def _compute_active_share(text_config: Any) -> float:

@@ -14,7 +14,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.atomic_files import write_json
-from finetune_trainer.distributed.devices import device_name
+from finetune_trainer.distributed.devices import get_device_name
 from finetune_trainer.errors import InvalidSpec, first_line
 from finetune_trainer.model.truncated_config import truncate_layers
 
@@ -97,7 +97,7 @@ def choose_fastest_backend(trial: AttentionTrial, candidates: Iterable[str], cac
     names = tuple(candidates)
     if not names:
         return AttentionChoice(SDPA, "no other is installed")
-    cache_key = {"device": device_name(trial.device), "candidates": list(names)}
+    cache_key = {"device": get_device_name(trial.device), "candidates": list(names)}
     with suppress(OSError, ValueError, KeyError, TypeError):
         cached = json.loads(cache_file.read_text(encoding="utf-8"))
         if cached["circumstances"] == cache_key:

@@ -22,7 +22,7 @@ from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound, first_line, iterate_causes
 from finetune_trainer.model.attention_backend import SDPA
 from finetune_trainer.model.lora import add_adapters, add_reference_adapter
-from finetune_trainer.model.quantization import disable_cpu_repacking, nf4_config
+from finetune_trainer.model.quantization import build_nf4_config, disable_cpu_repacking
 from finetune_trainer.vision.freeze import freeze_groups, resolve_frozen_groups
 from finetune_trainer.vision.processor import VisionProcessor, build_vision_processor
 
@@ -74,7 +74,7 @@ def max_length(config: PretrainedConfig) -> int | None:
     return positions if isinstance(positions, int) else None
 
 
-def training_dtype(result_dtype: torch.dtype, *, lora: bool) -> torch.dtype:
+def choose_training_dtype(result_dtype: torch.dtype, *, lora: bool) -> torch.dtype:
     """Return the dtype to train in: full tuning needs float32, because 16 bits round most updates to zero."""
     return result_dtype if lora else torch.float32
 
@@ -82,7 +82,9 @@ def training_dtype(result_dtype: torch.dtype, *, lora: bool) -> torch.dtype:
 def load_model(spec: TrainerSpec, pretrained: Pretrained) -> torch.nn.Module:
     """Load the model to train; freeze parameter groups and add adapters as the spec requires."""
     quantize = spec.lora is not None and spec.lora.quantization is not None
-    model = load_weights(pretrained, training_dtype(pretrained.dtype, lora=spec.lora is not None), quantize=quantize)
+    model = load_weights(
+        pretrained, choose_training_dtype(pretrained.dtype, lora=spec.lora is not None), quantize=quantize
+    )
     exclude_modules = None
     if pretrained.vision:
         exclude_modules = freeze_groups(model, pretrained.vision, resolve_frozen_groups(spec.model.freeze))
@@ -107,7 +109,7 @@ def load_weights(pretrained: Pretrained, dtype: torch.dtype, *, quantize: bool =
     """
     auto_class = AutoModelForImageTextToText if pretrained.vision else AutoModelForCausalLM
     family = pretrained.vision.family if pretrained.vision else None
-    options = {"quantization_config": nf4_config(pretrained.dtype, family)} if quantize else {}
+    options = {"quantization_config": build_nf4_config(pretrained.dtype, family)} if quantize else {}
     model: torch.nn.Module = _fetch(
         pretrained.name,
         lambda: auto_class.from_pretrained(

@@ -8,8 +8,8 @@ import torch
 
 from finetune_api.learning_rates import LearningRates
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.model.parameter_size import full_numel
-from finetune_trainer.parallel.full_state import trained_parameters
+from finetune_trainer.model.parameter_size import get_full_numel
+from finetune_trainer.parallel.full_state import iterate_trained_parameters
 from finetune_trainer.vision.families import VisionFamily
 from finetune_trainer.vision.freeze import GROUPS, find_group
 
@@ -30,7 +30,7 @@ def count_parameters(model: torch.nn.Module, family: VisionFamily | None) -> dic
     counts = dict.fromkeys(GROUPS if family else ("language",), ParameterCount())
     for name, parameter in model.named_parameters():
         group = find_group(name, family) if family else "language"
-        size = full_numel(parameter)
+        size = get_full_numel(parameter)
         previous_count = counts[group]
         counts[group] = ParameterCount(
             previous_count.trained + size * parameter.requires_grad, previous_count.total + size
@@ -41,7 +41,7 @@ def count_parameters(model: torch.nn.Module, family: VisionFamily | None) -> dic
 def check_learning_rates(model: torch.nn.Module, family: VisionFamily | None, rates: LearningRates) -> None:
     """Raise InvalidSpec if a part with a separate learning rate has no trained parameter in the loaded model."""
     counts = count_parameters(model, family)
-    for part in rates.by_part:
+    for part in rates.part_rates:
         if part not in counts or not counts[part].trained:
             raise InvalidSpec(
                 f"spec.training.{part}LearningRate: no parameter of {part} is trained: adapters fit no module there,"
@@ -50,26 +50,31 @@ def check_learning_rates(model: torch.nn.Module, family: VisionFamily | None, ra
 
 
 def build_parameter_groups(
-    model: torch.nn.Module, family: VisionFamily, rates: LearningRates, *, decayed: Collection[str], weight_decay: float
+    model: torch.nn.Module,
+    family: VisionFamily,
+    rates: LearningRates,
+    *,
+    decayed_names: Collection[str],
+    weight_decay: float,
 ) -> list[dict[str, Any]]:
     """Return the parameter groups of a torch optimizer (decisions/513).
 
     The trainer logs the learning rate of the first group, so groups with the default rate come first.
-    decayed: names of the parameters with weight decay.
+    decayed_names: names of the parameters with weight decay.
     """
 
     def select_trained(part: str, *, has_decay: bool) -> list[torch.nn.Parameter]:
         return [
             parameter
-            for name, parameter in trained_parameters(model)
-            if find_group(name, family) == part and (name in decayed) is has_decay
+            for name, parameter in iterate_trained_parameters(model)
+            if find_group(name, family) == part and (name in decayed_names) is has_decay
         ]
 
     def generate_groups() -> Iterator[dict[str, Any]]:
-        for part in sorted(GROUPS, key=lambda part: part in rates.by_part):
+        for part in sorted(GROUPS, key=lambda part: part in rates.part_rates):
             for has_decay in (True, False):
                 if parameters := select_trained(part, has_decay=has_decay):
                     decay = weight_decay if has_decay else 0.0
-                    yield {"params": parameters, "lr": rates.for_part(part), "weight_decay": decay}
+                    yield {"params": parameters, "lr": rates.get_rate(part), "weight_decay": decay}
 
     return list(generate_groups())

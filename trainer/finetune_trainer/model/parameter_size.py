@@ -6,14 +6,14 @@ from typing import Any
 import torch
 
 
-def full_shape(parameter: torch.Tensor) -> torch.Size:
+def get_full_shape(parameter: torch.Tensor) -> torch.Size:
     """Return the full shape: ZeRO-3 leaves an empty tensor, and bitsandbytes packs two weights into one byte."""
     quantized: Any = getattr(parameter, "quant_state", None)
     shape: torch.Size = quantized.shape if quantized is not None else getattr(parameter, "ds_shape", parameter.shape)
     return shape
 
 
-def full_numel(parameter: torch.Tensor) -> int:
+def get_full_numel(parameter: torch.Tensor) -> int:
     """Return the number of elements of the full parameter."""
 
-    return math.prod(full_shape(parameter))
+    return math.prod(get_full_shape(parameter))

@@ -11,7 +11,7 @@ from finetune_trainer.vision.families import VisionFamily
 _OUTPUT_LAYER = "lm_head"
 
 
-def nf4_config(compute_dtype: torch.dtype, family: VisionFamily | None) -> BitsAndBytesConfig:
+def build_nf4_config(compute_dtype: torch.dtype, family: VisionFamily | None) -> BitsAndBytesConfig:
     """Return the config of NF4 with double quantization (QLoRA, arXiv 2305.14314) for the language model.
 
     compute_dtype: dtype of the matrix products.

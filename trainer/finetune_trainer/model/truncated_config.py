@@ -9,13 +9,13 @@ def truncate_layers(config: PretrainedConfig, layer_count: int) -> PretrainedCon
     """Return a copy of the config with the first `layer_count` layers; per-layer lists are truncated too."""
     truncated = copy.deepcopy(config)
     text_config = truncated.get_text_config()
-    for name in per_layer_fields(text_config):
+    for name in find_per_layer_fields(text_config):
         setattr(text_config, name, getattr(text_config, name)[:layer_count])
     text_config.num_hidden_layers = layer_count
     return truncated
 
 
-def per_layer_fields(text_config: PretrainedConfig) -> list[str]:
+def find_per_layer_fields(text_config: PretrainedConfig) -> list[str]:
     """Return the names of the config fields that are lists with one entry per layer."""
     layer_count = text_config.num_hidden_layers
     fields = vars(text_config).items()

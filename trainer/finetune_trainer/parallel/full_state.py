@@ -62,7 +62,7 @@ class TensorStateAccess:
         }
 
 
-def trained_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def iterate_trained_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Yield the names and parameters that require gradients."""
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
@@ -70,7 +70,7 @@ def trained_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.P
 def gather_state(model: torch.nn.Module, access: FullStateAccess, *, keep_result: bool) -> Tensors:
     """Gather weights and moments of the trained parameters; a rank without `keep_result` returns an empty dict."""
     gathered: Tensors = {}
-    for name, parameter in trained_parameters(model):
+    for name, parameter in iterate_trained_parameters(model):
         tensors = {_WEIGHT: access.gather_weight(parameter)}
         tensors |= {moment: access.gather_moment(parameter, moment) for moment in MOMENTS}
         if keep_result:
@@ -83,7 +83,7 @@ def gather_weights(model: torch.nn.Module, access: FullStateAccess, *, keep_resu
 
     A rank without `keep_result` returns an empty dict.
     """
-    parameters = trained_parameters(model) if hasattr(model, "peft_config") else model.named_parameters()
+    parameters = iterate_trained_parameters(model) if hasattr(model, "peft_config") else model.named_parameters()
     full_weights = ((name, access.gather_weight(parameter)) for name, parameter in parameters)
     return {name: weight for name, weight in full_weights if keep_result}
 
@@ -105,7 +105,7 @@ def restore_state(model: torch.nn.Module, access: FullStateAccess, folder: Path,
     step: completed optimizer steps. Raises: one of READ_ERRORS if files are damaged or do not match the model.
     """
     files = _open_files(folder)
-    for name, parameter in trained_parameters(model):
+    for name, parameter in iterate_trained_parameters(model):
         keys = {kind: f"{kind}.{name}" for kind in (_WEIGHT, *MOMENTS)}
         access.set_state(parameter, {kind: files[key].get_tensor(key) for kind, key in keys.items()}, step=step)
 

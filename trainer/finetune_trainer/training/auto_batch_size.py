@@ -15,7 +15,7 @@ from finetune_trainer.atomic_files import translate_disk_errors, write_json
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.data.length_stats import select_costliest_items
 from finetune_trainer.distributed.collectives import all_gather_numbers
-from finetune_trainer.distributed.devices import device_name
+from finetune_trainer.distributed.devices import get_device_name
 from finetune_trainer.errors import CudaOutOfMemory, TrainerError, first_line
 from finetune_trainer.memory.breakdown import ADAMW_STATES, FRAGMENTATION, MemoryBreakdown
 from finetune_trainer.parallel.parallelism import describe_parallelism
@@ -67,7 +67,7 @@ def build_cache_key(spec: TrainerSpec, device: torch.device, *, world_size: int)
     """Return the settings that affect memory use but are not in the job's fingerprint."""
     return {
         "worldSize": world_size,
-        "device": device_name(device),
+        "device": get_device_name(device),
         "parallelism": describe_parallelism(spec),
         "gradientCheckpointing": spec.training.gradient_checkpointing,
     }

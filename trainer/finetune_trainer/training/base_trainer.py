@@ -68,13 +68,13 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, with parameter groups if modules of the model have different learning rates."""
         inputs = self.inputs
-        if inputs.family is not None and inputs.plan.rates.by_part and self.optimizer is None:
+        if inputs.family is not None and inputs.plan.rates.part_rates and self.optimizer is None:
             model = model or self.model
             groups = build_parameter_groups(
                 model,
                 inputs.family,
                 inputs.plan.rates,
-                decayed=self.get_decay_parameter_names(model),
+                decayed_names=self.get_decay_parameter_names(model),
                 weight_decay=self.args.weight_decay,
             )
             optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, model)

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from transformers import Trainer, TrainerState
 
-from finetune_trainer.checkpoint.checkpoints import checkpoint_step
-from finetune_trainer.checkpoint.random_state import random_state, random_state_file, restore_random_state
+from finetune_trainer.checkpoint.checkpoints import parse_checkpoint_step
+from finetune_trainer.checkpoint.random_state import get_random_state_path, random_state, restore_random_state
 from finetune_trainer.distributed.collectives import gather_on_rank_zero, run_on_rank_zero
 from finetune_trainer.errors import CheckpointCorrupt
 from finetune_trainer.model.save import save_weights
@@ -39,7 +39,7 @@ def save_checkpoint(trainer: Trainer, inputs: TrainerInputs, *, retained_step: i
         trainer._save_scaler(str(folder))
         trainer.state.save_to_json(str(folder / _STATE_FILE))
         for rank, state in enumerate(random_states):
-            torch.save(state, random_state_file(folder, rank))
+            torch.save(state, get_random_state_path(folder, rank))
 
     return run_on_rank_zero(
         lambda: inputs.checkpoints.save(step, world_size, write_checkpoint, retained_step=retained_step)
@@ -52,7 +52,7 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
     Raises CheckpointCorrupt if files are damaged or do not match the model.
     """
     try:
-        restore_state(trainer.model, build_state_access(trainer), checkpoint, step=checkpoint_step(checkpoint))
+        restore_state(trainer.model, build_state_access(trainer), checkpoint, step=parse_checkpoint_step(checkpoint))
         scheduler = torch.load(checkpoint / _SCHEDULER_FILE, weights_only=True)
         trainer.lr_scheduler.load_state_dict(scheduler)
         for group, rate in zip(trainer.optimizer.param_groups, trainer.lr_scheduler.get_last_lr(), strict=True):
@@ -66,7 +66,7 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
 
 def restore_rank_random_state(checkpoint: Path, *, rank: int) -> None:
     """Restore the random generators of a rank. If no state was saved, only the dropout masks differ."""
-    path = random_state_file(checkpoint, rank)
+    path = get_random_state_path(checkpoint, rank)
     if path.is_file():
         restore_random_state(torch.load(path, weights_only=True))
 

@@ -152,7 +152,7 @@ def determine_outcome(
     if not ranked:
         reason = f"no evaluation returned a finite {policy.metric}, so " if policy.publishes_best else ""
         return TrainingOutcome(f"{message}{reason}the weights are those of the last step, {last_step}", stopped_early)
-    resume_point = checkpoints.first_complete(evaluation.step for evaluation in ranked)
+    resume_point = checkpoints.find_first_complete(evaluation.step for evaluation in ranked)
     best = next(evaluation for evaluation in ranked if evaluation.step == resume_point.step)
     restriction = " with a complete checkpoint" if resume_point.skipped else ""
     message += (

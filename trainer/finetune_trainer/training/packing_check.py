@@ -10,15 +10,15 @@ from finetune_trainer.training.token_losses import compute_logits
 _TOLERANCE = 1e-3  # relative to the largest logit; attention across rows changes logits far more
 
 
-def build_probe_packs(pack_count: int, device: torch.device, *, axes: bool) -> tuple[Features, Features]:
+def build_probe_packs(pack_count: int, device: torch.device, *, use_mrope: bool) -> tuple[Features, Features]:
     """Build two micro-batches of two-row packs that differ only in the first row of each pack.
 
-    input_ids and position_ids: (pack_count, 8), four tokens per row. axes: whether to add 3D positions for M-RoPE.
+    input_ids and position_ids: (pack_count, 8), four tokens per row. use_mrope: whether to add 3D positions for M-RoPE.
     """
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]] * pack_count, device=device)
     shared = {
         POSITION_IDS: positions,
-        **({MROPE_POSITION_IDS: positions.unsqueeze(2).expand(-1, -1, 3)} if axes else {}),
+        **({MROPE_POSITION_IDS: positions.unsqueeze(2).expand(-1, -1, 3)} if use_mrope else {}),
     }
     first, second = (
         torch.tensor([[*first_row, 8, 9, 10, 11]] * pack_count, device=device)

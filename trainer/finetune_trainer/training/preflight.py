@@ -31,8 +31,8 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]
             if isinstance(trainer.inputs.data.order, PackOrder):
                 pack_count = min(trainer.inputs.plan.batch.per_device, 2)
                 vision = trainer.inputs.data.vision
-                axes = vision is not None and vision.family.uses_mrope
-                packs = build_probe_packs(pack_count, trainer.args.device, axes=axes)
+                use_mrope = vision is not None and vision.family.uses_mrope
+                packs = build_probe_packs(pack_count, trainer.args.device, use_mrope=use_mrope)
                 check_pack_isolation(trainer.model_wrapped, packs, name=spec.model.name)
             if spec.training.probe:
                 probe_memory(trainer)

@@ -132,13 +132,15 @@ def test_error_of_a_validated_spec_contains_the_path_in_the_job() -> None:
     with pytest.raises(ValidationError) as raised:
         TrainerSpec.model_validate(spec(numNodes=0))
     assert (
-        explain_validation_error(raised.value, within="spec")
+        explain_validation_error(raised.value, parent_path="spec")
         == "spec.numNodes: must be greater than or equal to 1, found 0"
     )
 
     with pytest.raises(ValidationError) as raised:
         TrainerSpec.model_validate_json("{")
-    assert explain_validation_error(raised.value, within="spec").startswith("spec: Invalid JSON: EOF while parsing")
+    assert explain_validation_error(raised.value, parent_path="spec").startswith(
+        "spec: Invalid JSON: EOF while parsing"
+    )
 
 
 PYTHON_TERMS = ("Input", "Tuple", "tuple", "dict", "constrained", "literal[")

@@ -18,7 +18,7 @@ def test_models_reject_every_bad_job(case: str) -> None:
     with pytest.raises(ValidationError) as raised:
         parse_spec(**BAD_JOBS[case].fields)
 
-    assert BAD_JOBS[case].model_error in explain_validation_error(raised.value, within="spec")
+    assert BAD_JOBS[case].model_error in explain_validation_error(raised.value, parent_path="spec")
 
 
 def test_base_spec_of_the_bad_jobs_is_valid() -> None:

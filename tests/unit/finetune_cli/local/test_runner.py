@@ -61,7 +61,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 
 
 async def test_job_is_complete_when_all_nodes_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLAY", "")
+    monkeypatch.setenv("FAKE_ACTS", "")
 
     job = await LocalRun(tmp_path).run()
 
@@ -70,7 +70,7 @@ async def test_job_is_complete_when_all_nodes_succeed(tmp_path: Path, monkeypatc
 
 
 async def test_crashed_node_causes_one_restart_of_all_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLAY", "0.1:crash,0.0:wait,*:succeed")
+    monkeypatch.setenv("FAKE_ACTS", "0.1:crash,0.0:wait,*:succeed")
     local_run = LocalRun(tmp_path)
 
     job = await local_run.run()
@@ -88,7 +88,7 @@ async def test_crashed_node_causes_one_restart_of_all_nodes(tmp_path: Path, monk
 
 
 async def test_user_error_is_not_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLAY", "0:rows,1:wait")
+    monkeypatch.setenv("FAKE_ACTS", "0:rows,1:wait")
 
     job = await LocalRun(tmp_path).run()
 
@@ -98,7 +98,7 @@ async def test_user_error_is_not_retried(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 async def test_repeated_crash_fails_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLAY", "*:crash")
+    monkeypatch.setenv("FAKE_ACTS", "*:crash")
 
     job = await LocalRun(tmp_path, restartPolicy={"maxRestarts": 5, "backoffSeconds": 0}).run()
 
@@ -109,7 +109,7 @@ async def test_repeated_crash_fails_the_job(tmp_path: Path, monkeypatch: pytest.
 async def test_ctrl_c_suspends_the_job_and_the_next_run_starts_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PLAY", "*:wait")
+    monkeypatch.setenv("FAKE_ACTS", "*:wait")
     local_run = LocalRun(tmp_path)
     task = asyncio.create_task(local_run.run())
     await local_run.wait_for_message("running")
@@ -119,7 +119,7 @@ async def test_ctrl_c_suspends_the_job_and_the_next_run_starts_the_next_attempt(
     assert job.status.phase is Phase.SUSPENDED
     assert [evidence.outcome for evidence in job.status.attempts[0].evidence] == ["stopped", "stopped"]
 
-    monkeypatch.setenv("PLAY", "")
+    monkeypatch.setenv("FAKE_ACTS", "")
     job = await LocalRun(tmp_path).run()
 
     assert job.status.phase is Phase.COMPLETE
@@ -129,7 +129,7 @@ async def test_ctrl_c_suspends_the_job_and_the_next_run_starts_the_next_attempt(
 async def test_repeated_ctrl_c_kills_a_node_that_ignores_sigterm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PLAY", "0:deaf,1:wait")
+    monkeypatch.setenv("FAKE_ACTS", "0:ignore-sigterm,1:wait")
     local_run = LocalRun(tmp_path)
     task = asyncio.create_task(local_run.run())
     await local_run.wait_for_message("running")
@@ -145,7 +145,7 @@ async def test_repeated_ctrl_c_kills_a_node_that_ignores_sigterm(
 async def test_ctrl_c_before_the_start_ends_the_run_immediately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PLAY", "*:wait")
+    monkeypatch.setenv("FAKE_ACTS", "*:wait")
     local_run = LocalRun(tmp_path)
     local_run.runner.stop(local_run.cluster)
 
@@ -158,7 +158,7 @@ async def test_ctrl_c_before_the_start_ends_the_run_immediately(
 async def test_deleted_pod_is_killed_after_its_grace_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shortens the grace period of an abort from ten seconds to one."""
     monkeypatch.setattr("finetune_operator.core.stop_attempt.ABORT_GRACE_SECONDS", 1)
-    monkeypatch.setenv("PLAY", "0:deaf,1:rows")
+    monkeypatch.setenv("FAKE_ACTS", "0:ignore-sigterm,1:rows")
 
     job = await LocalRun(tmp_path).run()
 
@@ -167,7 +167,7 @@ async def test_deleted_pod_is_killed_after_its_grace_period(tmp_path: Path, monk
 
 
 async def test_observe_pod_accepts_local_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLAY", "*:wait")
+    monkeypatch.setenv("FAKE_ACTS", "*:wait")
     local_run = LocalRun(tmp_path)
     task = asyncio.create_task(local_run.run())
     await local_run.wait_for_message("running")
@@ -185,7 +185,7 @@ async def test_observe_pod_accepts_local_pods(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_cancelled_run_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLAY", "*:wait")
+    monkeypatch.setenv("FAKE_ACTS", "*:wait")
     local_run = LocalRun(tmp_path)
     task = asyncio.create_task(local_run.run())
     await local_run.wait_for_message("running")
@@ -200,7 +200,7 @@ async def test_cancelled_run_leaves_no_process(tmp_path: Path, monkeypatch: pyte
 
 
 async def test_spec_is_written_to_a_file_for_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLAY", "")
+    monkeypatch.setenv("FAKE_ACTS", "")
     local_run = LocalRun(tmp_path)
 
     job = await local_run.run()

@@ -16,7 +16,7 @@ from finetune_operator.kube.cluster import KubernetesCluster
 from finetune_operator.metrics import Metrics
 from finetune_operator.observation.ownership import RawBody
 from testing.builders.jobs import SETTINGS, spec
-from testing.fakes.api_client import connected
+from testing.fakes.api_client import serve_and_connect
 from testing.fakes.http_api import HttpApi, ScriptedFault
 
 
@@ -32,7 +32,7 @@ async def running_controller(
     for claim in ("models", "datasets"):
         api.put("persistentvolumeclaims", {"metadata": {"name": claim}, "spec": {"accessModes": ["ReadWriteMany"]}})
     metrics = Metrics()
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         dependencies = PassDependencies(KubernetesCluster(server), SETTINGS, now)
         controller = Controller(server, dependencies, metrics, namespaces=(None,))
         await controller.resync_jobs()
@@ -127,7 +127,7 @@ async def test_worker_starts_no_pass_after_losing_the_lease() -> None:
         controller.on_job_event(put_job(api, "a"))
         await asyncio.sleep(0.2)
     assert list_pod_names(api) == []
-    assert api.requests_of("PUT", "finetunejobs") == []
+    assert api.find_requests("PUT", "finetunejobs") == []
 
 
 async def test_failed_pass_is_retried_and_logged_once_until_a_pass_succeeds(caplog: pytest.LogCaptureFixture) -> None:
@@ -156,7 +156,7 @@ async def test_retry_drops_a_job_that_was_replaced_by_another_of_the_same_name()
     api.faults.append(ScriptedFault("PUT", "finetunejobs", 500, times=3))
     async with running_controller(api) as (controller, _):
         controller.on_job_event(put_job(api, "a"))
-        await wait_until(lambda: api.requests_of("PUT", "finetunejobs") != [])
+        await wait_until(lambda: api.find_requests("PUT", "finetunejobs") != [])
         api.remove("finetunejobs", "a")
         put_job(api, "a")
         await wait_until(lambda: len(controller.jobs) == 0)
@@ -203,7 +203,7 @@ async def test_job_deleted_during_its_pass_stays_deleted() -> None:
     async with running_controller(api, now=delete_while_reading_the_clock) as (controller, _):
         job = put_job(api, "a")
         controller.on_job_event(job)
-        await wait_until(lambda: bool(api.requests_of("PUT", "finetunejobs")))
+        await wait_until(lambda: bool(api.find_requests("PUT", "finetunejobs")))
         await asyncio.sleep(0.3)
         assert len(controller.jobs) == 0
 

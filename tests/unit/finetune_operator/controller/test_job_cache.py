@@ -63,7 +63,7 @@ def test_jobs_not_in_a_list_are_missing_unless_they_are_newer() -> None:
     jobs = JobCache()
     for version, uid in (("5", "listed"), ("6", "deleted"), ("12", "newer than the list")):
         jobs.store_if_newer(body(version, uid=uid))
-    missing = jobs.missing_from([body("5", uid="listed")], list_version="10")
+    missing = jobs.find_missing([body("5", uid="listed")], list_version="10")
     assert missing == (JobKey("default", "deleted"),)
 
 

@@ -134,7 +134,7 @@ def test_the_backoff_doubles_up_to_a_limit() -> None:
 def test_retry_respects_retry_after_of_the_server() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
-        queue.retry("a", at_least=7)
+        queue.retry("a", min_delay_seconds=7)
         await run_workers(queue, log, end_seconds=20)
         return log
 
@@ -277,7 +277,7 @@ def test_every_add_causes_a_pass_and_passes_of_a_key_never_overlap(
                 queue.add_after(key, amount)
                 expected.append((key, len(log.starts), now + amount))
             elif verb == "retry":
-                expected.append((key, len(log.starts), now + queue.retry(key, at_least=amount)))
+                expected.append((key, len(log.starts), now + queue.retry(key, min_delay_seconds=amount)))
             else:
                 await asyncio.sleep(amount)
         await running

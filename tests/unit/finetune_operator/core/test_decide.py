@@ -72,7 +72,7 @@ def test_other_pods_are_deleted_before_the_verdict_on_a_failed_node() -> None:
     assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", 10),)
 
     judged, decision = decide_once(
-        deleting, observation_of(ftjob, failed, gone=(terminating_pod(running_pod(ftjob, 0)),))
+        deleting, observation_of(ftjob, failed, tombstones=(terminating_pod(running_pod(ftjob, 0)),))
     )
     old, new = judged.status.attempts
     assert (old.reason, old.rank, old.node_rank, new.attempt, new.not_before) == ("RankKilled", 3, 1, 1, None)

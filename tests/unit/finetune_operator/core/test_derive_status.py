@@ -57,7 +57,9 @@ def test_the_status_lists_nodes_by_rank_without_deleted_pods() -> None:
         (0, "bert-0-0", "gpu-0", "ErrImagePull"),
         (1, "bert-0-1", "gpu-1", "Terminating"),
     ]
-    with_tombstone = Observation(nodes=observation_of(JOB, running_pod(JOB, 0), gone=(running_pod(JOB, 1),)).nodes)
+    with_tombstone = Observation(
+        nodes=observation_of(JOB, running_pod(JOB, 0), tombstones=(running_pod(JOB, 1),)).nodes
+    )
     nodes = derive_status(
         job(status=status_with_attempts(AttemptState.RUNNING)), StatusContext(with_tombstone, None, NOW)
     ).nodes

@@ -227,7 +227,7 @@ def test_job_waits_for_terminating_children_of_a_predecessor() -> None:
 
 
 def test_a_deleted_pod_has_no_pending_reason() -> None:
-    observation = Observation(nodes=observation_of(JOB, gone=(waiting_pod(0, "ErrImagePull"),)).nodes)
+    observation = Observation(nodes=observation_of(JOB, tombstones=(waiting_pod(0, "ErrImagePull"),)).nodes)
     assert len(observation.nodes) == 1
     assert find_pending_reason(JOB, observation, observation.nodes, NOW + timedelta(hours=1)) is None
 

@@ -13,7 +13,7 @@ from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Progress, Repair
 from finetune_operator.core.derive_status import StatusContext, derive_status
 from finetune_operator.core.job_context import JobContext
-from finetune_operator.core.progress import step_range
+from finetune_operator.core.progress import summarise_steps
 from finetune_supervisor.messages import to_json_object
 from testing.builders.jobs import NOW, SETTINGS, RawBody, ended_pod, job, observation_of, running_pod
 from testing.builders.statuses import progress_report, status_with_progress, time_after_start
@@ -169,7 +169,7 @@ def derive_steps(
     *pods: RawBody, record: AttemptRecord = RECORD, polled_progress: int | None = None
 ) -> tuple[int | None, int | None]:
     progress = None if polled_progress is None else Progress(step=polled_progress)
-    record = record.model_copy(update=step_range(build_context(*pods, record=record, polled_progress=progress)))
+    record = record.model_copy(update=summarise_steps(build_context(*pods, record=record, polled_progress=progress)))
     return record.first_step, record.last_step
 
 
@@ -195,7 +195,7 @@ def test_first_step_is_the_smallest_reported_step() -> None:
 def test_polled_progress_contains_the_first_step_and_its_time() -> None:
     polled = Progress(step=9, first_step=4, first_step_time=NOW)
 
-    record = RECORD.model_copy(update=step_range(build_context(running_pod(JOB, 0), polled_progress=polled)))
+    record = RECORD.model_copy(update=summarise_steps(build_context(running_pod(JOB, 0), polled_progress=polled)))
     assert (record.first_step, record.first_step_time, record.last_step) == (4, NOW, 9)
     later_progress = Progress(step=12, first_step=4, first_step_time=NOW + timedelta(minutes=1))
-    assert step_range(build_context(record=record, polled_progress=later_progress))["first_step_time"] == NOW
+    assert summarise_steps(build_context(record=record, polled_progress=later_progress))["first_step_time"] == NOW

@@ -57,7 +57,7 @@ def test_pod_without_labels_is_also_deleted_before_the_verdict() -> None:
     stopping = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), unlabelled_pod), now=LATER)[1]
     ftjob, waiting = decide_once(
         ftjob,
-        observation_of(ftjob, terminating_pod(unlabelled_pod), gone=(terminating_pod(running_pod(ftjob, 0)),)),
+        observation_of(ftjob, terminating_pod(unlabelled_pod), tombstones=(terminating_pod(running_pod(ftjob, 0)),)),
         now=LATER,
     )
     state_with_pod = ftjob.status.attempts[-1].state

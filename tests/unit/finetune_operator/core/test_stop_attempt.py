@@ -146,7 +146,7 @@ def test_expired_deadline_does_not_requeue_a_stopping_job_immediately() -> None:
 def test_a_pod_deleted_before_all_pods_were_created_ends_the_attempt() -> None:
     ftjob = job()
     ftjob, _ = decide_once(ftjob, observation_of(ftjob))
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, pod(ftjob, 0), gone=(pod(ftjob, 1),)))
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob, pod(ftjob, 0), tombstones=(pod(ftjob, 1),)))
 
     assert ftjob.status.attempts[-1].state is AttemptState.STOPPING
 

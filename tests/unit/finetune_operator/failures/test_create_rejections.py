@@ -5,7 +5,7 @@ import pytest
 from finetune_api.v1alpha1.reasons import FailureAction
 from finetune_api.v1alpha1.status import AttemptRecord, Fault, JobStatus
 from finetune_operator.core.pending_reasons import PendingReason, find_pending_reason
-from finetune_operator.failures.create_rejections import claim_names, find_permanent_rejection
+from finetune_operator.failures.create_rejections import collect_claim_names, find_permanent_rejection
 from finetune_operator.observation.pods import Claim, Observation, RejectedCreate
 from testing.builders.jobs import NOW, command, job, observation_of
 
@@ -20,7 +20,7 @@ def test_claim_names_are_unique_and_start_with_the_output() -> None:
         {"name": "c", "mountPath": "/c", "persistentVolumeClaim": {"claimName": "datasets"}},
         {"name": "d", "mountPath": "/d", "emptyDir": {}},
     ]
-    assert claim_names(job(volumes=volumes)) == ("models", "datasets")
+    assert collect_claim_names(job(volumes=volumes)) == ("models", "datasets")
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,6 @@ def test_unknown_or_missing_claims_are_not_a_rejection() -> None:
 def test_command_without_output_mounts_only_the_claims_of_its_volumes() -> None:
     fields = command({"script": "train.py"}, output=None)
 
-    assert claim_names(job(**fields)) == ("datasets",)
+    assert collect_claim_names(job(**fields)) == ("datasets",)
     observation = observation_of(job(**fields), claims=(Claim("datasets", ("ReadOnlyMany",)),))
     assert find_permanent_rejection(job(**fields), observation) is None

@@ -7,7 +7,7 @@ from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import Evidence
 from finetune_operator.failures.pod_start_rules import container_create_failed
 from finetune_operator.failures.rules import judge_node
-from testing.corpus.error_corpus import LabelledStartFailure, read_starts
+from testing.corpus.error_corpus import LabelledStartFailure, read_start_failures
 
 OCI = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed:"
@@ -144,7 +144,9 @@ def test_rejection_under_node_pressure_differs_from_eviction_for_own_usage() -> 
     assert (evicted.reason, evicted.action) == ("Evicted", FailureAction.FAIL)
 
 
-@pytest.mark.parametrize("entry", read_starts(held_out=False), ids=lambda entry: f"{entry.label}-{entry.source}")
+@pytest.mark.parametrize(
+    "entry", read_start_failures(held_out=False), ids=lambda entry: f"{entry.label}-{entry.source}"
+)
 def test_only_user_errors_of_the_corpus_fail_the_job(entry: LabelledStartFailure) -> None:
     expected_error = (
         "retried" if entry.source == "cilium/cilium#32198" else ""

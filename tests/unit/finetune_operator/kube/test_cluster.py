@@ -17,7 +17,7 @@ from finetune_operator.kube.cluster import (
     ObjectRef,
 )
 from finetune_operator.observation.ownership import RawBody
-from testing.fakes.api_client import connected
+from testing.fakes.api_client import serve_and_connect
 from testing.fakes.http_api import HttpApi, ScriptedFault
 
 JOB_UID = "11111111-1111-1111-1111-111111111111"
@@ -37,12 +37,12 @@ def stored_job(api: HttpApi) -> RawBody:
 async def test_a_status_write_contains_the_resource_version_of_the_job() -> None:
     api = HttpApi()
     body = stored_job(api)
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         written = await KubernetesCluster(server).write_status(body, {"phase": "Running"})
 
     assert written["status"] == {"phase": "Running"}
     assert written["spec"] == {"numNodes": 2}
-    [request] = api.requests_of("PUT", "finetunejobs")
+    [request] = api.find_requests("PUT", "finetunejobs")
     assert request.resource.subresource == "status"
     assert request.body is not None
     assert request.body["metadata"]["resourceVersion"] == body["metadata"]["resourceVersion"]
@@ -52,11 +52,11 @@ async def test_status_write_with_an_old_version_is_a_conflict_and_not_retried() 
     api = HttpApi()
     body = stored_job(api)
     api.put("finetunejobs", {**body, "spec": {"numNodes": 3}})
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         with pytest.raises(Conflict):
             await KubernetesCluster(server).write_status(body, {"phase": "Running"})
 
-    assert len(api.requests_of("PUT", "finetunejobs")) == 1
+    assert len(api.find_requests("PUT", "finetunejobs")) == 1
 
 
 async def test_status_write_does_not_change_a_new_job_of_the_same_name() -> None:
@@ -64,7 +64,7 @@ async def test_status_write_does_not_change_a_new_job_of_the_same_name() -> None
     body = stored_job(api)
     api.remove("finetunejobs", "a")
     api.put("finetunejobs", {"metadata": {"name": "a", "uid": "another"}, "spec": {"numNodes": 2}})
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         with pytest.raises(Conflict):
             await KubernetesCluster(server).write_status(body, {"phase": "Running"})
 
@@ -75,7 +75,7 @@ async def test_a_status_write_to_a_deleted_job_raises_not_found() -> None:
     api = HttpApi()
     body = stored_job(api)
     api.remove("finetunejobs", "a")
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         with pytest.raises(NotFound):
             await KubernetesCluster(server).write_status(body, {})
 
@@ -85,19 +85,19 @@ async def test_a_failed_status_write_is_not_retried_by_the_client(status: int) -
     api = HttpApi()
     body = stored_job(api)
     api.faults.append(ScriptedFault("PUT", "finetunejobs", status, times=9))
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         with pytest.raises(ClusterError) as raised:
             await KubernetesCluster(server).write_status(body, {})
 
     assert type(raised.value) is ClusterError
-    assert len(api.requests_of("PUT", "finetunejobs")) == 1
+    assert len(api.find_requests("PUT", "finetunejobs")) == 1
 
 
 async def test_status_write_with_lost_response_takes_effect_once() -> None:
     api = HttpApi()
     body = stored_job(api)
     api.faults.append(ScriptedFault("PUT", "finetunejobs", 0, after_execution=True))
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         with pytest.raises(ClusterError):  # would be a Conflict if aiohttp sent the request again
             await KubernetesCluster(server).write_status(body, {"phase": "Running"})
 
@@ -109,17 +109,17 @@ async def test_status_write_with_lost_response_takes_effect_once() -> None:
 async def test_create_with_lost_response_is_retried_and_finds_its_own_object() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("POST", "pods", 0, after_execution=True))
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         await KubernetesCluster(server).create(pod())
 
-    assert len(api.requests_of("POST", "pods")) == 2
+    assert len(api.find_requests("POST", "pods")) == 2
     assert ("pods", "default", "a-0-0") in api.objects
 
 
 async def test_an_existing_object_of_the_same_owner_counts_as_created() -> None:
     api = HttpApi()
     api.put("pods", pod())
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         await KubernetesCluster(server).create(pod())
 
 
@@ -144,7 +144,7 @@ async def test_name_taken_error_distinguishes_foreign_objects_from_those_of_a_pr
     api = HttpApi()
     [owner] = pod(owner="another")["metadata"]["ownerReferences"]
     api.put("pods", pod(ownerReferences=[{**owner, **owner_fields}]))
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         with pytest.raises(NameTaken, match=message) as raised:
             await KubernetesCluster(server).create(pod())
 
@@ -155,7 +155,7 @@ async def test_name_taken_error_distinguishes_foreign_objects_from_those_of_a_pr
 async def test_an_object_without_owner_counts_as_foreign() -> None:
     api = HttpApi()
     api.put("pods", pod(ownerReferences=[]))
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         with pytest.raises(NameTaken):
             await KubernetesCluster(server).create(pod())
 
@@ -163,7 +163,7 @@ async def test_an_object_without_owner_counts_as_foreign() -> None:
 async def test_a_create_is_retried_while_the_existing_object_is_being_deleted() -> None:
     api = HttpApi()
     api.put("pods", pod(deletionTimestamp="2026-01-01T00:00:00Z"))
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         with pytest.raises(ClusterError, match="still being deleted") as raised:
             await KubernetesCluster(server).create(pod())
 
@@ -174,7 +174,7 @@ async def test_a_create_is_retried_while_the_existing_object_is_being_deleted() 
 async def test_own_object_without_the_job_label_is_recreated(labels: dict[str, str]) -> None:
     api = HttpApi()
     api.put("pods", pod(labels=labels))
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         with pytest.raises(ClusterError, match="Pod a-0-0 had lost its labels"):
             await KubernetesCluster(server).create(pod())
         assert api.objects == {}
@@ -185,12 +185,12 @@ async def test_own_object_without_the_job_label_is_recreated(labels: dict[str, s
 async def test_rejected_create_contains_the_object_name_and_is_not_retried(status: int) -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("POST", "pods", status))
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         with pytest.raises(CreateRejected, match="a scripted fault") as raised:
             await KubernetesCluster(server).create(pod())
 
     assert (raised.value.status, raised.value.kind, raised.value.name) == (status, "Pod", "a-0-0")
-    assert len(api.requests_of("POST", "pods")) == 1
+    assert len(api.find_requests("POST", "pods")) == 1
 
 
 async def test_failing_webhook_rejects_the_create_but_an_internal_server_error_does_not() -> None:
@@ -198,7 +198,7 @@ async def test_failing_webhook_rejects_the_create_but_an_internal_server_error_d
     for message, is_rejected in ((webhook, True), ("etcdserver: leader changed", False)):
         api = HttpApi()
         api.faults.append(ScriptedFault("POST", "pods", 500, times=3, message=message))
-        async with connected(api) as server:
+        async with serve_and_connect(api) as server:
             with pytest.raises(ClusterError, match=message) as raised:
                 await KubernetesCluster(server).create(pod())
         assert isinstance(raised.value, CreateRejected) is is_rejected
@@ -207,7 +207,7 @@ async def test_failing_webhook_rejects_the_create_but_an_internal_server_error_d
 async def test_quota_conflict_of_concurrent_creates_is_not_a_rejection() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("POST", "pods", 409))
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         with pytest.raises(ClusterError) as raised:
             await KubernetesCluster(server).create(pod())
 
@@ -217,41 +217,41 @@ async def test_quota_conflict_of_concurrent_creates_is_not_a_rejection() -> None
 async def test_a_short_retry_after_is_respected() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("POST", "pods", 429, headers={"Retry-After": "1"}))
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         await KubernetesCluster(server).create(pod())
 
-    assert len(api.requests_of("POST", "pods")) == 2
+    assert len(api.find_requests("POST", "pods")) == 2
 
 
 async def test_long_retry_after_is_contained_in_the_error() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("POST", "pods", 429, headers={"Retry-After": "30"}))
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         with pytest.raises(ClusterError) as raised:
             await KubernetesCluster(server).create(pod())
 
     assert raised.value.retry_after == 30
-    assert len(api.requests_of("POST", "pods")) == 1
+    assert len(api.find_requests("POST", "pods")) == 1
 
 
 async def test_number_of_retries_is_limited() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("POST", "pods", 500, times=99))
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         with pytest.raises(ClusterError):
             await KubernetesCluster(server).create(pod())
 
-    assert len(api.requests_of("POST", "pods")) == 3
+    assert len(api.find_requests("POST", "pods")) == 3
 
 
 async def test_a_delete_contains_the_uid_and_the_grace_period() -> None:
     api = HttpApi()
     uid = api.put("pods", pod())["metadata"]["uid"]
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         await KubernetesCluster(server).delete(ObjectRef("Pod", "default", "a-0-0", uid), grace_seconds=10)
 
     assert api.objects == {}
-    [request] = api.requests_of("DELETE", "pods")
+    [request] = api.find_requests("DELETE", "pods")
     assert request.body == {
         "kind": "DeleteOptions",
         "apiVersion": "v1",
@@ -263,10 +263,10 @@ async def test_a_delete_contains_the_uid_and_the_grace_period() -> None:
 async def test_a_job_is_deleted_without_waiting_for_its_children() -> None:
     api = HttpApi()
     stored_job(api)
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         await KubernetesCluster(server).delete(ObjectRef("FineTuneJob", "default", "a", JOB_UID))
 
-    [request] = api.requests_of("DELETE", "finetunejobs")
+    [request] = api.find_requests("DELETE", "finetunejobs")
     assert request.body is not None
     assert request.body["propagationPolicy"] == "Background"
 
@@ -274,7 +274,7 @@ async def test_a_job_is_deleted_without_waiting_for_its_children() -> None:
 async def test_delete_of_a_missing_or_replaced_object_does_nothing() -> None:
     api = HttpApi()
     new_uid = api.put("pods", pod())["metadata"]["uid"]
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         cluster = KubernetesCluster(server)
         await cluster.delete(ObjectRef("Pod", "default", "a-0-0", "an older uid"))
         await cluster.delete(ObjectRef("Pod", "default", "missing", "any"))
@@ -286,7 +286,7 @@ async def test_a_conflict_on_the_same_object_is_an_error() -> None:
     api = HttpApi()
     uid = api.put("pods", pod())["metadata"]["uid"]
     api.faults.append(ScriptedFault("DELETE", "pods", 409))
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         with pytest.raises(ClusterError):
             await KubernetesCluster(server).delete(ObjectRef("Pod", "default", "a-0-0", uid))
 
@@ -304,12 +304,12 @@ async def test_delete_without_uid_deletes_only_objects_controlled_by_a_job(
 ) -> None:
     api = HttpApi()
     api.put("configmaps", {"metadata": {"name": "a-0", "ownerReferences": owner_references}})
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         await KubernetesCluster(server).delete(ObjectRef("ConfigMap", "default", "a-0", ""))
 
     assert len(api.objects) == remaining_count
     assert all(
-        request.body["preconditions"]["uid"] for request in api.requests_of("DELETE", "configmaps") if request.body
+        request.body["preconditions"]["uid"] for request in api.find_requests("DELETE", "configmaps") if request.body
     )
 
 
@@ -321,11 +321,11 @@ async def test_the_pods_of_a_job_are_listed_in_pages() -> None:
     api.put(
         "pods", {**pod("elsewhere"), "metadata": {**pod("elsewhere")["metadata"], "namespace": "two"}}, namespace="two"
     )
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         listed = await KubernetesCluster(server).list_pods("default", JOB_UID)
 
     assert len(listed) == 1203
-    requests = api.requests_of("GET", "pods")
+    requests = api.find_requests("GET", "pods")
     assert len(requests) == 3
     assert all("resourceVersion" not in request.params for request in requests), (
         "the list must not be served from a cache"
@@ -335,7 +335,7 @@ async def test_the_pods_of_a_job_are_listed_in_pages() -> None:
 async def test_get_returns_none_for_a_missing_claim() -> None:
     api = HttpApi()
     api.put("persistentvolumeclaims", {"metadata": {"name": "out"}, "spec": {"accessModes": ["ReadWriteMany"]}})
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         cluster = KubernetesCluster(server)
         existing, absent = (
             await cluster.get("PersistentVolumeClaim", "default", "out"),
@@ -350,7 +350,7 @@ async def test_get_returns_none_for_a_missing_claim() -> None:
 async def test_get_raises_an_error_for_a_forbidden_claim() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("GET", "persistentvolumeclaims", 403))
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         with pytest.raises(ClusterError):
             await KubernetesCluster(server).get("PersistentVolumeClaim", "default", "out")
 
@@ -358,7 +358,7 @@ async def test_get_raises_an_error_for_a_forbidden_claim() -> None:
 async def test_a_duplicate_event_is_ignored_and_a_failed_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     api = HttpApi()
     event = {"kind": "Event", "metadata": {"name": "a.1", "namespace": "default"}, "reason": "Started"}
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         cluster = KubernetesCluster(server)
         await cluster.emit_event(event)
         with caplog.at_level(logging.WARNING):
@@ -371,7 +371,7 @@ async def test_a_duplicate_event_is_ignored_and_a_failed_one_is_logged(caplog: p
 
 
 async def test_an_unreachable_api_server_is_a_cluster_error() -> None:
-    async with connected(HttpApi()) as server:
+    async with serve_and_connect(HttpApi()) as server:
         server._server = "http://127.0.0.1:1"
         with pytest.raises(ClusterError, match="no answer from the API server"):
             await KubernetesCluster(server).get("PersistentVolumeClaim", "default", "out")

@@ -14,8 +14,8 @@ from finetune_operator.kube import api_client, credentials
 from finetune_operator.kube import informer as informer_module
 from finetune_operator.kube.informer import Informer
 from finetune_operator.observation.ownership import RawBody
-from testing.fakes.api_client import connected
-from testing.fakes.dead_peer import drop_incoming_packets_of
+from testing.fakes.api_client import serve_and_connect
+from testing.fakes.dead_peer import drop_incoming_packets_of_process
 from testing.fakes.http_api import HttpApi, ScriptedFault
 
 LABELS = {"managed": "test"}
@@ -51,7 +51,7 @@ class ChangeRecorder:
 @asynccontextmanager
 async def running_informer(api: HttpApi, path: str = "/api/v1/pods") -> AsyncIterator[tuple[Informer, ChangeRecorder]]:
     recorder = ChangeRecorder()
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         informer = Informer(server, path, selector="managed=test", on_change=recorder.record)
         task = asyncio.create_task(informer.run())
         try:
@@ -98,7 +98,7 @@ async def test_a_long_list_is_read_in_pages() -> None:
         put_pod(api, f"p{number}")
     async with running_informer(api) as (_, recorder):
         assert len(recorder.objects) == 1201
-    assert len([r for r in api.requests_of("GET", "pods") if "watch" not in r.params]) == 3
+    assert len([r for r in api.find_requests("GET", "pods") if "watch" not in r.params]) == 3
 
 
 async def test_changes_are_reported_in_order() -> None:
@@ -116,7 +116,7 @@ async def test_a_deletion_is_reported_with_the_last_state() -> None:
     api = HttpApi()
     reported: list[RawBody | None] = []
     put_pod(api, "a", status={"phase": "Failed"})
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         informer = Informer(
             server, "/api/v1/pods", selector="managed=test", on_change=lambda before, _: reported.append(before)
         )
@@ -139,7 +139,7 @@ async def test_a_new_watch_continues_at_the_version_of_the_previous_one() -> Non
         put_pod(api, "b")  # between two watches
         await wait_until(lambda: len(recorder.changes) == 2)
     assert recorder.changes == ["added a", "added b"]
-    assert len([r for r in api.requests_of("GET", "pods") if "watch" not in r.params]) == 1, "no second LIST"
+    assert len([r for r in api.find_requests("GET", "pods") if "watch" not in r.params]) == 1, "no second LIST"
 
 
 async def test_a_bookmark_advances_the_version_of_the_next_watch() -> None:
@@ -150,10 +150,10 @@ async def test_a_bookmark_advances_the_version_of_the_next_watch() -> None:
         api.send({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": api.version}}})
         await asyncio.sleep(0.05)
         api.end_watches()
-        await wait_until(lambda: len([r for r in api.requests_of("GET", "pods") if "watch" in r.params]) == 2)
+        await wait_until(lambda: len([r for r in api.find_requests("GET", "pods") if "watch" in r.params]) == 2)
         put_pod(api, "a")
         await wait_until(lambda: recorder.changes == ["added a"])
-    assert len([r for r in api.requests_of("GET", "pods") if "watch" not in r.params]) == 1
+    assert len([r for r in api.find_requests("GET", "pods") if "watch" not in r.params]) == 1
 
 
 async def test_a_deletion_between_two_watches_is_reported_after_the_relist() -> None:
@@ -194,7 +194,7 @@ async def test_a_silently_dropped_connection_is_replaced(monkeypatch: pytest.Mon
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
         await wait_until(lambda: api.watches == 1)
-        assert drop_incoming_packets_of(os.getpid())
+        assert drop_incoming_packets_of_process(os.getpid())
         put_pod(api, "meanwhile")
         await wait_until(lambda: recorder.changes == ["added meanwhile"])
 

@@ -16,7 +16,7 @@ from finetune_operator.manager.leader_election import (
     LeaderElection,
     LeaseConfig,
 )
-from testing.fakes.api_client import connected
+from testing.fakes.api_client import serve_and_connect
 from testing.fakes.http_api import HttpApi, ScriptedFault
 
 
@@ -42,7 +42,7 @@ def create_replica(server: ApiClient, identity: str, clock: FakeMonotonicClock) 
 @asynccontextmanager
 async def run_two_replicas(api: HttpApi) -> AsyncIterator[tuple[LeaderElection, LeaderElection, FakeMonotonicClock]]:
     clock = FakeMonotonicClock()
-    async with connected(api) as server:
+    async with serve_and_connect(api) as server:
         yield create_replica(server, "one", clock), create_replica(server, "two", clock), clock
 
 
@@ -115,7 +115,7 @@ async def test_a_renewal_does_not_read_the_lease() -> None:
     api = HttpApi()
     async with run_two_replicas(api) as (one, _, clock):
         await one.acquire()
-        reads = len(api.requests_of("GET", "leases"))
+        reads = len(api.find_requests("GET", "leases"))
         renewal = asyncio.create_task(one.renew_until_lost())
         for _ in range(20):
             clock.now += RENEW_DEADLINE_SECONDS / 2
@@ -123,8 +123,8 @@ async def test_a_renewal_does_not_read_the_lease() -> None:
         assert one.is_leading
         assert not renewal.done()
         renewal.cancel()
-    assert len(api.requests_of("GET", "leases")) == reads
-    assert len(api.requests_of("PUT", "leases")) >= 10
+    assert len(api.find_requests("GET", "leases")) == reads
+    assert len(api.find_requests("PUT", "leases")) >= 10
 
 
 async def test_leader_stops_at_the_renew_deadline_before_another_replica_leads() -> None:

@@ -9,11 +9,11 @@ import pytest
 from finetune_supervisor.launch import rendezvous as rendezvous_module
 from finetune_supervisor.launch.rendezvous import Rendezvous, RendezvousConnectionError, RendezvousTimeoutError
 from testing.builders.nodes import node
-from testing.processes.supervisors import free_port
+from testing.processes.supervisors import find_free_port
 
 
 def test_all_nodes_join_and_node_rank_zero_leaves_last(tmp_path: Path) -> None:
-    port, order = free_port(), []
+    port, order = find_free_port(), []
 
     def join_and_leave(node_rank: int, *, delay_seconds: float) -> None:
         time.sleep(delay_seconds)
@@ -38,7 +38,7 @@ def test_all_nodes_join_and_node_rank_zero_leaves_last(tmp_path: Path) -> None:
 
 
 def test_missing_nodes_are_named_in_the_error(tmp_path: Path) -> None:
-    rendezvous = Rendezvous(node(tmp_path, nodes=4, master_port=free_port()), timeout_seconds=0.5)
+    rendezvous = Rendezvous(node(tmp_path, nodes=4, master_port=find_free_port()), timeout_seconds=0.5)
 
     with pytest.raises(RendezvousTimeoutError, match=r"node ranks 1, 2, 3 of 4 did not join within 0s"):
         rendezvous.wait_for_all()
@@ -46,7 +46,7 @@ def test_missing_nodes_are_named_in_the_error(tmp_path: Path) -> None:
 
 def test_nodes_of_different_attempts_do_not_join_each_other(tmp_path: Path) -> None:
     """A zombie of an earlier attempt can connect to the store, but not join the current attempt."""
-    port = free_port()
+    port = find_free_port()
     rendezvous = Rendezvous(node(tmp_path, attempt=2, master_port=port), timeout_seconds=1)
     zombie = Rendezvous(node(tmp_path, attempt=1, node_rank=1, master_port=port), timeout_seconds=1)
 
@@ -57,7 +57,7 @@ def test_nodes_of_different_attempts_do_not_join_each_other(tmp_path: Path) -> N
 
 
 def test_unreachable_master_is_reported_with_its_address(tmp_path: Path) -> None:
-    port = free_port()
+    port = find_free_port()
 
     with pytest.raises(RendezvousConnectionError, match=rf"127\.0\.0\.1:{port}, the address of node rank 0"):
         Rendezvous(node(tmp_path, node_rank=1, master_port=port), timeout_seconds=1)
@@ -71,6 +71,6 @@ def test_node_rank_zero_leaves_after_a_timeout(tmp_path: Path, monkeypatch: pyte
         pauses.append(seconds)
         time.sleep(seconds)
 
-    Rendezvous(node(tmp_path, master_port=free_port()), timeout_seconds=1).leave(pause)
+    Rendezvous(node(tmp_path, master_port=find_free_port()), timeout_seconds=1).leave(pause)
 
     assert 2 <= len(pauses) <= 5

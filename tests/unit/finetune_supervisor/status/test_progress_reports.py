@@ -20,7 +20,7 @@ from finetune_supervisor.messages import TrainingProgress
 from finetune_supervisor.status.http_server import Snapshot, start_status_server
 from finetune_supervisor.status.progress_reports import MAX_REPORT_BYTES, REPORT_PATH, ProgressReports, parse_report
 from testing.builders.nodes import node
-from testing.processes.supervisors import free_port
+from testing.processes.supervisors import find_free_port
 
 
 def build_report(percent: int = 0, eta: int | None = None, **metrics: Any) -> bytes:
@@ -49,7 +49,7 @@ class RunningServer:
 
 @pytest.fixture
 def running_server(tmp_path: Path) -> Iterator[RunningServer]:
-    this_node = node(tmp_path, status_port=free_port())
+    this_node = node(tmp_path, status_port=find_free_port())
     this_node.run.heartbeats.mkdir()
     reports = ProgressReports(this_node)
     server = start_status_server(this_node, lambda: Snapshot("", contract.RUNNING, ()), reports=reports)
@@ -132,7 +132,7 @@ def test_report_above_the_size_limit_is_rejected(running_server: RunningServer) 
 
 
 def test_node_without_a_command_accepts_no_reports(tmp_path: Path) -> None:
-    this_node = node(tmp_path, status_port=free_port())
+    this_node = node(tmp_path, status_port=find_free_port())
     server = start_status_server(this_node, lambda: Snapshot("", contract.RUNNING, ()))
     token = tmp_path / "token"
     token.write_text("any")

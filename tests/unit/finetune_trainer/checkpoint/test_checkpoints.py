@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune_trainer.checkpoint.checkpoints import Checkpoints, checkpoint_step
+from finetune_trainer.checkpoint.checkpoints import Checkpoints, parse_checkpoint_step
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.errors import CheckpointCorrupt, DiskFull
 from testing.builders.identity import identity
@@ -30,15 +30,15 @@ def list_names(output: OutputFolder) -> list[str]:
 
 
 def test_a_new_job_has_no_checkpoint_to_resume_from(output: OutputFolder) -> None:
-    assert Checkpoints(output, keep_last=1).newest_complete().path is None
+    assert Checkpoints(output, keep_last=1).find_newest_complete().path is None
 
 
 def test_training_resumes_from_the_newest_checkpoint(output: OutputFolder) -> None:
-    resume_point = save_checkpoints(output, 20, 120).newest_complete()
+    resume_point = save_checkpoints(output, 20, 120).find_newest_complete()
 
     assert resume_point.path is not None
     assert resume_point.path.name == "step-00000120"
-    assert checkpoint_step(resume_point.path) == 120
+    assert parse_checkpoint_step(resume_point.path) == 120
     assert resume_point.skipped == ()
 
 
@@ -63,7 +63,7 @@ def test_the_first_complete_checkpoint_of_the_steps_is_chosen(output: OutputFold
     checkpoints = save_checkpoints(output, 1, 2, 3)
     (output.checkpoints / "step-00000001" / "weights").unlink()
 
-    resume_point = checkpoints.first_complete((7, 1, 3, 2))
+    resume_point = checkpoints.find_first_complete((7, 1, 3, 2))
 
     assert resume_point.step == 3
     assert resume_point.skipped == ("step-00000007: manifest.json is missing", "step-00000001: weights is missing")
@@ -78,9 +78,9 @@ def test_a_failed_save_prunes_nothing(output: OutputFolder) -> None:
     with pytest.raises(RuntimeError):
         checkpoints.save(2, 2, fail)
 
-    resume_point = checkpoints.newest_complete()
+    resume_point = checkpoints.find_newest_complete()
     assert resume_point.path is not None
-    assert checkpoint_step(resume_point.path) == 1
+    assert parse_checkpoint_step(resume_point.path) == 1
 
 
 class SmallVolume:
@@ -145,10 +145,10 @@ def test_an_incomplete_checkpoint_is_skipped(output: OutputFolder, damage, probl
     checkpoints = save_checkpoints(output, 1, 2)
     damage(output.checkpoints / "step-00000002")
 
-    resume_point = checkpoints.newest_complete()
+    resume_point = checkpoints.find_newest_complete()
 
     assert resume_point.path is not None
-    assert checkpoint_step(resume_point.path) == 1
+    assert parse_checkpoint_step(resume_point.path) == 1
     assert resume_point.skipped == (f"step-00000002: {problem}",)
 
 
@@ -157,14 +157,14 @@ def test_the_error_without_a_complete_checkpoint_lists_the_problems(output: Outp
     (output.checkpoints / "step-00000001" / "weights").unlink()
 
     with pytest.raises(CheckpointCorrupt, match="step-00000001: weights is missing"):
-        checkpoints.newest_complete()
+        checkpoints.find_newest_complete()
 
 
 def test_training_does_not_resume_from_a_checkpoint_of_another_job(output: OutputFolder) -> None:
     save_checkpoints(output, 1)
 
     with pytest.raises(CheckpointCorrupt, match="it belongs to another job"):
-        Checkpoints(OutputFolder(output.root, identity(uid="new")), keep_last=1).newest_complete()
+        Checkpoints(OutputFolder(output.root, identity(uid="new")), keep_last=1).find_newest_complete()
 
 
 def test_saving_a_step_again_replaces_a_damaged_checkpoint(output: OutputFolder) -> None:
@@ -173,7 +173,7 @@ def test_saving_a_step_again_replaces_a_damaged_checkpoint(output: OutputFolder)
 
     checkpoints.save(2, 2, write_files)
 
-    resume_point = checkpoints.newest_complete()
+    resume_point = checkpoints.find_newest_complete()
     assert resume_point.path is not None
-    assert checkpoint_step(resume_point.path) == 2
+    assert parse_checkpoint_step(resume_point.path) == 2
     assert list_names(output) == ["step-00000001", "step-00000002"]

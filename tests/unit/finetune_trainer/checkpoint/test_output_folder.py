@@ -16,7 +16,7 @@ from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.data_sources.readers import read_rows
 from finetune_trainer.errors import CheckpointCorrupt, DatasetError, DiskFull, OutputError, StorageFault
 from testing.builders.identity import identity
-from testing.fakes.unreadable_file import UNREADABLE
+from testing.fakes.unreadable_file import UNREADABLE_FILE
 
 
 def write_weights(folder: Path) -> None:
@@ -189,7 +189,7 @@ def test_storage_that_nodes_do_not_share_is_an_error(output: OutputFolder, monke
     monkeypatch.setattr(output_folder, "_SHARED_STORAGE_TIMEOUT_SECONDS", 0.0)
 
     with pytest.raises(OutputError, match="needs a ReadWriteMany claim"):
-        output.check_shared("the token of another folder")
+        output.check_shared_storage("the token of another folder")
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES], ids=["EROFS", "EACCES"])
@@ -233,7 +233,7 @@ def test_other_disk_errors_are_not_translated(tmp_path: Path) -> None:
 
 def test_a_dataset_read_error_is_a_storage_fault(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    rows.symlink_to(UNREADABLE)
+    rows.symlink_to(UNREADABLE_FILE)
 
     with pytest.raises(StorageFault, match=r"rows\.jsonl cannot be read: Input/output error"), raise_storage_faults():
         list(read_rows(rows))

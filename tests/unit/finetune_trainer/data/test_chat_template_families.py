@@ -57,7 +57,7 @@ def test_only_assistant_turns_and_their_end_tokens_are_targets(
 
     *earlier, last = [turn.content for turn in CONVERSATIONS[conversation] if turn.role is Role.ASSISTANT]
     assert decode_targets(own_tokenizer, sample) == [
-        *(content + (family.inner_end or family.end) for content in earlier),
+        *(content + (family.inner_turn_end or family.end) for content in earlier),
         last + family.end,
     ]
 

@@ -172,6 +172,6 @@ def test_the_error_names_the_node_that_reads_different_rows(tmp_path: Path, toke
         (tmp_path / f"{count}.jsonl").write_text(format_row("a") * count)
     two_rows, three_rows = (load(tmp_path, tokenizer, [tmp_path / f"{count}.jsonl"]) for count in (2, 3))
 
-    check_same_rows([two_rows.digest] * 4, per_node=2)
+    check_same_rows([two_rows.digest] * 4, ranks_per_node=2)
     with pytest.raises(DatasetError, match="node 1 reads other rows than node 0"):
-        check_same_rows([two_rows.digest, two_rows.digest, three_rows.digest, three_rows.digest], per_node=2)
+        check_same_rows([two_rows.digest, two_rows.digest, three_rows.digest, three_rows.digest], ranks_per_node=2)

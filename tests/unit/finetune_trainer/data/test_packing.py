@@ -133,7 +133,7 @@ def test_the_isolation_check_accepts_isolating_models_and_keeps_their_mode(
 ) -> None:
     model = build().train()
 
-    check_pack_isolation(model, build_probe_packs(2, torch.device("cpu"), axes=False), name="tiny")
+    check_pack_isolation(model, build_probe_packs(2, torch.device("cpu"), use_mrope=False), name="tiny")
 
     assert model.training
 
@@ -141,10 +141,12 @@ def test_the_isolation_check_accepts_isolating_models_and_keeps_their_mode(
 def test_a_model_that_carries_state_across_rows_is_rejected() -> None:
     with pytest.raises(InvalidSpec, match=r'spec\.dataset\.packing: model "tiny" does not isolate the rows'):
         check_pack_isolation(
-            build_recurrent_model(), build_probe_packs(2, torch.device("cpu"), axes=False), name="tiny"
+            build_recurrent_model(), build_probe_packs(2, torch.device("cpu"), use_mrope=False), name="tiny"
         )
 
 
 def test_a_model_without_position_ids_is_rejected() -> None:
     with pytest.raises(InvalidSpec, match=r'spec\.dataset\.packing: model "tiny" does not accept position_ids'):
-        check_pack_isolation(torch.nn.Linear(1, 1), build_probe_packs(2, torch.device("cpu"), axes=False), name="tiny")
+        check_pack_isolation(
+            torch.nn.Linear(1, 1), build_probe_packs(2, torch.device("cpu"), use_mrope=False), name="tiny"
+        )

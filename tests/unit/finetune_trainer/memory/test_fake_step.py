@@ -11,11 +11,16 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Con
 from finetune_api.v1alpha1.lora import Lora
 from finetune_trainer.errors import ModelError
 from finetune_trainer.memory.breakdown import DdpStrategy, RankLayout, break_down_rank_memory
-from finetune_trainer.memory.fake_step import ActivationMemory, SimulatedStep, simulate_step, unmasked_token_loss
+from finetune_trainer.memory.fake_step import (
+    ActivationMemory,
+    SimulatedStep,
+    compute_unmasked_token_loss,
+    simulate_step,
+)
 from finetune_trainer.memory.fused_kernels import use_fused_dropout
 from finetune_trainer.memory.model_shape import Architecture, measure_shape, measure_step_peak
 from finetune_trainer.model.lora import add_adapters
-from finetune_trainer.model.quantization import nf4_config
+from finetune_trainer.model.quantization import build_nf4_config
 from finetune_trainer.training.token_losses import compute_target_losses
 from testing.models import tiny_text
 
@@ -28,7 +33,7 @@ def build_config(config_class: type = Qwen2Config, *, layers: int = 5, **fields:
 
 
 def build_step(**fields: Any) -> SimulatedStep:
-    defaults = {"batch": 1, "length": 48, "checkpointing": False, "autocast": None, "loss": unmasked_token_loss}
+    defaults = {"batch": 1, "length": 48, "checkpointing": False, "autocast": None, "loss": compute_unmasked_token_loss}
     return SimulatedStep(**{**defaults, **fields})
 
 
@@ -92,7 +97,9 @@ def test_logits_need_twelve_bytes_each_in_the_loss_backward_pass() -> None:
 def test_forecast_of_4_bit_weights_matches_bitsandbytes(tmp_path: Path, checkpointing: bool) -> None:
     model_config = build_config(layers=4, hidden_size=128, intermediate_size=512)
     AutoModelForCausalLM.from_config(model_config).save_pretrained(tmp_path)
-    quantized = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=nf4_config(torch.float32, None))
+    quantized = AutoModelForCausalLM.from_pretrained(
+        tmp_path, quantization_config=build_nf4_config(torch.float32, None)
+    )
     lora, micro_batch = LORA.model_copy(update={"quantization": "nf4"}), build_step(checkpointing=checkpointing)
 
     architecture = Architecture(model_config, torch.float32, lora)

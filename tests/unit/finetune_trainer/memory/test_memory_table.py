@@ -2,7 +2,7 @@
 
 import pytest
 
-from memory_table import MARK, PAGE, compare, render_row
+from memory_table import MARK, PAGE, compare_rows, render_row
 from testing.models.published_memory import ROWS, SOURCES, PublishedRow
 
 _, _, GENERATED = PAGE.read_text().partition(MARK)
@@ -17,7 +17,7 @@ def read_table_errors(rows: list[PublishedRow]) -> list[float]:
 
 @pytest.mark.parametrize("row", FIRST_ROWS.values(), ids=lambda row: f"{row.source.page}")
 def test_table_contains_the_current_forecast(row: PublishedRow) -> None:
-    (comparison,) = compare([row])
+    (comparison,) = compare_rows([row])
 
     assert render_row(comparison) == TABLE[ROWS.index(row)]
 

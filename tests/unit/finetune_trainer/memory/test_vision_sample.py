@@ -9,7 +9,7 @@ from transformers import AutoModelForImageTextToText
 from finetune_api.v1alpha1.lora import Lora
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.memory.fake_step import SimulatedStep, unmasked_token_loss
+from finetune_trainer.memory.fake_step import SimulatedStep, compute_unmasked_token_loss
 from finetune_trainer.memory.model_shape import Architecture, measure_shape, measure_step_peak
 from finetune_trainer.memory.vision_sample import VisionSample, build_blank_sample
 from finetune_trainer.model.load import Pretrained, describe_model
@@ -43,7 +43,7 @@ def test_step_allocates_the_forecast_bytes(pretrained_models: dict[str, Pretrain
     pretrained, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
     sample = VisionSample(vision, FROZEN[frozen], build_blank_sample(vision, LENGTH))
     architecture = Architecture(pretrained.config, torch.float32, None, vision_sample=sample)
-    step = SimulatedStep(batch=2, length=LENGTH, checkpointing=False, autocast=None, loss=unmasked_token_loss)
+    step = SimulatedStep(batch=2, length=LENGTH, checkpointing=False, autocast=None, loss=compute_unmasked_token_loss)
     model = AutoModelForImageTextToText.from_config(pretrained.config)
     freeze_groups(model, vision, FROZEN[frozen])
     for parameter in model.parameters():
@@ -51,7 +51,7 @@ def test_step_allocates_the_forecast_bytes(pretrained_models: dict[str, Pretrain
     batch = sample.build_batch(2)
 
     with AllocationTracker() as tracker:
-        unmasked_token_loss(model.train()(**batch, use_cache=False).logits, batch["input_ids"]).backward()  # type: ignore[no-untyped-call]
+        compute_unmasked_token_loss(model.train()(**batch, use_cache=False).logits, batch["input_ids"]).backward()  # type: ignore[no-untyped-call]
 
     assert 0.97 * tracker.peak_bytes <= measure_step_peak(architecture, step).total <= 1.15 * tracker.peak_bytes
 

@@ -24,7 +24,7 @@ from finetune_trainer.model.lora import (
     choose_target_modules,
     resolve_adapter_shape,
 )
-from finetune_trainer.model.merge import write_merged
+from finetune_trainer.model.merge import write_merged_model
 from testing.models import tiny_text
 
 CPU = torch.device("cpu")
@@ -209,7 +209,7 @@ def test_a_merged_model_has_the_logits_of_the_adapted_model(
 ) -> None:
     adapted = PeftModel.from_pretrained(load_base_model(model_folder), adapter_folder)
 
-    write_merged(describe_model(ModelSource(name=str(model_folder)), CPU), adapter_folder, tmp_path)
+    write_merged_model(describe_model(ModelSource(name=str(model_folder)), CPU), adapter_folder, tmp_path)
 
     assert torch.allclose(compute_logits(load_base_model(tmp_path)), compute_logits(adapted), atol=1e-5)
     assert (tmp_path / "tokenizer.json").is_file()

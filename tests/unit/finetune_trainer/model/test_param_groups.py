@@ -32,8 +32,8 @@ def model(folder: Path) -> Any:
 
 
 def build_groups(model: torch.nn.Module, rates: LearningRates = RATES) -> list[dict[str, Any]]:
-    decayed = {name for name, _ in model.named_parameters() if "norm" not in name and "bias" not in name}
-    return build_parameter_groups(model, QWEN, rates, decayed=decayed, weight_decay=0.1)
+    decayed_names = {name for name, _ in model.named_parameters() if "norm" not in name and "bias" not in name}
+    return build_parameter_groups(model, QWEN, rates, decayed_names=decayed_names, weight_decay=0.1)
 
 
 def test_a_step_updates_every_weight_with_the_learning_rate_of_its_part(model: Any) -> None:
@@ -45,7 +45,7 @@ def test_a_step_updates_every_weight_with_the_learning_rate_of_its_part(model: A
     optimizer.step()
 
     for name, weight in model.named_parameters():
-        expected = initial_weights[name] - RATES.for_part(find_group(name, QWEN))
+        expected = initial_weights[name] - RATES.get_rate(find_group(name, QWEN))
         torch.testing.assert_close(weight.detach(), expected, msg=name)
 
 

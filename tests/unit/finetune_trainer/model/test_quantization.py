@@ -12,8 +12,8 @@ from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.metrics.flops import estimate_flops
 from finetune_trainer.model.load import Pretrained, describe_model, load_weights
-from finetune_trainer.model.parameter_size import full_shape
-from finetune_trainer.model.quantization import nf4_config
+from finetune_trainer.model.parameter_size import get_full_shape
+from finetune_trainer.model.quantization import build_nf4_config
 from finetune_trainer.startup_log import describe_weights
 from finetune_trainer.vision.freeze import find_group
 from testing.models import tiny_text, tiny_vision
@@ -56,7 +56,9 @@ def test_quantized_weights_are_counted_with_their_full_shape(text_model: Path) -
     assert sum(weight.nbytes for weight in quantized.parameters()) < 0.6 * sum(
         weight.nbytes for weight in full.parameters()
     )
-    assert [full_shape(weight) for weight in quantized.parameters()] == [weight.shape for weight in full.parameters()]
+    assert [get_full_shape(weight) for weight in quantized.parameters()] == [
+        weight.shape for weight in full.parameters()
+    ]
     for model in (full, quantized):
         model.requires_grad_(requires_grad=False)
     assert list(describe_weights(quantized, None)) == list(describe_weights(full, None))
@@ -67,7 +69,7 @@ def test_an_image_without_bitsandbytes_is_a_spec_error(monkeypatch: pytest.Monke
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
 
     with pytest.raises(InvalidSpec, match=r"spec\.lora\.quantization: this image has no bitsandbytes"):
-        nf4_config(torch.float32, None)
+        build_nf4_config(torch.float32, None)
 
 
 def test_an_evaluation_does_not_change_quantized_weights(text_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

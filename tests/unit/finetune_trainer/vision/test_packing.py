@@ -15,7 +15,12 @@ from finetune_trainer.training.packing_check import build_probe_packs, check_pac
 from finetune_trainer.training.token_losses import compute_logits
 from finetune_trainer.vision.families import FAMILIES
 from testing.models import tiny_vision
-from testing.models.vision_fixtures import LoadedVisionModel, assert_close_up_to_rounding, describe_folder, gradients_of
+from testing.models.vision_fixtures import (
+    LoadedVisionModel,
+    assert_close_up_to_rounding,
+    compute_gradients,
+    describe_folder,
+)
 
 MAX_LENGTH = 400
 
@@ -58,8 +63,8 @@ def test_packed_and_separate_rows_have_the_same_gradients(loaded_model: LoadedVi
     separate, packed = (load_rows(loaded_model, tmp_path, packing=packing).samples for packing in (False, True))
     collate, model = loaded_model.collate(), loaded_model.model.train()
 
-    expected = gradients_of(model, collate([separate[row] for row in (1, 2, 3)]))
-    actual = gradients_of(model, collate([packed[(1, 2)], packed[(3,)]]))
+    expected = compute_gradients(model, collate([separate[row] for row in (1, 2, 3)]))
+    actual = compute_gradients(model, collate([packed[(1, 2)], packed[(3,)]]))
 
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
@@ -86,7 +91,7 @@ def test_the_isolation_check_accepts_families_that_support_packing(loaded_model:
     assert vision is not None
 
     check_pack_isolation(
-        loaded_model.model, build_probe_packs(2, torch.device("cpu"), axes=vision.family.uses_mrope), name="tiny"
+        loaded_model.model, build_probe_packs(2, torch.device("cpu"), use_mrope=vision.family.uses_mrope), name="tiny"
     )
 
 

@@ -29,13 +29,13 @@ from finetune_trainer.vision.freeze import (
     resolve_frozen_groups,
     trains_vision,
 )
-from testing.fakes.unreadable_file import UNREADABLE
+from testing.fakes.unreadable_file import UNREADABLE_FILE
 from testing.models import tiny_text, tiny_vision
 from testing.models.vision_fixtures import (
     LoadedVisionModel,
     assert_close_up_to_rounding,
+    compute_gradients,
     describe_folder,
-    gradients_of,
     write_rows,
 )
 
@@ -115,12 +115,12 @@ def test_the_logits_depend_on_the_image(loaded_model: LoadedVisionModel, tmp_pat
 def test_a_dummy_image_does_not_change_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     data = loaded_model.data(tiny_vision.write_rows(tmp_path, 4, images=lambda number: number // 3))
     rows = [data.samples[index] for index in range(3)]
-    real = gradients_of(loaded_model.model, loaded_model.collate(Modality.IMAGE)([data.samples[3]]))
+    real = compute_gradients(loaded_model.model, loaded_model.collate(Modality.IMAGE)([data.samples[3]]))
     plain, with_dummy = loaded_model.collate()(rows), loaded_model.collate(Modality.IMAGE)(rows)
     assert "pixel_values" in with_dummy
     assert "pixel_values" not in plain
 
-    expected, actual = gradients_of(loaded_model.model, plain), gradients_of(loaded_model.model, with_dummy)
+    expected, actual = compute_gradients(loaded_model.model, plain), compute_gradients(loaded_model.model, with_dummy)
     assert expected.keys() < actual.keys()
     assert actual.keys() == real.keys(), "a dummy and a real image use the same parameters"
     for name, gradient in actual.items():
@@ -173,7 +173,7 @@ def test_exactly_the_trainable_parameters_have_gradients(loaded_model: LoadedVis
     model = copy_model(loaded_model.model)
     freeze_parameters(model, family, (), unused_pattern=family.unused_modules(model.config))
 
-    with_gradients = gradients_of(
+    with_gradients = compute_gradients(
         model, loaded_model.collate(Modality.IMAGE)([data.samples[index] for index in range(2)])
     ).keys()
 
@@ -347,7 +347,7 @@ def test_decoding_a_truncated_file_is_an_error(qwen_model: LoadedVisionModel, tm
 
 
 def test_a_row_is_not_skipped_after_a_storage_fault(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
-    (tmp_path / "a.jpg").symlink_to(UNREADABLE)
+    (tmp_path / "a.jpg").symlink_to(UNREADABLE_FILE)
 
     with pytest.raises(OSError, match="Input/output error"):
         qwen_model.data(write_rows(tmp_path, build_row("<image>?", "a.jpg")), RowRules(on_bad_row="skip"))

@@ -27,8 +27,8 @@ from testing.models import tiny_vision
 from testing.models.vision_fixtures import (
     LoadedVisionModel,
     assert_close_up_to_rounding,
+    compute_gradients,
     describe_folder,
-    gradients_of,
     write_rows,
 )
 
@@ -278,7 +278,10 @@ def test_dummy_images_and_videos_do_not_change_gradients(loaded_model: LoadedVis
         )
         assert missing not in plain
         assert {"pixel_values", "pixel_values_videos"} <= with_dummies.keys()
-        expected, actual = gradients_of(loaded_model.model, plain), gradients_of(loaded_model.model, with_dummies)
+        expected, actual = (
+            compute_gradients(loaded_model.model, plain),
+            compute_gradients(loaded_model.model, with_dummies),
+        )
         for name, gradient in expected.items():
             assert_close_up_to_rounding(actual[name], gradient)
         for name in actual.keys() - expected.keys():

@@ -20,7 +20,7 @@ def patch_host(
 ) -> None:
     """Patch the reasons why kind, the throwaway cluster and Go are unavailable; None means available."""
     monkeypatch.setattr(provider, "find_kind_problem", lambda: kind_problem)
-    monkeypatch.setattr(provider, "unsupported_host_reason", lambda: throwaway_problem)
+    monkeypatch.setattr(provider, "find_host_problem", lambda: throwaway_problem)
     monkeypatch.setattr(provider, "find_go_problem", lambda: go_problem)
 
 

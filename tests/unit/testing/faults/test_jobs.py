@@ -15,8 +15,8 @@ import pytest
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from testing.faults.catalog.matrix import FAULTS
-from testing.processes.operator_stack import example_job
-from testing.processes.supervisors import free_port
+from testing.processes.operator_stack import build_example_job
+from testing.processes.supervisors import find_free_port
 
 PROGRAM = Path(__file__).parents[4] / "testing" / "faults" / "training_program.py"
 StartProgram = Callable[..., list[subprocess.Popen[bytes]]]
@@ -38,7 +38,7 @@ def job_under_test(tmp_path: Path) -> Any:
 def test_job_of_every_fault_is_valid(job_under_test: Any, fault: str) -> None:
     metadata = {"name": fault, "namespace": "default", "uid": "u", "generation": 1, "resourceVersion": "1"}
 
-    job = FineTuneJob.parse({**example_job(fault, **FAULTS[fault].fields(job_under_test)), "metadata": metadata})
+    job = FineTuneJob.parse({**build_example_job(fault, **FAULTS[fault].fields(job_under_test)), "metadata": metadata})
 
     assert job.spec.num_nodes == 2
 
@@ -53,10 +53,10 @@ def start_program(tmp_path: Path) -> StartProgram:
             **os.environ,
             "NNODES": "2",
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
+            "MASTER_PORT": str(find_free_port()),
             "FINETUNE_OUTPUT": str(tmp_path),
             "FINETUNE_ATTEMPT": str(attempt),
-            "KUBEFLOW_TRAINER_SERVER_URL": f"http://127.0.0.1:{free_port()}",  # no server listens on this port
+            "KUBEFLOW_TRAINER_SERVER_URL": f"http://127.0.0.1:{find_free_port()}",  # no server listens on this port
             "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "token"),
         }
         command = [sys.executable, str(PROGRAM), "--seconds", "0.01", *arguments]
