@@ -1,4 +1,4 @@
-"""Updates the records in status.attempts: start, verdict and downtime of an attempt, and the next attempt.
+"""Updates the records in status.attempts: start, end and downtime of an attempt, and the next attempt.
 
 core.progress reads the first and the last step, core.stop_attempt decides how an attempt ends, and
 failures.merge_evidence provides its evidence.
@@ -12,7 +12,6 @@ from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.progress import summarise_steps
 from finetune_operator.failures.node_avoidance import nodes_to_avoid, prune_attempts
 from finetune_operator.failures.rules import select_most_relevant
-from finetune_operator.failures.verdict import Verdict
 from finetune_operator.observation.pods import PodPhase
 
 MAX_KEPT_EVIDENCE = 8  # entries per ended attempt, one per node (decisions/106)
@@ -53,20 +52,6 @@ def record_start(context: JobContext) -> AttemptRecord:
         "running_time": record.running_time or (context.now if is_running else None),
     }
     return record.model_copy(update={**update, **summarise_steps(context)})
-
-
-def with_verdict(record: AttemptRecord, verdict: Verdict) -> AttemptRecord:
-    """Return the record with reason, fault, message, node and rank of the verdict."""
-    cause = verdict.evidence
-    update = {
-        "reason": verdict.reason,
-        "fault": verdict.fault,
-        "message": verdict.message,
-        "node_rank": cause.node_rank if cause else None,
-        "rank": cause.rank if cause else None,
-        "k8s_node": cause.k8s_node if cause else "",
-    }
-    return record.model_copy(update=update)
 
 
 def with_record(status: JobStatus, record: AttemptRecord) -> JobStatus:

@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import WaitStatus
+from finetune_operator.failures.container_start_rules import CONFIG_ERROR, container_create_failed
 from finetune_operator.failures.create_rejections import describe_name_conflict
-from finetune_operator.failures.pod_start_rules import CONFIG_ERROR, container_create_failed
 from finetune_operator.failures.verdict import Verdict, describe_node
 from finetune_operator.observation.pods import NodeObservation, Observation, PodPhase, RejectedCreate, WaitingState
 

@@ -9,7 +9,7 @@ from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Progress, Repair
 from finetune_operator.core.actions import Emit
-from finetune_operator.core.attempt_record import build_next_attempt, with_next_attempt, with_record, with_verdict
+from finetune_operator.core.attempt_record import build_next_attempt, with_next_attempt, with_record
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
 from finetune_operator.core.progress import find_newest_progress, resolve_current_batch, summarise_steps
@@ -17,7 +17,7 @@ from finetune_operator.core.suspend_and_resume import record_suspension
 from finetune_operator.failures.merge_evidence import collect_initial_evidence, merge_evidence
 from finetune_operator.failures.restart_budget import plan_restart
 from finetune_operator.failures.rules import NODE_LOST_DISRUPTIONS, judge
-from finetune_operator.failures.verdict import Verdict
+from finetune_operator.failures.verdict import Verdict, with_verdict
 from finetune_operator.plan.run_plan import GRACE_SECONDS, RunPlan, plan_run
 
 REQUEUE_INTERVAL = timedelta(seconds=5)

@@ -1,6 +1,6 @@
 """Merges the evidence of a stopping attempt over several passes, because pods may disappear in between.
 
-The result is `attempts[].evidence`; observation.node_evidence reads the evidence of one node from its pod.
+The result is `attempts[].evidence`; observation.read_evidence reads the evidence of one node from its pod.
 """
 
 from datetime import datetime

@@ -12,12 +12,9 @@ from datetime import UTC, datetime
 from finetune_api.termination import USER_ERRORS, Outcome
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Evidence
+from finetune_operator.failures.container_start_rules import container_not_started
 from finetune_operator.failures.error_patterns import matches_error_pattern
-from finetune_operator.failures.pod_start_rules import (
-    container_not_started,
-    is_node_under_pressure,
-    rejected_by_kubelet,
-)
+from finetune_operator.failures.kubelet_rejections import is_node_under_pressure, rejected_by_kubelet
 from finetune_operator.failures.verdict import Verdict, describe_node, extract_last_line
 
 Rule = Callable[[Evidence], Verdict | None]

@@ -1,12 +1,13 @@
 """Defines Verdict, the judgement on a failed node or attempt.
 
-failures.rules and failures.pod_start_rules return verdicts; core.attempt_record writes them to the status.
+failures.rules, failures.kubelet_rejections and failures.container_start_rules return verdicts; with_verdict writes one
+to the record of an attempt.
 """
 
 from dataclasses import dataclass
 
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
-from finetune_api.v1alpha1.status import Evidence, Fault
+from finetune_api.v1alpha1.status import AttemptRecord, Evidence, Fault
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,20 @@ class Verdict:
         """Who or what has to change after this failure."""
         assert self.reason.fault is not None  # a verdict always has a reason with a fault
         return self.reason.fault
+
+
+def with_verdict(record: AttemptRecord, verdict: Verdict) -> AttemptRecord:
+    """Return the record with reason, fault, message, node and rank of the verdict."""
+    cause = verdict.evidence
+    update = {
+        "reason": verdict.reason,
+        "fault": verdict.fault,
+        "message": verdict.message,
+        "node_rank": cause.node_rank if cause else None,
+        "rank": cause.rank if cause else None,
+        "k8s_node": cause.k8s_node if cause else "",
+    }
+    return record.model_copy(update=update)
 
 
 def describe_node(evidence: Evidence) -> str:

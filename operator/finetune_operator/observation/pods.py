@@ -1,6 +1,6 @@
 """Defines Observation, the state of a job's children, and parses raw pods for it.
 
-observation.node_evidence reads the evidence of a node, finetune_api.termination parses its termination message, and
+observation.read_evidence reads the evidence of a node, finetune_api.termination parses its termination message, and
 controller.gather builds the Observation.
 """
 
@@ -12,8 +12,8 @@ from enum import StrEnum
 from finetune_api.termination import Outcome, Termination, parse_termination
 from finetune_api.v1alpha1.status import Evidence, Progress
 from finetune_operator import names
-from finetune_operator.observation.node_evidence import find_condition, read_evidence
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner, has_job_label, parse_time
+from finetune_operator.observation.read_evidence import find_condition, read_evidence
 
 FENCED_AFTER_SECONDS = 30  # time after the deletion deadline, if the taint manager deleted the pod
 # Time after the deletion deadline on any Kubernetes node: another disruption may hide that the kubelet is lost.

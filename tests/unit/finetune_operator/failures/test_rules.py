@@ -8,7 +8,7 @@ import pytest
 from finetune_api.termination import USER_ERRORS
 from finetune_api.v1alpha1.reasons import FailureAction
 from finetune_api.v1alpha1.status import Evidence, Fault
-from finetune_operator.failures import error_patterns, pod_start_rules, rules
+from finetune_operator.failures import container_start_rules, error_patterns, kubelet_rejections, rules
 from finetune_operator.failures.rules import judge, judge_node
 from finetune_supervisor import contract
 
@@ -41,7 +41,7 @@ EXAMPLES: dict[rules.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         Fault.RESOURCE,
         FailureAction.REPAIR,
     ),
-    pod_start_rules.rejected_by_kubelet: (
+    kubelet_rejections.rejected_by_kubelet: (
         node_evidence(reason="OutOfcpu"),
         "NodeRefusedPod",
         Fault.INFRASTRUCTURE,
@@ -53,7 +53,7 @@ EXAMPLES: dict[rules.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         Fault.INFRASTRUCTURE,
         FailureAction.RESTART,
     ),
-    pod_start_rules.container_not_started: (
+    container_start_rules.container_not_started: (
         node_evidence(reason="StartError", exit_code=128, message="nvidia-container-cli: initialization error"),
         "GpuUnavailable",
         Fault.INFRASTRUCTURE,

@@ -7,8 +7,8 @@ import pytest
 
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.status import Evidence
-from finetune_operator.observation.node_evidence import MAX_MESSAGE_CHARACTERS
 from finetune_operator.observation.pods import NodeObservation, observe_pod
+from finetune_operator.observation.read_evidence import MAX_MESSAGE_CHARACTERS
 from testing.builders.jobs import RawBody, ended_pod, job, pod
 
 JOB = job()

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.container_starts import find_wrong_action
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import Evidence
-from finetune_operator.failures.pod_start_rules import container_create_failed
+from finetune_operator.failures.container_start_rules import container_create_failed
 from finetune_operator.failures.rules import judge_node
 from testing.corpus.error_corpus import LabelledStartFailure, read_start_failures
 
