@@ -1,1 +1,1 @@
-"""API that users, operator and trainer share; it depends only on pydantic, so that every image can contain it."""
+"""API types shared by the CLI, operator and trainer; the package depends only on pydantic to fit into every image."""

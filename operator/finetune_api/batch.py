@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-AUTO: Literal["auto"] = "auto"  # the trainer chooses the largest micro-batch that fits
+AUTO: Literal["auto"] = "auto"  # the trainer chooses the largest micro-batch that fits into memory
 PerDevice = int | Literal["auto"]
 
 
@@ -34,7 +34,7 @@ class Batch:
 def resolve_batch(
     *, per_device: PerDevice | None, accumulation: int | None, effective_batch: int | None, world_size: int
 ) -> Batch:
-    """Return the batch with the given sizes; missing sizes are derived or 1.
+    """Return the batch with the given sizes; a missing size is derived from the others or set to 1.
 
     `auto` counts as 1 until the trainer has chosen a size.
 
@@ -60,7 +60,7 @@ def resolve_batch(
 
 
 def list_splits(smallest_batch: Batch) -> tuple[Batch, ...]:
-    """Return all batches with the same effective size, from the largest micro-batch to one sample."""
+    """Return all batches with the same effective size, sorted by decreasing micro-batch size."""
     samples, ranks = smallest_batch.per_device * smallest_batch.accumulation, smallest_batch.world_size
     divisors = [size for size in range(1, math.isqrt(samples) + 1) if samples % size == 0]
     sizes = sorted({*divisors, *(samples // size for size in divisors)}, reverse=True)
@@ -68,12 +68,15 @@ def list_splits(smallest_batch: Batch) -> tuple[Batch, ...]:
 
 
 def find_split(smallest_batch: Batch, per_device: int | None) -> Batch | None:
-    """Return the batch with the same effective size and this micro-batch size; None if it does not divide."""
+    """Return the batch with the same effective size and the given micro-batch size, or None if it does not exist."""
     return next((batch for batch in list_splits(smallest_batch) if batch.per_device == per_device), None)
 
 
 def find_largest_fitting(batches: Sequence[Batch], fits_in_memory: Callable[[Batch], bool]) -> Batch | None:
-    """Return the first batch that fits, or None. Binary search: sort `batches` by decreasing memory."""
+    """Return the first batch that fits into memory, or None if no batch fits.
+
+    Uses binary search; `batches` must be sorted by decreasing memory.
+    """
     index = bisect_left(range(len(batches)), x=True, key=lambda position: fits_in_memory(batches[position]))
     return batches[index] if index < len(batches) else None
 

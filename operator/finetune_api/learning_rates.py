@@ -1,4 +1,4 @@
-"""Resolves the peak learning rates of a job: values of the spec or defaults, scaled to the effective batch."""
+"""Resolves the peak learning rates of a job: values from the spec or defaults, scaled to the effective batch."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class LearningRates:
 
     default: float
     part_rates: Mapping[str, float]
-    scaling: str = ""  # description of the scaling factor; empty: not scaled
+    scaling: str = ""  # description of the scaling factor; empty if the rates are not scaled
 
     def get_rate(self, part: str) -> float:
         """Return the learning rate of a model part, named as in model.freeze."""

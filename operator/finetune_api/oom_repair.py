@@ -12,7 +12,7 @@ from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Repair
 
 ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
-_DEPRECATED_ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"  # deprecated name that torch still reads
+_DEPRECATED_ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"  # deprecated name, which torch still reads
 _EXPANDABLE_SEGMENTS = "expandable_segments:True"
 # with LoRA, only stage 3 shards the frozen model, which uses most of the memory
 _LORA_SHARDING_PRESETS = ("zero3", "zero3_offload")
@@ -64,20 +64,20 @@ def apply_repair(spec: FineTuneJobSpec, repair: Repair | None) -> FineTuneJobSpe
 
 
 def find_next_repair(shortage: MemoryShortage) -> tuple[Repair, str] | None:
-    """Return the cheapest remaining repair, which includes earlier ones, and a description of the new change.
+    """Return the cheapest remaining repair and a description of its change, or None if no change is left.
 
-    Returns None if no change is left. Each attempt makes one change: decisions/208.
+    The repair includes the changes of earlier repairs. Each attempt makes one change: decisions/208.
     """
     repairs = (step(shortage) for step in _REPAIR_STEPS[shortage.reason])
     return next((repair for repair in repairs if repair is not None), None)
 
 
 def build_advice(shortage: MemoryShortage) -> str:
-    """Return advice for the user if no repair is left."""
+    """Return advice for the user after an out-of-memory failure that has no repair."""
     spec, is_command = shortage.effective_spec, shortage.spec.command is not None
     fewer_loaders = "start fewer loader processes" + ("" if is_command else " (dataset.numWorkers)")
     if shortage.reason is Reason.CUDA_OUT_OF_MEMORY:
-        # with restarts, repairs have already reduced the batch
+        # if restarts are allowed, repairs have already reduced the batch
         can_be_smaller = is_command or not shortage.spec.restart_policy.max_restarts
         return "use smaller batches, or larger or more GPUs" if can_be_smaller else shortage.reason.advice
     if not shortage.runs_in_container:
@@ -108,7 +108,7 @@ def _double_memory_limit(shortage: MemoryShortage) -> tuple[Repair, str] | None:
 
 
 def _double_shm_size(shortage: MemoryShortage) -> tuple[Repair, str] | None:
-    """Double /dev/shm once only, because its contents count against the container's memory limit."""
+    """Double the size of /dev/shm at most once, because its contents count against the container's memory limit."""
     spec = shortage.effective_spec
     limit, current_bytes = spec.resources.limits.get("memory"), spec.shm_bytes
     larger_bytes = 2 * current_bytes if limit is None else min(2 * current_bytes, int(parse_quantity(limit)))
@@ -119,8 +119,8 @@ def _double_shm_size(shortage: MemoryShortage) -> tuple[Repair, str] | None:
     return shortage.extend_repair(shm_size=size), f"shmSize {format_bytes(current_bytes)} -> {size}"
 
 
-def _reduce_loaders(shortage: MemoryShortage) -> tuple[Repair, str] | None:
-    """Reduce the loader processes per rank to one, then to none; rows and their order are unchanged."""
+def _reduce_loader_processes(shortage: MemoryShortage) -> tuple[Repair, str] | None:
+    """Reduce the data loader processes per rank to one, then to none; this does not change the order of rows."""
     dataset = shortage.effective_spec.dataset
     if dataset is None or dataset.num_workers == 0:
         return None
@@ -171,10 +171,10 @@ def _raise_sharding_level(shortage: MemoryShortage) -> tuple[Repair, str] | None
 
 
 def list_stronger_sharding_presets(spec: FineTuneJobSpec, *, world_size: int) -> tuple[str, ...]:
-    """Return the DeepSpeed presets that shard more than the spec.
+    """Return the DeepSpeed presets that shard more states than the preset of the spec.
 
-    Returns none if the spec has fsdp or a DeepSpeed config, if weights are quantized (they cannot be sharded), or if a
-    probe is set (gradients inside DeepSpeed cannot be reset).
+    Returns no preset if the spec has fsdp or a DeepSpeed config, if weights are quantized (they cannot be sharded), or
+    if a probe is set (gradients inside DeepSpeed cannot be reset).
     """
     current = spec.deepspeed.preset if spec.deepspeed else None
     is_quantized = spec.lora is not None and spec.lora.quantization is not None
@@ -193,6 +193,6 @@ _REPAIR_STEPS: dict[Reason, tuple[RepairStep, ...]] = {
         _enable_expandable_segments,
         _raise_sharding_level,
     ),
-    Reason.HOST_OUT_OF_MEMORY: (_double_memory_limit, _reduce_loaders),
-    Reason.SHARED_MEMORY_EXHAUSTED: (_double_shm_size, _reduce_loaders),
+    Reason.HOST_OUT_OF_MEMORY: (_double_memory_limit, _reduce_loader_processes),
+    Reason.SHARED_MEMORY_EXHAUSTED: (_double_shm_size, _reduce_loader_processes),
 }

@@ -1,4 +1,4 @@
-"""CEL rules of the CRD for the job name, between fields of the spec, and for updates of the spec."""
+"""CEL rules of the CRD: rules for the job name, cross-field rules and transition rules of the spec."""
 
 from finetune_api.v1alpha1.base import CelRule
 from finetune_api.v1alpha1.job import MAX_JOB_NAME, FineTuneJobSpec
@@ -41,7 +41,7 @@ def list_name_rules() -> tuple[CelRule, ...]:
 
 
 def list_spec_rules() -> tuple[CelRule, ...]:
-    """Return the rules between fields of the spec."""
+    """Return the cross-field rules of the spec."""
     return tuple(cel_rule for rule in SPEC_RULES for cel_rule in rule.cel_rules)
 
 

@@ -18,9 +18,8 @@ COLUMNS = (  # printer columns of `kubectl get ftj`
     ("Restarts", "integer", ".status.restarts"),
     ("Age", "date", ".metadata.creationTimestamp"),
 )
-RUNNING_CONDITION = (
-    '.status.conditions[?(@.type=="Running")]'  # always present; its message explains why a job does not run
-)
+# The condition Running always exists; its message explains why a job does not run.
+RUNNING_CONDITION = '.status.conditions[?(@.type=="Running")]'
 WIDE_COLUMNS = (  # additional printer columns of `-o wide`
     ("Reason", "string", f"{RUNNING_CONDITION}.reason"),
     ("Message", "string", f"{RUNNING_CONDITION}.message"),
@@ -65,7 +64,7 @@ def build_crd() -> dict[str, Any]:
 
 
 def build_json_schema() -> Schema:
-    """Return the JSON schema of a job file for editors, without the rules between fields."""
+    """Return the JSON schema of a job file for editors, without cross-field rules."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": KIND,
@@ -104,5 +103,5 @@ def _build_object_schema() -> Schema:
 
 def _build_spec_schema() -> Schema:
     schema = build_structural_schema(FineTuneJobSpec, describe_defaults=True)
-    del schema["x-kubernetes-validations"]  # added below, together with the transition rules
+    del schema["x-kubernetes-validations"]  # the rules are added below, together with the transition rules
     return {**schema, **build_validations((*list_spec_rules(), *list_transition_rules()))}

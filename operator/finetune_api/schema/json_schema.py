@@ -9,7 +9,7 @@ Schema = dict[str, Any]
 
 
 def inline_schema(model: type[BaseModel]) -> Schema:
-    """Return the model's JSON schema as one tree, without references, unions with null and titles."""
+    """Return the model's JSON schema with inlined references, without titles and unions with null."""
     schema = model.model_json_schema(by_alias=True)
     return _inline_references(schema, schema.get("$defs", {}))
 
@@ -29,7 +29,7 @@ def build_editor_schema(model: type[BaseModel]) -> Schema:
 
 
 def iterate_fields(schema: Schema, prefix: str = "") -> Iterator[tuple[str, Schema, bool]]:
-    """Yield (path, schema, is_required) of every field, depth first; `path[]` is the item of a list."""
+    """Yield (path, schema, is_required) of every field, depth first; `path[]` denotes the items of a list."""
     for name, field in schema.get("properties", {}).items():
         path = prefix + name
         yield path, field, name in schema.get("required", ())
@@ -94,7 +94,7 @@ def _remove_kubernetes_keywords(schema: Schema) -> Schema:
 
 
 def _convert_children(schema: Schema, converted_schema: Schema, convert: Callable[[Schema], Schema]) -> Schema:
-    """Return `converted_schema` with the converted_schema children of `schema`, and with sorted keys."""
+    """Return `converted_schema` with sorted keys, after adding the converted children of `schema`."""
     if "properties" in schema:
         converted_schema["properties"] = {name: convert(child) for name, child in schema["properties"].items()}
     for key in ("items", "additionalProperties"):

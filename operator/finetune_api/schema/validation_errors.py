@@ -87,7 +87,7 @@ def _find_schemas(location: Location) -> list[Schema]:
 def _remove_union_member(location: Location) -> Location:
     """Remove the name of the union member, which pydantic appends to the location of a field."""
     for depth, schema in enumerate(_find_schemas(location)):
-        if "x-kubernetes-int-or-string" in schema:  # the schema has no other unions
+        if "x-kubernetes-int-or-string" in schema:  # the job schema has no other unions
             return location[:depth]
     return location
 
@@ -108,21 +108,21 @@ def _explain_problems(field: Location, problems: list[ErrorDetails]) -> str:
         case error_type if error_type == "value_error" or not _SHOULD_PREFIX.match(problem["msg"]):
             return problem["msg"].removeprefix("Value error, ")
         case error_type:
-            expected = [_describe_expected(each) for each in problems]
+            expected = [_describe_expected_value(each) for each in problems]
             others = "".join(f" or {other.removeprefix('be ')}" for other in expected[1:])
-            return f"must {expected[0]}{others}, found {_describe_found(error_type, problem['input'])}"
+            return f"must {expected[0]}{others}, found {_describe_found_value(error_type, problem['input'])}"
 
 
-def _describe_expected(problem: ErrorDetails) -> str:
-    """Return the expectation for the value, such as `be greater than 0` or `have at least 1 item`."""
+def _describe_expected_value(problem: ErrorDetails) -> str:
+    """Describe the expected value with a verb, such as `be greater than 0` or `have at least 1 item`."""
     type_name, _, error = problem["type"].partition("_")
     if error in _TYPE_ERRORS and type_name in _TYPE_DESCRIPTIONS:
         return f"be {_TYPE_DESCRIPTIONS[type_name]}"
     return _SHOULD_PREFIX.sub("", problem["msg"]).split(" after validation")[0]
 
 
-def _describe_found(error_type: str, value: Any) -> str:
-    """Return the value found, or only its type if it may be a secret, such as a value of `env`."""
+def _describe_found_value(error_type: str, value: Any) -> str:
+    """Describe the value found, or only its type if the value may be a secret, such as a value of `env`."""
     type_name = error_type.partition("_")[0]
     match value:
         case None:

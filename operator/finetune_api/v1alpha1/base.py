@@ -1,4 +1,4 @@
-"""Base classes of the API models, and of the rules between their fields."""
+"""Base classes of the API models and of their cross-field rules."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Model(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True, extra="forbid")
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """Return the immutable object itself: copying every default took half of the parsing time."""
+        """Return the immutable object itself, because deep copies of all defaults doubled the parsing time."""
         return self
 
 
@@ -60,10 +60,10 @@ class CelRule:
 
 @dataclass(frozen=True)
 class CrossFieldRule(Generic[M]):
-    """Rule between fields of the model M, checked in Python and in CEL.
+    """Cross-field validation rule of the model M, implemented in Python and in CEL.
 
-    `check` returns the problem, or None; it is None if a nested model has the check. `cel_limitations` describes what
-    the CEL rules cannot check and why; it is required if there are no CEL rules.
+    `check` returns the problem or None; the field is None if a nested model implements the check. `cel_limitations`
+    describes what the CEL rules cannot check and why; it is required if there are no CEL rules.
     """
 
     name: str
@@ -75,16 +75,16 @@ class CrossFieldRule(Generic[M]):
     def from_cel_rule(
         cls, name: str, is_violated: Callable[[M], bool], cel_rule: CelRule, cel_limitations: str = ""
     ) -> "CrossFieldRule[M]":
-        """Return a rule whose check in Python uses the message of the CEL rule."""
+        """Return a rule whose Python check returns the message of the CEL rule."""
         return cls(name, lambda model: cel_rule.message if is_violated(model) else None, (cel_rule,), cel_limitations)
 
 
-def _add_cel_rules(schema: dict[str, Any], model: "type[RuledModel]") -> None:
+def _add_cel_rules(schema: dict[str, Any], model: "type[ModelWithRules]") -> None:
     schema.update(build_validations(cel_rule for rule in model.rules for cel_rule in rule.cel_rules))
 
 
-class RuledModel(Model):
-    """Base class of objects with `rules` between fields, which both the model and the API server check."""
+class ModelWithRules(Model):
+    """Base class of API objects with cross-field rules, which both the model and the API server check."""
 
     model_config = ConfigDict(json_schema_extra=_add_cel_rules)
     rules: ClassVar[tuple[CrossFieldRule[Any], ...]]
@@ -98,11 +98,11 @@ class RuledModel(Model):
 
 
 def build_validations(rules: Iterable[CelRule]) -> dict[str, Any]:
-    """Return the JSON schema extra with CEL rules for the API server; {} without rules."""
+    """Return the extra JSON schema keys for CEL rules, which the API server checks, or {} if there are no rules."""
     schemas = [rule.to_schema() for rule in rules]
     return {"x-kubernetes-validations": schemas} if schemas else {}
 
 
 def build_list_map(key: str) -> dict[str, Any]:
-    """Return the JSON schema extra with which server-side apply merges list items by the unique `key`."""
+    """Return the extra JSON schema keys that make server-side apply merge list items by the unique `key`."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}

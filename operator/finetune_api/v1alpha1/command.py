@@ -4,12 +4,12 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints
 
-from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, RuledModel
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, ModelWithRules
 
 CommandArgument = Annotated[str, StringConstraints(max_length=8192)]
 
 
-class Command(RuledModel):
+class Command(ModelWithRules):
     """Your own program instead of the operator's trainer, unmodified, with the same supervision and restarts."""
 
     script: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = Field(

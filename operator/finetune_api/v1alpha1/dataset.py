@@ -5,12 +5,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, NonEmpty, RuledModel
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, ModelWithRules, NonEmpty
 
 _SAMPLED_NAME_PATTERN = "^[^#]+(#[1-9][0-9]{0,8})?$"
 
 
-class DatasetSource(RuledModel):
+class DatasetSource(ModelWithRules):
     """One source of rows: files or a Hub dataset."""
 
     name: NonEmpty = Field(
@@ -44,7 +44,7 @@ class DatasetSource(RuledModel):
 
     @property
     def path(self) -> str:
-        """Path or Hub id: the name without the number of rows."""
+        """Path or Hub id, without the number of rows."""
         return self.name.partition("#")[0]
 
     @property
@@ -54,7 +54,7 @@ class DatasetSource(RuledModel):
         return int(number) if number else None
 
 
-class Dataset(RuledModel):
+class Dataset(ModelWithRules):
     """The rows to train on: chat messages, or columns that are converted to them."""
 
     train: tuple[DatasetSource, ...] = Field(

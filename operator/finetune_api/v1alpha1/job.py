@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AwareDatetime, Field, StringConstraints
 
-from finetune_api.v1alpha1.base import CrossFieldRule, Model, NonEmpty, RuledModel, StatusModel, build_list_map
+from finetune_api.v1alpha1.base import CrossFieldRule, Model, ModelWithRules, NonEmpty, StatusModel, build_list_map
 from finetune_api.v1alpha1.command import Command
 from finetune_api.v1alpha1.dataset import Dataset
 from finetune_api.v1alpha1.lora import Lora
@@ -105,7 +105,7 @@ class RestartPolicy(Model):
     )
 
 
-class FineTuneJobSpec(RuledModel):
+class FineTuneJobSpec(ModelWithRules):
     """Desired state: what to fine-tune, on how many nodes, and where to write the result."""
 
     model: ModelSource | None = Field(default=None, description="The model to fine-tune.")
@@ -203,7 +203,7 @@ class FineTuneJobSpec(RuledModel):
 
     @property
     def shm_bytes(self) -> int:
-        """Size of /dev/shm in bytes; half of the memory limit by default, since its contents count against it."""
+        """Size of /dev/shm in bytes; by default half of the memory limit, because the limit includes its contents."""
         if self.shm_size is not None:
             return int(parse_quantity(self.shm_size))
         memory = self.resources.limits.get("memory")

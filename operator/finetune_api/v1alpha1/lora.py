@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, NonEmpty, RuledModel
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, ModelWithRules, NonEmpty
 from finetune_supervisor.contract import to_camel
 
 _SHAPE_FIELDS = ("r", "lora_alpha", "target_modules", "use_rslora", "use_dora")
@@ -17,7 +17,7 @@ def _find_fields_excluded_by_adapter(lora: "Lora") -> str | None:
     return f"adapter brings its own rank and modules; remove {', '.join(shape_fields)}"
 
 
-class Lora(RuledModel):
+class Lora(ModelWithRules):
     """Low-rank adapters (arXiv 2106.09685) instead of training every weight."""
 
     r: int = Field(default=8, ge=1, le=4096, description="Rank of the adapter matrices.")

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, RuledModel
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, ModelWithRules
 
 METHODS = ("sft", "dpo")
 
@@ -18,7 +18,7 @@ class Sft(Model):
     )
 
 
-class Dpo(RuledModel):
+class Dpo(ModelWithRules):
     """Direct preference optimization (arXiv 2305.18290): rows with a chosen and a rejected completion."""
 
     beta: float = Field(

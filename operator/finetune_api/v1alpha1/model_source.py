@@ -4,10 +4,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, NonEmpty, RuledModel
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, ModelWithRules, NonEmpty
 
 
-class ModelSource(RuledModel):
+class ModelSource(ModelWithRules):
     """The model to fine-tune, and the processing of its images and videos."""
 
     name: NonEmpty = Field(description="A Hub id such as Qwen/Qwen2.5-7B-Instruct, or a path on a mounted volume.")

@@ -4,11 +4,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, RuledModel
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, ModelWithRules
 from finetune_api.v1alpha1.pod_types import RawObject
 
 
-class Deepspeed(RuledModel):
+class Deepspeed(ModelWithRules):
     """ZeRO (arXiv 1910.02054): DeepSpeed shards optimizer states, gradients and weights over the ranks."""
 
     preset: Literal["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"] | None = Field(

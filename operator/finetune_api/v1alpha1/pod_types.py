@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, RuledModel, build_validations
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, ModelWithRules, build_validations
 from finetune_supervisor.contract import to_camel
 
 RESERVED_PREFIX = "finetune.dev"
@@ -81,7 +81,7 @@ class ResourceRequirements(Model):
     )
 
     def with_memory(self, limit: str) -> Self:
-        """Return a copy with this memory limit, and with the same request if it equalled the old limit."""
+        """Return a copy with this memory limit; a memory request equal to the old limit is raised with it."""
         is_equal = "memory" in self.requests and self.requests["memory"] == self.limits.get("memory")
         requests = {**self.requests, "memory": limit} if is_equal else self.requests
         return self.model_copy(update={"limits": {**self.limits, "memory": limit}, "requests": requests})
@@ -109,14 +109,14 @@ class PersistentVolumeClaimSource(Model):
     claim_name: ObjectName = Field(description="Name of the PersistentVolumeClaim.")
 
 
-def _find_wrong_number_of_sources(volume: "Volume") -> str | None:
+def _check_source_count(volume: "Volume") -> str | None:
     sources = [to_camel(name) for name in VOLUME_SOURCES if getattr(volume, name) is not None]
     if len(sources) == 1:
         return None
     return f"volume {volume.name}: exactly one source must be set; found {', '.join(sources) or 'none'}"
 
 
-class Volume(RuledModel):
+class Volume(ModelWithRules):
     """A volume with exactly one source, and its mount path."""
 
     name: DnsLabel = Field(description="Name of the volume, unique within the job.")
@@ -139,7 +139,7 @@ class Volume(RuledModel):
     rules: ClassVar[tuple[CrossFieldRule["Volume"], ...]] = (
         CrossFieldRule(
             "one source",
-            _find_wrong_number_of_sources,
+            _check_source_count,
             (
                 CelRule(
                     f"[{', '.join(f'has(self.{to_camel(name)})' for name in VOLUME_SOURCES)}].exists_one(x, x)",
@@ -174,7 +174,7 @@ def _find_reserved_key(template: "PodTemplate") -> str | None:
     return None
 
 
-class PodTemplate(RuledModel):
+class PodTemplate(ModelWithRules):
     """Settings for the pods that the operator creates: placement, identity, labels and security."""
 
     labels: Labels = Field(default={}, description="Extra labels; finetune.dev/ is reserved.")

@@ -21,9 +21,9 @@ class Reason(StrEnum):
     meaning: str
     advice: str  # remedy for the user, appended to messages
 
-    def __new__(cls, word: str, fault: Fault | None = None, meaning: str = "", advice: str = "") -> Self:
-        member = str.__new__(cls, word)
-        member._value_ = word
+    def __new__(cls, value: str, fault: Fault | None = None, meaning: str = "", advice: str = "") -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
         member.fault = fault
         member.meaning = meaning
         member.advice = advice

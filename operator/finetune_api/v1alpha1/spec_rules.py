@@ -1,4 +1,4 @@
-"""Rules between fields of the spec, each checked in Python and in CEL.
+"""Cross-field rules of the spec, each implemented in Python and in CEL.
 
 CEL has limits: before the API server accepts the CRD, it estimates the cost of each rule from the maximum sizes of the
 fields, and a rule cannot read objects without a schema (decisions/402).
@@ -29,7 +29,7 @@ REWARD_METRICS = "eval_rewards/"  # prefix of metrics that only dpo reports
 # Rule: the spec has exactly one training method or a command.
 
 
-def _find_wrong_number_of_methods(spec: "FineTuneJobSpec") -> str | None:
+def _check_method_count(spec: "FineTuneJobSpec") -> str | None:
     chosen = [method for method in (*METHODS, "command") if getattr(spec, method) is not None]
     if len(chosen) == 1:
         return None
@@ -42,7 +42,7 @@ def _build_method_rule() -> CelRule:
     return CelRule(f"[{chosen}].exists_one(x, x)", f"exactly one training method must be set, such as {example}")
 
 
-# Rule: the spec has the fields that its method requires, and no others.
+# Rule: the spec has all fields that its method requires, and no fields without effect.
 
 REQUIRED_WITHOUT_COMMAND = ("model", "dataset", "output")
 EXCLUDED_BY_COMMAND = ("model", "dataset", "training", "lora", "deepspeed", "fsdp")
@@ -50,23 +50,23 @@ OUTPUT_EXCLUDED_BY_COMMAND = ("output.overwrite", "output.pushToHub")
 IMAGE_REQUIRED = "image is required with command: an image with your code and its Python packages"
 
 
-def _format_required(field: str) -> str:
+def _build_required_message(field: str) -> str:
     return f"{field} is required unless command is set"
 
 
-def _format_no_effect(field: str) -> str:
+def _build_no_effect_message(field: str) -> str:
     return f"{field} applies to the operator's trainer and has no effect with command; configure your program instead"
 
 
-def _find_fields_unfit_for_method(spec: "FineTuneJobSpec") -> str | None:
+def _check_method_fields(spec: "FineTuneJobSpec") -> str | None:
     """Return messages for required fields that are missing and for fields without effect."""
     set_fields = {field for field in spec.model_fields_set if getattr(spec, field) is not None}
     set_fields |= {f"output.{to_camel(field)}" for field in (spec.output.model_fields_set if spec.output else ())}
     if "command" not in set_fields:
-        problems = [_format_required(field) for field in REQUIRED_WITHOUT_COMMAND if field not in set_fields]
+        problems = [_build_required_message(field) for field in REQUIRED_WITHOUT_COMMAND if field not in set_fields]
     else:
         trainer_fields = (*EXCLUDED_BY_COMMAND, *OUTPUT_EXCLUDED_BY_COMMAND)
-        problems = [_format_no_effect(field) for field in trainer_fields if field in set_fields]
+        problems = [_build_no_effect_message(field) for field in trainer_fields if field in set_fields]
         problems += [] if "image" in set_fields else [IMAGE_REQUIRED]
     return "; ".join(problems) or None
 
@@ -74,17 +74,19 @@ def _find_fields_unfit_for_method(spec: "FineTuneJobSpec") -> str | None:
 def _build_method_field_rules() -> tuple[CelRule, ...]:
     return (
         *(
-            CelRule(f"has(self.command) || has(self.{field})", _format_required(field))
+            CelRule(f"has(self.command) || has(self.{field})", _build_required_message(field))
             for field in REQUIRED_WITHOUT_COMMAND
         ),
         *(
-            CelRule(f"!has(self.command) || !has(self.{field})", _format_no_effect(field), field_path=f".{field}")
+            CelRule(
+                f"!has(self.command) || !has(self.{field})", _build_no_effect_message(field), field_path=f".{field}"
+            )
             for field in EXCLUDED_BY_COMMAND
         ),
         *(
             CelRule(
                 f"!has(self.command) || !has(self.output) || !has(self.{field})",
-                _format_no_effect(field),
+                _build_no_effect_message(field),
                 field_path=".output",
             )
             for field in OUTPUT_EXCLUDED_BY_COMMAND
@@ -106,7 +108,7 @@ _SHARDS_WEIGHTS = "has(self.fsdp) || (has(self.deepspeed) && self.deepspeed.?pre
 # Rule: the batch sizes are consistent.
 
 
-def _find_inconsistent_batch(spec: "FineTuneJobSpec") -> str | None:
+def _check_batch_sizes(spec: "FineTuneJobSpec") -> str | None:
     try:
         resolve_batch(
             per_device=spec.training.per_device_train_batch_size,
@@ -120,7 +122,7 @@ def _find_inconsistent_batch(spec: "FineTuneJobSpec") -> str | None:
 
 
 _MICRO_BATCH = "self.training.perDeviceTrainBatchSize"
-# auto counts as 1, which is valid for the same numbers of ranks
+# auto counts as 1: both values are valid for the same numbers of ranks
 _PER_DEVICE = f"(has({_MICRO_BATCH}) && type({_MICRO_BATCH}) == int ? {_MICRO_BATCH} : 1)"
 _ACCUMULATION = "self.training.?gradientAccumulationSteps.orValue(1)"
 _GPUS = "self.?resources.?limits[?'nvidia.com/gpu'].orValue(0)"
@@ -151,7 +153,7 @@ def _build_batch_rule() -> CelRule:
 # Rule: maxMemory is at least the memory limit.
 
 
-def _find_max_memory_below_limit(spec: "FineTuneJobSpec") -> str | None:
+def _check_max_memory(spec: "FineTuneJobSpec") -> str | None:
     limit, max_memory = spec.resources.limits.get("memory"), spec.restart_policy.max_memory
     if limit is None or max_memory is None or parse_quantity(max_memory) >= parse_quantity(limit):
         return None
@@ -228,13 +230,13 @@ def _build_reserved_key_rule(field: str) -> CelRule:
 
 
 def _build_trained_part_rule(part: str) -> "CrossFieldRule[FineTuneJobSpec]":
-    def is_frozen_with_rate(spec: "FineTuneJobSpec") -> bool:
+    def is_frozen_with_learning_rate(spec: "FineTuneJobSpec") -> bool:
         has_rate = spec.training.learning_rates_by_part[part] is not None
         return has_rate and spec.model is not None and (spec.model.freeze is None or part in spec.model.freeze)
 
     return CrossFieldRule.from_cel_rule(
         f"{part} with a learning rate is trained",
-        is_frozen_with_rate,
+        is_frozen_with_learning_rate,
         CelRule(
             f"!has(self.training) || !has(self.training.{part}LearningRate) || !has(self.model)"
             f" || (has(self.model.freeze) && !('{part}' in self.model.freeze))",
@@ -245,10 +247,10 @@ def _build_trained_part_rule(part: str) -> "CrossFieldRule[FineTuneJobSpec]":
     )
 
 
-# The CRD has the same order. The model reports the first violated rule, the API server all of them.
+# The CRD has the same order. The model reports only the first violated rule; the API server reports all violated rules.
 SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
-    CrossFieldRule("one method", _find_wrong_number_of_methods, (_build_method_rule(),)),
-    CrossFieldRule("fields fit the method", _find_fields_unfit_for_method, _build_method_field_rules()),
+    CrossFieldRule("one method", _check_method_count, (_build_method_rule(),)),
+    CrossFieldRule("fields fit the method", _check_method_fields, _build_method_field_rules()),
     CrossFieldRule.from_cel_rule(
         "one sharding backend",
         lambda spec: spec.deepspeed is not None and spec.fsdp is not None,
@@ -285,14 +287,14 @@ SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
     ),
     CrossFieldRule(
         "batch is consistent",
-        _find_inconsistent_batch,
+        _check_batch_sizes,
         (_build_batch_rule(),),
         cel_limitations="jobs with GPUs of other vendors, or with a GPU count that is a string: counting their ranks"
         " exceeds the cost limit of a CEL rule",
     ),
     CrossFieldRule(
         "maxMemory is at least the memory limit",
-        _find_max_memory_below_limit,
+        _check_max_memory,
         cel_limitations="all: comparing two quantities exceeds the cost limit of a CEL rule",
     ),
     CrossFieldRule(
@@ -310,7 +312,7 @@ SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
     ),
     CrossFieldRule(
         "labels and annotations are not reserved",
-        None,  # PodTemplate has the check, so that the path of the error is spec.podTemplate
+        None,  # PodTemplate implements the check, so that the error has the path spec.podTemplate
         (_build_reserved_key_rule("labels"), _build_reserved_key_rule("annotations")),
         cel_limitations="prefixes that only end with the reserved one, which no key of the operator has",
     ),

@@ -138,7 +138,7 @@ class Progress(TrainingProgress):
     @field_validator("*", mode="before")
     @classmethod
     def _drop_non_finite(cls, value: object) -> object:
-        """Replace NaN and infinity, which JSON lacks: the API server would reject the whole status."""
+        """Replace NaN and infinity by None: JSON lacks them, and the API server would reject the whole status."""
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     @field_validator("first_step_time", "update_time")

@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from finetune_api.batch import AUTO
-from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, RuledModel, build_validations
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, ModelWithRules, build_validations
 
-REPORTERS = ("tensorboard", "wandb", "mlflow", "swanlab")  # each requires the package with the same name
+REPORTERS = ("tensorboard", "wandb", "mlflow", "swanlab")  # each reporter requires the package of the same name
 EVAL_LOSS = "eval_loss"
 _COMPARES_EVALUATIONS_CEL = (
     "has(self.earlyStoppingPatience) || (has(self.loadBestModelAtEnd) && self.loadBestModelAtEnd)"
@@ -40,7 +40,7 @@ MicroBatch = Annotated[
 ]
 
 
-class Training(RuledModel):
+class Training(ModelWithRules):
     """Batch, optimizer, schedule and checkpoints. Names are those of transformers.TrainingArguments."""
 
     per_device_train_batch_size: MicroBatch | None = Field(

@@ -1,4 +1,4 @@
-"""Tests of the effective batch, which is exact or an error with valid values."""
+"""Tests of the effective batch, which is either exact or rejected with an error that contains valid values."""
 
 import re
 
@@ -104,11 +104,11 @@ def test_largest_fitting_split_is_found_with_few_trials(samples: int, limit: int
 
     fitting = [size for size in range(1, min(samples, limit) + 1) if samples % size == 0]
     assert (largest.per_device if largest else None) == max(fitting, default=None)
-    assert len(tried_batches) <= 8  # 128 divisors is the maximum below 100000, and log2(128) = 7
+    assert len(tried_batches) <= 8  # numbers below 100000 have at most 128 divisors, and log2(128) = 7
 
 
 @given(effective_batch=st.integers(1, 4096), world_size=RANKS)
-def test_auto_resolves_to_a_micro_batch_of_one(effective_batch: int, world_size: int) -> None:
+def test_auto_batch_size_resolves_to_one(effective_batch: int, world_size: int) -> None:
     batch = resolve_batch(
         per_device=AUTO, accumulation=None, effective_batch=effective_batch * world_size, world_size=world_size
     )
@@ -116,6 +116,6 @@ def test_auto_resolves_to_a_micro_batch_of_one(effective_batch: int, world_size:
     assert batch == Batch(1, effective_batch, world_size)
 
 
-def test_auto_requires_an_effective_batch_divisible_by_the_ranks() -> None:
+def test_auto_batch_size_requires_an_effective_batch_divisible_by_the_world_size() -> None:
     with pytest.raises(BatchError, match=r"globalBatchSize 7 .* the nearest multiples: 4 or 8"):
         resolve_batch(per_device=AUTO, accumulation=None, effective_batch=7, world_size=4)

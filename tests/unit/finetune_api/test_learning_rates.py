@@ -24,7 +24,7 @@ def test_default_rate_depends_on_method_and_lora() -> None:
     assert resolve_rates(training={"learningRate": 0.5}).default == 0.5
 
 
-def test_parts_without_a_separate_rate_use_the_default() -> None:
+def test_model_parts_without_a_separate_rate_use_the_default_rate() -> None:
     resolved = resolve_rates(model=UNFROZEN_MODEL, training={"learningRate": 0.001, "visionLearningRate": 0.0002})
 
     assert [resolved.get_rate(part) for part in ("language", "vision", "aligner")] == [0.001, 0.0002, 0.001]

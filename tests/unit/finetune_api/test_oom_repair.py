@@ -42,7 +42,7 @@ def build_shortage(
     return MemoryShortage(reason, job_spec, repair, batch, **fields)
 
 
-def list_repairs(job_spec: FineTuneJobSpec, **fields: Any) -> list[str]:
+def list_repair_descriptions(job_spec: FineTuneJobSpec, **fields: Any) -> list[str]:
     """Return the descriptions of all repairs in the order of their use."""
     repair: Repair | None = None
     changes = []
@@ -57,7 +57,7 @@ def test_repairs_of_full_fine_tuning_are_ordered_by_cost() -> None:
         lora=None, numNodes=2, training={"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 3}
     )
 
-    assert list_repairs(job_spec) == [
+    assert list_repair_descriptions(job_spec) == [
         "perDeviceTrainBatchSize 4 -> 2, gradientAccumulationSteps 3 -> 6 (effective batch stays 24)",
         "perDeviceTrainBatchSize 2 -> 1, gradientAccumulationSteps 6 -> 12 (effective batch stays 24)",
         "gradientCheckpointing: true",
@@ -93,13 +93,13 @@ def test_repairs_use_all_sharding_presets_that_the_spec_allows(fields: dict[str,
     training = {"gradientCheckpointing": True, **fields.get("training", {})}
     env = [{"name": "PYTORCH_CUDA_ALLOC_CONF", "value": "max_split_size_mb:128"}]
 
-    changes = list_repairs(build_single_rank_spec(**{**fields, "training": training, "env": env}))
+    changes = list_repair_descriptions(build_single_rank_spec(**{**fields, "training": training, "env": env}))
 
     assert changes == [f"deepspeed preset {step}" for step in presets]
 
 
-def test_gpu_memory_of_a_command_has_no_repair() -> None:
-    assert list_repairs(job(**command({"script": "a.py"})).spec, batch=None) == []
+def test_command_has_no_repair_for_gpu_memory() -> None:
+    assert list_repair_descriptions(job(**command({"script": "a.py"})).spec, batch=None) == []
 
 
 def test_spec_without_a_repair_is_unchanged() -> None:
@@ -141,7 +141,7 @@ def test_repairs_keep_the_effective_batch_and_terminate(
     assert resolve_spec_batch(apply_repair(job_spec, repair)).per_device == 1
 
 
-def test_repair_replaces_auto_by_a_smaller_micro_batch() -> None:
+def test_repair_replaces_auto_batch_size_with_a_smaller_micro_batch() -> None:
     job_spec = build_single_rank_spec(numNodes=2, training={"globalBatchSize": 24, "perDeviceTrainBatchSize": "auto"})
 
     repair, change = find_next_repair(build_shortage(job_spec, batch=Batch(6, 2, 2))) or (None, "")
@@ -151,7 +151,7 @@ def test_repair_replaces_auto_by_a_smaller_micro_batch() -> None:
     assert not apply_repair(job_spec, repair).training.has_auto_batch
 
 
-def test_repair_keeps_auto_if_the_micro_batch_is_one() -> None:
+def test_repair_keeps_auto_batch_size_if_the_micro_batch_is_one() -> None:
     job_spec = build_single_rank_spec(numNodes=2, training={"globalBatchSize": 24, "perDeviceTrainBatchSize": "auto"})
 
     repair, change = find_next_repair(build_shortage(job_spec, batch=Batch(1, 12, 2))) or (None, "")
@@ -164,14 +164,14 @@ HOST = Reason.HOST_OUT_OF_MEMORY
 SHM = Reason.SHARED_MEMORY_EXHAUSTED
 
 
-def build_spec_with_limit(memory: str = "16Gi", **fields: Any) -> FineTuneJobSpec:
+def build_spec_with_memory_limit(memory: str = "16Gi", **fields: Any) -> FineTuneJobSpec:
     return build_single_rank_spec(**{"resources": {"limits": {"memory": memory}}, **fields})
 
 
-def test_memory_limit_is_doubled_before_loaders_are_reduced() -> None:
-    job_spec = build_spec_with_limit(restartPolicy={"maxMemory": "50Gi"})
+def test_memory_limit_is_doubled_before_loader_processes_are_reduced() -> None:
+    job_spec = build_spec_with_memory_limit(restartPolicy={"maxMemory": "50Gi"})
 
-    assert list_repairs(job_spec, reason=HOST) == [
+    assert list_repair_descriptions(job_spec, reason=HOST) == [
         "resources.limits.memory 16Gi -> 32Gi",
         "resources.limits.memory 32Gi -> 50Gi",
         "dataset.numWorkers default -> 1",
@@ -182,16 +182,20 @@ def test_memory_limit_is_doubled_before_loaders_are_reduced() -> None:
 @pytest.mark.parametrize(
     ("job_spec", "fields"),
     [
-        pytest.param(build_spec_with_limit(), {}, id="no maxMemory"),
-        pytest.param(build_spec_with_limit(restartPolicy={"maxMemory": "16Gi"}), {}, id="maxMemory reached"),
+        pytest.param(build_spec_with_memory_limit(), {}, id="no maxMemory"),
+        pytest.param(build_spec_with_memory_limit(restartPolicy={"maxMemory": "16Gi"}), {}, id="maxMemory reached"),
         pytest.param(
-            build_spec_with_limit(restartPolicy={"maxMemory": "32Gi"}), {"runs_in_container": False}, id="no container"
+            build_spec_with_memory_limit(restartPolicy={"maxMemory": "32Gi"}),
+            {"runs_in_container": False},
+            id="no container",
         ),
         pytest.param(build_single_rank_spec(), {}, id="no limit"),
     ],
 )
-def test_loaders_are_reduced_if_the_limit_cannot_be_raised(job_spec: FineTuneJobSpec, fields: dict[str, Any]) -> None:
-    assert list_repairs(job_spec, reason=HOST, **fields)[0] == "dataset.numWorkers default -> 1"
+def test_loader_processes_are_reduced_if_the_limit_cannot_be_raised(
+    job_spec: FineTuneJobSpec, fields: dict[str, Any]
+) -> None:
+    assert list_repair_descriptions(job_spec, reason=HOST, **fields)[0] == "dataset.numWorkers default -> 1"
 
 
 def test_memory_request_equal_to_the_limit_is_raised_with_it() -> None:
@@ -207,12 +211,14 @@ def test_memory_request_equal_to_the_limit_is_raised_with_it() -> None:
     ("job_spec", "first_repair"),
     [
         pytest.param(build_single_rank_spec(), "shmSize 2Gi -> 4Gi", id="default without a limit"),
-        pytest.param(build_spec_with_limit("3Gi"), "shmSize 1536Mi -> 3Gi", id="half of the limit by default"),
-        pytest.param(build_spec_with_limit(shmSize="12Gi"), "shmSize 12Gi -> 16Gi", id="bounded by the limit"),
+        pytest.param(build_spec_with_memory_limit("3Gi"), "shmSize 1536Mi -> 3Gi", id="half of the limit by default"),
+        pytest.param(build_spec_with_memory_limit(shmSize="12Gi"), "shmSize 12Gi -> 16Gi", id="bounded by the limit"),
     ],
 )
-def test_shared_memory_is_doubled_once_before_loaders_are_reduced(job_spec: FineTuneJobSpec, first_repair: str) -> None:
-    assert list_repairs(job_spec, reason=SHM) == [
+def test_shared_memory_is_doubled_once_before_loader_processes_are_reduced(
+    job_spec: FineTuneJobSpec, first_repair: str
+) -> None:
+    assert list_repair_descriptions(job_spec, reason=SHM) == [
         first_repair,
         "dataset.numWorkers default -> 1",
         "dataset.numWorkers 1 -> 0",
@@ -223,15 +229,15 @@ def test_container_limits_of_a_command_can_be_raised() -> None:
     limits = {"limits": {"memory": "1Gi"}}
     job_spec = job(**command({"script": "a.py"}), resources=limits, restartPolicy={"maxMemory": "2Gi"}).spec
 
-    assert list_repairs(job_spec, reason=HOST, batch=None) == ["resources.limits.memory 1Gi -> 2Gi"]
-    assert list_repairs(job_spec, reason=SHM, batch=None) == ["shmSize 512Mi -> 1Gi"]
+    assert list_repair_descriptions(job_spec, reason=HOST, batch=None) == ["resources.limits.memory 1Gi -> 2Gi"]
+    assert list_repair_descriptions(job_spec, reason=SHM, batch=None) == ["shmSize 512Mi -> 1Gi"]
 
 
 @pytest.mark.parametrize(
     ("job_spec", "reason", "fields", "advice"),
     [
         pytest.param(
-            build_spec_with_limit(),
+            build_spec_with_memory_limit(),
             HOST,
             {},
             "the limit was 16Gi: raise resources.limits.memory (restartPolicy.maxMemory lets the operator do so), or"
@@ -239,7 +245,7 @@ def test_container_limits_of_a_command_can_be_raised() -> None:
             id="limit without maxMemory",
         ),
         pytest.param(
-            build_spec_with_limit(restartPolicy={"maxMemory": "64Gi"}),
+            build_spec_with_memory_limit(restartPolicy={"maxMemory": "64Gi"}),
             HOST,
             {"repair": Repair(memory="64Gi")},
             "the limit was 64Gi: raise resources.limits.memory, or start fewer loader processes (dataset.numWorkers)",
@@ -261,7 +267,7 @@ def test_container_limits_of_a_command_can_be_raised() -> None:
             id="command",
         ),
         pytest.param(
-            build_spec_with_limit(),
+            build_spec_with_memory_limit(),
             SHM,
             {"runs_in_container": False},
             "start fewer loader processes (dataset.numWorkers), or use a host with more memory",
@@ -275,8 +281,8 @@ def test_advice_contains_the_current_limit(
     assert build_advice(build_shortage(job_spec, reason=reason, **fields)) == advice
 
 
-def test_max_memory_requires_a_lower_memory_limit() -> None:
+def test_max_memory_must_be_at_least_the_memory_limit() -> None:
     with pytest.raises(ValidationError, match=r"maxMemory raises resources.limits.memory, which is not set"):
         build_single_rank_spec(restartPolicy={"maxMemory": "64Gi"})
     with pytest.raises(ValidationError, match=r"maxMemory \(8Gi\) is less than resources.limits.memory \(16Gi\)"):
-        build_spec_with_limit(restartPolicy={"maxMemory": "8Gi"})
+        build_spec_with_memory_limit(restartPolicy={"maxMemory": "8Gi"})

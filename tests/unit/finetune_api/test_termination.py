@@ -22,7 +22,7 @@ def test_unknown_fields_of_a_newer_supervisor_are_ignored_in_nested_objects() ->
 
 
 @pytest.mark.parametrize("text", [None, "", "step 3/4  loss 1.5", '{"outcome": "vanished"}', '{"rank": "x"}', "{"])
-def test_other_text_is_not_a_termination_message(text: str | None) -> None:
+def test_invalid_text_is_not_parsed_as_a_termination_message(text: str | None) -> None:
     assert parse_termination(text) is None
 
 

@@ -62,7 +62,7 @@ def test_exclusive_bounds_are_boolean_flags() -> None:
     assert find_spec_schema("lora.loraDropout")["exclusiveMaximum"] is True
 
 
-def test_default_is_only_in_the_description() -> None:
+def test_defaults_appear_only_in_descriptions() -> None:
     assert find_spec_schema("lora.r")["description"] == "Rank of the adapter matrices. Default: 8."
 
 

@@ -1,18 +1,18 @@
-"""Tests that every rule between fields has a CEL rule and an invalid example job."""
+"""Tests that every cross-field rule has a CEL rule and an example job that violates it."""
 
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from finetune_api.v1alpha1.base import CrossFieldRule, RuledModel
+from finetune_api.v1alpha1.base import CrossFieldRule, ModelWithRules
 from finetune_api.v1alpha1.job import FineTuneJobSpec
 from testing.builders.bad_jobs import BAD_JOBS
 from testing.builders.jobs import spec
 
-ModelRule = tuple[type[RuledModel], CrossFieldRule[Any]]
+ModelRule = tuple[type[ModelWithRules], CrossFieldRule[Any]]
 RULES: dict[str, ModelRule] = {
-    f"{model.__name__}: {rule.name}": (model, rule) for model in RuledModel.__subclasses__() for rule in model.rules
+    f"{model.__name__}: {rule.name}": (model, rule) for model in ModelWithRules.__subclasses__() for rule in model.rules
 }
 
 
@@ -27,7 +27,7 @@ def is_valid(fields: dict[str, Any]) -> bool:
 
 def test_rules_have_unique_names() -> None:
     assert {"FineTuneJobSpec: one method", "Dataset: one evaluation"} <= set(RULES)
-    assert len(RULES) == sum(len(model.rules) for model in RuledModel.__subclasses__())
+    assert len(RULES) == sum(len(model.rules) for model in ModelWithRules.__subclasses__())
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -48,7 +48,7 @@ def test_removing_a_rule_makes_a_bad_job_valid(name: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", RULES)
 def test_every_cel_message_is_expected_by_a_bad_job(name: str) -> None:
     errors = [case.api_server_error for case in BAD_JOBS.values() if case.api_server_error is not None]
-    # only the API server evaluates messages with the values found
+    # only the API server evaluates message expressions
     messages = [cel_rule.message for cel_rule in RULES[name][1].cel_rules if cel_rule.message_expression is None]
 
     assert [message for message in messages if not any(error in message for error in errors)] == []

@@ -25,7 +25,7 @@ def test_base_spec_of_the_bad_jobs_is_valid() -> None:
     assert parse_spec().world_size == 4
 
 
-def test_default_is_one_rank_per_gpu() -> None:
+def test_ranks_per_node_default_to_the_number_of_gpus() -> None:
     limits = {"nvidia.com/gpu": 8, "memory": "64Gi"}
 
     assert parse_spec(nprocPerNode=None, resources={"limits": limits}).ranks_per_node == 8
@@ -54,7 +54,7 @@ def test_unknown_status_fields_of_a_newer_operator_are_ignored() -> None:
     assert FineTuneJob.parse(body).status.attempt == 3
 
 
-def test_auto_batch_is_detected() -> None:
+def test_auto_batch_size_is_detected() -> None:
     training = parse_spec(training={"globalBatchSize": 16, "perDeviceTrainBatchSize": "auto"}).training
 
     assert training.has_auto_batch
