@@ -13,7 +13,7 @@ COLUMNS = ("NAME", "PHASE", "NODES", "PROGRESS", "LOSS", "TOKENS/S", "ETA", "RES
 def format_job(job: FineTuneJob, *, now: datetime) -> str:
     """Return a multi-line description of the job, with the most important facts first."""
     status = job.status
-    facts = {name: text for name, text in _list_facts(job, now) if text}
+    facts = {name: text for name, text in _list_job_attributes(job, now) if text}
     width = max(len(name) for name in facts)
     lines = [f"{name:<{width}}  {text}" for name, text in facts.items()]
     if status.attempts:
@@ -55,7 +55,7 @@ def _build_row(job: FineTuneJob, now: datetime) -> tuple[str, ...]:
     )
 
 
-def _list_facts(job: FineTuneJob, now: datetime) -> Iterator[tuple[str, str]]:
+def _list_job_attributes(job: FineTuneJob, now: datetime) -> Iterator[tuple[str, str]]:
     status = job.status
     yield (
         "Job",

@@ -76,7 +76,7 @@ def _print_forecast(file: JobFile, forecast: ForecastJson) -> None:
     from rich.table import Table
 
     spec = file.job.spec
-    method = next(name for name in METHODS if getattr(spec, name) is not None)  # the spec has exactly one method
+    method = next(name for name in METHODS if getattr(spec, name) is not None)  # a valid spec has exactly one method
     tuning = f"lora r={spec.lora.r}" if spec.lora else "full"
     assert spec.model is not None  # model is optional only with spec.command
     print(f"{file.job.metadata.name}: {method} ({tuning}) of {spec.model.name}")
@@ -85,7 +85,7 @@ def _print_forecast(file: JobFile, forecast: ForecastJson) -> None:
         f"batch {forecast['batch']} (per device x accumulation x ranks), samples of up to {forecast['length']} tokens"
     )
     if forecast["auto"]:
-        print(f"perDeviceTrainBatchSize auto: {_format_auto(forecast)}")
+        print(f"perDeviceTrainBatchSize auto: {_describe_auto_batch_size(forecast)}")
     rank_title = "each rank, on its GPU" if forecast["onGpu"] else "each rank, in host memory"
     for title, parts in ((rank_title, forecast["rank"]), ("each node, in host memory", forecast["node"])):
         table = Table(title, "GiB", box=None, pad_edge=False)
@@ -98,7 +98,7 @@ def _print_forecast(file: JobFile, forecast: ForecastJson) -> None:
     print()
 
 
-def _format_auto(forecast: ForecastJson) -> str:
+def _describe_auto_batch_size(forecast: ForecastJson) -> str:
     gpu = forecast.get("gpu")
     if gpu is None:
         return "the forecast is for one sample at a time; --gpu NAME shows how many fit"

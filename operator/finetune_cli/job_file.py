@@ -27,7 +27,7 @@ NamespaceOption = Annotated[
 
 @dataclass(frozen=True)
 class JobFile:
-    """Valid job and its file; `body` is the parsed YAML, with the namespace filled in."""
+    """Valid job and its file; `body` is the parsed YAML with the resolved namespace."""
 
     path: Path
     body: RawBody
@@ -115,7 +115,7 @@ def _find_name_problems(body: RawBody) -> tuple[str, ...]:
     """Return violations of the CRD's rules for metadata.name, which the pydantic models do not check."""
     name = body["metadata"].get("name")
     if not isinstance(name, str):
-        return ()  # the model reports the missing name
+        return ()  # the pydantic model reports a missing name
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
         return (f"metadata.name: {name}: must start with a-z, contain only a-z, 0-9 and '-', and not end with '-'",)
     if len(name) > MAX_JOB_NAME:

@@ -18,7 +18,7 @@ from finetune_operator.settings import Settings
 if TYPE_CHECKING:
     from finetune_api.v1alpha1.job import FineTuneJob
 
-PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"  # replaces the uid that the API server assigns
+PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"  # in a cluster, the API server assigns the uid
 BATCH_FACTORS = "per device x accumulation x ranks"
 TRAINER_REPOSITORY = "ghcr.io/finetune-operator/trainer"
 
@@ -87,7 +87,7 @@ def get_release_image() -> str:
     """Return the name of the trainer image of this release."""
     try:
         return f"{TRAINER_REPOSITORY}:v{metadata.version(names.MANAGER)}"
-    except metadata.PackageNotFoundError:  # finetune runs from a source tree
+    except metadata.PackageNotFoundError:  # running from a source tree, without package metadata
         return f"{TRAINER_REPOSITORY}:dev"
 
 

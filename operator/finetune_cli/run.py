@@ -57,7 +57,7 @@ def run(
     """
     job_file = read_job_file(file, namespace=namespace)
     check_packages(job_file.job.spec)
-    sys.exit(_run(job_file, volume or [], RunOptions(output.absolute(), logs, fresh)))
+    sys.exit(_prepare_and_run(job_file, volume or [], RunOptions(output.absolute(), logs, fresh)))
 
 
 def check_packages(spec: "FineTuneJobSpec") -> None:
@@ -71,7 +71,7 @@ def check_packages(spec: "FineTuneJobSpec") -> None:
         raise BadInput(f"{', '.join(missing)} cannot be imported; pip install 'finetune-operator[cli,trainer]'")
 
 
-def _run(file: JobFile, volumes: list[str], options: RunOptions) -> int:
+def _prepare_and_run(file: JobFile, volumes: list[str], options: RunOptions) -> int:
     from rich.console import Console
 
     from finetune_cli.local.cluster import LocalResources
@@ -110,7 +110,7 @@ def _run(file: JobFile, volumes: list[str], options: RunOptions) -> int:
         job = asyncio.run(
             _run_job({**body, "spec": local_spec}, resources, store, display, show_logs=options.show_logs)
         )
-        return _report_end(display, job, file, options)
+        return _report_outcome(display, job, file, options)
 
 
 async def _run_job(
@@ -165,7 +165,7 @@ def _describe_result_location(file: JobFile, options: RunOptions) -> str:
 
 
 def _format_path(path: Path) -> str:
-    """Return the path, relative to the working directory if it is inside it."""
+    """Return the path as text, relative to the working directory if the path is inside it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
@@ -190,7 +190,7 @@ def _print_introduction(display: "ProgressDisplay", file: JobFile, gpus: tuple[t
     display.print_line("local mode: resources, image and placement of the job are not enforced")
 
 
-def _report_end(display: "ProgressDisplay", job: "FineTuneJob", file: JobFile, options: RunOptions) -> int:
+def _report_outcome(display: "ProgressDisplay", job: "FineTuneJob", file: JobFile, options: RunOptions) -> int:
     status, record = job.status, job.status.attempts[-1] if job.status.attempts else None
     progress = status.progress
     restarts = f", {status.restarts} restart{'s' if status.restarts > 1 else ''}" if status.restarts else ""

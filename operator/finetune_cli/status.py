@@ -47,7 +47,7 @@ def _format_jobs(jobs: list[FineTuneJob], name: str | None) -> str:
 
 
 def _watch_jobs(access: ClusterAccess, name: str | None) -> None:
-    """Print the jobs at every change until they end.
+    """Print the jobs after every change until all of them have ended.
 
     Polls every two seconds; the operator updates progress every ten seconds.
     """

@@ -44,12 +44,12 @@ class LocalCluster:
         self._pods: dict[str, LocalPod] = {}
         self._ports: dict[str, list[int]] = {}
         self._watchdog = ParentWatchdog()
-        self._finished = False
+        self._has_ended = False
 
     async def write_status(self, job: RawBody, status: RawBody) -> RawBody:
         """Store the status in the state folder next to the output."""
         self._store.write_status(status)
-        self._finished = "completionTime" in status
+        self._has_ended = "completionTime" in status
         return {**job, "status": status}
 
     async def list_pods(self, namespace: str, job_uid: str) -> tuple[RawBody, ...]:
@@ -62,9 +62,9 @@ class LocalCluster:
         )
 
     async def get(self, kind: str, namespace: str, name: str) -> RawBody | None:
-        """Return a ReadWriteMany claim for any name, because all nodes share the local folders; None for pods."""
+        """Return a ReadWriteMany claim for any name, because all nodes share the local folders, or None for a pod."""
         if kind == "Pod":
-            return None  # list_pods always returns all pods
+            return None  # list_pods always returns all pods, so that no single pod is requested
         return {"metadata": {"name": name, "namespace": namespace}, "spec": {"accessModes": ["ReadWriteMany"]}}
 
     async def create(self, manifest: RawBody) -> None:
@@ -91,8 +91,8 @@ class LocalCluster:
             )
 
     async def emit_event(self, event: RawBody) -> None:
-        """Print the event unless the job has ended: the command reports the end with local paths."""
-        if not self._finished:
+        """Print the event unless the job has ended, because the command prints the final result with local paths."""
+        if not self._has_ended:
             self._on_event(event)
 
     def find_status_url(self, attempt: int | None) -> str | None:

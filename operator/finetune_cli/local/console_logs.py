@@ -14,7 +14,7 @@ class ConsoleLogs:
         self._folder = folder
         self._print_line = print_line
         self._offsets: dict[Path, int] = {path: path.stat().st_size for path in self._find_console_files()}
-        self._partial_lines: dict[Path, bytes] = {}  # last line of each file, while it has no newline
+        self._partial_lines: dict[Path, bytes] = {}  # incomplete last line of each file
 
     async def follow(self) -> None:
         """Print new lines until cancelled."""

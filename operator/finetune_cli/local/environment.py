@@ -16,7 +16,7 @@ from finetune_operator.observation.ownership import RawBody
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-# Pod values that local mode drops: the user's own home folders contain access tokens and downloaded models.
+# Variables of the pod that local mode drops, because the user's home folders contain access tokens and models.
 POD_ONLY_VALUES = {
     ("HOME", names.TMP_DIR),
     ("USER", names.USER),
@@ -72,7 +72,7 @@ def find_free_ports(count: int) -> list[int]:
 
 
 def _is_reserved(name: str) -> bool:
-    """Return whether torchrun or the operator sets the variable: this process may run inside another job."""
+    """Return whether torchrun or the operator sets the variable, which therefore must not be inherited."""
     return name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES)
 
 

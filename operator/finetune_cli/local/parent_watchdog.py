@@ -1,4 +1,4 @@
-"""Watchdog process that sends SIGTERM to the nodes if the command is killed, so that they save and stop.
+"""Watchdog process that sends SIGTERM to the nodes if the command is killed, so that they save a checkpoint.
 
 PR_SET_PDEATHSIG does not work here: the kernel sends the signal again for every thread of the parent that exits, and a
 second SIGTERM means "stop without saving".
@@ -23,7 +23,7 @@ class ParentWatchdog:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def watch(self, pid: int) -> None:
-        """Register the process of a node, which is stopped if the command is killed."""
+        """Register the process of a node, so that it is stopped if the command is killed."""
         self._send(f"+{pid}\n")
 
     def unwatch(self, pid: int) -> None:
@@ -31,7 +31,7 @@ class ParentWatchdog:
         self._send(f"-{pid}\n")
 
     def close(self) -> None:
-        """End the watchdog, which stops all processes that are still registered."""
+        """Stop the watchdog; on exit it terminates all processes that are still registered."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -39,7 +39,7 @@ class ParentWatchdog:
 
     def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the watchdog was killed; the nodes do not depend on it
+        with contextlib.suppress(BrokenPipeError):  # the watchdog was killed; nodes can run without it
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
 

@@ -1,4 +1,4 @@
-"""Runs a pod as a local process, with a body like that of the API server."""
+"""Runs a pod as a local process and maintains its body as the API server would."""
 
 import asyncio
 import os
@@ -48,7 +48,7 @@ class LocalPod:
 
     @property
     def uid(self) -> str:
-        """Generated uid, which the API server would assign."""
+        """Generated uid; in a cluster, the API server assigns it."""
         return str(self.body["metadata"]["uid"])
 
     @property
@@ -103,7 +103,7 @@ class LocalPod:
         assert self._process is not None
         code = await self._process.wait()
         self._watchdog.unwatch(self._process.pid)
-        self._send_signal(signal.SIGKILL)  # end the remaining processes of the group
+        self._send_signal(signal.SIGKILL)  # kill the remaining processes of the group
         if self._stop_timer is not None:
             self._stop_timer.cancel()
         exit_code = code if code >= 0 else 128 - code

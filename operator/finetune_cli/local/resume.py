@@ -28,7 +28,7 @@ def find_changed_fields(stored_body: RawBody, file: JobFile) -> tuple[str, ...]:
 
 
 def prepare_resume(status: JobStatus, *, now: datetime) -> JobStatus:
-    """Return the status to resume from: an unsuccessful attempt becomes Stopped; a complete job is unchanged."""
+    """Return the status for resuming the job: an unsuccessful attempt becomes Stopped, a complete job is unchanged."""
     if not status.attempts or status.attempts[-1].state is AttemptState.SUCCEEDED:
         return status
     failed = status.completion_time is not None

@@ -27,7 +27,7 @@ from finetune_operator.observation.pods import RejectedCreate
 from finetune_operator.settings import Settings
 
 POLL_INTERVAL_SECONDS = 1.0
-LOCAL_IMAGE = "this-python"  # placeholder that the plan requires; no image is pulled
+LOCAL_IMAGE = "this-python"  # the plan requires an image, but none is pulled
 FORCED_GRACE_SECONDS = (5, 0)  # grace periods after the second and the third Ctrl-C
 
 
@@ -56,11 +56,11 @@ class LocalRunner:
         return attempt
 
     async def run(self, cluster: LocalCluster) -> FineTuneJob:
-        """Run the job until it has ended or is suspended and all its processes have ended, and return it."""
+        """Run the job until it ends or is suspended, wait for its processes to end, and return the job."""
         self._queue.add(self._key)
         settings = Settings(trainer_image=LOCAL_IMAGE, on_cluster=False)
         dependencies = PassDependencies(cluster, settings, lambda: datetime.now(UTC))
-        async with self._polling_progress(cluster):
+        async with self._poll_progress_in_background(cluster):
             try:
                 while not self._has_ended():
                     async with self._queue.next():
@@ -70,7 +70,7 @@ class LocalRunner:
         return FineTuneJob.parse(self.job)
 
     def stop(self, cluster: LocalCluster) -> None:
-        """Stop the job: the first call saves a checkpoint, further calls stop without saving."""
+        """Stop the job. The first call saves a checkpoint; further calls stop without saving."""
         self._stop_requests += 1
         if self._stop_requests == 1:
             self._display.print_line("stopping: the nodes save a checkpoint (Ctrl-C again: stop without saving)")
@@ -104,7 +104,7 @@ class LocalRunner:
         self._display.update(JobStatus.model_validate(self._body["status"]))
 
     @contextlib.asynccontextmanager
-    async def _polling_progress(self, cluster: LocalCluster) -> AsyncIterator[None]:
+    async def _poll_progress_in_background(self, cluster: LocalCluster) -> AsyncIterator[None]:
         """Poll the progress of node rank 0 in the background."""
         task = asyncio.create_task(self._poll_progress(cluster))
         try:

@@ -25,7 +25,7 @@ class StateStore:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        # Nodes inherit the lock, so that no other command starts nodes before they have ended.
+        # Nodes inherit the lock, so that no other command can start nodes before these nodes have ended.
         self.lock = _acquire_lock(folder / "lock")
         self._body: RawBody = {}
 
@@ -35,7 +35,7 @@ class StateStore:
         return self.folder / "status.json"
 
     def open_job(self, file: JobFile, *, start_over: bool) -> RawBody:
-        """Return the stored job if it is the same as in the job file, otherwise a new job."""
+        """Return the stored job if it matches the job file, otherwise a new job."""
         stored_body = None if start_over else self._read()
         metadata = file.body["metadata"]
         if stored_body is None or find_changed_fields(stored_body, file):
@@ -63,7 +63,7 @@ class StateStore:
         self._write()
 
     def close(self) -> None:
-        """Release the lock, which the nodes also hold until they end."""
+        """Release the lock of this process; running nodes hold it until they end."""
         os.close(self.lock)
 
     def _read(self) -> RawBody | None:

@@ -111,7 +111,7 @@ def test_two_jobs_in_one_file_are_rejected(tmp_path: Path) -> None:
     assert list_problems(path) == ("kind: expected one FineTuneJob, found FineTuneJob, FineTuneJob",)
 
 
-def test_namespace_is_taken_from_the_option_or_the_file_or_is_default(tmp_path: Path) -> None:
+def test_namespace_is_read_from_option_or_file_and_defaults_to_default(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, job_body())
     assert read_job_file(path).job.metadata.namespace == "default"
     assert read_job_file(path, namespace="team").job.metadata.namespace == "team"

@@ -1,4 +1,4 @@
-"""Tests of the state store, which resumes a job or starts a new one."""
+"""Tests of the state store, which reads the stored job or creates a new one."""
 
 import errno
 import subprocess
@@ -22,7 +22,7 @@ def build_status(state: AttemptState, **fields: Any) -> JobStatus:
     return JobStatus(attempt=1, attempts=(record,), start_time=NOW, **fields)
 
 
-def open_and_store(
+def open_job_and_write_status(
     folder: Path, final_status: JobStatus | None = None, *, start_over: bool = False, **fields: Any
 ) -> dict[str, Any]:
     """Open the job, store the final status, and return the body."""
@@ -34,14 +34,14 @@ def open_and_store(
 
 
 def test_same_job_file_resumes_the_job(tmp_path: Path) -> None:
-    first_body = open_and_store(tmp_path, build_status(AttemptState.STOPPED))
-    second_body = open_and_store(tmp_path)
+    first_body = open_job_and_write_status(tmp_path, build_status(AttemptState.STOPPED))
+    second_body = open_job_and_write_status(tmp_path)
 
     assert second_body["metadata"] == first_body["metadata"]
     assert second_body["status"]["attempts"][0]["state"] == "Stopped"
 
 
-def test_error_of_writing_the_status_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_write_error_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_with_full_disk(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -60,20 +60,20 @@ def test_error_of_writing_the_status_is_reported(tmp_path: Path, monkeypatch: py
     ids=["resources", "restartPolicy"],
 )
 def test_mutable_fields_can_be_changed_between_runs(fields: dict[str, Any], tmp_path: Path) -> None:
-    first_body = open_and_store(tmp_path, build_status(AttemptState.STOPPED))
-    second_body = open_and_store(tmp_path, **fields)
+    first_body = open_job_and_write_status(tmp_path, build_status(AttemptState.STOPPED))
+    second_body = open_job_and_write_status(tmp_path, **fields)
 
     assert second_body["metadata"]["uid"] == first_body["metadata"]["uid"]
     assert second_body["spec"] == {**first_body["spec"], **fields}
 
 
 def test_changed_spec_starts_a_new_job(tmp_path: Path) -> None:
-    first_body = open_and_store(tmp_path, build_status(AttemptState.STOPPED))
+    first_body = open_job_and_write_status(tmp_path, build_status(AttemptState.STOPPED))
     (tmp_path / "bert.local/attempt-0").mkdir()
     with closing(StateStore(tmp_path / "bert.local")) as store:
         assert store.find_changed_fields(job_file(tmp_path, lora={"r": 4})) == ("spec.lora",)
 
-    second_body = open_and_store(tmp_path, lora={"r": 4})
+    second_body = open_job_and_write_status(tmp_path, lora={"r": 4})
 
     assert second_body["metadata"]["uid"] != first_body["metadata"]["uid"]
     assert second_body["status"] == {}
@@ -81,18 +81,18 @@ def test_changed_spec_starts_a_new_job(tmp_path: Path) -> None:
 
 
 def test_start_over_creates_a_new_job(tmp_path: Path) -> None:
-    first_body = open_and_store(tmp_path, build_status(AttemptState.SUCCEEDED, completion_time=NOW))
+    first_body = open_job_and_write_status(tmp_path, build_status(AttemptState.SUCCEEDED, completion_time=NOW))
 
-    assert open_and_store(tmp_path, start_over=True)["metadata"]["uid"] != first_body["metadata"]["uid"]
+    assert open_job_and_write_status(tmp_path, start_over=True)["metadata"]["uid"] != first_body["metadata"]["uid"]
 
 
 def test_unreadable_status_file_is_reported_with_its_path(tmp_path: Path) -> None:
-    open_and_store(tmp_path)
+    open_job_and_write_status(tmp_path)
     (tmp_path / "bert.local/status.json").write_text("{")
 
     with pytest.raises(BadInput, match=r"status\.json: cannot be read .* start over with --fresh"):
-        open_and_store(tmp_path)
-    assert open_and_store(tmp_path, start_over=True)["status"] == {}
+        open_job_and_write_status(tmp_path)
+    assert open_job_and_write_status(tmp_path, start_over=True)["status"] == {}
 
 
 def test_two_commands_cannot_run_the_same_job(tmp_path: Path) -> None:
