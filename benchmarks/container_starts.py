@@ -1,4 +1,4 @@
-"""Measures the classification accuracy for the messages of containers that never started."""
+"""Measures the classification accuracy for messages of containers that never started."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ REGISTRY_OUTAGE = "RegistryInTrouble"
 USER_REASONS = (Reason.START_ERROR, Reason.INVALID_SPEC, Reason.IMAGE_PULL_FAILED)
 
 
-def classify(entry: LabelledStartFailure) -> tuple[str, FailureAction]:
+def classify_entry(entry: LabelledStartFailure) -> tuple[str, FailureAction]:
     """Return the label that the operator assigns and its action; a pending reason without a verdict is retried."""
     if entry.kind in ("StartError", "Rejected"):
         reason, message = entry.text.split(": ", 1) if entry.kind == "Rejected" else (entry.kind, entry.text)
@@ -35,16 +35,16 @@ def classify(entry: LabelledStartFailure) -> tuple[str, FailureAction]:
 
 
 def find_wrong_action(entry: LabelledStartFailure) -> str:
-    """Return what is wrong with the operator's action, or an empty string."""
-    action = classify(entry)[1]
+    """Return the wrong action, "retried" or "failed", or an empty string if the operator's action is right."""
+    action = classify_entry(entry)[1]
     if entry.label in USER_REASONS:
         return "retried" if action is FailureAction.RESTART else ""
     return "failed" if action is FailureAction.FAIL else ""
 
 
 def print_report(title: str, corpus: list[LabelledStartFailure]) -> None:
-    """Print, for each label, the number of messages, of assignments and of correct assignments."""
-    assigned_labels = [(entry, classify(entry)[0]) for entry in corpus]
+    """Print the number of messages, assignments and correct assignments for each label."""
+    assigned_labels = [(entry, classify_entry(entry)[0]) for entry in corpus]
     expected_counts = Counter(entry.label for entry in corpus)
     assigned_counts = Counter(label for _, label in assigned_labels)
     correct_counts = Counter(label for entry, label in assigned_labels if label == entry.label)

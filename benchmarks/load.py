@@ -1,4 +1,4 @@
-"""Creates jobs, fails them and measures the time until their pods run."""
+"""Measures how long jobs take until all their pods run, after their creation and after a failure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from finetune_operator.plan.run_plan import plan_run
 from finetune_operator.settings import Settings
 
 RawBody = dict[str, Any]
-JOBS = f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.FINETUNEJOB[2]}"
-PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+JOBS_PATH = f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.FINETUNEJOB[2]}"
+PODS_PATH = f"/api/v1/namespaces/{NAMESPACE}/pods"
 TIMEOUT_SECONDS = 600
 MERGE_PATCH = "application/merge-patch+json"
 
@@ -33,19 +33,19 @@ KILLED_RANK_TERMINATION = {
 }
 
 
-class BaselineLoad:
-    """Creates the same objects without an operator, to measure the speed of the cluster."""
+class BaselineBenchmark:
+    """Measures the speed of the cluster by creating the objects of jobs without an operator."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.pod_times = rig.pod_times
 
-    async def start_many(self, jobs: list[str], *, nodes: int) -> list[float]:
-        """Start all jobs at once; return the seconds that each takes from its first POST until all its pods run."""
+    async def measure_starts(self, jobs: list[str], *, nodes: int) -> list[float]:
+        """Start all jobs at once; return the seconds from the first POST of each job until all its pods run."""
         return await asyncio.gather(*(self._start(job, attempt=0, nodes=nodes) for job in jobs))
 
-    async def restart_many(self, jobs: list[str], *, nodes: int) -> list[float]:
-        """Delete the pods of all jobs and start the next attempts; return the seconds that each job takes."""
+    async def measure_restarts(self, jobs: list[str], *, nodes: int) -> list[float]:
+        """Delete the pods of all jobs and start the next attempts; return the duration of each job in seconds."""
         return await asyncio.gather(*(self._restart(job, nodes=nodes) for job in jobs))
 
     async def delete(self, jobs: list[str]) -> None:
@@ -55,17 +55,19 @@ class BaselineLoad:
             options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}
             params = {"labelSelector": f"{names.MANAGED_BY}=baseline"}
             await self.rig.api.call("DELETE", path, body=options, params=params)
-        pods = pod_names(jobs, attempt=1, nodes=1)
+        pods = list_pod_names(jobs, attempt=1, nodes=1)
         await wait_until(
-            self.pod_times, lambda: self.pod_times.deleted.issuperset(pods), "pods of the baseline deleted"
+            self.pod_times, lambda: self.pod_times.deleted_names.issuperset(pods), "pods of the baseline deleted"
         )
 
     async def _restart(self, job: str, *, nodes: int) -> float:
         started_at = time.monotonic()
-        old_pods = pod_names([job], attempt=0, nodes=nodes)
+        old_pods = list_pod_names([job], attempt=0, nodes=nodes)
         options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 10}
-        await asyncio.gather(*(self.rig.api.call("DELETE", f"{PODS}/{pod}", body=options) for pod in old_pods))
-        await wait_until(self.pod_times, lambda: self.pod_times.deleted.issuperset(old_pods), f"pods of {job} deleted")
+        await asyncio.gather(*(self.rig.api.call("DELETE", f"{PODS_PATH}/{pod}", body=options) for pod in old_pods))
+        await wait_until(
+            self.pod_times, lambda: self.pod_times.deleted_names.issuperset(old_pods), f"pods of {job} deleted"
+        )
         return time.monotonic() - started_at + await self._start(job, attempt=1, nodes=nodes)
 
     async def _start(self, job: str, *, attempt: int, nodes: int) -> float:
@@ -76,52 +78,54 @@ class BaselineLoad:
             if child["kind"] != "Service" or not attempt
         ]
         await asyncio.gather(*(self._create(child) for child in children))
-        pods = pod_names([job], attempt=attempt, nodes=nodes)
+        pods = list_pod_names([job], attempt=attempt, nodes=nodes)
         await wait_until(
-            self.pod_times, lambda: all(pod in self.pod_times.running for pod in pods), f"pods of {job} running"
+            self.pod_times, lambda: all(pod in self.pod_times.running_at for pod in pods), f"pods of {job} running"
         )
-        return max(self.pod_times.running[pod] for pod in pods) - started_at
+        return max(self.pod_times.running_at[pod] for pod in pods) - started_at
 
     async def _create(self, manifest: RawBody) -> None:
         await self.rig.api.call("POST", collection_path(manifest["kind"], NAMESPACE), body=manifest)
 
 
 def build_baseline_children(job: str, *, attempt: int, nodes: int) -> list[RawBody]:
-    """Build the objects of one attempt without owner and job label, so that the operator ignores them."""
+    """Build the objects of one attempt without owner reference and job label, so that the operator ignores them."""
     metadata = {"name": job, "namespace": NAMESPACE, "uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, job))}
-    parsed = FineTuneJob.parse({**job_body(job, nodes), "metadata": metadata})
+    parsed = FineTuneJob.parse({**build_job_body(job, nodes), "metadata": metadata})
     children = build_children(plan_run(parsed, attempt=attempt, settings=Settings(trainer_image="localhost/none")))
-    return [_without_owner(child) for child in children]
+    return [_remove_owner(child) for child in children]
 
 
-def _without_owner(manifest: RawBody) -> RawBody:
+def _remove_owner(manifest: RawBody) -> RawBody:
     metadata = {**manifest["metadata"], "ownerReferences": []}
     labels = {key: value for key, value in metadata["labels"].items() if key != names.JOB_UID}
     metadata["labels"] = {**labels, names.MANAGED_BY: "baseline"}
     return {**manifest, "metadata": metadata}
 
 
-class OperatorLoad:
-    """Creates and fails jobs, and measures how fast the operator reacts."""
+class OperatorBenchmark:
+    """Measures how fast the operator starts jobs and restarts failed jobs."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.pod_times = rig.pod_times
 
     async def measure_creation(self, name: str, *, nodes: int) -> float:
-        """Create a job; return the seconds from the POST until the last pod is observed."""
+        """Create a job; return the seconds from the POST request until its last pod is observed."""
         started_at = await self.create_job(name, nodes=nodes)
-        pods = pod_names([name], attempt=0, nodes=nodes)
-        await self.wait_until(lambda: all(pod in self.pod_times.created for pod in pods), f"pods of {name} created")
-        return max(self.pod_times.created[pod] for pod in pods) - started_at
+        pods = list_pod_names([name], attempt=0, nodes=nodes)
+        await self.wait_until(lambda: all(pod in self.pod_times.created_at for pod in pods), f"pods of {name} created")
+        return max(self.pod_times.created_at[pod] for pod in pods) - started_at
 
     async def wait_until_running(self, jobs: Iterable[str], *, attempt: int, nodes: int) -> dict[str, float]:
         """Wait until all pods run; return the time at which the last pod of each job was running."""
         jobs = list(jobs)
-        pods = pod_names(jobs, attempt=attempt, nodes=nodes)
-        await self.wait_until(lambda: all(pod in self.pod_times.running for pod in pods), f"attempt {attempt} running")
+        pods = list_pod_names(jobs, attempt=attempt, nodes=nodes)
+        await self.wait_until(
+            lambda: all(pod in self.pod_times.running_at for pod in pods), f"attempt {attempt} running"
+        )
         return {
-            job: max(self.pod_times.running[pod] for pod in pod_names([job], attempt=attempt, nodes=nodes))
+            job: max(self.pod_times.running_at[pod] for pod in list_pod_names([job], attempt=attempt, nodes=nodes))
             for job in jobs
         }
 
@@ -130,14 +134,14 @@ class OperatorLoad:
         started_at = await self.report_killed_rank(name)
         return (await self.wait_until_running([name], attempt=1, nodes=nodes))[name] - started_at
 
-    async def start_many(self, jobs: list[str], *, nodes: int) -> list[float]:
-        """Create all jobs at once; return the seconds that each takes from its POST until all its pods run."""
+    async def measure_starts(self, jobs: list[str], *, nodes: int) -> list[float]:
+        """Create all jobs at once; return the seconds from the POST request of each job until all its pods run."""
         start_times = await asyncio.gather(*(self.create_job(job, nodes=nodes) for job in jobs))
         started_at = dict(zip(jobs, start_times, strict=True))
         running = await self.wait_until_running(jobs, attempt=0, nodes=nodes)
         return [running[job] - started_at[job] for job in jobs]
 
-    async def restart_many(self, jobs: list[str], *, nodes: int) -> list[float]:
+    async def measure_restarts(self, jobs: list[str], *, nodes: int) -> list[float]:
         """Fail one node of each job at once; return the seconds until all pods of the next attempt run."""
         start_times = await asyncio.gather(*(self.report_killed_rank(job) for job in jobs))
         started_at = dict(zip(jobs, start_times, strict=True))
@@ -146,20 +150,20 @@ class OperatorLoad:
 
     async def create_job(self, name: str, *, nodes: int) -> float:
         started_at = time.monotonic()
-        await self.rig.api.call("POST", JOBS, body=job_body(name, nodes))
+        await self.rig.api.call("POST", JOBS_PATH, body=build_job_body(name, nodes))
         return started_at
 
     async def report_killed_rank(self, name: str) -> float:
         """Report that a rank of node 0 was killed; return the time of the request."""
         pod = f"{name}-0-0"
         message = json.dumps({**KILLED_RANK_TERMINATION, "time": time.time()})
-        body = ended_pod(self.pod_times.pods[pod], exit_code=1, reason="Error", message=message)
+        body = build_ended_pod(self.pod_times.pods[pod], exit_code=1, reason="Error", message=message)
         started_at = time.monotonic()
-        await self.rig.api.call("PUT", f"{PODS}/{pod}/status", body=body)
+        await self.rig.api.call("PUT", f"{PODS_PATH}/{pod}/status", body=body)
         return started_at
 
     async def delete(self, jobs: Iterable[str]) -> None:
-        await asyncio.gather(*(self.rig.api.call("DELETE", f"{JOBS}/{job}") for job in jobs))
+        await asyncio.gather(*(self.rig.api.call("DELETE", f"{JOBS_PATH}/{job}") for job in jobs))
 
     async def wait_until(self, predicate: Callable[[], bool], goal: str) -> None:
         await wait_until(self.pod_times, predicate, goal)
@@ -182,11 +186,11 @@ async def wait_until(pod_times: PodTimes, predicate: Callable[[], bool], goal: s
             continue
 
 
-def pod_names(jobs: Iterable[str], *, attempt: int, nodes: int) -> list[str]:
+def list_pod_names(jobs: Iterable[str], *, attempt: int, nodes: int) -> list[str]:
     return [names.pod_name(job, attempt, rank) for job in jobs for rank in range(nodes)]
 
 
-def job_body(name: str, nodes: int) -> RawBody:
+def build_job_body(name: str, nodes: int) -> RawBody:
     """Return the body of a job whose pods run on kwok nodes."""
     return {
         "apiVersion": names.API_VERSION,
@@ -203,8 +207,8 @@ def job_body(name: str, nodes: int) -> RawBody:
     }
 
 
-def ended_pod(pod: RawBody, *, exit_code: int, reason: str, message: str) -> RawBody:
-    """Return the pod with the status that its kubelet reports after the trainer has exited."""
+def build_ended_pod(pod: RawBody, *, exit_code: int, reason: str, message: str) -> RawBody:
+    """Return the pod with the status that a kubelet reports after the trainer has exited."""
     reported_status = (pod["status"].get("containerStatuses") or [{}])[0]
     container = {
         "image": "none",

@@ -1,4 +1,4 @@
-"""Benchmark rig: a throwaway cluster with kwok nodes, an operator process and the recorded times of pods."""
+"""Benchmark rig: a throwaway cluster with kwok nodes, an operator process and recorded pod times."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ class PodTimes:
     """Monotonic times at which each pod was first observed and first observed running."""
 
     def __init__(self) -> None:
-        self.created: dict[str, float] = {}
-        self.running: dict[str, float] = {}
-        self.deleted: set[str] = set()
+        self.created_at: dict[str, float] = {}
+        self.running_at: dict[str, float] = {}
+        self.deleted_names: set[str] = set()
         self.pods: dict[str, RawBody] = {}
         self.changed = asyncio.Event()
 
     def on_pod_event(self, old_pod: RawBody | None, new_pod: RawBody | None) -> None:
         """Record a pod event of an informer."""
         if old_pod is not None and new_pod is None:
-            self.deleted.add(old_pod["metadata"]["name"])
+            self.deleted_names.add(old_pod["metadata"]["name"])
         if new_pod is not None:
             name = new_pod["metadata"]["name"]
             self.pods[name] = new_pod
-            self.created.setdefault(name, time.monotonic())
+            self.created_at.setdefault(name, time.monotonic())
             if new_pod.get("status", {}).get("phase") == "Running":
-                self.running.setdefault(name, time.monotonic())
+                self.running_at.setdefault(name, time.monotonic())
         self.changed.set()
 
 
@@ -145,13 +145,13 @@ def count_requests(metrics: str) -> Counter[str]:
 async def start_bench_rig(*, keep_cluster: bool) -> AsyncIterator[Rig]:
     """Start a cluster with the operator and an informer of its pods."""
     async with start_fake_cluster("bench", keep_cluster=keep_cluster) as (cluster, api):
-        with start_operator(cluster.kubeconfig, open_log()) as operator:
+        with start_operator(cluster.kubeconfig, create_operator_log()) as operator:
             pod_times = PodTimes()
             pods_path = collection_path("Pod", NAMESPACE)
             informer = Informer(api, pods_path, selector=names.JOB_NAME, on_change=pod_times.on_pod_event)
             informer_task = asyncio.create_task(informer.run())
             await informer.synced.wait()
-            await wait_until_ready()
+            await wait_until_operator_ready()
             yield Rig(api, operator, pod_times)
             informer_task.cancel()
             with suppress(asyncio.CancelledError):
@@ -160,7 +160,7 @@ async def start_bench_rig(*, keep_cluster: bool) -> AsyncIterator[Rig]:
 
 @asynccontextmanager
 async def start_fake_cluster(name: str, *, keep_cluster: bool) -> AsyncIterator[tuple[ThrowawayCluster, ApiClient]]:
-    """Start a cluster with kwok nodes, the CRD and the claim of the jobs; remove it afterwards."""
+    """Start a cluster with kwok nodes, the CRD and a claim for all jobs; remove the cluster afterwards."""
     cluster = ThrowawayCluster.named(name)
     cluster.up(node_count=1)
     try:
@@ -185,15 +185,15 @@ async def connect_to_api(kubeconfig: Path) -> AsyncIterator[ApiClient]:
         yield ApiClient(credentials.server, calls=calls, streams=streams)
 
 
-def open_log() -> IO[bytes]:
-    """Create the log file of all operator processes."""
+def create_operator_log() -> IO[bytes]:
+    """Create a log file for all operator processes and print its path."""
     log = tempfile.NamedTemporaryFile(prefix="bench-operator-", suffix=".log", delete=False)  # noqa: SIM115
     print(f"operator log: {log.name}", file=sys.stderr)
     return log
 
 
 def start_operator(kubeconfig: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the operator without leader election, as a context manager that terminates it."""
+    """Start the operator without leader election; return a context manager that terminates the process."""
     flags = [
         "--kubeconfig",
         str(kubeconfig),
@@ -205,11 +205,11 @@ def start_operator(kubeconfig: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
     ]
     command = [sys.executable, "-m", "finetune_operator", *flags, "--trainer-image", "localhost/none:v0"]
     process = subprocess.Popen([*command, "--metrics-port", str(METRICS_PORT)], stdout=log, stderr=log)
-    return TerminatedOnExit(process)  # type: ignore[return-value]
+    return TerminateOnExit(process)  # type: ignore[return-value]
 
 
-class TerminatedOnExit:
-    """Context manager that terminates a process when its block ends."""
+class TerminateOnExit:
+    """Context manager that terminates a process on exit."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -226,17 +226,17 @@ class TerminatedOnExit:
             self.process.wait()
 
 
-async def wait_until_ready(*, within_seconds: float = 20.0) -> None:
+async def wait_until_operator_ready(*, timeout_seconds: float = 20.0) -> None:
     """Wait until /readyz returns 200.
 
     Raises: TimeoutError
     """
-    async with asyncio.timeout(within_seconds):
-        while not await asyncio.to_thread(is_ready):  # noqa: ASYNC110
+    async with asyncio.timeout(timeout_seconds):
+        while not await asyncio.to_thread(is_operator_ready):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 
-def is_ready() -> bool:
+def is_operator_ready() -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/readyz", timeout=1) as response:
             return bool(response.status == 200)

@@ -1,4 +1,4 @@
-"""Implements `make bench-recovery`: measures the start of a job on real pods, and its recovery from a killed rank.
+"""Implements `make bench-recovery`: measures how fast a job starts on real pods and recovers from a killed rank.
 
 Two nodes with two ranks each run a bare torch DDP loop (`ddp.py`), with images that are already on the Kubernetes
 nodes. The loop is started alternately by our launcher and by a torchrun command of the job. SIGKILL is sent to one rank
@@ -25,12 +25,12 @@ from benchmarks.recovery.kubeflow import install_managers
 from benchmarks.recovery.stages import (
     RECOVERED,
     STARTED,
-    Stages,
+    StageSeconds,
     StageTimes,
     StartAndRecovery,
-    add_stages,
-    compute_stages,
-    summarise,
+    append_stage_seconds,
+    compute_stage_seconds,
+    summarise_figures,
 )
 from benchmarks.recovery.trainjob import TrainJob, build_training_runtime
 from benchmarks.table import render_table
@@ -43,7 +43,7 @@ from testing.faults.job_under_test import JobUnderTest, RawBody, wait_until_sett
 from testing.faults.run import delete_job
 from testing.processes.operator_stack import Stack, build_example_job
 
-FOLDER = "/data/recovery"  # mount path of the program in the pods
+PROGRAM_FOLDER = "/data/recovery"  # mount path of the program in the pods
 STEPS_BEFORE_KILL = 20
 PROGRAMS: dict[str, RawBody] = {"script": {"script": "ddp.py"}, "exec: torchrun": {"exec": ["torchrun", "ddp.py"]}}
 _STAGE_LINE = re.compile(r"^(imported|joined|step 1) at ([\d.]+)$", re.MULTILINE)
@@ -70,15 +70,15 @@ def main() -> int:
             for _ in range(options.rounds):
                 for title, command_fields in PROGRAMS.items():
                     wait_until_settled(stack, provider.cluster)
-                    add_stages(figures[title], measure_recovery(stack, provider.chaos, command_fields))
+                    append_stage_seconds(figures[title], measure_recovery(stack, provider.chaos, command_fields))
                 if options.peer:
-                    add_stages(peer, measure_peer_recovery(stack, provider.chaos))
+                    append_stage_seconds(peer, measure_peer_recovery(stack, provider.chaos))
     finally:
         if not options.keep:
             provider.down()
     for title, figures_of_program in figures.items():
         tables = (
-            render_table(own_figures, summarise(peer_figures))
+            render_table(own_figures, summarise_figures(peer_figures))
             for own_figures, peer_figures in zip(figures_of_program, peer, strict=True)
         )
         print(f"\n{title}", *tables, sep="\n\n")
@@ -94,8 +94,8 @@ def copy_program(stack: Stack) -> None:
         path.chmod(0o755)
 
 
-def measure_recovery(stack: Stack, chaos: Chaos, command_fields: RawBody) -> tuple[Stages, Stages]:
-    """Run one job; return the seconds of its start and recovery, in total and by stage."""
+def measure_recovery(stack: Stack, chaos: Chaos, command_fields: RawBody) -> tuple[StageSeconds, StageSeconds]:
+    """Run one job; return the duration of its start and of its recovery in seconds, in total and by stage."""
     job = JobUnderTest(stack, chaos, f"recovery-{token_hex(2)}")
     job.recorder.start()
     try:
@@ -110,8 +110,8 @@ def measure_recovery(stack: Stack, chaos: Chaos, command_fields: RawBody) -> tup
         )
         job.request_finish()
         job.wait_until(lambda recorder: recorder.is_finished, goal="finished", timeout_seconds=120)
-        start_stages = compute_stages(STARTED, posted_at, collect_stage_times(job, 0))
-        recovery_stages = compute_stages(RECOVERED, killed_at, collect_stage_times(job, 1))
+        start_stages = compute_stage_seconds(STARTED, posted_at, collect_stage_times(job, 0))
+        recovery_stages = compute_stage_seconds(RECOVERED, killed_at, collect_stage_times(job, 1))
         return start_stages, recovery_stages
     finally:
         job.recorder.stop()
@@ -119,17 +119,17 @@ def measure_recovery(stack: Stack, chaos: Chaos, command_fields: RawBody) -> tup
 
 
 def build_command_spec(command_fields: RawBody) -> RawBody:
-    """Return the spec fields of the command, with small resource requests so that both pods fit on the host."""
+    """Return the spec fields for the command, with resource requests small enough for both pods to fit on the host."""
     return command(
-        {**command_fields, "workingDir": FOLDER},
+        {**command_fields, "workingDir": PROGRAM_FOLDER},
         image=image_name("trainer"),
         env=[{"name": "OMP_NUM_THREADS", "value": "1"}],
     )
 
 
-def measure_peer_recovery(stack: Stack, chaos: Chaos) -> tuple[Stages, Stages]:
-    """Run one TrainJob; return the seconds of its start and recovery, in total and by stage."""
-    stack.apply(build_training_runtime(program=["torchrun", "ddp.py"], folder=FOLDER))
+def measure_peer_recovery(stack: Stack, chaos: Chaos) -> tuple[StageSeconds, StageSeconds]:
+    """Run one TrainJob; return the duration of its start and of its recovery in seconds, in total and by stage."""
+    stack.apply(build_training_runtime(program=["torchrun", "ddp.py"], folder=PROGRAM_FOLDER))
     job = TrainJob(stack, f"recovery-{token_hex(2)}")
     try:
         posted_at = time.time()
@@ -140,15 +140,17 @@ def measure_peer_recovery(stack: Stack, chaos: Chaos) -> tuple[Stages, Stages]:
         next_pods = job.wait_for_pods(attempt=1)
         recovery_times = job.wait_for_step(next_pods.names[0], 1)
     finally:
-        job.remove()
+        job.delete()
     return (
-        compute_stages(STARTED, posted_at, StageTimes(pods.created_at, pods.running_at, start_times)),
-        compute_stages(RECOVERED, killed_at, StageTimes(next_pods.created_at, next_pods.running_at, recovery_times)),
+        compute_stage_seconds(STARTED, posted_at, StageTimes(pods.created_at, pods.running_at, start_times)),
+        compute_stage_seconds(
+            RECOVERED, killed_at, StageTimes(next_pods.created_at, next_pods.running_at, recovery_times)
+        ),
     )
 
 
 def kill_rank(chaos: Chaos, namespace: str, pod: str) -> float:
-    """Kill a rank; return the time of the signal, without the lookup of its process."""
+    """Kill a rank; return the time of the signal, which excludes the lookup of the process."""
     processes = chaos.ranks(namespace, pod)[3]
     killed_at = time.time()
     for process in processes:
@@ -157,7 +159,7 @@ def kill_rank(chaos: Chaos, namespace: str, pod: str) -> float:
 
 
 def collect_stage_times(job: JobUnderTest, attempt: int) -> StageTimes:
-    """Return the stage times of an attempt, from the job's status and the output of its ranks."""
+    """Return the stage times of an attempt, as recorded in the job's status and in the output of its ranks."""
     status = job.recorder.status["attempts"][attempt]
     created_at, running_at = (to_unix_seconds(status[field]) for field in ("startTime", "runningTime"))
     stopped_at = find_stop_time(job) if attempt else None

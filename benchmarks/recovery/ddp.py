@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def log(line: str) -> None:
-    """Write the line in one call, so that output of other processes does not split it."""
+    """Write the line with one system call, so that output of other processes cannot split it."""
     os.write(1, f"{line}\n".encode())
 
 

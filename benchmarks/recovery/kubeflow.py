@@ -1,7 +1,7 @@
 """Installs Kubeflow Trainer and JobSet on the throwaway cluster.
 
-They are built from their Go modules and use their own manifests, CRDs, certificates and webhooks. Only the managers run
-as host processes instead of pods.
+They are built from their Go modules and use the upstream manifests, CRDs, certificates and webhooks, except that the
+managers run as host processes instead of pods.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from testing.cluster.images.go_build import require_go
 from testing.cluster.kubectl import is_healthy
 from testing.cluster.throwaway import ThrowawayCluster
 
-CERTIFICATES = Path("/tmp/k8s-webhook-server")  # default certificate folder of both managers
+CERTIFICATE_FOLDER = Path("/tmp/k8s-webhook-server")  # default certificate folder of both managers
 TIMEOUT_SECONDS = 120
 
 RawBody = dict[str, Any]
@@ -35,8 +35,8 @@ RawBody = dict[str, Any]
 class KubeflowManager:
     """Controller manager to build and install.
 
-    package: its main package in the module. manifests: the kustomize folder that installs it. webhook_port: set by
-    `arguments`; the next port serves the health probes.
+    package: main package in the Go module. manifests: kustomize folder in the Go module. webhook_port: port that
+    `arguments` sets; the next port serves the health probes.
     """
 
     name: str
@@ -81,7 +81,7 @@ TRAINER = KubeflowManager(
 @contextmanager
 def install_managers(cluster: ThrowawayCluster) -> Iterator[None]:
     """Install both managers and wait until they are ready; remove everything afterwards."""
-    CERTIFICATES.mkdir(exist_ok=True)
+    CERTIFICATE_FOLDER.mkdir(exist_ok=True)
     with ExitStack() as stack:
         stack.callback(remove_certificate_folder)
         for manager in (JOBSET, TRAINER):
@@ -90,14 +90,17 @@ def install_managers(cluster: ThrowawayCluster) -> Iterator[None]:
 
 
 def remove_certificate_folder() -> None:
-    """Remove the certificate folder unless it is in use; it is empty, because each manager has its own mount."""
+    """Remove the certificate folder unless it is in use.
+
+    The folder is empty, because each manager mounts its certificate there in a private mount namespace.
+    """
     with suppress(OSError):
-        CERTIFICATES.rmdir()
+        CERTIFICATE_FOLDER.rmdir()
 
 
 @contextmanager
 def install_manager(cluster: ThrowawayCluster, manager: KubeflowManager) -> Iterator[None]:
-    manifests = render(manager, build_manager(cluster, manager))
+    manifests = adapt_manifests(manager, build_manager(cluster, manager))
     documents = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
     cluster.kubectl("apply", "--server-side", "-f", "-", stdin=documents)
     cluster.kubectl("wait", "crd", "--all", "--for=condition=Established", f"--timeout={TIMEOUT_SECONDS}s")
@@ -116,8 +119,8 @@ def install_manager(cluster: ThrowawayCluster, manager: KubeflowManager) -> Iter
 def build_manager(cluster: ThrowawayCluster, manager: KubeflowManager) -> Path:
     """Build a manager; return the folder with its program and the upstream manifests.
 
-    It is built inside its module, as upstream does, because `go install` needs the version list, which not every proxy
-    serves.
+    The build runs inside the module, as upstream's does, because `go install` needs the list of versions, which some
+    proxies do not serve.
     """
     target = cluster.cache.binaries(manager.name, manager.version)
     with cluster.cache.locked("build"), stage(f"build {manager.name} {manager.version}"):
@@ -141,21 +144,21 @@ def build_manager(cluster: ThrowawayCluster, manager: KubeflowManager) -> Path:
                     manager.package,
                 )
                 run(*argv, cwd=source, environment=environment)
-                (build_folder / "documents.yaml").write_text(kustomize(cluster, source / manager.manifests))
+                (build_folder / "documents.yaml").write_text(render_kustomization(cluster, source / manager.manifests))
                 shutil.move(build_folder, target)
     return target
 
 
-def kustomize(cluster: ThrowawayCluster, folder: Path) -> str:
-    """Render the manifests without the JobSet manifests that Trainer would fetch from GitHub."""
+def render_kustomization(cluster: ThrowawayCluster, folder: Path) -> str:
+    """Render the kustomization without the JobSet manifests, which Trainer would fetch from GitHub."""
     kustomization = folder / "kustomization.yaml"
     lines = kustomization.read_text().splitlines(keepends=True)
     kustomization.write_text("".join(line for line in lines if "third-party/jobset" not in line))
     return cluster.kubectl("kustomize", str(folder))
 
 
-def render(manager: KubeflowManager, folder: Path) -> list[RawBody]:
-    """Return the manifests without the Deployment, and with webhooks that connect to the host of the API server."""
+def adapt_manifests(manager: KubeflowManager, folder: Path) -> list[RawBody]:
+    """Return the manifests without the Deployment, with webhooks that connect to a process on the API server's host."""
     all_documents = yaml.safe_load_all((folder / "documents.yaml").read_text())
     documents = [document for document in all_documents if document["kind"] != "Deployment"]
     for document in documents:
@@ -167,9 +170,9 @@ def render(manager: KubeflowManager, folder: Path) -> list[RawBody]:
 
 
 def build_daemon(cluster: ThrowawayCluster, manager: KubeflowManager, certificates: Path) -> Daemon:
-    """Return the daemon of the manager, which has a mount namespace with its certificate at the default path."""
+    """Return a daemon that runs the manager in a mount namespace with its certificate at the default path."""
     program = cluster.cache.binaries(manager.name, manager.version) / manager.name
-    script = f'mount --bind "$0" {CERTIFICATES} && exec "$@"'
+    script = f'mount --bind "$0" {CERTIFICATE_FOLDER} && exec "$@"'
     argv = (
         *("env", f"KUBECONFIG={cluster.kubeconfig}", "unshare", "--mount", "sh", "-c", script, str(certificates)),
         *(str(program), f"--health-probe-bind-address=127.0.0.1:{manager.health_port}", *manager.arguments),
@@ -178,7 +181,7 @@ def build_daemon(cluster: ThrowawayCluster, manager: KubeflowManager, certificat
 
 
 def write_certificate(cluster: ThrowawayCluster, manager: KubeflowManager, folder: Path) -> None:
-    """Write the content of the manager's Secret to files, like a kubelet."""
+    """Write the content of the manager's Secret to files, as a kubelet does."""
     data: dict[str, str] = {}
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while "tls.crt" not in data:

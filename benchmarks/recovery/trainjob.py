@@ -1,4 +1,4 @@
-"""Runs the DDP loop as a Kubeflow TrainJob and observes its attempts by their pods and the log of rank 0."""
+"""Runs the DDP loop as a Kubeflow TrainJob and observes its attempts through their pods and the log of rank 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NODES = 2
 TIMEOUT_SECONDS = 120
 JOBSET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
 RESTART_ATTEMPT_LABEL = "jobset.sigs.k8s.io/restart-attempt"
-_POD = r'{.metadata.labels.batch\.kubernetes\.io/job-completion-index} {.metadata.name} {.status.phase}{"\n"}'
+_POD_TEMPLATE = r'{.metadata.labels.batch\.kubernetes\.io/job-completion-index} {.metadata.name} {.status.phase}{"\n"}'
 _STAGE_LINE = re.compile(r"(imported|joined|step \d+) at ([\d.]+)")
 
 RawBody = dict[str, Any]
@@ -42,7 +42,7 @@ class TrainJob:
         spec = {"runtimeRef": {"name": RUNTIME_NAME, "kind": "TrainingRuntime"}, "trainer": {"numNodes": NODES}}
         self.stack.apply(build_object("TrainJob", self.name, spec))
 
-    def remove(self) -> None:
+    def delete(self) -> None:
         """Delete the job and wait until its pods are deleted."""
         self.stack.kubectl("delete", "trainjob", self.name, "--ignore-not-found")
         selector = f"{JOBSET_NAME_LABEL}={self.name}"
@@ -56,7 +56,7 @@ class TrainJob:
         selector = f"{JOBSET_NAME_LABEL}={self.name},{RESTART_ATTEMPT_LABEL}={attempt}"
         pods: dict[int, tuple[str, str]] = {}
         created_at = 0.0
-        with self.stream_kubectl("get", "pods", "-l", selector, "--watch", "-o", f"jsonpath={_POD}") as lines:
+        with self.stream_kubectl("get", "pods", "-l", selector, "--watch", "-o", f"jsonpath={_POD_TEMPLATE}") as lines:
             for line in lines:
                 rank, name, phase = line.rstrip("\n").split(" ")
                 pods[int(rank)] = (name, phase)
@@ -67,7 +67,7 @@ class TrainJob:
         raise TimeoutError(f"TrainJob {self.name}: attempt {attempt} does not run; pods by node: {pods}")
 
     def wait_for_step(self, pod: str, step: int) -> dict[str, float]:
-        """Wait for the step; return the time at which the last rank reached each stage.
+        """Wait until the pod has logged the step; return the time at which the last rank reached each stage.
 
         Raises: TimeoutError
         """

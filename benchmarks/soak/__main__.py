@@ -1,4 +1,4 @@
-"""Implements `make soak`: runs hundreds of jobs with faults while nodes are removed and the operator is killed.
+"""Implements `make soak`: runs hundreds of jobs with faults, removes nodes and kills the operator.
 
 Every job must end as its script expects, and no object may remain after the jobs are deleted.
 """
@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 
-from benchmarks.load import JOBS, RawBody
+from benchmarks.load import JOBS_PATH, RawBody
 from benchmarks.rig import FAKE_NODES, NAMESPACE, start_fake_cluster
 from benchmarks.soak.actors import NodeRemover, OperatorRunner, ScriptRunner, SoakState
 from benchmarks.soak.scripts import JobPlan, plan_jobs
@@ -24,7 +24,7 @@ from finetune_operator.kube.cluster import collection_path
 from testing.cluster.throwaway import ThrowawayCluster
 
 TIMEOUT_SECONDS = 300.0  # limit for jobs that still run when the faults end, and for garbage collection
-POLL_SECONDS = 5.0
+POLL_INTERVAL_SECONDS = 5.0
 NODE_REMOVAL_INTERVAL_SECONDS = 20.0
 KINDS = ("Pod", "Service", "ConfigMap")
 
@@ -72,7 +72,7 @@ async def _run_jobs_with_faults(cluster: ThrowawayCluster, api: ApiClient, optio
         operator_runner.run_operators(interval_seconds=options.kill_every, may_kill=faults_are_active)
     )
     removal_task = asyncio.create_task(
-        node_remover.run(count=FAKE_NODES, interval_seconds=NODE_REMOVAL_INTERVAL_SECONDS)
+        node_remover.run(node_count=FAKE_NODES, interval_seconds=NODE_REMOVAL_INTERVAL_SECONDS)
     )
     script_tasks = asyncio.gather(*(script_runner.run_script(plan) for plan in plans))
     try:
@@ -80,15 +80,15 @@ async def _run_jobs_with_faults(cluster: ThrowawayCluster, api: ApiClient, optio
         removal_task.cancel()
         with suppress(TimeoutError):
             await asyncio.wait_for(script_tasks, TIMEOUT_SECONDS)
-        errors = [*_check_ends(state, plans), *await _check_remaining(api, state)]
-        print(_render_jobs(state, script_runner, plans))
-        errors += await _check_nothing_left(api, state)
+        errors = [*_check_final_states(state, plans), *await _check_remaining_objects(api, state)]
+        print(_render_job_table(state, script_runner, plans))
+        errors += await _check_garbage_collection(api, state)
     finally:
         script_tasks.cancel()
         for task in (operator_task, removal_task, *informer_tasks):
             task.cancel()
         await asyncio.gather(operator_task, return_exceptions=True)
-    print(_render_operator(operator_runner, nodes_removed=node_remover.removed_count, jobs=len(plans)))
+    print(_render_operator_table(operator_runner, nodes_removed=node_remover.removed_count, jobs=len(plans)))
     return errors
 
 
@@ -99,18 +99,18 @@ async def _wait_for_tasks(tasks: list[asyncio.Task[None]], seconds: float) -> No
         task.result()
 
 
-def _check_ends(state: SoakState, plans: tuple[JobPlan, ...]) -> list[str]:
+def _check_final_states(state: SoakState, plans: tuple[JobPlan, ...]) -> list[str]:
     errors = []
     for plan in plans:
-        expected, actual = (plan.script.phase, plan.script.reason), state.find_end(plan.name)
+        expected, actual = (plan.script.phase, plan.script.reason), state.find_final_state(plan.name)
         if actual != expected:
             phase = state.jobs.get(plan.name, {}).get("status", {}).get("phase")
             errors.append(f"{plan.name} ({plan.script}): {actual or phase}, expected {expected}")
     return errors
 
 
-async def _check_remaining(api: ApiClient, state: SoakState) -> list[str]:
-    """Return an error for each running pod of an ended job and for each object of a deleted job."""
+async def _check_remaining_objects(api: ApiClient, state: SoakState) -> list[str]:
+    """Return an error for each unfinished pod of an ended job and for each remaining object of a deleted job."""
     await asyncio.sleep(30.0)
     existing_uids = {job["metadata"]["uid"] for name, job in state.jobs.items() if name not in state.deleted}
     errors = []
@@ -121,22 +121,22 @@ async def _check_remaining(api: ApiClient, state: SoakState) -> list[str]:
         elif (
             kind == "Pod"
             and body["status"].get("phase") in ("Pending", "Running")
-            and state.find_end(labels[names.JOB_NAME])
+            and state.find_final_state(labels[names.JOB_NAME])
         ):
             errors.append(f"{kind} {name} is {body['status']['phase']} although its job ended")
     return errors
 
 
-async def _check_nothing_left(api: ApiClient, state: SoakState) -> list[str]:
-    """Delete all jobs, and return an error for each child that is not deleted."""
+async def _check_garbage_collection(api: ApiClient, state: SoakState) -> list[str]:
+    """Delete all jobs, and return an error for each child that is not garbage-collected."""
     for name in state.jobs.keys() - state.deleted:
-        await api.call("DELETE", f"{JOBS}/{name}", body={"kind": "DeleteOptions", "apiVersion": "v1"})
+        await api.call("DELETE", f"{JOBS_PATH}/{name}", body={"kind": "DeleteOptions", "apiVersion": "v1"})
     remaining: list[tuple[str, RawBody]] = []
-    for _ in range(int(TIMEOUT_SECONDS / POLL_SECONDS)):
+    for _ in range(int(TIMEOUT_SECONDS / POLL_INTERVAL_SECONDS)):
         remaining = await _list_children(api)
         if not remaining:
             break
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)
     return [f"{kind} {body['metadata']['name']} remains after its job was deleted" for kind, body in remaining]
 
 
@@ -150,28 +150,28 @@ async def _list_children(api: ApiClient) -> list[tuple[str, RawBody]]:
     ]
 
 
-def _render_jobs(state: SoakState, script_runner: ScriptRunner, plans: tuple[JobPlan, ...]) -> str:
-    """Render a table of job results and performed acts."""
-    ends = Counter(" ".join(state.find_end(plan.name) or ("no end",)).strip() for plan in plans)
+def _render_job_table(state: SoakState, script_runner: ScriptRunner, plans: tuple[JobPlan, ...]) -> str:
+    """Render a table of job results and performed actions."""
+    ends = Counter(" ".join(state.find_final_state(plan.name) or ("no end",)).strip() for plan in plans)
     return _render_table(
         [
             *((f"ended: {end}", count) for end, count in ends.most_common()),
-            *((f"act: {act}", count) for act, count in script_runner.acts.most_common()),
+            *((f"action: {action}", count) for action, count in script_runner.actions.most_common()),
             ("restarts of jobs", state.count_restarts()),
         ]
     )
 
 
-def _render_operator(operator_runner: OperatorRunner, *, nodes_removed: int, jobs: int) -> str:
-    """Render a table of the operators' starts, memory and API requests."""
-    last = max((seconds for seconds, _ in operator_runner.samples), default=0.0)
-    first_third = [mib for seconds, mib in operator_runner.samples if seconds < last / 3]
-    last_third = [mib for seconds, mib in operator_runner.samples if seconds > 2 * last / 3]
+def _render_operator_table(operator_runner: OperatorRunner, *, nodes_removed: int, jobs: int) -> str:
+    """Render a table of the startup times, memory and API requests of all operator processes."""
+    last = max((seconds for seconds, _ in operator_runner.memory_samples), default=0.0)
+    first_third = [mib for seconds, mib in operator_runner.memory_samples if seconds < last / 3]
+    last_third = [mib for seconds, mib in operator_runner.memory_samples if seconds > 2 * last / 3]
     return _render_table(
         [
             ("Kubernetes nodes removed", nodes_removed),
             ("operators killed", operator_runner.kills),
-            ("an operator's start until ready, s, median", f"{statistics.median(operator_runner.starts):.2f}"),
+            ("an operator's start until ready, s, median", f"{statistics.median(operator_runner.startup_seconds):.2f}"),
             ("memory, first third, MiB, median and maximum", _format_median_and_max(first_third)),
             ("memory, last third, MiB, median and maximum", _format_median_and_max(last_third)),
             ("API requests per job, of killed operators", f"{operator_runner.requests.total() / jobs:.1f}"),

@@ -1,4 +1,4 @@
-"""Actors of a soak test, which run the scripts of the jobs, remove Kubernetes nodes and kill the operator."""
+"""Concurrent tasks of a soak test: run the scripts of the jobs, remove Kubernetes nodes and kill the operator."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from benchmarks.load import JOBS, PODS, RawBody, ended_pod, job_body
+from benchmarks.load import JOBS_PATH, PODS_PATH, RawBody, build_ended_pod, build_job_body
 from benchmarks.rig import (
     NAMESPACE,
     count_requests,
-    open_log,
+    create_operator_log,
     read_memory_mib,
     read_metrics,
     start_operator,
-    wait_until_ready,
+    wait_until_operator_ready,
 )
-from benchmarks.soak.scripts import DELETED, RESTART_POLICY, Act, JobPlan, build_exit
+from benchmarks.soak.scripts import DELETED, RESTART_POLICY, JobPlan, ScriptAction, build_container_exit
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient, ApiError
 from finetune_operator.kube.cluster import collection_path
 from finetune_operator.kube.informer import Informer
 from testing.cluster.kwok import render_fake_node
 
-POLL_SECONDS = 1.0
-SAMPLE_SECONDS = 2.0
-READY_SECONDS = 120.0  # sufficient for hundreds of jobs on a busy host
-NODE_AWAY_SECONDS = 90.0  # longer than the period of pod garbage collection
+POLL_INTERVAL_SECONDS = 1.0
+SAMPLE_INTERVAL_SECONDS = 2.0
+READY_TIMEOUT_SECONDS = 120.0  # sufficient for hundreds of jobs on a busy host
+NODE_ABSENCE_SECONDS = 90.0  # longer than the period of pod garbage collection
 STATUS_CONFLICT = 409
 
 
 class SoakState:
-    """Jobs and pods as last observed by the informers; deleted jobs keep their last state."""
+    """Jobs and pods as last observed by the informers, including the last state of deleted jobs."""
 
     def __init__(self, api: ApiClient) -> None:
         self.api = api
@@ -47,20 +47,20 @@ class SoakState:
     def build_informers(self) -> tuple[Informer, ...]:
         """Return the informers that keep the state up to date."""
         return (
-            Informer(self.api, JOBS, selector="", on_change=self._on_job_event),
+            Informer(self.api, JOBS_PATH, selector="", on_change=self._on_job_event),
             Informer(self.api, collection_path("Pod", NAMESPACE), selector=names.JOB_UID, on_change=self._on_pod_event),
         )
 
     def find_running_attempt(self, plan: JobPlan) -> int | None:
-        """Return the number of the current attempt if all its pods run."""
+        """Return the number of the current attempt if all its pods run, otherwise None."""
         attempt = self.jobs.get(plan.name, {}).get("status", {}).get("attempt")
         if attempt is None:
             return None
         pods = [self.pods.get(names.pod_name(plan.name, attempt, rank)) for rank in range(plan.nodes)]
         return attempt if all(pod is not None and _is_running(pod) for pod in pods) else None
 
-    def find_end(self, name: str) -> tuple[str, str] | None:
-        """Return phase and reason of an ended job; None if the job has not ended."""
+    def find_final_state(self, name: str) -> tuple[str, str] | None:
+        """Return phase and reason of an ended job, or None if the job has not ended."""
         if name in self.deleted:
             return DELETED, ""
         status: RawBody = self.jobs.get(name, {}).get("status", {})
@@ -91,68 +91,68 @@ def _is_running(pod: RawBody) -> bool:
 
 
 class ScriptRunner:
-    """Runs the scripts by simulating the reports of kubelet and trainer and the actions of users."""
+    """Runs the scripts by simulating status reports of kubelet and trainer and deletions by users."""
 
     def __init__(self, state: SoakState, random_source: random.Random, *, deadline: float) -> None:
-        self.acts: Counter[str] = Counter()
-        self._deadline = deadline  # monotonic time; after it, acts are performed without delay
+        self.actions: Counter[str] = Counter()
+        self._deadline = deadline  # monotonic time after which actions are performed without delay
         self._state = state
         self._random_source = random_source
 
     async def run_script(self, plan: JobPlan) -> None:
         """Run the script of one job from its creation to its end."""
-        await asyncio.sleep(plan.start)
-        body = job_body(plan.name, plan.nodes)
+        await asyncio.sleep(plan.start_seconds)
+        body = build_job_body(plan.name, plan.nodes)
         body["spec"]["restartPolicy"] = RESTART_POLICY
-        await self._state.api.call("POST", JOBS, body=body)
-        act_number, last_attempt = 0, -1
-        while self._state.find_end(plan.name) is None:
+        await self._state.api.call("POST", JOBS_PATH, body=body)
+        action_number, last_attempt = 0, -1
+        while self._state.find_final_state(plan.name) is None:
             attempt = self._state.find_running_attempt(plan)
             if attempt is None or attempt == last_attempt:
-                await asyncio.sleep(POLL_SECONDS)
+                await asyncio.sleep(POLL_INTERVAL_SECONDS)
                 continue
-            await asyncio.sleep(max(POLL_SECONDS, min(plan.run_seconds, self._deadline - time.monotonic())))
+            await asyncio.sleep(max(POLL_INTERVAL_SECONDS, min(plan.run_seconds, self._deadline - time.monotonic())))
             if self._state.find_running_attempt(plan) != attempt:
-                continue  # another fault ended the attempt
+                continue  # the attempt has ended because of another fault
             last_attempt = attempt
-            act = plan.script.act(act_number)
-            if await self._perform(act, plan, attempt):
-                self.acts[act] += 1
-                act_number += 1
+            action = plan.script.get_action(action_number)
+            if await self._perform(action, plan, attempt):
+                self.actions[action] += 1
+                action_number += 1
 
-    async def _perform(self, act: Act, plan: JobPlan, attempt: int) -> bool:
-        """Perform the act; return False if the attempt has already ended."""
+    async def _perform(self, action: ScriptAction, plan: JobPlan, attempt: int) -> bool:
+        """Perform the action; return False if the attempt has already ended."""
         pods = [names.pod_name(plan.name, attempt, rank) for rank in range(plan.nodes)]
         victim = self._random_source.choice(pods)
-        match act:
-            case Act.DELETE_JOB:
-                return await self._delete(f"{JOBS}/{plan.name}", {})
-            case Act.DELETE_POD:
-                return await self._delete(f"{PODS}/{victim}", {})
-            case Act.DELETE_POD_BY_FORCE:
-                return await self._delete(f"{PODS}/{victim}", {"gracePeriodSeconds": 0})
-            case Act.SUCCEED:
-                return all(await asyncio.gather(*(self._end_container(pod, act) for pod in pods)))
-        return await self._end_container(victim, act)
+        match action:
+            case ScriptAction.DELETE_JOB:
+                return await self._delete(f"{JOBS_PATH}/{plan.name}", {})
+            case ScriptAction.DELETE_POD:
+                return await self._delete(f"{PODS_PATH}/{victim}", {})
+            case ScriptAction.DELETE_POD_BY_FORCE:
+                return await self._delete(f"{PODS_PATH}/{victim}", {"gracePeriodSeconds": 0})
+            case ScriptAction.SUCCEED:
+                return all(await asyncio.gather(*(self._end_container(pod, action) for pod in pods)))
+        return await self._end_container(victim, action)
 
     async def _delete(self, path: str, options: RawBody) -> bool:
         body = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
-        return await _await_unless_gone(self._state.api.call("DELETE", path, body=body))
+        return await _ignore_not_found(self._state.api.call("DELETE", path, body=body))
 
-    async def _end_container(self, pod_name: str, act: Act) -> bool:
-        """Report that the container has exited; retry after a conflict, because kwok may modify the pod."""
-        exit_code, reason, message = build_exit(act, time=time.time())
+    async def _end_container(self, pod_name: str, action: ScriptAction) -> bool:
+        """Report that the container has exited; retry after a conflict, because kwok may also modify the pod."""
+        exit_code, reason, message = build_container_exit(action, time=time.time())
         while True:
             pod = self._state.pods.get(pod_name)
             if pod is None or not _is_running(pod):
                 return False
-            body = ended_pod(pod, exit_code=exit_code, reason=reason, message=message)
+            body = build_ended_pod(pod, exit_code=exit_code, reason=reason, message=message)
             try:
-                return await _await_unless_gone(self._state.api.call("PUT", f"{PODS}/{pod_name}/status", body=body))
+                return await _ignore_not_found(self._state.api.call("PUT", f"{PODS_PATH}/{pod_name}/status", body=body))
             except ApiError as error:
                 if error.status != STATUS_CONFLICT:
                     raise
-                await asyncio.sleep(POLL_SECONDS)
+                await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
 
 class NodeRemover:
@@ -162,23 +162,23 @@ class NodeRemover:
         self.removed_count = 0
         self._api = api
         self._random_source = random_source
-        self._restore_tasks: set[asyncio.Task[None]] = set()
+        self._recreate_tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self, *, count: int, interval_seconds: float) -> None:
-        """Delete one of `count` nodes per interval until cancelled."""
+    async def run(self, *, node_count: int, interval_seconds: float) -> None:
+        """Delete one of `node_count` nodes per interval until cancelled."""
         while True:
             await asyncio.sleep(interval_seconds)
-            node = dict(render_fake_node(self._random_source.randrange(1, count + 1)))
-            if await _await_unless_gone(self._api.call("DELETE", f"/api/v1/nodes/{node['metadata']['name']}")):
+            node = dict(render_fake_node(self._random_source.randrange(1, node_count + 1)))
+            if await _ignore_not_found(self._api.call("DELETE", f"/api/v1/nodes/{node['metadata']['name']}")):
                 self.removed_count += 1
-                self._restore_tasks.add(asyncio.create_task(self._restore(node)))
+                self._recreate_tasks.add(asyncio.create_task(self._recreate(node)))
 
-    async def _restore(self, node: RawBody) -> None:
-        await asyncio.sleep(NODE_AWAY_SECONDS)
+    async def _recreate(self, node: RawBody) -> None:
+        await asyncio.sleep(NODE_ABSENCE_SECONDS)
         await self._api.call("POST", "/api/v1/nodes", body=node)
 
 
-async def _await_unless_gone(call: Awaitable[RawBody]) -> bool:
+async def _ignore_not_found(call: Awaitable[RawBody]) -> bool:
     try:
         await call
     except ApiError as error:
@@ -193,11 +193,11 @@ class OperatorRunner:
 
     def __init__(self, kubeconfig: Path) -> None:
         self.kills = 0
-        self.samples: list[tuple[float, float]] = []  # (seconds since the start, MiB)
+        self.memory_samples: list[tuple[float, float]] = []  # (seconds since the start of the test, MiB)
         self.requests: Counter[str] = Counter()
-        self.starts: list[float] = []  # seconds until ready, for each start
+        self.startup_seconds: list[float] = []  # time from each start until ready
         self._kubeconfig = kubeconfig
-        self._log = open_log()
+        self._log = create_operator_log()
         self._started_at = time.monotonic()
 
     async def run_operators(self, *, interval_seconds: float, may_kill: Callable[[], bool]) -> None:
@@ -205,10 +205,10 @@ class OperatorRunner:
         while True:
             started_at = time.monotonic()
             with start_operator(self._kubeconfig, self._log) as process:
-                await wait_until_ready(within_seconds=READY_SECONDS)
-                self.starts.append(time.monotonic() - started_at)
+                await wait_until_operator_ready(timeout_seconds=READY_TIMEOUT_SECONDS)
+                self.startup_seconds.append(time.monotonic() - started_at)
                 while time.monotonic() - started_at < interval_seconds or not may_kill():
-                    await asyncio.sleep(SAMPLE_SECONDS)
+                    await asyncio.sleep(SAMPLE_INTERVAL_SECONDS)
                     self._sample_memory(process)
                 self.requests += count_requests(await asyncio.to_thread(read_metrics))
                 process.send_signal(signal.SIGKILL)
@@ -217,4 +217,4 @@ class OperatorRunner:
     def _sample_memory(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None:
             raise RuntimeError(f"the operator exited unexpectedly with code {process.returncode}")
-        self.samples.append((time.monotonic() - self._started_at, read_memory_mib(process.pid)))
+        self.memory_samples.append((time.monotonic() - self._started_at, read_memory_mib(process.pid)))

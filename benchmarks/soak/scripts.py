@@ -1,4 +1,4 @@
-"""Scripts of a soak test: the acts performed on each job and its expected end. Pure functions."""
+"""Scripts of a soak test: the actions performed on each job and its expected end. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 RawBody = dict[str, Any]
 
-MAX_ACTS = 3  # upper bound of the acts of a job whose last act is repeated
+MAX_ACTIONS = 3  # maximum number of actions on a job whose last action is repeated
 RESTART_POLICY = {"maxRestarts": 2, "maxInfrastructureRestarts": 1000, "backoffSeconds": 1, "maxBackoffSeconds": 5}
 
 
-class Act(StrEnum):
-    """Act that the soak test performs on a running attempt."""
+class ScriptAction(StrEnum):
+    """Action that the soak test performs on a running attempt."""
 
     SUCCEED = "every node succeeds"
     KILL_RANK = "a rank is killed"
@@ -32,46 +32,46 @@ class Act(StrEnum):
 
 @dataclass(frozen=True)
 class Script:
-    """Acts on a job and its expected end. The last act is repeated; `reason` is empty if the job is deleted."""
+    """Actions on a job and its expected end. The last action is repeated; `reason` is empty if the job is deleted."""
 
-    acts: tuple[Act, ...]
+    actions: tuple[ScriptAction, ...]
     phase: str
     reason: str
 
     def __str__(self) -> str:
-        return ", then ".join(self.acts)
+        return ", then ".join(self.actions)
 
-    def act(self, number: int) -> Act:
-        """Return the act with this number."""
-        return self.acts[min(number, len(self.acts) - 1)]
+    def get_action(self, number: int) -> ScriptAction:
+        """Return the action with the given number, or the last action if there is none."""
+        return self.actions[min(number, len(self.actions) - 1)]
 
 
 DELETED = "Deleted"
 SCRIPTS = (
-    Script((Act.SUCCEED,), "Complete", "Completed"),
-    Script((Act.KILL_RANK, Act.SUCCEED), "Complete", "Completed"),
-    Script((Act.KILL_CONTAINER, Act.SUCCEED), "Complete", "Completed"),
-    Script((Act.EXIT_EARLY, Act.SUCCEED), "Complete", "Completed"),
-    Script((Act.DELETE_POD, Act.DELETE_POD, Act.SUCCEED), "Complete", "Completed"),
-    Script((Act.DELETE_POD_BY_FORCE, Act.SUCCEED), "Complete", "Completed"),
-    Script((Act.FILL_GPU, Act.FILL_GPU, Act.SUCCEED), "Complete", "Completed"),
-    Script((Act.KILL_RANK,), "Failed", "RankKilled"),
-    Script((Act.KILL_CONTAINER,), "Failed", "ContainerKilled"),
-    Script((Act.CRASH,), "Failed", "RankCrashed"),
-    Script((Act.READ_BAD_ROWS,), "Failed", "DatasetError"),
-    Script((Act.KILL_RANK, Act.FILL_MEMORY), "Failed", "HostOutOfMemory"),
-    Script((Act.DELETE_POD, Act.DELETE_JOB), DELETED, ""),
+    Script((ScriptAction.SUCCEED,), "Complete", "Completed"),
+    Script((ScriptAction.KILL_RANK, ScriptAction.SUCCEED), "Complete", "Completed"),
+    Script((ScriptAction.KILL_CONTAINER, ScriptAction.SUCCEED), "Complete", "Completed"),
+    Script((ScriptAction.EXIT_EARLY, ScriptAction.SUCCEED), "Complete", "Completed"),
+    Script((ScriptAction.DELETE_POD, ScriptAction.DELETE_POD, ScriptAction.SUCCEED), "Complete", "Completed"),
+    Script((ScriptAction.DELETE_POD_BY_FORCE, ScriptAction.SUCCEED), "Complete", "Completed"),
+    Script((ScriptAction.FILL_GPU, ScriptAction.FILL_GPU, ScriptAction.SUCCEED), "Complete", "Completed"),
+    Script((ScriptAction.KILL_RANK,), "Failed", "RankKilled"),
+    Script((ScriptAction.KILL_CONTAINER,), "Failed", "ContainerKilled"),
+    Script((ScriptAction.CRASH,), "Failed", "RankCrashed"),
+    Script((ScriptAction.READ_BAD_ROWS,), "Failed", "DatasetError"),
+    Script((ScriptAction.KILL_RANK, ScriptAction.FILL_MEMORY), "Failed", "HostOutOfMemory"),
+    Script((ScriptAction.DELETE_POD, ScriptAction.DELETE_JOB), DELETED, ""),
 )
 
 
 @dataclass(frozen=True)
 class JobPlan:
-    """Plan of one job; each attempt runs for `run_seconds` before the next act."""
+    """Plan of one job; each attempt runs for `run_seconds` before the next action."""
 
     name: str
     nodes: int
     script: Script
-    start: float
+    start_seconds: float
     run_seconds: float
 
 
@@ -81,41 +81,41 @@ def plan_jobs(count: int, *, seconds: float, seed: int) -> tuple[JobPlan, ...]:
     plans = []
     for number in range(count):
         script = SCRIPTS[number % len(SCRIPTS)]
-        acts = max(len(script.acts), 1 if script.act(0) is Act.SUCCEED else MAX_ACTS)
+        actions = max(len(script.actions), 1 if script.get_action(0) is ScriptAction.SUCCEED else MAX_ACTIONS)
         plans.append(
             JobPlan(
                 name=f"soak-{number:04}",
                 nodes=random_source.choice((1, 2, 2, 3)),
                 script=script,
-                start=random_source.uniform(0, 0.1) * seconds,
-                run_seconds=random_source.uniform(0.1, 0.7) * seconds / acts,
+                start_seconds=random_source.uniform(0, 0.1) * seconds,
+                run_seconds=random_source.uniform(0.1, 0.7) * seconds / actions,
             )
         )
     return tuple(plans)
 
 
-def build_exit(act: Act, *, time: float) -> tuple[int, str, str]:
-    """Return exit code, reason and termination message of the container that the act ends."""
+def build_container_exit(action: ScriptAction, *, time: float) -> tuple[int, str, str]:
+    """Return exit code, reason and termination message of the container that the action ends."""
 
-    def failure_message(error_type: str, message: str, **details: Any) -> str:
+    def build_failure_message(error_type: str, message: str, **details: Any) -> str:
         fields = {"outcome": "failed", "rank": 0, "errorType": error_type, "message": message, **details}
         return json.dumps({"final": True, "time": time, **fields})
 
-    match act:
-        case Act.SUCCEED:
+    match action:
+        case ScriptAction.SUCCEED:
             return 0, "Completed", json.dumps({"final": True, "outcome": "succeeded", "time": time})
-        case Act.KILL_RANK:
-            return 1, "Error", failure_message("RankKilled", "rank 0 was killed", signal=9)
-        case Act.CRASH:
-            return 1, "Error", failure_message("RankKilled", "rank 0 crashed", signal=11)
-        case Act.FILL_GPU:
-            return 2, "Error", failure_message("CudaOutOfMemory", "ran out of GPU memory")
-        case Act.READ_BAD_ROWS:
-            return 2, "Error", failure_message("DatasetError", "train.jsonl line 2: no messages")
-        case Act.KILL_CONTAINER:
+        case ScriptAction.KILL_RANK:
+            return 1, "Error", build_failure_message("RankKilled", "rank 0 was killed", signal=9)
+        case ScriptAction.CRASH:
+            return 1, "Error", build_failure_message("RankKilled", "rank 0 crashed", signal=11)
+        case ScriptAction.FILL_GPU:
+            return 2, "Error", build_failure_message("CudaOutOfMemory", "ran out of GPU memory")
+        case ScriptAction.READ_BAD_ROWS:
+            return 2, "Error", build_failure_message("DatasetError", "train.jsonl line 2: no messages")
+        case ScriptAction.KILL_CONTAINER:
             return 137, "Error", ""
-        case Act.FILL_MEMORY:
+        case ScriptAction.FILL_MEMORY:
             return 137, "OOMKilled", ""
-        case Act.EXIT_EARLY:
+        case ScriptAction.EXIT_EARLY:
             return 0, "Completed", json.dumps({"final": False, "outcome": "running"})
-    raise AssertionError(f"act {act} does not end a container")
+    raise AssertionError(f"action {action} does not end a container")

@@ -1,4 +1,4 @@
-"""Implements `make bench-trainer`: compares CPU throughput with TRL and ms-swift, and measures a start."""
+"""Implements `make bench-trainer`: compares CPU throughput with TRL and ms-swift, and measures a rank's startup."""
 
 from __future__ import annotations
 
@@ -47,17 +47,19 @@ def create_contenders(threads: int) -> tuple[Contender, ...]:
 
 
 def measure_start(case: BenchmarkCase, threads: int) -> str:
-    """Return the seconds of each stage of a start, best of three, because the first start reads uncached files."""
+    """Return the duration of each stage of the fastest of three starts; the first start reads uncached files."""
     with tempfile.TemporaryDirectory(prefix="bench-start-") as scratch:
         file = Path(scratch) / "task.json"
         file.write_text(json.dumps(asdict(case.task)))
-        stages = min((time_start(file, threads) for _ in range(3)), key=lambda stage_seconds: stage_seconds["total"])
+        stages = min(
+            (measure_start_stages(file, threads) for _ in range(3)), key=lambda stage_seconds: stage_seconds["total"]
+        )
     return "\n".join(
         ["start of a rank, seconds:", *(f"  {name:<26} {seconds:6.2f}" for name, seconds in stages.items())]
     )
 
 
-def time_start(task: Path, threads: int) -> dict[str, float]:
+def measure_start_stages(task: Path, threads: int) -> dict[str, float]:
     script = Path(__file__).with_name("startup.py")
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, str(script), str(task), str(time.time())]

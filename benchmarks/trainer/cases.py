@@ -21,7 +21,7 @@ from benchmarks.trainer.task import Task
 
 @dataclass(frozen=True)
 class CaseSettings:
-    """Settings of a benchmark case, from which its model and rows are written."""
+    """Settings of a benchmark case, which determine its model and rows."""
 
     title: str
     shape: BenchmarkModelShape
@@ -55,11 +55,13 @@ OUT_OF_MEMORY_CASE = CaseSettings(
 )
 
 
-def shrink(case: CaseSettings) -> CaseSettings:
-    """Return the case with a small model and few rows, to test the benchmark on a CPU."""
+def shrink_case(case: CaseSettings) -> CaseSettings:
+    """Return the case with a small model and few rows, to test the benchmark itself on a CPU."""
     small_shape = SMALL if case.shape.family == "" else SMALL_QWEN2_VL
-    text = {**small_shape.text, "num_hidden_layers": 2}
-    return replace(case, shape=replace(small_shape, text=text), rows=8, max_tokens=192, per_device=2, accumulation=2)
+    text_config = {**small_shape.text_config, "num_hidden_layers": 2}
+    return replace(
+        case, shape=replace(small_shape, text_config=text_config), rows=8, max_tokens=192, per_device=2, accumulation=2
+    )
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class DeviceSettings:
 
 
 def prepare_case(case: CaseSettings, folder: Path, settings: DeviceSettings) -> BenchmarkCase:
-    """Write the model and rows of a case, and measure the content of an epoch."""
+    """Write the model and rows of a case, and measure the content of one epoch."""
     model = folder / "model"
     write_model(model, case.shape, dtype=settings.dtype, device=settings.device)
     rows = DatasetSettings(case.rows, case.max_tokens, folder / "rows")

@@ -19,7 +19,7 @@ OURS = "ours"
 
 @dataclass(frozen=True)
 class BenchmarkCase:
-    """Training run of all contenders, with the content of an epoch."""
+    """Training task for all contenders, with the content of one epoch."""
 
     title: str
     task: Task
@@ -38,11 +38,11 @@ class ContenderResult:
         return median(measurement.seconds for measurement in self.measurements)
 
 
-ContenderResults = dict[str, ContenderResult]  # results by name of the contender
+ResultsByContender = dict[str, ContenderResult]  # by contender name
 
 
 class Contender:
-    """Process of a contender in a separate environment, started with its first task."""
+    """Trains in a separate process with its own Python environment, which is started with the first task."""
 
     def __init__(self, name: str, python: Path | None, *, threads: int, unavailable_reason: str = "") -> None:
         self.name = name
@@ -87,10 +87,10 @@ class Contender:
 
 def run_rounds(
     case: BenchmarkCase, contenders: Mapping[str, Contender], *, rounds: int, restart_processes: bool
-) -> ContenderResults:
-    """Run the case with each contender once per round; skip a contender after it has failed.
+) -> ResultsByContender:
+    """Run the case once per round with each contender; skip contenders that have failed.
 
-    restart_processes: end the process of a contender after each run, so that it occupies no memory.
+    restart_processes: end the process of a contender after each run, to free its memory.
     """
     results = {name: ContenderResult() for name in contenders}
     for _ in range(rounds):

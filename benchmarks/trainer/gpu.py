@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.trainer.cases import GPU_CASES, OUT_OF_MEMORY_CASE, DeviceSettings, prepare_case, prepare_cases, shrink
+from benchmarks.trainer.cases import (
+    GPU_CASES,
+    OUT_OF_MEMORY_CASE,
+    DeviceSettings,
+    prepare_case,
+    prepare_cases,
+    shrink_case,
+)
 from benchmarks.trainer.comparison import OURS, PYTHON_PATH, REPOSITORY, BenchmarkCase, Contender, run_rounds
 from benchmarks.trainer.ours import build_spec
 from benchmarks.trainer.report import describe_case
@@ -47,14 +54,14 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as scratch:
         folder = Path(scratch)
         selected = [
-            shrink(case_settings) if options.small else case_settings
+            shrink_case(case_settings) if options.small else case_settings
             for case_settings in GPU_CASES
             if options.only in case_settings.title
         ]
         for case in prepare_cases(selected, folder / "cases", settings):
             compare_contenders(case, rounds=options.rounds)
         if options.only in OUT_OF_MEMORY_CASE.title:
-            case_settings = shrink(OUT_OF_MEMORY_CASE) if options.small else OUT_OF_MEMORY_CASE
+            case_settings = shrink_case(OUT_OF_MEMORY_CASE) if options.small else OUT_OF_MEMORY_CASE
             case = prepare_case(case_settings, folder / "out-of-memory", settings)
             print("\n".join(run_out_of_memory_job(case, folder / "job", INJECTED_ENVIRONMENT if options.small else {})))
     return 0
@@ -79,7 +86,7 @@ def compare_contenders(case: BenchmarkCase, *, rounds: int) -> None:
 
 
 def run_out_of_memory_job(case: BenchmarkCase, folder: Path, environment: dict[str, str]) -> list[str]:
-    """Run `finetune run` with micro-batches that do not fit; return its attempts and its last output line."""
+    """Run `finetune run` with micro-batches too large for the GPU; return the attempts and the last output line."""
     spec: dict[str, Any] = build_spec(case.task)
     spec["training"] |= {"maxSteps": 3}
     del spec["training"]["numTrainEpochs"]

@@ -10,20 +10,25 @@ from transformers import LlavaConfig, PretrainedConfig, PreTrainedTokenizerFast,
 class BenchmarkModelShape:
     """Shape of a model. `family` is a family of testing.models.tiny_vision, or empty for a text model."""
 
-    text: dict[str, int]
+    text_config: dict[str, int]
     tie_word_embeddings: bool = False
     family: str = ""
-    vision: dict[str, Any] = field(default_factory=dict)
+    vision_config: dict[str, Any] = field(default_factory=dict)
 
     def build_config(self, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
-        text: dict[str, Any] = {**self.text, "max_position_embeddings": 8192, "eos_token_id": 2, "pad_token_id": 0}
+        text: dict[str, Any] = {
+            **self.text_config,
+            "max_position_embeddings": 8192,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+        }
         text["vocab_size"] = max(text["vocab_size"], len(tokenizer))
         if not self.family:
             return Qwen2Config(**text, tie_word_embeddings=self.tie_word_embeddings)
         if self.family == "llava":
             image = tokenizer.convert_tokens_to_ids("<image>")
-            patches = (self.vision["image_size"] // self.vision["patch_size"]) ** 2
-            vision = {"model_type": "clip_vision_model", **self.vision}
+            patches = (self.vision_config["image_size"] // self.vision_config["patch_size"]) ** 2
+            vision = {"model_type": "clip_vision_model", **self.vision_config}
             return LlavaConfig(
                 text_config={"model_type": "llama", **text},
                 vision_config=vision,
@@ -39,7 +44,7 @@ class BenchmarkModelShape:
         rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
         return Qwen2VLConfig(
             text_config={**text, "rope_parameters": rope},
-            vision_config={**self.vision, "hidden_size": text["hidden_size"]},
+            vision_config={**self.vision_config, "hidden_size": text["hidden_size"]},
             tie_word_embeddings=self.tie_word_embeddings,
             **ids,
         )
@@ -64,19 +69,19 @@ QWEN2_5_7B = BenchmarkModelShape(_build_text_shape(3584, 18944, 28, 28, 4, 15206
 QWEN2_VL_7B = BenchmarkModelShape(
     _build_text_shape(3584, 18944, 28, 28, 4, 152064),
     family="qwen2_vl",
-    vision={"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_ratio": 4, "patch_size": 14},
+    vision_config={"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_ratio": 4, "patch_size": 14},
 )
 SMALL_QWEN2_VL = BenchmarkModelShape(
     _build_text_shape(256, 704, 4, 4, 2, 1024),
     tie_word_embeddings=True,
     family="qwen2_vl",
-    vision={"depth": 4, "embed_dim": 128, "num_heads": 4, "mlp_ratio": 4, "patch_size": 14},
+    vision_config={"depth": 4, "embed_dim": 128, "num_heads": 4, "mlp_ratio": 4, "patch_size": 14},
 )
 SMALL_LLAVA = BenchmarkModelShape(
     _build_text_shape(256, 704, 4, 4, 2, 1024),
     tie_word_embeddings=True,
     family="llava",
-    vision={
+    vision_config={
         "hidden_size": 128,
         "intermediate_size": 512,
         "num_hidden_layers": 4,

@@ -1,4 +1,4 @@
-"""Contender for our trainer, which runs on one rank as under torchrun."""
+"""Contender that runs our trainer on one rank, with the environment that torchrun sets."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ SINGLE_RANK = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1)
 
 
 def train(task: Task) -> None:
-    """Train until the result is published, and remove the output folder."""
+    """Train, publish the result and remove the output folder."""
     for name, number in (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1), ("WORLD_SIZE", 1)):
         os.environ[name] = str(number)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")

@@ -3,13 +3,18 @@
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from benchmarks.trainer.comparison import OURS, BenchmarkCase, ContenderResult, ContenderResults
+from benchmarks.trainer.comparison import OURS, BenchmarkCase, ContenderResult, ResultsByContender
 
 GIB = 2**30
 
 
-def describe_case(case: BenchmarkCase, results: ContenderResults, *, peak_flops: float | None = None) -> Iterator[str]:
-    """Yield one line per contender. A speedup above 1 means that our trainer was faster in the same round."""
+def describe_case(
+    case: BenchmarkCase, results: ResultsByContender, *, peak_flops: float | None = None
+) -> Iterator[str]:
+    """Yield a title line and one line per contender.
+
+    A speedup above 1 means that our trainer was faster in the same round.
+    """
     ours = results[OURS]
     yield f"{case.title}: {case.content.samples} rows, {case.content.tokens} tokens an epoch"
     for name, result in results.items():
@@ -25,19 +30,23 @@ def describe_case(case: BenchmarkCase, results: ContenderResults, *, peak_flops:
         if name == OURS and (forecast := case.content.forecast_bytes):
             columns += [f"forecast {forecast / GIB:.1f} GiB"]
         if name != OURS and not ours.error:
-            columns += [f"ours/{name}: {median_and_range(speedups(ours, result))}"]
-            columns += [f"by CPU time {median_and_range(speedups(ours, result, cpu=True))}"] if not peak_flops else []
+            columns += [f"ours/{name}: {format_median_and_range(compute_speedups(ours, result))}"]
+            columns += (
+                [f"by CPU time {format_median_and_range(compute_speedups(ours, result, use_cpu_time=True))}"]
+                if not peak_flops
+                else []
+            )
         yield f"  {name:<10} {'   '.join(columns)}"
 
 
-def speedups(ours: ContenderResult, peer: ContenderResult, *, cpu: bool = False) -> list[float]:
+def compute_speedups(ours: ContenderResult, peer: ContenderResult, *, use_cpu_time: bool = False) -> list[float]:
     """Return the speedup of our trainer over a peer in each round."""
-    field = "cpu_seconds" if cpu else "seconds"
+    field = "cpu_seconds" if use_cpu_time else "seconds"
     return [
         getattr(peer_measurement, field) / getattr(ours_measurement, field)
         for ours_measurement, peer_measurement in zip(ours.measurements, peer.measurements, strict=True)
     ]
 
 
-def median_and_range(values: Sequence[float]) -> str:
+def format_median_and_range(values: Sequence[float]) -> str:
     return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"

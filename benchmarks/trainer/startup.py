@@ -1,4 +1,7 @@
-"""Measures the stages of a rank's start until its first step. Usage: `startup.py TASK.json STARTED_AT` (Unix time)."""
+"""Measures the duration of each startup stage of a rank until its first step.
+
+Usage: `startup.py TASK.json STARTED_AT` (Unix time).
+"""
 
 import json
 import sys
@@ -18,19 +21,19 @@ STAGES = {
 
 
 def main(task_file: str, started_at: float) -> None:
-    """Print a JSON object with the seconds of each stage as the last line on stderr."""
+    """Print a JSON object with the duration of each stage in seconds as the last line on stderr."""
     interpreter_seconds = time.time() - started_at
     from finetune_trainer import build_trainer, train
 
     import_seconds = time.time() - started_at - interpreter_seconds
     from benchmarks.trainer import ours
-    from benchmarks.trainer.step_timer import time_every_trainer
+    from benchmarks.trainer.step_timer import install_step_timer
     from benchmarks.trainer.task import Task
 
     stage_seconds = dict.fromkeys(STAGES.values(), 0.0)
     for (module, name), stage in STAGES.items():
         measure_calls({"train": train, "build_trainer": build_trainer}[module], name, stage_seconds, stage)
-    timer = time_every_trainer()
+    timer = install_step_timer()
     task = Task(**json.loads(Path(task_file).read_text()))
     entered_at = time.perf_counter()
     ours.train(replace(task, output=f"{task.output}-startup"))
@@ -49,13 +52,13 @@ def measure_calls(module: ModuleType, name: str, stage_seconds: dict[str, float]
     """Wrap a function of the module, so that the duration of its calls is added to the stage."""
     original = getattr(module, name)
 
-    def call_timed(*arguments: object, **keywords: object) -> object:
+    def timed_call(*arguments: object, **keywords: object) -> object:
         entered_at = time.perf_counter()
         result = original(*arguments, **keywords)
         stage_seconds[stage] += time.perf_counter() - entered_at
         return result
 
-    setattr(module, name, call_timed)
+    setattr(module, name, timed_call)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Timestamp(NamedTuple):
 
 
 class StepTimer(TrainerCallback):  # type: ignore[misc]
-    """Trainer callback that records the end of each step, before anything is saved."""
+    """Trainer callback that records the end time of each step, before a checkpoint is saved."""
 
     def __init__(self) -> None:
         self.steps: list[Timestamp] = []
@@ -41,10 +41,10 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
         return Measurement(last.seconds - first.seconds, last.cpu_seconds - first.cpu_seconds, steps, peak)
 
 
-def time_every_trainer() -> StepTimer:
-    """Add a timer callback to every Trainer that is built from now on, and return it.
+def install_step_timer() -> StepTimer:
+    """Register a timer as default callback of every Trainer that is created afterwards, and return it.
 
-    ms-swift and our trainer build their Trainer internally, where no callback can be passed.
+    Callbacks cannot be passed to ms-swift and our trainer, because they create their Trainer internally.
     """
     timer = StepTimer()
     callbacks = [callback for callback in trainer.DEFAULT_CALLBACKS if not isinstance(callback, StepTimer)]

@@ -11,15 +11,15 @@ from environment import ROOT, WHEELS, build_uv_environment
 
 VERSION = "4.6.0"
 IMAGE_PACKAGES = ("qwen-vl-utils",)
-CONSTRAINED_PACKAGES = ("torch==",)  # must be the same build as in our environment
+CONSTRAINED_PACKAGES = ("torch==",)  # must have the same version as in our environment
 
 
 class NotInstalled(Exception):
-    """Raised if ms-swift cannot be installed here; the message contains the cause."""
+    """Raised if ms-swift cannot be installed; the message contains the cause."""
 
 
 def ensure_python(cache: Path) -> Path:
-    """Return the Python interpreter of the environment, which is created if it does not exist.
+    """Return the Python interpreter of the environment; create the environment if it does not exist.
 
     Raises: NotInstalled
     """
@@ -28,12 +28,12 @@ def ensure_python(cache: Path) -> Path:
     if not marker.exists():
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder)
-        install(python, cache)
+        install_swift(python, cache)
         marker.touch()
     return python
 
 
-def install(python: Path, cache: Path) -> None:
+def install_swift(python: Path, cache: Path) -> None:
     uv = Path(sys.executable).with_name("uv")
     options: list[str | Path] = ["--quiet", "--system-certs", "--python", python, "--cache-dir", cache / "uv"]
     options += ["--find-links", WHEELS] if WHEELS.is_dir() else []

@@ -1,4 +1,4 @@
-"""Contender for ms-swift, with the same settings as command-line flags and in a separate environment."""
+"""Contender that runs ms-swift with the same settings, passed as command-line flags."""
 
 import shutil
 import warnings

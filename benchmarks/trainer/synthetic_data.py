@@ -1,4 +1,4 @@
-"""Writes models with random weights, and rows of text from the Python manual with chat-like lengths."""
+"""Writes models with random weights, and rows with text of the Python manual and lengths typical of chats."""
 
 import random
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ from finetune_trainer.train import build_tokenization_config
 from finetune_trainer.training_plan import plan_training
 from testing.models import tiny_text, tiny_vision
 
-_MARGIN = 64  # tokens of the question and the chat template
-_IMAGE = (112, 84)  # width and height in pixels; 12 tokens in Qwen2-VL
+_MARGIN_TOKENS = 64  # tokens of the question and the chat template
+_IMAGE_SIZE = (112, 84)  # width and height in pixels; 12 tokens in Qwen2-VL
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class DatasetSettings:
 
 
 def write_model(folder: Path, shape: BenchmarkModelShape, *, dtype: str, device: str) -> None:
-    """Write a model with random weights, which are drawn on the device, and its tokenizer."""
+    """Write a tokenizer and a model with random weights, which are generated on the device."""
     tokenizer = tiny_vision.build_tokenizer(shape.family) if shape.family else tiny_text.build_tokenizer()
     tokenizer.model_max_length = 8192
     tokenizer.save_pretrained(folder)
@@ -51,7 +51,7 @@ def write_model(folder: Path, shape: BenchmarkModelShape, *, dtype: str, device:
     model.save_pretrained(folder)
     del model
     if device == "cuda":
-        torch.cuda.empty_cache()  # the contenders need the whole GPU memory
+        torch.cuda.empty_cache()  # the contenders need all GPU memory
     if shape.family:
         write_processor(folder, shape, tokenizer)
 
@@ -67,14 +67,14 @@ def write_processor(folder: Path, shape: BenchmarkModelShape, tokenizer: PreTrai
 
 
 def write_rows(rows: DatasetSettings, *, method: str, is_multimodal: bool) -> None:
-    """Write the same rows with messages to rows.jsonl and with TRL's columns to columns.jsonl."""
+    """Write the rows twice: as messages to rows.jsonl, and with the columns of TRL to columns.jsonl."""
     rows.folder.mkdir(parents=True)
     random_source, tokenizer = random.Random(rows.seed), tiny_text.build_tokenizer()
     manual_tokens = tokenizer.encode(" ".join(" ".join(topics.values()).split()))
     messages, columns = [], []
     for number in range(rows.count):
         image_names = (
-            [tiny_vision.write_image(rows.folder, f"{number}.png", _IMAGE, seed=number)] if is_multimodal else []
+            [tiny_vision.write_image(rows.folder, f"{number}.png", _IMAGE_SIZE, seed=number)] if is_multimodal else []
         )
         images: dict[str, Any] = {"images": [str(rows.folder / name) for name in image_names]} if image_names else {}
         question = {"role": "user", "content": f"What follows, part {number}?"}
@@ -96,15 +96,18 @@ def write_rows(rows: DatasetSettings, *, method: str, is_multimodal: bool) -> No
 def _draw_random_text(
     tokenizer: PreTrainedTokenizerFast, manual_tokens: list[int], random_source: random.Random, max_tokens: int
 ) -> str:
-    """Return text of lognormal length, whose median is a sixth of the maximum."""
-    max_length = max_tokens - _MARGIN
+    """Return text of random length with a lognormal distribution and a median of a sixth of the maximum."""
+    max_length = max_tokens - _MARGIN_TOKENS
     length = max(8, min(max_length, int(random_source.lognormvariate(0, 0.8) * max_length / 6)))
     start = random_source.randrange(len(manual_tokens) - length)
     return str(tokenizer.decode(manual_tokens[start : start + length])).strip()
 
 
 def measure_content(task: Task, folder: Path, *, forecasts_memory: bool) -> EpochContent:
-    """Count rows, tokens and FLOPs of one epoch; TRL and ms-swift tokenize the rows like our trainer."""
+    """Return the number of rows, tokens and FLOPs of one epoch.
+
+    The numbers are the same for all contenders, because TRL and ms-swift tokenize the rows like our trainer.
+    """
     spec = TrainerSpec.model_validate(build_spec(task))
     context = build_rank_context(folder)
     pretrained = describe_model(spec.model, torch.device("cpu"))

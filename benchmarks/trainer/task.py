@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-EPOCHS = 2  # the first epoch is warm-up
+EPOCHS = 2  # the first epoch is a warm-up
 
 
 @dataclass(frozen=True)
 class Task:
-    """Settings of a training run, which the module of each contender translates."""
+    """Settings of a training run, which each contender converts to its own options."""
 
     model: str
     rows: str  # path of the rows with messages, for our trainer and ms-swift
     columns: str  # path of the same rows with TRL's columns
-    output: str  # a folder that does not exist yet
+    output: str  # output folder, which must not exist
     method: str  # sft or dpo
     family: str  # model family of a vision-language model; empty for a text model
     packing: bool

@@ -1,4 +1,4 @@
-"""Contender for TRL's trainers with the same settings."""
+"""Contender that runs TRL's trainers with the same settings."""
 
 import json
 import shutil
@@ -26,7 +26,8 @@ def train(task: Task) -> None:
 def build_trainer(task: Task) -> Trainer:
     model_class = AutoModelForImageTextToText if task.is_multimodal else AutoModelForCausalLM
     processor_class = AutoProcessor if task.is_multimodal else AutoTokenizer
-    dtype = getattr(torch, task.dtype) if task.lora else torch.float32  # like ours: most 16-bit updates round to zero
+    # float32 for full fine-tuning, as in our trainer, because most 16-bit weight updates round to zero
+    dtype = getattr(torch, task.dtype) if task.lora else torch.float32
     common: dict[str, Any] = {
         "model": model_class.from_pretrained(task.model, dtype=dtype),
         "processing_class": processor_class.from_pretrained(task.model),
@@ -39,7 +40,7 @@ def build_trainer(task: Task) -> Trainer:
 
 
 def build_lora_config(task: Task) -> LoraConfig:
-    """Return a LoRA config with the same target modules as ours, which are in the language model."""
+    """Return a LoRA config with the same target modules as our trainer, all in the language model."""
     target_modules = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj" if task.is_multimodal else "all-linear"
     return LoraConfig(task_type="CAUSAL_LM", r=8, lora_alpha=32, target_modules=target_modules)
 

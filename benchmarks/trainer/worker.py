@@ -1,6 +1,6 @@
 """Process of a contender, which reads tasks and writes measurements: `python -m benchmarks.trainer.worker NAME`.
 
-It runs in the environment of the contender until the comparison ends, because the imports take as long as a run.
+The process runs in the environment of the contender until the comparison ends, because imports take as long as a run.
 """
 
 import gc
@@ -13,7 +13,7 @@ from dataclasses import asdict
 import torch
 import transformers
 
-from benchmarks.trainer.step_timer import time_every_trainer
+from benchmarks.trainer.step_timer import install_step_timer
 from benchmarks.trainer.task import Measurement, Task
 
 CONTENDERS = {"ours": "ours", "TRL": "trl_peer", "ms-swift": "swift_peer"}
@@ -21,15 +21,15 @@ CONTENDERS = {"ours": "ours", "TRL": "trl_peer", "ms-swift": "swift_peer"}
 
 def main(name: str) -> None:
     output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # output of the trainers must not mix with the measurements
+    os.dup2(2, 1)  # redirect the output of the trainers, which must not mix with the measurements
     train = importlib.import_module(f"benchmarks.trainer.{CONTENDERS[name]}").train
     transformers.utils.logging.disable_progress_bar()
     for line in sys.stdin:
-        timer = time_every_trainer()
+        timer = install_step_timer()
         try:
             train(Task(**json.loads(line)))
             measurement = timer.build_measurement()
-        except (Exception, SystemExit) as error:  # any error is the result of this contender
+        except (Exception, SystemExit) as error:  # every error is reported as the result of this contender
             measurement = Measurement(error=describe_error(error))
         print(json.dumps(asdict(measurement)), file=output, flush=True)
         free_memory()

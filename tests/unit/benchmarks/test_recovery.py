@@ -4,8 +4,14 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.recovery.kubeflow import JOBSET, render
-from benchmarks.recovery.stages import RECOVERED, StageTimes, add_stages, compute_stages, summarise
+from benchmarks.recovery.kubeflow import JOBSET, adapt_manifests
+from benchmarks.recovery.stages import (
+    RECOVERED,
+    StageTimes,
+    append_stage_seconds,
+    compute_stage_seconds,
+    summarise_figures,
+)
 
 UPSTREAM = """
 apiVersion: v1
@@ -28,7 +34,7 @@ webhooks:
 def test_webhooks_connect_to_local_process_instead_of_deployment(tmp_path: Path) -> None:
     (tmp_path / "documents.yaml").write_text(UPSTREAM)
 
-    service, webhooks = render(JOBSET, tmp_path)
+    service, webhooks = adapt_manifests(JOBSET, tmp_path)
 
     assert service["spec"] == {"type": "ExternalName", "externalName": "localhost"}
     expected = yaml.safe_load(UPSTREAM.split("---")[-1])["webhooks"][0]["clientConfig"]["service"]
@@ -36,22 +42,22 @@ def test_webhooks_connect_to_local_process_instead_of_deployment(tmp_path: Path)
 
 
 def test_stages_are_listed_in_chronological_order() -> None:
-    reported = {"imported": 1004.0, "joined": 1004.5, "step 1": 1006.25}
+    logged_at = {"imported": 1004.0, "joined": 1004.5, "step 1": 1006.25}
 
-    stages = compute_stages(
-        RECOVERED, 1000.0, StageTimes(created=1001.5, running=1002.0, reported=reported, stopped_at=1001.0)
+    stages = compute_stage_seconds(
+        RECOVERED, 1000.0, StageTimes(created_at=1001.5, running_at=1002.0, logged_at=logged_at, stopped_at=1001.0)
     )
 
     assert list(stages.values()) == [6.25, 1.0, 1.5, 2.0, 4.0, 4.5]
     assert next(iter(stages)) == RECOVERED
-    assert "  until the operator stopped the attempt" not in compute_stages(
-        RECOVERED, 1000.0, StageTimes(1001.5, 1002.0, reported)
+    assert "  until the operator stopped the attempt" not in compute_stage_seconds(
+        RECOVERED, 1000.0, StageTimes(1001.5, 1002.0, logged_at)
     )
 
 
 def test_peer_measurements_are_summarised_by_median_and_range() -> None:
     figures: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
     for seconds in (11.0, 14.5, 9.9):
-        add_stages(figures, ({}, {RECOVERED: seconds}))
+        append_stage_seconds(figures, ({}, {RECOVERED: seconds}))
 
-    assert summarise(figures[1]) == {RECOVERED: "11.000 (9.900 to 14.500)"}
+    assert summarise_figures(figures[1]) == {RECOVERED: "11.000 (9.900 to 14.500)"}

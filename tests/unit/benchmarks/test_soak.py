@@ -5,59 +5,75 @@ from datetime import timedelta
 
 import pytest
 
-from benchmarks.load import job_body
+from benchmarks.load import build_job_body
 from benchmarks.rig import count_passes
-from benchmarks.soak.scripts import DELETED, MAX_ACTS, RESTART_POLICY, SCRIPTS, Act, Script, build_exit, plan_jobs
+from benchmarks.soak.scripts import (
+    DELETED,
+    MAX_ACTIONS,
+    RESTART_POLICY,
+    SCRIPTS,
+    Script,
+    ScriptAction,
+    build_container_exit,
+    plan_jobs,
+)
 from finetune_api.v1alpha1.job import FineTuneJob
 from testing.builders.jobs import NOW, RawBody, decide_once, ended_pod, job, observation_of, running_pod
 
-DELETIONS = (Act.DELETE_POD, Act.DELETE_POD_BY_FORCE)
+DELETIONS = (ScriptAction.DELETE_POD, ScriptAction.DELETE_POD_BY_FORCE)
 MAX_ATTEMPTS = 6
 
 
-def run_attempt(current: FineTuneJob, act: Act, attempt_number: int) -> FineTuneJob:
-    """Run an attempt of two nodes, perform the act on it and return the job."""
-    attempt, now = current.status.attempt or 0, NOW + timedelta(minutes=10 * attempt_number)
-    pods = tuple(running_pod(current, rank, attempt=attempt) for rank in range(2))
-    current, _ = decide_once(current, observation_of(current, *pods), now=now)
+def simulate_attempt(current_job: FineTuneJob, action: ScriptAction, attempt_number: int) -> FineTuneJob:
+    """Simulate an attempt of two nodes, perform the action on it and return the updated job."""
+    attempt, now = current_job.status.attempt or 0, NOW + timedelta(minutes=10 * attempt_number)
+    pods = tuple(running_pod(current_job, rank, attempt=attempt) for rank in range(2))
+    current_job, _ = decide_once(current_job, observation_of(current_job, *pods), now=now)
     present_pods: tuple[RawBody, ...] = ()
     gone_pods = pods
-    if act not in DELETIONS:
-        code, reason, message = build_exit(act, time=now.timestamp())
+    if action not in DELETIONS:
+        code, reason, message = build_container_exit(action, time=now.timestamp())
         exit_fields: RawBody = {"exit_code": code, "reason": reason, "message": message, "finishedAt": now.isoformat()}
-        ranks = (0, 1) if act is Act.SUCCEED else (0,)
+        ranks = (0, 1) if action is ScriptAction.SUCCEED else (0,)
         present_pods, gone_pods = (
-            tuple(ended_pod(current, rank, attempt=attempt, **exit_fields) for rank in ranks),
+            tuple(ended_pod(current_job, rank, attempt=attempt, **exit_fields) for rank in ranks),
             pods[len(ranks) :],
         )
     for _ in range(3):
-        current, _ = decide_once(current, observation_of(current, *present_pods, tombstones=gone_pods), now=now)
-    return current
+        current_job, _ = decide_once(
+            current_job, observation_of(current_job, *present_pods, tombstones=gone_pods), now=now
+        )
+    return current_job
 
 
 @pytest.mark.parametrize("script", [script for script in SCRIPTS if script.phase != DELETED], ids=str)
 def test_job_ends_as_its_script_expects(script: Script) -> None:
-    dataset = job_body("bert", 2)["spec"]["dataset"]  # a dataset without data loader workers, whose number could change
+    # the dataset has no data loader processes, because a repair would reduce their number
+    dataset = build_job_body("bert", 2)["spec"]["dataset"]
     current, _ = decide_once(job(restartPolicy=RESTART_POLICY, dataset=dataset), observation_of(job()))
     number = 0
     while current.status.completion_time is None and number < MAX_ATTEMPTS:
-        current = run_attempt(current, script.act(number), number)
+        current = simulate_attempt(current, script.get_action(number), number)
         number += 1
 
     assert (current.status.phase, current.status.attempts[-1].reason) == (script.phase, script.reason)
-    assert len(script.acts) <= number <= max(len(script.acts), MAX_ACTS)
+    assert len(script.actions) <= number <= max(len(script.actions), MAX_ACTIONS)
 
 
-def test_every_script_has_jobs_with_enough_time_for_all_acts() -> None:
+def test_every_script_has_jobs_with_enough_time_for_all_actions() -> None:
     plans = plan_jobs(2 * len(SCRIPTS), seconds=1800, seed=1)
 
     assert {plan.script for plan in plans} == set(SCRIPTS)
     assert len({plan.name for plan in plans}) == len(plans)
-    assert all(plan.start + plan.run_seconds * len(plan.script.acts) < 1800 for plan in plans)
+    assert all(plan.start_seconds + plan.run_seconds * len(plan.script.actions) < 1800 for plan in plans)
 
 
 def test_termination_messages_are_json() -> None:
-    messages = [build_exit(act, time=1.0)[2] for act in Act if act not in (*DELETIONS, Act.DELETE_JOB)]
+    messages = [
+        build_container_exit(action, time=1.0)[2]
+        for action in ScriptAction
+        if action not in (*DELETIONS, ScriptAction.DELETE_JOB)
+    ]
 
     assert [json.loads(message)["outcome"] for message in messages if message].count("failed") == 4
 

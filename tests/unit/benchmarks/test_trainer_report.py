@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from benchmarks.trainer import gpu
-from benchmarks.trainer.cases import CPU_CASES, GPU_CASES, CaseSettings, shrink
+from benchmarks.trainer.cases import CPU_CASES, GPU_CASES, CaseSettings, shrink_case
 from benchmarks.trainer.comparison import BenchmarkCase, ContenderResult
-from benchmarks.trainer.report import describe_case, median_and_range, speedups
+from benchmarks.trainer.report import compute_speedups, describe_case, format_median_and_range
 from benchmarks.trainer.task import EpochContent, Measurement, Task
 
 TASK = Task("model", "rows", "columns", "output", "sft", "", False, True, False, 4, 4, 512, "float32", False)
@@ -28,9 +28,9 @@ PEER = ContenderResult(
 
 
 def test_speedup_is_computed_per_round_as_peer_time_over_own_time() -> None:
-    assert speedups(OURS, PEER) == [2.0, 1.0, 1.5]
-    assert speedups(OURS, PEER, cpu=True) == [1.5, 1.5, 1.5]
-    assert median_and_range(speedups(OURS, PEER)) == "1.50 (1.00 to 2.00)"
+    assert compute_speedups(OURS, PEER) == [2.0, 1.0, 1.5]
+    assert compute_speedups(OURS, PEER, use_cpu_time=True) == [1.5, 1.5, 1.5]
+    assert format_median_and_range(compute_speedups(OURS, PEER)) == "1.50 (1.00 to 2.00)"
 
 
 def test_report_describes_contender_by_median_round() -> None:
@@ -68,7 +68,7 @@ def test_case_titles_are_unique() -> None:
 
 @pytest.mark.parametrize("case_settings", GPU_CASES, ids=[case_settings.title for case_settings in GPU_CASES])
 def test_shrunk_case_keeps_method_and_model_family(case_settings: CaseSettings) -> None:
-    small = shrink(case_settings)
+    small = shrink_case(case_settings)
 
     assert (small.method, small.packing, small.lora, small.gradient_checkpointing, bool(small.shape.family)) == (
         case_settings.method,
