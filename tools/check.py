@@ -34,7 +34,7 @@ class Result:
 
 
 CHECKS = (
-    Check("types", (BIN / "mypy",)),  # started first, because it is the slowest check
+    Check("types", (BIN / "mypy",)),  # the slowest check starts first
     Check("manifests", (PYTHON, "tools/check_manifests.py")),
     Check("imports", (BIN / "lint-imports", "--no-cache")),
     Check("generated files", (PYTHON, "tools/generate.py", "--check")),
@@ -47,10 +47,10 @@ CHECKS = (
 
 def main() -> int:
     """Run all checks and return exit code 1 if a check failed; report checks that cannot run as SKIPPED."""
-    helm = find_helm()  # find_helm may build Helm, which must not count as the duration of a check
+    helm = find_helm()  # find Helm first: building it must not count as the duration of a check
     checks = (*CHECKS, Check("helm lint", (helm, "lint", "--strict", "--quiet", CHART))) if helm else CHECKS
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = [print_result(result) for result in pool.map(run, checks)]
+        results = [print_result(result) for result in pool.map(run_check, checks)]
     if helm is None:
         print("SKIPPED helm lint and all checks of the rendered chart: install helm, or Go to build it")
     failed = [result.check.name for result in results if not result.passed]
@@ -58,7 +58,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def run(check: Check) -> Result:
+def run_check(check: Check) -> Result:
     """Run one check and capture its output."""
     started_at = time.monotonic()
     command = [str(word) for word in check.command]

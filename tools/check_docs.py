@@ -1,6 +1,7 @@
 """Check that links and anchors in all Markdown files exist and that prose is wrapped.
 
-Links to files outside docs/ are absolute, so that they work on the documentation site; their paths are checked, too.
+Links to files outside docs/ are absolute URLs of the repository, so that they work on the documentation site; the check
+covers their paths, too.
 """
 
 import re
@@ -14,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REPOSITORY = re.compile(r"https://github\.com/finetune-operator/finetune-operator/(?:blob|tree)/main/")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
-UNWRAPPED = ("|", "<!--", "[", "#")  # tables, comments, rows of links and headings cannot be wrapped
+UNWRAPPED = ("|", "<!--", "[", "#")  # tables, comments, link definitions and headings cannot be wrapped
 MAX_WIDTH = 110
 
 

@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def find_example_problems() -> Iterator[str]:
-    """Yield problems of the examples that the JSON schema for editors or the CLI's parser detects."""
+    """Yield each problem that the editor's JSON schema or the CLI detects in an example."""
     validator = Draft202012Validator(json.loads((MANIFESTS / "finetunejob.schema.json").read_text()))
     paths = sorted((MANIFESTS / "examples").glob("*.yaml"))
     if not paths:
@@ -62,7 +62,7 @@ def find_example_problems() -> Iterator[str]:
 
 
 def find_kubernetes_problems(schema: KubernetesSchema) -> Iterator[str]:
-    """Yield problems of the CRD, install.yaml and the rendered chart that the schema of Kubernetes detects."""
+    """Yield each violation of the Kubernetes schema in the CRD, install.yaml and the rendered chart."""
     for path in (MANIFESTS / "crd" / "finetunejobs.yaml", MANIFESTS / "install.yaml"):
         yield from _find_problems(schema, path.name, yaml.safe_load_all(path.read_text()))
     helm = find_helm()

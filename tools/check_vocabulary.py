@@ -15,17 +15,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("operator/", "trainer/")
 MIN_DOCSTRING_WORDS = 5
-# words to avoid; functions return, messages report, fields contain
+# words to avoid: functions return, messages report and fields contain values
 BANNED_BY_THEME = {
     "speech": "tell tells told telling say says said saying hear hears heard unheard speak speaks spoke",
     "senses": "see sees seeing sight sighted thought wanted wish wishes asked answered obey obeys farewell",
     "homely": "stir stirs spared outlived outlives dice patience patient album sieve eye",
 }
 BANNED = frozenset(word for words in BANNED_BY_THEME.values() for word in words.split())
-ALLOWED: dict[str, str] = {  # reason by "path:identifier" or "identifier"
+ALLOWED: dict[str, str] = {  # allowed identifiers ("identifier" or "path:identifier") with the reason
     "early_stopping_patience": "name in transformers and in the API",
 }
-ALLOWED_DUPLICATES: dict[str, str] = {}  # reason by class name
+ALLOWED_DUPLICATES: dict[str, str] = {}  # allowed duplicate class names with the reason
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Problem:
 
 def main() -> int:
     """Print all rule violations and return exit code 1 if there are any."""
-    trees = {path: ast.parse((ROOT / path).read_text()) for path in list_tracked_files()}
+    trees = {path: ast.parse((ROOT / path).read_text()) for path in list_python_files()}
     problems = [problem for path, tree in trees.items() for problem in check_file(path, tree)]
     problems += check_class_names(trees)
     for problem in problems:
@@ -50,7 +50,7 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def list_tracked_files() -> list[str]:
+def list_python_files() -> list[str]:
     """Return the paths of all Python files that git does not ignore."""
     command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py")
     listed_paths = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
@@ -87,7 +87,7 @@ def list_identifiers(tree: ast.Module) -> Iterator[tuple[str, int]]:
 def check_docstring(
     path: str, node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ) -> Iterator[Problem]:
-    """Check that the first paragraph has no banned words and, for public names, at least five words."""
+    """Check that the first paragraph contains no banned words and, for public names, at least five words."""
     docstring = ast.get_docstring(node)
     if docstring is None:
         return

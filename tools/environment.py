@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WHEELS = ROOT.parent / "shared" / "wheels"  # optional wheels next to the checkout, such as torch without CUDA
 UV = "uv==0.13.8"  # uv installs packages in seconds, pip in minutes
 UNUSED_DAYS = 7
-PIP_SETTING_NAMES = ("FIND_LINKS", "INDEX_URL", "EXTRA_INDEX_URL")  # pip settings that uv accepts with its own prefix
+PIP_SETTING_NAMES = ("FIND_LINKS", "INDEX_URL", "EXTRA_INDEX_URL")  # pip settings that uv supports with the prefix UV_
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def create_environment(folder: Path) -> None:
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", UV], check=True)
-    # compiled bytecode reduces a rank's import time from 19 s to 8 s; the folder may become read-only
+    # compile now, because the folder may become read-only; bytecode reduces a rank's import time from 19 s to 8 s
     options: list[str | Path] = ["--quiet", "--system-certs", "--compile-bytecode", "--python", python]
     options += ["--cache-dir", folder.parent.parent / "uv", "--constraint", ROOT / "constraints.txt"]
     options += ["--find-links", WHEELS] if WHEELS.is_dir() else []
@@ -57,7 +57,7 @@ def create_environment(folder: Path) -> None:
 
 
 def build_uv_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables with pip's settings (mirrors, wheel folders) copied for uv."""
+    """Return the environment variables, with pip's settings (mirrors, wheel folders) also set for uv."""
     uv_settings = {
         f"UV_{name}": environment[f"PIP_{name}"] for name in PIP_SETTING_NAMES if f"PIP_{name}" in environment
     }
@@ -74,7 +74,7 @@ def read_requirements(pyproject: Path) -> tuple[str, ...]:
 
 
 def delete_unused_environments(folder: Path, *, unused_since: float) -> None:
-    """Delete incomplete environments, and environments whose marker `make` has not touched since `unused_since`."""
+    """Delete incomplete environments, and environments whose marker is older than `unused_since` (Unix time)."""
     for path in folder.iterdir():
         if path.is_dir() and not (_get_marker(path).exists() and _get_marker(path).stat().st_mtime > unused_since):
             shutil.rmtree(path)

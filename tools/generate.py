@@ -30,7 +30,7 @@ def main() -> int:
     if helm is None:
         print("SKIPPED manifests/install.yaml: it is rendered by helm; install helm, or Go to build it")
     else:
-        # rendered after the other files, because the chart contains one of them
+        # install.yaml is rendered last, because the chart contains one of the other files
         outdated += write_if_changed(
             ROOT / "manifests/install.yaml", render_install(render_chart(helm)), check_only=check
         )
@@ -64,7 +64,7 @@ def render_from_models() -> dict[Path, str]:
 
 
 def render_install(rendered: str) -> str:
-    """Convert the rendered chart for `kubectl apply`: add the namespace, remove Helm's labels and annotations."""
+    """Convert the rendered chart for `kubectl apply`: add the namespace, and remove Helm's labels and annotations."""
     namespace = {
         "apiVersion": "v1",
         "kind": "Namespace",
@@ -85,7 +85,7 @@ def remove_helm_metadata(node: Any) -> Any:
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Dumper that writes no anchors and aliases, which make diffs hard to read."""
+    """YAML dumper without anchors and aliases, which make diffs hard to read."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 (PyYAML's signature)
         return True

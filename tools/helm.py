@@ -1,4 +1,4 @@
-"""Find Helm, in the pinned version if Go can build it, else the installed version, and render the chart."""
+"""Find Helm (the pinned version, built with Go, or else the installed version) and render the chart."""
 
 import shutil
 import subprocess

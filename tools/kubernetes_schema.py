@@ -1,4 +1,4 @@
-"""OpenAPI schema of Kubernetes in a strict version, which rejects unknown fields."""
+"""Strict OpenAPI schema of Kubernetes, which rejects unknown fields."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ class KubernetesSchema:
 
 
 def load_kubernetes_schema() -> KubernetesSchema | None:
-    """Load the schema from the Go module of Kubernetes; return None if Go is needed to download it but missing."""
+    """Load the schema from the Go module of Kubernetes; return None if it is missing and Go is not installed."""
     cache = Cache.from_environment()
     module = Path(cache.go_environment["GOMODCACHE"]) / f"k8s.io/kubernetes@v{PINNED.kubernetes}"
     if not module.exists():

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from environment import ROOT, UV, build_uv_environment, read_requirements
 
-BUILD = ("hatchling", "editables")  # build requirements of images and editable installs
+BUILD_REQUIREMENTS = ("hatchling", "editables")  # build requirements of images and editable installs
 HEADER = "# Exact versions of everything the project installs; `make lock` renews it.\n"
 
 
 def main() -> int:
-    """Resolve all versions without the wheels next to the checkout, whose local versions no package index contains."""
+    """Resolve all versions from the package index, because the wheels next to the checkout have local versions."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--upgrade", action="store_true", help="use the newest versions instead of keeping compatible ones"
@@ -34,7 +34,7 @@ def main() -> int:
         options = ["--system-certs", "--universal", "--python-version", "3.11", "--no-header", "--no-annotate"]
         subprocess.run(
             [python.parent / "uv", "pip", "compile", "--quiet", *options, *upgrade, "--output-file", resolved, "-"],
-            input="\n".join((*read_requirements(ROOT / "pyproject.toml"), *BUILD)),
+            input="\n".join((*read_requirements(ROOT / "pyproject.toml"), *BUILD_REQUIREMENTS)),
             text=True,
             check=True,
             env=build_uv_environment(os.environ),

@@ -16,14 +16,11 @@ from testing.cluster.host.debian_packages import BROWSER, ensure_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "reports"
-SUITES = {  # pytest options by suite; the timeout ends hanging tests
+SUITES = {  # pytest options by suite; the timeout terminates hanging tests
     "unit": ("--timeout=120", "--numprocesses=auto"),
-    "simulation": ("--timeout=1200", "--numprocesses=auto"),  # a few tests run thousands of histories each
-    "integration": (
-        "--timeout=600",
-        "--numprocesses=2",
-        "--dist=loadscope",
-    ),  # tests of a file share launches of two ranks
+    "simulation": ("--timeout=1200", "--numprocesses=auto"),  # a few tests simulate thousands of histories each
+    # loadscope: the tests of a file share launches with two ranks
+    "integration": ("--timeout=600", "--numprocesses=2", "--dist=loadscope"),
     "e2e": ("--timeout=900",),
 }
 
@@ -39,7 +36,7 @@ class SuiteResult:
     skipped_by_reason: Counter[str] = field(default_factory=Counter)
 
     @property
-    def line(self) -> str:
+    def summary_line(self) -> str:
         """Summary line of the suite, in the style of pytest."""
         kinds = ("passed", "failed", "error", "skipped", "xfailed")
         counts = (
@@ -50,7 +47,7 @@ class SuiteResult:
 
 
 def main() -> int:
-    """Run all suites, even after a failure; return exit code 1 if a suite failed or has no tests."""
+    """Run all suites, even after a failure; return exit code 1 if a suite fails or has no tests."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suites", nargs="+", choices=SUITES)
     suites: list[str] = parser.parse_args().suites
@@ -64,7 +61,7 @@ def main() -> int:
 
 
 def install_browser() -> None:
-    """Install the browser for tests of the HTML report, which are skipped without a browser."""
+    """Install a browser for the tests of the HTML report; they are skipped if the installation fails."""
     try:
         ensure_packages(BROWSER)
     except HarnessError as error:
@@ -108,7 +105,7 @@ def read_report(text: str) -> tuple[Counter[str], Counter[str]]:
 
 def render_summary(results: list[SuiteResult]) -> Iterator[str]:
     """Yield one line per suite, one per skip reason, and the total."""
-    yield from (result.line for result in results)
+    yield from (result.summary_line for result in results)
     for result in results:
         for reason, tests in result.skipped_by_reason.most_common():
             yield f"SKIPPED  {tests} of {result.name}: {reason}"

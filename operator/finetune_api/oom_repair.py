@@ -55,7 +55,7 @@ def apply_repair(spec: FineTuneJobSpec, repair: Repair | None) -> FineTuneJobSpe
     if repair.deepspeed is not None:
         update["deepspeed"] = Deepspeed.model_validate({"preset": repair.deepspeed})
     if repair.memory is not None:
-        update["resources"] = spec.resources.with_memory(repair.memory)
+        update["resources"] = spec.resources.with_memory_limit(repair.memory)
     if repair.shm_size is not None:
         update["shm_size"] = repair.shm_size
     if repair.num_workers is not None and spec.dataset is not None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from finetune_api.schema.cel_rules import list_name_rules, list_spec_rules, list_transition_rules
 from finetune_api.schema.json_schema import Schema, build_editor_schema, build_structural_schema
-from finetune_api.v1alpha1.base import build_validations
+from finetune_api.v1alpha1.base import build_validation_schema
 from finetune_api.v1alpha1.job import GROUP, KIND, MAX_JOB_NAME, PLURAL, VERSION, FineTuneJob, FineTuneJobSpec
 from finetune_api.v1alpha1.status import JobStatus
 
@@ -90,7 +90,7 @@ def _build_object_schema() -> Schema:
         "type": "object",
         "description": FineTuneJob.__doc__,
         "required": ["spec"],
-        **build_validations(list_name_rules()),
+        **build_validation_schema(list_name_rules()),
         "properties": {
             "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}."},
             "kind": {"type": "string", "description": f"{KIND}."},
@@ -104,4 +104,4 @@ def _build_object_schema() -> Schema:
 def _build_spec_schema() -> Schema:
     schema = build_structural_schema(FineTuneJobSpec, describe_defaults=True)
     del schema["x-kubernetes-validations"]  # the rules are added below, together with the transition rules
-    return {**schema, **build_validations((*list_spec_rules(), *list_transition_rules()))}
+    return {**schema, **build_validation_schema((*list_spec_rules(), *list_transition_rules()))}

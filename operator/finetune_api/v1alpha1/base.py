@@ -80,7 +80,7 @@ class CrossFieldRule(Generic[M]):
 
 
 def _add_cel_rules(schema: dict[str, Any], model: "type[ModelWithRules]") -> None:
-    schema.update(build_validations(cel_rule for rule in model.rules for cel_rule in rule.cel_rules))
+    schema.update(build_validation_schema(cel_rule for rule in model.rules for cel_rule in rule.cel_rules))
 
 
 class ModelWithRules(Model):
@@ -97,12 +97,12 @@ class ModelWithRules(Model):
         return self
 
 
-def build_validations(rules: Iterable[CelRule]) -> dict[str, Any]:
+def build_validation_schema(rules: Iterable[CelRule]) -> dict[str, Any]:
     """Return the extra JSON schema keys for CEL rules, which the API server checks, or {} if there are no rules."""
     schemas = [rule.to_schema() for rule in rules]
     return {"x-kubernetes-validations": schemas} if schemas else {}
 
 
-def build_list_map(key: str) -> dict[str, Any]:
+def build_list_map_schema(key: str) -> dict[str, Any]:
     """Return the extra JSON schema keys that make server-side apply merge list items by the unique `key`."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}

@@ -4,7 +4,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AwareDatetime, Field, StringConstraints
 
-from finetune_api.v1alpha1.base import CrossFieldRule, Model, ModelWithRules, NonEmpty, StatusModel, build_list_map
+from finetune_api.v1alpha1.base import (
+    CrossFieldRule,
+    Model,
+    ModelWithRules,
+    NonEmpty,
+    StatusModel,
+    build_list_map_schema,
+)
 from finetune_api.v1alpha1.command import Command
 from finetune_api.v1alpha1.dataset import Dataset
 from finetune_api.v1alpha1.lora import Lora
@@ -141,19 +148,19 @@ class FineTuneJobSpec(ModelWithRules):
         default=(),
         max_length=16,
         description="Secrets for pulling the image.",
-        json_schema_extra=build_list_map("name"),
+        json_schema_extra=build_list_map_schema("name"),
     )
     env: tuple[EnvVar, ...] = Field(
         default=(),
         max_length=128,
         description="Additional environment variables of every rank.",
-        json_schema_extra=build_list_map("name"),
+        json_schema_extra=build_list_map_schema("name"),
     )
     volumes: tuple[Volume, ...] = Field(
         default=(),
         max_length=32,
         description="Additional volumes, such as those with models and datasets.",
-        json_schema_extra=build_list_map("name"),
+        json_schema_extra=build_list_map_schema("name"),
     )
     output: Output | None = Field(default=None, description="Location of checkpoints and the result.")
     network: Network = Field(default=Network(), description="Rendezvous port, network interface and NCCL settings.")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, ModelWithRules, build_validations
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, ModelWithRules, build_validation_schema
 from finetune_supervisor.contract import to_camel
 
 RESERVED_PREFIX = "finetune.dev"
@@ -46,7 +46,9 @@ RelativePath = Annotated[
     StringConstraints(pattern=r"^[^/]+(/[^/]+)*$", max_length=512),
     AfterValidator(_reject_dot_dot),
     Field(
-        json_schema_extra=build_validations([CelRule("!self.split('/').exists(p, p == '..')", "must not contain '..'")])
+        json_schema_extra=build_validation_schema(
+            [CelRule("!self.split('/').exists(p, p == '..')", "must not contain '..'")]
+        )
     ),
 ]
 Quantity = Annotated[
@@ -55,7 +57,7 @@ Quantity = Annotated[
     Field(
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
-            **build_validations(
+            **build_validation_schema(
                 [
                     CelRule(
                         "type(self) == int ? self >= 0 : isQuantity(self) && !self.startsWith('-')",
@@ -80,7 +82,7 @@ class ResourceRequirements(Model):
         default={}, max_length=12, description="Resources that the scheduler reserves."
     )
 
-    def with_memory(self, limit: str) -> Self:
+    def with_memory_limit(self, limit: str) -> Self:
         """Return a copy with this memory limit; a memory request equal to the old limit is raised with it."""
         is_equal = "memory" in self.requests and self.requests["memory"] == self.limits.get("memory")
         requests = {**self.requests, "memory": limit} if is_equal else self.requests

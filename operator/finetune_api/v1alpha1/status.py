@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import AwareDatetime, Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from finetune_api.v1alpha1.base import MESSAGE_CONFIG, StatusModel, build_list_map
+from finetune_api.v1alpha1.base import MESSAGE_CONFIG, StatusModel, build_list_map_schema
 from finetune_supervisor.messages import TrainingProgress
 
 
@@ -210,7 +210,7 @@ class JobStatus(StatusModel):
     conditions: tuple[Condition, ...] = Field(
         default=(),
         description="Conditions: Running, Suspended, Complete, Failed, Finished, Reconciling, Stalled.",
-        json_schema_extra=build_list_map("type"),
+        json_schema_extra=build_list_map_schema("type"),
     )
     attempt: int | None = Field(default=None, description="Number of the current attempt.")
     attempts: tuple[AttemptRecord, ...] = Field(

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from finetune_api.batch import AUTO
-from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, ModelWithRules, build_validations
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, ModelWithRules, build_validation_schema
 
 REPORTERS = ("tensorboard", "wandb", "mlflow", "swanlab")  # each reporter requires the package of the same name
 EVAL_LOSS = "eval_loss"
@@ -32,7 +32,7 @@ MicroBatch = Annotated[
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             "pattern": f"^{AUTO}$",
-            **build_validations(
+            **build_validation_schema(
                 [CelRule("type(self) != int || (self >= 1 && self <= 65536)", "must be auto, or 1 to 65536")]
             ),
         }

@@ -30,7 +30,7 @@ def list_kinds(documents: list[dict[str, Any]]) -> list[str]:
     return sorted({document["kind"] for document in documents})
 
 
-def get_arguments(documents: list[dict[str, Any]]) -> list[str]:
+def get_operator_arguments(documents: list[dict[str, Any]]) -> list[str]:
     (deployment,) = (document for document in documents if document["kind"] == "Deployment")
     args: list[str] = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
     return args
@@ -54,7 +54,7 @@ def test_operator_with_watched_namespaces_has_no_cluster_roles(helm: Path) -> No
         ("b", "finetune-operator"),
         ("finetune-system", "finetune-operator-leader"),
     ]
-    assert get_arguments(documents)[-2:] == ["--namespace=a", "--namespace=b"]
+    assert get_operator_arguments(documents)[-2:] == ["--namespace=a", "--namespace=b"]
 
 
 def test_single_replica_has_no_disruption_budget(helm: Path) -> None:
