@@ -38,10 +38,13 @@ def print_report(title: str, corpus: list[LabelledError]) -> None:
     print(f"{'reason':<24}{'texts':>6}{'found':>7}{'correct':>9}")
     for reason in sorted(expected_counts | assigned_counts, key=str):
         print(f"{reason:<24}{expected_counts[reason]:>6}{assigned_counts[reason]:>7}{correct_counts[reason]:>9}")
-    retried = [entry for entry, verdict in verdicts if is_retried_wrongly(entry.reason, verdict)]
-    failed = [entry for entry, verdict in verdicts if is_failed_wrongly(entry.reason, verdict)]
-    print(f"user errors that are retried: {len(retried)}; infrastructure faults that fail the job: {len(failed)}")
-    for entry in (*retried, *failed):
+    retried_entries = [entry for entry, verdict in verdicts if is_retried_wrongly(entry.reason, verdict)]
+    failed_entries = [entry for entry, verdict in verdicts if is_failed_wrongly(entry.reason, verdict)]
+    print(
+        f"user errors that are retried: {len(retried_entries)};"
+        f" infrastructure faults that fail the job: {len(failed_entries)}"
+    )
+    for entry in (*retried_entries, *failed_entries):
         print(f"  {entry.reason} <- {judge_entry(entry).reason}: {entry.text[:160]!r}")
 
 

@@ -131,13 +131,13 @@ async def _check_garbage_collection(api: ApiClient, state: SoakState) -> list[st
     """Delete all jobs, and return an error for each child that is not garbage-collected."""
     for name in state.jobs.keys() - state.deleted:
         await api.call("DELETE", f"{JOBS_PATH}/{name}", body={"kind": "DeleteOptions", "apiVersion": "v1"})
-    remaining: list[tuple[str, RawBody]] = []
+    remaining_children: list[tuple[str, RawBody]] = []
     for _ in range(int(TIMEOUT_SECONDS / POLL_INTERVAL_SECONDS)):
-        remaining = await _list_children(api)
-        if not remaining:
+        remaining_children = await _list_children(api)
+        if not remaining_children:
             break
         await asyncio.sleep(POLL_INTERVAL_SECONDS)
-    return [f"{kind} {body['metadata']['name']} remains after its job was deleted" for kind, body in remaining]
+    return [f"{kind} {body['metadata']['name']} remains after its job was deleted" for kind, body in remaining_children]
 
 
 async def _list_children(api: ApiClient) -> list[tuple[str, RawBody]]:
@@ -152,10 +152,10 @@ async def _list_children(api: ApiClient) -> list[tuple[str, RawBody]]:
 
 def _render_job_table(state: SoakState, script_runner: ScriptRunner, plans: tuple[JobPlan, ...]) -> str:
     """Render a table of job results and performed actions."""
-    ends = Counter(" ".join(state.find_final_state(plan.name) or ("no end",)).strip() for plan in plans)
+    final_state_counts = Counter(" ".join(state.find_final_state(plan.name) or ("no end",)).strip() for plan in plans)
     return _render_table(
         [
-            *((f"ended: {end}", count) for end, count in ends.most_common()),
+            *((f"ended: {end}", count) for end, count in final_state_counts.most_common()),
             *((f"action: {action}", count) for action, count in script_runner.actions.most_common()),
             ("restarts of jobs", state.count_restarts()),
         ]
@@ -164,9 +164,9 @@ def _render_job_table(state: SoakState, script_runner: ScriptRunner, plans: tupl
 
 def _render_operator_table(operator_runner: OperatorRunner, *, nodes_removed: int, jobs: int) -> str:
     """Render a table of the startup times, memory and API requests of all operator processes."""
-    last = max((seconds for seconds, _ in operator_runner.memory_samples), default=0.0)
-    first_third = [mib for seconds, mib in operator_runner.memory_samples if seconds < last / 3]
-    last_third = [mib for seconds, mib in operator_runner.memory_samples if seconds > 2 * last / 3]
+    last_seconds = max((seconds for seconds, _ in operator_runner.memory_samples), default=0.0)
+    first_third = [mib for seconds, mib in operator_runner.memory_samples if seconds < last_seconds / 3]
+    last_third = [mib for seconds, mib in operator_runner.memory_samples if seconds > 2 * last_seconds / 3]
     return _render_table(
         [
             ("Kubernetes nodes removed", nodes_removed),

@@ -26,27 +26,27 @@ class BenchmarkModelShape:
         if not self.family:
             return Qwen2Config(**text, tie_word_embeddings=self.tie_word_embeddings)
         if self.family == "llava":
-            image = tokenizer.convert_tokens_to_ids("<image>")
+            image_token_id = tokenizer.convert_tokens_to_ids("<image>")
             patches = (self.vision_config["image_size"] // self.vision_config["patch_size"]) ** 2
             vision = {"model_type": "clip_vision_model", **self.vision_config}
             return LlavaConfig(
                 text_config={"model_type": "llama", **text},
                 vision_config=vision,
-                image_token_id=image,
+                image_token_id=image_token_id,
                 image_seq_length=patches,
                 tie_word_embeddings=self.tie_word_embeddings,
             )
         names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
         placeholder_tokens = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-        ids = dict(zip(names, tokenizer.convert_tokens_to_ids(placeholder_tokens), strict=True))
-        half = text["hidden_size"] // text["num_attention_heads"] // 2
-        sections = [half // 4, half * 3 // 8, half * 3 // 8]
+        token_ids = dict(zip(names, tokenizer.convert_tokens_to_ids(placeholder_tokens), strict=True))
+        half_head_dim = text["hidden_size"] // text["num_attention_heads"] // 2
+        sections = [half_head_dim // 4, half_head_dim * 3 // 8, half_head_dim * 3 // 8]
         rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
         return Qwen2VLConfig(
             text_config={**text, "rope_parameters": rope},
             vision_config={**self.vision_config, "hidden_size": text["hidden_size"]},
             tie_word_embeddings=self.tie_word_embeddings,
-            **ids,
+            **token_ids,
         )
 
 

@@ -80,15 +80,19 @@ def write_rows(rows: DatasetSettings, *, method: str, is_multimodal: bool) -> No
         question = {"role": "user", "content": f"What follows, part {number}?"}
         question_with_placeholders = {**question, "content": "<image>" * len(image_names) + question["content"]}
         texts = (_draw_random_text(tokenizer, manual_tokens, random_source, rows.max_tokens) for _ in range(2))
-        good, bad = ({"role": "assistant", "content": text} for text in texts)
+        chosen_message, rejected_message = ({"role": "assistant", "content": text} for text in texts)
         if method == "dpo":
             messages.append(
-                {"messages": [question_with_placeholders, good], "rejected_response": bad["content"], **images}
+                {
+                    "messages": [question_with_placeholders, chosen_message],
+                    "rejected_response": rejected_message["content"],
+                    **images,
+                }
             )
-            columns.append({"prompt": [question], "chosen": [good], "rejected": [bad], **images})
+            columns.append({"prompt": [question], "chosen": [chosen_message], "rejected": [rejected_message], **images})
         else:
-            messages.append({"messages": [question_with_placeholders, good], **images})
-            columns.append({"prompt": [question], "completion": [good], **images})
+            messages.append({"messages": [question_with_placeholders, chosen_message], **images})
+            columns.append({"prompt": [question], "completion": [chosen_message], **images})
     tiny_text.write_jsonl(rows.folder / "rows.jsonl", messages)
     tiny_text.write_jsonl(rows.folder / "columns.jsonl", columns)
 
@@ -117,8 +121,8 @@ def measure_content(task: Task, folder: Path, *, forecasts_memory: bool) -> Epoc
     model_class = AutoModelForImageTextToText if task.is_multimodal else AutoModelForCausalLM
     with torch.device("meta"):
         model = model_class.from_config(pretrained.config)
-        adapted = add_adapters(model, spec.lora, seed=0) if spec.lora else model
-    flops_model = estimate_flops(adapted, has_reference=task.method == "dpo")
+        adapted_model = add_adapters(model, spec.lora, seed=0) if spec.lora else model
+    flops_model = estimate_flops(adapted_model, has_reference=task.method == "dpo")
     attention_pairs = sum(length * (length + 1) // 2 for length in lengths)
     flops = flops_model.total(tokens=sum(lengths), attention_pairs=attention_pairs)
     plan = plan_training(spec, world_size=spec.world_size)

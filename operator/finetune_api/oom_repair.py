@@ -75,22 +75,22 @@ def find_next_repair(shortage: MemoryShortage) -> tuple[Repair, str] | None:
 def build_advice(shortage: MemoryShortage) -> str:
     """Return advice for the user after an out-of-memory failure that has no repair."""
     spec, is_command = shortage.effective_spec, shortage.spec.command is not None
-    fewer_loaders = "start fewer loader processes" + ("" if is_command else " (dataset.numWorkers)")
+    loader_advice = "start fewer loader processes" + ("" if is_command else " (dataset.numWorkers)")
     if shortage.reason is Reason.CUDA_OUT_OF_MEMORY:
         # if restarts are allowed, repairs have already reduced the batch
         can_be_smaller = is_command or not shortage.spec.restart_policy.max_restarts
         return "use smaller batches, or larger or more GPUs" if can_be_smaller else shortage.reason.advice
     if not shortage.runs_in_container:
-        return f"{fewer_loaders}, or use a host with more memory"
+        return f"{loader_advice}, or use a host with more memory"
     if shortage.reason is Reason.SHARED_MEMORY_EXHAUSTED:
-        return f"shared memory had {format_bytes(spec.shm_bytes)}: raise shmSize, or {fewer_loaders}"
+        return f"shared memory had {format_bytes(spec.shm_bytes)}: raise shmSize, or {loader_advice}"
     limit = spec.resources.limits.get("memory")
     if limit is None:
         return (
-            f"no limit was set and the Kubernetes node had no more: set resources.requests.memory, or {fewer_loaders}"
+            f"no limit was set and the Kubernetes node had no more: set resources.requests.memory, or {loader_advice}"
         )
-    hint = "" if spec.restart_policy.max_memory else " (restartPolicy.maxMemory lets the operator do so)"
-    return f"the limit was {limit}: raise resources.limits.memory{hint}, or {fewer_loaders}"
+    max_memory_hint = "" if spec.restart_policy.max_memory else " (restartPolicy.maxMemory lets the operator do so)"
+    return f"the limit was {limit}: raise resources.limits.memory{max_memory_hint}, or {loader_advice}"
 
 
 def _double_memory_limit(shortage: MemoryShortage) -> tuple[Repair, str] | None:
@@ -125,8 +125,8 @@ def _reduce_loader_processes(shortage: MemoryShortage) -> tuple[Repair, str] | N
     if dataset is None or dataset.num_workers == 0:
         return None
     workers = 0 if dataset.num_workers == 1 else 1
-    before = "default" if dataset.num_workers is None else dataset.num_workers
-    return shortage.extend_repair(num_workers=workers), f"dataset.numWorkers {before} -> {workers}"
+    previous_workers = "default" if dataset.num_workers is None else dataset.num_workers
+    return shortage.extend_repair(num_workers=workers), f"dataset.numWorkers {previous_workers} -> {workers}"
 
 
 def _reduce_micro_batch(shortage: MemoryShortage) -> tuple[Repair, str] | None:
@@ -134,15 +134,17 @@ def _reduce_micro_batch(shortage: MemoryShortage) -> tuple[Repair, str] | None:
     batch = shortage.batch
     if batch is None:
         return None
-    smaller = next((size for size in range(batch.per_device // 2, 0, -1) if batch.per_device % size == 0), None)
-    if smaller is None:
+    smaller_size = next((size for size in range(batch.per_device // 2, 0, -1) if batch.per_device % size == 0), None)
+    if smaller_size is None:
         return None
-    accumulation = batch.accumulation * (batch.per_device // smaller)
+    accumulation = batch.accumulation * (batch.per_device // smaller_size)
     change = (
-        f"perDeviceTrainBatchSize {batch.per_device} -> {smaller}, gradientAccumulationSteps {batch.accumulation} ->"
-        f" {accumulation} (effective batch stays {batch.effective})"
+        f"perDeviceTrainBatchSize {batch.per_device} -> {smaller_size}, gradientAccumulationSteps {batch.accumulation}"
+        f" -> {accumulation} (effective batch stays {batch.effective})"
     )
-    return shortage.extend_repair(per_device_train_batch_size=smaller, gradient_accumulation_steps=accumulation), change
+    return shortage.extend_repair(
+        per_device_train_batch_size=smaller_size, gradient_accumulation_steps=accumulation
+    ), change
 
 
 def _enable_checkpointing(shortage: MemoryShortage) -> tuple[Repair, str] | None:

@@ -11,11 +11,11 @@ COLUMNS = ("NAME", "PHASE", "NODES", "PROGRESS", "LOSS", "TOKENS/S", "ETA", "RES
 
 
 def format_job(job: FineTuneJob, *, now: datetime) -> str:
-    """Return a multi-line description of the job, with the most important facts first."""
+    """Return a multi-line description of the job, with the most important attributes first."""
     status = job.status
-    facts = {name: text for name, text in _list_job_attributes(job, now) if text}
-    width = max(len(name) for name in facts)
-    lines = [f"{name:<{width}}  {text}" for name, text in facts.items()]
+    attributes = {name: text for name, text in _list_job_attributes(job, now) if text}
+    width = max(len(name) for name in attributes)
+    lines = [f"{name:<{width}}  {text}" for name, text in attributes.items()]
     if status.attempts:
         lines += ["", "Attempts", *(f"  {line}" for record in status.attempts for line in _format_attempt(record, now))]
     if status.nodes:

@@ -11,7 +11,7 @@ import typer
 import yaml
 from pydantic import ValidationError
 
-from finetune_api.schema.validation_errors import JOB_FIELDS, explain_each_field, explain_unknown_field
+from finetune_api.schema.validation_errors import JOB_FIELDS, explain_invalid_fields, explain_unknown_field
 from finetune_api.v1alpha1.job import GROUP, KIND, MAX_JOB_NAME, VERSION, FineTuneJob
 from finetune_cli.errors import BadInput
 from finetune_operator.observation.ownership import RawBody
@@ -64,7 +64,7 @@ def read_job_file(path: Path, *, namespace: str | None = None) -> JobFile:
         text = json.dumps(body, default=str)
         job = FineTuneJob.model_validate_json(text, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
-        problems += explain_each_field(error)
+        problems += explain_invalid_fields(error)
     if job is None or problems:
         raise BadInput(*(f"{path}: {problem}" for problem in problems))
     return JobFile(path, body, job)

@@ -96,10 +96,12 @@ def _prepare_and_run(file: JobFile, volumes: list[str], options: RunOptions) -> 
         ProgressDisplay(Console(highlight=False)) as display,
     ):
         # Resume the state of an earlier run of the same job, or start a new job.
-        changed = () if options.start_over else store.find_changed_fields(file)
+        changed_fields = () if options.start_over else store.find_changed_fields(file)
         body = store.open_job(file, start_over=options.start_over)
-        if changed:
-            display.print_line(f"this is not the job of the last run: {', '.join(changed)} changed; starting over")
+        if changed_fields:
+            display.print_line(
+                f"this is not the job of the last run: {', '.join(changed_fields)} changed; starting over"
+            )
         if body["status"].get("completionTime"):
             display.print_line(f"Complete already; {_describe_result_location(file, options)} (--fresh starts over)")
             return EXIT_COMPLETE
@@ -195,9 +197,11 @@ def _report_outcome(display: "ProgressDisplay", job: "FineTuneJob", file: JobFil
     progress = status.progress
     restarts = f", {status.restarts} restart{'s' if status.restarts > 1 else ''}" if status.restarts else ""
     if status.completion_time is None:
-        resumes = f"resumes from {progress.last_checkpoint}" if progress and progress.last_checkpoint else "starts over"
-        resumes = "starts the command again" if file.job.spec.command else resumes
-        display.print_line(f"Suspended: the same command again {resumes}")
+        resume_hint = (
+            f"resumes from {progress.last_checkpoint}" if progress and progress.last_checkpoint else "starts over"
+        )
+        resume_hint = "starts the command again" if file.job.spec.command else resume_hint
+        display.print_line(f"Suspended: the same command again {resume_hint}")
         return EXIT_INTERRUPTED
     if any(condition.type == "Complete" and condition.status == "True" for condition in status.conditions):
         steps = f"{progress.step} steps, loss {progress.loss:.4g}" if progress and progress.loss is not None else "done"

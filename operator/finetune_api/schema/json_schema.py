@@ -48,19 +48,23 @@ def format_default(schema: Schema) -> str:
 
 
 def _inline_references(schema: Schema, definitions: dict[str, Schema]) -> Schema:
-    own = {key: value for key, value in schema.items() if key not in ("$ref", "$defs", "title")}
-    if own.get("default") in (None, [], {}, "") or isinstance(own.get("default"), dict):
-        own.pop("default", None)
-    if "const" in own:  # structural schemas have no const
-        own["enum"] = [own.pop("const")]
-    if "x-kubernetes-int-or-string" in own:
-        own["type"] = [option["type"] for option in own.pop("anyOf")]
-    (inner,) = [option for option in own.pop("anyOf", [{}]) if option.get("type") != "null"]
-    if reference := inner.get("$ref") or schema.get("$ref"):
-        inner = definitions[reference.rsplit("/", 1)[-1]]
-    if inner:
-        return {**_inline_references(inner, definitions), **own, "description": _join_descriptions(own, inner)}
-    return _convert_children(own, own, lambda child: _inline_references(child, definitions))
+    keywords = {key: value for key, value in schema.items() if key not in ("$ref", "$defs", "title")}
+    if keywords.get("default") in (None, [], {}, "") or isinstance(keywords.get("default"), dict):
+        keywords.pop("default", None)
+    if "const" in keywords:  # structural schemas have no const
+        keywords["enum"] = [keywords.pop("const")]
+    if "x-kubernetes-int-or-string" in keywords:
+        keywords["type"] = [option["type"] for option in keywords.pop("anyOf")]
+    (inner_schema,) = [option for option in keywords.pop("anyOf", [{}]) if option.get("type") != "null"]
+    if reference := inner_schema.get("$ref") or schema.get("$ref"):
+        inner_schema = definitions[reference.rsplit("/", 1)[-1]]
+    if inner_schema:
+        return {
+            **_inline_references(inner_schema, definitions),
+            **keywords,
+            "description": _join_descriptions(keywords, inner_schema),
+        }
+    return _convert_children(keywords, keywords, lambda child: _inline_references(child, definitions))
 
 
 def _join_descriptions(field: Schema, type_schema: Schema) -> str:
@@ -75,22 +79,22 @@ def _join_descriptions(field: Schema, type_schema: Schema) -> str:
 
 def _convert_to_structural(schema: Schema, describe_defaults: bool) -> Schema:
     """Convert to a structural schema: exclusive bounds become flags, additionalProperties is removed."""
-    structural = {key: value for key, value in schema.items() if key not in ("default", "additionalProperties")}
+    structural_schema = {key: value for key, value in schema.items() if key not in ("default", "additionalProperties")}
     if describe_defaults and (default := format_default(schema)):
-        structural["description"] = f"{schema['description']} Default: {default}."
-    for bound in ("minimum", "maximum"):
-        exclusive = "exclusive" + bound.capitalize()
-        if exclusive in structural:
-            structural[bound] = structural[exclusive]
-            structural[exclusive] = True
-    if "x-kubernetes-int-or-string" in structural:
-        del structural["type"]
-    return _convert_children(schema, structural, lambda child: _convert_to_structural(child, describe_defaults))
+        structural_schema["description"] = f"{schema['description']} Default: {default}."
+    for bound_name in ("minimum", "maximum"):
+        exclusive = "exclusive" + bound_name.capitalize()
+        if exclusive in structural_schema:
+            structural_schema[bound_name] = structural_schema[exclusive]
+            structural_schema[exclusive] = True
+    if "x-kubernetes-int-or-string" in structural_schema:
+        del structural_schema["type"]
+    return _convert_children(schema, structural_schema, lambda child: _convert_to_structural(child, describe_defaults))
 
 
 def _remove_kubernetes_keywords(schema: Schema) -> Schema:
-    plain = {key: value for key, value in schema.items() if not key.startswith("x-kubernetes-")}
-    return _convert_children(schema, plain, _remove_kubernetes_keywords)
+    plain_schema = {key: value for key, value in schema.items() if not key.startswith("x-kubernetes-")}
+    return _convert_children(schema, plain_schema, _remove_kubernetes_keywords)
 
 
 def _convert_children(schema: Schema, converted_schema: Schema, convert: Callable[[Schema], Schema]) -> Schema:

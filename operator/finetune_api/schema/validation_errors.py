@@ -34,38 +34,41 @@ _TYPE_ERRORS = ("type", "parsing", "from_float", "attributes_type")
 
 def explain_validation_error(error: ValidationError, *, parent_path: str = "") -> str:
     """Return all problems as one line, such as `spec.numNodes: ...; spec.model: ...`."""
-    return "; ".join(explain_each_field(error, parent_path=parent_path))
+    return "; ".join(explain_invalid_fields(error, parent_path=parent_path))
 
 
-def explain_each_field(error: ValidationError, *, parent_path: str = "") -> tuple[str, ...]:
+def explain_invalid_fields(error: ValidationError, *, parent_path: str = "") -> tuple[str, ...]:
     """Return one message per invalid field.
 
     `parent_path` is the path of the validated object in the job, such as `spec`, or empty for a whole job.
     """
     problems = error.errors(include_url=False, include_context=False)
-    parents = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
-    by_field: dict[Location, list[ErrorDetails]] = {}
+    parent_locations = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
+    problems_by_field: dict[Location, list[ErrorDetails]] = {}
     for problem in problems:
         # pydantic does not count invalid items, and therefore also reports their list as too short
-        if not (problem["type"] == "too_short" and problem["loc"] in parents):
-            by_field.setdefault(
+        if not (problem["type"] == "too_short" and problem["loc"] in parent_locations):
+            problems_by_field.setdefault(
                 _remove_union_member((parent_path, *problem["loc"]) if parent_path else problem["loc"]), []
             ).append(problem)
-    return tuple(f"{_format_path(field)}: {_explain_problems(field, each)}" for field, each in by_field.items())
+    return tuple(
+        f"{_format_path(field)}: {_explain_problems(field, field_problems)}"
+        for field, field_problems in problems_by_field.items()
+    )
 
 
 def explain_unknown_field(field: Location) -> str:
     """Return the message for an unknown field, and suggest a similar field of the job if there is one."""
     parent, name = field[:-1], _normalize_name(str(field[-1]))
     siblings = {
-        _normalize_name(known): _format_path((*parent, known))
-        for known in _find_schemas(parent)[-1].get("properties", ())
+        _normalize_name(sibling): _format_path((*parent, sibling))
+        for sibling in _find_schemas(parent)[-1].get("properties", ())
     }
-    similar = [name] if name in siblings else get_close_matches(name, siblings, n=2, cutoff=_SIMILARITY_CUTOFF)
-    elsewhere = [
+    similar_names = [name] if name in siblings else get_close_matches(name, siblings, n=2, cutoff=_SIMILARITY_CUTOFF)
+    paths_elsewhere = [
         path for path, _, _ in iterate_fields(_build_job_schema()) if _normalize_name(path.rpartition(".")[2]) == name
     ]
-    suggestions = [siblings[each] for each in similar] or (elsewhere if len(elsewhere) == 1 else [])
+    suggestions = [siblings[name] for name in similar_names] or (paths_elsewhere if len(paths_elsewhere) == 1 else [])
     return f"unknown field; did you mean {' or '.join(suggestions)}?" if suggestions else "unknown field"
 
 
@@ -108,9 +111,9 @@ def _explain_problems(field: Location, problems: list[ErrorDetails]) -> str:
         case error_type if error_type == "value_error" or not _SHOULD_PREFIX.match(problem["msg"]):
             return problem["msg"].removeprefix("Value error, ")
         case error_type:
-            expected = [_describe_expected_value(each) for each in problems]
-            others = "".join(f" or {other.removeprefix('be ')}" for other in expected[1:])
-            return f"must {expected[0]}{others}, found {_describe_found_value(error_type, problem['input'])}"
+            expectations = [_describe_expected_value(union_problem) for union_problem in problems]
+            alternatives = "".join(f" or {other.removeprefix('be ')}" for other in expectations[1:])
+            return f"must {expectations[0]}{alternatives}, found {_describe_found_value(error_type, problem['input'])}"
 
 
 def _describe_expected_value(problem: ErrorDetails) -> str:

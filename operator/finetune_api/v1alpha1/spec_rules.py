@@ -30,16 +30,18 @@ REWARD_METRICS = "eval_rewards/"  # prefix of metrics that only dpo reports
 
 
 def _check_method_count(spec: "FineTuneJobSpec") -> str | None:
-    chosen = [method for method in (*METHODS, "command") if getattr(spec, method) is not None]
-    if len(chosen) == 1:
+    chosen_methods = [method for method in (*METHODS, "command") if getattr(spec, method) is not None]
+    if len(chosen_methods) == 1:
         return None
-    return f"exactly one training method must be set, such as sft: {{}}; found {len(chosen)}"
+    return f"exactly one training method must be set, such as sft: {{}}; found {len(chosen_methods)}"
 
 
 def _build_method_rule() -> CelRule:
-    chosen = ", ".join(f"has(self.{method})" for method in (*METHODS, "command"))
+    chosen_methods = ", ".join(f"has(self.{method})" for method in (*METHODS, "command"))
     example = " or ".join((*(f"{method}: {{}}" for method in METHODS), "command: {script: train.py}"))
-    return CelRule(f"[{chosen}].exists_one(x, x)", f"exactly one training method must be set, such as {example}")
+    return CelRule(
+        f"[{chosen_methods}].exists_one(x, x)", f"exactly one training method must be set, such as {example}"
+    )
 
 
 # Rule: the spec has all fields that its method requires, and no fields without effect.
@@ -133,13 +135,13 @@ _BOTH_GIVEN = "has(self.training.perDeviceTrainBatchSize) && has(self.training.g
 def _build_batch_rule() -> CelRule:
     effective = "self.training.globalBatchSize"
     has_global_batch = f"has(self.training) && has({effective})"
-    countable = (
+    has_countable_gpus = (
         "(has(self.nprocPerNode) || !has(self.resources) || !has(self.resources.limits)"
         " || self.resources.limits.all(k, !k.endsWith('/gpu')"
         " || (k == 'nvidia.com/gpu' && type(self.resources.limits[k]) == int)))"
     )
     return CelRule(
-        f"!({has_global_batch} && {countable}) || [{_PER_DEVICE} * {_ACCUMULATION} * {_RANKS}]"
+        f"!({has_global_batch} && {has_countable_gpus}) || [{_PER_DEVICE} * {_ACCUMULATION} * {_RANKS}]"
         f".all(unit, {_BOTH_GIVEN} ? {effective} == unit : {effective} % unit == 0)",
         "globalBatchSize must be perDeviceTrainBatchSize x gradientAccumulationSteps x ranks, or a multiple of those"
         " factors that are set",

@@ -36,23 +36,25 @@ class NodePlacement:
 
 def check_environment(spec: FineTuneJobSpec, inherited_env: Mapping[str, str]) -> None:
     """Raise BadInput if the user's environment lacks a variable with valueFrom, which only a cluster can resolve."""
-    missing = [variable.name for variable in spec.env if variable.value_from and variable.name not in inherited_env]
-    if missing:
+    missing_names = [
+        variable.name for variable in spec.env if variable.value_from and variable.name not in inherited_env
+    ]
+    if missing_names:
         raise BadInput(
-            *(f"spec.env: {name}: valueFrom needs a cluster; set {name} in your environment" for name in missing)
+            *(f"spec.env: {name}: valueFrom needs a cluster; set {name} in your environment" for name in missing_names)
         )
 
 
 def build_environment(container: RawBody, placement: NodePlacement, inherited_env: Mapping[str, str]) -> dict[str, str]:
     """Return the inherited environment, overridden by the container's variables with local paths and addresses."""
-    base = {name: value for name, value in inherited_env.items() if not _is_reserved(name)}
+    inherited_values = {name: value for name, value in inherited_env.items() if not _is_reserved(name)}
     values = {variable["name"]: _resolve_value(variable, placement, inherited_env) for variable in container["env"]}
     container_env = {name: value for name, value in values.items() if value is not None}
     rendezvous = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(placement.master_port)}
     loopback = {f"{library}_SOCKET_IFNAME": LOOPBACK_INTERFACE for library in ("GLOO", "NCCL")}
     devices = {CUDA_VISIBLE_DEVICES: ",".join(placement.gpus)} if placement.gpus else {}
     return {
-        **base,
+        **inherited_values,
         **container_env,
         **rendezvous,
         **{f"PET_{name}": value for name, value in rendezvous.items()},

@@ -13,30 +13,32 @@ MUTABLE_BETWEEN_RUNS = frozenset((*MUTABLE, *MUTABLE_WHILE_SUSPENDED))  # betwee
 
 def find_changed_fields(stored_body: RawBody, file: JobFile) -> tuple[str, ...]:
     """Return the changed fields that prevent the job file from resuming the stored job."""
-    old, new = FineTuneJob.parse(stored_body), file.job
+    old_job, new_job = FineTuneJob.parse(stored_body), file.job
     identity_fields = ("name", "namespace")
-    identity = [
-        f"metadata.{name}" for name in identity_fields if getattr(old.metadata, name) != getattr(new.metadata, name)
+    changed_identity_fields = [
+        f"metadata.{name}"
+        for name in identity_fields
+        if getattr(old_job.metadata, name) != getattr(new_job.metadata, name)
     ]
     fields = ((field.alias or name, name) for name, field in FineTuneJobSpec.model_fields.items())
-    changed = [
+    changed_spec_fields = [
         f"spec.{alias}"
         for alias, name in fields
-        if alias not in MUTABLE_BETWEEN_RUNS and getattr(old.spec, name) != getattr(new.spec, name)
+        if alias not in MUTABLE_BETWEEN_RUNS and getattr(old_job.spec, name) != getattr(new_job.spec, name)
     ]
-    return (*identity, *changed)
+    return (*changed_identity_fields, *changed_spec_fields)
 
 
 def prepare_resume(status: JobStatus, *, now: datetime) -> JobStatus:
     """Return the status for resuming the job: an unsuccessful attempt becomes Stopped, a complete job is unchanged."""
     if not status.attempts or status.attempts[-1].state is AttemptState.SUCCEEDED:
         return status
-    failed = status.completion_time is not None
+    has_failed = status.completion_time is not None
     record = status.attempts[-1].model_copy(update={"state": AttemptState.STOPPED})
     update = {
         "attempts": (*status.attempts[:-1], record),
         "completion_time": None,
-        "without_progress": RestartCounts() if failed else status.without_progress,
-        "start_time": now if failed else status.start_time,
+        "without_progress": RestartCounts() if has_failed else status.without_progress,
+        "start_time": now if has_failed else status.start_time,
     }
     return status.model_copy(update=update)

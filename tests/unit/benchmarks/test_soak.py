@@ -50,13 +50,13 @@ def simulate_attempt(current_job: FineTuneJob, action: ScriptAction, attempt_num
 def test_job_ends_as_its_script_expects(script: Script) -> None:
     # the dataset has no data loader processes, because a repair would reduce their number
     dataset = build_job_body("bert", 2)["spec"]["dataset"]
-    current, _ = decide_once(job(restartPolicy=RESTART_POLICY, dataset=dataset), observation_of(job()))
+    current_job, _ = decide_once(job(restartPolicy=RESTART_POLICY, dataset=dataset), observation_of(job()))
     number = 0
-    while current.status.completion_time is None and number < MAX_ATTEMPTS:
-        current = simulate_attempt(current, script.get_action(number), number)
+    while current_job.status.completion_time is None and number < MAX_ATTEMPTS:
+        current_job = simulate_attempt(current_job, script.get_action(number), number)
         number += 1
 
-    assert (current.status.phase, current.status.attempts[-1].reason) == (script.phase, script.reason)
+    assert (current_job.status.phase, current_job.status.attempts[-1].reason) == (script.phase, script.reason)
     assert len(script.actions) <= number <= max(len(script.actions), MAX_ACTIONS)
 
 

@@ -53,13 +53,13 @@ def test_error_contains_valid_values(per_device: int | None, effective_batch: in
     try:
         resolve_batch(per_device=per_device, accumulation=None, effective_batch=effective_batch, world_size=world_size)
     except BatchError as error:
-        proposed = re.findall(r"\d+", str(error).split("the nearest multiples: ")[1])
-        assert proposed
-        for number in proposed:
-            accepted = resolve_batch(
+        proposed_sizes = re.findall(r"\d+", str(error).split("the nearest multiples: ")[1])
+        assert proposed_sizes
+        for number in proposed_sizes:
+            accepted_batch = resolve_batch(
                 per_device=per_device, accumulation=None, effective_batch=int(number), world_size=world_size
             )
-            assert accepted.effective == int(number)
+            assert accepted_batch.effective == int(number)
     else:
         assert effective_batch % ((per_device or 1) * world_size) == 0
 
@@ -100,10 +100,10 @@ def test_largest_fitting_split_is_found_with_few_trials(samples: int, limit: int
         tried_batches.append(batch)
         return batch.per_device <= limit
 
-    largest = find_largest_fitting(list_splits(Batch(1, samples, 4)), fits_in_memory)
+    largest_batch = find_largest_fitting(list_splits(Batch(1, samples, 4)), fits_in_memory)
 
-    fitting = [size for size in range(1, min(samples, limit) + 1) if samples % size == 0]
-    assert (largest.per_device if largest else None) == max(fitting, default=None)
+    fitting_sizes = [size for size in range(1, min(samples, limit) + 1) if samples % size == 0]
+    assert (largest_batch.per_device if largest_batch else None) == max(fitting_sizes, default=None)
     assert len(tried_batches) <= 8  # numbers below 100000 have at most 128 divisors, and log2(128) = 7
 
 

@@ -199,10 +199,12 @@ def test_loader_processes_are_reduced_if_the_limit_cannot_be_raised(
 
 
 def test_memory_request_equal_to_the_limit_is_raised_with_it() -> None:
-    equal, lower = ({"limits": {"memory": "2Gi"}, "requests": {"memory": request}} for request in ("2Gi", "1Gi"))
+    equal_request, lower_request = (
+        {"limits": {"memory": "2Gi"}, "requests": {"memory": request}} for request in ("2Gi", "1Gi")
+    )
     repair = Repair(memory="4Gi")
 
-    for resources, request in ((equal, "4Gi"), (lower, "1Gi")):
+    for resources, request in ((equal_request, "4Gi"), (lower_request, "1Gi")):
         repaired = apply_repair(build_single_rank_spec(resources=resources), repair).resources
         assert (repaired.limits["memory"], repaired.requests["memory"]) == ("4Gi", request)
 

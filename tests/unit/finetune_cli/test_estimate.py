@@ -53,12 +53,12 @@ def test_gpu_verdict_is_one_line(fields: dict[str, Any], line: str, fits: bool) 
 
 
 def test_host_memory_is_compared_with_the_memory_limit() -> None:
-    sufficient, insufficient = (
+    fitting_verdict, failing_verdict = (
         format_verdict(build_forecast(onGpu=False), host_limit_bytes=limit * GIB) for limit in (32, 16)
     )
 
-    assert sufficient == [("host memory: 20.0 GiB fits resources.limits.memory of 32.0 GiB", True)]
-    assert insufficient == [("host memory: 20.0 GiB does not fit; raise resources.limits.memory of 16.0 GiB", False)]
+    assert fitting_verdict == [("host memory: 20.0 GiB fits resources.limits.memory of 32.0 GiB", True)]
+    assert failing_verdict == [("host memory: 20.0 GiB does not fit; raise resources.limits.memory of 16.0 GiB", False)]
 
 
 def test_model_path_is_mapped_but_dataset_paths_are_not(tmp_path: Any) -> None:

@@ -67,9 +67,11 @@ def test_planned_learning_rates_match_the_documentation(tmp_path: Path) -> None:
 
 
 def test_summary_shows_auto_for_values_that_the_trainer_chooses(tmp_path: Path) -> None:
-    auto = {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 64}
+    auto_batch = {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 64}
 
-    result = CliRunner().invoke(app, ["plan", str(write_yaml(tmp_path, job_body(training=auto))), "-o", "summary"])
+    result = CliRunner().invoke(
+        app, ["plan", str(write_yaml(tmp_path, job_body(training=auto_batch))), "-o", "summary"]
+    )
 
     assert result.stdout.splitlines()[2] == "batch    auto x auto x 4 = 64 (per device x accumulation x ranks)"
 

@@ -79,15 +79,15 @@ async def test_watch_prints_every_change_until_the_job_ends(
     api: HttpApiWithLogs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("finetune_cli.status.WATCH_SECONDS", 0.05)
-    watching = asyncio.create_task(run_finetune(tmp_path, "status", "bert", "--watch"))
+    watch_task = asyncio.create_task(run_finetune(tmp_path, "status", "bert", "--watch"))
     async with asyncio.timeout(30):
         while len(api.find_requests("GET", "finetunejobs")) < 3:  # noqa: ASYNC110  another thread sends the requests
             await asyncio.sleep(0.05)
     body = api.objects["finetunejobs", "team", "bert"]
-    done = RUNNING_STATUS.model_copy(update={"phase": Phase.COMPLETE, "completion_time": NOW})
-    api.put("finetunejobs", {**body, "status": render_status(done)}, namespace="team")
+    complete_status = RUNNING_STATUS.model_copy(update={"phase": Phase.COMPLETE, "completion_time": NOW})
+    api.put("finetunejobs", {**body, "status": render_status(complete_status)}, namespace="team")
 
-    result = await watching
+    result = await watch_task
 
     assert result.exit_code == 0, result.output
     phases = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("Phase")]

@@ -69,9 +69,9 @@ def test_effective_batch_of_example_matches_its_comment(name: str, effective_bat
     spec = FineTuneJob.parse(load_example(name)).spec
     training = spec.training
     per_device = training.per_device_train_batch_size or 1
-    computed = per_device * (training.gradient_accumulation_steps or 1) * spec.world_size
+    computed_batch = per_device * (training.gradient_accumulation_steps or 1) * spec.world_size
 
-    assert (training.global_batch_size or computed) == effective_batch
+    assert (training.global_batch_size or computed_batch) == effective_batch
 
 
 def read_documented_jobs() -> dict[str, dict[str, Any]]:

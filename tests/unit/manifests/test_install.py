@@ -38,8 +38,8 @@ def get_pod_spec() -> dict[str, Any]:
 
 
 def get_container() -> dict[str, Any]:
-    (only,) = get_pod_spec()["containers"]
-    return dict(only)
+    (container,) = get_pod_spec()["containers"]
+    return dict(container)
 
 
 def test_operator_has_only_the_required_permissions() -> None:
@@ -67,12 +67,12 @@ def test_no_role_grants_secrets_or_wildcards() -> None:
 
 
 def test_view_role_grants_only_read_access_to_jobs() -> None:
-    view = get_object("ClusterRole", "finetune-operator-view")
+    view_role = get_object("ClusterRole", "finetune-operator-view")
 
-    assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
-    assert {permission.rsplit(":")[-1] for permission in list_permissions(view)} == {"get", "list", "watch"}
-    edit = get_object("ClusterRole", "finetune-operator-edit")
-    assert "rbac.authorization.k8s.io/aggregate-to-view" not in edit["metadata"]["labels"]
+    assert view_role["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    assert {permission.rsplit(":")[-1] for permission in list_permissions(view_role)} == {"get", "list", "watch"}
+    edit_role = get_object("ClusterRole", "finetune-operator-edit")
+    assert "rbac.authorization.k8s.io/aggregate-to-view" not in edit_role["metadata"]["labels"]
 
 
 def test_bindings_refer_to_existing_roles_and_service_account() -> None:
@@ -138,7 +138,7 @@ def test_first_line_of_generated_file_names_source_and_command(path: str) -> Non
 
 
 def test_helm_uninstall_keeps_the_crd() -> None:
-    plain, annotated = (yaml.safe_load((ROOT / path).read_text()) for path in (GENERATED[0], GENERATED[4]))
+    generated_crd, chart_crd = (yaml.safe_load((ROOT / path).read_text()) for path in (GENERATED[0], GENERATED[4]))
 
-    assert annotated["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
-    assert annotated == plain
+    assert chart_crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert chart_crd == generated_crd

@@ -49,10 +49,12 @@ def test_crd_contains_no_keyword_that_structural_schemas_forbid(keyword: str) ->
 
 
 def test_every_field_has_a_type_and_a_description() -> None:
-    untyped = [path for path, s in SCHEMAS_BY_PATH.items() if "type" not in s and "x-kubernetes-int-or-string" not in s]
+    untyped_paths = [
+        path for path, s in SCHEMAS_BY_PATH.items() if "type" not in s and "x-kubernetes-int-or-string" not in s
+    ]
     fields = {path: s for path, s in SCHEMAS_BY_PATH.items() if not path.endswith("[]") and path not in (".metadata",)}
 
-    assert untyped == []
+    assert untyped_paths == []
     assert [path for path, schema in fields.items() if not schema.get("description")] == []
 
 

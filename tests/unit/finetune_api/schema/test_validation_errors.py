@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from finetune_api.schema.json_schema import inline_schema, iterate_fields
-from finetune_api.schema.validation_errors import explain_each_field, explain_unknown_field, explain_validation_error
+from finetune_api.schema.validation_errors import (
+    explain_invalid_fields,
+    explain_unknown_field,
+    explain_validation_error,
+)
 from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec, TrainerSpec
 from testing.builders.jobs import spec
 
@@ -18,20 +22,20 @@ JSON_VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionar
 
 
 def parse_invalid_job(**fields: Any) -> ValidationError:
-    with pytest.raises(ValidationError) as raised:
+    with pytest.raises(ValidationError) as error_info:
         FineTuneJob.parse({"metadata": {"name": "bert"}, "spec": spec(**fields)})
-    return raised.value
+    return error_info.value
 
 
 def test_errors_contain_the_field_path_and_the_value_found() -> None:
     error = parse_invalid_job(numNodes=0, trainign={}, dataset={"train": [{"name": "a"}, {}]})
 
-    assert set(explain_each_field(error)) == {
+    assert set(explain_invalid_fields(error)) == {
         "spec.dataset.train[1].name: is required",
         "spec.numNodes: must be greater than or equal to 1, found 0",
         "spec.trainign: unknown field; did you mean spec.training?",
     }
-    assert explain_validation_error(error) == "; ".join(explain_each_field(error))
+    assert explain_validation_error(error) == "; ".join(explain_invalid_fields(error))
 
 
 @pytest.mark.parametrize(
@@ -129,16 +133,16 @@ def test_unknown_field_without_a_similar_field_has_no_suggestion(field: tuple[in
 
 
 def test_error_of_a_validated_spec_contains_the_path_in_the_job() -> None:
-    with pytest.raises(ValidationError) as raised:
+    with pytest.raises(ValidationError) as error_info:
         TrainerSpec.model_validate(spec(numNodes=0))
     assert (
-        explain_validation_error(raised.value, parent_path="spec")
+        explain_validation_error(error_info.value, parent_path="spec")
         == "spec.numNodes: must be greater than or equal to 1, found 0"
     )
 
-    with pytest.raises(ValidationError) as raised:
+    with pytest.raises(ValidationError) as error_info:
         TrainerSpec.model_validate_json("{")
-    assert explain_validation_error(raised.value, parent_path="spec").startswith(
+    assert explain_validation_error(error_info.value, parent_path="spec").startswith(
         "spec: Invalid JSON: EOF while parsing"
     )
 
@@ -152,8 +156,8 @@ def test_error_for_any_value_contains_its_field_and_no_python_terms(value: objec
     for path in FIELD_PATHS:
         for line in explain_value(path, value):
             assert line.startswith("spec")
-            found = [term for term in PYTHON_TERMS if term in line and term not in repr(value)]
-            assert not found, line
+            found_terms = [term for term in PYTHON_TERMS if term in line and term not in repr(value)]
+            assert not found_terms, line
 
 
 def explain_value(path: str, value: object) -> tuple[str, ...]:
@@ -165,5 +169,5 @@ def explain_value(path: str, value: object) -> tuple[str, ...]:
     try:
         FineTuneJob.parse({"metadata": {"name": "bert"}, "spec": spec(**fields)})
     except ValidationError as error:
-        return explain_each_field(error)
+        return explain_invalid_fields(error)
     return ()

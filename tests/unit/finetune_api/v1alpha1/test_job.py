@@ -39,13 +39,13 @@ def test_gpu_count_can_be_a_number_or_a_string(count: int | str) -> None:
 
 
 def test_serialization_for_the_trainer_preserves_the_spec() -> None:
-    before = parse_spec(
+    original_spec = parse_spec(
         training={"learningRate": 2e-5}, env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]
     )
 
-    after = FineTuneJobSpec.model_validate_json(before.model_dump_json(by_alias=True, exclude_unset=True))
+    parsed_spec = FineTuneJobSpec.model_validate_json(original_spec.model_dump_json(by_alias=True, exclude_unset=True))
 
-    assert after == before
+    assert parsed_spec == original_spec
 
 
 def test_unknown_status_fields_of_a_newer_operator_are_ignored() -> None:

@@ -36,12 +36,12 @@ def test_times_without_timezone_are_rejected() -> None:
 
 
 def test_progress_is_serialized_in_camel_case_without_absent_values() -> None:
-    reported = {"step": 3, "totalSteps": 9, "memory": {"forecast": 9, "peakLowestRank": 1}}
+    reported_progress = {"step": 3, "totalSteps": 9, "memory": {"forecast": 9, "peakLowestRank": 1}}
 
-    status = JobStatus.model_validate({"progress": {**reported, "unknown": 1}})
+    status = JobStatus.model_validate({"progress": {**reported_progress, "unknown": 1}})
 
     body = status.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
-    assert body == {"progress": reported}
+    assert body == {"progress": reported_progress}
 
 
 def test_progress_is_immutable() -> None:

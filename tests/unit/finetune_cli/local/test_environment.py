@@ -101,11 +101,11 @@ def test_environment_contains_no_container_paths() -> None:
 def test_home_and_model_cache_of_the_user_are_used_unless_the_job_sets_them() -> None:
     home = {"HOME": "/home/me", "HF_HOME": "/home/me/hf", "USER": "me"}
     assert build_node_environment(job(), home).items() >= home.items()
-    without_output = job(**command({"script": "train.py"}, output=None))
-    assert build_node_environment(without_output, home).items() >= home.items()
+    job_without_output = job(**command({"script": "train.py"}, output=None))
+    assert build_node_environment(job_without_output, home).items() >= home.items()
 
-    explicit = job(env=[{"name": "HF_HOME", "value": "/data/hf"}])
-    assert build_node_environment(explicit, home)["HF_HOME"] == "/home/me/data/hf", "a path on a volume is mapped"
+    job_with_home = job(env=[{"name": "HF_HOME", "value": "/data/hf"}])
+    assert build_node_environment(job_with_home, home)["HF_HOME"] == "/home/me/data/hf", "a path on a volume is mapped"
 
 
 def test_variables_of_an_outer_torchrun_are_not_inherited() -> None:
@@ -124,8 +124,8 @@ def test_cuda_visible_devices_is_not_set_without_gpus() -> None:
 
 
 def test_secrets_are_read_from_the_environment_of_the_user() -> None:
-    secret: dict[str, Any] = {"secretKeyRef": {"name": "hub", "key": "token"}}
-    finetune_job = job(env=[{"name": "HF_TOKEN", "valueFrom": secret}])
+    secret_ref: dict[str, Any] = {"secretKeyRef": {"name": "hub", "key": "token"}}
+    finetune_job = job(env=[{"name": "HF_TOKEN", "valueFrom": secret_ref}])
 
     with pytest.raises(BadInput, match=r"spec.env: HF_TOKEN: valueFrom needs a cluster; set HF_TOKEN"):
         check_environment(finetune_job.spec, {})

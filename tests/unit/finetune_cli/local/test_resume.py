@@ -19,23 +19,25 @@ def build_status(state: AttemptState, **fields: Any) -> JobStatus:
 
 
 def test_complete_job_stays_complete(tmp_path: Path) -> None:
-    complete = build_status(AttemptState.SUCCEEDED, completion_time=NOW)
+    complete_status = build_status(AttemptState.SUCCEEDED, completion_time=NOW)
 
-    assert prepare_resume(complete, now=LATER) == complete
+    assert prepare_resume(complete_status, now=LATER) == complete_status
 
 
 @pytest.mark.parametrize("state", [AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING])
 def test_unfinished_attempt_counts_as_suspended(state: AttemptState) -> None:
-    resumed = prepare_resume(build_status(state), now=LATER)
+    resumed_status = prepare_resume(build_status(state), now=LATER)
 
-    assert resumed.attempts[-1].state is AttemptState.STOPPED
-    assert resumed.start_time == NOW
+    assert resumed_status.attempts[-1].state is AttemptState.STOPPED
+    assert resumed_status.start_time == NOW
 
 
 def test_failed_job_resumes_with_a_new_attempt_and_a_new_restart_budget() -> None:
     counts = RestartCounts(counted=3)
-    resumed = prepare_resume(build_status(AttemptState.FAILED, completion_time=NOW, without_progress=counts), now=LATER)
+    resumed_status = prepare_resume(
+        build_status(AttemptState.FAILED, completion_time=NOW, without_progress=counts), now=LATER
+    )
 
-    assert resumed.attempts[-1].state is AttemptState.STOPPED
-    assert (resumed.completion_time, resumed.start_time) == (None, LATER)
-    assert resumed.without_progress == RestartCounts()
+    assert resumed_status.attempts[-1].state is AttemptState.STOPPED
+    assert (resumed_status.completion_time, resumed_status.start_time) == (None, LATER)
+    assert resumed_status.without_progress == RestartCounts()

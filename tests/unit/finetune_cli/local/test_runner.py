@@ -75,12 +75,12 @@ async def test_crashed_node_causes_one_restart_of_all_nodes(tmp_path: Path, monk
 
     job = await local_run.run()
 
-    failed_attempt, last = job.status.attempts
+    failed_attempt, last_attempt = job.status.attempts
     assert (failed_attempt.reason, failed_attempt.fault, failed_attempt.node_rank) == ("Unexplained", Fault.UNKNOWN, 1)
     assert failed_attempt.message == "node 1 (localhost) failed with exit 7: out of luck", (
         "the message is the end of the log"
     )
-    assert last.state is AttemptState.SUCCEEDED
+    assert last_attempt.state is AttemptState.SUCCEEDED
     assert (
         "Unexplained: node 1 (localhost) failed with exit 7: out of luck; attempt 1 starts"
         in local_run.console_output.getvalue()
@@ -205,5 +205,5 @@ async def test_spec_is_written_to_a_file_for_the_trainer(tmp_path: Path, monkeyp
 
     job = await local_run.run()
 
-    written = (local_run.cluster.get_attempt_folder("0") / names.CONFIG_KEY).read_text()
-    assert type(job.spec).model_validate_json(written) == job.spec
+    config_text = (local_run.cluster.get_attempt_folder("0") / names.CONFIG_KEY).read_text()
+    assert type(job.spec).model_validate_json(config_text) == job.spec
