@@ -63,14 +63,14 @@ def render_from_models() -> dict[Path, str]:
     }
 
 
-def render_install(rendered: str) -> str:
+def render_install(rendered_chart: str) -> str:
     """Convert the rendered chart for `kubectl apply`: add the namespace, and remove Helm's labels and annotations."""
     namespace = {
         "apiVersion": "v1",
         "kind": "Namespace",
         "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
     }
-    documents = [namespace, *(document for document in yaml.safe_load_all(rendered) if document)]
+    documents = [namespace, *(document for document in yaml.safe_load_all(rendered_chart) if document)]
     return f"# {INSTALL_NOTE}\n" + "---\n".join(dump_yaml(remove_helm_metadata(document)) for document in documents)
 
 

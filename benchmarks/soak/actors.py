@@ -129,7 +129,7 @@ class ScriptRunner:
                 return await self._delete(f"{JOBS_PATH}/{plan.name}", {})
             case ScriptAction.DELETE_POD:
                 return await self._delete(f"{PODS_PATH}/{victim}", {})
-            case ScriptAction.DELETE_POD_BY_FORCE:
+            case ScriptAction.FORCE_DELETE_POD:
                 return await self._delete(f"{PODS_PATH}/{victim}", {"gracePeriodSeconds": 0})
             case ScriptAction.SUCCEED:
                 return all(await asyncio.gather(*(self._end_container(pod, action) for pod in pods)))

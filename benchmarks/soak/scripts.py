@@ -26,7 +26,7 @@ class ScriptAction(StrEnum):
     FILL_MEMORY = "a container runs out of memory"
     READ_BAD_ROWS = "a row is malformed"
     DELETE_POD = "a pod is deleted"
-    DELETE_POD_BY_FORCE = "a pod is force-deleted"
+    FORCE_DELETE_POD = "a pod is force-deleted"
     DELETE_JOB = "the job is deleted"
 
 
@@ -53,7 +53,7 @@ SCRIPTS = (
     Script((ScriptAction.KILL_CONTAINER, ScriptAction.SUCCEED), "Complete", "Completed"),
     Script((ScriptAction.EXIT_EARLY, ScriptAction.SUCCEED), "Complete", "Completed"),
     Script((ScriptAction.DELETE_POD, ScriptAction.DELETE_POD, ScriptAction.SUCCEED), "Complete", "Completed"),
-    Script((ScriptAction.DELETE_POD_BY_FORCE, ScriptAction.SUCCEED), "Complete", "Completed"),
+    Script((ScriptAction.FORCE_DELETE_POD, ScriptAction.SUCCEED), "Complete", "Completed"),
     Script((ScriptAction.FILL_GPU, ScriptAction.FILL_GPU, ScriptAction.SUCCEED), "Complete", "Completed"),
     Script((ScriptAction.KILL_RANK,), "Failed", "RankKilled"),
     Script((ScriptAction.KILL_CONTAINER,), "Failed", "ContainerKilled"),

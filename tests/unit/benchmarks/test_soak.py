@@ -20,7 +20,7 @@ from benchmarks.soak.scripts import (
 from finetune_api.v1alpha1.job import FineTuneJob
 from testing.builders.jobs import NOW, RawBody, decide_once, ended_pod, job, observation_of, running_pod
 
-DELETIONS = (ScriptAction.DELETE_POD, ScriptAction.DELETE_POD_BY_FORCE)
+DELETIONS = (ScriptAction.DELETE_POD, ScriptAction.FORCE_DELETE_POD)
 MAX_ATTEMPTS = 6
 
 

@@ -18,7 +18,7 @@ def build_forecast(**fields: Any) -> dict[str, Any]:
     return {"onGpu": True, **sizes, "fitsOn": ["a100-80g", "h200-141g"], **fields}
 
 
-def build_gpu(*, fits: bool) -> dict[str, Any]:
+def build_gpu_forecast(*, fits: bool) -> dict[str, Any]:
     return {"name": "h100-80g", "usable": 80 * GIB if fits else 40 * GIB, "fits": fits}
 
 
@@ -32,16 +32,18 @@ SUGGESTION = {"changes": ["lora: {}", "training.gradientCheckpointing: true"], "
         pytest.param(
             {"fitsOn": []}, "fits on: no GPU known; --gpu NAME suggests what to change", True, id="fits on no known GPU"
         ),
-        pytest.param({"gpu": build_gpu(fits=True)}, "h100-80g: fits, 60.0 GiB of 80.0 GiB (75%)", True, id="fits"),
         pytest.param(
-            {"gpu": build_gpu(fits=False), "suggestion": SUGGESTION},
+            {"gpu": build_gpu_forecast(fits=True)}, "h100-80g: fits, 60.0 GiB of 80.0 GiB (75%)", True, id="fits"
+        ),
+        pytest.param(
+            {"gpu": build_gpu_forecast(fits=False), "suggestion": SUGGESTION},
             "h100-80g: does not fit, 60.0 GiB of 40.0 GiB;"
             " 30.0 GiB with lora: {}, training.gradientCheckpointing: true",
             False,
             id="fits with changes",
         ),
         pytest.param(
-            {"gpu": build_gpu(fits=False), "suggestion": None},
+            {"gpu": build_gpu_forecast(fits=False), "suggestion": None},
             "h100-80g: does not fit, 60.0 GiB of 40.0 GiB; no change of batch, length or method makes it fit",
             False,
             id="never fits",
