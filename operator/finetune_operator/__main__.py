@@ -11,7 +11,7 @@ from typing import Any
 from finetune_operator import names
 from finetune_operator.kube.credentials import NoClusterAccess
 from finetune_operator.manager.json_logging import configure_logging
-from finetune_operator.manager.manager import Options, run_operator
+from finetune_operator.manager.manager import OperatorOptions, run_operator
 from finetune_operator.plan.supervisor_bundle import SupervisorMissing, pack_supervisor
 from finetune_operator.settings import Settings
 
@@ -52,8 +52,8 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
     add_flag("--context", "context of the kubeconfig")
     add_flag("--metrics-port", "port of /metrics, /healthz and /readyz", default="8080", parse=int)
     add_flag("--lease-name", "Lease in the operator's namespace", default=names.MANAGER)
-    add_flag("--workers", "jobs that are reconciled at the same time", default="16", parse=_parse_positive)
-    add_flag("--log-level", ", ".join(LOG_LEVELS), default="info", parse=_parse_level)
+    add_flag("--workers", "jobs that are reconciled at the same time", default="16", parse=_parse_positive_integer)
+    add_flag("--log-level", ", ".join(LOG_LEVELS), default="info", parse=_parse_log_level)
     parser.add_argument(
         "--namespace",
         action="append",
@@ -74,9 +74,9 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
     return flags
 
 
-def build_options(flags: argparse.Namespace) -> Options:
+def build_options(flags: argparse.Namespace) -> OperatorOptions:
     """Convert the parsed flags to the manager's options."""
-    return Options(
+    return OperatorOptions(
         settings=Settings(
             trainer_image=flags.trainer_image, supervisor=pack_supervisor(), cluster_domain=flags.cluster_domain
         ),
@@ -90,13 +90,13 @@ def build_options(flags: argparse.Namespace) -> Options:
     )
 
 
-def _parse_positive(text: str) -> int:
+def _parse_positive_integer(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
     return number
 
 
-def _parse_level(text: str) -> str:
+def _parse_log_level(text: str) -> str:
     if text.lower() not in LOG_LEVELS:
         raise argparse.ArgumentTypeError(f"{text}: must be one of {', '.join(LOG_LEVELS)}")
     return text.lower()

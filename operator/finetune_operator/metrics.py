@@ -45,19 +45,19 @@ class Metrics:
         self.loop_lag = Gauge("finetune_event_loop_lag_seconds", "Worst delay of the last minute.", registry=registry)
 
     def register_gauge(
-        self, name: str, description: str, *, label: str = "", read: Callable[[], Mapping[str, float]]
+        self, name: str, description: str, *, label: str = "", read_values: Callable[[], Mapping[str, float]]
     ) -> None:
         """Register a gauge whose values are read at each scrape; without `label`, the single value has the key ''."""
-        self.registry.register(_ScrapedGauge(name, description, label, read))
+        self.registry.register(_ScrapedGauge(name, description, label, read_values))
 
 
 class _ScrapedGauge(Collector):
-    def __init__(self, name: str, description: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
-        self._name, self._description, self._label, self._read = name, description, label, read
+    def __init__(self, name: str, description: str, label: str, read_values: Callable[[], Mapping[str, float]]) -> None:
+        self._name, self._description, self._label, self._read_values = name, description, label, read_values
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         family = GaugeMetricFamily(self._name, self._description, labels=[self._label] if self._label else None)
-        for label_value, sample in self._read().items():
+        for label_value, sample in self._read_values().items():
             family.add_metric([label_value] if self._label else [], sample)
         yield family
 
@@ -69,8 +69,8 @@ class _ScrapedGauge(Collector):
 class RequestCounter:
     """Middleware of an aiohttp client session that counts requests by verb, resource and status code."""
 
-    def __init__(self, requests: Counter) -> None:
-        self._requests = requests
+    def __init__(self, request_counter: Counter) -> None:
+        self._request_counter = request_counter
 
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
@@ -83,7 +83,7 @@ class RequestCounter:
             code = str(response.status)
             return response
         finally:
-            self._requests.labels(verb, resource, code).inc()
+            self._request_counter.labels(verb, resource, code).inc()
 
 
 def describe_request(method: str, path: str, *, is_watch: bool = False) -> tuple[str, str]:

@@ -58,7 +58,7 @@ class ChildCache:
         return tuple(tombstone.pod for tombstone in self._tombstones.get(key, ()))
 
     def forget(self, key: JobKey) -> None:
-        """Drop the tombstones of a deleted job; its remaining pods are removed by their own deletion events."""
+        """Drop the tombstones of a deleted job; the deletion events of its remaining pods remove those pods."""
         self._tombstones.pop(key, None)
 
     def prune(self) -> None:

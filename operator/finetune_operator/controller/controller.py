@@ -1,4 +1,4 @@
-"""Connects watches, work queue and reconcile: each change enqueues a job, and workers reconcile queued jobs."""
+"""Controller: watch events enqueue jobs in the work queue, and workers reconcile the queued jobs."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from datetime import timedelta
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey
 from finetune_operator.controller.gather import CachedState
-from finetune_operator.controller.job_cache import JobCache, job_key, namespaced_name
+from finetune_operator.controller.job_cache import JobCache, get_namespaced_name, job_key
 from finetune_operator.controller.progress_poller import ProgressPoller
 from finetune_operator.controller.reconcile import PassDependencies, reconcile
 from finetune_operator.controller.workqueue import QueueClosed, WorkQueue
@@ -22,11 +22,11 @@ from finetune_operator.observation.pods import RejectedCreate
 
 logger = logging.getLogger(__name__)
 
-# Any value of the label matches, so that the watches find all pods that the uncached LIST of a pass can find.
+# Selects any value of the label, so that the watches include every pod that an uncached LIST can return.
 LABEL_SELECTOR = names.JOB_UID
 TOMBSTONE_PRUNE_INTERVAL_SECONDS = 60.0
 DEBOUNCE_SECONDS = 0.02
-Namespaces = tuple[str, ...] | tuple[None]  # (None,) means the whole cluster
+Namespaces = tuple[str, ...] | tuple[None]  # (None,) watches all namespaces
 
 
 class Controller:
@@ -89,7 +89,7 @@ class Controller:
                 version = page["metadata"]["resourceVersion"]
             for body in listed_jobs:
                 self.on_job_event(body)
-            for key in self.jobs.find_missing(listed_jobs, list_version=version):
+            for key in self.jobs.find_missing_jobs(listed_jobs, list_version=version):
                 if namespace in (None, key.namespace):
                     self.on_job_deleted(key)
 
@@ -134,11 +134,11 @@ class Controller:
                 logging.DEBUG if is_expected else logging.WARNING,
                 "pass failed, will be retried: %s",
                 error,
-                extra={"job": namespaced_name(job), "retry_seconds": round(delay, 3)},
+                extra={"job": get_namespaced_name(job), "retry_seconds": round(delay, 3)},
             )
-        except Exception:  # the outermost loop: a bug in the pass of one job must not stop the others
+        except Exception:  # a bug in the pass of one job must not stop the passes of other jobs
             delay = self.queue.retry(key)
-            fields = {"job": namespaced_name(job), "retry_seconds": round(delay, 3)}
+            fields = {"job": get_namespaced_name(job), "retry_seconds": round(delay, 3)}
             logger.exception("pass failed with an unexpected error, will be retried", extra=fields)
         finally:
             self._metrics.reconcile.labels(result).observe(time.monotonic() - started_at)
@@ -153,13 +153,13 @@ class Controller:
         except NotFound:
             self.on_job_deleted(key)
             return "gone"
-        if key not in self.jobs:  # the job was deleted during the pass: do not store it again
+        if key not in self.jobs:  # do not store a job again that was deleted during the pass
             return "gone"
         self.queue.reset_backoff(key)
         self._last_errors.pop(key, None)
         self._count_restarts(job, result.job)
         self.jobs.store_if_newer(result.job)
-        if result.job is not job:  # written by this pass, even if the watch delivered it earlier
+        if result.job is not job:  # this pass wrote the status, even if the watch delivered it earlier
             self._status_written_at[key] = time.monotonic()
         self._rejected_creates[key] = result.rejected_creates
         if result.requeue_after is not None:
@@ -172,10 +172,10 @@ class Controller:
             pods=self.children.pods(key),
             deleted_pods=self.children.deleted_pods(key),
             services=self.children.services(key),
-            progress=self.progress_poller.latest(key),
-            unreachable_endpoint=self.progress_poller.unreachable_endpoint(key),
+            progress=self.progress_poller.get_latest_progress(key),
+            unreachable_endpoint=self.progress_poller.get_unreachable_endpoint(key),
             rejected_creates=self._rejected_creates.get(key, ()),
-            since_status_write=None if written_at is None else timedelta(seconds=time.monotonic() - written_at),
+            time_since_status_write=None if written_at is None else timedelta(seconds=time.monotonic() - written_at),
         )
 
     def _count_restarts(self, old_job: RawBody, new_job: RawBody) -> None:

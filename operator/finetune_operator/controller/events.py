@@ -10,7 +10,7 @@ from finetune_operator.observation.ownership import RawBody
 
 
 def build_event(job: ObjectMeta, emit: Emit, now: datetime) -> RawBody:
-    """Build an Event about the job. Its name contains a hash of the key, so that the API server rejects duplicates."""
+    """Build an Event about the job, with a hash of the key in its name, so that the API server rejects duplicates."""
     digest = hashlib.sha256(f"{job.uid}/{emit.key}".encode()).hexdigest()[:16]
     timestamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {

@@ -17,26 +17,28 @@ async def execute_actions(
     """Execute the actions concurrently, pod creates last, and return the rejected creates.
 
     Raises:
-        ClusterError: A request failed for a reason other than a rejected create. All other requests have ended.
+        ClusterError: A request failed for a reason other than a rejected create; all other requests have ended.
     """
     other_actions = [action for action in actions if not _creates_pod(action)]
     pod_creates = [action for action in actions if _creates_pod(action)]
-    rejected_creates = await _execute_all(cluster, job, other_actions, now)
+    rejected_creates = await _execute_all_actions(cluster, job, other_actions, now)
     # do not create pods that would mount a foreign ConfigMap (decisions/111)
     if any(rejected.kind == "ConfigMap" for rejected in rejected_creates):
         return rejected_creates
-    return (*rejected_creates, *await _execute_all(cluster, job, pod_creates, now))
+    return (*rejected_creates, *await _execute_all_actions(cluster, job, pod_creates, now))
 
 
 def _creates_pod(action: Action) -> bool:
     return isinstance(action, Create) and action.manifest["kind"] == "Pod"
 
 
-async def _execute_all(
+async def _execute_all_actions(
     cluster: Cluster, job: ObjectMeta, actions: list[Action], now: datetime
 ) -> tuple[RejectedCreate, ...]:
     """Execute all actions and return the rejected creates; raise other errors after all actions have ended."""
-    results = await asyncio.gather(*(_execute(cluster, job, action, now) for action in actions), return_exceptions=True)
+    results = await asyncio.gather(
+        *(_execute_action(cluster, job, action, now) for action in actions), return_exceptions=True
+    )
     rejected_creates = []
     for result in results:
         if isinstance(result, NameTaken):
@@ -57,7 +59,7 @@ async def _execute_all(
     return tuple(rejected_creates)
 
 
-async def _execute(cluster: Cluster, job: ObjectMeta, action: Action, now: datetime) -> None:
+async def _execute_action(cluster: Cluster, job: ObjectMeta, action: Action, now: datetime) -> None:
     namespace = job.namespace
     match action:
         case Create(manifest):

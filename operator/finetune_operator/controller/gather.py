@@ -23,9 +23,9 @@ class CachedState:
     deleted_pods: tuple[RawBody, ...] = ()
     services: tuple[RawBody, ...] = ()
     progress: Progress | None = None
-    unreachable_endpoint: str = ""  # host:port that does not respond to progress polls
+    unreachable_endpoint: str = ""  # `host:port` that does not respond to progress polls
     rejected_creates: tuple[RejectedCreate, ...] = ()  # rejected creates of the last pass
-    since_status_write: timedelta | None = None  # None if this process has not written the status yet
+    time_since_status_write: timedelta | None = None  # None before the first status write of this process
 
 
 def observe_cached(job: FineTuneJob, cached: CachedState) -> Observation:
@@ -33,9 +33,9 @@ def observe_cached(job: FineTuneJob, cached: CachedState) -> Observation:
     record = job.status.attempts[-1] if job.status.attempts else None
     progress = cached.progress
     if progress and record and record.start_time and progress.update_time and progress.update_time < record.start_time:
-        progress = None  # belongs to an earlier attempt
+        progress = None  # the polled progress belongs to an earlier attempt
     uid = job.metadata.uid
-    services = _select_controlled(uid, cached.services)
+    services = _select_controlled_objects(uid, cached.services)
     edited_uids = (service["metadata"]["uid"] for service in services if not is_intact_headless_service(service, uid))
     return Observation(
         nodes=observe_cached_pods(uid, cached),
@@ -49,7 +49,9 @@ def observe_cached(job: FineTuneJob, cached: CachedState) -> Observation:
 
 def observe_cached_pods(job_uid: str, cached: CachedState) -> tuple[NodeObservation, ...]:
     """Parse the pods that the job controls, from the cache and its tombstones."""
-    return observe_pods(_select_controlled(job_uid, cached.pods), _select_controlled(job_uid, cached.deleted_pods))
+    return observe_pods(
+        _select_controlled_objects(job_uid, cached.pods), _select_controlled_objects(job_uid, cached.deleted_pods)
+    )
 
 
 async def observe_uncached(
@@ -59,15 +61,19 @@ async def observe_uncached(
     namespace, uid = job.metadata.namespace, job.metadata.uid
     is_starting = job.status.attempts[-1].state is AttemptState.STARTING
     mounted_claims = collect_claim_names(job) if is_starting else ()
-    claims_request = _get_all(cluster, "PersistentVolumeClaim", namespace, mounted_claims)
+    claims_request = _get_objects_by_name(cluster, "PersistentVolumeClaim", namespace, mounted_claims)
     listed_pods, claims = await asyncio.gather(cluster.list_pods(namespace, uid), claims_request)
     # A cached pod that the LIST does not contain was deleted; the cached object is its last known state.
-    deleted_pods = _select_controlled(uid, (*cached.deleted_pods, *cached.pods))
-    listed_observation = replace(observation, nodes=observe_pods(_select_controlled(uid, listed_pods), deleted_pods))
-    unlisted_pods = await _get_all(cluster, "Pod", namespace, _find_unlisted_pod_names(job, listed_observation))
+    deleted_pods = _select_controlled_objects(uid, (*cached.deleted_pods, *cached.pods))
+    listed_observation = replace(
+        observation, nodes=observe_pods(_select_controlled_objects(uid, listed_pods), deleted_pods)
+    )
+    unlisted_pods = await _get_objects_by_name(
+        cluster, "Pod", namespace, _find_unlisted_pod_names(job, listed_observation)
+    )
     return replace(
         observation,
-        nodes=observe_pods(_select_controlled(uid, (*listed_pods, *unlisted_pods)), deleted_pods),
+        nodes=observe_pods(_select_controlled_objects(uid, (*listed_pods, *unlisted_pods)), deleted_pods),
         claims=tuple(
             Claim(claim["metadata"]["name"], tuple(claim.get("spec", {}).get("accessModes") or ())) for claim in claims
         ),
@@ -75,7 +81,9 @@ async def observe_uncached(
     )
 
 
-async def _get_all(cluster: Cluster, kind: str, namespace: str, object_names: Iterable[str]) -> list[RawBody]:
+async def _get_objects_by_name(
+    cluster: Cluster, kind: str, namespace: str, object_names: Iterable[str]
+) -> list[RawBody]:
     bodies = await asyncio.gather(*(cluster.get(kind, namespace, name) for name in object_names))
     return [body for body in bodies if body is not None]
 
@@ -83,7 +91,7 @@ async def _get_all(cluster: Cluster, kind: str, namespace: str, object_names: It
 def _find_unlisted_pod_names(job: FineTuneJob, listed_observation: Observation) -> list[str]:
     """Return the names of unlisted pods of the current attempt whose end or deletion was not observed.
 
-    A user may have removed their labels, so that no selector matches them; a GET by name finds them (decisions/107).
+    A user may have removed the labels of such a pod, so that only a GET by name finds it (decisions/107).
     """
     record = job.status.attempts[-1]
     if not record.created and record.state is not AttemptState.STOPPING:
@@ -94,5 +102,5 @@ def _find_unlisted_pod_names(job: FineTuneJob, listed_observation: Observation) 
     return [names.pod_name(job.metadata.name, record.attempt, rank) for rank in ranks if rank not in observed_ranks]
 
 
-def _select_controlled(uid: str, bodies: Iterable[RawBody]) -> list[RawBody]:
-    return [body for body in bodies if controller_uid(body) == uid]
+def _select_controlled_objects(job_uid: str, bodies: Iterable[RawBody]) -> list[RawBody]:
+    return [body for body in bodies if controller_uid(body) == job_uid]

@@ -1,4 +1,4 @@
-"""Cache of the newest body of every job, from kopf's watch, the resync LIST or the operator's status writes."""
+"""Cache of the newest body of every job; its sources are kopf's watch, the resync LIST and own status writes."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -29,7 +29,7 @@ class JobCache:
     def store_if_newer(self, body: RawBody) -> bool:
         """Store the body if it is newer than the cached one, and return whether it was stored.
 
-        The watch delivers the operator's own status writes again; they are not newer.
+        The watch delivers the operator's own status writes a second time; these are not newer.
         """
         key = job_key(body)
         cached = self._bodies.get(key)
@@ -43,7 +43,7 @@ class JobCache:
         """Remove a job that was deleted."""
         self._bodies.pop(key, None)
 
-    def find_missing(self, listed_jobs: Iterable[RawBody], *, list_version: str) -> tuple[JobKey, ...]:
+    def find_missing_jobs(self, listed_jobs: Iterable[RawBody], *, list_version: str) -> tuple[JobKey, ...]:
         """Return the cached jobs that a LIST does not contain, except those that are newer than the LIST."""
         listed_keys = {job_key(body) for body in listed_jobs}
         return tuple(
@@ -67,7 +67,7 @@ def job_key(body: RawBody) -> JobKey:
     return JobKey(body["metadata"]["namespace"], body["metadata"]["uid"])
 
 
-def namespaced_name(body: RawBody) -> str:
+def get_namespaced_name(body: RawBody) -> str:
     """Return `namespace/name` of an object for log messages."""
     return f"{body['metadata']['namespace']}/{body['metadata']['name']}"
 
@@ -77,9 +77,9 @@ def _is_newer(body: RawBody, cached: RawBody) -> bool:
     return version != cached_version and not _is_later_version(cached_version, version)
 
 
-def _is_later_version(version: str, other: str) -> bool:
-    """Return whether `version` is later than `other`; False if either is not a number.
+def _is_later_version(version: str, other_version: str) -> bool:
+    """Return whether `version` is later than `other_version`; False if either is not a number.
 
     Kubernetes documents since 1.35 that resource versions can be compared as numbers.
     """
-    return version.isdecimal() and other.isdecimal() and int(version) > int(other)
+    return version.isdecimal() and other_version.isdecimal() and int(version) > int(other_version)

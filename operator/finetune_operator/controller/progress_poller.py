@@ -1,4 +1,4 @@
-"""Polls the training progress from node rank 0. A missing response never fails a job; it is only reported."""
+"""Polls the training progress from node rank 0. A missing response is reported, but never fails a job."""
 
 import asyncio
 import json
@@ -24,12 +24,12 @@ MAX_CONCURRENT_POLLS = 64
 POLL_TIMEOUT = aiohttp.ClientTimeout(total=2)
 MAX_RESPONSE_BYTES = 64 * 1024
 _PROGRESS = TypeAdapter(Progress)
-UNREACHABLE_AFTER_SECONDS = 120.0  # a busy pod responds sooner; the usual cause is a network policy
+UNREACHABLE_AFTER_SECONDS = 120.0  # a longer silence is usually caused by a network policy, not by load
 
 
 @dataclass(frozen=True)
 class PollTarget:
-    """A job and the `host:port` of its node rank 0."""
+    """Key of a job and `host:port` of its node rank 0."""
 
     key: JobKey
     endpoint: str
@@ -37,7 +37,7 @@ class PollTarget:
 
 @dataclass(frozen=True)
 class StatusResponse:
-    """Response of a reachable pod; `progress` is None before the first step."""
+    """Response of a reachable pod to a poll; `progress` is None before the first step."""
 
     progress: Progress | None
 
@@ -60,14 +60,14 @@ class ProgressPoller:
         self._port = port
         self._clock = clock
         self._latest: dict[JobKey, Progress] = {}
-        self._failing_since: dict[JobKey, tuple[str, float]] = {}  # endpoint, time of its first failed poll
+        self._failing_since: dict[JobKey, tuple[str, float]] = {}  # endpoint and time of its first failed poll
         self._unreachable: dict[JobKey, str] = {}
 
-    def latest(self, key: JobKey) -> Progress | None:
+    def get_latest_progress(self, key: JobKey) -> Progress | None:
         """Return the latest polled progress, which may belong to an earlier attempt."""
         return self._latest.get(key)
 
-    def unreachable_endpoint(self, key: JobKey) -> str:
+    def get_unreachable_endpoint(self, key: JobKey) -> str:
         """Return the `host:port` that has not responded for two minutes, or an empty string."""
         return self._unreachable.get(key, "")
 
@@ -76,13 +76,13 @@ class ProgressPoller:
         self._latest.pop(key, None)
         self._clear_failures(key)
 
-    async def run(self, *, interval: float = POLL_INTERVAL_SECONDS) -> None:
-        """Poll all jobs every `interval` seconds, until cancelled."""
+    async def run(self, *, interval_seconds: float = POLL_INTERVAL_SECONDS) -> None:
+        """Poll all jobs every `interval_seconds`, until cancelled."""
         connector = aiohttp.TCPConnector(limit=MAX_CONCURRENT_POLLS, force_close=True)
         async with aiohttp.ClientSession(connector=connector, timeout=POLL_TIMEOUT) as session:
             while True:
                 await self.poll_all(session)
-                await asyncio.sleep(interval)
+                await asyncio.sleep(interval_seconds)
 
     async def poll_all(self, session: aiohttp.ClientSession) -> None:
         """Poll node rank 0 of every running job once."""
@@ -99,7 +99,9 @@ class ProgressPoller:
                 self._store_progress(target.key, response.progress)
 
         targets = self._find_targets()
-        for key in self._failing_since.keys() - {target.key for target in targets}:  # node rank 0 no longer runs
+        for key in self._failing_since.keys() - {
+            target.key for target in targets
+        }:  # jobs whose node rank 0 no longer runs
             self._clear_failures(key)
         await asyncio.gather(*(poll(target) for target in targets))
 
@@ -118,7 +120,7 @@ class ProgressPoller:
             self._failing_since[key] = target.endpoint, now
         is_reachable = has_response or endpoint != target.endpoint or now - since < UNREACHABLE_AFTER_SECONDS
         unreachable = "" if is_reachable else endpoint
-        if unreachable != self.unreachable_endpoint(key):
+        if unreachable != self.get_unreachable_endpoint(key):
             self._unreachable[key] = unreachable
             self._on_progress(key)
 
@@ -134,7 +136,7 @@ class ProgressPoller:
 
 
 async def fetch_status(session: aiohttp.ClientSession, url: str) -> StatusResponse | None:
-    """Fetch /status of a pod; return None without a response. Responses are untrusted: user code may send them."""
+    """Fetch /status of a pod, or return None if it does not respond. User code may have forged the response."""
     try:
         async with session.get(url, allow_redirects=False) as response:
             if response.status != 200:
@@ -149,7 +151,7 @@ async def fetch_status(session: aiohttp.ClientSession, url: str) -> StatusRespon
 
 
 def parse_progress(content: bytes, *, now: datetime) -> Progress | None:
-    """Parse the progress from a /status response; `now` is the update time if the response has none."""
+    """Parse the progress from a /status response; without an update time, `now` is used instead."""
     try:
         body = json.loads(content)
         progress = _PROGRESS.validate_python(body.get("progress")) if isinstance(body, dict) else None
@@ -161,7 +163,7 @@ def parse_progress(content: bytes, *, now: datetime) -> Progress | None:
 
 
 def find_rank_zero_host(pods: tuple[RawBody, ...], attempt: int | None) -> str | None:
-    """Return the IP address of node rank 0, an IPv6 address in brackets; None if that pod is not running."""
+    """Return the IP address of node rank 0, with brackets if it is IPv6; None if its pod is not running."""
     for pod in pods:
         labels, status = pod["metadata"].get("labels", {}), pod.get("status", {})
         is_rank_zero = labels.get(names.NODE_RANK) == "0" and labels.get(names.ATTEMPT) == str(attempt)

@@ -13,14 +13,14 @@ from finetune_operator.controller.execute_actions import execute_actions
 from finetune_operator.controller.gather import CachedState, observe_cached, observe_cached_pods, observe_uncached
 from finetune_operator.core.decide import decide
 from finetune_operator.core.derive_status import without_cosmetic_fields
-from finetune_operator.core.invalid_spec import decide_invalid
+from finetune_operator.core.invalid_spec import decide_invalid_spec
 from finetune_operator.kube.cluster import Cluster, ClusterError
 from finetune_operator.observation.ownership import RawBody
 from finetune_operator.observation.pods import Observation, RejectedCreate
 from finetune_operator.settings import Settings
 
 STATUS_WRITE_INTERVAL = timedelta(seconds=5)
-# Delays are computed from the wall clock, which may be corrected, but elapse on the monotonic clock.
+# Limits requeue delays, because they are computed from the wall clock, which may be corrected meanwhile.
 MAX_REQUEUE_AFTER = timedelta(minutes=5)
 
 
@@ -78,16 +78,16 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
 def _compute_status_write_delay(
     current_status: JobStatus, new_status: JobStatus, cached: CachedState
 ) -> timedelta | None:
-    """Return how long to postpone a write that changes cosmetic fields only; None to write now."""
-    if cached.since_status_write is None or cached.since_status_write >= STATUS_WRITE_INTERVAL:
+    """Return how long to postpone a status write that only changes cosmetic fields; None to write now."""
+    if cached.time_since_status_write is None or cached.time_since_status_write >= STATUS_WRITE_INTERVAL:
         return None
     if without_cosmetic_fields(current_status) != without_cosmetic_fields(new_status):
         return None
-    return STATUS_WRITE_INTERVAL - cached.since_status_write
+    return STATUS_WRITE_INTERVAL - cached.time_since_status_write
 
 
 def render_status(status: JobStatus) -> RawBody:
-    """Serialize the status in camelCase without empty fields; `restarts` is kept for its kubectl column."""
+    """Serialize the status in camelCase without empty fields, except `restarts`, which kubectl prints in a column."""
     body: RawBody = status.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     return {**body, "restarts": status.restarts}
 
@@ -99,14 +99,14 @@ async def _handle_invalid_spec(
     cluster, now = dependencies.cluster, dependencies.now
     try:
         status = JobStatus.model_validate(job.get("status") or {})
-    except ValidationError as status_error:  # written by another release of the operator
+    except ValidationError as status_error:  # another release of the operator may have written it
         problems = explain_validation_error(status_error, parent_path="status")
         raise ClusterError(f"status cannot be read, the job is left alone: {problems}") from status_error
     metadata = ObjectMeta.model_validate(job["metadata"])
     if metadata.deletion_timestamp is not None:
         return PassResult(job)
     observation = Observation(nodes=observe_cached_pods(metadata.uid, cached))
-    decision = decide_invalid(status, error, observation, now(), generation=metadata.generation)
+    decision = decide_invalid_spec(status, error, observation, now(), generation=metadata.generation)
     if decision.status != status:
         job = await cluster.write_status(job, render_status(decision.status))
     await execute_actions(cluster, metadata, decision.actions, now=now())

@@ -22,15 +22,15 @@ class QueueClosed(Exception):
 class WorkQueue(Generic[Key]):
     """Deduplicating queue with delays, modelled on client-go; times are in seconds of the event loop's clock.
 
-    Every add is followed by a pass that starts after it. Of several delayed adds, the earliest one applies.
-    A token bucket limits each key to a burst of `PASS_BURST` passes, then to one per `SECONDS_PER_PASS`. It bounds the
-    load of two operators that undo each other's writes, or of a bug that requeues a key forever (decisions/109).
+    Every add causes a pass that starts after the add. Of several delayed adds, the earliest one applies.
+    A token bucket limits each key to a burst of `PASS_BURST` passes, then to one per `SECONDS_PER_PASS`. This
+    bounds the load if two operators undo each other's writes, or if a bug requeues a key forever (decisions/109).
     """
 
     def __init__(self, *, on_wait: Callable[[float], None] | None = None) -> None:
-        self._on_wait = on_wait  # called with the seconds that a key waited in the queue
+        self._on_wait = on_wait  # callback that receives the seconds a key waited in the queue
         self._ready: OrderedDict[Key, float] = OrderedDict()  # key -> time of the add
-        self._running: dict[Key, float] = {}  # key -> start of the pass
+        self._running: dict[Key, float] = {}  # key -> start time of the pass
         self._added_while_running: dict[Key, float] = {}  # key -> time of the add; queued once the pass ends
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
@@ -50,7 +50,7 @@ class WorkQueue(Generic[Key]):
             self._enqueue_or_throttle(key, added_at=now)
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Queue the key after a delay, or earlier if an earlier add is pending."""
+        """Queue the key after a delay, or earlier if an earlier delayed add is pending."""
         self._add_at(key, _now() + max(0.0, seconds))
 
     def retry(self, key: Key, *, min_delay_seconds: float = 0.0) -> float:
@@ -108,7 +108,7 @@ class WorkQueue(Generic[Key]):
         return max((_now() - added_at for added_at in self._ready.values()), default=0.0)
 
     def longest_pass_seconds(self) -> float:
-        """Return the duration of the longest running pass so far."""
+        """Return how long the longest of the passes in progress has been running."""
         return max((_now() - started_at for started_at in self._running.values()), default=0.0)
 
     def _enqueue_or_throttle(self, key: Key, *, added_at: float) -> None:

@@ -14,9 +14,9 @@ def build_conditions(job: FineTuneJob, status: JobStatus, observation: Observati
     """Build the conditions of a job. As kstatus expects, all but Running and Suspended exist only while true."""
     generation = job.metadata.generation
 
-    def build_condition(type_: str, is_true: bool, reason: str, message: str = "") -> Condition:
+    def build_condition(condition_type: str, is_true: bool, reason: str, message: str = "") -> Condition:
         return Condition(
-            type=type_,
+            type=condition_type,
             status="True" if is_true else "False",
             observed_generation=generation,
             last_transition_time=now,
@@ -24,7 +24,7 @@ def build_conditions(job: FineTuneJob, status: JobStatus, observation: Observati
             message=message,
         )
 
-    reason, message = _describe_state(job, status, observation)
+    reason, message = _describe_attempt_state(job, status, observation)
     is_running = bool(status.attempts) and status.attempts[-1].state is AttemptState.RUNNING and not is_finished(status)
     suspended = is_suspended(job, status)
     conditions = [
@@ -48,7 +48,7 @@ def build_conditions(job: FineTuneJob, status: JobStatus, observation: Observati
     return conditions
 
 
-def _describe_state(job: FineTuneJob, status: JobStatus, observation: Observation) -> tuple[str, str]:
+def _describe_attempt_state(job: FineTuneJob, status: JobStatus, observation: Observation) -> tuple[str, str]:
     """Return the reason and a one-line message for the state of the latest attempt."""
     if not status.attempts:
         if job.spec.suspend:

@@ -28,30 +28,30 @@ def pending_deadline(context: JobContext) -> datetime | None:
 def release_time(context: JobContext) -> datetime | None:
     """Return when startupDeadlineSeconds expires and running nodes are released because others cannot start."""
     limit, pending_reason = context.job.spec.startup_deadline_seconds, context.pending_reason
-    reported_wait = context.status.waiting
+    wait_status = context.status.waiting
     start_times = [node.started_at for node in context.nodes if node.phase is PodPhase.RUNNING and node.started_at]
     if (
         not limit
         or not start_times
         or pending_reason is None
-        or reported_wait is None
+        or wait_status is None
         or not pending_reason.has_no_timeout
     ):
         return None
-    since = reported_wait.since if reported_wait.reason == pending_reason.reason else context.now
+    since = wait_status.since if wait_status.reason == pending_reason.reason else context.now
     return _correct_slow_clock(context, since, start_times) + timedelta(seconds=limit)
 
 
-def pending_timeout_at(context: JobContext, reported_wait: WaitStatus | None) -> datetime | None:
+def pending_timeout_at(context: JobContext, wait_status: WaitStatus | None) -> datetime | None:
     """Return when the reported pending reason times out; None if it has no timeout or no longer applies."""
     pending_reason = context.pending_reason
     if pending_reason is None or pending_reason.timeout is None:
         return None
-    if reported_wait is None or reported_wait.reason != pending_reason.reason:
+    if wait_status is None or wait_status.reason != pending_reason.reason:
         return None
     pending_nodes = (node for node in context.nodes if node.phase is PodPhase.PENDING)
     creating_times = [node.container_creating_since for node in pending_nodes if node.container_creating_since]
-    return _correct_slow_clock(context, reported_wait.since, creating_times) + pending_reason.timeout
+    return _correct_slow_clock(context, wait_status.since, creating_times) + pending_reason.timeout
 
 
 def _correct_slow_clock(context: JobContext, since: datetime, pod_times: list[datetime]) -> datetime:

@@ -23,7 +23,7 @@ from finetune_operator.core.stop_attempt import (
     continue_stopping,
     end_attempt,
 )
-from finetune_operator.core.suspend_and_resume import resume, stay_suspended, suspend_before_start
+from finetune_operator.core.suspend_and_resume import keep_job_suspended, resume_job, suspend_before_start
 from finetune_operator.failures.create_rejections import find_permanent_rejection
 from finetune_operator.failures.rules import judge_node
 from finetune_operator.observation.pods import NodeObservation, Observation, PodPhase
@@ -57,7 +57,7 @@ def decide(job: FineTuneJob, observation: Observation, now: datetime, settings: 
         case AttemptState.STOPPING:
             return continue_stopping(context)
         case AttemptState.STOPPED:
-            return stay_suspended(context) if job.spec.suspend else resume(context)
+            return keep_job_suspended(context) if job.spec.suspend else resume_job(context)
         case AttemptState.SUCCEEDED | AttemptState.FAILED:
             raise AssertionError("the write that ends an attempt also begins the next one or finishes the job")
 

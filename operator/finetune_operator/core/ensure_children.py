@@ -30,8 +30,8 @@ def ensure_service_and_config_map(context: JobContext) -> tuple[Action, ...]:
     )
     if not builders:
         return ()
-    run = plan_run(context.job, attempt=context.record.attempt, settings=context.settings)
-    return tuple(Create(build(run)) for build in builders)
+    run_plan = plan_run(context.job, attempt=context.record.attempt, settings=context.settings)
+    return tuple(Create(build(run_plan)) for build in builders)
 
 
 def next_config_map_check(context: JobContext) -> timedelta | None:

@@ -16,7 +16,7 @@ from finetune_operator.observation.pods import Observation
 CONDITIONS = (("Running", "False"), ("Failed", "True"), ("Finished", "True"), ("Stalled", "True"))
 
 
-def decide_invalid(
+def decide_invalid_spec(
     status: JobStatus, error: ValidationError, observation: Observation, now: datetime, *, generation: int
 ) -> Decision:
     """Fail the job with one message per invalid field, and delete the pods that still run."""
@@ -30,14 +30,14 @@ def decide_invalid(
     message = explain_validation_error(error)
     conditions = tuple(
         Condition(
-            type=type_,
+            type=condition_type,
             status="True" if value == "True" else "False",
             observed_generation=generation,
             last_transition_time=now,
             reason=Reason.INVALID_SPEC,
             message=message,
         )
-        for type_, value in CONDITIONS
+        for condition_type, value in CONDITIONS
     )
     update: dict[str, object] = {
         "observed_generation": generation,

@@ -83,7 +83,7 @@ def find_pending_reason(
     reasons = [
         _explain_image_pull(node, waiting, job.status.waiting)
         if waiting.reason in IMAGE_PULL_REASONS
-        else _explain_waiting(node, waiting, blocked_pods, avoidance)
+        else _explain_waiting_state(node, waiting, blocked_pods, avoidance)
         for node, waiting in blocked_nodes
     ]
     return max(reasons, key=lambda item: (item.permanent, item.image_pull, item.reason != Reason.UNSCHEDULABLE))
@@ -99,7 +99,9 @@ def _explain_rejected_create(rejected: RejectedCreate) -> PendingReason:
     return PendingReason(Reason.CREATE_REFUSED, f"{rejected.kind} {rejected.name}: {rejected.message}")
 
 
-def _explain_waiting(node: NodeObservation, waiting: WaitingState, blocked_pods: str, avoidance: str) -> PendingReason:
+def _explain_waiting_state(
+    node: NodeObservation, waiting: WaitingState, blocked_pods: str, avoidance: str
+) -> PendingReason:
     """Return the pending reason of an unscheduled pod or of a container in a waiting state."""
     verdict = container_create_failed(
         node.evidence.model_copy(update={"reason": waiting.reason, "message": waiting.message})
@@ -116,17 +118,15 @@ def _explain_waiting(node: NodeObservation, waiting: WaitingState, blocked_pods:
     return PendingReason(waiting.reason, f"{node.pod_name}: {waiting.message}")
 
 
-def _explain_image_pull(
-    node: NodeObservation, waiting: WaitingState, reported_wait: WaitStatus | None
-) -> PendingReason:
+def _explain_image_pull(node: NodeObservation, waiting: WaitingState, wait_status: WaitStatus | None) -> PendingReason:
     """Return the pending reason of a failing image pull; registry outages are retried without limit.
 
     Between two pulls the kubelet reports ImagePullBackOff without a cause; the reported cause is kept meanwhile.
     """
     cause = _BACK_OFF.sub("", waiting.message)
     known_message = ""
-    if reported_wait is not None and reported_wait.reason == Reason.IMAGE_PULL_FAILED and not cause:
-        known_message = reported_wait.message
+    if wait_status is not None and wait_status.reason == Reason.IMAGE_PULL_FAILED and not cause:
+        known_message = wait_status.message
     location = f"{node.pod_name} on {node.k8s_node}"
     if _KUBERNETES_NODE_FAULT.search(cause or known_message):
         verdict = Verdict(

@@ -142,8 +142,8 @@ def _choose_repair(context: JobContext, verdict: Verdict) -> tuple[Verdict, Repa
     current_repair, spec = context.status.repair, context.job.spec
     if verdict.action is not FailureAction.REPAIR:
         return verdict, current_repair
-    run = plan_run(context.job, attempt=context.record.attempt, settings=context.settings)
-    batch = resolve_current_batch(context.job, context.observation) or run.batch
+    run_plan = plan_run(context.job, attempt=context.record.attempt, settings=context.settings)
+    batch = resolve_current_batch(context.job, context.observation) or run_plan.batch
     shortage = MemoryShortage(
         verdict.reason, spec, current_repair, batch, runs_in_container=context.settings.on_cluster
     )
@@ -157,9 +157,9 @@ def _choose_repair(context: JobContext, verdict: Verdict) -> tuple[Verdict, Repa
 
 def complete_job(context: JobContext, record: AttemptRecord) -> Decision:
     """Complete the job after every node succeeded."""
-    run = plan_run(context.job, attempt=record.attempt, settings=context.settings)
+    run_plan = plan_run(context.job, attempt=record.attempt, settings=context.settings)
     progress = find_newest_progress(context.status, context.nodes, context.observation.progress)
-    message = _build_success_message(run, progress)
+    message = _build_success_message(run_plan, progress)
     update = {
         "state": AttemptState.SUCCEEDED,
         "end_time": context.now,
@@ -173,11 +173,11 @@ def complete_job(context: JobContext, record: AttemptRecord) -> Decision:
     return build_decision(context, status, actions=(Emit("Normal", Reason.COMPLETED, message, "end"),))
 
 
-def _build_success_message(run: RunPlan, progress: Progress | None) -> str:
-    if run.spec.command is None:
+def _build_success_message(run_plan: RunPlan, progress: Progress | None) -> str:
+    if run_plan.spec.command is None:
         early_end = f"; {progress.ended}" if progress and progress.ended else ""
-        return f"the result is in {run.output}/result{early_end}"
-    output = f"; files written to FINETUNE_OUTPUT are in {run.output}" if run.output else ""
+        return f"the result is in {run_plan.output}/result{early_end}"
+    output = f"; files written to FINETUNE_OUTPUT are in {run_plan.output}" if run_plan.output else ""
     return f"the command ended with exit 0 on every node{output}"
 
 

@@ -25,14 +25,14 @@ def record_suspension(context: JobContext, record: AttemptRecord) -> Decision:
     return build_decision(context, status, actions=(event,))
 
 
-def stay_suspended(context: JobContext) -> Decision:
+def keep_job_suspended(context: JobContext) -> Decision:
     """Delete pods of a suspended job that appear late or that a sidecar keeps running."""
     kept_by_sidecars, requeue_after = context.find_pods_kept_by_sidecars()
     actions = context.build_deletions([*context.running_pods(), *kept_by_sidecars], ABORT_GRACE_SECONDS)
     return build_decision(context, context.status, actions=actions, requeue_after=requeue_after)
 
 
-def resume(context: JobContext) -> Decision:
+def resume_job(context: JobContext) -> Decision:
     """Begin the next attempt and add the suspended time to suspendedSeconds."""
     record = build_next_attempt(context, context.status)
     suspend_time = context.status.suspend_time

@@ -64,10 +64,10 @@ def _render_section(fault: Fault) -> Iterator[str]:
     yield "| --- | --- | --- |"
     for reason in Reason:
         if reason.fault is fault:
-            yield f"| `{reason}` | {_describe(reason)} | {reason.advice} |"
+            yield f"| `{reason}` | {_describe_reason(reason)} | {reason.advice} |"
 
 
-def _describe(reason: Reason) -> str:
+def _describe_reason(reason: Reason) -> str:
     sentences = [reason.meaning]
     if reason.action is FailureAction.REPAIR:
         sentences.append("*Changed.*")

@@ -32,10 +32,10 @@ def _build_initial_evidence(node: NodeObservation | None, rank: int, record: Att
         return Evidence(node_rank=rank, ended=True, outcome=Outcome.STOPPED.value)
     if node is None:
         return Evidence(node_rank=rank, ended=True, deleted=True)
-    return _build_first_evidence(node)
+    return _build_observed_evidence(node)
 
 
-def _build_first_evidence(node: NodeObservation) -> Evidence:
+def _build_observed_evidence(node: NodeObservation) -> Evidence:
     is_lost = node.deleting or node.relabelled or node.restarted or node.phase is PodPhase.GONE
     return _mark_as_deleted(node) if is_lost and node.evidence.outcome not in CONCLUSIVE_OUTCOMES else node.evidence
 
@@ -48,15 +48,17 @@ def _mark_as_deleted(node: NodeObservation) -> Evidence:
 def merge_evidence(recorded_evidence: tuple[Evidence, ...], nodes: tuple[NodeObservation, ...]) -> tuple[Evidence, ...]:
     """Merge new observations into the recorded evidence; a stale cache never removes evidence."""
     nodes_by_rank = {node.node_rank: node for node in nodes}
-    return tuple(_merge(recorded, nodes_by_rank.get(recorded.node_rank)) for recorded in recorded_evidence)
+    return tuple(
+        _merge_node_evidence(recorded, nodes_by_rank.get(recorded.node_rank)) for recorded in recorded_evidence
+    )
 
 
-def _merge(recorded: Evidence, node: NodeObservation | None) -> Evidence:
+def _merge_node_evidence(recorded: Evidence, node: NodeObservation | None) -> Evidence:
     if node is None:
         return recorded
     # the pod was assumed never created; the operator cannot have deleted a pod it never observed (decisions/104)
     if not recorded.pod_name and not recorded.deleted:
-        return _build_first_evidence(node)
+        return _build_observed_evidence(node)
     # keep the evidence of the first end of a node
     if recorded.ended and (not recorded.deleted or recorded.reason == RESTARTED):
         return recorded

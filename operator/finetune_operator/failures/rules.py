@@ -33,7 +33,7 @@ INTERFERENCE_MESSAGES = {
 NODE_LOST_DISRUPTIONS = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 
 
-def disrupted(evidence: Evidence) -> Verdict | None:
+def pod_disrupted(evidence: Evidence) -> Verdict | None:
     """Match a pod that the cluster disrupted; the job is not at fault, so no counted restart is used."""
     if evidence.disruption not in DISRUPTION_MESSAGES:
         return None
@@ -43,7 +43,7 @@ def disrupted(evidence: Evidence) -> Verdict | None:
     )
 
 
-def evicted(evidence: Evidence) -> Verdict | None:
+def pod_evicted(evidence: Evidence) -> Verdict | None:
     """Match an eviction without a disruption: the pod exceeded its ephemeral storage and would exceed it again."""
     if evidence.reason != "Evicted" or is_node_under_pressure(evidence):
         return None
@@ -98,7 +98,7 @@ def cuda_out_of_memory(evidence: Evidence) -> Verdict | None:
     )
 
 
-def deleted(evidence: Evidence) -> Verdict | None:
+def pod_deleted(evidence: Evidence) -> Verdict | None:
     """Match a pod that a user deleted or that disappeared together with its Kubernetes node."""
     if not evidence.deleted:
         return None
@@ -141,7 +141,7 @@ def hang(evidence: Evidence) -> Verdict | None:
     )
 
 
-def victim(evidence: Evidence) -> Verdict | None:
+def peer_lost(evidence: Evidence) -> Verdict | None:
     """Match an error that the supervisor recognised as the loss of a peer, so that the node is a victim."""
     if not evidence.victim:
         return None
@@ -163,7 +163,7 @@ def bus_error(evidence: Evidence) -> Verdict | None:
     )
 
 
-def killed(evidence: Evidence) -> Verdict | None:
+def rank_killed(evidence: Evidence) -> Verdict | None:
     """Match a rank that was ended by a signal which neither the operator nor the supervisor sent."""
     if evidence.signal is None or evidence.outcome == Outcome.STOPPED:
         return None
@@ -178,7 +178,7 @@ def killed(evidence: Evidence) -> Verdict | None:
     )
 
 
-def stopped(evidence: Evidence) -> Verdict | None:
+def node_stopped(evidence: Evidence) -> Verdict | None:
     """Match a node that was stopped, so that another node is the cause."""
     if evidence.outcome != Outcome.STOPPED and evidence.ended:
         return None
@@ -209,7 +209,7 @@ def launcher_failed(evidence: Evidence) -> Verdict | None:
     )
 
 
-def raised(evidence: Evidence) -> Verdict | None:
+def exception_raised(evidence: Evidence) -> Verdict | None:
     """Match an exception that no other rule matches; a restart would raise it again."""
     if evidence.outcome != Outcome.FAILED or not evidence.error_type:
         return None
@@ -229,7 +229,7 @@ def container_killed(evidence: Evidence) -> Verdict | None:
     )
 
 
-def no_result(evidence: Evidence) -> Verdict | None:
+def result_missing(evidence: Evidence) -> Verdict | None:
     """Match a node that exited with 0 without a success marker, which does not count as success."""
     if evidence.exit_code != 0 or evidence.outcome == Outcome.SUCCEEDED:
         return None
@@ -239,7 +239,7 @@ def no_result(evidence: Evidence) -> Verdict | None:
     )
 
 
-def unexplained(evidence: Evidence) -> Verdict | None:
+def unexplained_failure(evidence: Evidence) -> Verdict | None:
     """Match any evidence, as the fallback after all other rules."""
     detail = extract_last_line(evidence.message) or evidence.reason or "no message"
     return Verdict(
@@ -249,29 +249,29 @@ def unexplained(evidence: Evidence) -> Verdict | None:
 
 
 RULES: tuple[Rule, ...] = (
-    disrupted,
-    evicted,
+    pod_disrupted,
+    pod_evicted,
     host_out_of_memory,
     rejected_by_kubelet,
     kubernetes_node_restarted,
     container_not_started,
     user_error,
     cuda_out_of_memory,
-    deleted,
+    pod_deleted,
     rendezvous_failed,
     storage_fault,
     hang,
     matches_error_pattern,
-    victim,
+    peer_lost,
     bus_error,
-    killed,
-    stopped,
+    rank_killed,
+    node_stopped,
     hub_unavailable,
     launcher_failed,
-    raised,
+    exception_raised,
     container_killed,
-    no_result,
-    unexplained,
+    result_missing,
+    unexplained_failure,
 )
 
 _LATEST_TIME = datetime.max.replace(tzinfo=UTC)
@@ -296,12 +296,12 @@ def select_most_relevant(node_evidence: tuple[Evidence, ...], *, limit: int) -> 
 
 
 def judge_node(evidence: Evidence) -> Verdict:
-    """Return the verdict of the first rule that matches; `unexplained` matches any evidence."""
+    """Return the verdict of the first rule that matches; `unexplained_failure` matches any evidence."""
     for rule in RULES:
         verdict = rule(evidence)
         if verdict is not None:
             return replace(verdict, evidence=evidence)
-    raise AssertionError("unexplained matches everything")
+    raise AssertionError("unexplained_failure matches any evidence")
 
 
 def _has_succeeded(evidence: Evidence) -> bool:

@@ -33,8 +33,8 @@ class ApiClient:
 
     def __init__(self, server: str, *, calls: aiohttp.ClientSession, streams: aiohttp.ClientSession) -> None:
         self._server = server.rstrip("/")
-        self._calls = calls
-        self._streams = streams
+        self._request_session = calls
+        self._watch_session = streams
 
     async def call(
         self,
@@ -72,7 +72,7 @@ class ApiClient:
         request_content = None if body is None else json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
         headers = {"Content-Type": "application/json"} if request_content else None
         try:
-            async with self._calls.request(
+            async with self._request_session.request(
                 method,
                 self._server + path,
                 data=request_content,
@@ -116,7 +116,7 @@ class ApiClient:
         }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=WATCH_READ_TIMEOUT_SECONDS)
         try:
-            async with self._streams.get(self._server + path, params=params, timeout=timeout) as response:
+            async with self._watch_session.get(self._server + path, params=params, timeout=timeout) as response:
                 if response.status >= 400:
                     raise parse_error(response.status, await response.read(), response.headers)
                 async for line in response.content:

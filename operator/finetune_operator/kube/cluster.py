@@ -174,7 +174,7 @@ class KubernetesCluster:
             await self._api.call("POST", collection_path(kind, metadata["namespace"]), body=manifest)
         except ApiError as error:
             if error.status == 409 and error.reason == "AlreadyExists":
-                await self._accept_existing(manifest)
+                await self._accept_existing_object(manifest)
             elif error.status in REJECTION_STATUS_CODES or WEBHOOK_FAILURE_TEXT in error.message:
                 raise CreateRejected(error.message, status=error.status, kind=kind, name=metadata["name"]) from error
             else:  # includes 409 Conflict, when two creates raced for the same quota
@@ -209,7 +209,7 @@ class KubernetesCluster:
                 fields = {"event": event.get("reason"), "object": metadata["name"]}
                 logger.warning("event not written: %s", error.message, extra=fields)
 
-    async def _accept_existing(self, manifest: RawBody) -> None:
+    async def _accept_existing_object(self, manifest: RawBody) -> None:
         kind, namespace, name = manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         existing = await self.get(kind, namespace, name)
         if existing is None:

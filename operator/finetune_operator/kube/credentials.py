@@ -145,11 +145,11 @@ class BearerToken:
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
         """Send the request with the current token."""
-        if token := self.current():
+        if token := self.get_token():
             request.headers["Authorization"] = f"Bearer {token}"
         return await handler(request)
 
-    def current(self) -> str | None:
+    def get_token(self) -> str | None:
         """Return the current token, or None if there is no token."""
         if self._file is not None:
             file_status = self._file.stat()

@@ -31,7 +31,7 @@ class Health:
         """Add a check whose problems are temporary; the process receives no traffic meanwhile."""
         self._readiness_checks[name] = check
 
-    def problems(self, *, readiness: bool) -> tuple[str, ...]:
+    def find_problems(self, *, readiness: bool) -> tuple[str, ...]:
         """Return the current problems, each with the name of its check."""
         return tuple(_run_checks(self._readiness_checks if readiness else self._liveness_checks))
 
@@ -42,12 +42,12 @@ def _run_checks(checks: dict[str, Check]) -> Iterator[str]:
             yield f"{name}: {problem}"
 
 
-def check_duration(limit: float, read: Callable[[], float], description: str) -> Check:
+def build_duration_check(limit_seconds: float, read_seconds: Callable[[], float], description: str) -> Check:
     """Build a check that returns a problem if a duration in seconds exceeds the limit."""
 
     def check() -> str | None:
-        seconds = read()
-        return None if seconds <= limit else f"{description} for {seconds:.0f} s (limit {limit:.0f} s)"
+        seconds = read_seconds()
+        return None if seconds <= limit_seconds else f"{description} for {seconds:.0f} s (limit {limit_seconds:.0f} s)"
 
     return check
 
@@ -67,7 +67,7 @@ class LastRequestTime:
         finally:
             self._ended_at = time.monotonic()
 
-    def age_seconds(self) -> float:
+    def seconds_since_request(self) -> float:
         """Return the seconds since the last request ended."""
         return time.monotonic() - self._ended_at
 
@@ -98,7 +98,7 @@ async def start_http_server(health: Health, metrics: Metrics, *, port: int, host
     """Serve /healthz, /readyz and /metrics until the runner is cleaned up, by default on all interfaces."""
 
     async def serve_health(request: web.Request) -> web.Response:
-        problems = health.problems(readiness=request.path == "/readyz")
+        problems = health.find_problems(readiness=request.path == "/readyz")
         return web.Response(text="\n".join(problems) or "ok", status=503 if problems else 200)
 
     async def serve_metrics(_: web.Request) -> web.Response:

@@ -89,7 +89,7 @@ def build_registry(controller: Controller, options: KopfOptions) -> kopf.Operato
 
 
 async def start_kopf(
-    controller: Controller, options: KopfOptions, *, stop: asyncio.Event
+    controller: Controller, options: KopfOptions, *, stop_event: asyncio.Event
 ) -> Collection[asyncio.Task[Any]]:
     """Start the watch and return its tasks for `run_kopf`. kopf replaces the signal handlers of the process."""
     return await kopf.spawn_tasks(
@@ -97,10 +97,10 @@ async def start_kopf(
         settings=build_settings(),
         clusterwide=not options.namespaces,
         namespaces=options.namespaces,
-        stop_flag=stop,
+        stop_flag=stop_event,
     )
 
 
 async def run_kopf(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Watch the jobs until `stop` is set or kopf fails."""
+    """Watch the jobs until `stop_event` is set or kopf fails."""
     await kopf.run_tasks(tasks, ignored=asyncio.all_tasks())

@@ -69,7 +69,7 @@ class LeaderElection:
         self._renewed_at = None
         spec = {**self._observed["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
         try:
-            await self._write({**self._observed, "spec": spec})
+            await self._write_lease({**self._observed, "spec": spec})
         except ApiError as error:
             logger.warning("the lease was not released; the next leader waits until it expires: %s", error.message)
 
@@ -78,10 +78,10 @@ class LeaderElection:
         try:
             async with asyncio.timeout(min(REQUEST_TIMEOUT_SECONDS, self._compute_remaining_seconds())):
                 if self._observed is None or not self.is_leading:
-                    await self._read()
+                    await self._read_lease()
                 if not self._can_acquire():
                     return False
-                self._observe(await self._write(self._build_lease()))
+                self._observe_lease(await self._write_lease(self._build_lease()))
         except ApiError as error:
             # 409: another replica was faster, or the response to our own write was lost. Read before the next try.
             self._observed = None
@@ -125,20 +125,20 @@ class LeaderElection:
         base_lease = self._observed or {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
         return {**base_lease, "spec": spec}
 
-    async def _read(self) -> None:
+    async def _read_lease(self) -> None:
         try:
-            self._observe(await self._api.call_once("GET", f"{self._collection}/{self._lease.name}"))
+            self._observe_lease(await self._api.call_once("GET", f"{self._collection}/{self._lease.name}"))
         except ApiError as error:
             if error.status != 404:
                 raise
             self._observed = None
 
-    async def _write(self, lease: RawBody) -> RawBody:
+    async def _write_lease(self, lease: RawBody) -> RawBody:
         if "resourceVersion" not in lease["metadata"]:
             return await self._api.call_once("POST", self._collection, body=lease)
         return await self._api.call_once("PUT", f"{self._collection}/{self._lease.name}", body=lease)
 
-    def _observe(self, lease: RawBody) -> None:
+    def _observe_lease(self, lease: RawBody) -> None:
         version = lease["metadata"]["resourceVersion"]
         if self._observed_version != version:
             self._observed_version, self._observed_at = version, self._clock()

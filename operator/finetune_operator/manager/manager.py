@@ -17,7 +17,13 @@ from finetune_operator.controller.reconcile import PassDependencies
 from finetune_operator.kube.api_client import ApiClient, ApiError
 from finetune_operator.kube.cluster import KubernetesCluster
 from finetune_operator.kube.credentials import ClusterCredentials, find_credentials, open_session
-from finetune_operator.manager.health import EventLoopLag, Health, LastRequestTime, check_duration, start_http_server
+from finetune_operator.manager.health import (
+    EventLoopLag,
+    Health,
+    LastRequestTime,
+    build_duration_check,
+    start_http_server,
+)
 from finetune_operator.manager.kopf_watch import WATCH_SECONDS, KopfOptions, run_kopf, start_kopf
 from finetune_operator.manager.leader_election import LeaderElection, LeaseConfig
 from finetune_operator.metrics import Metrics, RequestCounter
@@ -25,7 +31,7 @@ from finetune_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# asyncio buffers 256 KiB per TLS connection, and the API server would queue a larger number of calls anyway
+# asyncio buffers 256 KiB per TLS connection, and the API server would queue a larger number of requests anyway
 MAX_CONNECTIONS = 32
 RESYNC_INTERVAL_SECONDS = 600.0
 RETRY_INTERVAL_SECONDS = 5.0
@@ -38,7 +44,7 @@ LOOP_LAG_LIMIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Options:
+class OperatorOptions:
     """Settings of the process, from flags and environment variables."""
 
     settings: Settings
@@ -53,18 +59,18 @@ class Options:
 
 @dataclass(frozen=True)
 class Connections:
-    """Connections to the API server. Watches and the lease have their own, so that they never queue behind calls."""
+    """Connections to the API server; the watches and the lease use separate ones, so that no request delays them."""
 
     credentials: ClusterCredentials
     metrics: Metrics
-    calls: ApiClient
-    lease: ApiClient
+    client: ApiClient
+    lease_client: ApiClient
 
 
-async def run_operator(options: Options) -> None:
+async def run_operator(options: OperatorOptions) -> None:
     """Run the operator until SIGTERM or SIGINT; raise errors that only a new process can recover from."""
-    stop = asyncio.Event()
-    stop_on_signals(stop)
+    stop_event = asyncio.Event()
+    stop_on_signals(stop_event)
     credentials = find_credentials(kubeconfig=options.kubeconfig, context=options.context)
     metrics = Metrics()
     async with AsyncExitStack() as stack:
@@ -76,18 +82,18 @@ async def run_operator(options: Options) -> None:
         connections = Connections(
             credentials=credentials,
             metrics=metrics,
-            calls=ApiClient(credentials.server, calls=calls, streams=streams),
-            lease=ApiClient(credentials.server, calls=streams, streams=streams),
+            client=ApiClient(credentials.server, calls=calls, streams=streams),
+            lease_client=ApiClient(credentials.server, calls=streams, streams=streams),
         )
         manager = Manager(options, connections)
         http_server = await start_http_server(manager.health, metrics, port=options.metrics_port)
         stack.push_async_callback(http_server.cleanup)
-        await _run_until(stop, manager)
+        await _run_until_stopped(stop_event, manager)
 
 
-async def _run_until(stop: asyncio.Event, manager: "Manager") -> None:
-    run_task = asyncio.create_task(manager.run(stop))
-    stop_task = asyncio.create_task(stop.wait())
+async def _run_until_stopped(stop_event: asyncio.Event, manager: "Manager") -> None:
+    run_task = asyncio.create_task(manager.run(stop_event))
+    stop_task = asyncio.create_task(stop_event.wait())
     # Wait for a signal or a failure.
     await asyncio.wait((run_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
     logger.info("stopping")
@@ -105,13 +111,13 @@ async def _run_until(stop: asyncio.Event, manager: "Manager") -> None:
 class Manager:
     """Owns the components of the process and starts and stops them in order."""
 
-    def __init__(self, options: Options, connections: Connections) -> None:
+    def __init__(self, options: OperatorOptions, connections: Connections) -> None:
         self._options = options
         self._connections = connections
         self._metrics = connections.metrics
-        cluster = KubernetesCluster(connections.calls)
+        cluster = KubernetesCluster(connections.client)
         self._controller = Controller(
-            connections.calls,
+            connections.client,
             PassDependencies(cluster, options.settings, lambda: datetime.now(UTC)),
             self._metrics,
             namespaces=options.namespaces or (None,),
@@ -119,15 +125,15 @@ class Manager:
         self._election = _build_election(options, connections) if options.leader_election else None
         self._loop_lag = EventLoopLag(self._metrics)
         self._last_kopf_request = LastRequestTime()
-        self._kopf_stop = asyncio.Event()
+        self._kopf_stop_event = asyncio.Event()
         self._kopf: asyncio.Task[None] | None = None
         self._workers: list[asyncio.Task[None]] = []
         self._is_started = False
         self.health = Health()
         self._add_checks()
-        self._add_gauges()
+        self._register_gauges()
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self, stop_event: asyncio.Event) -> None:
         """Start all components in order and keep them running, until cancelled or until one fails."""
         async with asyncio.TaskGroup() as group:
             # Start the informers of pods and services, and wait until their caches are filled.
@@ -139,7 +145,7 @@ class Manager:
                 await informer.synced.wait()
             # List the jobs, then watch them.
             await self._resync_with_retries()
-            await self._start_kopf(stop)
+            await self._start_kopf(stop_event)
             group.create_task(self._watch_kopf())
             group.create_task(self._resync_periodically())
             group.create_task(self._controller.prune_tombstones())
@@ -161,7 +167,7 @@ class Manager:
     async def stop_kopf(self) -> None:
         """Stop kopf. Call it last, because kopf cancels every task that did not exist when it started."""
         if self._kopf is not None:
-            self._kopf_stop.set()
+            self._kopf_stop_event.set()
             await asyncio.wait((self._kopf,), timeout=DRAIN_TIMEOUT_SECONDS)
 
     async def _run_as_leader(self, group: asyncio.TaskGroup) -> None:
@@ -180,7 +186,7 @@ class Manager:
             if not self._controller.queue.closed:
                 exit_immediately()
 
-    async def _start_kopf(self, stop: asyncio.Event) -> None:
+    async def _start_kopf(self, stop_event: asyncio.Event) -> None:
         credentials, metrics = self._connections.credentials, self._metrics
         middlewares = (RequestCounter(metrics.requests), self._last_kopf_request)
         kopf_options = KopfOptions(
@@ -188,10 +194,12 @@ class Manager:
             open_session=lambda: open_session(credentials, connections=0, middlewares=middlewares),
             namespaces=self._options.namespaces,
         )
-        tasks = await start_kopf(self._controller, kopf_options, stop=self._kopf_stop)
-        stop_on_signals(stop)  # kopf has replaced the signal handlers
+        tasks = await start_kopf(self._controller, kopf_options, stop_event=self._kopf_stop_event)
+        stop_on_signals(stop_event)  # kopf has replaced the signal handlers
         self._kopf = asyncio.create_task(run_kopf(tasks))
-        check = check_duration(JOB_WATCH_SILENCE_LIMIT_SECONDS, self._last_kopf_request.age_seconds, "no request")
+        check = build_duration_check(
+            JOB_WATCH_SILENCE_LIMIT_SECONDS, self._last_kopf_request.seconds_since_request, "no request"
+        )
         self.health.add_liveness_check("watch of finetunejobs", check)
 
     async def _watch_kopf(self) -> None:
@@ -203,7 +211,7 @@ class Manager:
         """Wait until the CRD is installed; without it, kopf would log one line and watch nothing."""
         while True:
             try:
-                api_group = await self._connections.calls.call("GET", f"/apis/{names.API_VERSION}")
+                api_group = await self._connections.client.call("GET", f"/apis/{names.API_VERSION}")
                 if any(resource["name"] == names.FINETUNEJOB[2] for resource in api_group.get("resources", ())):
                     return
                 problem = "not among its resources"
@@ -228,50 +236,50 @@ class Manager:
 
     def _add_checks(self) -> None:
         for informer in self._controller.informers:
-            check = check_duration(WATCH_SILENCE_LIMIT_SECONDS, informer.seconds_since_activity, "no activity")
+            check = build_duration_check(WATCH_SILENCE_LIMIT_SECONDS, informer.seconds_since_activity, "no activity")
             self.health.add_liveness_check(f"watch of {informer.path}", check)
         longest_pass = self._controller.queue.longest_pass_seconds
         self.health.add_liveness_check(
-            "passes", check_duration(PASS_DURATION_LIMIT_SECONDS, longest_pass, "one pass has been running")
+            "passes", build_duration_check(PASS_DURATION_LIMIT_SECONDS, longest_pass, "one pass has been running")
         )
         self.health.add_liveness_check(
-            "event loop", check_duration(LOOP_LAG_LIMIT_SECONDS, lambda: self._loop_lag.worst_seconds, "was late")
+            "event loop", build_duration_check(LOOP_LAG_LIMIT_SECONDS, lambda: self._loop_lag.worst_seconds, "was late")
         )
         self.health.add_readiness_check(
             "start", lambda: None if self._is_started else "the first lists are not complete"
         )
 
-    def _add_gauges(self) -> None:
+    def _register_gauges(self) -> None:
         queue, jobs, informers = self._controller.queue, self._controller.jobs, self._controller.informers
         register_gauge = self._metrics.register_gauge
-        register_gauge("finetune_queue_depth", "Jobs in the work queue.", read=lambda: {"": len(queue)})
+        register_gauge("finetune_queue_depth", "Jobs in the work queue.", read_values=lambda: {"": len(queue)})
         register_gauge(
             "finetune_queue_oldest_seconds",
             "Wait time of the oldest job in the work queue.",
-            read=lambda: {"": queue.oldest_wait_seconds()},
+            read_values=lambda: {"": queue.oldest_wait_seconds()},
         )
-        register_gauge("finetune_jobs", "Jobs by phase.", label="phase", read=jobs.count_phases)
+        register_gauge("finetune_jobs", "Jobs by phase.", label="phase", read_values=jobs.count_phases)
         register_gauge(
             "finetune_watch_age_seconds",
             "Time since the last data of a watch; for the watch of jobs, since its last request.",
             label="collection",
-            read=lambda: {
+            read_values=lambda: {
                 **{informer.path: time.monotonic() - informer.last_contact for informer in informers},
-                names.FINETUNEJOB[2]: self._last_kopf_request.age_seconds(),
+                names.FINETUNEJOB[2]: self._last_kopf_request.seconds_since_request(),
             },
         )
 
 
-def _build_election(options: Options, connections: Connections) -> LeaderElection:
+def _build_election(options: OperatorOptions, connections: Connections) -> LeaderElection:
     identity = f"{os.uname().nodename}_{uuid4()}"
     lease = LeaseConfig(connections.credentials.namespace, options.lease_name, identity)
-    return LeaderElection(connections.lease, lease)
+    return LeaderElection(connections.lease_client, lease)
 
 
-def stop_on_signals(stop: asyncio.Event) -> None:
+def stop_on_signals(stop_event: asyncio.Event) -> None:
     """Set the event on SIGTERM and SIGINT."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop_event.set)
 
 
 def exit_immediately() -> NoReturn:

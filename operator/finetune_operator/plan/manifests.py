@@ -6,23 +6,27 @@ from finetune_operator.plan.pod_manifest import build_pod
 from finetune_operator.plan.run_plan import RunPlan
 
 
-def build_children(run: RunPlan) -> tuple[Manifest, ...]:
+def build_children(run_plan: RunPlan) -> tuple[Manifest, ...]:
     """Return the manifests of one attempt in the order of creation: Service, ConfigMap, one pod per node."""
-    return (build_service(run), build_config_map(run), *(build_pod(run, node) for node in run.nodes))
+    return (
+        build_service(run_plan),
+        build_config_map(run_plan),
+        *(build_pod(run_plan, node) for node in run_plan.nodes),
+    )
 
 
-def build_service(run: RunPlan) -> Manifest:
+def build_service(run_plan: RunPlan) -> Manifest:
     """Return the headless Service that gives each pod a DNS name even before it is ready, so that ranks can connect."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": build_metadata(run, run.service_name),
+        "metadata": build_metadata(run_plan, run_plan.service_name),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {names.JOB_UID: run.job_uid},
+            "selector": {names.JOB_UID: run_plan.job_uid},
             "ports": [
-                {"name": "master", "port": run.spec.network.master_port},
+                {"name": "master", "port": run_plan.spec.network.master_port},
                 {"name": "status", "port": names.STATUS_PORT},
             ],
         },
@@ -36,13 +40,13 @@ def is_intact_headless_service(service: Manifest, job_uid: str) -> bool:
     return bool(headless and spec.get("selector") == {names.JOB_UID: job_uid})
 
 
-def build_config_map(run: RunPlan) -> Manifest:
+def build_config_map(run_plan: RunPlan) -> Manifest:
     """Return the ConfigMap with the validated spec, and with the supervisor for jobs with a command."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": build_metadata(run, run.config_map_name, with_attempt_label=True),
+        "metadata": build_metadata(run_plan, run_plan.config_map_name, with_attempt_label=True),
         "immutable": True,
-        "data": {names.CONFIG_KEY: run.spec.model_dump_json(by_alias=True, exclude_unset=True)},
-        **({"binaryData": {names.SUPERVISOR_KEY: run.supervisor}} if run.spec.command else {}),
+        "data": {names.CONFIG_KEY: run_plan.spec.model_dump_json(by_alias=True, exclude_unset=True)},
+        **({"binaryData": {names.SUPERVISOR_KEY: run_plan.supervisor}} if run_plan.spec.command else {}),
     }

@@ -10,67 +10,67 @@ from finetune_operator.plan.run_plan import GRACE_SECONDS, NodePlan, RunPlan
 TORCHRUN_MARGIN_SECONDS = 10  # torchrun has to stop its ranks before the kubelet sends SIGKILL
 
 
-def build_env_list(run: RunPlan, node: NodePlan) -> list[Manifest]:
+def build_env_list(run_plan: RunPlan, node: NodePlan) -> list[Manifest]:
     """Return the operator's variables followed by the user's variables, which override all that are not reserved."""
-    operator_variables = [{"name": name, "value": value} for name, value in build_environment(run, node).items()]
-    user_variables = [variable.model_dump(by_alias=True, exclude_none=True) for variable in run.spec.env]
+    operator_variables = [{"name": name, "value": value} for name, value in build_environment(run_plan, node).items()]
+    user_variables = [variable.model_dump(by_alias=True, exclude_none=True) for variable in run_plan.spec.env]
     overridden_names = {variable["name"] for variable in user_variables}
     return [variable for variable in operator_variables if variable["name"] not in overridden_names] + user_variables
 
 
-def build_environment(run: RunPlan, node: NodePlan) -> dict[str, str]:
+def build_environment(run_plan: RunPlan, node: NodePlan) -> dict[str, str]:
     """Return the variables of launcher, trainer and NCCL. RANK is not set, because scripts detect torchrun by it."""
     torchrun = {
-        "NNODES": str(len(run.nodes)),
+        "NNODES": str(len(run_plan.nodes)),
         "NODE_RANK": str(node.node_rank),
-        "NPROC_PER_NODE": str(run.nproc_per_node),
-        "MASTER_ADDR": run.master_addr,
-        "MASTER_PORT": str(run.spec.network.master_port),
+        "NPROC_PER_NODE": str(run_plan.nproc_per_node),
+        "MASTER_ADDR": run_plan.master_addr,
+        "MASTER_PORT": str(run_plan.spec.network.master_port),
     }
     return {
         **torchrun,
         **{f"PET_{name}": value for name, value in torchrun.items()},
-        "OMP_NUM_THREADS": str(_compute_threads_per_rank(run)),
+        "OMP_NUM_THREADS": str(_compute_threads_per_rank(run_plan)),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_SECONDS - TORCHRUN_MARGIN_SECONDS),
         "HOME": names.TMP_DIR,
         "USER": names.USER,  # torch caches call getuser(), which fails for a uid without passwd entry
         "PYTHONUNBUFFERED": "1",
-        **_build_output_environment(run),
-        names.ENV_NAMESPACE: run.namespace,
-        names.ENV_JOB: run.job_name,
-        names.ENV_JOB_UID: run.job_uid,
-        names.ENV_ATTEMPT: str(run.attempt),
-        names.ENV_WORLD_SIZE: str(run.world_size),
+        **_build_output_environment(run_plan),
+        names.ENV_NAMESPACE: run_plan.namespace,
+        names.ENV_JOB: run_plan.job_name,
+        names.ENV_JOB_UID: run_plan.job_uid,
+        names.ENV_ATTEMPT: str(run_plan.attempt),
+        names.ENV_WORLD_SIZE: str(run_plan.world_size),
         names.ENV_CONFIG: f"{names.CONFIG_DIR}/{names.CONFIG_KEY}",
         names.ENV_RUN_DIR: names.RUN_DIR,
         names.ENV_TERMINATION_LOG: names.TERMINATION_LOG,
         names.ENV_STATUS_PORT: str(names.STATUS_PORT),
         names.ENV_GRACE_SECONDS: str(GRACE_SECONDS),
-        names.ENV_HANG_SECONDS: str(run.spec.hang_seconds),
-        **_build_network_environment(run),
-        **_build_secret_environment(run),
+        names.ENV_HANG_SECONDS: str(run_plan.spec.hang_seconds),
+        **_build_network_environment(run_plan),
+        **_build_secret_environment(run_plan),
     }
 
 
-def _build_output_environment(run: RunPlan) -> dict[str, str]:
+def _build_output_environment(run_plan: RunPlan) -> dict[str, str]:
     """Return the paths of results and downloads; without spec.output, downloads are stored in HOME of the pod."""
-    if run.spec.output is None:
+    if run_plan.spec.output is None:
         return {}
     return {
         "HF_HOME": f"{names.OUTPUT_DIR}/cache/huggingface",
         names.ENV_CACHE_DIR: f"{names.OUTPUT_DIR}/cache",
-        names.ENV_OUTPUT: f"{names.OUTPUT_DIR}/{run.output_folder}",
+        names.ENV_OUTPUT: f"{names.OUTPUT_DIR}/{run_plan.output_folder}",
     }
 
 
-def _build_secret_environment(run: RunPlan) -> dict[str, str]:
+def _build_secret_environment(run_plan: RunPlan) -> dict[str, str]:
     """Return the names of the variables from Secrets, which the supervisor redacts."""
-    secret_names = [variable.name for variable in run.spec.env if "secretKeyRef" in (variable.value_from or {})]
+    secret_names = [variable.name for variable in run_plan.spec.env if "secretKeyRef" in (variable.value_from or {})]
     return {names.ENV_HIDDEN: ",".join(secret_names)} if secret_names else {}
 
 
-def _build_network_environment(run: RunPlan) -> dict[str, str]:
-    network = run.spec.network
+def _build_network_environment(run_plan: RunPlan) -> dict[str, str]:
+    network = run_plan.spec.network
     settings = network.nccl.model_dump(exclude_none=True)
     variables = {f"NCCL_{name.upper()}": str(int(v) if isinstance(v, bool) else v) for name, v in settings.items()}
     if network.interface:
@@ -78,7 +78,7 @@ def _build_network_environment(run: RunPlan) -> dict[str, str]:
     return variables
 
 
-def _compute_threads_per_rank(run: RunPlan) -> int:
+def _compute_threads_per_rank(run_plan: RunPlan) -> int:
     """Return the CPU limit divided by the ranks of the node; 1 without a limit, as in torchrun."""
-    cores = run.spec.resources.limits.get("cpu")
-    return max(1, math.floor(parse_quantity(cores) / run.nproc_per_node)) if cores is not None else 1
+    cores = run_plan.spec.resources.limits.get("cpu")
+    return max(1, math.floor(parse_quantity(cores) / run_plan.nproc_per_node)) if cores is not None else 1

@@ -25,21 +25,21 @@ RESTRICTED_POD = {
 RESTRICTED_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def build_pod(run: RunPlan, node: NodePlan) -> Manifest:
+def build_pod(run_plan: RunPlan, node: NodePlan) -> Manifest:
     """Return the manifest of one node, a bare pod that is never restarted in place."""
-    template = run.spec.pod_template
-    metadata = build_metadata(run, node.pod_name, with_attempt_label=True)
+    template = run_plan.spec.pod_template
+    metadata = build_metadata(run_plan, node.pod_name, with_attempt_label=True)
     metadata["labels"] = {**template.labels, **metadata["labels"], names.NODE_RANK: str(node.node_rank)}
     if template.annotations:
         metadata["annotations"] = dict(template.annotations)
     placement: Manifest = {
         "nodeSelector": dict(template.node_selector),
-        "affinity": exclude_nodes(template.affinity, run.avoids),
+        "affinity": exclude_nodes(template.affinity, run_plan.avoided_nodes),
         "priorityClassName": template.priority_class_name,
         "schedulerName": template.scheduler_name,
         "runtimeClassName": template.runtime_class_name,
         "serviceAccountName": template.service_account_name,
-        "imagePullSecrets": [{"name": secret.name} for secret in run.spec.image_pull_secrets],
+        "imagePullSecrets": [{"name": secret.name} for secret in run_plan.spec.image_pull_secrets],
     }
     return {
         "apiVersion": "v1",
@@ -48,33 +48,33 @@ def build_pod(run: RunPlan, node: NodePlan) -> Manifest:
         "spec": {
             "restartPolicy": "Never",
             "hostname": node.pod_name,
-            "subdomain": run.service_name,
+            "subdomain": run_plan.service_name,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "securityContext": RESTRICTED_POD if template.security_context is None else template.security_context,
-            "tolerations": _build_tolerations(run),
-            "topologySpreadConstraints": [_build_topology_spread(run)],
+            "tolerations": _build_tolerations(run_plan),
+            "topologySpreadConstraints": [_build_topology_spread(run_plan)],
             **{key: value for key, value in placement.items() if value},
-            "containers": [_build_container(run, node)],
-            "volumes": _build_volumes(run),
+            "containers": [_build_container(run_plan, node)],
+            "volumes": _build_volumes(run_plan),
         },
     }
 
 
-def _build_topology_spread(run: RunPlan) -> Manifest:
+def _build_topology_spread(run_plan: RunPlan) -> Manifest:
     """Build a constraint that prefers different Kubernetes nodes for the pods of an attempt."""
     return {
         "topologyKey": "kubernetes.io/hostname",
         "maxSkew": 1,
         "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": {names.JOB_UID: run.job_uid, names.ATTEMPT: str(run.attempt)}},
+        "labelSelector": {"matchLabels": {names.JOB_UID: run_plan.job_uid, names.ATTEMPT: str(run_plan.attempt)}},
     }
 
 
-def _build_tolerations(run: RunPlan) -> list[Manifest]:
+def _build_tolerations(run_plan: RunPlan) -> list[Manifest]:
     """Return the user's tolerations, and tolerate a lost Kubernetes node for 60 s instead of the default 300 s."""
-    user_tolerations = run.spec.pod_template.tolerations
+    user_tolerations = run_plan.spec.pod_template.tolerations
     lost_node_tolerations = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
         for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
@@ -87,38 +87,38 @@ def _build_tolerations(run: RunPlan) -> list[Manifest]:
     return [*rendered_tolerations, *lost_node_tolerations]
 
 
-def _build_container(run: RunPlan, node: NodePlan) -> Manifest:
-    resources = run.spec.resources.model_dump(by_alias=True, exclude_defaults=True)
-    security = run.spec.pod_template.container_security_context
+def _build_container(run_plan: RunPlan, node: NodePlan) -> Manifest:
+    resources = run_plan.spec.resources.model_dump(by_alias=True, exclude_defaults=True)
+    security = run_plan.spec.pod_template.container_security_context
     container: Manifest = {
         "name": names.CONTAINER,
-        "image": run.image,
-        "env": build_env_list(run, node),
+        "image": run_plan.image,
+        "env": build_env_list(run_plan, node),
         "ports": [{"name": "status", "containerPort": names.STATUS_PORT}],
         "securityContext": RESTRICTED_CONTAINER if security is None else security,
         "terminationMessagePath": names.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": _build_mounts(run),
+        "volumeMounts": _build_mounts(run_plan),
     }
-    if run.spec.command:
+    if run_plan.spec.command:
         container["command"] = ["python3", f"{names.CONFIG_DIR}/{names.SUPERVISOR_KEY}"]
     if resources:
         container["resources"] = resources
-    if run.spec.image_pull_policy:
-        container["imagePullPolicy"] = run.spec.image_pull_policy
+    if run_plan.spec.image_pull_policy:
+        container["imagePullPolicy"] = run_plan.spec.image_pull_policy
     return container
 
 
-def _build_volumes(run: RunPlan) -> list[Manifest]:
-    output = run.spec.output
+def _build_volumes(run_plan: RunPlan) -> list[Manifest]:
+    output = run_plan.spec.output
     claim = output and {"claimName": output.persistent_volume_claim.claim_name}
     return [
-        {"name": "config", "configMap": {"name": run.config_map_name}},
+        {"name": "config", "configMap": {"name": run_plan.config_map_name}},
         *([{"name": "output", "persistentVolumeClaim": claim}] if claim else []),
         {"name": "run", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(run.spec.shm_bytes)}},
-        *(_build_volume(volume) for volume in run.spec.volumes),
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(run_plan.spec.shm_bytes)}},
+        *(_build_volume(volume) for volume in run_plan.spec.volumes),
     ]
 
 
@@ -128,15 +128,15 @@ def _build_volume(volume: Volume) -> Manifest:
     return {"name": volume.name, to_camel(source): body}
 
 
-def _build_mounts(run: RunPlan) -> list[Manifest]:
+def _build_mounts(run_plan: RunPlan) -> list[Manifest]:
     mounts: list[Manifest] = [
         {"name": "config", "mountPath": names.CONFIG_DIR, "readOnly": True},
-        *([{"name": "output", "mountPath": names.OUTPUT_DIR}] if run.spec.output else []),
+        *([{"name": "output", "mountPath": names.OUTPUT_DIR}] if run_plan.spec.output else []),
         {"name": "run", "mountPath": names.RUN_DIR},
         {"name": "tmp", "mountPath": names.TMP_DIR},
         {"name": "shm", "mountPath": names.SHM_DIR},
     ]
-    return mounts + [_build_mount(volume) for volume in run.spec.volumes]
+    return mounts + [_build_mount(volume) for volume in run_plan.spec.volumes]
 
 
 def _build_mount(volume: Volume) -> Manifest:

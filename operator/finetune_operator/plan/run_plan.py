@@ -32,7 +32,7 @@ class RunPlan:
     cluster_domain: str
     spec: FineTuneJobSpec
     nodes: tuple[NodePlan, ...]
-    avoids: tuple[str, ...] = ()  # names of Kubernetes nodes
+    avoided_nodes: tuple[str, ...] = ()  # names of Kubernetes nodes
 
     @property
     def nproc_per_node(self) -> int:
@@ -92,7 +92,7 @@ def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
         cluster_domain=settings.cluster_domain,
         spec=apply_repair(job.spec, job.status.repair),
         nodes=tuple(nodes),
-        avoids=next((record.avoids for record in job.status.attempts if record.attempt == attempt), ()),
+        avoided_nodes=next((record.avoids for record in job.status.attempts if record.attempt == attempt), ()),
     )
 
 

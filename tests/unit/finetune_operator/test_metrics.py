@@ -7,7 +7,13 @@ import pytest
 from prometheus_client import generate_latest
 
 from finetune_operator.kube.api_client import ApiError
-from finetune_operator.manager.health import EventLoopLag, Health, LastRequestTime, check_duration, start_http_server
+from finetune_operator.manager.health import (
+    EventLoopLag,
+    Health,
+    LastRequestTime,
+    build_duration_check,
+    start_http_server,
+)
 from finetune_operator.metrics import Metrics, RequestCounter, describe_request
 from testing.fakes.api_client import serve_and_connect
 from testing.fakes.http_api import HttpApi, ScriptedFault
@@ -56,14 +62,14 @@ async def test_responses_and_missing_responses_are_counted_by_code() -> None:
     assert counts["200"] == 1
     assert counts["500"] == 1
     assert counts["none"]
-    assert last_request.age_seconds() < 5
+    assert last_request.seconds_since_request() < 5
 
 
 async def test_gauges_are_read_at_each_scrape() -> None:
     metrics, depth = Metrics(), {"": 1.0}
     phases: dict[str, float] = {}
-    metrics.register_gauge("finetune_queue_depth", "Depth.", read=lambda: depth)
-    metrics.register_gauge("finetune_jobs", "Jobs.", label="phase", read=lambda: phases)
+    metrics.register_gauge("finetune_queue_depth", "Depth.", read_values=lambda: depth)
+    metrics.register_gauge("finetune_jobs", "Jobs.", label="phase", read_values=lambda: phases)
     depth[""] = 5.0
     phases["Running"] = 2.0
     text = generate_latest(metrics.registry).decode()
@@ -74,7 +80,7 @@ async def test_gauges_are_read_at_each_scrape() -> None:
 
 async def test_probes_report_the_failed_checks() -> None:
     health, pass_seconds = Health(), 0.0
-    health.add_liveness_check("passes", check_duration(300, lambda: pass_seconds, "one pass has been running"))
+    health.add_liveness_check("passes", build_duration_check(300, lambda: pass_seconds, "one pass has been running"))
     health.add_readiness_check("start", lambda: "not yet")
     runner = await start_http_server(health, Metrics(), port=0, host="127.0.0.1")
     port = runner.addresses[0][1]
@@ -115,4 +121,4 @@ async def test_error_response_counts_as_contact_with_the_api_server() -> None:
         last_request._ended_at -= 100
         with pytest.raises(ApiError):
             await server.call("GET", "/api/v1/pods")
-    assert last_request.age_seconds() < 5
+    assert last_request.seconds_since_request() < 5

@@ -103,7 +103,7 @@ async def test_own_write_is_recognized_if_the_watch_delivers_it_before_the_respo
         controller.on_job_event(job)
         await wait_until(lambda: len(list_pod_names(api)) == 2)
 
-        assert controller._cached_state(job_key(job)).since_status_write is not None
+        assert controller._cached_state(job_key(job)).time_since_status_write is not None
 
 
 async def test_standby_caches_jobs_but_does_not_reconcile_until_it_leads() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from finetune_operator.controller.child_cache import JobKey
-from finetune_operator.controller.job_cache import JobCache, namespaced_name
+from finetune_operator.controller.job_cache import JobCache, get_namespaced_name
 from finetune_operator.observation.ownership import RawBody
 
 KEY = JobKey("default", "u1")
@@ -63,7 +63,7 @@ def test_jobs_not_in_a_list_are_missing_unless_they_are_newer() -> None:
     jobs = JobCache()
     for version, uid in (("5", "listed"), ("6", "deleted"), ("12", "newer than the list")):
         jobs.store_if_newer(body(version, uid=uid))
-    missing = jobs.find_missing([body("5", uid="listed")], list_version="10")
+    missing = jobs.find_missing_jobs([body("5", uid="listed")], list_version="10")
     assert missing == (JobKey("default", "deleted"),)
 
 
@@ -84,4 +84,4 @@ def test_the_current_attempt_is_read_from_the_status(status: RawBody, attempt: i
 
 
 def test_log_name_includes_the_namespace() -> None:
-    assert namespaced_name(body("1")) == "default/a"
+    assert get_namespaced_name(body("1")) == "default/a"

@@ -174,7 +174,7 @@ async def test_job_is_enqueued_only_if_its_progress_changed() -> None:
         for expected in (1, 1, 2):
             await setup.poll()
             assert len(setup.advanced) == expected
-    latest = setup.poller.latest(KEY)
+    latest = setup.poller.get_latest_progress(KEY)
     assert latest is not None
     assert latest.step == 2
 
@@ -187,7 +187,7 @@ async def test_single_missing_response_is_ignored() -> None:
         setup = PollerUnderTest(port)
         await setup.poll()
     await setup.poll()  # the server has stopped
-    latest = setup.poller.latest(KEY)
+    latest = setup.poller.get_latest_progress(KEY)
     assert latest is not None
     assert (latest.step, len(setup.advanced)) == (1, 1)
 
@@ -202,14 +202,14 @@ async def test_unreachable_endpoint_is_reported_once_until_the_next_response() -
     for seconds in (0.0, UNREACHABLE_AFTER_SECONDS - 1, UNREACHABLE_AFTER_SECONDS, UNREACHABLE_AFTER_SECONDS + 10):
         setup.clock = seconds
         await setup.poll()
-        reports.append((setup.poller.unreachable_endpoint(KEY), len(setup.advanced)))
+        reports.append((setup.poller.get_unreachable_endpoint(KEY), len(setup.advanced)))
     endpoint = f"127.0.0.1:{port}"
     assert reports == [("", 0), ("", 0), (endpoint, 1), (endpoint, 1)]
 
     async with run_status_server(respond) as port:
         setup.poller._port = port
         await setup.poll()
-    assert (setup.poller.unreachable_endpoint(KEY), len(setup.advanced)) == ("", 2)
+    assert (setup.poller.get_unreachable_endpoint(KEY), len(setup.advanced)) == ("", 2)
 
 
 async def test_unreachable_time_of_a_new_pod_starts_at_its_first_poll() -> None:
@@ -218,13 +218,13 @@ async def test_unreachable_time_of_a_new_pod_starts_at_its_first_poll() -> None:
     setup.children.on_pod_event(pod(), pod(address="127.0.0.2"))
     setup.clock = UNREACHABLE_AFTER_SECONDS
     await setup.poll()
-    assert (setup.poller.unreachable_endpoint(KEY), setup.advanced) == ("", [])
+    assert (setup.poller.get_unreachable_endpoint(KEY), setup.advanced) == ("", [])
     setup.clock = 2 * UNREACHABLE_AFTER_SECONDS
     await setup.poll()
-    assert setup.poller.unreachable_endpoint(KEY) == "127.0.0.2:1"
+    assert setup.poller.get_unreachable_endpoint(KEY) == "127.0.0.2:1"
     setup.children.on_pod_event(pod(address="127.0.0.2"), None)
     await setup.poll()
-    assert setup.poller.unreachable_endpoint(KEY) == ""
+    assert setup.poller.get_unreachable_endpoint(KEY) == ""
 
 
 async def test_progress_of_a_job_deleted_during_the_poll_is_dropped() -> None:
@@ -235,7 +235,7 @@ async def test_progress_of_a_job_deleted_during_the_poll_is_dropped() -> None:
     async with run_status_server(respond) as port:
         setup = PollerUnderTest(port)
         await setup.poll()
-    assert setup.poller.latest(KEY) is None
+    assert setup.poller.get_latest_progress(KEY) is None
     assert setup.advanced == []
 
 
@@ -247,7 +247,7 @@ async def test_pods_are_polled_at_intervals() -> None:
         return web.json_response({})
 
     async with run_status_server(respond) as port:
-        task = asyncio.create_task(PollerUnderTest(port).poller.run(interval=0.01))
+        task = asyncio.create_task(PollerUnderTest(port).poller.run(interval_seconds=0.01))
         async with asyncio.timeout(5):
             for _ in range(3):
                 await polls.acquire()

@@ -88,7 +88,7 @@ async def test_a_cosmetic_status_write_is_postponed(time_since_write: timedelta 
     cluster, job_body = RecordingCluster(), raw_job(status_after(running_pods()))
     polled = Progress(step=5, update_time=LATER)
     result = await run_pass(
-        cluster, job_body, cached_state(*running_pods(), progress=polled, since_status_write=time_since_write)
+        cluster, job_body, cached_state(*running_pods(), progress=polled, time_since_status_write=time_since_write)
     )
 
     assert (cluster.requests == ["write status"]) is is_written
@@ -98,7 +98,7 @@ async def test_a_cosmetic_status_write_is_postponed(time_since_write: timedelta 
 
 async def test_a_status_write_that_changes_the_state_is_never_postponed() -> None:
     cluster = RecordingCluster()
-    await run_pass(cluster, raw_job(status_after()), cached_state(*running_pods(), since_status_write=timedelta()))
+    await run_pass(cluster, raw_job(status_after()), cached_state(*running_pods(), time_since_status_write=timedelta()))
 
     assert cluster.requests[0] == "write status"
 

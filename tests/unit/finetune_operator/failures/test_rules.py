@@ -23,13 +23,13 @@ def time_at(seconds: float) -> datetime:
 
 
 EXAMPLES: dict[rules.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
-    rules.disrupted: (
+    rules.pod_disrupted: (
         node_evidence(disruption="PreemptionByScheduler", exit_code=143),
         "Preempted",
         Fault.PREEMPTION,
         FailureAction.RESTART,
     ),
-    rules.evicted: (
+    rules.pod_evicted: (
         node_evidence(reason="Evicted", message="Pod ephemeral local storage usage exceeds"),
         "Evicted",
         Fault.RESOURCE,
@@ -93,7 +93,7 @@ EXAMPLES: dict[rules.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         Fault.INFRASTRUCTURE,
         FailureAction.RESTART,
     ),
-    rules.victim: (
+    rules.peer_lost: (
         node_evidence(outcome="failed", error_type="TimeoutError", message="timed out", victim=True),
         "PeerLost",
         Fault.TRANSIENT,
@@ -105,19 +105,19 @@ EXAMPLES: dict[rules.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         Fault.RESOURCE,
         FailureAction.REPAIR,
     ),
-    rules.killed: (
+    rules.rank_killed: (
         node_evidence(outcome="failed", error_type="RankKilled", signal=9),
         "RankKilled",
         Fault.TRANSIENT,
         FailureAction.RESTART,
     ),
-    rules.deleted: (
+    rules.pod_deleted: (
         node_evidence(deleted=True, exit_code=None),
         "PodDeleted",
         Fault.INFRASTRUCTURE,
         FailureAction.RESTART,
     ),
-    rules.stopped: (node_evidence(outcome="stopped"), "Stopped", Fault.INFRASTRUCTURE, FailureAction.RESTART),
+    rules.node_stopped: (node_evidence(outcome="stopped"), "Stopped", Fault.INFRASTRUCTURE, FailureAction.RESTART),
     rules.storage_fault: (
         node_evidence(
             outcome="failed",
@@ -140,7 +140,7 @@ EXAMPLES: dict[rules.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         Fault.UNKNOWN,
         FailureAction.RESTART,
     ),
-    rules.raised: (
+    rules.exception_raised: (
         node_evidence(outcome="failed", error_type="ZeroDivisionError", message="division by zero"),
         "UserCodeError",
         Fault.USER,
@@ -152,8 +152,8 @@ EXAMPLES: dict[rules.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         Fault.TRANSIENT,
         FailureAction.RESTART,
     ),
-    rules.no_result: (node_evidence(exit_code=0), "NoResult", Fault.UNKNOWN, FailureAction.RESTART),
-    rules.unexplained: (node_evidence(exit_code=42), "Unexplained", Fault.UNKNOWN, FailureAction.RESTART),
+    rules.result_missing: (node_evidence(exit_code=0), "NoResult", Fault.UNKNOWN, FailureAction.RESTART),
+    rules.unexplained_failure: (node_evidence(exit_code=42), "Unexplained", Fault.UNKNOWN, FailureAction.RESTART),
 }
 
 

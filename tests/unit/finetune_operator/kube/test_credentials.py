@@ -85,10 +85,10 @@ def test_token_file_is_read_again_after_it_was_replaced(tmp_path: Path) -> None:
     (tmp_path / "second").write_text("two\n")
     (tmp_path / "token").symlink_to("first")
     bearer = BearerToken(ClusterCredentials(server="https://api.example", token_file=tmp_path / "token"))
-    assert bearer.current() == "one"
+    assert bearer.get_token() == "one"
     (tmp_path / "new").symlink_to("second")  # the kubelet also rotates tokens by replacing a symbolic link
     os.replace(tmp_path / "new", tmp_path / "token")
-    assert bearer.current() == "two"
+    assert bearer.get_token() == "two"
 
 
 async def test_next_request_uses_the_rotated_token(tmp_path: Path) -> None:
