@@ -1,4 +1,4 @@
-"""Entry point of `python -m finetune_operator`. Every flag has an environment variable as its default."""
+"""Entry point of `python -m finetune_operator`. The default of every flag is an environment variable."""
 
 import argparse
 import asyncio
@@ -38,12 +38,12 @@ def main() -> None:
 
 
 def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
-    """Parse the flags, with defaults from the environment; exit with code 2 on an invalid value."""
+    """Parse the flags, with defaults from environment variables; exit with code 2 if a value is invalid."""
     parser = argparse.ArgumentParser(prog="finetune-operator", description="Runs FineTuneJobs.")
 
     def add_flag(flag: str, description: str, *, default: str = "", parse: Callable[[str], Any] = str) -> None:
         variable = "FINETUNE_" + flag.removeprefix("--").replace("-", "_").upper()
-        value = environment.get(variable, default)  # argparse applies `type` to a string default
+        value = environment.get(variable, default)  # argparse also applies `type` to a default that is a string
         parser.add_argument(flag, default=value, type=parse, help=f"{description} [{variable}]")
 
     add_flag("--trainer-image", "image of jobs without spec.image")

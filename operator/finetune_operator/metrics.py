@@ -19,7 +19,7 @@ NO_RESPONSE = "none"
 
 
 class Metrics:
-    """Metrics with a separate registry, so that several operators in one process do not share values."""
+    """Metrics in a separate registry, so that several operators in one process do not share values."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series
@@ -47,7 +47,7 @@ class Metrics:
     def register_gauge(
         self, name: str, description: str, *, label: str = "", read_values: Callable[[], Mapping[str, float]]
     ) -> None:
-        """Register a gauge whose values are read at each scrape; without `label`, the single value has the key ''."""
+        """Register a gauge whose values are read at each scrape; without `label`, the only key is ''."""
         self.registry.register(_ScrapedGauge(name, description, label, read_values))
 
 
@@ -62,7 +62,7 @@ class _ScrapedGauge(Collector):
         yield family
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Return the family without samples, so that registration does not read values too early."""
+        """Return the metric family without samples, so that registration reads no values."""
         return (GaugeMetricFamily(self._name, self._description),)
 
 
@@ -89,7 +89,9 @@ class RequestCounter:
 def describe_request(method: str, path: str, *, is_watch: bool = False) -> tuple[str, str]:
     """Return RBAC verb and resource of a request, without object names to limit the number of label values."""
     segments = [segment for segment in path.split("/") if segment]
-    prefix_length = {"api": 2, "apis": 3}.get(segments[0] if segments else "", 0)  # api/v1, apis/<group>/<version>
+    prefix_length = {"api": 2, "apis": 3}.get(
+        segments[0] if segments else "", 0
+    )  # number of segments in api/v1 and apis/<group>/<version>
     resource_segments = segments[prefix_length:] if prefix_length else []
     if len(resource_segments) > 2 and resource_segments[0] == "namespaces":
         resource_segments = resource_segments[2:]

@@ -65,12 +65,12 @@ def config_map_name(job_name: str, job_uid: str, attempt: int) -> str:
 def pod_name(job_name: str, attempt: int, node_rank: int) -> str:
     """Return the name and hostname of a pod.
 
-    The name contains the attempt, because DNS caches and lost Kubernetes nodes keep old names alive.
+    The name contains the attempt, because names of earlier attempts remain in DNS caches and on lost Kubernetes nodes.
     """
     return f"{job_name}-{attempt}-{node_rank}"
 
 
 def parse_pod_name(name: str, job_name: str) -> tuple[int, int] | None:
-    """Parse attempt and node rank from a pod name, which, unlike labels, is immutable; None for a foreign name."""
+    """Parse attempt and node rank from a pod name, which is immutable, unlike labels; None for a foreign name."""
     match = _ATTEMPT_AND_RANK.fullmatch(name.removeprefix(f"{job_name}-"))
     return (int(match[1]), int(match[2])) if match else None

@@ -1,4 +1,4 @@
-"""Settings of one installation of the operator, which apply to all jobs."""
+"""Settings of an operator installation."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,6 @@ class Settings:
     """Settings that one installation of the operator applies to all jobs."""
 
     trainer_image: str
-    supervisor: str = ""  # base64-encoded zip file for jobs with a command; empty if no pods are created
+    supervisor: str = ""  # base64-encoded zip file, used by jobs with a command; empty if no pods are created
     cluster_domain: str = "cluster.local"
-    on_cluster: bool = True  # False in local mode, which has no memory limits and no other Kubernetes node
+    on_cluster: bool = True  # False in local mode, without memory limits and other Kubernetes nodes

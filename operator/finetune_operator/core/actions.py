@@ -1,4 +1,4 @@
-"""Actions of a decision: cluster changes that are safe to repeat."""
+"""Actions of a decision, which are cluster changes that are safe to repeat."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Create:
-    """Create a child; if this job already owns an object of that name, the action has succeeded."""
+    """Create a child; succeeds if this job already owns an object of that name."""
 
     manifest: dict[str, Any]
 
@@ -18,7 +18,7 @@ class Create:
 
 @dataclass(frozen=True)
 class DeletePod:
-    """Delete a pod; its processes get SIGTERM, and SIGKILL after `grace_seconds`."""
+    """Delete a pod; its processes receive SIGTERM, and SIGKILL after `grace_seconds`."""
 
     name: str
     uid: str
@@ -49,7 +49,7 @@ class DeleteJob:
 
 @dataclass(frozen=True)
 class Emit:
-    """Create an event about a transition; its name is derived from `key`, so that a repetition has no effect."""
+    """Create an event about a transition; its name is derived from `key`, so that it is created only once."""
 
     type: str  # Normal or Warning
     reason: str

@@ -1,7 +1,7 @@
-"""Updates the records in status.attempts: start, end and downtime of an attempt, and the next attempt.
+"""Creates and updates the attempt records in `status.attempts`.
 
-core.progress reads the first and the last step, core.stop_attempt decides how an attempt ends, and
-failures.merge_evidence provides its evidence.
+core.progress derives the first and the last step, core.stop_attempt decides how an attempt ends, and
+failures.merge_evidence collects the evidence.
 """
 
 from datetime import datetime
@@ -14,7 +14,7 @@ from finetune_operator.failures.node_avoidance import nodes_to_avoid, prune_atte
 from finetune_operator.failures.rules import select_most_relevant
 from finetune_operator.observation.pods import PodPhase
 
-MAX_KEPT_EVIDENCE = 8  # entries per ended attempt, one per node (decisions/106)
+MAX_KEPT_EVIDENCE = 8  # number of nodes per ended attempt whose evidence is kept (decisions/106)
 
 
 def build_next_attempt(context: JobContext, status: JobStatus) -> AttemptRecord:
@@ -34,7 +34,7 @@ def build_next_attempt(context: JobContext, status: JobStatus) -> AttemptRecord:
 
 
 def record_start(context: JobContext) -> AttemptRecord:
-    """Record whether all children of a starting or running attempt were created and all its pods run."""
+    """Record whether all children of the current attempt were created and whether all its pods run."""
     record = context.record
     # all children exist once every pod and the Service were observed together
     live_nodes = [node for node in context.nodes if node.phase is not PodPhase.GONE]
@@ -55,10 +55,10 @@ def record_start(context: JobContext) -> AttemptRecord:
 
 
 def with_record(status: JobStatus, record: AttemptRecord) -> JobStatus:
-    """Replace the record of the current attempt in the status, and record the downtime before it.
+    """Replace the record of the current attempt in the status, and record the downtime before that attempt.
 
-    An ended attempt keeps the evidence of a few nodes only, because etcd limits an object to 1.5 MB and twenty attempts
-    of a thousand nodes would need ten times that.
+    An ended attempt keeps the evidence of a few nodes only: etcd limits an object to 1.5 MB, and the evidence of twenty
+    attempts with a thousand nodes would need ten times that size.
     """
     if record.end_time is not None:
         record = record.model_copy(update={"evidence": select_most_relevant(record.evidence, limit=MAX_KEPT_EVIDENCE)})

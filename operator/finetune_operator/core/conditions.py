@@ -11,7 +11,7 @@ from finetune_operator.observation.pods import Observation
 
 
 def build_conditions(job: FineTuneJob, status: JobStatus, observation: Observation, now: datetime) -> list[Condition]:
-    """Build the conditions of a job. As kstatus expects, all but Running and Suspended exist only while true."""
+    """Build the conditions of a job. Except Running and Suspended, only true conditions are present (kstatus)."""
     generation = job.metadata.generation
 
     def build_condition(condition_type: str, is_true: bool, reason: str, message: str = "") -> Condition:
@@ -78,7 +78,7 @@ def _describe_attempt_state(job: FineTuneJob, status: JobStatus, observation: Ob
 
 
 def _explain_missing_progress(observation: Observation) -> str:
-    """Explain why progress is unavailable, because the job would otherwise appear to be stuck."""
+    """Explain why progress is unavailable, so that the job does not appear to be stuck."""
     if not observation.unreachable_endpoint:
         return ""
     return (
@@ -88,7 +88,7 @@ def _explain_missing_progress(observation: Observation) -> str:
 
 
 def _describe_resume_point(job: FineTuneJob, status: JobStatus) -> str:
-    """Describe the checkpoint from which a suspended job resumes; empty for a command, which saves its own."""
+    """Describe the checkpoint from which a suspended job resumes; empty for a command (unknown checkpoints)."""
     if job.spec.command is not None:
         return ""
     checkpoint = status.progress.last_checkpoint if status.progress else None

@@ -1,6 +1,6 @@
 """Computes the deadlines and pending timeouts of a job and its current attempt.
 
-core.decide stops the attempt when one of them has passed.
+core.decide stops the attempt when a deadline or timeout has passed.
 """
 
 from datetime import datetime, timedelta
@@ -26,7 +26,7 @@ def pending_deadline(context: JobContext) -> datetime | None:
 
 
 def release_time(context: JobContext) -> datetime | None:
-    """Return when startupDeadlineSeconds expires and running nodes are released because others cannot start."""
+    """Return when startupDeadlineSeconds expires, so that running nodes are released because others cannot start."""
     limit, pending_reason = context.job.spec.startup_deadline_seconds, context.pending_reason
     wait_status = context.status.waiting
     start_times = [node.started_at for node in context.nodes if node.phase is PodPhase.RUNNING and node.started_at]

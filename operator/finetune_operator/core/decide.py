@@ -157,7 +157,7 @@ def _create_missing_children(context: JobContext) -> Decision | None:
     if blocking_pods:
         deletions = context.build_deletions(blocking_pods, ABORT_GRACE_SECONDS)
         return build_decision(context, context.status, actions=deletions, requeue_after=REQUEUE_INTERVAL)
-    # then wait for the restart delay
+    # then wait until the restart delay has passed
     if (delay := _compute_remaining_delay(record, context.now)) > timedelta():
         return build_decision(context, context.status, requeue_after=delay)
     # then create the missing children
@@ -179,21 +179,21 @@ def _create_missing_children(context: JobContext) -> Decision | None:
         old_config_map = names.config_map_name(metadata.name, metadata.uid, record.attempt - 1)
         deletions = context.build_deletions(older_pods, ABORT_GRACE_SECONDS)
         actions = (*actions, DeleteConfigMap(old_config_map), *deletions)
-    # the cache may lack a pod of an older attempt, or a pod that the last pass created (decisions/101)
+    # the cache may not contain a pod of an older attempt, or a pod that the last pass created (decisions/101)
     retry_delay = _compute_create_retry_delay(context)
     decision = build_decision(context, context.status, actions=actions, requeue_after=retry_delay)
     return require_confirmation(context, decision)
 
 
 def _compute_remaining_delay(record: AttemptRecord, now: datetime) -> timedelta:
-    """Return the remaining restart delay; zero if the clock is behind the one that wrote the record."""
+    """Return the remaining restart delay; zero if the record was written with a faster clock."""
     if record.not_before is None or (record.start_time and now < record.start_time):
         return timedelta()
     return record.not_before - now
 
 
 def _compute_create_retry_delay(context: JobContext) -> timedelta | None:
-    """Return the delay before a retry of rejected creates: the time waited so far, within limits."""
+    """Return the delay before the next retry of rejected creates: as long as the job has waited, within limits."""
     if not context.observation.rejected_creates:
         return None
     waited = context.now - context.status.waiting.since if context.status.waiting else MIN_CREATE_RETRY
@@ -242,7 +242,7 @@ def _update_running_state(context: JobContext) -> Decision:
 
 
 def _build_start_events(context: JobContext, record: AttemptRecord) -> tuple[Action, ...]:
-    """Return the events of a starting attempt: one per new pending reason, and one once it runs."""
+    """Return the events of a starting attempt: one per new pending reason, and one when the attempt runs."""
     if record.state is AttemptState.RUNNING:
         if context.record.state is AttemptState.RUNNING:
             return ()

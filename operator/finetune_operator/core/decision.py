@@ -1,4 +1,4 @@
-"""Defines Decision, and completes it with the derived status fields and the next deadline."""
+"""Defines Decision, the result of a pass, and builds it with the derived status and the next requeue time."""
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -30,7 +30,7 @@ def build_decision(
     actions: tuple[Action, ...] = (),
     requeue_after: timedelta | None = None,
 ) -> Decision:
-    """Build a decision with all derived status fields, requeued no later than the next deadline."""
+    """Build a decision with all derived status fields, and with a requeue at the next deadline or earlier."""
     status_context = StatusContext(context.observation, context.pending_reason, context.now)
     derived_status = derive_status(context.job.model_copy(update={"status": status}), status_context)
     return Decision(

@@ -45,7 +45,7 @@ def derive_status(job: FineTuneJob, context: StatusContext) -> JobStatus:
             "progress": progress,
             "batch": _derive_batch_status(resolve_current_batch(job, context.observation)),
             "output": _derive_output(job),
-            # without deleted pods: replicas have different tombstones and would overwrite each other's status
+            # deleted pods are omitted, because replicas with different tombstones would overwrite each other's status
             "nodes": tuple(_derive_node_status(node) for node in nodes if node.phase is not PodPhase.GONE),
         }
     )
@@ -76,15 +76,15 @@ def without_cosmetic_fields(status: JobStatus) -> JobStatus:
 
 
 def _derive_wait_status(status: JobStatus, context: StatusContext) -> WaitStatus | None:
-    """Return the pending reason with its newest message, keeping `since` while the reason is the same."""
+    """Return the pending reason with its newest message; `since` is kept until the reason changes."""
     pending_reason, previous = context.pending_reason, status.waiting
     if not status.attempts or status.attempts[-1].state is not AttemptState.STARTING:
         return None
     if pending_reason is None:
-        # rejected creates are kept in memory only: after a restart of the operator they are unknown until a retry
+        # a restarted operator has no record of rejected creates until it retries them
         was_rejected = previous is not None and previous.reason in REJECTED_REASONS
         return previous if was_rejected and not status.attempts[-1].created else None
-    # a `since` in the future comes from a wrong clock
+    # a `since` in the future was written with a wrong clock
     if previous is not None and previous.reason == pending_reason.reason and previous.since <= context.now:
         return previous.model_copy(update={"message": pending_reason.message})
     return WaitStatus(reason=pending_reason.reason, message=pending_reason.message, since=context.now)

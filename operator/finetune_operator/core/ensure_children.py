@@ -1,4 +1,4 @@
-"""Recreates the Service and ConfigMap of an attempt after a user deleted or edited them."""
+"""Restores the Service and ConfigMap of an attempt after a user deleted or edited them."""
 
 from datetime import timedelta
 
@@ -14,8 +14,8 @@ from finetune_operator.plan.run_plan import plan_run
 def ensure_service_and_config_map(context: JobContext) -> tuple[Action, ...]:
     """Return the actions that restore the Service and the ConfigMap; an edited Service is deleted first.
 
-    ConfigMaps are not watched, and a kubelet reports a missing ConfigMap only in events. If a pod waits long for its
-    volumes, the ConfigMap is therefore created again, which has no effect if it exists (decisions/112).
+    ConfigMaps are not watched, and a kubelet reports a missing ConfigMap only in events. Therefore the ConfigMap is
+    created again if a pod waits long for its volumes, which has no effect if the ConfigMap exists (decisions/112).
     """
     if context.observation.edited_service_uid:
         service_name = names.service_name(context.job.metadata.name)

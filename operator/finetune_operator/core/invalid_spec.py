@@ -19,7 +19,7 @@ CONDITIONS = (("Running", "False"), ("Failed", "True"), ("Finished", "True"), ("
 def decide_invalid_spec(
     status: JobStatus, error: ValidationError, observation: Observation, now: datetime, *, generation: int
 ) -> Decision:
-    """Fail the job with one message per invalid field, and delete the pods that still run."""
+    """Fail the job with one message per invalid field, and delete its running pods."""
     deletions = tuple(
         DeletePod(node.pod_name, node.uid, ABORT_GRACE_SECONDS)
         for node in observation.live_nodes()

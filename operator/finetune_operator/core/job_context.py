@@ -1,4 +1,4 @@
-"""Defines JobContext, the arguments of one decision; core.deadlines derives deadlines from it."""
+"""Defines JobContext, the input of one decision."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,7 +16,7 @@ ABORT_GRACE_SECONDS = 10  # grace period for peers of a failed node, whose block
 
 @dataclass(frozen=True)
 class JobContext:
-    """Arguments of one decision: job, observation, time and settings."""
+    """Input of one decision: job, observation, time and settings."""
 
     job: FineTuneJob
     observation: Observation
@@ -40,7 +40,7 @@ class JobContext:
 
     @property
     def pending_reason(self) -> PendingReason | None:
-        """Reason why pods of the current attempt do not start; None if all start or no attempt exists."""
+        """Reason why pods of the current attempt do not start; None if there is no such pod or no attempt."""
         return find_pending_reason(self.job, self.observation, self.nodes, self.now) if self.status.attempts else None
 
     def running_pods(self) -> list[NodeObservation]:
@@ -48,7 +48,7 @@ class JobContext:
         return [node for node in self.observation.live_nodes() if node.may_run(self.now)]
 
     def find_pods_kept_by_sidecars(self) -> tuple[list[NodeObservation], timedelta | None]:
-        """Return the pods in which an injected sidecar has run SIDECAR_TIMEOUT longer than the trainer.
+        """Return the pods in which an injected sidecar still runs SIDECAR_TIMEOUT after the trainer ended.
 
         The second value is the time until the next pod reaches this timeout.
         """

@@ -1,7 +1,7 @@
 """Finds the reason why the pods of an attempt do not run yet, for `status.waiting`.
 
-The reasons Unschedulable, ImagePullFailed, ConfigMissing, CreateContainerError, VolumesNotReady and CreateRefused
-originate here. failures.create_rejections ends a job whose children can never be created.
+This module defines the reasons Unschedulable, ImagePullFailed, ConfigMissing, CreateContainerError, VolumesNotReady
+and CreateRefused. failures.create_rejections fails a job whose children can never be created.
 """
 
 import re
@@ -33,9 +33,9 @@ _KUBERNETES_NODE_FAULT = re.compile(
 )
 _RETRIED = "is pulled again until the registry is reachable"
 REJECTED_REASONS = frozenset({Reason.PREDECESSOR_TERMINATING, Reason.NAME_TAKEN, Reason.CREATE_REFUSED})
-CONTAINER_CREATING_TIMEOUT = timedelta(seconds=60)  # ContainerCreating is reported after this time
+CONTAINER_CREATING_TIMEOUT = timedelta(seconds=60)  # after this time, ContainerCreating is reported
 IMAGE_PULL_TIMEOUT = timedelta(minutes=10)
-CREATE_CONTAINER_TIMEOUT = timedelta(minutes=3)  # limit of CreateContainerError, which the kubelet retries
+CREATE_CONTAINER_TIMEOUT = timedelta(minutes=3)  # how long the kubelet may retry after CreateContainerError
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class PendingReason:
     """Reason why the pods of an attempt do not run yet.
 
     `image_pull`: the image cannot be pulled; the reason times out after IMAGE_PULL_TIMEOUT.
-    `permanent`: no retry of the image pull can succeed; the reason times out at once.
+    `permanent`: no retry of the image pull can succeed, so the reason times out at once.
     `expected`: no action is needed, for example during an image pull.
-    `verdict`: the verdict on the attempt if the reason lasts until its timeout.
+    `verdict`: the verdict on the attempt if the reason times out.
     """
 
     reason: str
@@ -89,14 +89,15 @@ def find_pending_reason(
     return max(reasons, key=lambda item: (item.permanent, item.image_pull, item.reason != Reason.UNSCHEDULABLE))
 
 
-def _explain_rejected_create(rejected: RejectedCreate) -> PendingReason:
-    if rejected.predecessor_terminating:
-        return PendingReason(Reason.PREDECESSOR_TERMINATING, f"{rejected.message}; waiting until it is deleted")
-    if rejected.name_taken:
+def _explain_rejected_create(rejected_create: RejectedCreate) -> PendingReason:
+    if rejected_create.predecessor_terminating:
+        return PendingReason(Reason.PREDECESSOR_TERMINATING, f"{rejected_create.message}; waiting until it is deleted")
+    if rejected_create.name_taken:
         return PendingReason(
-            Reason.NAME_TAKEN, f"{describe_name_conflict(rejected)}; the job continues once it is deleted"
+            Reason.NAME_TAKEN, f"{describe_name_conflict(rejected_create)}; the job continues once it is deleted"
         )
-    return PendingReason(Reason.CREATE_REFUSED, f"{rejected.kind} {rejected.name}: {rejected.message}")
+    message = f"{rejected_create.kind} {rejected_create.name}: {rejected_create.message}"
+    return PendingReason(Reason.CREATE_REFUSED, message)
 
 
 def _explain_waiting_state(
@@ -121,7 +122,7 @@ def _explain_waiting_state(
 def _explain_image_pull(node: NodeObservation, waiting: WaitingState, wait_status: WaitStatus | None) -> PendingReason:
     """Return the pending reason of a failing image pull; registry outages are retried without limit.
 
-    Between two pulls the kubelet reports ImagePullBackOff without a cause; the reported cause is kept meanwhile.
+    Between two pulls the kubelet reports ImagePullBackOff without a cause; the last known cause is kept meanwhile.
     """
     cause = _BACK_OFF.sub("", waiting.message)
     known_message = ""
@@ -139,9 +140,9 @@ def _explain_image_pull(node: NodeObservation, waiting: WaitingState, wait_statu
     if known_message:
         message = known_message
     elif _REGISTRY_UNAVAILABLE.search(cause):
-        message = f"{location}: {cause}; {waiting.image} {_RETRIED}"
+        message = f"{location}: {cause}; {waiting.image_source} {_RETRIED}"
     else:
-        message = f"{node.pod_name}: {cause or waiting.reason}; check {waiting.image} and spec.imagePullSecrets"
+        message = f"{node.pod_name}: {cause or waiting.reason}; check {waiting.image_source} and spec.imagePullSecrets"
     return PendingReason(
         Reason.IMAGE_PULL_FAILED,
         message,
@@ -151,7 +152,7 @@ def _explain_image_pull(node: NodeObservation, waiting: WaitingState, wait_statu
 
 
 def _explain_container_creating(nodes: Sequence[NodeObservation], now: datetime) -> PendingReason | None:
-    """Return the pending reason of containers that stay in ContainerCreating, which has no message."""
+    """Return the pending reason of containers that stay in the state ContainerCreating, which has no message."""
     durations = ((node, node.get_container_creating_duration(now) or timedelta()) for node in nodes)
     slow_nodes = [node for node, duration in durations if duration >= CONTAINER_CREATING_TIMEOUT]
     for node in sorted(slow_nodes, key=lambda node: node.ready_to_start is not False):

@@ -8,7 +8,7 @@ from finetune_operator.observation.pods import NodeObservation, PodPhase
 def build_columns(
     job: FineTuneJob, nodes: tuple[NodeObservation, ...], progress: Progress | None, phase: Phase
 ) -> Display:
-    """Build the columns of one job; throughput and remaining time only while it runs."""
+    """Build the columns of one job; throughput and remaining time are empty unless the job runs."""
     running_nodes = sum(node.phase is PodPhase.RUNNING and not node.deleting for node in nodes)
     columns = {"nodes": f"{running_nodes}/{job.spec.num_nodes}"}
     if progress is not None:

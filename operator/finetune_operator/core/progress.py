@@ -18,7 +18,7 @@ from finetune_operator.plan.run_plan import resolve_chosen_batch, resolve_planne
 def find_newest_progress(
     status: JobStatus, nodes: tuple[NodeObservation, ...], polled_progress: Progress | None
 ) -> Progress | None:
-    """Return the newest progress from polls, the termination message of node 0 or the status."""
+    """Return the newest progress from polls, from the termination message of node 0 or from the status."""
     final_reports = [node.termination.progress for node in nodes if node.node_rank == 0 and node.termination]
     reports = [report for report in (*final_reports, polled_progress) if report is not None]
     if not reports:
@@ -38,7 +38,7 @@ def find_newest_progress(
 
 
 def summarise_steps(context: JobContext) -> dict[str, object]:
-    """Return the record fields of the first step, its time and the last step, if they were reported."""
+    """Return the fields `first_step`, `first_step_time` and `last_step` of the attempt record; None if not reported."""
     record = context.record
     terminations = [node.termination for node in context.nodes if node.termination]
     progress = (*(termination.progress for termination in terminations), context.observation.progress)

@@ -25,7 +25,7 @@ ROOT_CAUSE_GRACE = timedelta(seconds=3)  # time for the root cause to end on its
 
 
 class StopReason(StrEnum):
-    """Reason why an attempt stops; for a failed or deleted node, the verdict replaces it."""
+    """Reason why an attempt stops; the verdict on a failed or deleted node replaces this reason later."""
 
     SUSPENDED = Reason.SUSPENDED.value
     DEADLINE = Reason.DEADLINE_EXCEEDED.value
@@ -48,7 +48,7 @@ def begin_stopping(context: JobContext, reason: StopReason, *, message: str = ""
 
 
 def continue_stopping(context: JobContext) -> Decision:
-    """Delete the running pods of every attempt; once none can run, judge the attempt."""
+    """Delete the running pods of every attempt; judge the attempt once no pod can run."""
     # add the evidence that arrived since the last pass (decisions/102)
     record = context.record.model_copy(
         update={"evidence": merge_evidence(context.record.evidence, context.nodes), **summarise_steps(context)}
@@ -84,16 +84,16 @@ def _compute_root_cause_grace(context: JobContext, record: AttemptRecord) -> tim
         return timedelta()
     finished_at = verdict.evidence.finished_at if verdict.evidence else None
     remaining = finished_at + ROOT_CAUSE_GRACE - context.now if finished_at else timedelta()
-    # a longer remainder means that the clock of a Kubernetes node is ahead
+    # if more time remains, the clock of a Kubernetes node is ahead
     return remaining if remaining <= 2 * ROOT_CAUSE_GRACE else timedelta()
 
 
 def _judge(context: JobContext, record: AttemptRecord) -> Decision:
-    """Judge the evidence of all nodes, and end the attempt or the job."""
+    """Judge the evidence of all nodes, then end the attempt or the job."""
     evidence = record.evidence or collect_initial_evidence(record, context.nodes, context.job.spec.num_nodes)
     verdict = judge(evidence)
     if verdict is None:
-        return complete_job(context, record)  # the success of all nodes overrides the stop reason
+        return complete_job(context, record)  # if all nodes succeeded, the stop reason is ignored
     match StopReason(record.reason):
         case StopReason.SUSPENDED:
             return record_suspension(context, record)
@@ -111,7 +111,7 @@ def _judge(context: JobContext, record: AttemptRecord) -> Decision:
 
 
 def end_attempt(context: JobContext, verdict: Verdict, record: AttemptRecord) -> Decision:
-    """Record the verdict on the attempt and begin the next one, or fail the job, in one status write."""
+    """Record the verdict on the attempt, and begin the next attempt or fail the job, in one status write."""
     # choose a repair and decide whether the budget allows a restart
     verdict, repair = _choose_repair(context, verdict)
     limits = (context.job.metadata.uid, context.job.spec.restart_policy)
@@ -138,7 +138,7 @@ def end_attempt(context: JobContext, verdict: Verdict, record: AttemptRecord) ->
 
 
 def _choose_repair(context: JobContext, verdict: Verdict) -> tuple[Verdict, Repair | None]:
-    """Choose the repair for the next attempt and describe it in the verdict; fail the job if none is left."""
+    """Choose the repair for the next attempt and describe it in the verdict; without a repair, the job fails."""
     current_repair, spec = context.status.repair, context.job.spec
     if verdict.action is not FailureAction.REPAIR:
         return verdict, current_repair

@@ -12,7 +12,7 @@ from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
 
 
 def suspend_before_start(context: JobContext) -> Decision:
-    """Record the time at which a job that never ran was suspended."""
+    """Record the suspension time of a job that has not started yet."""
     suspend_time = context.status.suspend_time or context.now
     return build_decision(context, context.status.model_copy(update={"suspend_time": suspend_time}))
 
@@ -26,7 +26,7 @@ def record_suspension(context: JobContext, record: AttemptRecord) -> Decision:
 
 
 def keep_job_suspended(context: JobContext) -> Decision:
-    """Delete pods of a suspended job that appear late or that a sidecar keeps running."""
+    """Delete pods of a suspended job that were observed late or that a sidecar keeps running."""
     kept_by_sidecars, requeue_after = context.find_pods_kept_by_sidecars()
     actions = context.build_deletions([*context.running_pods(), *kept_by_sidecars], ABORT_GRACE_SECONDS)
     return build_decision(context, context.status, actions=actions, requeue_after=requeue_after)

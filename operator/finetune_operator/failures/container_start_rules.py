@@ -13,8 +13,10 @@ from finetune_operator.failures.verdict import Verdict, describe_node, extract_l
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
 CREATE_ERROR, CONFIG_ERROR = "CreateContainerError", "CreateContainerConfigError"
 _PREFIX = re.compile("stderr: |container process: |container init: ")
-_HOST_PROGRAMS = "containerd|runc|crun|apparmor_parser|nvidia-"  # any other program belongs to the image
-_PATTERNS = (  # the first match decides; without a match, the fault is unknown (decisions/203)
+_HOST_PROGRAMS = (
+    "containerd|runc|crun|apparmor_parser|nvidia-"  # programs of the host; any other program belongs to the image
+)
+_PATTERNS = (  # first match applies; without a match, the fault is unknown (decisions/203)
     (Reason.DRIVER_MISMATCH, r"nvidia-container-cli(\.real)?: requirement error"),
     (Reason.GPU_UNAVAILABLE, r"nvidia-container|nvml error|CDI devices?\b|/dev/nvidia|nvidiactl"),
     (Reason.INVALID_SPEC, r"runAsNonRoot|non-root policy|non-numeric user|unknown capability"),
@@ -39,20 +41,20 @@ _ADVICE = {
 
 
 def container_not_started(evidence: Evidence) -> Verdict | None:
-    """Match a container that never ran; the runtime's message shows whether image, spec, host or GPUs are the cause."""
+    """Match a container that never ran; the runtime message distinguishes errors of image, spec, host and GPUs."""
     if evidence.reason not in START_ERRORS:
         return None
     reason, detail = _classify_runtime_message(evidence)
-    # only in command mode, because the trainer image has its own entrypoint
+    # command mode only, because the trainer image has its own entrypoint
     if reason is Reason.START_ERROR and '"python3"' in evidence.message:
         detail = "spec.image has no python3 on its PATH, which command mode needs (3.9 or newer)"
     return Verdict(reason, f"{describe_node(evidence)}: the container could not start: {detail}")
 
 
 def container_create_failed(evidence: Evidence) -> Verdict | None:
-    """Return the verdict on a container that the kubelet cannot create, in case its retries keep failing.
+    """Return the verdict on a container that the kubelet cannot create, for the case that all retries fail.
 
-    None if the container waits for a missing object, such as a Secret, which a user may still create.
+    None if the container waits for a missing object that a user may still create, such as a Secret.
     """
     reason, detail = _classify_runtime_message(evidence)
     if evidence.reason != CREATE_ERROR and (evidence.reason, reason) != (CONFIG_ERROR, Reason.INVALID_SPEC):

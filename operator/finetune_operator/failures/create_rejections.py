@@ -47,6 +47,6 @@ def find_permanent_rejection(job: FineTuneJob, observation: Observation) -> Verd
     return None
 
 
-def describe_name_conflict(rejected: RejectedCreate) -> str:
-    """Describe an object that has the name of a child but a different owner."""
-    return f"{rejected.kind} {rejected.name} exists and does not belong to this job"
+def describe_name_conflict(rejected_create: RejectedCreate) -> str:
+    """Describe an existing object with the name of a child and a different owner."""
+    return f"{rejected_create.kind} {rejected_create.name} exists and does not belong to this job"

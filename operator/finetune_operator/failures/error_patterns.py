@@ -299,8 +299,8 @@ PATTERNS: tuple[ErrorPattern, ...] = (
     ),
     ErrorPattern(
         Reason.PEER_LOST,
-        # The last expression is not in the supervisor's list: the watchdog may report a GPU error, which only the
-        # patterns above recognise.
+        # The supervisor does not use the last expression, because the watchdog may also report a GPU error, which
+        # only the patterns above recognise.
         (*PEER_LOSS_PATTERNS, r"watchdog thread terminated with exception"),
     ),
 )

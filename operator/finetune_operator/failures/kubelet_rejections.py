@@ -4,7 +4,7 @@ from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Evidence
 from finetune_operator.failures.verdict import Verdict, describe_node, extract_last_line
 
-# reasons of older kubelets; newer ones always write "Pod was rejected" into the message
+# reasons used by older kubelets; newer kubelets always write "Pod was rejected" into the message
 ADMISSION_ERRORS = frozenset(
     {
         "NodeAffinity",

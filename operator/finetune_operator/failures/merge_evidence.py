@@ -11,7 +11,7 @@ from finetune_operator.failures.rules import NODE_LOST_DISRUPTIONS
 from finetune_operator.observation.pods import NodeObservation, PodPhase
 
 CONCLUSIVE_OUTCOMES = (Outcome.FAILED, Outcome.SUCCEEDED)
-RELABELLED, RESTARTED = "Relabelled", "Restarted"  # defined here, because Kubernetes has no such reasons
+RELABELLED, RESTARTED = "Relabelled", "Restarted"  # reasons that Kubernetes does not define
 
 
 def collect_initial_evidence(
@@ -19,7 +19,7 @@ def collect_initial_evidence(
 ) -> tuple[Evidence, ...]:
     """Return the evidence of all nodes at the moment an attempt begins to stop.
 
-    The operator does not delete pods of the attempt before that moment, so an earlier deletion is the cause.
+    The operator does not delete pods of the attempt before that moment, so an earlier deletion may be the root cause.
     """
     nodes_by_rank = {node.node_rank: node for node in nodes}
     # spec.numNodes may have changed since the attempt began
@@ -28,7 +28,7 @@ def collect_initial_evidence(
 
 
 def _build_initial_evidence(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Evidence:
-    if node is None and not record.created:  # the pod was never created, so it is not the cause
+    if node is None and not record.created:  # a pod that was never created is not the root cause
         return Evidence(node_rank=rank, ended=True, outcome=Outcome.STOPPED.value)
     if node is None:
         return Evidence(node_rank=rank, ended=True, deleted=True)
@@ -56,10 +56,10 @@ def merge_evidence(recorded_evidence: tuple[Evidence, ...], nodes: tuple[NodeObs
 def _merge_node_evidence(recorded: Evidence, node: NodeObservation | None) -> Evidence:
     if node is None:
         return recorded
-    # the pod was assumed never created; the operator cannot have deleted a pod it never observed (decisions/104)
+    # this pod was not observed before, so the operator cannot have deleted it (decisions/104)
     if not recorded.pod_name and not recorded.deleted:
         return _build_observed_evidence(node)
-    # keep the evidence of the first end of a node
+    # keep the evidence of the first termination of a node
     if recorded.ended and (not recorded.deleted or recorded.reason == RESTARTED):
         return recorded
     observed = node.evidence
@@ -76,7 +76,7 @@ def _merge_node_evidence(recorded: Evidence, node: NodeObservation | None) -> Ev
         if observed.disruption not in NODE_LOST_DISRUPTIONS:  # the operator never causes the loss of a Kubernetes node
             update["disruption"] = recorded.disruption
         if _is_stopped_by_operator(observed, node.deletion_deadline):
-            update["outcome"] = Outcome.STOPPED.value  # a stopped node is not the cause
+            update["outcome"] = Outcome.STOPPED.value  # a stopped node is not the root cause
     return observed.model_copy(update=update)
 
 
@@ -89,5 +89,5 @@ def _is_stopped_by_operator(evidence: Evidence, deletion_deadline: datetime | No
         return False
     if evidence.outcome == Outcome.STOPPED or evidence.exit_code is None or evidence.finished_at is None:
         return True
-    # without a termination message: ended by the kubelet's SIGKILL if the grace period had expired
+    # without a termination message, the node was killed by the kubelet if its grace period had expired
     return deletion_deadline is not None and evidence.finished_at >= deletion_deadline

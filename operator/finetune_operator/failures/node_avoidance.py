@@ -9,9 +9,9 @@ from finetune_api.v1alpha1.status import AttemptRecord
 MAX_KEPT_ATTEMPTS = 20
 _STRIKE_LIFETIME = timedelta(hours=24)
 _STRIKE_LIMIT = 2
-# the Kubernetes node is avoided after one such failure
+# a Kubernetes node is avoided after one failure with such a reason
 BROKEN_NODE_REASONS = frozenset({Reason.GPU_HARDWARE, Reason.GPU_UNAVAILABLE, Reason.DRIVER_MISMATCH})
-# the Kubernetes node is avoided after two such failures within a day
+# a Kubernetes node is avoided after two failures with such a reason within a day
 SUSPICIOUS_REASONS = frozenset(
     {
         Reason.CONTAINER_RUNTIME_ERROR,
@@ -35,7 +35,7 @@ def nodes_to_avoid(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[
 
 
 def prune_attempts(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[AttemptRecord, ...]:
-    """If there are more than 20 records, drop the oldest that is not needed to avoid a Kubernetes node."""
+    """Drop the oldest record that causes no node avoidance if there are more than 20 records."""
     if len(attempts) <= MAX_KEPT_ATTEMPTS:
         return attempts
     avoided_nodes = nodes_to_avoid(attempts, now)

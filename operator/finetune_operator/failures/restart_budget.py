@@ -14,7 +14,7 @@ INFRASTRUCTURE_FAULTS = (Fault.INFRASTRUCTURE, Fault.PREEMPTION)
 
 @dataclass(frozen=True)
 class RestartPlan:
-    """Restart decision after a verdict: another attempt after `delay`, or the end of the job if not `allowed`."""
+    """Restart decision after a verdict: another attempt after `delay`, or failure of the job if not `allowed`."""
 
     allowed: bool
     delay: timedelta
@@ -31,7 +31,7 @@ def plan_restart(
 ) -> RestartPlan:
     """Decide whether and when a failed attempt is restarted.
 
-    `job`: the uid, which seeds the jitter, and the restart policy.
+    `job`: uid, used as seed of the jitter, and restart policy.
     """
     uid, policy = job
     last_step = failed_attempt.last_step or 0
@@ -46,7 +46,7 @@ def plan_restart(
     if not has_progressed and is_unknown_fault and _has_happened_before(verdict, last_step, earlier_attempts):
         message = f"{verdict.message}; the same happened before at step {last_step}"
         return RestartPlan(False, timedelta(), counts, message)
-    if verdict.reason is Reason.GANG_INCOMPLETE:  # not a failure: free resources are still insufficient
+    if verdict.reason is Reason.GANG_INCOMPLETE:  # no failure, but the cluster still has too few free resources
         return RestartPlan(True, timedelta(seconds=policy.max_backoff_seconds), counts, verdict.message)
     is_infrastructure = verdict.fault in INFRASTRUCTURE_FAULTS
     used_restarts = counts.infrastructure if is_infrastructure else counts.counted
@@ -60,14 +60,14 @@ def plan_restart(
     return RestartPlan(True, delay, counts.model_copy(update=update), verdict.message)
 
 
-def restart_delay(restarts_before: int, policy: RestartPolicy, *, seed: str) -> timedelta:
-    """Return the delay before a restart: 0 for the first, then backoffSeconds, doubled each time up to the maximum.
+def restart_delay(previous_restarts: int, policy: RestartPolicy, *, seed: str) -> timedelta:
+    """Return the delay before a restart: 0 for the first restart, then backoffSeconds, doubled up to the maximum.
 
-    A jitter of up to 20 % is added, which depends only on the seed.
+    A jitter of up to 20 % is added; it depends only on the seed.
     """
-    if restarts_before == 0:
+    if previous_restarts == 0:
         return timedelta()
-    seconds = min(policy.backoff_seconds * 2.0 ** min(restarts_before - 1, 32), policy.max_backoff_seconds)
+    seconds = min(policy.backoff_seconds * 2.0 ** min(previous_restarts - 1, 32), policy.max_backoff_seconds)
     jitter = hashlib.sha256(seed.encode()).digest()[0] / 255 / 5
     return timedelta(seconds=round(seconds * (1 + jitter), 3))
 

@@ -34,7 +34,7 @@ NODE_LOST_DISRUPTIONS = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 
 
 def pod_disrupted(evidence: Evidence) -> Verdict | None:
-    """Match a pod that the cluster disrupted; the job is not at fault, so no counted restart is used."""
+    """Match a pod that the cluster disrupted; the restart counts as an infrastructure restart."""
     if evidence.disruption not in DISRUPTION_MESSAGES:
         return None
     return Verdict(
@@ -55,7 +55,7 @@ def pod_evicted(evidence: Evidence) -> Verdict | None:
 
 
 def host_out_of_memory(evidence: Evidence) -> Verdict | None:
-    """Match a process that the kernel OOM killer ended; the next attempt needs a change to fit into memory."""
+    """Match a process killed by the OOM killer of the kernel; the next attempt needs a change to fit into memory."""
     if evidence.reason != "OOMKilled" or evidence.outcome == Outcome.SUCCEEDED:
         return None
     return Verdict(
@@ -76,7 +76,7 @@ def kubernetes_node_restarted(evidence: Evidence) -> Verdict | None:
 
 
 def user_error(evidence: Evidence) -> Verdict | None:
-    """Match an error in the spec, the dataset or the storage that the trainer reported."""
+    """Match an error in the spec, the dataset or the storage, as reported by the trainer."""
     if evidence.error_type not in USER_ERRORS:
         return None
     return Verdict(
@@ -121,7 +121,7 @@ def rendezvous_failed(evidence: Evidence) -> Verdict | None:
 
 
 def storage_fault(evidence: Evidence) -> Verdict | None:
-    """Match an I/O error of a file system that the trainer reported, regardless of the exception message."""
+    """Match a file system I/O error reported by the trainer, regardless of the exception message."""
     if evidence.error_type != Reason.STORAGE_FAULT:
         return None
     return Verdict(
@@ -131,7 +131,7 @@ def storage_fault(evidence: Evidence) -> Verdict | None:
 
 
 def hang(evidence: Evidence) -> Verdict | None:
-    """Match a rank without a heartbeat for too long; its supervisor reports whether the rank is a victim."""
+    """Match a rank whose heartbeat is too old; its supervisor reports whether the rank is a victim."""
     if evidence.error_type != Reason.HANG:
         return None
     return Verdict(
@@ -142,7 +142,7 @@ def hang(evidence: Evidence) -> Verdict | None:
 
 
 def peer_lost(evidence: Evidence) -> Verdict | None:
-    """Match an error that the supervisor recognised as the loss of a peer, so that the node is a victim."""
+    """Match an error that the supervisor classified as the loss of a peer, so the node is a victim."""
     if not evidence.victim:
         return None
     return Verdict(
@@ -164,7 +164,7 @@ def bus_error(evidence: Evidence) -> Verdict | None:
 
 
 def rank_killed(evidence: Evidence) -> Verdict | None:
-    """Match a rank that was ended by a signal which neither the operator nor the supervisor sent."""
+    """Match a rank that was killed by a signal not sent by the operator or the supervisor."""
     if evidence.signal is None or evidence.outcome == Outcome.STOPPED:
         return None
     try:
@@ -179,7 +179,7 @@ def rank_killed(evidence: Evidence) -> Verdict | None:
 
 
 def node_stopped(evidence: Evidence) -> Verdict | None:
-    """Match a node that was stopped, so that another node is the cause."""
+    """Match a node that was stopped and is therefore not the root cause."""
     if evidence.outcome != Outcome.STOPPED and evidence.ended:
         return None
     return Verdict(
@@ -286,7 +286,7 @@ def judge(node_evidence: Iterable[Evidence]) -> Verdict | None:
 
 
 def select_most_relevant(node_evidence: tuple[Evidence, ...], *, limit: int) -> tuple[Evidence, ...]:
-    """Return the evidence of the `limit` nodes that are most likely the root cause, ordered by node rank."""
+    """Return the evidence of at most `limit` nodes, the most likely root causes, ordered by node rank."""
     if len(node_evidence) <= limit:
         return node_evidence
     by_relevance = sorted(
@@ -309,7 +309,7 @@ def _has_succeeded(evidence: Evidence) -> bool:
 
 
 def _build_sort_key(verdict: Verdict) -> tuple[bool, bool, datetime, int]:
-    """Return a key that sorts the most likely root cause first: victims last, stopped nodes later, then by time."""
+    """Return a sort key by likelihood of the root cause: victims last, before them stopped nodes, then by time."""
     evidence = verdict.evidence
     assert evidence is not None
     was_stopped = verdict.reason is Reason.STOPPED

@@ -1,7 +1,7 @@
 """Defines Verdict, the judgement on a failed node or attempt.
 
-failures.rules, failures.kubelet_rejections and failures.container_start_rules return verdicts; with_verdict writes one
-to the record of an attempt.
+failures.rules, failures.kubelet_rejections and failures.container_start_rules return verdicts; with_verdict
+stores a verdict in the record of an attempt.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from finetune_api.v1alpha1.status import AttemptRecord, Evidence, Fault
 
 @dataclass(frozen=True)
 class Verdict:
-    """Judgement on a failed attempt: why it ended, whose fault it was and which action follows."""
+    """Judgement on a failed node or attempt: reason, fault and resulting action."""
 
     reason: Reason
     message: str
@@ -22,13 +22,13 @@ class Verdict:
 
     @property
     def action(self) -> FailureAction:
-        """Action of the reason; a repair becomes a failure once no repair is left."""
+        """Action that follows from the reason; the job fails instead of being repaired if no repair is left."""
         return FailureAction.FAIL if self.no_repair_left else self.reason.action
 
     @property
     def fault(self) -> Fault:
-        """Who or what has to change after this failure."""
-        assert self.reason.fault is not None  # a verdict always has a reason with a fault
+        """Category of the cause of the failure."""
+        assert self.reason.fault is not None  # every reason of a verdict has a fault
         return self.reason.fault
 
 
@@ -53,6 +53,6 @@ def describe_node(evidence: Evidence) -> str:
 
 
 def extract_last_line(text: str) -> str:
-    """Return the last non-empty line, truncated to 300 characters; in a traceback, this is the exception."""
+    """Return the last non-empty line of a text, truncated to 300 characters; in a traceback, it is the exception."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""

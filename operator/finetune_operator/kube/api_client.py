@@ -1,4 +1,4 @@
-"""HTTP client of the API server, with timeouts, a few quick retries and errors that contain the server's message."""
+"""HTTP client of the API server, with timeouts, quick retries and errors that contain the message of the server."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import aiohttp
 
 from finetune_operator.observation.ownership import RawBody
 
-RETRY_DELAYS_SECONDS = (0.1, 0.5)  # before the second and third try; the work queue handles longer outages
+RETRY_DELAYS_SECONDS = (0.1, 0.5)  # delays before the second and third try; the work queue handles longer outages
 MAX_RETRY_AFTER_SECONDS = 2.0  # the work queue handles a longer Retry-After
 PAGE_SIZE = 500
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
@@ -47,7 +47,7 @@ class ApiClient:
     ) -> RawBody:
         """Send a request, with up to two retries.
 
-        idempotent: False if the request must not be repeated once it may have taken effect.
+        idempotent: False if the request must not be retried when it may already have taken effect.
 
         Raises:
             ApiError: The last try failed, or the error is not retryable.
@@ -91,7 +91,7 @@ class ApiClient:
     async def list_pages(self, path: str, *, selector: str = "") -> AsyncIterator[RawBody]:
         """Yield the pages of a consistent LIST.
 
-        resourceVersion=0 is not used, because a cache that is older than earlier observations may serve it.
+        resourceVersion=0 is not used, because the response may come from a cache that is older than earlier responses.
         """
         params = {"limit": str(PAGE_SIZE), **({"labelSelector": selector} if selector else {})}
         while True:
@@ -102,7 +102,7 @@ class ApiClient:
             params["continue"] = token
 
     async def watch(self, path: str, *, selector: str, version: str) -> AsyncIterator[RawBody]:
-        """Yield the watch events after a resource version, until the server ends the stream.
+        """Yield the watch events after this resource version, until the server ends the stream.
 
         Raises:
             ApiError: The stream broke, or neither an event nor a bookmark arrived in time.
@@ -121,12 +121,12 @@ class ApiClient:
                     raise parse_error(response.status, await response.read(), response.headers)
                 async for line in response.content:
                     yield json.loads(line)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError: a truncated line
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError if a line is truncated
             raise _build_no_response_error("WATCH", path, error) from error
 
 
 def parse_error(status: int, content: bytes, headers: Mapping[str, str]) -> ApiError:
-    """Build the error from an error response, whose body may not be a Status object if a proxy sent it."""
+    """Build the error for an error response; the body may not be a Status object, for example from a proxy."""
     try:
         parsed = json.loads(content)
     except ValueError:

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClusterError(Exception):
-    """Error after which the pass is retried, no sooner than `retry_after` seconds if that is set."""
+    """Error after which the pass is retried, if `retry_after` is set no sooner than after that many seconds."""
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -79,10 +79,10 @@ class Cluster(Protocol):
         """Return the named object, or None if it does not exist."""
 
     async def create(self, manifest: RawBody) -> None:
-        """Create the object; also succeed if the same owner has already created it."""
+        """Create the object; no error if it already exists with the same owner."""
 
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
-        """Delete the object with this uid; also succeed if it is gone or was replaced by another object."""
+        """Delete the object with this uid; no error if it is gone or was replaced by another object."""
 
     async def emit_event(self, event: RawBody) -> None:
         """Create the Event; log a failure instead of raising it."""
@@ -97,7 +97,7 @@ COLLECTIONS = {
     names.FINETUNEJOB_KIND: (f"/apis/{names.API_VERSION}", names.FINETUNEJOB[2]),
 }
 REJECTION_STATUS_CODES = frozenset({400, 403, 413, 422})
-WEBHOOK_FAILURE_TEXT = "failed calling webhook"  # such a response has status 500 although the API server works
+WEBHOOK_FAILURE_TEXT = "failed calling webhook"  # webhook failures have status 500 although the API server works
 
 
 def collection_path(kind: str, namespace: str | None) -> str:
@@ -118,7 +118,7 @@ class KubernetesCluster:
         self._api = api
 
     async def write_status(self, job: RawBody, status: RawBody) -> RawBody:
-        """Replace the status, unless resourceVersion or uid show that the job was modified or recreated.
+        """Replace the status unless the resourceVersion or uid of the job has changed.
 
         Raises:
             Conflict: The job was modified since it was read.
@@ -162,7 +162,7 @@ class KubernetesCluster:
             raise ClusterError(error.message, retry_after=error.retry_after) from error
 
     async def create(self, manifest: RawBody) -> None:
-        """Create the object. A retry after a lost response is safe, because it finds the object that was created.
+        """Create the object. A retry after a lost response is safe, because it finds the created object.
 
         Raises:
             CreateRejected: The API server rejected the object.
@@ -177,11 +177,11 @@ class KubernetesCluster:
                 await self._accept_existing_object(manifest)
             elif error.status in REJECTION_STATUS_CODES or WEBHOOK_FAILURE_TEXT in error.message:
                 raise CreateRejected(error.message, status=error.status, kind=kind, name=metadata["name"]) from error
-            else:  # includes 409 Conflict, when two creates raced for the same quota
+            else:  # for example 409 Conflict, if concurrent creates updated the same quota
                 raise ClusterError(error.message, retry_after=error.retry_after) from error
 
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
-        """Delete the object. Jobs use background propagation: foreground would keep them until their pods are gone."""
+        """Delete the object. Jobs use background propagation, so that they do not remain until their pods are gone."""
         uid = target.uid or await self._find_controlled_uid(target)
         if uid is None:
             return
@@ -252,5 +252,5 @@ async def read_job(api: ApiClient, job: RawBody) -> RawBody:
 
 
 def _get_group_kind_name(owner: RawBody) -> tuple[str, str, str]:
-    """Return API group, kind and name, which together identify an existing object of a namespace."""
+    """Return API group, kind and name, which identify an existing object within its namespace."""
     return owner.get("apiVersion", "").partition("/")[0], owner.get("kind", ""), owner.get("name", "")

@@ -20,7 +20,7 @@ TCP_OPTIONS = {
     "TCP_KEEPIDLE": DEAD_PEER_TIMEOUT_SECONDS // 2,
     "TCP_KEEPINTVL": DEAD_PEER_TIMEOUT_SECONDS // 4,
     "TCP_KEEPCNT": 2,
-    "TCP_USER_TIMEOUT": 1000 * DEAD_PEER_TIMEOUT_SECONDS,  # milliseconds; limit for unacknowledged data
+    "TCP_USER_TIMEOUT": 1000 * DEAD_PEER_TIMEOUT_SECONDS,  # timeout for unacknowledged data, in milliseconds
 }
 
 
@@ -40,7 +40,7 @@ class ClusterCredentials:
 
 
 def find_credentials(*, kubeconfig: str | None = None, context: str | None = None) -> ClusterCredentials:
-    """Load the given kubeconfig, else the pod's service account, else $KUBECONFIG or ~/.kube/config.
+    """Load the given kubeconfig, otherwise the pod's service account, otherwise $KUBECONFIG or ~/.kube/config.
 
     Raises:
         NoClusterAccess: No usable credentials were found.
@@ -67,7 +67,7 @@ def load_service_account(folder: Path, environment: Mapping[str, str]) -> Cluste
 
 
 def load_kubeconfig(files: Iterable[Path], *, context: str | None = None) -> ClusterCredentials:
-    """Load kubeconfig files and merge them as kubectl does: the first file that contains an entry wins."""
+    """Load kubeconfig files and merge them as kubectl does: the first file with an entry takes precedence."""
     documents = [(path, _read_yaml(path)) for path in files if path.exists()]
     if not documents:
         raise NoClusterAccess("no kubeconfig found; set --kubeconfig or KUBECONFIG, or run inside a cluster")
@@ -134,7 +134,7 @@ def _build_tls_context(
 
 
 class BearerToken:
-    """Client middleware that adds the token to every request and reads a token file again after it was replaced."""
+    """Client middleware that adds the token to every request and rereads a token file that was replaced."""
 
     def __init__(self, credentials: ClusterCredentials) -> None:
         self._file = credentials.token_file
@@ -150,7 +150,7 @@ class BearerToken:
         return await handler(request)
 
     def get_token(self) -> str | None:
-        """Return the current token, or None if there is no token."""
+        """Return the current token; None without token authentication."""
         if self._file is not None:
             file_status = self._file.stat()
             version = (file_status.st_mtime_ns, file_status.st_ino)
@@ -162,7 +162,7 @@ class BearerToken:
 def open_session(
     credentials: ClusterCredentials, *, connections: int, middlewares: tuple[aiohttp.ClientMiddlewareType, ...] = ()
 ) -> aiohttp.ClientSession:
-    """Open an HTTP session with these credentials; `connections` 0 means no limit."""
+    """Open an HTTP session with these credentials and at most `connections` connections; 0 means no limit."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
             limit=connections,
@@ -179,13 +179,13 @@ def open_session(
 def open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     """Create a socket whose connection is closed after DEAD_PEER_TIMEOUT_SECONDS without a packet from its peer.
 
-    A load balancer may drop a connection silently, and so may a lost host. Without TCP keepalive, a watch would detect
-    this only when its next bookmark is overdue, and a call only at its timeout (decisions/115).
+    A load balancer or a lost host may drop a connection silently. Without TCP keepalive, a watch would detect this only
+    when its next bookmark is overdue, and other requests only at their timeout (decisions/115).
     """
     family, kind, protocol, _, _ = address
     connection = socket.socket(family, kind, protocol)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in TCP_OPTIONS.items():
-        if hasattr(socket, name):  # macOS does not have all of them
+        if hasattr(socket, name):  # macOS lacks some of these options
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return connection

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 INITIAL_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
-MIN_WATCH_SECONDS = 1.0  # a shorter stream counts as a failure, because some proxies close streams at once
+MIN_WATCH_SECONDS = 1.0  # a shorter watch counts as a failure, because some proxies close streams immediately
 STATUS_GONE = 410
 
 ChangeHandler = Callable[[RawBody | None, RawBody | None], None]
@@ -22,7 +22,7 @@ ChangeHandler = Callable[[RawBody | None, RawBody | None], None]
 class Informer:
     """Cache that calls `on_change(old, new)` for every change; `old` is None for an addition, `new` for a deletion.
 
-    After a gap in the watch, a LIST is compared with the cache, so that deletions in the gap are reported, too.
+    After a gap in the watch, a LIST is compared with the cache, so that deletions during the gap are also reported.
     Objects are indexed by uid, so an object that is recreated under its name causes a deletion and an addition.
     """
 
@@ -30,14 +30,14 @@ class Informer:
         self.path = path
         self.synced = asyncio.Event()
         self.last_contact = time.monotonic()  # time of the last data from the API server
-        self.last_activity = self.last_contact  # also updated by failed requests
+        self.last_activity = self.last_contact  # time of the last data or failed request
         self._api = api
         self._selector = selector
         self._on_change = on_change
         self._objects: dict[str, RawBody] = {}
         self._version: str | None = None  # resourceVersion of the next watch; None requires a LIST
         self._failures = 0
-        self._last_error = ""  # cleared after a success
+        self._last_error = ""  # message of the last error, empty after a success
 
     def seconds_since_activity(self) -> float:
         """Return the seconds since the last received data or failed request."""
@@ -90,7 +90,7 @@ class Informer:
             self._version = body["metadata"]["resourceVersion"]  # a BOOKMARK contains only the resourceVersion
 
     def _store(self, body: RawBody) -> None:
-        body["metadata"].pop("managedFields", None)  # unused, and half the size of a pod
+        body["metadata"].pop("managedFields", None)  # managedFields are unused and half the size of a pod
         uid = body["metadata"]["uid"]
         cached = self._objects.get(uid)
         if cached is None or cached["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
@@ -98,14 +98,16 @@ class Informer:
             self._on_change(cached, body)
 
     def _remove(self, body: RawBody) -> None:
-        """Remove the object and report the body of the event, which may be newer than the cached one."""
+        """Remove the object and report the body in the event, which may be newer than the cached body."""
         body["metadata"].pop("managedFields", None)
         if self._objects.pop(body["metadata"]["uid"], None) is not None:
             self._on_change(body, None)
 
     def _handle_error(self, error: ApiError) -> None:
         self._failures += 1
-        if 400 <= error.status < 500 and error.status != 429:  # usually 410 Gone: the resourceVersion is too old
+        if (
+            400 <= error.status < 500 and error.status != 429
+        ):  # usually 410 Gone, because the resourceVersion is too old
             self._version = None
         level = logging.INFO if error.status == STATUS_GONE else logging.WARNING
         if error.message == self._last_error:

@@ -13,11 +13,11 @@ from finetune_operator.metrics import Metrics
 
 LAG_INTERVAL_SECONDS = 0.5
 LAG_WINDOW_SECONDS = 60.0
-Check = Callable[[], str | None]  # returns the problem, or None
+Check = Callable[[], str | None]  # a check returns a description of the problem, or None
 
 
 class Health:
-    """Registry of liveness and readiness checks; the process is live or ready if no check returns a problem."""
+    """Registry of liveness and readiness checks; a probe succeeds if none of its checks returns a problem."""
 
     def __init__(self) -> None:
         self._liveness_checks: dict[str, Check] = {}
@@ -32,7 +32,7 @@ class Health:
         self._readiness_checks[name] = check
 
     def find_problems(self, *, readiness: bool) -> tuple[str, ...]:
-        """Return the current problems, each with the name of its check."""
+        """Run the checks and return their problems, each with the name of its check."""
         return tuple(_run_checks(self._readiness_checks if readiness else self._liveness_checks))
 
 
@@ -43,7 +43,7 @@ def _run_checks(checks: dict[str, Check]) -> Iterator[str]:
 
 
 def build_duration_check(limit_seconds: float, read_seconds: Callable[[], float], description: str) -> Check:
-    """Build a check that returns a problem if a duration in seconds exceeds the limit."""
+    """Build a check that fails if a duration exceeds the limit."""
 
     def check() -> str | None:
         seconds = read_seconds()
@@ -61,7 +61,7 @@ class LastRequestTime:
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Forward the request and record its end; a watch request ends with the response headers."""
+        """Send the request and record when it ended; a watch request ends when its response headers arrive."""
         try:
             return await handler(request)
         finally:
@@ -81,7 +81,7 @@ class EventLoopLag:
 
     @property
     def worst_seconds(self) -> float:
-        """Worst delay of the last minute, in seconds."""
+        """Longest delay of the last minute, in seconds."""
         return max(self._lags, default=0.0)
 
     async def run(self) -> None:

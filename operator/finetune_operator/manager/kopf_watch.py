@@ -17,7 +17,7 @@ from finetune_operator import names
 from finetune_operator.controller.controller import Controller
 from finetune_operator.controller.job_cache import job_key
 
-WATCH_SECONDS = 300  # an int, because the API server rejects "300.0"
+WATCH_SECONDS = 300  # an integer, because the API server rejects "300.0"
 MAX_BACKOFF_SECONDS = 5.0
 RELOGIN_SECONDS = 2.0
 
@@ -28,7 +28,7 @@ class KopfOptions:
 
     server: str
     open_session: Callable[[], aiohttp.ClientSession]
-    namespaces: tuple[str, ...]  # empty: the whole cluster
+    namespaces: tuple[str, ...]  # empty to watch all namespaces
 
 
 class EndlessBackoff:
@@ -42,15 +42,15 @@ class EndlessBackoff:
 
 
 class NoDiffBaseStorage(kopf.AnnotationsDiffBaseStorage):
-    """Disables kopf's comparison of every object with its previous version, which no handler here needs."""
+    """Disables the comparison of every object with its previous version, which the handlers do not need."""
 
     def build(self, **_: object) -> kopf.BodyEssence:
-        """Return an empty essence, which saves a deep copy of the job at every event."""
+        """Return an empty essence, to avoid a deep copy of the job at every event."""
         return kopf.BodyEssence({})
 
 
 def build_settings() -> kopf.OperatorSettings:
-    """Return kopf settings that disable everything but the watch."""
+    """Return kopf settings that disable all features except the watch."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.peering.standalone = True
@@ -60,12 +60,14 @@ def build_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 5.0
     settings.watching.server_timeout = WATCH_SECONDS
-    settings.process.ultimate_exiting_timeout = None  # the grace period of the pod is sufficient
+    settings.process.ultimate_exiting_timeout = (
+        None  # no timeout, because the grace period of the pod limits the shutdown
+    )
     return settings
 
 
 def build_registry(controller: Controller, options: KopfOptions) -> kopf.OperatorRegistry:
-    """Return a registry with the login and the only event handler."""
+    """Return a registry with the login handler and the only event handler."""
     registry = kopf.OperatorRegistry()
     last_login = time.monotonic() - RELOGIN_SECONDS
 

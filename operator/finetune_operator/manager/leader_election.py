@@ -14,7 +14,7 @@ from finetune_operator.observation.ownership import RawBody
 logger = logging.getLogger(__name__)
 
 LEASE_DURATION_SECONDS = 15.0
-RENEW_DEADLINE_SECONDS = 10.0  # below the lease duration, to tolerate clocks that run at different speeds
+RENEW_DEADLINE_SECONDS = 10.0  # shorter than the lease duration, to tolerate clocks that run at different speeds
 RETRY_PERIOD_SECONDS = 2.0
 REQUEST_TIMEOUT_SECONDS = 4.0
 
@@ -37,13 +37,13 @@ class LeaderElection:
         self._clock = clock
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{lease.namespace}/leases"
         self._observed: RawBody | None = None
-        self._observed_version = ""  # survives a reset of `_observed`, so that an unchanged Lease still expires
+        self._observed_version = ""  # kept when `_observed` is reset, so that an unchanged Lease still expires
         self._observed_at = 0.0
         self._renewed_at: float | None = None
 
     @property
     def is_leading(self) -> bool:
-        """Whether this replica holds the Lease, so that no other replica can have acquired it."""
+        """Whether this replica holds the Lease, so that no other replica can hold it."""
         return self._renewed_at is not None and self._clock() < self._renewed_at + RENEW_DEADLINE_SECONDS
 
     async def acquire(self) -> None:
@@ -54,7 +54,7 @@ class LeaderElection:
             await asyncio.sleep(RETRY_PERIOD_SECONDS * random.uniform(1.0, 1.2))  # noqa: S311
 
     async def renew_until_lost(self) -> None:
-        """Renew the Lease until it is lost, at the latest when the renew deadline has passed."""
+        """Renew the Lease until it is lost or the renew deadline has passed."""
         while self.is_leading:
             await asyncio.sleep(min(RETRY_PERIOD_SECONDS, self._compute_remaining_seconds()))
             if not await self._try_acquire_or_renew() and self._get_holder() not in ("", self._lease.identity):
@@ -63,7 +63,7 @@ class LeaderElection:
         logger.error("the lease could not be renewed within %.0f s", RENEW_DEADLINE_SECONDS)
 
     async def release(self) -> None:
-        """Release the Lease, so that another replica can acquire it at once."""
+        """Release the Lease, so that another replica can acquire it immediately."""
         if not self.is_leading or self._observed is None:
             return
         self._renewed_at = None
@@ -83,7 +83,7 @@ class LeaderElection:
                     return False
                 self._observe_lease(await self._write_lease(self._build_lease()))
         except ApiError as error:
-            # 409: another replica was faster, or the response to our own write was lost. Read before the next try.
+            # After 409 (another replica was faster, or a response was lost), the Lease is read before the next try.
             self._observed = None
             logger.log(logging.DEBUG if error.status == 409 else logging.WARNING, "lease: %s", error.message)
             return False
@@ -91,7 +91,9 @@ class LeaderElection:
             self._observed = None
             logger.warning("lease: no answer in time")
             return False
-        self._renewed_at = requested_at  # the time of the request, because standbys measure from the write
+        self._renewed_at = (
+            requested_at  # time of the request, because standbys measure the lease duration from the write
+        )
         return True
 
     def _compute_remaining_seconds(self) -> float:

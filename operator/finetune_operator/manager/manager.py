@@ -31,24 +31,26 @@ from finetune_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# asyncio buffers 256 KiB per TLS connection, and the API server would queue a larger number of requests anyway
+# Each TLS connection needs a buffer of 256 KiB, and the API server would queue more concurrent requests anyway.
 MAX_CONNECTIONS = 32
 RESYNC_INTERVAL_SECONDS = 600.0
 RETRY_INTERVAL_SECONDS = 5.0
 DRAIN_TIMEOUT_SECONDS = 10.0
 
 WATCH_SILENCE_LIMIT_SECONDS = 180.0  # a bookmark is due every 60 s, and the client times out after 90 s
-JOB_WATCH_SILENCE_LIMIT_SECONDS = WATCH_SECONDS + 120.0  # kopf exposes the start of a watch, not its bookmarks
+JOB_WATCH_SILENCE_LIMIT_SECONDS = (
+    WATCH_SECONDS + 120.0
+)  # only the start of a kopf watch is observable, not its bookmarks
 PASS_DURATION_LIMIT_SECONDS = 300.0
 LOOP_LAG_LIMIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class OperatorOptions:
-    """Settings of the process, from flags and environment variables."""
+    """Options of the operator process, from flags and environment variables."""
 
     settings: Settings
-    namespaces: tuple[str, ...] = ()  # empty: the whole cluster
+    namespaces: tuple[str, ...] = ()  # empty to watch all namespaces
     kubeconfig: str | None = None
     context: str | None = None
     metrics_port: int = 8080
@@ -68,7 +70,7 @@ class Connections:
 
 
 async def run_operator(options: OperatorOptions) -> None:
-    """Run the operator until SIGTERM or SIGINT; raise errors that only a new process can recover from."""
+    """Run the operator until SIGTERM or SIGINT; raise errors that require a restart of the process."""
     stop_event = asyncio.Event()
     stop_on_signals(stop_event)
     credentials = find_credentials(kubeconfig=options.kubeconfig, context=options.context)
@@ -99,7 +101,7 @@ async def _run_until_stopped(stop_event: asyncio.Event, manager: "Manager") -> N
     logger.info("stopping")
     # Drain the workers and release the lease.
     await manager.shut_down()
-    # Stop the remaining tasks, kopf last, because it cancels every task that is not its own.
+    # Stop the remaining tasks, and kopf last, because kopf cancels every task that is not its own.
     has_failed = run_task.done()
     run_task.cancel()
     await asyncio.wait((run_task,))
@@ -109,7 +111,7 @@ async def _run_until_stopped(stop_event: asyncio.Event, manager: "Manager") -> N
 
 
 class Manager:
-    """Owns the components of the process and starts and stops them in order."""
+    """Owns the components of the operator process, and starts and stops them in order."""
 
     def __init__(self, options: OperatorOptions, connections: Connections) -> None:
         self._options = options
@@ -134,7 +136,7 @@ class Manager:
         self._register_gauges()
 
     async def run(self, stop_event: asyncio.Event) -> None:
-        """Start all components in order and keep them running, until cancelled or until one fails."""
+        """Start all components in order, and keep them running until cancelled or until one of them fails."""
         async with asyncio.TaskGroup() as group:
             # Start the informers of pods and services, and wait until their caches are filled.
             group.create_task(self._loop_lag.run())
@@ -155,7 +157,7 @@ class Manager:
             await self._run_as_leader(group)
 
     async def shut_down(self) -> None:
-        """Start no more passes, wait for the running ones, and release the lease."""
+        """Start no more passes, wait for the running passes, and release the lease."""
         self._controller.queue.close()
         if self._workers:
             _, pending = await asyncio.wait(self._workers, timeout=DRAIN_TIMEOUT_SECONDS)
@@ -208,7 +210,7 @@ class Manager:
             await asyncio.shield(self._kopf)
 
     async def _wait_for_crd(self) -> None:
-        """Wait until the CRD is installed; without it, kopf would log one line and watch nothing."""
+        """Wait until the CRD is installed, because without a CRD kopf would log one line and watch nothing."""
         while True:
             try:
                 api_group = await self._connections.client.call("GET", f"/apis/{names.API_VERSION}")

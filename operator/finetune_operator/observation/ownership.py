@@ -1,4 +1,4 @@
-"""Finds the job that a child object belongs to, from its owner reference and labels."""
+"""Finds the job that owns a child object, from its owner reference and labels."""
 
 from datetime import datetime
 from typing import Any
@@ -15,12 +15,12 @@ def find_controlling_owner(child: RawBody) -> RawBody:
 
 
 def controller_uid(child: RawBody) -> str | None:
-    """Return the uid of the object that controls this one."""
+    """Return the uid of the controlling owner."""
     return find_controlling_owner(child).get("uid")
 
 
 def has_job_label(child: RawBody) -> bool:
-    """Return whether the job-uid label, which the informers select by, matches the controlling job."""
+    """Return whether the job-uid label, which informers select by, contains the uid of the controlling job."""
     labels = child["metadata"].get("labels") or {}
     return bool(labels.get(names.JOB_UID) == controller_uid(child))
 

@@ -1,4 +1,4 @@
-"""Defines Observation, the state of a job's children, and parses raw pods for it.
+"""Defines Observation, the observed state of a job's children, and parses raw pods into it.
 
 observation.read_evidence reads the evidence of a node, finetune_api.termination parses its termination message, and
 controller.gather builds the Observation.
@@ -15,8 +15,8 @@ from finetune_operator import names
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner, has_job_label, parse_time
 from finetune_operator.observation.read_evidence import find_condition, read_evidence
 
-FENCED_AFTER_SECONDS = 30  # time after the deletion deadline, if the taint manager deleted the pod
-# Time after the deletion deadline on any Kubernetes node: another disruption may hide that the kubelet is lost.
+FENCED_AFTER_SECONDS = 30  # how long after its deletion deadline a pod deleted by the taint manager may still run
+# The same for any other pod, because a different disruption may hide that its kubelet is lost.
 OVERDUE_SECONDS = 300
 
 
@@ -32,11 +32,11 @@ class PodPhase(StrEnum):
 
 @dataclass(frozen=True)
 class WaitingState:
-    """Reason why a pod does not start: a waiting container, or an unscheduled pod."""
+    """State of a pod that does not start, because a container waits or the pod is unscheduled."""
 
     reason: str
     message: str
-    image: str = "spec.image"  # field or container that defines the image
+    image_source: str = "spec.image"  # field or container that defines the image
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class NodeObservation:
     evidence: Evidence
     termination: Termination | None
     started_at: datetime | None = None
-    container_creating_since: datetime | None = None  # when the pod was scheduled or ready to start containers
+    container_creating_since: datetime | None = None  # time when the pod was scheduled or ready to start containers
     ready_to_start: bool | None = None  # condition PodReadyToStartContainers; None if the kubelet does not report it
-    relabelled: bool = False  # the labels were edited, so that the informer no longer selects the pod
-    restarted: bool = False  # restarted in place by the kubelet, for example after an image edit
-    sidecar_running_since: datetime | None = None  # end of the trainer container while an injected one still runs
+    relabelled: bool = False  # a user edited the labels, so that the informer no longer selects the pod
+    restarted: bool = False  # the kubelet restarted the container in place, for example after an image edit
+    sidecar_running_since: datetime | None = None  # end of the trainer container, if an injected sidecar still runs
 
     @property
     def k8s_node(self) -> str:
@@ -100,10 +100,10 @@ class NodeObservation:
 
 @dataclass(frozen=True)
 class RejectedCreate:
-    """Create request that the API server rejected, or whose name another object has.
+    """Create request that the API server rejected, also because another object has the same name.
 
-    `name_taken`: an object that does not belong to the job has the name.
-    `predecessor_terminating`: a child of a deleted job of the same name has the name and is about to be deleted.
+    `name_taken`: the other object does not belong to the job.
+    `predecessor_terminating`: the other object is a child of a deleted job of the same name, and will be deleted.
     """
 
     kind: str
@@ -124,11 +124,11 @@ class Claim:
 
 @dataclass(frozen=True)
 class Observation:
-    """Observed state of a job's children. `fresh`: the pods come from a quorum LIST for this decision."""
+    """Observed state of a job's children. `fresh`: the pods were listed for this decision with a quorum read."""
 
     nodes: tuple[NodeObservation, ...] = ()
-    service_exists: bool = False  # a headless Service that selects the pods exists
-    edited_service_uid: str = ""  # uid of a Service that was edited and no longer fits
+    service_exists: bool = False  # whether a headless Service exists that selects the pods
+    edited_service_uid: str = ""  # uid of the Service if an edit made it unusable
     progress: Progress | None = None
     unreachable_endpoint: str = ""  # host:port of a progress server that does not respond
     claims: tuple[Claim, ...] | None = None
@@ -203,7 +203,7 @@ def _select_container_status(status: RawBody) -> RawBody:
 
 
 def _find_first_termination(container: RawBody) -> RawBody | None:
-    """Return the first terminated state of the container; a process restarted in place belongs to no gang."""
+    """Return the first terminated state of the container, because a process restarted in place belongs to no gang."""
     current: RawBody | None = (container.get("state") or {}).get("terminated")
     has_restarted = container.get("restartCount") or 0
     return (container.get("lastState") or {}).get("terminated") if current is None and has_restarted else current
@@ -212,14 +212,14 @@ def _find_first_termination(container: RawBody) -> RawBody | None:
 def _is_restarted(status: RawBody, container: RawBody, terminated_state: RawBody | None) -> bool:
     """Return whether the container was restarted in place.
 
-    When a pod with a finished container is evicted, the kubelet also reports lastState; that is not a restart.
+    The kubelet also reports lastState when it evicts a pod with a finished container, which is not a restart.
     """
     ended = status.get("phase") in ("Succeeded", "Failed")
     return terminated_state is not None and not ended and "terminated" not in (container.get("state") or {})
 
 
 def _derive_pod_phase(status: RawBody, container: RawBody, *, gone: bool) -> PodPhase:
-    """Derive the phase from the container state, which is about a second ahead of the pod's own phase."""
+    """Derive the phase from the container state, which changes about a second before the phase in the pod status."""
     if gone:
         return PodPhase.GONE
     state = container.get("state") or {}
@@ -237,9 +237,9 @@ def _find_container_creating_start(scheduled_condition: RawBody, ready_condition
 
 
 def _find_sidecar_start(status: RawBody, terminated_state: RawBody | None) -> datetime | None:
-    """Return when the trainer container ended, if the pod has not ended.
+    """Return when the trainer container ended; None if the pod has also ended.
 
-    This applies for about a second after every exit, because the pod phase lags behind the container state.
+    After every exit, the pod has not ended for about a second, because its phase lags behind the container state.
     """
     ended = status.get("phase") in ("Succeeded", "Failed")
     return None if ended or terminated_state is None else parse_time(terminated_state.get("finishedAt"))
@@ -247,13 +247,13 @@ def _find_sidecar_start(status: RawBody, terminated_state: RawBody | None) -> da
 
 def _find_waiting_state(status: RawBody, container: RawBody) -> WaitingState | None:
     init_containers = status.get("initContainerStatuses") or []
-    for container_status, image in (
+    for container_status, image_source in (
         (container, "spec.image"),
         *((init_container, f"the image of {init_container['name']}") for init_container in init_containers),
     ):
         waiting_state = (container_status.get("state") or {}).get("waiting") or {}
         if waiting_state.get("reason") and waiting_state["reason"] not in ("ContainerCreating", "PodInitializing"):
-            return WaitingState(waiting_state["reason"], waiting_state.get("message", ""), image)
+            return WaitingState(waiting_state["reason"], waiting_state.get("message", ""), image_source)
     scheduled_condition = find_condition(status, "PodScheduled")
     if scheduled_condition.get("status") == "False":
         return WaitingState(scheduled_condition.get("reason", "Unschedulable"), scheduled_condition.get("message", ""))

@@ -6,7 +6,7 @@ from finetune_api.termination import Termination
 from finetune_api.v1alpha1.status import Evidence
 from finetune_operator.observation.ownership import RawBody, parse_time
 
-MAX_MESSAGE_CHARACTERS = 600  # limit per node in the status
+MAX_MESSAGE_CHARACTERS = 600  # message limit per node in the status
 
 
 def read_evidence(
@@ -21,7 +21,7 @@ def read_evidence(
         pod_name=pod["metadata"]["name"],
         k8s_node=(pod.get("spec") or {}).get("nodeName", ""),
         ended=gone or bool(terminated_state) or status.get("phase") in ("Succeeded", "Failed"),
-        # the pod's own reason (Evicted, DeadlineExceeded) is more specific than the container's Error
+        # the reason of the pod (Evicted, DeadlineExceeded) is more specific than the reason Error of the container
         reason=status.get("reason") or terminated_state.get("reason", ""),
         disruption=disruption.get("reason", ""),
         outcome=termination.outcome if termination else "",
@@ -39,7 +39,7 @@ def read_evidence(
 def _select_message(
     status: RawBody, disruption: RawBody, terminated_state: RawBody, termination: Termination | None
 ) -> str:
-    """Return the most specific message, truncated to the start of a reported message or the end of a log."""
+    """Return the most specific message; a reported message is cut at the end, a log at the start."""
     if termination:
         return termination.message[:MAX_MESSAGE_CHARACTERS]
     text: str = status.get("message") or disruption.get("message") or terminated_state.get("message") or ""
@@ -47,7 +47,7 @@ def _select_message(
 
 
 def _select_finish_time(terminated_state: RawBody, termination: Termination | None) -> datetime | None:
-    """Return the time that the supervisor reported, or finishedAt of the container.
+    """Return the end time reported by the supervisor, or finishedAt of the container.
 
     finishedAt has a resolution of one second, which is too coarse to find the first failure.
     """

@@ -11,7 +11,7 @@ TORCHRUN_MARGIN_SECONDS = 10  # torchrun has to stop its ranks before the kubele
 
 
 def build_env_list(run_plan: RunPlan, node: NodePlan) -> list[Manifest]:
-    """Return the operator's variables followed by the user's variables, which override all that are not reserved."""
+    """Return the variables of the operator, then those of the user, which override all unreserved variables."""
     operator_variables = [{"name": name, "value": value} for name, value in build_environment(run_plan, node).items()]
     user_variables = [variable.model_dump(by_alias=True, exclude_none=True) for variable in run_plan.spec.env]
     overridden_names = {variable["name"] for variable in user_variables}
@@ -53,7 +53,7 @@ def build_environment(run_plan: RunPlan, node: NodePlan) -> dict[str, str]:
 
 
 def _build_output_environment(run_plan: RunPlan) -> dict[str, str]:
-    """Return the paths of results and downloads; without spec.output, downloads are stored in HOME of the pod."""
+    """Return the variables for result and download paths; without spec.output, downloads are stored in $HOME."""
     if run_plan.spec.output is None:
         return {}
     return {
@@ -64,7 +64,7 @@ def _build_output_environment(run_plan: RunPlan) -> dict[str, str]:
 
 
 def _build_secret_environment(run_plan: RunPlan) -> dict[str, str]:
-    """Return the names of the variables from Secrets, which the supervisor redacts."""
+    """Return a variable with the names of all variables from Secrets, whose values the supervisor redacts."""
     secret_names = [variable.name for variable in run_plan.spec.env if "secretKeyRef" in (variable.value_from or {})]
     return {names.ENV_HIDDEN: ",".join(secret_names)} if secret_names else {}
 

@@ -26,7 +26,7 @@ RESTRICTED_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"dro
 
 
 def build_pod(run_plan: RunPlan, node: NodePlan) -> Manifest:
-    """Return the manifest of one node, a bare pod that is never restarted in place."""
+    """Return the manifest of the pod of one node, which is never restarted in place."""
     template = run_plan.spec.pod_template
     metadata = build_metadata(run_plan, node.pod_name, with_attempt_label=True)
     metadata["labels"] = {**template.labels, **metadata["labels"], names.NODE_RANK: str(node.node_rank)}
@@ -151,7 +151,7 @@ def _build_mount(volume: Volume) -> Manifest:
 def exclude_nodes(affinity: dict[str, Any] | None, nodes: tuple[str, ...]) -> dict[str, Any] | None:
     """Return the affinity extended to exclude these Kubernetes nodes (decisions/207).
 
-    Node selector terms are alternatives, so each of them has to exclude the nodes; matchFields allows one value per
+    Node selector terms are alternatives, so each term has to exclude the nodes. matchFields allows one value per
     expression.
     """
     if not nodes:

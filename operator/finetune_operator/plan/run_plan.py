@@ -1,4 +1,4 @@
-"""Run plan of one attempt, from which its manifests are built."""
+"""Defines and computes the run plan of an attempt, from which its manifests are built."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class RunPlan:
     cluster_domain: str
     spec: FineTuneJobSpec
     nodes: tuple[NodePlan, ...]
-    avoided_nodes: tuple[str, ...] = ()  # names of Kubernetes nodes
+    avoided_nodes: tuple[str, ...] = ()  # names of the Kubernetes nodes to avoid
 
     @property
     def nproc_per_node(self) -> int:
@@ -77,7 +77,7 @@ class RunPlan:
 
 
 def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
-    """Plan one attempt of a job, with the repair of the job applied; the result is deterministic."""
+    """Plan one attempt of a job after applying the repair of the job; the result is deterministic."""
     name = job.metadata.name
     nodes = (
         NodePlan(node_rank=rank, pod_name=names.pod_name(name, attempt, rank)) for rank in range(job.spec.num_nodes)
@@ -97,7 +97,7 @@ def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
 
 
 def resolve_planned_batch(spec: FineTuneJobSpec) -> Batch | None:
-    """Return the batch of a validated spec, or the smallest possible batch for auto; None for a command."""
+    """Return the batch of a validated spec; the smallest possible batch for `auto`, None for a command."""
     if spec.command is not None:
         return None
     training = spec.training
@@ -110,9 +110,9 @@ def resolve_planned_batch(spec: FineTuneJobSpec) -> Batch | None:
 
 
 def resolve_chosen_batch(spec: FineTuneJobSpec, per_device: int | None) -> Batch | None:
-    """Return the batch for the micro-batch size that the trainer chose for auto; None if that size is impossible."""
+    """Return the batch with the micro-batch size that the trainer chose for `auto`; None if that size is invalid."""
     smallest_batch = resolve_planned_batch(spec)
-    assert smallest_batch is not None  # only called for a spec with auto, never for a command
+    assert smallest_batch is not None  # only called for a spec with `auto`, never for a command
     return find_split(smallest_batch, per_device)
 
 
